@@ -1,0 +1,1 @@
+"""Measurements of Rallypoint's server, side by side with torch's."""

@@ -1,0 +1,9 @@
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def get() -> None: ...
+@app.command()
+def set() -> None: ...

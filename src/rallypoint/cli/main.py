@@ -1,0 +1,47 @@
+"""The `rallypoint` command: collects the subcommands, and turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+import rallypoint
+from rallypoint.cli import kv, serve
+from rallypoint.errors import RallypointError, UsageError
+
+app = typer.Typer(
+    name="rallypoint",
+    help="The meeting place of a distributed PyTorch job.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("serve")(serve.serve)
+app.add_typer(kv.app, name="kv")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rallypoint {rallypoint.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; an error of ours becomes a message on standard error and exit code 1 or 2."""
+    try:
+        app()
+    except RallypointError as error:
+        print(f"rallypoint: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"\nhint: {error.hint}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)

@@ -1,0 +1,163 @@
+"""The store's operations, over the keyspace, the waits and the barriers.
+
+Operations that can end the waiting of members return those members, in the order in which they began to
+wait: the caller sends each one its STOP_WAITING. An operation either is carried out whole or raises
+ProtocolError and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from rallypoint.engine.barriers import Barriers
+from rallypoint.engine.keyspace import Keyspace, Value
+from rallypoint.engine.waiters import Waiters
+from rallypoint.errors import LimitError
+from rallypoint.wire.limits import Limits
+
+Member = TypeVar("Member")
+
+
+class Engine(Generic[Member]):
+    """One store. Not safe for threads; the caller serialises."""
+
+    __slots__ = ("_barriers", "_called", "_limits", "_space", "_waiters", "get")
+
+    get: Callable[[bytes], Value | None]
+    """The value of a key, or None. A bytearray is the engine's own: copy it before the next operation."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._space = Keyspace(self._limits.stored_bytes)
+        self._waiters: Waiters[Member] = Waiters()
+        self._barriers: Barriers[Member] = Barriers()
+        # Who was woken by a push and has not popped yet: should it leave, the next in line is woken.
+        self._called: dict[Member, bytes] = {}
+        self.get = self._space.values.get
+
+    # Values
+
+    def set(self, key: bytes, value: bytes) -> Sequence[Member]:
+        self._space.put(key, value)
+        return self._waiters.arrive(key) if key in self._waiters else ()
+
+    def multi_set(self, keys_and_values: Sequence[bytes]) -> Sequence[Member]:
+        """Set keys to values, which alternate in the argument."""
+        self._space.put_all(keys_and_values)
+        waiters = self._waiters
+        return [member for key in keys_and_values[::2] if key in waiters for member in waiters.arrive(key)]
+
+    def append(self, key: bytes, value: bytes) -> Sequence[Member]:
+        self._space.append(key, value)
+        return self._waiters.arrive(key) if key in self._waiters else ()
+
+    def add(self, key: bytes, amount: int) -> tuple[int, Sequence[Member]]:
+        """Add to a number, and return the sum with the members that woke."""
+        total = self._space.add(key, amount)
+        return total, self._waiters.arrive(key) if key in self._waiters else ()
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> tuple[Value, Sequence[Member]]:
+        """Set if the value is the expected one, and return the value after that.
+
+        A missing key takes `desired` if `expected` is empty; else it stays away and `expected` comes back.
+        """
+        current = self._space.values.get(key)
+        if current is None and expected:
+            return expected, ()
+        if current is not None and current != expected:
+            return current, ()
+        return desired, self.set(key, desired)
+
+    def delete(self, key: bytes) -> bool:
+        return self._space.delete(key)
+
+    def keys(self) -> Iterable[bytes]:
+        """The keys that have a value; not the queues."""
+        return self._space.values.keys()
+
+    def num_keys(self) -> int:
+        return len(self._space.values)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all keys and values, queues included."""
+        return self._space.stored_bytes
+
+    # Queues
+
+    def push(self, key: bytes, value: bytes) -> Sequence[Member]:
+        """Append to a queue; wakes one member, as there is one more value to pop."""
+        self._space.push(key, value)
+        return self._call_one(key)
+
+    def pop(self, member: Member, key: bytes) -> tuple[int, bytes | None]:
+        """Take the first value of a queue; return the length before, and the value if there was one."""
+        self._called.pop(member, None)
+        length = self._space.queue_length(key)
+        return length, self._space.pop(key)
+
+    def queue_length(self, key: bytes) -> int:
+        return self._space.queue_length(key)
+
+    # Waiting
+
+    def missing(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Those of `keys` that are not there, each once; a queue that holds something is there."""
+        values, queues = self._space.values, self._space.queues
+        return [key for key in dict.fromkeys(keys) if key not in values and key not in queues]
+
+    def wait(self, member: Member, keys: Sequence[bytes]) -> bool:
+        """Let `member` wait until all keys are there; True if they are, and it need not."""
+        if len(keys) == 1 and keys[0] in self._space.values:
+            return True
+        missing = self.missing(keys)
+        if not missing:
+            return True
+        self._check_waits(member, len(missing))
+        self._waiters.add(member, missing)
+        return False
+
+    def barrier(self, member: Member, key: bytes, size: int) -> Sequence[Member]:
+        """Let `member` wait at a barrier; return all its members if it is complete now."""
+        self._check_waits(member, 1)
+        return self._barriers.arrive(member, key, size)
+
+    def withdraw(self, member: Member) -> Sequence[Member]:
+        """End all that `member` waits for, because it cancels or leaves."""
+        self._waiters.cancel(member)
+        self._barriers.withdraw(member)
+        key = self._called.pop(member, None)
+        if key is None or not self._space.queue_length(key):
+            return ()
+        return self._call_one(key)
+
+    def awaited_by(self, member: Member) -> list[bytes]:
+        """The keys that `member` waits for and that are not there."""
+        return self._waiters.awaited_by(member)
+
+    def arrived(self, key: bytes) -> dict[int, list[Member]]:
+        """Who waits at the barriers of `key`: the members for each size that was named."""
+        return self._barriers.arrived(key)
+
+    def _call_one(self, key: bytes) -> Sequence[Member]:
+        if key not in self._waiters:
+            return ()
+        woken = self._waiters.arrive_for_one(key)
+        for member in woken:
+            self._called[member] = key
+        return woken
+
+    def _check_waits(self, member: Member, more: int) -> None:
+        limit = self._limits.keys_per_request
+        count = self._waiters.count_of(member) + self._barriers.count_of(member) + more
+        if count > limit:
+            raise LimitError(f"waits for {count:,} keys at a time; the limit keys_per_request is {limit:,}")
+
+    def check_invariants(self) -> None:
+        """Assert that all parts agree; for tests, as it looks at everything."""
+        self._space.check_invariants()
+        self._waiters.check_invariants()
+        self._barriers.check_invariants()
+        for key in self._space.values:
+            assert key not in self._waiters, f"{key!r} is there, but is waited for"

@@ -1,0 +1,123 @@
+"""Keys with values, queues, and the count of the bytes that both take."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from rallypoint.errors import LimitError, ProtocolError
+
+Value = bytes | bytearray
+"""A value. It is a bytearray, owned by the keyspace and growing in place, once it has been appended to."""
+
+_I64_MIN = -(1 << 63)
+_I64_MAX = (1 << 63) - 1
+
+# A 64-bit number has at most 20 characters; the rest is room for white space, as torch allows it.
+_NUMBER_CHARACTERS = 64
+
+
+class Keyspace:
+    """What is stored. A key may have a value and a queue at a time; they are apart, as in torch."""
+
+    __slots__ = ("_limit", "queues", "stored_bytes", "values")
+
+    def __init__(self, limit: int) -> None:
+        self.values: dict[bytes, Value] = {}
+        self.queues: dict[bytes, deque[bytes]] = {}  # never an empty one
+        self.stored_bytes = 0
+        self._limit = limit
+
+    def put(self, key: bytes, value: Value) -> None:
+        old = self.values.get(key)
+        self._take(len(value) - len(old) if old is not None else len(key) + len(value))
+        self.values[key] = value
+
+    def put_all(self, keys_and_values: Sequence[bytes]) -> None:
+        """Put keys and values, which alternate; all of them, or none when they do not fit."""
+        self._take(sum(map(len, keys_and_values)))
+        values = self.values
+        freed = 0
+        for key, value in zip(keys_and_values[::2], keys_and_values[1::2], strict=True):
+            old = values.get(key)
+            if old is not None:
+                freed += len(key) + len(old)
+            values[key] = value
+        self.stored_bytes -= freed
+
+    def append(self, key: bytes, value: bytes) -> None:
+        old = self.values.get(key)
+        if old is None:
+            self.put(key, value)
+            return
+        self._take(len(value))
+        if isinstance(old, bytearray):
+            old += value
+        else:
+            self.values[key] = bytearray(old) + value
+
+    def add(self, key: bytes, amount: int) -> int:
+        """Add to the number stored at `key`, 0 if there is none; raises ProtocolError if it is no number."""
+        old = self.values.get(key)
+        if old is None:
+            total, room = amount, -len(key)
+        else:
+            total, room = _number(key, old) + amount, len(old)
+        if not _I64_MIN <= total <= _I64_MAX:
+            raise ProtocolError(f"ADD of {amount} to key {key!r} goes beyond 64 bits")
+        digits = b"%d" % total
+        self._take(len(digits) - room)
+        self.values[key] = digits
+        return total
+
+    def delete(self, key: bytes) -> bool:
+        value = self.values.pop(key, None)
+        if value is None:
+            return False
+        self.stored_bytes -= len(key) + len(value)
+        return True
+
+    def push(self, key: bytes, value: bytes) -> None:
+        queue = self.queues.get(key)
+        self._take(len(value) if queue is not None else len(key) + len(value))
+        if queue is None:
+            queue = self.queues[key] = deque()
+        queue.append(value)
+
+    def pop(self, key: bytes) -> bytes | None:
+        queue = self.queues.get(key)
+        if queue is None:
+            return None
+        value = queue.popleft()
+        self.stored_bytes -= len(value)
+        if not queue:
+            del self.queues[key]
+            self.stored_bytes -= len(key)
+        return value
+
+    def queue_length(self, key: bytes) -> int:
+        return len(self.queues.get(key, ()))
+
+    def _take(self, count: int) -> None:
+        stored = self.stored_bytes + count
+        if count > 0 and stored > self._limit:
+            limit = self._limit
+            raise LimitError(f"the store would hold {stored:,} bytes; the limit stored_bytes is {limit:,}")
+        self.stored_bytes = stored
+
+    def check_invariants(self) -> None:
+        size = sum(len(key) + len(value) for key, value in self.values.items())
+        for key, queue in self.queues.items():
+            assert queue, f"an empty queue is kept for {key!r}"
+            size += len(key) + sum(map(len, queue))
+        assert size == self.stored_bytes, f"{size} bytes are stored, but {self.stored_bytes} are counted"
+
+
+def _number(key: bytes, value: Value) -> int:
+    # int() would take underscores, and any length of digits at a price that grows with their square.
+    if len(value) <= _NUMBER_CHARACTERS and b"_" not in value:
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    raise ProtocolError(f"ADD to key {key!r}, whose value {bytes(value[:32])!r} is no number")

@@ -1,0 +1,185 @@
+"""Where a server listens: only where its host name says.
+
+`localhost` and loopback addresses bind loopback alone; an address of this machine binds that address; a
+name that is not of this machine (a NAT's, a service's) binds every interface, with a warning, and
+so does a name of this machine that its hosts file maps to loopback, since others reach it elsewhere.
+torch's own server binds every interface always.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rallypoint.errors import BindError, PortInUseError, UsageError
+from rallypoint.server.ports import holder_of
+
+logger = logging.getLogger("rallypoint.server")
+
+BACKLOG = 65_535
+"""How many clients may wait to be accepted; the system cuts it down to what it allows."""
+
+_PORT_TRIES = 16
+_EVERYWHERE = {"", "*", "0.0.0.0", "::", "[::]"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Addresses to bind, and a warning about that choice (empty if there is none)."""
+
+    addresses: tuple[str, ...]
+    warning: str = ""
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on `port` (0: a free one, the same for all) of the addresses that `host` means.
+
+    Raises PortInUseError, which names who holds the port where the system tells, BindError or UsageError.
+    """
+    if not 0 <= port <= 65_535:
+        raise UsageError(f"port {port} does not exist", hint="ports go from 0 (any free one) to 65535")
+    place = find_place(host)
+    if place.warning:
+        logger.warning("%s", place.warning)
+    for _ in range(_PORT_TRIES - 1):
+        try:
+            return _listen_all(place.addresses, port)
+        except PortInUseError:
+            # With port 0, what is free on the first address may be taken on the second.
+            if port or len(place.addresses) == 1:
+                raise
+    return _listen_all(place.addresses, port)
+
+
+def adopt(fd: int) -> socket.socket:
+    """The socket behind a file descriptor that the caller has bound, listening from now on."""
+    try:
+        listener = socket.socket(fileno=fd)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise BindError(
+            f"master_listen_fd {fd} cannot be listened on: {error.strerror}",
+            hint="pass the descriptor of a bound stream socket, and leave it to the store from then on",
+        ) from error
+    return listener
+
+
+def find_place(host: str) -> Place:
+    """Decide what to bind for a host name."""
+    if host in _EVERYWHERE:
+        return Place((_everything(),))
+    if host.lower().rstrip(".") in ("localhost", "localhost.localdomain"):
+        return Place(tuple(address for address in ("127.0.0.1", "::1") if _is_ours(address)))
+    addresses = _resolve(host)
+    ours = tuple(address for address in addresses if _is_ours(address))
+    named = not _is_literal(host)
+    if ours and named and all(ipaddress.ip_address(address).is_loopback for address in ours):
+        return Place(
+            (_everything(),),
+            f"{host} is a loopback address here, but not on other machines: listening on every interface",
+        )
+    if ours:
+        return Place(ours)
+    known = ", ".join(addresses) or "nothing"
+    return Place(
+        (_everything(),),
+        f"{host} (which resolves to {known}) is not an address of this machine: listening on every interface",
+    )
+
+
+def describe(listener: socket.socket) -> str:
+    """`HOST:PORT` of a listening socket."""
+    name = listener.getsockname()
+    if listener.family == socket.AF_INET6:
+        return f"[{name[0]}]:{name[1]}"
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+
+
+def _listen_all(addresses: Iterable[str], port: int) -> list[socket.socket]:
+    listeners: list[socket.socket] = []
+    try:
+        for address in addresses:
+            listeners.append(_listen_on(address, port))
+            port = listeners[0].getsockname()[1]
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _listen_on(address: str, port: int) -> socket.socket:
+    listener = socket.socket(_family_of(address), socket.SOCK_STREAM)
+    try:
+        _allow_reuse(listener)
+        if listener.family == socket.AF_INET6:
+            only_v6 = address != "::"
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _bind_failure(address, port, error) from error
+    return listener
+
+
+def _allow_reuse(listener: socket.socket) -> None:
+    if sys.platform == "win32":
+        # There, SO_REUSEADDR would let two servers share the port.
+        listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", ~4), 1)
+    else:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+def _bind_failure(address: str, port: int, error: OSError) -> PortInUseError | BindError:
+    if error.errno == errno.EADDRINUSE:
+        holder = holder_of(port)
+        return PortInUseError(
+            f"port {port} on {address} is in use" + (f" by {holder}" if holder else ""),
+            hint="end that process, choose another port, or take port 0 for a free one",
+            holder=holder,
+        )
+    hint = "ports below 1024 are reserved; choose a higher one" if error.errno == errno.EACCES else ""
+    reason = error.strerror or os.strerror(error.errno or 0)
+    return BindError(f"cannot listen on port {port} of {address}: {reason}", hint=hint)
+
+
+def _resolve(host: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    # A scope such as %eth0 stays; duplicates go.
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _is_ours(address: str) -> bool:
+    try:
+        with socket.socket(_family_of(address), socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _everything() -> str:
+    """All interfaces: of both families in one socket where the system has IPv6."""
+    return "::" if socket.has_dualstack_ipv6() and _is_ours("::") else "0.0.0.0"
+
+
+def _family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,0 +1,78 @@
+"""What runs in a hosted server process: `hosting` starts it, and speaks with it over two pipes.
+
+On standard input come one line of JSON (what to serve, and how) and, on Windows, the listening sockets;
+then nothing more: when it ends, the parent is gone or wants the server gone. On standard output goes one
+line of JSON: which backend serves, or what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import BinaryIO
+
+from rallypoint.server.backend import Choice, make_pump
+from rallypoint.server.core import Core
+from rallypoint.server.pump import Pump
+from rallypoint.wire.limits import Limits
+
+
+def main() -> None:
+    """Serve until the parent ends or closes our standard input."""
+    # Ctrl-C goes to every process of a terminal; the server has to outlive the ranks that still need it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    commands = sys.stdin.buffer
+    try:
+        order = json.loads(commands.readline())
+        listeners = _take_listeners(order, commands)
+        core = Core(Limits(**order["limits"]))
+        pump, warning = make_pump(Choice(order["backend"]), core, listeners)
+    except BaseException:
+        _report({"error": traceback.format_exc(limit=-3)})
+        raise
+    _watch_parent(pump, commands)
+    pump.serve(
+        on_ready=lambda: _report({"backend": pump.name, "warning": warning}),
+        on_tick=_stop_when_orphaned(pump),
+    )
+
+
+def _take_listeners(order: dict[str, object], commands: BinaryIO) -> list[socket.socket]:
+    descriptors = order["descriptors"]
+    assert isinstance(descriptors, list)
+    if sys.platform == "win32":
+        return [socket.fromshare(commands.read(size)) for size in descriptors]
+    return [socket.socket(fileno=fd) for fd in descriptors]
+
+
+def _watch_parent(pump: Pump, commands: BinaryIO) -> None:
+    if sys.platform == "win32":
+        # A pipe cannot be polled there, so a thread waits for its end.
+        import threading
+
+        threading.Thread(target=lambda: (commands.read(), pump.stop()), daemon=True).start()
+    else:
+        pump.watch_readable(commands.fileno(), pump.stop)
+
+
+def _stop_when_orphaned(pump: Pump) -> Callable[[], None]:
+    """A parent that forked has given our standard input to its children, who may outlive it."""
+    if sys.platform == "win32":
+        return lambda: None
+    parent = os.getppid()
+
+    def check() -> None:
+        if os.getppid() != parent:
+            pump.stop()
+
+    return check
+
+
+def _report(message: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,206 @@
+"""The whole server but its I/O: bytes of all connections in, bytes for all connections out.
+
+Both backends and the tests drive this same object. Whoever pumps the bytes
+
+- calls `open` for each new connection and `close` exactly once when it ends, for whatever reason;
+- passes what it reads to the connection's `receive`, sends it what that returns, in one write, then
+  calls `take_woken` and sends each connection in it one STOP_WAITING;
+- closes a connection when `receive` raises ProtocolError (after sending the error's `replies`), when
+  `overdue` names it, and when it does not read what it is sent (`Limits.unsent_bytes`).
+
+Time comes in as a parameter, in seconds of any monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rallypoint.engine import Engine
+from rallypoint.engine.keyspace import Value
+from rallypoint.errors import LimitError
+from rallypoint.wire.encoding import EMPTY_BLOB, blob, blobs, pack_i64
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED
+from rallypoint.wire.parser import Forms, RequestParser
+
+# Replies shorter than this are not counted one by one: a read of requests cannot make enough of them.
+_LARGE = 4096
+
+
+class Connection:
+    """One client: its parser, and the handler of its requests. Made by `Core.open` alone."""
+
+    __slots__ = ("_core", "_engine", "_large_bytes", "_parser", "peer")
+
+    def __init__(self, core: Core, peer: str) -> None:
+        self._core = core
+        self._engine = core.engine
+        self._large_bytes = 0  # of the replies to the data being received
+        self.peer = peer
+        self._parser = RequestParser(self, core.forms)
+
+    def receive(self, data: bytes) -> bytes:
+        """Take what the client sent, and return what it is to be sent, in one write.
+
+        Raises ProtocolError when the connection is to be closed. Either way, `Core.take_woken` comes next.
+        """
+        reply = self._parser.feed(data)
+        if len(reply) >= _LARGE:
+            self._large_bytes = 0
+        return reply
+
+    # What the parser calls, for each request: the handler's methods return the reply.
+
+    def validate(self) -> bytes:
+        self._core.complete_handshake(self)
+        return b""
+
+    def ping(self, nonce: bytes) -> bytes:
+        return nonce
+
+    def get(self, key: bytes) -> bytes:
+        value = self._engine.get(key)
+        return EMPTY_BLOB if value is None else self._value(value)
+
+    def multi_get(self, keys: list[bytes]) -> bytes:
+        get = self._engine.get
+        values = [get(key) or b"" for key in keys]
+        self._count_large(sum(map(len, values)))
+        return blobs(values)
+
+    def set(self, key: bytes, value: bytes) -> bytes:
+        woken = self._engine.set(key, value)
+        return self._core.wake(woken, self) if woken else b""
+
+    def multi_set(self, keys_and_values: list[bytes]) -> bytes:
+        woken = self._engine.multi_set(keys_and_values)
+        return self._core.wake(woken, self) if woken else b""
+
+    def append(self, key: bytes, value: bytes) -> bytes:
+        woken = self._engine.append(key, value)
+        return self._core.wake(woken, self) if woken else b""
+
+    def add(self, key: bytes, amount: int) -> bytes:
+        total, woken = self._engine.add(key, amount)
+        if woken:
+            return self._core.wake(woken, self) + pack_i64(total)
+        return pack_i64(total)
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
+        value, woken = self._engine.compare_set(key, expected, desired)
+        return self._core.wake(woken, self) + self._value(value)
+
+    def delete_key(self, key: bytes) -> bytes:
+        return pack_i64(self._engine.delete(key))
+
+    def num_keys(self) -> bytes:
+        return pack_i64(self._engine.num_keys())
+
+    def list_keys(self) -> bytes:
+        keys = list(self._engine.keys())
+        self._count_large(sum(map(len, keys)))
+        return pack_i64(len(keys)) + blobs(keys)
+
+    def queue_push(self, key: bytes, value: bytes) -> bytes:
+        return self._core.wake(self._engine.push(key, value), self)
+
+    def queue_pop(self, key: bytes) -> bytes:
+        length, value = self._engine.pop(self, key)
+        return pack_i64(length) if value is None else pack_i64(length) + self._value(value)
+
+    def queue_len(self, key: bytes) -> bytes:
+        return pack_i64(self._engine.queue_length(key))
+
+    def check(self, keys: list[bytes]) -> bytes:
+        return NOT_READY if self._engine.missing(keys) else READY
+
+    def wait(self, keys: list[bytes]) -> bytes:
+        return STOP_WAITING if self._engine.wait(self, keys) else b""
+
+    def barrier(self, key: bytes, world_size: int) -> bytes:
+        return self._core.wake(self._engine.barrier(self, key, world_size), self)
+
+    def cancel_wait(self) -> bytes:
+        # Whom a withdrawal calls in its stead is another connection: this one waits for nothing now.
+        self._core.wake(self._engine.withdraw(self), self)
+        return WAIT_CANCELED
+
+    def _value(self, value: Value) -> bytes:
+        if len(value) >= _LARGE:
+            self._count_large(len(value))
+        return blob(value)
+
+    def _count_large(self, count: int) -> None:
+        """Bound the replies of one read: short requests for long values could ask for any amount."""
+        self._large_bytes += count
+        limit = self._core.limits.unsent_bytes
+        if self._large_bytes > limit:
+            raise LimitError(f"asked for more than {limit:,} bytes at once, the limit unsent_bytes")
+
+
+class Core:
+    """Parser and engine for all connections of one server. Not safe for threads."""
+
+    __slots__ = ("_handshakes", "connections", "engine", "forms", "limits", "woken")
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.forms = Forms(self.limits)
+        self.engine: Engine[Connection] = Engine(self.limits)
+        self.connections: set[Connection] = set()
+        self._handshakes: dict[Connection, float] = {}  # deadlines, which come in the order of insertion
+        self.woken: list[Connection] = []  # not empty: `take_woken` is due
+
+    def open(self, peer: str, now: float) -> Connection:
+        """A new connection; `peer` is its name in messages. LimitError if it is one too many."""
+        limit = self.limits.connections
+        if len(self.connections) >= limit:
+            raise LimitError(f"one more connection than {limit:,}, the limit connections")
+        connection = Connection(self, peer)
+        self.connections.add(connection)
+        self._handshakes[connection] = now + self.limits.handshake_seconds
+        return connection
+
+    def take_woken(self) -> list[Connection]:
+        """The connections that are to be sent a STOP_WAITING, once for each time that they stand here."""
+        woken = self.woken
+        if woken:
+            self.woken = []
+        return woken
+
+    def close(self, connection: Connection) -> None:
+        """Forget a connection; `take_woken` comes next."""
+        self.connections.discard(connection)
+        self._handshakes.pop(connection, None)
+        self.wake(self.engine.withdraw(connection), connection)
+
+    def overdue(self, now: float) -> list[Connection]:
+        """The connections that have not completed their handshake in time."""
+        late = []
+        for connection, deadline in self._handshakes.items():
+            if deadline > now:
+                break
+            late.append(connection)
+        return late
+
+    def next_deadline(self) -> float | None:
+        """When `overdue` is worth asking again."""
+        return next(iter(self._handshakes.values()), None)
+
+    def complete_handshake(self, connection: Connection) -> None:
+        self._handshakes.pop(connection, None)
+
+    def wake(self, members: Sequence[Connection], current: Connection) -> bytes:
+        """Note whom to wake; return the STOP_WAITINGs of `current` itself, to stand among its replies."""
+        if not members:
+            return b""
+        others = [member for member in members if member is not current]
+        self.woken += others
+        return STOP_WAITING * (len(members) - len(others))
+
+    def check_invariants(self) -> None:
+        """Assert that all parts agree; for tests."""
+        self.engine.check_invariants()
+        assert self.connections.issuperset(self._handshakes)
+        deadlines = list(self._handshakes.values())
+        assert deadlines == sorted(deadlines)

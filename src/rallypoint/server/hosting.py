@@ -1,0 +1,218 @@
+"""The store server in a process of its own.
+
+A thread of a training process would fight with it for the interpreter lock, so the server always is a
+process. The parent binds and listens, so there is no race for the port; the child serves the sockets that
+it inherits, says when it is ready, and ends when its parent does, however that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import IO
+
+from rallypoint.errors import ServerStartError
+from rallypoint.server.backend import Choice
+from rallypoint.server.binding import adopt, describe, listen
+from rallypoint.wire.limits import Limits
+
+logger = logging.getLogger("rallypoint.server")
+
+LIMITS_VARIABLE = "RALLYPOINT_LIMITS"
+"""Limits of hosted servers, as NAME=VALUE pairs with commas between them."""
+
+START_SECONDS = 60.0
+"""How long a child may take to be ready; a loaded machine needs seconds to start an interpreter."""
+
+_STOP_SECONDS = 5.0
+
+# The child finds the modules where its parent does, but not in the folder it happens to stand in.
+_BOOTSTRAP = """
+import sys
+del sys.path[0]
+import json
+sys.path[:] = json.loads(sys.argv.pop())
+from rallypoint.server.child import main
+main()
+"""
+
+
+class HostedServer:
+    """A server process of this process. `close` ends it; so does the end of this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, backend: str) -> None:
+        self.port = port
+        self.backend = backend
+        self.pid = process.pid
+        self._stop = weakref.finalize(self, _stop, process, os.getpid())
+
+    def close(self) -> None:
+        """End the server and wait for that; nothing happens if it has ended, or belongs to a parent."""
+        self._stop()
+
+
+def host_server(
+    host: str, port: int, *, backend: Choice = Choice.AUTO, listen_fd: int | None = None
+) -> HostedServer:
+    """Start a server process for `host` and `port`, or for a socket that is bound already.
+
+    Raises PortInUseError, BindError, UsageError, or ServerStartError with the child's own words.
+    """
+    limits = Limits().override(filter(None, os.environ.get(LIMITS_VARIABLE, "").split(",")))
+    listeners = [adopt(listen_fd)] if listen_fd is not None else listen(host, port)
+    try:
+        server = _start(listeners, backend, limits)
+    finally:
+        for listener in listeners:
+            listener.close()
+    return server
+
+
+class SharedServers:
+    """The servers that `multi_tenant` stores of this process share, by their ports."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: dict[int, tuple[HostedServer, int]] = {}
+
+    def acquire(self, host: str, port: int, backend: Choice, listen_fd: int | None) -> HostedServer:
+        """The server of `port`, started if there is none. Pair with `release`."""
+        with self._lock:
+            server, users = self._users.get(port, (None, 0)) if port else (None, 0)
+            if server is None:
+                server = host_server(host, port, backend=backend, listen_fd=listen_fd)
+            self._users[server.port] = (server, users + 1)
+            return server
+
+    def release(self, server: HostedServer) -> None:
+        """One user less; the last one ends the server."""
+        with self._lock:
+            _, users = self._users[server.port]
+            if users > 1:
+                self._users[server.port] = (server, users - 1)
+                return
+            del self._users[server.port]
+        server.close()
+
+
+def _start(listeners: Sequence[socket.socket], backend: Choice, limits: Limits) -> HostedServer:
+    began = time.monotonic()
+    process = _spawn(listeners)
+    try:
+        _give_order(process, listeners, backend, limits)
+        answer = _await_answer(process)
+    except BaseException:
+        _stop(process, os.getpid())
+        raise
+    if answer["warning"]:
+        logger.warning("%s", answer["warning"])
+    server = HostedServer(process, listeners[0].getsockname()[1], answer["backend"])
+    places = ", ".join(map(describe, listeners))
+    seconds = time.monotonic() - began
+    logger.info(
+        "store server on %s (%s), process %d, up in %.2f s", places, server.backend, server.pid, seconds
+    )
+    return server
+
+
+def _spawn(listeners: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
+    path = json.dumps([entry for entry in sys.path if entry])
+    command = [sys.executable, "-c", _BOOTSTRAP, path]
+    try:
+        if sys.platform == "win32":
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[listener.fileno() for listener in listeners],
+            start_new_session=True,  # what a terminal or a launcher does to its group is not meant for it
+        )
+    except OSError as error:
+        raise ServerStartError(
+            f"cannot start {sys.executable!r} for the store server: {error.strerror}",
+            hint="start one by hand with `rallypoint serve` and connect to that",
+        ) from error
+
+
+def _give_order(
+    process: subprocess.Popen[bytes], listeners: Sequence[socket.socket], backend: Choice, limits: Limits
+) -> None:
+    shares: list[bytes] = []
+    if sys.platform == "win32":
+        shares = [listener.share(process.pid) for listener in listeners]
+        descriptors = [len(share) for share in shares]
+    else:
+        descriptors = [listener.fileno() for listener in listeners]
+    order = {"descriptors": descriptors, "backend": backend.value, "limits": asdict(limits)}
+    stdin = _pipe(process.stdin)
+    try:
+        stdin.write(json.dumps(order).encode() + b"\n" + b"".join(shares))
+        stdin.flush()
+    except BrokenPipeError:  # it has ended; its exit code comes when its answer is awaited
+        pass
+
+
+def _await_answer(process: subprocess.Popen[bytes]) -> dict[str, str]:
+    """The child's one line; ServerStartError if it says that it failed, ends, or says nothing."""
+    line = _read_line(process, time.monotonic() + START_SECONDS)
+    if not line:
+        raise ServerStartError(
+            f"the store server process ended before it was ready, {_exit_of(process)}",
+            hint="its own message stands above, on standard error",
+        )
+    answer: dict[str, str] = json.loads(line)
+    if "error" in answer:
+        raise ServerStartError(f"the store server process failed at its start:\n{answer['error'].rstrip()}")
+    return answer
+
+
+def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    stdout = _pipe(process.stdout)
+    if sys.platform == "win32":  # pipes cannot be polled there; the child always answers or ends
+        return stdout.readline()
+    with selectors.DefaultSelector() as selector:
+        selector.register(stdout, selectors.EVENT_READ)
+        if not selector.select(max(0.0, deadline - time.monotonic())):
+            raise ServerStartError(
+                f"the store server process was not ready after {START_SECONDS:g} s",
+                hint="is the machine out of memory or CPU time?",
+            )
+    return stdout.readline()
+
+
+def _exit_of(process: subprocess.Popen[bytes]) -> str:
+    try:
+        code = process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "with its output closed"
+    return f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+def _stop(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the parent has a copy of everything, but the server is not its own
+        return
+    _pipe(process.stdin).close()
+    _pipe(process.stdout).close()
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None  # Popen was told to make it
+    return pipe

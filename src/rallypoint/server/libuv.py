@@ -1,0 +1,64 @@
+"""The libuv byte pump: uvloop, or winloop on Windows.
+
+Sockets are watched with `add_reader`, not served through transports: uvloop's own server accepts one
+connection per turn of its loop, which takes seconds beside busy clients, and for requests as short as a
+store's its transports cost as much as reading the socket here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import signal
+import socket
+from collections.abc import Sequence
+
+from rallypoint.server.core import Core
+from rallypoint.server.pump import TICK_SECONDS, Callback, Pump
+
+
+class LibuvPump(Pump):
+    """Pumps on a loop of the package named, uvloop or winloop; ImportError where that cannot be imported."""
+
+    name = "libuv"
+
+    def __init__(self, core: Core, listeners: Sequence[socket.socket], package: str) -> None:
+        super().__init__(core, listeners)
+        self._loop: asyncio.AbstractEventLoop = importlib.import_module(package).new_event_loop()
+
+    def watch_readable(self, file: socket.socket | int, callback: Callback | None) -> None:
+        if callback is None:
+            self._loop.remove_reader(file)
+        else:
+            self._loop.add_reader(file, callback)
+
+    def watch_writable(self, file: socket.socket, callback: Callback | None) -> None:
+        if callback is None:
+            self._loop.remove_writer(file)
+        else:
+            self._loop.add_writer(file, callback)
+
+    def run(self, on_tick: Callback) -> None:
+        def tick() -> None:
+            on_tick()
+            self._loop.call_later(TICK_SECONDS, tick)
+
+        self._loop.call_later(TICK_SECONDS, tick)
+        self._stop_on(signal.SIGINT, signal.SIGTERM)
+        self._loop.run_forever()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _stop_on(self, *signals: signal.Signals) -> None:
+        for number in signals:
+            if signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            try:
+                self._loop.add_signal_handler(number, self.stop)
+            except (NotImplementedError, RuntimeError):  # Windows; the tick lets Python handle the signal
+                signal.signal(number, lambda *_: self.stop())
+
+    def _close(self) -> None:
+        super()._close()
+        self._loop.close()

@@ -1,0 +1,49 @@
+"""Who holds a port, where the system tells (Linux; elsewhere nobody is named)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_LISTENING = "0A"
+_PROC = Path("/proc")
+
+
+def holder_of(port: int) -> str | None:
+    """The process that listens on `port`, as `process 123 (python train.py)`, or None if it is not known."""
+    inodes = {inode for inode, listening_port in _listening_sockets() if listening_port == port}
+    if not inodes:
+        return None
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for process in _PROC.iterdir():
+        if process.name.isdigit() and _holds(process, wanted):
+            return f"process {process.name} ({_command_of(process)})"
+    return None
+
+
+def _listening_sockets() -> Iterator[tuple[str, int]]:
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (_PROC / "net" / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            column = line.split()
+            if column[3] == _LISTENING:
+                yield column[9], int(column[1].rpartition(":")[2], 16)
+
+
+def _holds(process: Path, wanted: set[str]) -> bool:
+    try:
+        return any(os.readlink(entry.path) in wanted for entry in os.scandir(process / "fd"))
+    except OSError:  # it has ended, or is another user's
+        return False
+
+
+def _command_of(process: Path) -> str:
+    try:
+        words = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return "ended"
+    return " ".join(word.decode(errors="replace") for word in words)[:120]

@@ -1,0 +1,299 @@
+"""What both byte pumps share: sockets in, `Core` in the middle, sockets out.
+
+A backend only says how to be told that a socket can be read or written, and runs the loop. The rest is
+here: accept until there is none left, one read per event, one write per read, bounded buffers for those
+who do not read, and no name look-up anywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.server.core import Connection, Core
+from rallypoint.wire.opcodes import STOP_WAITING
+
+logger = logging.getLogger("rallypoint.server")
+
+Callback = Callable[[], None]
+
+TICK_SECONDS = 1.0
+"""How often handshakes are checked against their deadline, and a paused accept is tried again."""
+
+_READ_BYTES = 1 << 16
+_OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+
+
+class _Link:
+    """One client's socket and what is still to be sent on it."""
+
+    __slots__ = ("_pump", "_receive", "_recv", "_send", "connection", "ending", "sock", "unsent")
+
+    def __init__(self, pump: Pump, sock: socket.socket, connection: Connection) -> None:
+        self._pump = pump
+        self._recv = sock.recv
+        self._send = sock.send
+        self._receive = connection.receive
+        self.sock = sock
+        self.connection = connection
+        self.unsent: bytearray | None = None
+        self.ending = False  # it is read no more, and is closed as soon as all is sent
+
+    def on_readable(self) -> None:
+        pump = self._pump
+        try:
+            data = self._recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            pump.end(self)
+            return
+        try:
+            reply = self._receive(data)
+        except ProtocolError as error:
+            pump.refuse(self, error)
+            return
+        if reply:
+            self.send(reply)
+        if pump.core.woken:
+            pump.deliver()
+
+    def send(self, data: bytes) -> None:
+        if self.unsent is not None:
+            self._hold(data)
+            return
+        try:
+            sent = self._send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._pump.drop(self)
+            return
+        if sent < len(data):
+            self._hold(data[sent:])
+
+    def on_writable(self) -> None:
+        unsent = self.unsent
+        if unsent is None:
+            return
+        try:
+            del unsent[: self._send(unsent)]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._pump.drop(self)
+            return
+        if not unsent:
+            self.unsent = None
+            self._pump.watch_writable(self.sock, None)
+            if self.ending:
+                self._pump.drop(self)
+
+    def _hold(self, data: bytes) -> None:
+        if self.unsent is None:
+            self.unsent = bytearray()
+            self._pump.watch_writable(self.sock, self.on_writable)
+        self.unsent += data
+        limit = self._pump.core.limits.unsent_bytes
+        if len(self.unsent) > limit:
+            logger.warning(
+                "closed %s: it does not read; more than %s bytes wait for it, the limit unsent_bytes",
+                self.connection.peer,
+                f"{limit:,}",
+            )
+            self._pump.drop(self)
+
+
+class Pump(ABC):
+    """Serves a core on listening sockets, which it owns from now on, until `stop`."""
+
+    name: str
+    """What the backend is called in messages and options."""
+
+    def __init__(self, core: Core, listeners: Sequence[socket.socket]) -> None:
+        self.core = core
+        self._listeners = list(listeners)
+        self._links: dict[Connection, _Link] = {}
+        self._accepting = False
+        self._delivering = False
+
+    # What a backend provides
+
+    @abstractmethod
+    def watch_readable(self, file: socket.socket | int, callback: Callback | None) -> None:
+        """Call back whenever `file` can be read; with None, stop doing so."""
+
+    @abstractmethod
+    def watch_writable(self, file: socket.socket, callback: Callback | None) -> None:
+        """Call back whenever `file`, which is watched for reading or was, can be written; None: stop."""
+
+    @abstractmethod
+    def run(self, on_tick: Callback) -> None:
+        """Serve until `stop`, with a call of `on_tick` about every second; SIGINT and SIGTERM stop, too."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End `run` soon. May be called from a callback or a signal handler."""
+
+    # Serving
+
+    def serve(self, on_ready: Callback = lambda: None, on_tick: Callback = lambda: None) -> None:
+        """Accept and serve until `stop`; then close every socket. `on_ready` is called when accepting."""
+
+        def tick() -> None:
+            self._expire()
+            self._resume_accepting()
+            on_tick()
+
+        try:
+            for listener in self._listeners:
+                _prepare(listener)
+            self._resume_accepting()
+            on_ready()
+            self.run(tick)
+        finally:
+            self._close()
+
+    def deliver(self) -> None:
+        """Send each woken connection its STOP_WAITING.
+
+        A send that fails ends its connection, which may wake more; those are for the call under way.
+        """
+        if self._delivering:
+            return
+        self._delivering = True
+        try:
+            while woken := self.core.take_woken():
+                for connection in woken:
+                    link = self._links.get(connection)
+                    if link is not None:
+                        link.send(STOP_WAITING)
+        finally:
+            self._delivering = False
+
+    def end(self, link: _Link) -> None:
+        """Close, but not before all is sent."""
+        if link.unsent is None or link.connection not in self._links:
+            self.drop(link)
+        elif not link.ending:
+            link.ending = True
+            self.watch_readable(link.sock, None)
+            self._leave(link)
+
+    def refuse(self, link: _Link, error: ProtocolError) -> None:
+        """Close because of a violation: answer what came before it, say why, and wake whom that wakes."""
+        logger.warning("closed %s: %s", link.connection.peer, error.message)
+        if error.replies:
+            link.send(error.replies)
+        self.end(link)
+        self.deliver()
+
+    def drop(self, link: _Link) -> None:
+        """Close at once, whatever is unsent."""
+        if link.sock.fileno() < 0:
+            return
+        self.watch_readable(link.sock, None)
+        if link.unsent is not None:
+            self.watch_writable(link.sock, None)
+            link.unsent = None
+        link.sock.close()
+        self._leave(link)
+
+    def _leave(self, link: _Link) -> None:
+        if self._links.pop(link.connection, None) is not None:
+            self.core.close(link.connection)
+            self.deliver()
+
+    # Accepting
+
+    def _accept_from(self, listener: socket.socket) -> None:
+        """Accept until there is none left, so that a storm of clients costs one turn of the loop."""
+        now = time.monotonic()
+        while True:
+            try:
+                sock, address = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:  # the client has gone already
+                continue
+            except OSError as error:
+                if error.errno not in _OUT_OF_RESOURCES:
+                    raise
+                self._pause_accepting(error)
+                return
+            self._welcome(sock, f"{address[0]}:{address[1]}" if address else "a local client", now)
+
+    def _welcome(self, sock: socket.socket, peer: str, now: float) -> None:
+        sock.setblocking(False)
+        if not _INHERITS_OPTIONS:
+            _set_options(sock)
+        try:
+            connection = self.core.open(peer, now)
+        except LimitError as error:
+            logger.warning("refused %s: %s", peer, error.message)
+            sock.close()
+            return
+        link = self._links[connection] = _Link(self, sock, connection)
+        self.watch_readable(sock, link.on_readable)
+
+    def _pause_accepting(self, error: OSError) -> None:
+        logger.warning(
+            "cannot accept more clients beside %d: %s; they wait. hint: raise the limit of open files",
+            len(self._links),
+            error.strerror or os.strerror(error.errno or 0),
+        )
+        self._accepting = False
+        for listener in self._listeners:
+            self.watch_readable(listener, None)
+
+    def _resume_accepting(self) -> None:
+        if self._accepting:
+            return
+        self._accepting = True
+        for listener in self._listeners:
+            self.watch_readable(listener, partial(self._accept_from, listener))
+
+    def _expire(self) -> None:
+        for connection in self.core.overdue(time.monotonic()):
+            seconds = self.core.limits.handshake_seconds
+            reason = f"no VALIDATE within {seconds:g} s, the limit handshake_seconds"
+            logger.warning("closed %s: %s", connection.peer, reason)
+            self.drop(self._links[connection])
+
+    def _close(self) -> None:
+        for link in list(self._links.values()):
+            self.drop(link)
+        for listener in self._listeners:
+            if self._accepting:
+                self.watch_readable(listener, None)
+            listener.close()
+
+
+# Linux hands the options of a listening socket on to those that it accepts: no system call per client.
+_INHERITS_OPTIONS = sys.platform == "linux"
+
+
+def _prepare(listener: socket.socket) -> None:
+    listener.setblocking(False)
+    if listener.family != getattr(socket, "AF_UNIX", None):
+        _set_options(listener)
+
+
+def _set_options(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A machine that vanishes sends no FIN: without probes, its ranks would count as present for ever.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

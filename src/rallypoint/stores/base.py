@@ -1,0 +1,157 @@
+"""What every store can do, with torch's names, parameters and results.
+
+Keys are `str`. Values go in as `str` or `bytes` and come out as `bytes`. A time-out is a `timedelta` or a
+number of seconds; where none is given, the store's own holds. All stores are safe to use from many
+threads; a call that waits in one does not hold up another.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import TypeVar
+
+from rallypoint.errors import UsageError
+
+Timeout = timedelta | float
+Value = str | bytes
+
+_StoreType = TypeVar("_StoreType", bound="Store")
+
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+
+def to_seconds(timeout: Timeout) -> float:
+    """A time-out as seconds; UsageError unless it is positive."""
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not seconds > 0:
+        raise UsageError(f"the time-out is {timeout}, but must be positive")
+    return seconds
+
+
+def to_bytes(value: Value) -> bytes:
+    """A value or a key as it is stored."""
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+class Store(ABC):
+    """A key-value store that the ranks of a job share."""
+
+    def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
+        self._timeout = to_seconds(timeout)
+
+    # Values
+
+    @abstractmethod
+    def set(self, key: str, value: Value) -> None:
+        """Store a value, in the place of an older one."""
+
+    @abstractmethod
+    def get(self, key: str) -> bytes:
+        """The value of a key; waits for it. StoreTimeoutError names the key if it does not come."""
+
+    @abstractmethod
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number at a key, 0 if there is none, and return the sum.
+
+        A value that is no number is an error: over TCP, the server ends the connection.
+        """
+
+    @abstractmethod
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        """Store the desired value if the present one is the expected one; return the value after that.
+
+        A key that is not there takes the desired value if the expected one is empty; else it
+        stays away, and the expected value comes back.
+        """
+
+    @abstractmethod
+    def append(self, key: str, value: Value) -> None:
+        """Append to the value of a key, which is created if need be."""
+
+    @abstractmethod
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of several keys; waits for all of them."""
+
+    @abstractmethod
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        """Store several values at once."""
+
+    @abstractmethod
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; True if it was there. Queues are not touched."""
+
+    @abstractmethod
+    def num_keys(self) -> int:
+        """How many keys have a value, the store's own for counting workers included, queues left out."""
+
+    @abstractmethod
+    def list_keys(self) -> list[str]:
+        """The keys that have a value, in no order."""
+
+    # Waiting
+
+    @abstractmethod
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there; a queue that holds something is."""
+
+    @abstractmethod
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        """Wait until all keys are there. StoreTimeoutError names those that are missing."""
+
+    @abstractmethod
+    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+        """Wait until `world_size` callers are at this barrier; then the key can be used again.
+
+        Who times out is not counted any more. StoreTimeoutError otherwise.
+        """
+
+    # Queues
+
+    @abstractmethod
+    def queue_push(self, key: str, value: Value) -> None:
+        """Append a value to a queue, and wake one who waits for it."""
+
+    @abstractmethod
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first value of a queue; waits for one, or raises QueueEmptyError if not to `block`."""
+
+    @abstractmethod
+    def queue_len(self, key: str) -> int:
+        """How many values a queue holds."""
+
+    # The store itself
+
+    @abstractmethod
+    def clone(self) -> Store:
+        """Another object for the same store, to be closed on its own."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections, files and servers of this object. It cannot be used any more."""
+
+    def has_extended_api(self) -> bool:
+        """Whether append, multi_get, multi_set and the queues work: they do in every store here."""
+        return True
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long calls wait that are given no time-out of their own."""
+        return timedelta(seconds=self._timeout)
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Change how long calls wait that are given no time-out of their own."""
+        self._timeout = to_seconds(timeout)
+
+    def _seconds(self, timeout: Timeout | None) -> float:
+        return self._timeout if timeout is None else to_seconds(timeout)
+
+    def __enter__(self: _StoreType) -> _StoreType:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,57 @@
+"""Writing requests and replies, and the integers that both are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from typing import Final
+
+from rallypoint.wire.opcodes import MAGIC, Op
+
+_U32: Final = Struct("<I")
+_U64: Final = Struct("<Q")
+_I64: Final = Struct("<q")
+
+pack_u32 = _U32.pack
+pack_u64 = _U64.pack
+pack_i64 = _I64.pack
+unpack_u32 = _U32.unpack_from
+unpack_u64 = _U64.unpack_from
+unpack_i64 = _I64.unpack_from
+
+I64_MIN: Final = -(1 << 63)
+I64_MAX: Final = (1 << 63) - 1
+
+# A lookup is a third of the price of a pack, and nearly every blob is short.
+_SHORT: Final = 1024
+_PREFIXES: Final = tuple(pack_u64(length) for length in range(_SHORT))
+
+EMPTY_BLOB: Final = _PREFIXES[0]
+
+VALIDATE: Final = bytes([Op.VALIDATE]) + pack_u32(MAGIC)
+"""The first request of every connection."""
+
+
+def blob(content: bytes | bytearray) -> bytes:
+    """`content` behind its length."""
+    length = len(content)
+    return (_PREFIXES[length] if length < _SHORT else pack_u64(length)) + content
+
+
+def blobs(contents: Iterable[bytes | bytearray]) -> bytes:
+    """Several blobs, one behind the other."""
+    parts: list[bytes | bytearray] = []
+    for content in contents:
+        parts.append(pack_u64(len(content)))
+        parts.append(content)
+    return b"".join(parts)
+
+
+def request(op: Op, *contents: bytes, tail: bytes = b"") -> bytes:
+    """A request whose blobs are not counted."""
+    return b"%c%b%b" % (op, blobs(contents), tail)
+
+
+def counted_request(op: Op, contents: Sequence[bytes], *, blobs_each: int = 1) -> bytes:
+    """A request of `len(contents) / blobs_each` repetitions of its blobs."""
+    return b"%c%b%b" % (op, pack_u64(len(contents) // blobs_each), blobs(contents))

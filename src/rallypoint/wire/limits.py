@@ -1,0 +1,71 @@
+"""Every limit of the store server, in one table.
+
+A connection that goes over one of them is closed with a log line that names the limit; the others
+notice nothing. The defaults are at least as generous as torch's server (keys of 8,192 bytes, values of
+8 MiB, 131,072 keys in a request), which has no limit for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+
+from rallypoint.errors import UsageError
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Counts, sizes in bytes, and times in seconds. All must be positive."""
+
+    key_bytes: int = 8_192
+    """Length of one key."""
+
+    value_bytes: int = 8 * _MIB
+    """Length of one value in a request. What APPENDs add up to is bounded by `stored_bytes` alone."""
+
+    keys_per_request: int = 1_048_576
+    """Keys in one CHECK, WAIT, MULTI_GET or MULTI_SET."""
+
+    request_bytes: int = 4 * _GIB
+    """Size of one whole request; bounds what a connection can make the server hold before it is complete."""
+
+    connections: int = 1_000_000
+    """Connections at a time. The system's limit of open files mostly comes first."""
+
+    unsent_bytes: int = 1 * _GIB
+    """Bytes waiting to be sent to a client that does not read them."""
+
+    stored_bytes: int = 64 * _GIB
+    """All keys and values together, queues included."""
+
+    handshake_seconds: float = 60.0
+    """Time from the connect until a complete VALIDATE."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not value > 0:
+                raise UsageError(f"limit {name} is {value!r}, but must be positive")
+
+    def override(self, settings: Iterable[str]) -> Limits:
+        """These limits with `NAME=VALUE` settings applied; raises UsageError for one that is not right."""
+        return replace(self, **dict(_parse(setting) for setting in settings))  # type: ignore[arg-type]
+
+
+def _parse(setting: str) -> tuple[str, int | float]:
+    name, _, text = setting.partition("=")
+    name = name.strip()
+    kinds = {field.name: type(getattr(Limits(), field.name)) for field in fields(Limits)}
+    if name not in kinds:
+        near = get_close_matches(name, kinds, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known limits: {', '.join(kinds)}"
+        raise UsageError(f"there is no limit called {name!r}", hint=hint)
+    try:
+        return name, kinds[name](text.replace("_", ""))
+    except ValueError:
+        raise UsageError(
+            f"limit {name} is {text!r}, which is no number", hint=f"write {name}=NUMBER"
+        ) from None

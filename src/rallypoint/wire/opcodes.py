@@ -1,0 +1,84 @@
+"""The operations of the protocol and the shape of their requests, as data.
+
+A request is an opcode byte followed by up to three parts, each of which may be absent:
+
+    [count u64]  [blob]*  [tail]
+
+A blob is a u64 length and that many bytes: a key or a value. A counted request repeats its blobs
+`count` times. The tail is one integer of fixed size. All integers are little-endian. There is no error
+reply: who breaks the protocol is disconnected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+MAGIC: Final = 0x3C85F7CE
+"""What VALIDATE carries: the first request of every connection."""
+
+STOP_WAITING: Final = b"\x00"
+"""The reply of a WAIT or a BARRIER that is over."""
+
+WAIT_CANCELED: Final = b"\x01"
+"""The reply of a CANCEL_WAIT."""
+
+READY: Final = b"\x00"
+NOT_READY: Final = b"\x01"
+
+
+class Op(IntEnum):
+    """Opcodes, named as in torch."""
+
+    VALIDATE = 0
+    SET = 1
+    COMPARE_SET = 2
+    GET = 3
+    ADD = 4
+    CHECK = 5
+    WAIT = 6
+    GETNUMKEYS = 7
+    DELETE_KEY = 8
+    APPEND = 9
+    MULTI_GET = 10
+    MULTI_SET = 11
+    CANCEL_WAIT = 12
+    PING = 13
+    QUEUE_PUSH = 14
+    QUEUE_POP = 15
+    QUEUE_LEN = 16
+    LIST_KEYS = 17
+    BARRIER = 18
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What follows an opcode: which blobs (`K` key, `V` value), how often, and the size of the tail."""
+
+    blobs: str = ""
+    counted: bool = False
+    tail: int = 0
+
+
+SHAPES: Final[dict[Op, Shape]] = {
+    Op.VALIDATE: Shape(tail=4),
+    Op.SET: Shape("KV"),
+    Op.COMPARE_SET: Shape("KVV"),
+    Op.GET: Shape("K"),
+    Op.ADD: Shape("K", tail=8),
+    Op.CHECK: Shape("K", counted=True),
+    Op.WAIT: Shape("K", counted=True),
+    Op.GETNUMKEYS: Shape(),
+    Op.DELETE_KEY: Shape("K"),
+    Op.APPEND: Shape("KV"),
+    Op.MULTI_GET: Shape("K", counted=True),
+    Op.MULTI_SET: Shape("KV", counted=True),
+    Op.CANCEL_WAIT: Shape(),
+    Op.PING: Shape(tail=4),
+    Op.QUEUE_PUSH: Shape("KV"),
+    Op.QUEUE_POP: Shape("K"),
+    Op.QUEUE_LEN: Shape("K"),
+    Op.LIST_KEYS: Shape(),
+    Op.BARRIER: Shape("K", tail=8),
+}

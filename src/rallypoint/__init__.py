@@ -1,1 +1,78 @@
+"""Rallypoint: the meeting place of a distributed PyTorch job.
+
+What is listed here is imported when it is first used, so that `import rallypoint` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rallypoint.errors import (
+        BindError,
+        ConnectError,
+        ConnectionLostError,
+        LimitError,
+        PortInUseError,
+        ProtocolError,
+        QueueEmptyError,
+        RallypointError,
+        ServerStartError,
+        StaleFileError,
+        StoreTimeoutError,
+        UsageError,
+    )
+    from rallypoint.stores.base import Store
+    from rallypoint.stores.file import FileStore
+    from rallypoint.stores.hash import HashStore
+    from rallypoint.stores.prefix import PrefixStore
+    from rallypoint.stores.rendezvous import Rendezvous, rendezvous
+    from rallypoint.stores.tcp import TCPStore
+
+__all__ = [
+    "BindError",
+    "ConnectError",
+    "ConnectionLostError",
+    "FileStore",
+    "HashStore",
+    "LimitError",
+    "PortInUseError",
+    "PrefixStore",
+    "ProtocolError",
+    "QueueEmptyError",
+    "RallypointError",
+    "Rendezvous",
+    "ServerStartError",
+    "StaleFileError",
+    "Store",
+    "StoreTimeoutError",
+    "TCPStore",
+    "UsageError",
+    "__version__",
+    "rendezvous",
+]
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "FileStore": "rallypoint.stores.file",
+    "HashStore": "rallypoint.stores.hash",
+    "PrefixStore": "rallypoint.stores.prefix",
+    "Rendezvous": "rallypoint.stores.rendezvous",
+    "Store": "rallypoint.stores.base",
+    "TCPStore": "rallypoint.stores.tcp",
+    "rendezvous": "rallypoint.stores.rendezvous",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "rallypoint.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -101,6 +101,12 @@ def describe(listener: socket.socket) -> str:
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
 
 
+def reachable_at(listener: socket.socket) -> tuple[str, int]:
+    """Host and port at which this machine itself reaches a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
+
+
 def _listen_all(addresses: Iterable[str], port: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:

@@ -24,7 +24,7 @@ from typing import IO
 
 from rallypoint.errors import ServerStartError
 from rallypoint.server.backend import Choice
-from rallypoint.server.binding import adopt, describe, listen
+from rallypoint.server.binding import adopt, describe, listen, reachable_at
 from rallypoint.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
@@ -49,16 +49,35 @@ main()
 
 
 class HostedServer:
-    """A server process of this process. `close` ends it; so does the end of this process."""
+    """A server process of this process, and how many stores use it; the last one to let go ends it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, backend: str) -> None:
-        self.port = port
+    def __init__(self, process: subprocess.Popen[bytes], address: tuple[str, int], backend: str) -> None:
+        self.address = address
+        """Host and port at which this machine reaches it."""
         self.backend = backend
         self.pid = process.pid
+        self._users = 1
+        self._lock = threading.Lock()
         self._stop = weakref.finalize(self, _stop, process, os.getpid())
 
-    def close(self) -> None:
-        """End the server and wait for that; nothing happens if it has ended, or belongs to a parent."""
+    @property
+    def port(self) -> int:
+        return self.address[1]
+
+    def retain(self) -> bool:
+        """Count one user more; False if the server has ended."""
+        with self._lock:
+            if self._users == 0:
+                return False
+            self._users += 1
+            return True
+
+    def release(self) -> None:
+        """Count one user less. The last one ends the server and waits for that; never in a forked child."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
         self._stop()
 
 
@@ -79,31 +98,20 @@ def host_server(
     return server
 
 
-class SharedServers:
-    """The servers that `multi_tenant` stores of this process share, by their ports."""
+_shared: weakref.WeakValueDictionary[int, HostedServer] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users: dict[int, tuple[HostedServer, int]] = {}
 
-    def acquire(self, host: str, port: int, backend: Choice, listen_fd: int | None) -> HostedServer:
-        """The server of `port`, started if there is none. Pair with `release`."""
-        with self._lock:
-            server, users = self._users.get(port, (None, 0)) if port else (None, 0)
-            if server is None:
-                server = host_server(host, port, backend=backend, listen_fd=listen_fd)
-            self._users[server.port] = (server, users + 1)
-            return server
-
-    def release(self, server: HostedServer) -> None:
-        """One user less; the last one ends the server."""
-        with self._lock:
-            _, users = self._users[server.port]
-            if users > 1:
-                self._users[server.port] = (server, users - 1)
-                return
-            del self._users[server.port]
-        server.close()
+def share_server(
+    host: str, port: int, *, backend: Choice = Choice.AUTO, listen_fd: int | None = None
+) -> HostedServer:
+    """The server of this process on `port`, if there is one that is shared; else a new one, to be shared."""
+    with _sharing:
+        server = _shared.get(port)
+        if server is None or not server.retain():
+            server = host_server(host, port, backend=backend, listen_fd=listen_fd)
+            _shared[server.port] = server
+        return server
 
 
 def _start(listeners: Sequence[socket.socket], backend: Choice, limits: Limits) -> HostedServer:
@@ -117,7 +125,7 @@ def _start(listeners: Sequence[socket.socket], backend: Choice, limits: Limits) 
         raise
     if answer["warning"]:
         logger.warning("%s", answer["warning"])
-    server = HostedServer(process, listeners[0].getsockname()[1], answer["backend"])
+    server = HostedServer(process, reachable_at(listeners[0]), answer["backend"])
     places = ", ".join(map(describe, listeners))
     seconds = time.monotonic() - began
     logger.info(

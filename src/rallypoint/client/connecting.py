@@ -1,0 +1,157 @@
+"""Reaching a server that may not be up yet: retries with jittered back-off, until a deadline.
+
+When the deadline passes, the error says what was tried, address by address, and what to check.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import threading
+import time
+from collections import Counter
+
+from rallypoint.client.connection import Connection
+from rallypoint.client.deadline import Deadline
+from rallypoint.errors import ConnectError, ConnectionLostError, ProtocolError, StoreTimeoutError
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+_CONNECT_SECONDS = 10.0
+
+_NOT_RESOLVED = "name not resolved"
+_NO_ROUTE = "there is no route to that machine: another network, or an address that leads nowhere"
+_HINTS = {
+    errno.ECONNREFUSED: "nothing listens there: is the process that holds the store up, on this port?",
+    errno.ETIMEDOUT: "no answer at all: a firewall, or an address that leads nowhere",
+    errno.EHOSTUNREACH: _NO_ROUTE,
+    errno.ENETUNREACH: _NO_ROUTE,
+    errno.EMFILE: "this process has too many open files: raise the limit (ulimit -n)",
+}
+
+
+def connect(host: str, port: int, deadline: Deadline) -> Connection:
+    """A connection that has shaken hands; ConnectError when the deadline passes before."""
+    attempts = _Attempts(host, port)
+    pause = _FIRST_PAUSE
+    while True:
+        connection = _try_all(host, port, deadline, attempts)
+        if connection is not None:
+            return connection
+        nap = pause * random.uniform(0.5, 1.0)
+        if deadline.remaining <= nap:
+            raise attempts.failure(deadline)
+        time.sleep(nap)
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+class _Attempts:
+    """What was tried: for each address, its last error; and how often."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = format_address(host, port)
+        self._last: dict[str, str] = {}
+        self._codes: Counter[int] = Counter()
+        self.rounds = 0
+
+    def note(self, address: str, error: Exception) -> None:
+        code = error.errno if isinstance(error, OSError) else None
+        if isinstance(error, TimeoutError):
+            code = errno.ETIMEDOUT
+        self._last[address] = _describe(error)
+        self._codes[code or 0] += 1
+
+    def failure(self, deadline: Deadline) -> ConnectError:
+        tried = "".join(f"\n  {address}: {reason}" for address, reason in self._last.items())
+        times = f"{self.rounds} tries" if self.rounds != 1 else "1 try"
+        return ConnectError(
+            f"cannot reach the store at {self._server} within {deadline.seconds:g} s ({times}):{tried}",
+            hint=self._hint(),
+        )
+
+    def _hint(self) -> str:
+        if any(reason.startswith(_NOT_RESOLVED) for reason in self._last.values()):
+            return "the name is not known here: use an IP address, or add it to the hosts file"
+        for code, _ in self._codes.most_common():
+            if code in _HINTS:
+                return _HINTS[code]
+        return "check the address and the port, and that a store listens there"
+
+
+def format_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _try_all(host: str, port: int, deadline: Deadline, attempts: _Attempts) -> Connection | None:
+    attempts.rounds += 1
+    try:
+        addresses = _resolve(host, port, deadline)
+    except OSError as error:
+        attempts.note(host, error)
+        return None
+    for family, address in addresses:
+        try:
+            return _try_one(family, address, deadline)
+        except (OSError, ConnectionLostError, StoreTimeoutError) as error:
+            attempts.note(format_address(address[0], port), error)
+    return None
+
+
+def _try_one(family: int, address: tuple[str, int], deadline: Deadline) -> Connection:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(min(deadline.remaining, _CONNECT_SECONDS) or 1e-6)
+        sock.connect(address)
+        connection = Connection(sock, format_address(address[0], address[1]))
+        connection.shake_hands(deadline)
+    except BaseException:
+        sock.close()
+        raise
+    return connection
+
+
+def _resolve(host: str, port: int, deadline: Deadline) -> list[tuple[int, tuple[str, int]]]:
+    """Addresses of a host. The system's resolver knows no deadline, so a thread asks it."""
+    answer: list[list[tuple[int, tuple[str, int]]]] = []
+    failure: list[OSError] = []
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+            answer.append([(family, address) for family, _, _, _, address in found])  # type: ignore[misc]
+        except (OSError, UnicodeError) as error:
+            failure.append(error if isinstance(error, OSError) else OSError(str(error)))
+
+    if _is_numeric(host):
+        ask()
+    else:
+        thread = threading.Thread(target=ask, daemon=True, name="rallypoint-resolver")
+        thread.start()
+        thread.join(deadline.remaining)
+    if failure:
+        raise failure[0]
+    if not answer:
+        raise socket.gaierror(socket.EAI_AGAIN, "the resolver does not answer")
+    return answer[0]
+
+
+def _is_numeric(host: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host.strip("[]"))
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"{_NOT_RESOLVED}: {error.strerror}"
+    if isinstance(error, (ConnectionLostError, StoreTimeoutError, ProtocolError)):
+        return error.message
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

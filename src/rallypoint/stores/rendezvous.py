@@ -1,0 +1,138 @@
+"""`rendezvous`: from a URL, as init_process_group takes it, to a store, a rank and a world size; no torch.
+
+`tcp://host:port`, `env://` and `file:///path`, with `rank=`, `world_size=` and `use_libuv=` as queries.
+Which backend serves is decided as in torch: the argument over the query over the variable USE_LIBUV.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from rallypoint.errors import UsageError
+from rallypoint.server.backend import Choice, choose
+from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout
+from rallypoint.stores.file import FileStore
+from rallypoint.stores.tcp import TCPStore
+
+_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+class Rendezvous(NamedTuple):
+    """What a process needs to take part: `store, rank, world_size = rendezvous(...)`."""
+
+    store: Store
+    rank: int
+    world_size: int
+
+
+class _Request(NamedTuple):
+    """A rendezvous URL taken apart, with what was passed beside it."""
+
+    url: SplitResult
+    query: Mapping[str, str]
+    rank: int
+    world_size: int
+    timeout: Timeout
+    use_libuv: bool | None
+
+
+def rendezvous(
+    url: str,
+    rank: int = -1,
+    world_size: int = -1,
+    *,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    use_libuv: bool | None = None,
+) -> Rendezvous:
+    """Meet the other ranks; -1 leaves rank or world size to the URL or the environment.
+
+    Rank 0 of `tcp://` and `env://` starts the store server. UsageError says what is missing or wrong.
+    """
+    parts = urlsplit(url)
+    meet = _SCHEMES.get(parts.scheme)
+    if meet is None:
+        known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+        raise UsageError(f"{url!r} is no rendezvous URL", hint=f"it begins with one of {known}")
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    choice = choose(use_libuv, query.get("use_libuv"))
+    backend = None if choice is Choice.AUTO else choice is Choice.LIBUV
+    return meet(_Request(parts, query, rank, world_size, timeout, backend))
+
+
+def _meet_tcp(request: _Request) -> Rendezvous:
+    host, port = request.url.hostname, request.url.port
+    if not host or port is None:
+        raise UsageError(
+            f"{request.url.geturl()!r} lacks a host or a port",
+            hint="write tcp://HOST:PORT, with port 0 for none",
+        )
+    rank = _number("rank", request.rank, request.query, {})
+    world_size = _number("world_size", request.world_size, request.query, {})
+    return _meet_at(host, port, rank, world_size, rank == 0, request)
+
+
+def _meet_env(request: _Request) -> Rendezvous:
+    environ = os.environ
+    rank = _number("rank", request.rank, request.query, environ)
+    world_size = _number("world_size", request.world_size, request.query, environ)
+    host = environ.get("MASTER_ADDR", "")
+    if not host:
+        raise UsageError("env:// needs the variable MASTER_ADDR", hint="a launcher sets it, or you do")
+    port = _number("master_port", -1, {}, environ)
+    # Under torchrun, the agent holds the store, and every rank is a client.
+    is_master = rank == 0 and environ.get(_AGENT_STORE) != "True"
+    return _meet_at(host, port, rank, world_size, is_master, request)
+
+
+def _meet_at(
+    host: str, port: int, rank: int, world_size: int, is_master: bool, request: _Request
+) -> Rendezvous:
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} does not exist in a world of {world_size}")
+    store = TCPStore(
+        host,
+        port,
+        world_size,
+        is_master,
+        request.timeout,
+        multi_tenant=True,
+        use_libuv=request.use_libuv,
+    )
+    return Rendezvous(store, rank, world_size)
+
+
+def _meet_file(request: _Request) -> Rendezvous:
+    path = unquote(request.url.path)
+    if request.url.netloc or not path:
+        raise UsageError(f"{request.url.geturl()!r} names no file", hint="write file:///absolute/path")
+    if os.name == "nt":
+        path = path.lstrip("/")  # file:///C:/store
+    rank = _number("rank", request.rank, request.query, {})
+    world_size = _number("world_size", request.world_size, request.query, {})
+    return Rendezvous(FileStore(path, world_size, request.timeout), rank, world_size)
+
+
+def _number(name: str, argument: int, query: Mapping[str, str], environ: Mapping[str, str]) -> int:
+    """A number from the argument, the query, or the variable of that name in capitals."""
+    if argument >= 0:
+        return argument
+    text = query.get(name, environ.get(name.upper(), ""))
+    if not text:
+        where = (
+            f"pass it, or put ?{name}= into the URL" if not environ else f"set the variable {name.upper()}"
+        )
+        raise UsageError(f"the {name.replace('_', ' ')} is not known", hint=where)
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"the {name.replace('_', ' ')} is {text!r}, which is no number") from None
+
+
+_SCHEMES: Final[dict[str, Callable[[_Request], Rendezvous]]] = {
+    "tcp": _meet_tcp,
+    "env": _meet_env,
+    "file": _meet_file,
+}

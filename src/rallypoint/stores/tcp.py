@@ -1,0 +1,340 @@
+"""`TCPStore`: torch's store over TCP, without torch.
+
+It speaks torch's wire protocol, so the server may be Rallypoint's or torch's own, and so may its fellow
+clients. As in torch, every key goes over the wire with a `/` in front, except `init/`, which counts
+the workers of a job whose size is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rallypoint.client.connecting import connect, format_address
+from rallypoint.client.connection import Connection
+from rallypoint.client.deadline import Deadline
+from rallypoint.client.pool import ConnectionPool
+from rallypoint.errors import ProtocolError, QueueEmptyError, StoreTimeoutError, UsageError
+from rallypoint.server.backend import Choice, choose
+from rallypoint.server.hosting import HostedServer, host_server, share_server
+from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout, Value, to_bytes
+from rallypoint.wire.encoding import counted_request, pack_i64, request
+from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
+
+logger = logging.getLogger("rallypoint.store")
+
+_WORKERS = b"init/"
+_POLL_SECONDS = 0.01
+_FIRST_REPORT = 10.0
+_CANCEL_SECONDS = 10.0
+_KEYS_NAMED = 4096
+_KEYS_SHOWN = 8
+
+
+class TCPStore(Store):
+    """A client of a store server, which the master starts, in a process of its own.
+
+    Parameters as torch's. `use_libuv=None` leaves the backend to the variable USE_LIBUV, then to what is
+    installed. Close it, or use it with `with`; the master's server ends with it.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool | None = None,
+    ) -> None:
+        super().__init__(timeout)
+        choice = choose(use_libuv)
+        server = None
+        if is_master:
+            start = share_server if multi_tenant else host_server
+            server = start(host_name, port, backend=choice, listen_fd=master_listen_fd)
+        self._attach(host_name, port, server, choice)
+        try:
+            self._check_port(port)
+            self._enter(world_size if wait_for_workers else None, is_master)
+        except BaseException:
+            self.close()
+            raise
+
+    def _attach(self, host: str, port: int, server: HostedServer | None, choice: Choice) -> None:
+        self.host = host
+        self.port = server.port if server else port
+        self._choice = choice
+        self._server = server
+        self._address = server.address if server else (host, port)
+        address = self._address
+        self._pool = ConnectionPool(lambda deadline: connect(*address, deadline))
+        self._let_go = weakref.finalize(self, _let_go, self._pool, server)
+
+    def _check_port(self, port: int) -> None:
+        if port not in (0, self.port):
+            raise UsageError(
+                f"master_listen_fd is bound to port {self.port}, not to {port}",
+                hint="pass port 0 and read the store's `port`",
+            )
+
+    @property
+    def libuvBackend(self) -> bool:  # noqa: N802 - torch's name
+        """Whether the server runs on libuv; for a store that did not start it, whether it would."""
+        if self._server is None:
+            return self._choice is not Choice.LEGACY
+        return self._server.backend == "libuv"
+
+    def __repr__(self) -> str:
+        role = "master" if self._server else "client"
+        return f"TCPStore({format_address(self.host, self.port)}, {role})"
+
+    # Values
+
+    def set(self, key: str, value: Value) -> None:
+        self._tell(request(Op.SET, _wire_key(key), to_bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        return self._get([key], request(Op.GET, _wire_key(key)))[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        if not keys:
+            return []
+        return self._get(keys, counted_request(Op.MULTI_GET, _wire_keys(keys)))
+
+    def add(self, key: str, amount: int) -> int:
+        return self._add(_wire_key(key), amount)
+
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        message = request(Op.COMPARE_SET, _wire_key(key), to_bytes(expected_value), to_bytes(desired_value))
+        with self._exchange(message) as (connection, deadline):
+            return connection.read_blob(deadline)
+
+    def append(self, key: str, value: Value) -> None:
+        self._tell(request(Op.APPEND, _wire_key(key), to_bytes(value)))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        if len(keys) != len(values):
+            raise UsageError(f"multi_set got {len(keys)} keys, but {len(values)} values")
+        pairs = zip(keys, values, strict=True)
+        contents = [part for key, value in pairs for part in (_wire_key(key), to_bytes(value))]
+        self._tell(counted_request(Op.MULTI_SET, contents, blobs_each=2))
+
+    def delete_key(self, key: str) -> bool:
+        return self._ask(request(Op.DELETE_KEY, _wire_key(key))) == 1
+
+    def num_keys(self) -> int:
+        return self._ask(request(Op.GETNUMKEYS))
+
+    def list_keys(self) -> list[str]:
+        with self._exchange(request(Op.LIST_KEYS)) as (connection, deadline):
+            count = connection.read_i64(deadline)
+            keys = [connection.read_blob(deadline) for _ in range(count)]
+        return [key[1:].decode(errors="surrogateescape") for key in keys if key.startswith(b"/")]
+
+    # Waiting
+
+    def check(self, keys: Sequence[str]) -> bool:
+        with self._exchange(counted_request(Op.CHECK, _wire_keys(keys))) as (connection, deadline):
+            return connection.read(1, deadline) == READY
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        deadline = Deadline(self._seconds(timeout))
+        with self._pool.lend(deadline) as connection:
+            self._wait_for(connection, keys, deadline)
+
+    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+        deadline = Deadline(self._seconds(timeout))
+        with self._pool.lend(deadline) as connection:
+            connection.send(request(Op.BARRIER, _wire_key(key), tail=pack_i64(world_size)), deadline)
+            if not _stopped(connection, deadline):
+                raise StoreTimeoutError(
+                    f"not all {world_size} members came to the barrier {key!r} within {deadline.seconds:g} s",
+                    hint="one of them is late or gone, or names another key or size",
+                    keys=(key,),
+                )
+
+    # Queues
+
+    def queue_push(self, key: str, value: Value) -> None:
+        self._tell(request(Op.QUEUE_PUSH, _wire_key(key), to_bytes(value)))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        deadline = Deadline(self._timeout)
+        with self._pool.lend(deadline) as connection:
+            # Who is woken may still find the queue empty, because another was quicker: wait again.
+            while (value := _pop(connection, key, deadline)) is None:
+                if not block:
+                    raise QueueEmptyError(f"the queue {key!r} is empty")
+                self._wait_for(connection, [key], deadline)
+            return value
+
+    def queue_len(self, key: str) -> int:
+        return self._ask(request(Op.QUEUE_LEN, _wire_key(key)))
+
+    # The store itself
+
+    def clone(self) -> TCPStore:
+        """Another client of the same server. A master's server ends when it and its clones are closed."""
+        if self._server is not None:
+            self._server.retain()
+        twin = TCPStore.__new__(TCPStore)
+        Store.__init__(twin, self._timeout)
+        twin._attach(self.host, self.port, self._server, self._choice)
+        return twin
+
+    def close(self) -> None:
+        """Close the connections; the master, or its last clone, also ends the server."""
+        self._let_go()
+
+    # Exchanges
+
+    @contextmanager
+    def _exchange(self, message: bytes) -> Iterator[tuple[Connection, Deadline]]:
+        """Send a request; the body reads all of its reply."""
+        deadline = Deadline(self._timeout)
+        with self._pool.lend(deadline) as connection:
+            connection.send(message, deadline)
+            yield connection, deadline
+            connection.finish()
+
+    def _tell(self, message: bytes) -> None:
+        """A request without a reply, acknowledged by a PING behind it.
+
+        Without that, the next call could overtake it on another connection.
+        """
+        nonce = b"done"
+        with self._exchange(message + request(Op.PING, tail=nonce)) as (connection, deadline):
+            _expect(connection.read(len(nonce), deadline), nonce)
+
+    def _ask(self, message: bytes) -> int:
+        with self._exchange(message) as (connection, deadline):
+            return connection.read_i64(deadline)
+
+    def _add(self, wire_key: bytes, amount: int) -> int:
+        return self._ask(request(Op.ADD, wire_key, tail=pack_i64(amount)))
+
+    def _get(self, keys: Sequence[str], message: bytes) -> list[bytes]:
+        """Values in one round trip if all keys are there (torch takes two); else wait, and ask again."""
+        deadline = Deadline(self._timeout)
+        check = counted_request(Op.CHECK, _wire_keys(keys))
+        with self._pool.lend(deadline) as connection:
+            connection.send(check + message, deadline)
+            ready = connection.read(1, deadline) == READY
+            values = _read_values(connection, len(keys), deadline)
+            if not ready:
+                self._wait_for(connection, keys, deadline)
+                connection.send(message, deadline)
+                values = _read_values(connection, len(keys), deadline)
+            return values
+
+    def _wait_for(self, connection: Connection, keys: Sequence[str], deadline: Deadline) -> None:
+        connection.send(counted_request(Op.WAIT, _wire_keys(keys)), deadline)
+        if _stopped(connection, deadline):
+            return
+        missing = _missing(connection, keys[:_KEYS_NAMED])
+        shown = ", ".join(missing[:_KEYS_SHOWN]) + (", …" if len(missing) > _KEYS_SHOWN else "")
+        raise StoreTimeoutError(
+            f"waited {deadline.seconds:g} s at the store {format_address(self.host, self.port)}; "
+            f"{len(missing)} of {len(keys)} keys are missing: {shown}",
+            hint="the rank that should set them is late or gone: see its log",
+            keys=tuple(missing),
+        )
+
+    # Coming together
+
+    def _enter(self, world_size: int | None, is_master: bool) -> None:
+        deadline = Deadline(self._timeout)
+        with self._pool.lend(deadline):
+            pass  # connected, and the server has answered
+        if world_size is None or world_size == -1:
+            return
+        if world_size < 1:
+            raise UsageError(f"the world size is {world_size}, but must be positive")
+        count = self._add(_WORKERS, 1)
+        if is_master:
+            self._wait_for_workers(count, world_size, deadline)
+
+    def _wait_for_workers(self, count: int, world_size: int, deadline: Deadline) -> None:
+        next_report = _FIRST_REPORT
+        while count < world_size:
+            if deadline.passed:
+                raise StoreTimeoutError(
+                    f"{count} of {world_size} workers have come to the store "
+                    f"{format_address(self.host, self.port)} within {deadline.seconds:g} s",
+                    hint="the others did not start, or cannot reach this machine: see their logs",
+                )
+            if deadline.elapsed > next_report:
+                logger.warning("%d of %d workers have come after %.0f s", count, world_size, deadline.elapsed)
+                next_report *= 2
+            time.sleep(_POLL_SECONDS)
+            count = self._add(_WORKERS, 0)
+
+
+def _let_go(pool: ConnectionPool, server: HostedServer | None) -> None:
+    pool.close()
+    if server is not None:
+        server.release()
+
+
+def _wire_key(key: str) -> bytes:
+    return b"/" + key.encode(errors="surrogateescape")
+
+
+def _wire_keys(keys: Sequence[str]) -> list[bytes]:
+    return [_wire_key(key) for key in keys]
+
+
+def _read_values(connection: Connection, count: int, deadline: Deadline) -> list[bytes]:
+    values = [connection.read_blob(deadline) for _ in range(count)]
+    connection.finish()
+    return values
+
+
+def _pop(connection: Connection, key: str, deadline: Deadline) -> bytes | None:
+    connection.send(request(Op.QUEUE_POP, _wire_key(key)), deadline)
+    value = connection.read_blob(deadline) if connection.read_i64(deadline) > 0 else None
+    connection.finish()
+    return value
+
+
+def _stopped(connection: Connection, deadline: Deadline) -> bool:
+    """Await STOP_WAITING; at the deadline cancel, and return False unless it came through after all."""
+    try:
+        _expect(connection.read(1, deadline), STOP_WAITING)
+    except StoreTimeoutError:
+        return _cancelled_too_late(connection)
+    connection.finish()
+    return True
+
+
+def _cancelled_too_late(connection: Connection) -> bool:
+    deadline = Deadline(_CANCEL_SECONDS)
+    connection.send(request(Op.CANCEL_WAIT), deadline)
+    answer = connection.read(1, deadline)
+    stopped = answer == STOP_WAITING
+    if stopped:
+        answer = connection.read(1, deadline)
+    _expect(answer, WAIT_CANCELED)
+    connection.finish()
+    return stopped
+
+
+def _missing(connection: Connection, keys: Sequence[str]) -> list[str]:
+    deadline = Deadline(_CANCEL_SECONDS)
+    checks = [counted_request(Op.CHECK, [_wire_key(key)]) for key in keys]
+    connection.send(b"".join(checks), deadline)
+    answers = connection.read(len(keys), deadline)
+    connection.finish()
+    return [key for key, answer in zip(keys, answers, strict=True) if answer != READY[0]]
+
+
+def _expect(answer: bytes, expected: bytes) -> None:
+    if answer != expected:
+        raise ProtocolError(f"the store answered {answer!r} where {expected!r} was due")

@@ -1,0 +1,84 @@
+"""Servers and other processes for tests: started, awaited without sleeping, and always ended."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch.distributed as dist
+
+BACKENDS = ("libuv", "legacy")
+
+
+@dataclass
+class Server:
+    """A running `rallypoint serve`."""
+
+    process: subprocess.Popen[str]
+    host: str
+    port: int
+    backend: str
+    log: IO[str]
+    """What it writes to standard error, as a file."""
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def read_log(self) -> str:
+        self.log.seek(0)
+        return self.log.read()
+
+
+@contextmanager
+def serving(
+    backend: str, log: IO[str], options: Sequence[str] = (), host: str = "127.0.0.1"
+) -> Iterator[Server]:
+    """`rallypoint serve` on a free port; ended when the block is left."""
+    command = [sys.executable, "-m", "rallypoint", "serve", "--host", host, "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--backend", backend, *options], stdout=subprocess.PIPE, stderr=log, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("rallypoint: serving on "), line
+        place, _, kind = line.removeprefix("rallypoint: serving on ").strip().rpartition(" ")
+        yield Server(process, host, int(place.rpartition(":")[2]), kind.strip("()"), log)
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process that this test started, and close its pipes."""
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+@contextmanager
+def torch_serving(use_libuv: bool) -> Iterator[int]:
+    """torch's own server, on an IPv4 loopback port: its reverse look-ups then find the hosts file's answer."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        probe.listen(4096)
+        port = probe.getsockname()[1]
+        if use_libuv:
+            store = dist.TCPStore(
+                "127.0.0.1",
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=probe.detach(),
+                use_libuv=True,
+            )
+        else:
+            probe.close()
+            store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, use_libuv=False)
+        yield port
+        del store

@@ -13,41 +13,33 @@ Time comes in as a parameter, in seconds of any monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rallypoint.engine import Engine
-from rallypoint.engine.keyspace import Value
-from rallypoint.errors import LimitError
-from rallypoint.wire.encoding import EMPTY_BLOB, blob, blobs, pack_i64
+from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, blobs, pack_i64, pack_u64
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED
 from rallypoint.wire.parser import Forms, RequestParser
 
-# Replies shorter than this are not counted one by one: a read of requests cannot make enough of them.
-_LARGE = 4096
-
 
 class Connection:
-    """One client: its parser, and the handler of its requests. Made by `Core.open` alone."""
+    """One client: the handler of its requests. Made by `Core.open` alone."""
 
-    __slots__ = ("_core", "_engine", "_large_bytes", "_parser", "peer")
+    __slots__ = ("_core", "_engine", "_get", "peer", "receive")
+
+    receive: Callable[[bytes], bytes]
+    """Takes what the client sent, and returns what it is to be sent, in one write.
+
+    Raises ProtocolError when the connection is to be closed. Either way, `Core.take_woken` comes next.
+    """
 
     def __init__(self, core: Core, peer: str) -> None:
         self._core = core
         self._engine = core.engine
-        self._large_bytes = 0  # of the replies to the data being received
+        self._get = core.engine.get
         self.peer = peer
-        self._parser = RequestParser(self, core.forms)
-
-    def receive(self, data: bytes) -> bytes:
-        """Take what the client sent, and return what it is to be sent, in one write.
-
-        Raises ProtocolError when the connection is to be closed. Either way, `Core.take_woken` comes next.
-        """
-        reply = self._parser.feed(data)
-        if len(reply) >= _LARGE:
-            self._large_bytes = 0
-        return reply
+        self.receive = RequestParser(self, core.forms).feed
 
     # What the parser calls, for each request: the handler's methods return the reply.
 
@@ -59,13 +51,16 @@ class Connection:
         return nonce
 
     def get(self, key: bytes) -> bytes:
-        value = self._engine.get(key)
-        return EMPTY_BLOB if value is None else self._value(value)
+        value = self._get(key)
+        if value is None:
+            return EMPTY_BLOB
+        length = len(value)  # from here on as in `blob`, but without the call: this is the hot path
+        return (SHORT_LENGTHS[length] if length < SHORT else pack_u64(length)) + value
 
     def multi_get(self, keys: list[bytes]) -> bytes:
-        get = self._engine.get
+        get = self._get
         values = [get(key) or b"" for key in keys]
-        self._count_large(sum(map(len, values)))
+        self._core.check_reply(sum(map(len, values)))
         return blobs(values)
 
     def set(self, key: bytes, value: bytes) -> bytes:
@@ -88,7 +83,7 @@ class Connection:
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
         value, woken = self._engine.compare_set(key, expected, desired)
-        return self._core.wake(woken, self) + self._value(value)
+        return self._core.wake(woken, self) + blob(value)
 
     def delete_key(self, key: bytes) -> bytes:
         return pack_i64(self._engine.delete(key))
@@ -98,7 +93,7 @@ class Connection:
 
     def list_keys(self) -> bytes:
         keys = list(self._engine.keys())
-        self._count_large(sum(map(len, keys)))
+        self._core.check_reply(sum(map(len, keys)))
         return pack_i64(len(keys)) + blobs(keys)
 
     def queue_push(self, key: bytes, value: bytes) -> bytes:
@@ -106,7 +101,7 @@ class Connection:
 
     def queue_pop(self, key: bytes) -> bytes:
         length, value = self._engine.pop(self, key)
-        return pack_i64(length) if value is None else pack_i64(length) + self._value(value)
+        return pack_i64(length) if value is None else pack_i64(length) + blob(value)
 
     def queue_len(self, key: bytes) -> bytes:
         return pack_i64(self._engine.queue_length(key))
@@ -125,17 +120,9 @@ class Connection:
         self._core.wake(self._engine.withdraw(self), self)
         return WAIT_CANCELED
 
-    def _value(self, value: Value) -> bytes:
-        if len(value) >= _LARGE:
-            self._count_large(len(value))
-        return blob(value)
 
-    def _count_large(self, count: int) -> None:
-        """Bound the replies of one read: short requests for long values could ask for any amount."""
-        self._large_bytes += count
-        limit = self._core.limits.unsent_bytes
-        if self._large_bytes > limit:
-            raise LimitError(f"asked for more than {limit:,} bytes at once, the limit unsent_bytes")
+def _receive_nothing(_: bytes) -> bytes:
+    raise ProtocolError("the connection has been closed")
 
 
 class Core:
@@ -172,6 +159,7 @@ class Core:
         """Forget a connection; `take_woken` comes next."""
         self.connections.discard(connection)
         self._handshakes.pop(connection, None)
+        connection.receive = _receive_nothing  # the parser refers back to the connection
         self.wake(self.engine.withdraw(connection), connection)
 
     def overdue(self, now: float) -> list[Connection]:
@@ -186,6 +174,12 @@ class Core:
     def next_deadline(self) -> float | None:
         """When `overdue` is worth asking again."""
         return next(iter(self._handshakes.values()), None)
+
+    def check_reply(self, count: int) -> None:
+        """Refuse to put together a reply that is longer than anyone may be sent."""
+        limit = self.limits.unsent_bytes
+        if count > limit:
+            raise LimitError(f"asked for {count:,} bytes at once; the limit unsent_bytes is {limit:,}")
 
     def complete_handshake(self, connection: Connection) -> None:
         self._handshakes.pop(connection, None)

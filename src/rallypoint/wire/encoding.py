@@ -22,11 +22,11 @@ unpack_i64 = _I64.unpack_from
 I64_MIN: Final = -(1 << 63)
 I64_MAX: Final = (1 << 63) - 1
 
-# A lookup is a third of the price of a pack, and nearly every blob is short.
-_SHORT: Final = 1024
-_PREFIXES: Final = tuple(pack_u64(length) for length in range(_SHORT))
+# The packed lengths of short blobs, which nearly all are: a lookup is a third of the price of a pack.
+SHORT: Final = 1024
+SHORT_LENGTHS: Final = tuple(pack_u64(length) for length in range(SHORT))
 
-EMPTY_BLOB: Final = _PREFIXES[0]
+EMPTY_BLOB: Final = SHORT_LENGTHS[0]
 
 VALIDATE: Final = bytes([Op.VALIDATE]) + pack_u32(MAGIC)
 """The first request of every connection."""
@@ -35,7 +35,7 @@ VALIDATE: Final = bytes([Op.VALIDATE]) + pack_u32(MAGIC)
 def blob(content: bytes | bytearray) -> bytes:
     """`content` behind its length."""
     length = len(content)
-    return (_PREFIXES[length] if length < _SHORT else pack_u64(length)) + content
+    return (SHORT_LENGTHS[length] if length < SHORT else pack_u64(length)) + content
 
 
 def blobs(contents: Iterable[bytes | bytearray]) -> bytes:

@@ -89,6 +89,9 @@ _TAIL: Final = 4
 
 _GET: Final = int(Op.GET)
 
+# Shorter replies are not counted against the limit: one read holds too few requests for that.
+_LARGE_REPLY: Final = 4096
+
 
 class _Form:
     """One row of the table of requests: a shape, its limits, and whom a complete request goes to."""
@@ -191,6 +194,7 @@ class RequestParser:
         begin = -1  # where the request under way begins in this data; -1 if it began in earlier data
         position = 0
         end = len(data)
+        large = 0  # bytes of the large ones among the replies
         while True:
             if atom == _OPCODE:
                 if position == end:
@@ -203,7 +207,10 @@ class RequestParser:
                     position += 8
                     stop = position + length
                     if stop <= end and length <= key_cap:
-                        replies.append(handler.get(data[position:stop]))
+                        reply = handler.get(data[position:stop])
+                        replies.append(reply)
+                        if len(reply) >= _LARGE_REPLY:
+                            large = self._checked_replies(large + len(reply))
                         position = stop
                         continue
                     form, atom, blobs, left = self._cut_get(length), _BODY, [], 1
@@ -249,6 +256,8 @@ class RequestParser:
             reply = form.deliver(handler, blobs, data[position:stop])
             if reply:
                 replies.append(reply)
+                if len(reply) >= _LARGE_REPLY:
+                    large = self._checked_replies(large + len(reply))
             position = stop
             atom = _OPCODE
         self._atom, self._form, self._blobs, self._blobs_left = atom, form, blobs, left
@@ -279,6 +288,13 @@ class RequestParser:
         limit = self._forms.limits.keys_per_request
         if count > limit:
             raise LimitError(f"{form.op.name} of {count:,} keys; the limit keys_per_request is {limit:,}")
+        return count
+
+    def _checked_replies(self, count: int) -> int:
+        """Bound the replies to one feed: short requests for long values could ask for any amount."""
+        limit = self._forms.limits.unsent_bytes
+        if count > limit:
+            raise LimitError(f"asked for more than {limit:,} bytes at once, the limit unsent_bytes")
         return count
 
     def _suspend(self, data: bytes, begin: int, position: int) -> None:

@@ -1,0 +1,182 @@
+"""`FileStore`: a store in a file, for processes on one machine or on several that share a disk.
+
+Each object keeps an engine with all that the file says. To act, it locks the file, applies what others
+have appended, acts on the engine, and appends what it did (`filelog`). Waits look at the file's length,
+more and more seldom. The file lives as long as a member has it open (`membership`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from rallypoint.client.deadline import Deadline
+from rallypoint.engine import Engine
+from rallypoint.errors import RallypointError, UsageError
+from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout
+from rallypoint.stores.filelog import CALL_BYTES, MEMBER_BYTES, FileLog
+from rallypoint.stores.local import LocalStore
+from rallypoint.stores.membership import Member, Process, refusal
+from rallypoint.wire.encoding import counted_request, request
+from rallypoint.wire.opcodes import SHAPES, Op
+
+_Result = TypeVar("_Result")
+
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.05
+# Network file systems may show an old length until the file is locked.
+_LONGEST_TRUST = 1.0
+# Waits that are over still need the lock once, to tell what was missing and to leave a barrier.
+_LOCK_SECONDS = 10.0
+
+
+class _Seat:
+    """One member's place in the store: taken by a `FileStore`, shared by its clones, left with the last."""
+
+    def __init__(self, path: str, world_size: int | None, deadline: Deadline) -> None:
+        self.id = os.urandom(MEMBER_BYTES)
+        self.log = FileLog(path)
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._users = 1
+        with self.log.locked(deadline, create=True):
+            reason = refusal(self.log.members.values(), world_size)
+            if reason is not None:
+                raise self.log.belongs_to_others(reason)
+            self.log.join(self.id, Member(Process.current(), world_size))
+
+    def share(self) -> None:
+        with self._lock:
+            self._users += 1
+
+    def give_up(self) -> None:
+        """One user fewer; the last one leaves, and removes the file if no member is left in it.
+
+        A child that was forked shares the seat, but it is not the child's to leave.
+        """
+        if self._owner != os.getpid():
+            return
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+        try:
+            self._leave()
+        except RallypointError:
+            pass  # the file is gone already, or cannot be had: others will see that this process has ended
+
+    def _leave(self) -> None:
+        with self.log.locked(Deadline(_LOCK_SECONDS)):
+            self.log.leave(self.id)
+            if all(member.is_gone for member in self.log.members.values()):
+                self.log.remove()
+
+
+class FileStore(LocalStore):
+    """The store in the file `file_name`, which the first member creates and the last one removes.
+
+    A member is a `FileStore` with its clones; it leaves when they are closed, collected, or the
+    interpreter exits. `world_size` is how many members there will be; None or -1 if that is not known.
+    StaleFileError if the file is of another run, or none of this package's. Close the store only after all
+    have joined (a `barrier` sees to it): if the only member leaves, what it stored is gone.
+
+    A member that is killed at a barrier is not counted there any more, if it ran on the machine of the one
+    that completes the barrier; if it ran elsewhere, that is not noticed.
+    """
+
+    def __init__(
+        self,
+        file_name: str | os.PathLike[str],
+        world_size: int | None = None,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+    ) -> None:
+        super().__init__(timeout)
+        size = None if world_size == -1 else world_size
+        if size is not None and size < 1:
+            raise UsageError(
+                f"the world size is {world_size}, but must be positive, or -1 if it is not known"
+            )
+        self._attach(_Seat(os.path.abspath(os.fspath(file_name)), size, Deadline(self._timeout)))
+
+    def _attach(self, seat: _Seat) -> None:
+        self._seat = seat
+        self._log = seat.log
+        self._let_go = weakref.finalize(self, seat.give_up)
+
+    def __repr__(self) -> str:
+        return f"FileStore({self.path!r})"
+
+    @property
+    def path(self) -> str:
+        """The path of the file."""
+        return self._log.path
+
+    def clone(self) -> FileStore:
+        """Another object for the same member, which stays one until both are closed."""
+        self._check_open()
+        self._seat.share()
+        twin = FileStore.__new__(FileStore)
+        Store.__init__(twin, self._timeout)
+        twin._attach(self._seat)
+        return twin
+
+    def close(self) -> None:
+        """Leave, unless clones are still open; the last member that leaves removes the file."""
+        self._closed = True
+        self._let_go()
+
+    def _at_once(self, act: Callable[[Engine[bytes]], _Result]) -> _Result:
+        with self._log.locked(Deadline(max(self._timeout, _LOCK_SECONDS))) as engine:
+            return act(engine)
+
+    def _until(
+        self, attempt: Callable[[Engine[bytes]], _Result | None], deadline: Deadline
+    ) -> _Result | None:
+        pause = _FIRST_PAUSE
+        while True:
+            self._check_open()
+            with self._log.locked(Deadline(deadline.remaining + _LOCK_SECONDS)) as engine:
+                seen = self._log.length
+                result = attempt(engine)
+            if result is not None or deadline.passed:
+                return result
+            pause = self._await_growth(seen, pause, deadline)
+
+    def _await_growth(self, seen: int, pause: float, deadline: Deadline) -> float:
+        """Sleep until the file has another length than the one seen; return how long to pause next."""
+        trust = Deadline(_LONGEST_TRUST)
+        while not (self._closed or deadline.passed or trust.passed):
+            time.sleep(min(pause, deadline.remaining))
+            pause = min(1.5 * pause, _LONGEST_PAUSE)
+            if self._log.size_on_disk() != seen:
+                break
+        return pause
+
+    def _record(self, op: Op, contents: Sequence[bytes], *, tail: bytes = b"", member: bytes = b"") -> None:
+        shape = SHAPES[op]
+        if shape.counted:
+            message = counted_request(op, contents, blobs_each=len(shape.blobs))
+        else:
+            message = request(op, *contents, tail=tail)
+        self._log.write_change(member or self._seat.id + bytes(CALL_BYTES), message)
+
+    # Barriers
+
+    def _new_member(self) -> bytes:
+        return self._seat.id + os.urandom(CALL_BYTES)
+
+    def _arrive(self, engine: Engine[bytes], member: bytes, name: bytes, world_size: int) -> None:
+        present = engine.arrived(name).get(world_size, [])
+        if len(present) + 1 >= world_size:
+            for other in present:
+                if self._is_gone(other):
+                    self._withdraw(engine, other)
+        super()._arrive(engine, member, name, world_size)
+
+    def _is_gone(self, other: bytes) -> bool:
+        member = self._log.members.get(other[:MEMBER_BYTES])
+        return member is None or member.is_gone

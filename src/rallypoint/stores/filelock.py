@@ -1,0 +1,112 @@
+"""A file that is open and locked: for one holder at a time, among all threads, processes and machines.
+
+The lock is the system's and belongs to the open file, so it ends with its holder, however that ends. It
+is polled for, because only so can it have a deadline. Who gets it may hold a file that its last user has
+just removed, while the path already names another: then it opens that one instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rallypoint.client.deadline import Deadline
+from rallypoint.errors import StoreTimeoutError
+
+_FIRST_PAUSE = 0.000_05
+_LONGEST_PAUSE = 0.005
+_BUSY = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _FLAGS = os.O_RDWR | os.O_BINARY
+
+    # Nobody could read locked bytes there; so it is one that the file never gets to.
+    _LOCKED_BYTE = 0x7FFF_0000
+
+    def _lock_or_raise(descriptor: int) -> None:
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+
+    def _unlock(descriptor: int) -> None:
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    _FLAGS = os.O_RDWR | os.O_CLOEXEC
+
+    def _lock_or_raise(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _unlock(descriptor: int) -> None:
+        # Closing would not do: a child that was forked meanwhile has the same open file.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+@contextmanager
+def open_locked(path: str, deadline: Deadline, *, create: bool) -> Iterator[int]:
+    """A descriptor of the file at `path`, locked; StoreTimeoutError if others hold it until the deadline.
+
+    Raises FileNotFoundError if there is none, and it is not to be created; other OSErrors as they come.
+    """
+    flags = _FLAGS | os.O_CREAT if create else _FLAGS
+    while True:
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            _lock(descriptor, path, deadline)
+            try:
+                if _is_at(path, descriptor):
+                    yield descriptor
+                    return
+            finally:
+                _unlock(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_locked(path: str, descriptor: int) -> None:
+    """Remove the file that `open_locked` gave.
+
+    It is emptied first, as an empty file is as good as none: Windows does not remove one that is open.
+    """
+    os.ftruncate(descriptor, 0)
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def _lock(descriptor: int, path: str, deadline: Deadline) -> None:
+    pause = _FIRST_PAUSE
+    while not _try_lock(descriptor):
+        if deadline.passed:
+            raise StoreTimeoutError(
+                f"the file {path} stayed locked by others for {deadline.seconds:g} s",
+                hint="a process that uses it is stopped or hangs: end it",
+            )
+        time.sleep(min(pause, deadline.remaining))
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        _lock_or_raise(descriptor)
+    except OSError as error:
+        if error.errno in _BUSY:
+            return False
+        raise
+    return True
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,138 @@
+"""Who takes part in a file store, and whether its file is of this run.
+
+A file may stay behind when its run crashes, and would feed the next run old values. Nothing in it tells
+runs apart for certain, so a newcomer is refused when the members it would join cannot be waiting for it:
+because none of them lives, or because their world is complete. Whether a process lives can be told only on
+its own machine, between two boots and in one namespace of process numbers; elsewhere it is taken to live.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from rallypoint.errors import RallypointError
+
+_PROC = Path("/proc")
+_ENDED = "ZX"  # states of processes that are only kept for their parents
+_MEMBERS_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, told apart from all others that ever had its number."""
+
+    host: str
+    boot: str  # of the host, and the namespace of its process numbers; empty where Linux is not there to tell
+    pid: int
+    started: int  # in clock ticks after the boot; 0 where Linux is not there to tell
+
+    @classmethod
+    def current(cls) -> Process:
+        pid = os.getpid()
+        state = _state_of(pid)
+        return cls(socket.gethostname(), _boot(), pid, state[1] if state else 0)
+
+    def is_dead(self) -> bool:
+        """Whether it is known to have ended."""
+        if (self.host, self.boot) != (socket.gethostname(), _boot()):
+            return False
+        if not _exists(self.pid):
+            return True
+        state = _state_of(self.pid)
+        return state is not None and (state[0] in _ENDED or state[1] != self.started)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+@dataclass
+class Member:
+    """A process that has opened the store; with the world size that it named."""
+
+    process: Process
+    world_size: int | None
+    left: bool = False
+
+    @property
+    def is_gone(self) -> bool:
+        return self.left or self.process.is_dead()
+
+    def to_json(self) -> bytes:
+        return json.dumps({"world_size": self.world_size, **asdict(self.process)}).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Member:
+        """Raises RallypointError if that is no member."""
+        try:
+            fields = json.loads(text)
+            return cls(world_size=fields.pop("world_size"), process=Process(**fields))
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise RallypointError(f"{text!r} describes no member of a file store") from error
+
+    def __str__(self) -> str:
+        if self.left:
+            return f"{self.process} (has left)"
+        return f"{self.process} ({'dead' if self.process.is_dead() else 'alive, as far as is known'})"
+
+
+def refusal(members: Collection[Member], world_size: int | None) -> str | None:
+    """Why one more, who names this world size, may not join these members; None if it may."""
+    if not members:
+        return None
+    if all(member.is_gone for member in members):
+        return "its run has crashed, as those of its members that have not left are dead"
+    known = next((member.world_size for member in members if member.world_size is not None), None)
+    size = known if known is not None else world_size
+    if size is not None and len(members) >= size:
+        left = sum(member.left for member in members)
+        places = f"all {size} places of its world are taken"
+        return f"its run is over or ending: {places}, and {left} have left again" if left else places
+    if world_size not in (None, size):
+        return f"its world has {size} members, not {world_size}"
+    return None
+
+
+def describe(members: Collection[Member]) -> str:
+    """The members and their state, in one line."""
+    shown = [str(member) for member in list(members)[:_MEMBERS_SHOWN]]
+    more = len(members) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _exists(pid: int) -> bool:
+    if sys.platform == "win32":
+        return True  # there, the call below would end it
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _state_of(pid: int) -> tuple[str, int] | None:
+    """State and start time of a process, or None where Linux is not there to tell."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name stands before these, in brackets, and may itself hold brackets and spaces.
+    columns = text.rpartition(")")[2].split()
+    return columns[0], int(columns[19])
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
+    except OSError:
+        return ""

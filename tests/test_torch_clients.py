@@ -1,0 +1,201 @@
+"""torch's own C++ TCPStore as the client of both backends: every operation, with torch's results."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from processes import Server
+
+Connect = Callable[[], dist.TCPStore]
+
+
+@pytest.fixture
+def connect(server: Server) -> Connect:
+    """Makes torch clients of the server."""
+    return lambda: dist.TCPStore(
+        server.host, server.port, is_master=False, timeout=timedelta(seconds=20), wait_for_workers=False
+    )
+
+
+@pytest.fixture
+def store(connect: Connect) -> dist.TCPStore:
+    return connect()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as executor:
+        yield executor
+
+
+def test_set_and_get(store: dist.TCPStore) -> None:
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    store.set("key", "")
+    assert store.get("key") == b""
+
+
+def test_a_value_of_the_largest_size_that_torch_allows(store: dist.TCPStore) -> None:
+    value = b"\x00\xff" * (4 << 20)
+    store.set("key", value)
+    assert store.get("key") == value
+
+
+def test_get_waits_for_a_set(connect: Connect, pool: ThreadPoolExecutor) -> None:
+    waiting = pool.submit(connect().get, "late")
+    connect().set("late", "here")
+    assert waiting.result(20) == b"here"
+
+
+def test_add(store: dist.TCPStore) -> None:
+    assert store.add("n", 5) == 5
+    assert store.add("n", -7) == -2
+    assert store.get("n") == b"-2"
+
+
+def test_add_to_what_is_no_number_ends_the_connection(connect: Connect, server: Server) -> None:
+    store = connect()
+    store.set("text", "abc")
+    with pytest.raises(dist.DistNetworkError):
+        store.add("text", 1)
+    assert "is no number" in server.read_log()
+    assert connect().get("text") == b"abc"
+
+
+def test_compare_set(store: dist.TCPStore) -> None:
+    assert store.compare_set("k", "expected", "desired") == b"expected"
+    assert not store.check(["k"])
+    assert store.compare_set("k", "", "first") == b"first"
+    assert store.compare_set("k", "other", "second") == b"first"
+    assert store.compare_set("k", "first", "second") == b"second"
+
+
+def test_wait_and_check(connect: Connect, pool: ThreadPoolExecutor) -> None:
+    store = connect()
+    assert store.check([])
+    assert not store.check(["a", "b"])
+    waiting = pool.submit(connect().wait, ["a", "b"], timedelta(seconds=20))
+    store.set("a", "1")
+    store.set("b", "2")
+    waiting.result(20)
+    assert store.check(["a", "b"])
+
+
+def test_a_wait_that_times_out_leaves_the_client_usable(store: dist.TCPStore) -> None:
+    for _ in range(3):
+        with pytest.raises(dist.DistStoreError, match="wait timeout"):
+            store.wait(["never"], timedelta(milliseconds=50))
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+
+
+def test_keys_are_counted_listed_and_deleted(store: dist.TCPStore) -> None:
+    store.set("a", "1")
+    store.set("b", "2")
+    store.queue_push("q", "3")
+    assert store.num_keys() == 2
+    assert sorted(store.list_keys()) == ["a", "b"]
+    assert store.delete_key("a")
+    assert not store.delete_key("a")
+    assert store.num_keys() == 1
+
+
+def test_append(store: dist.TCPStore) -> None:
+    store.append("k", "po")
+    store.append("k", "ta")
+    store.append("k", "to")
+    assert store.get("k") == b"potato"
+    store.set("k", "new")
+    assert store.get("k") == b"new"
+
+
+def test_multi_get_and_multi_set(store: dist.TCPStore) -> None:
+    keys = [f"key{number}" for number in range(1000)]
+    store.multi_set(keys, [f"value{number}" for number in range(1000)])
+    assert store.multi_get(keys) == [f"value{number}".encode() for number in range(1000)]
+
+
+def test_queues(connect: Connect, pool: ThreadPoolExecutor) -> None:
+    store = connect()
+    assert store.queue_len("q") == 0
+    with pytest.raises(dist.QueueEmptyError):
+        store.queue_pop("q", False)
+    store.queue_push("q", "1")
+    store.queue_push("q", "2")
+    assert store.queue_len("q") == 2
+    assert store.check(["q"])
+    assert [store.queue_pop("q"), store.queue_pop("q")] == [b"1", b"2"]
+    waiting = pool.submit(connect().queue_pop, "q")
+    store.queue_push("q", "3")
+    assert waiting.result(20) == b"3"
+
+
+def test_each_of_many_pops_gets_one_of_as_many_pushes(connect: Connect, pool: ThreadPoolExecutor) -> None:
+    waiting = [pool.submit(connect().queue_pop, "q") for _ in range(8)]
+    store = connect()
+    for number in range(8):
+        store.queue_push("q", str(number))
+    assert sorted(pop.result(20) for pop in waiting) == [str(number).encode() for number in range(8)]
+
+
+def test_barrier_synchronises_every_time(connect: Connect, pool: ThreadPoolExecutor) -> None:
+    stores = [connect() for _ in range(4)]
+    arrived = 0
+    lock = threading.Lock()
+
+    def pass_twenty(store: dist.TCPStore) -> list[int]:
+        nonlocal arrived
+        seen = []
+        for _ in range(20):
+            with lock:
+                arrived += 1
+            store.barrier("b", 4, timedelta(seconds=20))
+            seen.append(arrived)
+            store.barrier("b", 4, timedelta(seconds=20))
+        return seen
+
+    for run in [pool.submit(pass_twenty, store) for store in stores]:
+        assert run.result(60) == [4 * (number + 1) for number in range(20)]
+
+
+def test_a_barrier_forgets_who_timed_out(connect: Connect, pool: ThreadPoolExecutor) -> None:
+    impatient, patient = connect(), connect()
+    for _ in range(3):
+        with pytest.raises(dist.DistStoreError):
+            impatient.barrier("b", 2, timedelta(milliseconds=50))
+    waiting = pool.submit(patient.barrier, "b", 2, timedelta(seconds=20))
+    impatient.barrier("b", 2, timedelta(seconds=20))
+    waiting.result(20)
+
+
+def test_clone_prefix_store_and_extended_api(store: dist.TCPStore) -> None:
+    assert store.has_extended_api()
+    store.clone().set("k", "v")
+    prefixed = dist.PrefixStore("p", store)
+    prefixed.set("k", "w")
+    assert store.get("k") == b"v"
+    assert store.get("p/k") == b"w"
+    assert prefixed.list_keys() == ["k"]
+
+
+def test_the_master_and_its_workers_come_together(server: Server, pool: ThreadPoolExecutor) -> None:
+    """`init/` counts the workers, and is listed nowhere."""
+
+    def join() -> dist.TCPStore:
+        return dist.TCPStore(server.host, server.port, 3, False, timedelta(seconds=20))
+
+    workers = [run.result(20) for run in [pool.submit(join) for _ in range(3)]]
+    assert workers[0].num_keys() == 1
+    assert workers[0].list_keys() == []
+
+
+def test_a_client_made_without_libuv(server: Server) -> None:
+    store = dist.TCPStore(server.host, server.port, is_master=False, wait_for_workers=False, use_libuv=False)
+    store.set("k", "v")
+    assert store.get("k") == b"v"

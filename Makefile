@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml
 	touch $@
 
 demo: $(STAMP)        ## a store server, eight torch ranks, one barrier
-	$(BIN)/python -m demo
+	$(BIN)/python examples/eight_ranks.py
 
 check: $(STAMP)       ## lint and types
 	$(BIN)/ruff check .

@@ -16,15 +16,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
-# The siblings of this file are a package, for whose sake the folder above has to be searched.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks import report
-from benchmarks.contest import Contest, Outcome, say
-from benchmarks.scenarios import SCENARIOS, Plan
-from benchmarks.servers import COMMANDS, TORCH
+import report
+from contest import Contest, Outcome, say
+from scenarios import SCENARIOS, Plan
+from servers import COMMANDS, TORCH
 
 INTERRUPTED = 130
+
+
+def positive(text: str) -> int:
+    """A number of rounds."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1 round is needed")
+    return number
 
 
 def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
@@ -45,7 +50,9 @@ def arguments() -> argparse.Namespace:
     rivals = [name for name in COMMANDS if name != TORCH]
     parser = argparse.ArgumentParser(description="Compare Rallypoint's server to torch's, in turns.")
     add = parser.add_argument
-    add("--rounds", type=int, metavar="N", help="rounds of each scenario (default 5; slow ones 3 at most)")
+    add(
+        "--rounds", type=positive, metavar="N", help="rounds of each scenario (default 5; fewer of slow ones)"
+    )
     add("--quick", action="store_true", help="fewer and shorter rounds")
     add("--json", metavar="FILE", type=Path, help="write the results of every round there")
     add("--only", metavar="NAME", type=names_of(SCENARIOS), help=f"of: {', '.join(SCENARIOS)}")
@@ -56,8 +63,9 @@ def arguments() -> argparse.Namespace:
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """How long to measure."""
-    rounds = max(1, options.rounds or (3 if options.quick else 5))
-    return Plan(rounds, seconds=0.4 if options.quick else 1.0, rounds_of_slow=1 if options.quick else 3)
+    if options.quick:
+        return Plan(options.rounds or 3, seconds=0.4, slow_rounds=1, slowest_rounds=1)
+    return Plan(options.rounds or 5, seconds=0.8, slow_rounds=3, slowest_rounds=2)
 
 
 def raise_open_file_limit() -> None:
@@ -93,7 +101,7 @@ def main() -> int:
     outcomes: list[Outcome] = []
     finished = run(options, outcomes)
     report.print_table(outcomes)
-    report.print_memory(outcomes)
+    report.print_storms(outcomes)
     report.print_verdicts(outcomes)
     if options.json:
         options.json.write_text(json.dumps(report.as_json(facts, outcomes), indent=1) + "\n")

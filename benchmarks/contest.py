@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from benchmarks.scenarios import Plan, Sample, Scenario, Session
-from benchmarks.servers import TORCH, Server, ServerError
+from scenarios import Plan, Sample, Scenario, Session
+from servers import TORCH, Server, ServerError
 
 
 @dataclass
@@ -62,6 +64,23 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off an interruption that comes meanwhile: it must not fall between a start and the note to stop."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 class Contest:
     """A scenario in progress. Whatever it starts it ends when its `with` block does."""
 
@@ -90,8 +109,9 @@ class Contest:
 
     def _start(self) -> None:
         for name in self._entries:  # all of them first: they take seconds to start, side by side
-            self._servers[name] = Server(name)
-            self._resources.callback(self._servers[name].stop)
+            with uninterrupted():
+                self._servers[name] = Server(name)
+                self._resources.callback(self._servers[name].stop)
         for name, server in self._servers.items():
             session = self._scenario.session(server, self._plan)
             self._resources.callback(session.close)
@@ -117,13 +137,14 @@ class Contest:
 
     def _fail(self, name: str, error: Exception) -> None:
         """Leave one server out from here on; a dead one says why it died."""
+        fault = f"{error}; {self._servers[name].last_words()}"
         try:
             self._servers[name].check_alive()
         except ServerError as death:
-            error = death
-        self._entries[name].fault = str(error)
+            fault = str(death)
+        self._entries[name].fault = fault
         self._sessions.pop(name, None)
-        say(f"{self._scenario.name}: FAULT of {name}: {error}")
+        say(f"{self._scenario.name}: FAULT of {name}: {fault}")
 
     def _last_value(self, name: str) -> str:
         value = self._entries[name].samples[-1].value

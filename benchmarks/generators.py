@@ -8,8 +8,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from benchmarks.load import ANSWER_LIMIT_S, Crowd, Load, RoundRobin
-from benchmarks.servers import ServerError
+from load import ANSWER_LIMIT_S, Crowd, Load, RoundRobin
+from servers import ServerError
 
 if TYPE_CHECKING:
     Pipe = Connection[object, object]
@@ -26,7 +26,13 @@ class Generator:
         context = multiprocessing.get_context("spawn")
         self._pipe, far_end = context.Pipe()
         self._process = context.Process(target=answer, args=(work, far_end, arguments), daemon=True)
-        self._process.start()
+        # A Ctrl-C of the terminal reaches the child too, which inherits that it is to ignore it: ending the
+        # child is up to this side.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self._process.start()
+        finally:
+            signal.signal(signal.SIGINT, before)
         far_end.close()
 
     def say(self, word: str) -> None:
@@ -64,8 +70,6 @@ class Generator:
 
 def answer(work: Callable[..., None], pipe: Pipe, arguments: tuple[object, ...]) -> None:
     """The process, seen from inside: work, and say what went wrong if anything did."""
-    # A Ctrl-C of the terminal reaches this process too; ending it is up to the one that started it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         work(pipe, *arguments)
     except EOFError:
@@ -88,10 +92,10 @@ def keep_busy(pipe: Pipe, port: int, count: int, request: bytes, reply: bytes) -
 def arrive(pipe: Pipe, port: int, count: int) -> None:
     """Connect a crowd at each GO and tell how long it took; let it leave at each END."""
     crowd = Crowd(port, count)
-    pipe.send(None)
     while True:
+        crowd.gather()
+        pipe.send(None)
         assert pipe.recv() == GO
         pipe.send(crowd.arrive())
         assert pipe.recv() == END
-        crowd.leave()
-        pipe.send(None)
+        crowd.close()

@@ -16,13 +16,14 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from benchmarks.contest import Entry, Outcome, quartiles
+from contest import Entry, Outcome, quartiles
 
 NOTES = """\
 Rates and times are medians over the rounds. A ratio above 1 means that Rallypoint is better; it is the median
-of the ratios of each round, beside its quartiles. CPU is the server's, per operation (accept: and that of the
-GETs of the busy clients meanwhile). Generator is the share of a core that the busiest load generator
-took (torch / ours): near 100%, the generator holds the server back, and the ratio says less than it could."""
+of the ratios of each round, beside its quartiles. Pairs are torch / ours. CPU/op is the server's CPU time for
+one operation (accept: with the GETs meanwhile); server and generator are how much of a core was taken by the
+server and by the busiest load generator. Where the generator is near 100%, it holds the server back. Where
+the two add up to 100%, they had one core between them: other work ran here, and the ratio says little."""
 
 
 def machine() -> dict[str, str]:
@@ -69,7 +70,7 @@ def print_table(outcomes: list[Outcome]) -> None:
     table = Table(box=ASCII)
     for heading in ("scenario", "load", "ours"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("torch", "ours", "torch CPU", "our CPU", "generator", "wanted", "quartiles", "ratio"):
+    for heading in ("torch", "ours", "CPU/op", "server", "generator", "wanted", "quartiles", "ratio"):
         table.add_column(heading, no_wrap=True, justify="right")
     for outcome in outcomes:
         for entry in outcome.rivals():
@@ -92,8 +93,9 @@ def cells(outcome: Outcome, entry: Entry) -> list[str]:
     """One row of the table."""
     scenario, torch = outcome.scenario, outcome.torch
     row = [scenario.name, scenario.load, entry.name]
-    row += [value_cell(outcome, torch), value_cell(outcome, entry), cpu_cell(torch), cpu_cell(entry)]
-    row += [f"{share_cell(torch)} / {share_cell(entry)}", f"{scenario.wanted:g}x"]
+    row += [value_cell(outcome, torch), value_cell(outcome, entry)]
+    row += [f"{cell(torch)} / {cell(entry)}" for cell in (cpu_cell, busy_cell, share_cell)]
+    row += [f"{scenario.wanted:g}x"]
     ratios = outcome.ratios(entry)
     if not ratios:
         return [*row, "-", "-"]
@@ -114,17 +116,24 @@ def cpu_cell(entry: Entry) -> str:
     return duration(entry.median("cpu")) if entry.samples else "-"
 
 
+def busy_cell(entry: Entry) -> str:
+    """The load of the server."""
+    return f"{entry.median('busy'):.0%}" if entry.samples else "-"
+
+
 def share_cell(entry: Entry) -> str:
     """The load of the generator."""
     return f"{entry.median('share'):.0%}" if entry.samples else "-"
 
 
-def print_memory(outcomes: list[Outcome]) -> None:
-    """What an idle connection costs each server, where a scenario has measured it."""
+def print_storms(outcomes: list[Outcome]) -> None:
+    """What a scenario has measured besides: memory, and connects that found the backlog full."""
     for outcome in outcomes:
         for entry in outcome.entries.values():
             if entry.samples and entry.samples[0].memory is not None:
-                print(f"resident memory per idle connection: {entry.name:<8} {entry.memory():>8,.0f} bytes")
+                label = f"{outcome.scenario.name}, {entry.name}:"
+                dropped = f"{entry.median('dropped'):,.0f} connects dropped by a full backlog"
+                print(f"{label} {entry.memory():,.0f} bytes of memory per idle connection, {dropped}")
 
 
 def print_verdicts(outcomes: list[Outcome]) -> None:

@@ -16,6 +16,8 @@ import psutil
 HOST = "127.0.0.1"
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 5.0
+SPARE_FILES = 8
+"""What a server may open for itself on the way, besides connections."""
 
 TORCH = "torch"
 TORCH_SERVER = str(Path(__file__).with_name("torch_server.py"))
@@ -31,6 +33,12 @@ COMMANDS: dict[str, list[str]] = {
 
 class ServerError(RuntimeError):
     """A server died, gave a wrong answer, or gave none in time."""
+
+
+def dropped_connects() -> int:
+    """How many connects this system has dropped so far because a backlog was full; they try again later."""
+    names, values = Path("/proc/net/netstat").read_text().splitlines()[:2]
+    return int(dict(zip(names.split(), values.split(), strict=True))["ListenOverflows"])
 
 
 class Server:
@@ -59,14 +67,14 @@ class Server:
         line = self._first_line(time.monotonic() + START_LIMIT_S)
         found = re.search(rf"{re.escape(HOST)}:(\d+)", line)
         if found is None:
-            raise ServerError(f"{self.name} did not start: it said {line!r}; {self._last_words()}")
+            raise ServerError(f"{self.name} did not start: it said {line!r}; {self.last_words()}")
         self.port = int(found[1])
 
     def check_alive(self) -> None:
         """Raise if the process has ended."""
         status = self._process.poll()
         if status is not None:
-            raise ServerError(f"{self.name} died with status {status}; {self._last_words()}")
+            raise ServerError(f"{self.name} died with status {status}; {self.last_words()}")
 
     def cpu_seconds(self) -> float:
         """CPU time of all its threads so far."""
@@ -89,9 +97,9 @@ class Server:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def await_open_files(self, at_most: int, limit_s: float = 60.0) -> None:
-        """Wait until it has noticed that clients left: until it holds no more descriptors than this."""
+        """Wait until it has noticed that clients left: until it holds hardly more descriptors than this."""
         deadline = time.monotonic() + limit_s
-        while self.open_files() > at_most:
+        while self.open_files() > at_most + SPARE_FILES:
             self.check_alive()
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.name} kept the connections of clients that had left")
@@ -126,7 +134,8 @@ class Server:
             said += piece
         return said.decode(errors="replace").strip()
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of what it has logged."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return "its log ends: " + " | ".join(lines[-5:]) if lines else "its log is empty"

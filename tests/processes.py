@@ -63,22 +63,18 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 @contextmanager
 def torch_serving(use_libuv: bool) -> Iterator[int]:
-    """torch's own server, on an IPv4 loopback port: its reverse look-ups then find the hosts file's answer."""
+    """torch's own server, on an IPv4 loopback port: so the hosts file answers its reverse look-ups."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         probe.listen(4096)
         port = probe.getsockname()[1]
-        if use_libuv:
-            store = dist.TCPStore(
-                "127.0.0.1",
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=probe.detach(),
-                use_libuv=True,
-            )
-        else:
-            probe.close()
-            store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, use_libuv=False)
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=probe.detach(),
+            use_libuv=use_libuv,
+        )
         yield port
         del store

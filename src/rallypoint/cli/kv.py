@@ -18,6 +18,7 @@ from rallypoint.stores.tcp import TCPStore
 app = typer.Typer(help="Look into a TCPStore, torch's own included, and change it.", no_args_is_help=True)
 
 _CONNECT_SECONDS = 10.0
+_TAKES_NUMBERS = {"ignore_unknown_options": True}  # a value such as -5 is no option
 
 StoreOption = Annotated[
     str,
@@ -39,21 +40,21 @@ def get(key: Key, store: StoreOption, timeout: TimeoutOption = 0.0) -> None:
         _print_value(client.get(key))
 
 
-@app.command("set")
+@app.command("set", context_settings=_TAKES_NUMBERS)
 def set_(key: Key, value: Text, store: StoreOption) -> None:
     """Store VALUE under KEY."""
     with _open(store) as client:
         client.set(key, _read_value(value))
 
 
-@app.command()
+@app.command(context_settings=_TAKES_NUMBERS)
 def append(key: Key, value: Text, store: StoreOption) -> None:
     """Append VALUE to the value of KEY."""
     with _open(store) as client:
         client.append(key, _read_value(value))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(context_settings=_TAKES_NUMBERS)
 def add(key: Key, amount: Annotated[int, typer.Argument()], store: StoreOption) -> None:
     """Add AMOUNT to the number at KEY, and print the sum; 0 reads a counter."""
     with _open(store) as client:
@@ -101,7 +102,7 @@ def list_(
     print(json.dumps(keys) if as_json else "\n".join(keys), end="\n" if keys or as_json else "")
 
 
-@app.command()
+@app.command(context_settings=_TAKES_NUMBERS)
 def push(key: Key, value: Text, store: StoreOption) -> None:
     """Append VALUE to the queue KEY."""
     with _open(store) as client:

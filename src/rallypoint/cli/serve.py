@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from rallypoint.server.backend import Choice, make_pump
+from rallypoint.server.backend import Choice, choose, make_pump
 from rallypoint.server.binding import describe, listen
 from rallypoint.server.core import Core
-from rallypoint.wire.limits import Limits
+from rallypoint.server.process import limits_of_environment, settle_in
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -26,7 +26,10 @@ def serve(
     ] = "localhost",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 29500,
     backend: Annotated[
-        Choice, typer.Option(help="libuv (uvloop, winloop), legacy (standard library), or what is there.")
+        Choice,
+        typer.Option(
+            help="libuv (uvloop, winloop), legacy (standard library), or as USE_LIBUV says and what is there."
+        ),
     ] = Choice.AUTO,
     limit: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Change a limit; may be repeated.")
@@ -37,9 +40,11 @@ def serve(
     Prints one line on standard output when it is ready; logs to standard error.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="rallypoint: %(message)s")
-    core = Core(Limits().override(limit or ()))
+    settle_in()
+    core = Core(limits_of_environment().override(limit or ()))
     listeners = listen(host, port)
-    pump, warning = make_pump(backend, core, listeners)
+    choice = choose() if backend is Choice.AUTO else backend
+    pump, warning = make_pump(choice, core, listeners)
     if warning:
         logger.warning("%s", warning)
     logger.info("listening on %s", ", ".join(map(describe, listeners)))

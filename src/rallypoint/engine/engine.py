@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from rallypoint.engine.barriers import Barriers
+from rallypoint.engine.calls import Calls
 from rallypoint.engine.keyspace import Keyspace, Value
 from rallypoint.engine.waiters import Waiters
 from rallypoint.errors import LimitError
@@ -22,7 +23,7 @@ Member = TypeVar("Member")
 class Engine(Generic[Member]):
     """One store. Not safe for threads; the caller serialises."""
 
-    __slots__ = ("_barriers", "_called", "_limits", "_space", "_waiters", "get")
+    __slots__ = ("_awaited", "_barriers", "_calls", "_limits", "_space", "_waiters", "get")
 
     get: Callable[[bytes], Value | None]
     """The value of a key, or None. A bytearray is the engine's own: copy it before the next operation."""
@@ -31,31 +32,31 @@ class Engine(Generic[Member]):
         self._limits = limits or Limits()
         self._space = Keyspace(self._limits.stored_bytes)
         self._waiters: Waiters[Member] = Waiters()
+        self._awaited = self._waiters.awaited  # a key is looked up there with each write
         self._barriers: Barriers[Member] = Barriers()
-        # Who was woken by a push and has not popped yet: should it leave, the next in line is woken.
-        self._called: dict[Member, bytes] = {}
+        self._calls: Calls[Member] = Calls()
         self.get = self._space.values.get
 
     # Values
 
     def set(self, key: bytes, value: bytes) -> Sequence[Member]:
         self._space.put(key, value)
-        return self._waiters.arrive(key) if key in self._waiters else ()
+        return self._waiters.arrive(key) if key in self._awaited else ()
 
     def multi_set(self, keys_and_values: Sequence[bytes]) -> Sequence[Member]:
         """Set keys to values, which alternate in the argument."""
         self._space.put_all(keys_and_values)
-        waiters = self._waiters
-        return [member for key in keys_and_values[::2] if key in waiters for member in waiters.arrive(key)]
+        arrive, awaited = self._waiters.arrive, self._awaited
+        return [member for key in keys_and_values[::2] if key in awaited for member in arrive(key)]
 
     def append(self, key: bytes, value: bytes) -> Sequence[Member]:
         self._space.append(key, value)
-        return self._waiters.arrive(key) if key in self._waiters else ()
+        return self._waiters.arrive(key) if key in self._awaited else ()
 
     def add(self, key: bytes, amount: int) -> tuple[int, Sequence[Member]]:
         """Add to a number, and return the sum with the members that woke."""
         total = self._space.add(key, amount)
-        return total, self._waiters.arrive(key) if key in self._waiters else ()
+        return total, self._waiters.arrive(key) if key in self._awaited else ()
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> tuple[Value, Sequence[Member]]:
         """Set if the value is the expected one, and return the value after that.
@@ -93,7 +94,7 @@ class Engine(Generic[Member]):
 
     def pop(self, member: Member, key: bytes) -> tuple[int, bytes | None]:
         """Take the first value of a queue; return the length before, and the value if there was one."""
-        self._called.pop(member, None)
+        self._calls.answer(member, key)
         length = self._space.queue_length(key)
         return length, self._space.pop(key)
 
@@ -127,10 +128,12 @@ class Engine(Generic[Member]):
         """End all that `member` waits for, because it cancels or leaves."""
         self._waiters.cancel(member)
         self._barriers.withdraw(member)
-        key = self._called.pop(member, None)
-        if key is None or not self._space.queue_length(key):
-            return ()
-        return self._call_one(key)
+        woken: list[Member] = []
+        for key in self._calls.forget(member):
+            # Whom the push called is gone. Is there still a value that nobody else was called for?
+            if self._space.queue_length(key) > self._calls.count(key):
+                woken += self._call_one(key)
+        return woken
 
     def awaited_by(self, member: Member) -> list[bytes]:
         """The keys that `member` waits for and that are not there."""
@@ -141,11 +144,11 @@ class Engine(Generic[Member]):
         return self._barriers.arrived(key)
 
     def _call_one(self, key: bytes) -> Sequence[Member]:
-        if key not in self._waiters:
+        if key not in self._awaited:
             return ()
         woken = self._waiters.arrive_for_one(key)
         for member in woken:
-            self._called[member] = key
+            self._calls.add(member, key)
         return woken
 
     def _check_waits(self, member: Member, more: int) -> None:
@@ -159,5 +162,6 @@ class Engine(Generic[Member]):
         self._space.check_invariants()
         self._waiters.check_invariants()
         self._barriers.check_invariants()
+        self._calls.check_invariants()
         for key in self._space.values:
-            assert key not in self._waiters, f"{key!r} is there, but is waited for"
+            assert key not in self._awaited, f"{key!r} is there, but is waited for"

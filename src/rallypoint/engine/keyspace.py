@@ -35,15 +35,11 @@ class Keyspace:
 
     def put_all(self, keys_and_values: Sequence[bytes]) -> None:
         """Put keys and values, which alternate; all of them, or none when they do not fit."""
-        self._take(sum(map(len, keys_and_values)))
         values = self.values
-        freed = 0
-        for key, value in zip(keys_and_values[::2], keys_and_values[1::2], strict=True):
-            old = values.get(key)
-            if old is not None:
-                freed += len(key) + len(old)
-            values[key] = value
-        self.stored_bytes -= freed
+        new = dict(zip(keys_and_values[::2], keys_and_values[1::2], strict=True))
+        old = sum(len(key) + len(values[key]) for key in new if key in values)
+        self._take(sum(len(key) + len(value) for key, value in new.items()) - old)
+        values.update(new)
 
     def append(self, key: bytes, value: bytes) -> None:
         old = self.values.get(key)

@@ -38,24 +38,22 @@ class _Waits(dict[_Wait[Member], None]):
 class Waiters(Generic[Member]):
     """All waits. A wait disappears when its last key arrives, or with `cancel`."""
 
-    __slots__ = ("_by_key", "_by_member")
+    __slots__ = ("_by_member", "awaited")
 
     def __init__(self) -> None:
         # Dicts serve as ordered sets: who came first is woken first.
-        self._by_key: dict[bytes, dict[_Wait[Member], None]] = {}
+        self.awaited: dict[bytes, dict[_Wait[Member], None]] = {}
+        """The keys that somebody waits for, with their waits; only to be read from outside."""
         self._by_member: dict[Member, _Waits[Member]] = {}
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._by_key
 
     def add(self, member: Member, missing: Sequence[bytes]) -> None:
         """Let `member` wait for all of `missing`: distinct keys, at least one."""
         wait = _Wait(member, missing)
-        by_key = self._by_key
+        awaited = self.awaited
         for key in missing:
-            waits = by_key.get(key)
+            waits = awaited.get(key)
             if waits is None:
-                by_key[key] = {wait: None}
+                awaited[key] = {wait: None}
             else:
                 waits[wait] = None
         own = self._by_member.get(member)
@@ -67,7 +65,7 @@ class Waiters(Generic[Member]):
     def arrive(self, key: bytes) -> list[Member]:
         """`key` is there: return the members whose waits that completes, in the order in which they came."""
         woken = []
-        for wait in self._by_key.pop(key):
+        for wait in self.awaited.pop(key):
             wait.left -= 1
             if not wait.left:
                 self._forget(wait)
@@ -76,7 +74,7 @@ class Waiters(Generic[Member]):
 
     def arrive_for_one(self, key: bytes) -> list[Member]:
         """`key` is there, but for one: return the first member whose wait that completes, if there is one."""
-        waits = self._by_key[key]
+        waits = self.awaited[key]
         woken: list[Member] = []
         while waits and not woken:
             wait = next(iter(waits))
@@ -86,23 +84,23 @@ class Waiters(Generic[Member]):
                 self._forget(wait)
                 woken.append(wait.member)
         if not waits:
-            del self._by_key[key]
+            del self.awaited[key]
         return woken
 
     def cancel(self, member: Member) -> None:
         """End all waits of `member`."""
         for wait in self._by_member.pop(member, ()):
             for key in wait.keys:
-                waits = self._by_key.get(key)
+                waits = self.awaited.get(key)
                 if waits is not None and wait in waits:
                     del waits[wait]
                     if not waits:
-                        del self._by_key[key]
+                        del self.awaited[key]
 
     def awaited_by(self, member: Member) -> list[bytes]:
         """The keys that `member` waits for and that have not arrived."""
         waits = self._by_member.get(member, ())
-        return [key for wait in waits for key in wait.keys if wait in self._by_key.get(key, ())]
+        return [key for wait in waits for key in wait.keys if wait in self.awaited.get(key, ())]
 
     def count_of(self, member: Member) -> int:
         """How many keys the waits of `member` name, arrived or not."""
@@ -118,7 +116,7 @@ class Waiters(Generic[Member]):
 
     def check_invariants(self) -> None:
         left: dict[_Wait[Member], int] = {}
-        for key, waits in self._by_key.items():
+        for key, waits in self.awaited.items():
             assert waits, f"an empty set of waits is kept for {key!r}"
             for wait in waits:
                 assert key in wait.keys

@@ -8,6 +8,7 @@ line of JSON: which backend serves, or what went wrong.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from typing import BinaryIO
 
 from rallypoint.server.backend import Choice, make_pump
 from rallypoint.server.core import Core
+from rallypoint.server.process import settle_in
 from rallypoint.server.pump import Pump
 from rallypoint.wire.limits import Limits
 
@@ -26,6 +28,8 @@ def main() -> None:
     """Serve until the parent ends or closes our standard input."""
     # Ctrl-C goes to every process of a terminal; the server has to outlive the ranks that still need it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="rallypoint: %(message)s")
+    settle_in()
     commands = sys.stdin.buffer
     try:
         order = json.loads(commands.readline())

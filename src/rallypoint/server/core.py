@@ -43,9 +43,8 @@ class Connection:
 
     # What the parser calls, for each request: the handler's methods return the reply.
 
-    def validate(self) -> bytes:
+    def validate(self) -> None:
         self._core.complete_handshake(self)
-        return b""
 
     def ping(self, nonce: bytes) -> bytes:
         return nonce
@@ -60,7 +59,7 @@ class Connection:
     def multi_get(self, keys: list[bytes]) -> bytes:
         get = self._get
         values = [get(key) or b"" for key in keys]
-        self._core.check_reply(sum(map(len, values)))
+        self._core.check_reply(8 * len(values) + sum(map(len, values)))
         return blobs(values)
 
     def set(self, key: bytes, value: bytes) -> bytes:
@@ -93,7 +92,7 @@ class Connection:
 
     def list_keys(self) -> bytes:
         keys = list(self._engine.keys())
-        self._core.check_reply(sum(map(len, keys)))
+        self._core.check_reply(8 * len(keys) + sum(map(len, keys)))
         return pack_i64(len(keys)) + blobs(keys)
 
     def queue_push(self, key: bytes, value: bytes) -> bytes:

@@ -25,12 +25,10 @@ from typing import IO
 from rallypoint.errors import ServerStartError
 from rallypoint.server.backend import Choice
 from rallypoint.server.binding import adopt, describe, listen, reachable_at
+from rallypoint.server.process import limits_of_environment
 from rallypoint.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
-
-LIMITS_VARIABLE = "RALLYPOINT_LIMITS"
-"""Limits of hosted servers, as NAME=VALUE pairs with commas between them."""
 
 START_SECONDS = 60.0
 """How long a child may take to be ready; a loaded machine needs seconds to start an interpreter."""
@@ -88,7 +86,7 @@ def host_server(
 
     Raises PortInUseError, BindError, UsageError, or ServerStartError with the child's own words.
     """
-    limits = Limits().override(filter(None, os.environ.get(LIMITS_VARIABLE, "").split(",")))
+    limits = limits_of_environment()
     listeners = [adopt(listen_fd)] if listen_fd is not None else listen(host, port)
     try:
         server = _start(listeners, backend, limits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -15,9 +14,10 @@ from rallypoint.server.pump import TICK_SECONDS, Callback, Pump
 class _Watch:
     """What a selector key carries: whom to call when."""
 
-    __slots__ = ("on_readable", "on_writable")
+    __slots__ = ("fd", "on_readable", "on_writable")
 
-    def __init__(self) -> None:
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
         self.on_readable: Callback | None = None
         self.on_writable: Callback | None = None
 
@@ -35,6 +35,7 @@ class LegacyPump(Pump):
     def __init__(self, core: Core, listeners: Sequence[socket.socket]) -> None:
         super().__init__(core, listeners)
         self._selector = selectors.DefaultSelector()
+        self._watches: dict[int, _Watch] = {}  # what is registered with the selector
         self._stopping = False
         # A signal handler writes a byte here, so that a select under way returns.
         self._alarm, self._bell = socket.socketpair()
@@ -45,17 +46,14 @@ class LegacyPump(Pump):
     def watch_readable(self, file: socket.socket | int, callback: Callback | None) -> None:
         watch = self._watch(file)
         watch.on_readable = callback
-        self._select(file, watch)
+        self._select(watch)
 
     def watch_writable(self, file: socket.socket, callback: Callback | None) -> None:
         watch = self._watch(file)
         watch.on_writable = callback
-        self._select(file, watch)
+        self._select(watch)
 
     def run(self, on_tick: Callback) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: self.stop())
         next_tick = time.monotonic() + TICK_SECONDS
         while not self._stopping:
             ready = self._selector.select(max(0.0, next_tick - time.monotonic()))
@@ -81,21 +79,20 @@ class LegacyPump(Pump):
         self._alarm.recv(4096)
 
     def _watch(self, file: socket.socket | int) -> _Watch:
-        try:
-            watch: _Watch = self._selector.get_key(file).data
-        except KeyError:
-            watch = _Watch()
-        return watch
+        fd = file if isinstance(file, int) else file.fileno()
+        return self._watches.get(fd) or _Watch(fd)
 
-    def _select(self, file: socket.socket | int, watch: _Watch) -> None:
-        known = file in self._selector.get_map()
+    def _select(self, watch: _Watch) -> None:
+        known = watch.fd in self._watches
         if not watch.events:
             if known:
-                self._selector.unregister(file)
+                self._selector.unregister(watch.fd)
+                del self._watches[watch.fd]
         elif known:
-            self._selector.modify(file, watch.events, watch)
+            self._selector.modify(watch.fd, watch.events, watch)
         else:
-            self._selector.register(file, watch.events, watch)
+            self._selector.register(watch.fd, watch.events, watch)
+            self._watches[watch.fd] = watch
 
     def _close(self) -> None:
         super()._close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import signal
 import socket
 from collections.abc import Sequence
 
@@ -21,6 +20,7 @@ class LibuvPump(Pump):
     """Pumps on a loop of the package named, uvloop or winloop; ImportError where that cannot be imported."""
 
     name = "libuv"
+    tells_errors_once = True
 
     def __init__(self, core: Core, listeners: Sequence[socket.socket], package: str) -> None:
         super().__init__(core, listeners)
@@ -44,20 +44,10 @@ class LibuvPump(Pump):
             self._loop.call_later(TICK_SECONDS, tick)
 
         self._loop.call_later(TICK_SECONDS, tick)
-        self._stop_on(signal.SIGINT, signal.SIGTERM)
         self._loop.run_forever()
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _stop_on(self, *signals: signal.Signals) -> None:
-        for number in signals:
-            if signal.getsignal(number) is signal.SIG_IGN:
-                continue
-            try:
-                self._loop.add_signal_handler(number, self.stop)
-            except (NotImplementedError, RuntimeError):  # Windows; the tick lets Python handle the signal
-                signal.signal(number, lambda *_: self.stop())
 
     def _close(self) -> None:
         super()._close()

@@ -10,12 +10,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import socket
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.server.core import Connection, Core
@@ -30,6 +32,7 @@ TICK_SECONDS = 1.0
 
 # Less than what makes the C library tidy up its heap for each buffer that is cut to size (64 KiB).
 _READ_BYTES = 1 << 15
+_ACCEPT_AT_ONCE = 1024
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 
@@ -67,6 +70,10 @@ class _Link:
             return
         if reply:
             self.send(reply)
+        elif pump.tells_errors_once and self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            # A client that resets right behind a request: nothing would ever be heard of it again.
+            pump.drop(self)
+            return
         if pump.core.woken:
             pump.deliver()
 
@@ -122,6 +129,9 @@ class Pump(ABC):
     name: str
     """What the backend is called in messages and options."""
 
+    tells_errors_once = False
+    """Whether an error of a socket leads to one last call back, even if that one finds data to read."""
+
     def __init__(self, core: Core, listeners: Sequence[socket.socket]) -> None:
         self.core = core
         self._listeners = list(listeners)
@@ -141,7 +151,7 @@ class Pump(ABC):
 
     @abstractmethod
     def run(self, on_tick: Callback) -> None:
-        """Serve until `stop`, with a call of `on_tick` about every second; SIGINT and SIGTERM stop, too."""
+        """Serve until `stop`, which may have been called already; call `on_tick` about every second."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -150,7 +160,10 @@ class Pump(ABC):
     # Serving
 
     def serve(self, on_ready: Callback = lambda: None, on_tick: Callback = lambda: None) -> None:
-        """Accept and serve until `stop`; then close every socket. `on_ready` is called when accepting."""
+        """Accept and serve until `stop`, SIGINT or SIGTERM; then close every socket.
+
+        `on_ready` is called when accepting. For the main thread of a process, as signals are.
+        """
 
         def tick() -> None:
             self._expire()
@@ -160,6 +173,7 @@ class Pump(ABC):
         try:
             for listener in self._listeners:
                 _prepare(listener)
+            self._stop_on_signals()
             self._resume_accepting()
             on_ready()
             self.run(tick)
@@ -216,24 +230,37 @@ class Pump(ABC):
             self.core.close(link.connection)
             self.deliver()
 
+    def _stop_on_signals(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: self.stop())
+
     # Accepting
 
     def _accept_from(self, listener: socket.socket) -> None:
-        """Accept until there is none left, so that a storm of clients costs one turn of the loop."""
-        now = time.monotonic()
-        while True:
-            try:
-                sock, address = listener.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except ConnectionError:  # the client has gone already
-                continue
-            except OSError as error:
-                if error.errno not in _OUT_OF_RESOURCES:
-                    raise
+        """Accept until there is none left, so that a storm of clients costs one turn of the loop.
+
+        First accept, then welcome: the system's backlog is short, and who does not fit into it
+        tries again a second later.
+        """
+        while self._accepting and (arrivals := self._accept_some(listener)):
+            now = time.monotonic()
+            for sock, address in arrivals:
+                self._welcome(sock, f"{address[0]}:{address[1]}" if address else "a local client", now)
+
+    def _accept_some(self, listener: socket.socket) -> list[tuple[socket.socket, Any]]:
+        arrivals: list[tuple[socket.socket, Any]] = []
+        try:
+            while len(arrivals) < _ACCEPT_AT_ONCE:
+                arrivals.append(listener.accept())
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            if error.errno in _OUT_OF_RESOURCES:
                 self._pause_accepting(error)
-                return
-            self._welcome(sock, f"{address[0]}:{address[1]}" if address else "a local client", now)
+            elif not isinstance(error, ConnectionError):  # such a client has gone already
+                raise
+        return arrivals
 
     def _welcome(self, sock: socket.socket, peer: str, now: float) -> None:
         sock.setblocking(False)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from rallypoint.errors import UsageError
+from rallypoint.wire.encoding import I64_MAX, I64_MIN, pack_i64
 
 Timeout = timedelta | float
 Value = str | bytes
@@ -34,6 +35,13 @@ def to_seconds(timeout: Timeout) -> float:
 def to_bytes(value: Value) -> bytes:
     """A value or a key as it is stored."""
     return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def to_i64(number: int, what: str) -> bytes:
+    """A number as the protocol carries it; UsageError if it does not fit into 64 bits."""
+    if not I64_MIN <= number <= I64_MAX:
+        raise UsageError(f"{what} is {number}, which goes beyond 64 bits")
+    return pack_i64(number)
 
 
 class Store(ABC):

@@ -8,7 +8,6 @@ more and more seldom. The file lives as long as a member has it open (`membershi
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -30,8 +29,9 @@ _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.05
 # Network file systems may show an old length until the file is locked.
 _LONGEST_TRUST = 1.0
-# Waits that are over still need the lock once, to tell what was missing and to leave a barrier.
-_LOCK_SECONDS = 10.0
+# A wait that is over still needs the lock once, for a last look and to leave a barrier.
+_GRACE = 1.0
+_LEAVE_SECONDS = 10.0
 
 
 class _Seat:
@@ -41,8 +41,9 @@ class _Seat:
         self.id = os.urandom(MEMBER_BYTES)
         self.log = FileLog(path)
         self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._users = 1
+        # One entry for each user; only the last one to go takes the True. There is no lock, because a
+        # collection may call `give_up` in the midst of anything.
+        self._users = [True]
         with self.log.locked(deadline, create=True):
             reason = refusal(self.log.members.values(), world_size)
             if reason is not None:
@@ -50,27 +51,22 @@ class _Seat:
             self.log.join(self.id, Member(Process.current(), world_size))
 
     def share(self) -> None:
-        with self._lock:
-            self._users += 1
+        self._users.append(False)
 
     def give_up(self) -> None:
         """One user fewer; the last one leaves, and removes the file if no member is left in it.
 
         A child that was forked shares the seat, but it is not the child's to leave.
         """
-        if self._owner != os.getpid():
+        if self._owner != os.getpid() or not self._users.pop():
             return
-        with self._lock:
-            self._users -= 1
-            if self._users:
-                return
         try:
             self._leave()
         except RallypointError:
             pass  # the file is gone already, or cannot be had: others will see that this process has ended
 
     def _leave(self) -> None:
-        with self.log.locked(Deadline(_LOCK_SECONDS)):
+        with self.log.locked(Deadline(_LEAVE_SECONDS)):
             self.log.leave(self.id)
             if all(member.is_gone for member in self.log.members.values()):
                 self.log.remove()
@@ -130,7 +126,7 @@ class FileStore(LocalStore):
         self._let_go()
 
     def _at_once(self, act: Callable[[Engine[bytes]], _Result]) -> _Result:
-        with self._log.locked(Deadline(max(self._timeout, _LOCK_SECONDS))) as engine:
+        with self._log.locked(Deadline(self._timeout + _GRACE)) as engine:
             return act(engine)
 
     def _until(
@@ -139,7 +135,7 @@ class FileStore(LocalStore):
         pause = _FIRST_PAUSE
         while True:
             self._check_open()
-            with self._log.locked(Deadline(deadline.remaining + _LOCK_SECONDS)) as engine:
+            with self._log.locked(Deadline(deadline.remaining + _GRACE)) as engine:
                 seen = self._log.length
                 result = attempt(engine)
             if result is not None or deadline.passed:

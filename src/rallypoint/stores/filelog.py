@@ -85,8 +85,8 @@ class _Replica:
         else:
             raise ProtocolError(f"a record of kind {kind}")
 
-    def validate(self) -> bytes:
-        return b""
+    def validate(self) -> None:
+        pass
 
     def set(self, key: bytes, value: bytes) -> bytes:
         self.engine.set(key, value)
@@ -189,14 +189,14 @@ class FileLog:
 
     def write_change(self, who: bytes, request: bytes) -> None:
         """Append a change that has been made to the engine."""
-        self._append(_BODY.pack(_Kind.CHANGE, who) + request)
+        self._append(_Kind.CHANGE, who, request)
 
     def join(self, member_id: bytes, member: Member) -> None:
-        self._append(_BODY.pack(_Kind.JOIN, member_id + _NO_CALL) + member.to_json())
+        self._append(_Kind.JOIN, member_id + _NO_CALL, member.to_json())
         self.members[member_id] = member
 
     def leave(self, member_id: bytes) -> None:
-        self._append(_BODY.pack(_Kind.LEAVE, member_id + _NO_CALL))
+        self._append(_Kind.LEAVE, member_id + _NO_CALL, b"")
         self.members[member_id].left = True
 
     def remove(self) -> None:
@@ -228,6 +228,8 @@ class FileLog:
         length = os.fstat(self._descriptor).st_size
         if length == self.length:
             return
+        if length < self.length:
+            raise self._damaged(length - self.length, "it has become shorter")
         data = _read(self._descriptor, self.length, length - self.length)
         self.length += self._replay(data)
         if self.length < length:
@@ -274,8 +276,10 @@ class FileLog:
             f"the file {self.path} is damaged at byte {self.length + position}: {reason}", hint=_HINT
         )
 
-    def _append(self, body: bytes) -> None:
-        record = _FRAME.pack(len(body), crc32(body)) + body
+    def _append(self, kind: _Kind, who: bytes, content: bytes) -> None:
+        start = _BODY.pack(kind, who)
+        frame = _FRAME.pack(len(start) + len(content), crc32(content, crc32(start)))
+        record = b"".join((frame, start, content))
         _write(self._descriptor, self.length, record)
         self.length += len(record)
 

@@ -63,11 +63,11 @@ def rendezvous(
 
 
 def _meet_tcp(request: _Request) -> Rendezvous:
-    host, port = request.url.hostname, request.url.port
+    host, port = request.url.hostname, _port_of(request.url)
     if not host or port is None:
         raise UsageError(
             f"{request.url.geturl()!r} lacks a host or a port",
-            hint="write tcp://HOST:PORT, with port 0 for none",
+            hint="write tcp://HOST:PORT",
         )
     rank = _number("rank", request.rank, request.query, {})
     world_size = _number("world_size", request.world_size, request.query, {})
@@ -90,8 +90,7 @@ def _meet_env(request: _Request) -> Rendezvous:
 def _meet_at(
     host: str, port: int, rank: int, world_size: int, is_master: bool, request: _Request
 ) -> Rendezvous:
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} does not exist in a world of {world_size}")
+    _check_rank(rank, world_size)
     store = TCPStore(
         host,
         port,
@@ -112,7 +111,22 @@ def _meet_file(request: _Request) -> Rendezvous:
         path = path.lstrip("/")  # file:///C:/store
     rank = _number("rank", request.rank, request.query, {})
     world_size = _number("world_size", request.world_size, request.query, {})
+    _check_rank(rank, world_size)
     return Rendezvous(FileStore(path, world_size, request.timeout), rank, world_size)
+
+
+def _port_of(url: SplitResult) -> int | None:
+    try:
+        return url.port
+    except ValueError:
+        raise UsageError(
+            f"{url.geturl()!r} has no port that exists", hint="ports go from 1 to 65535"
+        ) from None
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} does not exist in a world of {world_size}")
 
 
 def _number(name: str, argument: int, query: Mapping[str, str], environ: Mapping[str, str]) -> int:

@@ -20,8 +20,8 @@ from rallypoint.client.pool import ConnectionPool
 from rallypoint.errors import ProtocolError, QueueEmptyError, StoreTimeoutError, UsageError
 from rallypoint.server.backend import Choice, choose
 from rallypoint.server.hosting import HostedServer, host_server, share_server
-from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout, Value, to_bytes
-from rallypoint.wire.encoding import counted_request, pack_i64, request
+from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout, Value, to_bytes, to_i64
+from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
 
 logger = logging.getLogger("rallypoint.store")
@@ -54,6 +54,8 @@ class TCPStore(Store):
         use_libuv: bool | None = None,
     ) -> None:
         super().__init__(timeout)
+        if not 0 <= port <= 65_535 or (port == 0 and not is_master):
+            raise UsageError(f"no store can be reached at port {port}", hint="ports go from 1 to 65535")
         choice = choose(use_libuv)
         server = None
         if is_master:
@@ -152,7 +154,9 @@ class TCPStore(Store):
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         deadline = Deadline(self._seconds(timeout))
         with self._pool.lend(deadline) as connection:
-            connection.send(request(Op.BARRIER, _wire_key(key), tail=pack_i64(world_size)), deadline)
+            connection.send(
+                request(Op.BARRIER, _wire_key(key), tail=to_i64(world_size, "the barrier's size")), deadline
+            )
             if not _stopped(connection, deadline):
                 raise StoreTimeoutError(
                     f"not all {world_size} members came to the barrier {key!r} within {deadline.seconds:g} s",
@@ -168,11 +172,17 @@ class TCPStore(Store):
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = Deadline(self._timeout)
         with self._pool.lend(deadline) as connection:
-            # Who is woken may still find the queue empty, because another was quicker: wait again.
+            # Who is woken may still find the queue empty, because another was quicker, or because the
+            # key also has a value, which ends every wait: wait again, and soon less eagerly.
+            pause = 0.0
             while (value := _pop(connection, key, deadline)) is None:
                 if not block:
                     raise QueueEmptyError(f"the queue {key!r} is empty")
+                if deadline.passed:
+                    raise self._late([key], 1, deadline)
+                time.sleep(min(pause, deadline.remaining))
                 self._wait_for(connection, [key], deadline)
+                pause = min(pause + 0.001, _POLL_SECONDS)
             return value
 
     def queue_len(self, key: str) -> int:
@@ -218,31 +228,30 @@ class TCPStore(Store):
             return connection.read_i64(deadline)
 
     def _add(self, wire_key: bytes, amount: int) -> int:
-        return self._ask(request(Op.ADD, wire_key, tail=pack_i64(amount)))
+        return self._ask(request(Op.ADD, wire_key, tail=to_i64(amount, "the amount to add")))
 
     def _get(self, keys: Sequence[str], message: bytes) -> list[bytes]:
-        """Values in one round trip if all keys are there (torch takes two); else wait, and ask again."""
+        """Wait for the keys, then read them.
+
+        In one write it would be quicker, but torch's legacy server ends a connection that GETs a missing key.
+        """
         deadline = Deadline(self._timeout)
-        check = counted_request(Op.CHECK, _wire_keys(keys))
         with self._pool.lend(deadline) as connection:
-            connection.send(check + message, deadline)
-            ready = connection.read(1, deadline) == READY
-            values = _read_values(connection, len(keys), deadline)
-            if not ready:
-                self._wait_for(connection, keys, deadline)
-                connection.send(message, deadline)
-                values = _read_values(connection, len(keys), deadline)
-            return values
+            self._wait_for(connection, keys, deadline)
+            connection.send(message, deadline)
+            return _read_values(connection, len(keys), deadline)
 
     def _wait_for(self, connection: Connection, keys: Sequence[str], deadline: Deadline) -> None:
         connection.send(counted_request(Op.WAIT, _wire_keys(keys)), deadline)
         if _stopped(connection, deadline):
             return
-        missing = _missing(connection, keys[:_KEYS_NAMED])
+        raise self._late(_missing(connection, keys[:_KEYS_NAMED]), len(keys), deadline)
+
+    def _late(self, missing: Sequence[str], count: int, deadline: Deadline) -> StoreTimeoutError:
         shown = ", ".join(missing[:_KEYS_SHOWN]) + (", …" if len(missing) > _KEYS_SHOWN else "")
-        raise StoreTimeoutError(
+        return StoreTimeoutError(
             f"waited {deadline.seconds:g} s at the store {format_address(self.host, self.port)}; "
-            f"{len(missing)} of {len(keys)} keys are missing: {shown}",
+            f"{len(missing)} of {count} keys are missing: {shown}",
             hint="the rank that should set them is late or gone: see its log",
             keys=tuple(missing),
         )

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.wire.encoding import unpack_i64, unpack_u32, unpack_u64
+from rallypoint.wire.encoding import VALIDATE, unpack_i64, unpack_u32, unpack_u64
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import MAGIC, SHAPES, Op
 
@@ -27,7 +27,7 @@ class RequestHandler(Protocol):
     A method may raise ProtocolError; the connection is then to be closed.
     """
 
-    def validate(self) -> bytes: ...
+    def validate(self) -> None: ...
     def set(self, key: bytes, value: bytes, /) -> bytes: ...
     def compare_set(self, key: bytes, expected: bytes, desired: bytes, /) -> bytes: ...
     def get(self, key: bytes, /) -> bytes: ...
@@ -48,17 +48,9 @@ class RequestHandler(Protocol):
     def barrier(self, key: bytes, world_size: int, /) -> bytes: ...
 
 
-def _validate(handler: RequestHandler, _blobs: list[bytes], tail: bytes) -> bytes:
-    (magic,) = unpack_u32(tail)
-    if magic != MAGIC:
-        raise ProtocolError(f"VALIDATE carries 0x{magic:08X} instead of 0x{MAGIC:08X}")
-    return handler.validate()
-
-
 _Deliver = Callable[[RequestHandler, list[bytes], bytes], bytes]
 
 _DELIVERIES: Final[dict[Op, _Deliver]] = {
-    Op.VALIDATE: _validate,
     Op.SET: lambda handler, blobs, _: handler.set(blobs[0], blobs[1]),
     Op.COMPARE_SET: lambda handler, blobs, _: handler.compare_set(*blobs),
     Op.GET: lambda handler, blobs, _: handler.get(blobs[0]),
@@ -80,8 +72,8 @@ _DELIVERIES: Final[dict[Op, _Deliver]] = {
 }
 
 
-# What the next atom of a request is.
-_OPCODE: Final = 0
+# What the next atom of a request is, when the data so far has ended within one.
+_HANDSHAKE: Final = 0
 _COUNT: Final = 1
 _LENGTH: Final = 2
 _BODY: Final = 3
@@ -96,7 +88,7 @@ _LARGE_REPLY: Final = 4096
 class _Form:
     """One row of the table of requests: a shape, its limits, and whom a complete request goes to."""
 
-    __slots__ = ("caps", "deliver", "first_atom", "kinds", "op", "period", "tail")
+    __slots__ = ("caps", "counted", "deliver", "kinds", "op", "period", "tail")
 
     def __init__(self, op: Op, limits: Limits) -> None:
         shape = SHAPES[op]
@@ -104,27 +96,24 @@ class _Form:
         self.kinds = shape.blobs
         self.period = len(shape.blobs)
         self.caps = tuple(limits.key_bytes if kind == "K" else limits.value_bytes for kind in shape.blobs)
-        self.first_atom = _COUNT if shape.counted else _LENGTH
+        self.counted = shape.counted
         self.tail = shape.tail
         self.deliver = _DELIVERIES[op]
-
-    def too_long(self, length: int, index: int) -> LimitError:
-        what = "key" if self.kinds[index] == "K" else "value"
-        cap = self.caps[index]
-        return LimitError(
-            f"{self.op.name} with a {what} of {length:,} bytes; the limit {what}_bytes is {cap:,}"
-        )
 
 
 class Forms:
     """The table that all parsers of one server share: a form per opcode, under the server's limits."""
 
-    __slots__ = ("by_opcode", "key_cap", "limits")
+    __slots__ = ("by_opcode", "get_cap", "limits", "request_cap")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.key_cap = limits.key_bytes
-        self.by_opcode = tuple(_Form(op, limits) for op in Op)
+        self.request_cap = limits.request_bytes
+        self.get_cap = min(limits.key_bytes, limits.request_bytes - 9)  # for the key of a GET
+        # None where there is no operation, and for VALIDATE, which is read by itself.
+        self.by_opcode: list[_Form | None] = [None] * 256
+        for op in _DELIVERIES:
+            self.by_opcode[op] = _Form(op, limits)
 
 
 class RequestParser:
@@ -137,47 +126,37 @@ class RequestParser:
         "_form",
         "_forms",
         "_handler",
-        "_have",
         "_kept",
         "_need",
         "_size",
-        "_validated",
     )
 
     def __init__(self, handler: RequestHandler, forms: Forms) -> None:
         self._handler = handler
         self._forms = forms
-        self._validated = False
-        # The request under way, if the data so far ended within one:
-        self._atom = _OPCODE
-        self._form = forms.by_opcode[Op.VALIDATE]
+        # The request under way: which atom comes next, how many bytes that takes (0: between two
+        # requests), those of them that have come, what has been read before it, and its size.
+        self._atom = _HANDSHAKE
+        self._need = len(VALIDATE)
+        self._kept = bytearray()
+        self._form: _Form | None = None
         self._blobs: list[bytes] = []
         self._blobs_left = 0
         self._size = 0
-        # Pieces of its next atom: `_have` bytes of the `_need` that it takes.
-        self._kept: list[bytes] = []
-        self._have = 0
-        self._need = 0
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the stream, and return the replies of the requests that they complete.
 
         Raises ProtocolError, whose `replies` are those of the requests before the violation.
         """
-        if self._atom == _OPCODE and len(data) > 8 and data[0] == _GET and self._validated:
+        if not self._need and len(data) > 8 and data[0] == _GET:
             (length,) = unpack_u64(data, 1)
-            if length == len(data) - 9 and length <= self._forms.key_cap:
+            if length == len(data) - 9 and length <= self._forms.get_cap:
                 return self._handler.get(data[9:])
-        if self._have:
-            self._grow(len(data))
-            self._kept.append(data)
-            self._have += len(data)
-            if self._have < self._need:
+        if self._need:
+            data = self._gather(data)
+            if not data:
                 return b""
-            data = b"".join(self._kept)
-            self._kept.clear()
-            self._size -= self._have
-            self._have = 0
         replies: list[bytes] = []
         try:
             self._read(data, replies)
@@ -187,62 +166,54 @@ class RequestParser:
         return replies[0] if len(replies) == 1 else b"".join(replies)
 
     def _read(self, data: bytes, replies: list[bytes]) -> None:
-        """Read all requests that end in `data`. The state lives in local variables: this is the hot path."""
-        handler = self._handler
-        key_cap = self._forms.key_cap
-        atom, form, blobs, left = self._atom, self._form, self._blobs, self._blobs_left
-        begin = -1  # where the request under way begins in this data; -1 if it began in earlier data
-        position = 0
+        """Read all requests that end in `data`. The state is in local variables: this is the hot path."""
+        handler, by_opcode = self._handler, self._forms.by_opcode
+        get_cap, request_cap = self._forms.get_cap, self._forms.request_cap
+        begin = -self._size  # where the request under way begins: before this data, or in it
+        position = self._go_on(data) if self._need else 0
+        form, blobs, left = self._form, self._blobs, self._blobs_left
         end = len(data)
         large = 0  # bytes of the large ones among the replies
         while True:
-            if atom == _OPCODE:
+            if form is None:
                 if position == end:
                     break
                 begin = position
                 opcode = data[position]
                 position += 1
-                if opcode == _GET and position + 8 <= end and self._validated:
+                if opcode == _GET and position + 8 <= end:
                     (length,) = unpack_u64(data, position)
                     position += 8
                     stop = position + length
-                    if stop <= end and length <= key_cap:
+                    if stop <= end and length <= get_cap:
                         reply = handler.get(data[position:stop])
                         replies.append(reply)
                         if len(reply) >= _LARGE_REPLY:
                             large = self._checked_replies(large + len(reply))
                         position = stop
                         continue
-                    form, atom, blobs, left = self._cut_get(length), _BODY, [], 1
-                else:
-                    form = self._form_of(opcode)
-                    atom, blobs, left = form.first_atom, [], form.period
-            if atom == _COUNT:
-                if position + 8 > end:
+                    form, blobs, left = self._cut_get(length), [], 1
                     break
-                left *= self._checked_count(form, unpack_u64(data, position)[0])
-                position += 8
-                atom = _LENGTH
-            elif atom == _BODY:
-                stop = position + self._need
-                if stop > end:
-                    break
-                blobs.append(data[position:stop])
-                position = stop
-                left -= 1
-                atom = _LENGTH
+                form = by_opcode[opcode] or self._no_form(opcode)
+                blobs, left = [], form.period
+                if form.counted:
+                    if position + 8 > end:
+                        self._expect(_COUNT, 8)
+                        break
+                    left = self._repeated(form, unpack_u64(data, position)[0])
+                    position += 8
             while left:
                 start = position + 8
                 if start > end:
+                    self._expect(_LENGTH, 8)
                     break
                 (length,) = unpack_u64(data, position)
-                if length > form.caps[-left % form.period]:
-                    raise form.too_long(length, -left % form.period)
                 stop = start + length
+                if length > form.caps[-left % form.period] or stop - begin > request_cap:
+                    raise self._too_long(form, length, -left % form.period)
                 if stop > end:
                     position = start
-                    atom = _BODY
-                    self._need = length
+                    self._expect(_BODY, length)
                     break
                 blobs.append(data[start:stop])
                 position = stop
@@ -251,44 +222,77 @@ class RequestParser:
                 break
             stop = position + form.tail
             if stop > end:
-                atom = _TAIL
+                self._expect(_TAIL, form.tail)
                 break
+            if stop - begin > request_cap:
+                raise self._too_long(form)
             reply = form.deliver(handler, blobs, data[position:stop])
             if reply:
                 replies.append(reply)
                 if len(reply) >= _LARGE_REPLY:
                     large = self._checked_replies(large + len(reply))
             position = stop
-            atom = _OPCODE
-        self._atom, self._form, self._blobs, self._blobs_left = atom, form, blobs, left
-        if atom != _OPCODE:
-            self._suspend(data, begin, position)
+            form = None
+        self._form, self._blobs, self._blobs_left = form, blobs, left
+        if form is not None:
+            # The data ends within a request: keep the bytes of the atom that is not complete.
+            self._size = position - begin
+            self._kept += data[position:]
 
-    def _form_of(self, opcode: int) -> _Form:
-        if opcode >= len(self._forms.by_opcode):
-            raise ProtocolError(f"there is no operation {opcode}")
-        form = self._forms.by_opcode[opcode]
+    def _gather(self, data: bytes) -> bytes:
+        """All pieces of the next atom, and what is behind it, once they are there; else nothing."""
+        if not self._kept and len(data) >= self._need:
+            return data
+        self._kept += data
+        if len(self._kept) < self._need:
+            return b""
+        data = bytes(self._kept)
+        self._kept = bytearray()
+        return data
+
+    def _go_on(self, data: bytes) -> int:
+        """Read the atom that begins the data, now that it is complete; return where the next one begins."""
+        atom, need = self._atom, self._need
+        self._need = 0
+        if atom == _HANDSHAKE:
+            self._shake_hands(data)
+        elif atom == _COUNT:
+            assert self._form is not None
+            self._blobs_left = self._repeated(self._form, unpack_u64(data, 0)[0])
+        elif atom == _BODY:
+            self._blobs.append(data[:need])
+            self._blobs_left -= 1
+        else:  # a length or a tail: the loop reads them with what is behind them
+            return 0
+        return need
+
+    def _shake_hands(self, data: bytes) -> None:
+        if data[0] != Op.VALIDATE:
+            name = Op(data[0]).name if data[0] < len(Op) else f"operation {data[0]}"
+            raise ProtocolError(f"{name} before VALIDATE")
+        (magic,) = unpack_u32(data, 1)
+        if magic != MAGIC:
+            raise ProtocolError(f"VALIDATE carries 0x{magic:08X} instead of 0x{MAGIC:08X}")
+        self._handler.validate()
+
+    def _no_form(self, opcode: int) -> _Form:
         if opcode == Op.VALIDATE:
-            if self._validated:
-                raise ProtocolError("a second VALIDATE")
-            self._validated = True  # for the requests behind it; a wrong one ends the connection
-        elif not self._validated:
-            raise ProtocolError(f"{form.op.name} before VALIDATE")
-        return form
+            raise ProtocolError("a second VALIDATE")
+        raise ProtocolError(f"there is no operation {opcode}")
 
     def _cut_get(self, length: int) -> _Form:
-        """The form of a GET whose length has been read, but whose key has not come whole."""
-        form = self._forms.by_opcode[_GET]
-        if length > form.caps[0]:
-            raise form.too_long(length, 0)
-        self._need = length
+        """Prepare for the rest of a GET whose length has been read, but whose key has not come whole."""
+        form = self._forms.by_opcode[_GET] or self._no_form(_GET)
+        if length > self._forms.get_cap:
+            raise self._too_long(form, length)
+        self._expect(_BODY, length)
         return form
 
-    def _checked_count(self, form: _Form, count: int) -> int:
+    def _repeated(self, form: _Form, count: int) -> int:
         limit = self._forms.limits.keys_per_request
         if count > limit:
             raise LimitError(f"{form.op.name} of {count:,} keys; the limit keys_per_request is {limit:,}")
-        return count
+        return form.period * count
 
     def _checked_replies(self, count: int) -> int:
         """Bound the replies to one feed: short requests for long values could ask for any amount."""
@@ -297,22 +301,16 @@ class RequestParser:
             raise LimitError(f"asked for more than {limit:,} bytes at once, the limit unsent_bytes")
         return count
 
-    def _suspend(self, data: bytes, begin: int, position: int) -> None:
-        """The data ends within a request: keep the bytes of the incomplete atom, and count the request's."""
-        if self._atom == _TAIL:
-            self._need = self._form.tail
-        elif self._atom != _BODY:
-            self._need = 8
-        if position < len(data):
-            self._kept.append(data[position:])
-            self._have = len(data) - position
-        if begin >= 0:
-            self._size = 0
-        self._grow(len(data) - max(begin, 0))
+    def _expect(self, atom: int, need: int) -> None:
+        self._atom, self._need = atom, need
 
-    def _grow(self, count: int) -> None:
-        self._size += count
-        limit = self._forms.limits.request_bytes
-        if self._size > limit:
-            name = self._form.op.name
-            raise LimitError(f"{name} of more than {limit:,} bytes, the limit request_bytes")
+    def _too_long(self, form: _Form, length: int = 0, index: int = 0) -> LimitError:
+        """Which limit a blob of this length broke: its own, or that of the whole request."""
+        if length and length > form.caps[index]:
+            what = "key" if form.kinds[index] == "K" else "value"
+            cap = form.caps[index]
+            return LimitError(
+                f"{form.op.name} with a {what} of {length:,} bytes; the limit {what}_bytes is {cap:,}"
+            )
+        cap = self._forms.request_cap
+        return LimitError(f"{form.op.name} of more than {cap:,} bytes, the limit request_bytes")

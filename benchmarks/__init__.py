@@ -1,1 +1,0 @@
-"""Measurements of Rallypoint's server, side by side with torch's."""

@@ -1,0 +1,435 @@
+"""What every store must do, whatever it is made of: one suite for all of them.
+
+`StoreContract` is inherited by a test class whose module provides the fixture `site`: a place where any
+number of stores can be opened onto the same data, empty at first. A site names the traits that it
+lacks, for servers that are not ours; tests that need one of those are skipped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, TypeVar
+
+import pytest
+
+from rallypoint.errors import QueueEmptyError, RallypointError, StoreTimeoutError, UsageError
+from rallypoint.stores.base import Store
+
+PATIENCE: Final = 20.0
+"""Seconds after which something that should come is given up."""
+
+SHORT: Final = 0.05
+"""Seconds to wait for what does not come."""
+
+# Traits, which all of our own stores have.
+BARRIERS: Final = "barriers"
+BARRIER_REUSE: Final = "barriers whose key can be used again"
+BARRIER_UNCOUNTS: Final = "barriers that do not count who has timed out"
+QUEUES: Final = "queues"
+LISTING: Final = "list_keys"
+EVERY_WRITE_WAKES: Final = "a wake-up by whatever creates the key"
+CHECKED_ADD: Final = "an error for an ADD to what is no number, and nothing else"
+
+_Result = TypeVar("_Result")
+
+
+@dataclass
+class Site:
+    """Where stores are opened: `connect` opens one more onto the same data; `cleanup` closes them."""
+
+    connect: Callable[[], Store]
+    lacks: frozenset[str] = frozenset()
+    cleanup: ExitStack = field(default_factory=ExitStack)
+
+    def require(self, *traits: str) -> None:
+        missing = self.lacks.intersection(traits)
+        if missing:
+            pytest.skip(f"this store has no {', '.join(sorted(missing))}")
+
+    def open(self) -> Store:
+        store = self.connect()
+        self.cleanup.callback(store.close)
+        store.set_timeout(PATIENCE)
+        return store
+
+
+@dataclass(frozen=True)
+class Factory:
+    """A kind of store. `build` gets a folder of its own, and a stack for what is to be closed at the end."""
+
+    name: str
+    build: Callable[[Path, ExitStack], Callable[[], Store]]
+    lacks: frozenset[str] = frozenset()
+
+    def open_site(self, folder: Path, cleanup: ExitStack) -> Site:
+        return Site(self.build(folder, cleanup), self.lacks, cleanup)
+
+
+def together(*jobs: Callable[[], _Result]) -> list[_Result]:
+    """Run jobs at the same time, each in a thread of its own, and return their results."""
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        return [future.result(PATIENCE * 2) for future in futures]
+
+
+def times_out(call: Callable[[], object]) -> StoreTimeoutError:
+    with pytest.raises(StoreTimeoutError) as caught:
+        call()
+    return caught.value
+
+
+class StoreContract:
+    """The suite."""
+
+    @pytest.fixture
+    def store(self, site: Site) -> Store:
+        return site.open()
+
+    # Values
+
+    @pytest.mark.parametrize(
+        "value", ["text", "ünïcode ☃", b"bytes", "", b"", bytes(range(256)), b"\x00\xff" * (1 << 19)], ids=len
+    )
+    def test_get_returns_what_was_set(self, store: Store, value: str | bytes) -> None:
+        store.set("key", value)
+        assert store.get("key") == (value.encode() if isinstance(value, str) else value)
+
+    @pytest.mark.parametrize("key", ["", "a/b//c", "ключ", "🔑 with spaces\n", "k" * 4000], ids=len)
+    def test_any_text_is_a_key(self, store: Store, key: str) -> None:
+        store.set(key, "value")
+        assert store.get(key) == b"value"
+        assert store.check([key])
+        assert store.add(key + "'", 1) == 1
+        assert store.delete_key(key)
+
+    def test_set_takes_the_place_of_an_older_value(self, site: Site, store: Store) -> None:
+        store.set("key", "a long old value")
+        site.open().set("key", "new")
+        assert store.get("key") == b"new"
+
+    def test_a_value_does_not_change_after_it_was_read(self, store: Store) -> None:
+        store.append("key", "a")
+        store.append("key", "b")
+        value = store.get("key")
+        store.append("key", "c")
+        assert value == b"ab"
+        assert store.get("key") == b"abc"
+
+    def test_append_creates_and_extends(self, site: Site, store: Store) -> None:
+        store.append("key", "one ")
+        site.open().append("key", b"two")
+        store.append("key", "")
+        assert store.get("key") == b"one two"
+
+    def test_add_counts(self, store: Store) -> None:
+        assert store.add("n", 5) == 5
+        assert store.add("n", -7) == -2
+        assert store.add("n", 0) == -2
+        assert store.get("n") == b"-2"
+        store.set("n", "40")
+        assert store.add("n", 2) == 42
+
+    def test_add_from_many_threads_loses_nothing(self, site: Site, store: Store) -> None:
+        twin = site.open()
+
+        def count(each: Store) -> None:
+            for _ in range(100):
+                each.add("n", 1)
+
+        together(*[lambda each=each: count(each) for each in [store, twin] * 4])
+        assert store.add("n", 0) == 800
+
+    def test_add_to_what_is_no_number(self, site: Site, store: Store) -> None:
+        site.require(CHECKED_ADD)
+        store.set("key", "seven")
+        with pytest.raises(RallypointError):
+            store.add("key", 1)
+        assert store.get("key") == b"seven"
+        assert site.open().get("key") == b"seven"
+
+    def test_compare_set_of_a_missing_key(self, store: Store) -> None:
+        assert store.compare_set("key", "expected", "desired") == b"expected"
+        assert not store.check(["key"])
+        assert store.compare_set("key", "", "desired") == b"desired"
+        assert store.get("key") == b"desired"
+
+    def test_compare_set_of_a_key(self, store: Store) -> None:
+        store.set("key", "old")
+        assert store.compare_set("key", "else", "new") == b"old"
+        assert store.compare_set("key", "", "new") == b"old"
+        assert store.get("key") == b"old"
+        assert store.compare_set("key", b"old", b"new") == b"new"
+        assert store.get("key") == b"new"
+
+    def test_one_of_many_wins_a_compare_set(self, site: Site, store: Store) -> None:
+        stores = [store, site.open()] * 4
+        jobs = [lambda i=i, each=each: each.compare_set("key", "", str(i)) for i, each in enumerate(stores)]
+        assert set(together(*jobs)) == {store.get("key")}
+
+    def test_multi(self, site: Site, store: Store) -> None:
+        store.multi_set(["a", "b", "c"], ["1", b"\x00", ""])
+        assert site.open().multi_get(["c", "a", "b", "a"]) == [b"", b"1", b"\x00", b"1"]
+
+    def test_multi_of_nothing(self, store: Store) -> None:
+        store.multi_set([], [])
+        assert store.multi_get([]) == []
+
+    def test_multi_set_of_unequal_lengths(self, store: Store) -> None:
+        with pytest.raises(UsageError):
+            store.multi_set(["a", "b"], ["1"])
+        assert not store.check(["a"])
+
+    def test_delete_key(self, site: Site, store: Store) -> None:
+        store.set("key", "value")
+        twin = site.open()
+        assert twin.delete_key("key")
+        assert not store.delete_key("key")
+        assert not store.check(["key"])
+        assert store.add("key", 1) == 1
+
+    def test_num_keys(self, store: Store) -> None:
+        before = store.num_keys()
+        store.multi_set(["a", "b"], ["1", "2"])
+        store.set("a", "3")
+        store.add("n", 1)
+        assert store.num_keys() == before + 3
+        store.delete_key("b")
+        assert store.num_keys() == before + 2
+
+    def test_list_keys(self, site: Site, store: Store) -> None:
+        site.require(LISTING)
+        assert store.list_keys() == []
+        store.multi_set(["a", "ключ", "a/b"], ["1", "2", "3"])
+        store.delete_key("a")
+        assert sorted(site.open().list_keys()) == ["a/b", "ключ"]
+
+    # Waiting
+
+    def test_check(self, store: Store) -> None:
+        store.set("a", "")
+        store.add("b", 0)
+        assert store.check(["a"])
+        assert store.check(["a", "b", "a"])
+        assert store.check([])
+        assert not store.check(["a", "c"])
+
+    def test_get_waits_for_a_set(self, site: Site, store: Store) -> None:
+        setter = site.open()
+        about_to_get = threading.Event()
+
+        def get() -> bytes:
+            about_to_get.set()
+            return store.get("key")
+
+        def put() -> bytes:
+            assert about_to_get.wait(PATIENCE)
+            # Also through the very store in which another thread waits, which is not to be held up.
+            times_out(lambda: store.wait(["never"], SHORT))
+            setter.set("key", "value")
+            return b"set"
+
+        assert together(get, put) == [b"value", b"set"]
+
+    def test_wait_waits_for_all(self, site: Site, store: Store) -> None:
+        site.require(EVERY_WRITE_WAKES)
+        setter = site.open()
+        store.set("a", "")
+
+        def put() -> None:
+            setter.multi_set(["b"], [""])
+            setter.append("c", "")
+            setter.add("d", 1)
+            setter.compare_set("e", "", "value")
+
+        together(lambda: store.wait(["a", "b", "c", "d", "e"]), put)
+        assert store.check(["a", "b", "c", "d", "e"])
+
+    def test_multi_get_waits_for_all(self, site: Site, store: Store) -> None:
+        setter = site.open()
+        store.set("a", "1")
+
+        def put() -> list[bytes]:
+            setter.set("b", "2")
+            return []
+
+        assert together(lambda: store.multi_get(["a", "b"]), put)[0] == [b"1", b"2"]
+
+    def test_a_wait_in_one_thread_does_not_hold_up_another(self, store: Store) -> None:
+        waiting = threading.Event()
+
+        def wait() -> bytes:
+            waiting.set()
+            return store.get("late")
+
+        def work() -> bytes:
+            assert waiting.wait(PATIENCE)
+            for number in range(20):
+                store.set(f"key {number}", "value")
+            assert store.add("n", 1) == 1
+            store.set("late", "at last")
+            return b"done"
+
+        assert together(wait, work) == [b"at last", b"done"]
+
+    def test_a_wait_that_times_out_names_what_is_missing(self, store: Store) -> None:
+        store.set("there", "")
+        error = times_out(lambda: store.wait(["missing 1", "there", "missing 2"], timedelta(seconds=SHORT)))
+        assert [key.rpartition("/")[2] for key in error.keys] == ["missing 1", "missing 2"]
+        assert "missing 1" in str(error)
+        assert "missing 2" in str(error)
+        assert error.hint
+        assert store.check(["there"])
+
+    def test_a_get_that_times_out_names_its_key(self, store: Store) -> None:
+        store.set_timeout(SHORT)
+        error = times_out(lambda: store.get("missing"))
+        assert [key.rpartition("/")[2] for key in error.keys] == ["missing"]
+        error = times_out(lambda: store.multi_get(["missing", "missed"]))
+        assert [key.rpartition("/")[2] for key in error.keys] == ["missing", "missed"]
+
+    # Barriers
+
+    @pytest.mark.parametrize("size", [1, 2, 8])
+    def test_barrier_releases_all_at_once(self, site: Site, store: Store, size: int) -> None:
+        site.require(BARRIERS)
+        stores = [store] + [site.open() for _ in range(size // 2)] + [store] * (size - size // 2 - 1)
+
+        def pass_through(each: Store) -> int:
+            each.add("arrived", 1)
+            each.barrier("barrier", size, PATIENCE)
+            return each.add("arrived", 0)
+
+        assert together(*[lambda each=each: pass_through(each) for each in stores]) == [size] * size
+
+    def test_a_barrier_synchronises_again(self, site: Site, store: Store) -> None:
+        site.require(BARRIERS, BARRIER_REUSE)
+        stores = [store, site.open(), store]
+
+        def rounds(each: Store) -> list[int]:
+            seen = []
+            for number in range(10):
+                each.add(f"arrived {number}", 1)
+                each.barrier("barrier", 3, PATIENCE)
+                seen.append(each.add(f"arrived {number}", 0))
+            return seen
+
+        assert together(*[lambda each=each: rounds(each) for each in stores]) == [[3] * 10] * 3
+
+    def test_who_times_out_at_a_barrier_is_not_counted(self, site: Site, store: Store) -> None:
+        site.require(BARRIERS, BARRIER_UNCOUNTS)
+        twin = site.open()
+        error = times_out(lambda: store.barrier("barrier", 2, SHORT))
+        assert "barrier" in str(error)
+        assert error.hint
+        times_out(lambda: twin.barrier("barrier", 2, SHORT))
+        together(*[lambda each=each: each.barrier("barrier", 2, PATIENCE) for each in [store, twin]])
+        times_out(lambda: store.barrier("barrier", 2, SHORT))
+
+    # Queues
+
+    def test_a_queue_keeps_its_order(self, site: Site, store: Store) -> None:
+        site.require(QUEUES)
+        twin = site.open()
+        for value in [b"1", b"", b"\xff3"]:
+            twin.queue_push("queue", value)
+        assert store.queue_len("queue") == 3
+        assert [store.queue_pop("queue") for _ in range(3)] == [b"1", b"", b"\xff3"]
+        assert store.queue_len("queue") == 0
+
+    def test_an_empty_queue(self, site: Site, store: Store) -> None:
+        site.require(QUEUES)
+        assert store.queue_len("queue") == 0
+        with pytest.raises(QueueEmptyError):
+            store.queue_pop("queue", block=False)
+        store.queue_push("queue", "value")
+        assert store.queue_pop("queue", block=False) == b"value"
+        store.set_timeout(SHORT)
+        assert "queue" in str(times_out(lambda: store.queue_pop("queue")))
+
+    def test_a_queue_is_there_while_it_holds_something(self, site: Site, store: Store) -> None:
+        site.require(QUEUES)
+        assert not store.check(["queue"])
+        store.queue_push("queue", "")
+        assert store.check(["queue"])
+        store.wait(["queue"], PATIENCE)
+        assert not store.delete_key("queue")
+        store.queue_pop("queue")
+        assert not store.check(["queue"])
+
+    def test_a_push_wakes_a_pop(self, site: Site, store: Store) -> None:
+        site.require(QUEUES)
+        pusher = site.open()
+        popping = threading.Event()
+
+        def pop() -> bytes:
+            popping.set()
+            return store.queue_pop("queue")
+
+        def push() -> bytes:
+            assert popping.wait(PATIENCE)
+            times_out(lambda: pusher.wait(["never"], SHORT))
+            pusher.queue_push("queue", "value")
+            return b""
+
+        assert together(pop, push)[0] == b"value"
+
+    def test_each_push_is_popped_once(self, site: Site, store: Store) -> None:
+        site.require(QUEUES)
+        twin = site.open()
+
+        def push() -> bytes:
+            store.queue_push("queue", "1")
+            twin.queue_push("queue", "2")
+            return b""
+
+        popped = together(lambda: store.queue_pop("queue"), lambda: twin.queue_pop("queue"), push)
+        assert sorted(popped) == [b"", b"1", b"2"]
+        assert store.queue_len("queue") == 0
+
+    # The store itself
+
+    def test_timeout(self, store: Store) -> None:
+        store.set_timeout(timedelta(minutes=1.5))
+        assert store.timeout == timedelta(seconds=90)
+        store.set_timeout(2)
+        assert store.timeout == timedelta(seconds=2)
+        with pytest.raises(UsageError):
+            store.set_timeout(0)
+        with pytest.raises(UsageError):
+            store.wait(["key"], -1)
+
+    def test_the_extended_api_is_there(self, store: Store) -> None:
+        assert store.has_extended_api()
+
+    def test_a_clone_shares_the_data(self, store: Store) -> None:
+        store.set("key", "value")
+        with store.clone() as twin:
+            assert twin.timeout == store.timeout
+            assert twin.get("key") == b"value"
+            twin.set("key", "new")
+        assert store.get("key") == b"new"
+
+    def test_a_clone_outlives_its_original(self, site: Site) -> None:
+        keeper = site.open()  # whoever hosts the data
+        store = site.open()
+        with store.clone() as twin:
+            store.close()
+            twin.set("key", "value")
+        assert keeper.get("key") == b"value"
+
+    def test_a_closed_store_says_so(self, site: Site) -> None:
+        keeper = site.open()
+        with site.open() as store:
+            store.set("key", "value")
+        store.close()
+        with pytest.raises(RallypointError, match="closed"):
+            store.set("key", "other")
+        with pytest.raises(RallypointError, match="closed"):
+            store.get("key")
+        assert keeper.get("key") == b"value"

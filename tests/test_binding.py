@@ -1,0 +1,344 @@
+"""Where a server listens: only where its host name says; and what it says when it cannot."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import ipaddress
+import logging
+import os
+import re
+import socket
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from processes import Server
+from rallypoint.errors import BindError, PortInUseError, UsageError
+from rallypoint.server import ports
+from rallypoint.server.binding import adopt, describe, find_place, listen, reachable_at
+
+EVERYWHERE = {"0.0.0.0", "::"}
+UNUSED = "192.0.2.77"
+"""An address for documentation: of no machine."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed scandir iterator:ResourceWarning")
+
+
+@contextmanager
+def listening(host: str, port: int = 0) -> Iterator[list[socket.socket]]:
+    listeners = listen(host, port)
+    try:
+        yield listeners
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+def places_of(port: int) -> set[str]:
+    """The addresses on which this process listens on a port, as the system says."""
+    return {
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+    }
+
+
+def resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Let every name have these addresses, and none at all if there are none."""
+
+    def answer(host: str, port: object, **_: object) -> list[tuple[Any, ...]]:
+        if not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in addresses]
+        return [(family, 1, 6, "", (address, 0)) for family, address in zip(families, addresses, strict=True)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+
+
+def own_address() -> str:
+    """An IPv4 address of this machine that is not loopback."""
+    for cards in psutil.net_if_addrs().values():
+        for card in cards:
+            if card.family == socket.AF_INET and not ipaddress.ip_address(card.address).is_loopback:
+                return card.address
+    pytest.skip("this machine has only loopback addresses")
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "localhost.", "localhost.localdomain"])
+def test_localhost_binds_loopback_alone(host: str, caplog: pytest.LogCaptureFixture) -> None:
+    with listening(host) as listeners:
+        places = places_of(listeners[0].getsockname()[1])
+    assert "127.0.0.1" in places
+    assert places <= {"127.0.0.1", "::1"}
+    assert not warnings_in(caplog)
+
+
+def test_localhost_has_one_port_for_both_families() -> None:
+    with listening("localhost") as listeners:
+        (port,) = {listener.getsockname()[1] for listener in listeners}
+        for listener in listeners:
+            with socket.create_connection(listener.getsockname()[:2], timeout=10):
+                pass
+    assert port > 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "[::1]"])
+def test_a_loopback_address_binds_itself_alone(host: str, caplog: pytest.LogCaptureFixture) -> None:
+    if ":" in host and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with listening(host) as listeners:
+        assert places_of(listeners[0].getsockname()[1]) == {host.strip("[]")}
+    assert not warnings_in(caplog)
+
+
+def test_an_address_of_this_machine_binds_that_address(caplog: pytest.LogCaptureFixture) -> None:
+    address = own_address()
+    with listening(address) as listeners:
+        assert places_of(listeners[0].getsockname()[1]) == {address}
+    assert not warnings_in(caplog)
+
+
+def test_a_name_of_this_machine_binds_its_address(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = own_address()
+    resolve_to(monkeypatch, address, UNUSED)
+    with listening("node-7") as listeners:
+        assert places_of(listeners[0].getsockname()[1]) == {address}
+    assert not warnings_in(caplog)
+
+
+@pytest.mark.parametrize("host", ["", "*", "0.0.0.0", "::", "[::]"])
+def test_every_interface(host: str, caplog: pytest.LogCaptureFixture) -> None:
+    with listening(host) as listeners:
+        port = listeners[0].getsockname()[1]
+        assert len(listeners) == 1
+        assert places_of(port) <= EVERYWHERE
+        with socket.create_connection(("127.0.0.1", port), timeout=10):
+            pass
+    assert not warnings_in(caplog)
+
+
+def test_a_name_of_another_machine_binds_all_and_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolve_to(monkeypatch, UNUSED)
+    with listening("store.example.org") as listeners:
+        assert places_of(listeners[0].getsockname()[1]) <= EVERYWHERE
+    (warning,) = warnings_in(caplog)
+    for words in ("store.example.org", UNUSED, "every interface"):
+        assert words in warning
+
+
+def test_an_address_of_another_machine_binds_all_and_warns(caplog: pytest.LogCaptureFixture) -> None:
+    with listening(UNUSED) as listeners:
+        assert places_of(listeners[0].getsockname()[1]) <= EVERYWHERE
+    (warning,) = warnings_in(caplog)
+    assert "not an address of this machine" in warning
+
+
+def test_a_name_that_nobody_knows_binds_all_and_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolve_to(monkeypatch)
+    with listening("nowhere.invalid") as listeners:
+        assert places_of(listeners[0].getsockname()[1]) <= EVERYWHERE
+    (warning,) = warnings_in(caplog)
+    assert "resolves to nothing" in warning
+
+
+def test_the_own_host_name_at_loopback_binds_all_and_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a hosts file that has `127.0.1.1 thishost`: the other machines reach it elsewhere."""
+    resolve_to(monkeypatch, "127.0.1.1")
+    with listening(socket.gethostname()) as listeners:
+        assert places_of(listeners[0].getsockname()[1]) <= EVERYWHERE
+    (warning,) = warnings_in(caplog)
+    assert socket.gethostname() in warning
+    assert "loopback" in warning
+
+
+@pytest.mark.parametrize("addresses", [("127.0.0.1", "127.0.0.2"), ("127.0.0.2",)])
+def test_place_of_literals_is_never_widened(addresses: Sequence[str]) -> None:
+    for address in addresses:
+        assert find_place(address).addresses == (address,)
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 1_000_000])
+def test_a_port_that_does_not_exist(port: int) -> None:
+    with pytest.raises(UsageError, match=f"port {port} does not exist\nhint: ports go from 0 .* to 65535"):
+        listen("localhost", port)
+
+
+def test_port_0_gives_the_real_port() -> None:
+    with listening("127.0.0.1") as (listener,):
+        assert listener.getsockname()[1] > 0
+        assert describe(listener) == f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_an_ipv6_place_is_described_in_brackets() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with listening("::1") as (listener,):
+        assert describe(listener) == f"[::1]:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("0.0.0.0", {"127.0.0.1", "::1"}), ("127.0.0.2", {"127.0.0.2"}), ("localhost", {"127.0.0.1"})],
+)
+def test_this_machine_reaches_what_it_binds(host: str, expected: set[str]) -> None:
+    with listening(host) as listeners:
+        address = reachable_at(listeners[0])
+        assert address[0] in expected
+        with socket.create_connection(address, timeout=10):
+            pass
+
+
+def test_a_port_in_use_names_who_holds_it(server: Server) -> None:
+    with pytest.raises(PortInUseError) as caught:
+        listen("127.0.0.1", server.port)
+    error = caught.value
+    assert f"port {server.port} on 127.0.0.1 is in use by process {server.process.pid} (" in error.message
+    assert "-m rallypoint serve" in error.message
+    assert "port 0" in error.hint
+    assert error.holder is not None
+    assert error.holder in error.message
+
+
+def test_a_port_in_use_leaves_no_socket_open() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with socket.socket(socket.AF_INET6) as holder:
+        holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        holder.bind(("::1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(PortInUseError):
+            listen("localhost", port)
+        assert places_of(port) == {"::1"}
+
+
+def test_a_port_of_which_nobody_knows_the_holder() -> None:
+    with socket.socket() as holder:  # bound, but it does not listen: no table names it
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        with pytest.raises(
+            PortInUseError, match=re.escape(f"port {port} on 127.0.0.1 is in use\n")
+        ) as caught:
+            listen("127.0.0.1", port)
+    assert caught.value.holder is None
+
+
+def test_the_holder_of_a_port_is_this_process() -> None:
+    with listening("127.0.0.1") as (listener,):
+        holder = ports.holder_of(listener.getsockname()[1])
+    assert holder is not None
+    assert holder.startswith(f"process {os.getpid()} (")
+
+
+@pytest.mark.xfail(strict=True, reason="holder_of leaves a folder open when it finds the holder in it")
+def test_the_search_for_a_holder_leaves_nothing_open() -> None:
+    with listening("127.0.0.1") as (listener,), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert ports.holder_of(listener.getsockname()[1])
+        gc.collect()
+    assert not caught
+
+
+def test_a_free_port_is_held_by_nobody() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        assert ports.holder_of(free.getsockname()[1]) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(errno.EACCES, "below 1024 are reserved"), (errno.ENOBUFS, os.strerror(errno.ENOBUFS))],
+)
+def test_a_bind_that_the_system_refuses(code: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(socket.socket):
+        def bind(self, address: Any) -> None:
+            if address[1]:  # the probe for a free port may pass
+                raise OSError(code, os.strerror(code))
+            super().bind(address)
+
+    monkeypatch.setattr(socket, "socket", Refusing)
+    with pytest.raises(BindError, match=words) as caught:
+        listen("127.0.0.1", 80)
+    assert "port 80 of 127.0.0.1" in caught.value.message
+
+
+def test_with_port_0_another_port_is_tried_when_one_family_has_it_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is free on the first address may be taken on the second."""
+    if len(find_place("localhost").addresses) < 2:
+        pytest.skip("localhost is one address here")
+    refusals = iter([True, True, False])
+    ports_tried: list[int] = []
+
+    class Contended(socket.socket):
+        def bind(self, address: Any) -> None:
+            if self.family == socket.AF_INET6 and address[1]:
+                ports_tried.append(address[1])
+                if next(refusals):
+                    raise OSError(errno.EADDRINUSE, "Address already in use")
+            super().bind(address)
+
+    monkeypatch.setattr(socket, "socket", Contended)
+    with listening("localhost") as listeners:
+        assert listeners[0].getsockname()[1] == ports_tried[-1]
+    assert len(ports_tried) == 3
+
+
+def test_a_bound_descriptor_is_adopted() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        place = bound.getsockname()
+        with adopt(bound.detach()) as listener:
+            assert listener.getsockname() == place
+            with socket.create_connection(place, timeout=10):
+                pass
+
+
+def test_a_descriptor_that_cannot_listen() -> None:
+    message, hint, _ = failure_to_adopt_datagrams()
+    assert "cannot be listened on: Operation not supported" in message
+    assert "bound stream socket" in hint
+
+
+@pytest.mark.xfail(strict=True, reason="adopt leaves the socket to the garbage collector when it fails")
+def test_a_failure_to_adopt_leaves_no_socket_behind() -> None:
+    assert failure_to_adopt_datagrams()[2] == []
+
+
+def failure_to_adopt_datagrams() -> tuple[str, str, list[str]]:
+    """Message and hint of the error, and what Python warns of once the error is forgotten."""
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM).detach()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            adopt(datagrams)
+        except BindError as error:
+            message, hint = error.message, error.hint
+        gc.collect()
+    assert message.startswith(f"master_listen_fd {datagrams} ")
+    return message, hint, [str(warning.message) for warning in caught]
+
+
+def test_a_descriptor_that_is_not_open() -> None:
+    with socket.socket() as closed:
+        number = closed.fileno()
+    with pytest.raises(BindError, match=f"master_listen_fd {number} cannot be listened on"):
+        adopt(number)

@@ -1,0 +1,570 @@
+"""The client: reaching a server, waiting with others, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from processes import Server, end
+from rallypoint.client import connecting
+from rallypoint.client.connection import Connection
+from rallypoint.client.deadline import Deadline
+from rallypoint.errors import (
+    ConnectError,
+    ConnectionLostError,
+    ProtocolError,
+    StoreTimeoutError,
+    UsageError,
+)
+from rallypoint.stores import tcp
+from rallypoint.stores.tcp import TCPStore
+from raw import SECONDS, RawClient, until
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[TCPStore]:
+    with TCPStore(server.host, server.port, timeout=SECONDS) as client:
+        yield client
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
+
+
+@pytest.fixture
+def asked(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a request has been sent and its answer is awaited; the store is connected before."""
+    event = threading.Event()
+    read = Connection.read
+
+    def note(self: Connection, count: int, deadline: Deadline) -> bytes:
+        event.set()
+        return read(self, count, deadline)
+
+    monkeypatch.setattr(Connection, "read", note)
+    return event
+
+
+# Reaching a server
+
+
+@contextmanager
+def reserved_port() -> Iterator[socket.socket]:
+    """A port at which nobody listens, and which nobody else gets meanwhile."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+        yield sock
+
+
+def test_nobody_listens() -> None:
+    with reserved_port() as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(ConnectError) as caught:
+            TCPStore("127.0.0.1", port, timeout=0.2)
+    message = caught.value.message
+    assert f"cannot reach the store at 127.0.0.1:{port} within 0.2 s" in message
+    assert f"\n  127.0.0.1:{port}: Connection refused" in message
+    assert int(re.findall(r"\((\d+) tries\)", message)[0]) > 1
+    assert "nothing listens there" in caught.value.hint
+
+
+def test_every_address_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with reserved_port() as sock:
+        port = sock.getsockname()[1]
+        family, kind = socket.AF_INET, socket.SOCK_STREAM
+        answer = [(family, kind, 6, "", (host, port)) for host in ("127.0.0.1", "127.0.0.2")]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+        with pytest.raises(ConnectError) as caught:
+            TCPStore("node-0", port, timeout=0.1)
+    assert f"the store at node-0:{port}" in caught.value.message
+    for host in ("127.0.0.1", "127.0.0.2"):
+        assert f"\n  {host}:{port}: Connection refused" in caught.value.message
+
+
+def test_a_name_that_is_not_known() -> None:
+    with pytest.raises(ConnectError) as caught:
+        TCPStore("no-such-host.invalid", 29500, timeout=0.5)
+    assert "no-such-host.invalid: name not resolved" in caught.value.message
+    assert "hosts file" in caught.value.hint
+
+
+def test_a_resolver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows no deadline of its own, but the store has one."""
+    over = threading.Event()
+
+    def hang(*_: object, **__: object) -> list[Any]:
+        over.wait(SECONDS)
+        raise socket.gaierror(socket.EAI_AGAIN, "too late")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    began = time.monotonic()
+    try:
+        with pytest.raises(ConnectError, match="the resolver does not answer"):
+            TCPStore("slow.example.org", 29500, timeout=0.2)
+        assert time.monotonic() - began < 5
+    finally:
+        over.set()
+
+
+def test_a_server_that_accepts_but_never_answers() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        with pytest.raises(ConnectError) as caught:
+            TCPStore("127.0.0.1", port, timeout=0.2)
+    assert f"127.0.0.1:{port}: " in caught.value.message
+    assert "gave no answer" in caught.value.message
+    assert caught.value.hint
+
+
+@contextmanager
+def strange_server(answer: Callable[[socket.socket, bytes], None]) -> Iterator[int]:
+    """A server that does `answer` with each client and the first that it says."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client:
+                    client.settimeout(SECONDS)
+                    answer(client, client.recv(1 << 16))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(SECONDS)
+
+
+def test_another_service_is_told_apart_at_once() -> None:
+    with strange_server(lambda client, _: client.sendall(b"HTTP/1.1 400 Bad Request\r\n")) as port:
+        began = time.monotonic()
+        with pytest.raises(
+            ProtocolError, match=f"127.0.0.1:{port} answers, but not as a store does"
+        ) as caught:
+            TCPStore("127.0.0.1", port, timeout=SECONDS)
+        assert time.monotonic() - began < 5
+    assert "another service" in caught.value.hint
+
+
+def test_a_service_that_hangs_up() -> None:
+    with (
+        strange_server(lambda client, said: None) as port,
+        pytest.raises(ConnectError, match=f"127.0.0.1:{port}: .*the server closed it"),
+    ):
+        TCPStore("127.0.0.1", port, timeout=0.2)
+
+
+def test_a_server_that_comes_late(monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor) -> None:
+    tried = threading.Event()
+    try_all = connecting._try_all
+
+    def note(*arguments: Any) -> Connection | None:
+        connection = try_all(*arguments)
+        tried.set()
+        return connection
+
+    monkeypatch.setattr(connecting, "_try_all", note)
+    with reserved_port() as sock:
+        port = sock.getsockname()[1]
+        early = pool.submit(TCPStore, "127.0.0.1", port, timeout=SECONDS)
+        assert tried.wait(SECONDS)
+        with TCPStore("127.0.0.1", port, is_master=True, master_listen_fd=sock.detach()) as late:
+            with early.result(SECONDS) as client:
+                client.set("key", "value")
+            assert late.get("key") == b"value"
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_time_out_that_is_none(timeout: float) -> None:
+    with pytest.raises(UsageError, match="must be positive"):
+        TCPStore("localhost", 29500, timeout=timeout)
+
+
+def test_brackets_round_an_ipv6_address() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with (
+        TCPStore("::1", 0, is_master=True) as master,
+        TCPStore("[::1]", master.port) as client,
+    ):
+        client.set("key", "value")
+        assert master.get("key") == b"value"
+
+
+# Answers
+
+
+def test_what_is_set_is_there_for_others_at_once(server: Server, store: TCPStore) -> None:
+    with RawClient(server.port) as other:
+        for number in range(200):
+            store.set("key", str(number))
+            assert other.get(b"/key") == str(number).encode()
+            store.append("key", "!")
+            assert other.get(b"/key") == b"%d!" % number
+            store.multi_set(["a", "b"], [str(number)] * 2)
+            assert other.get(b"/b") == str(number).encode()
+
+
+def test_a_wait_in_one_thread_does_not_hold_up_another(
+    store: TCPStore, asked: threading.Event, pool: ThreadPoolExecutor
+) -> None:
+    waiting: Future[None] = pool.submit(store.wait, ["go"])
+    assert asked.wait(SECONDS)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    assert not waiting.done()
+    store.set("go", "")
+    waiting.result(SECONDS)
+
+
+def test_a_get_waits_for_its_key(store: TCPStore, asked: threading.Event, pool: ThreadPoolExecutor) -> None:
+    waiting = pool.submit(store.get, "key")
+    assert asked.wait(SECONDS)
+    store.set("key", "value")
+    assert waiting.result(SECONDS) == b"value"
+
+
+@pytest.mark.parametrize(
+    "use_libuv",
+    [
+        True,
+        pytest.param(
+            False,
+            marks=pytest.mark.xfail(
+                strict=True, reason="torch's legacy server ends a connection that GETs a missing key"
+            ),
+        ),
+    ],
+)
+def test_a_get_waits_for_its_key_at_a_server_of_torch(use_libuv: bool, pool: ThreadPoolExecutor) -> None:
+    master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
+    with TCPStore("127.0.0.1", master.port, timeout=SECONDS) as store:
+        waiting = [pool.submit(store.multi_get, ["key", "other"]), pool.submit(store.get, "key")]
+        with pytest.raises(StoreTimeoutError):
+            store.wait(["other"], 0.1)
+        store.set("key", "value")
+        store.set("other", "value")
+        assert [future.result(SECONDS) for future in waiting] == [[b"value"] * 2, b"value"]
+
+
+def test_threads_get_the_answers_to_their_own_questions(store: TCPStore, pool: ThreadPoolExecutor) -> None:
+    def work(name: int) -> int:
+        for number in range(100):
+            store.set(f"key {name}", f"{name} {number}")
+            assert store.get(f"key {name}") == f"{name} {number}".encode()
+            store.add("sum", 1)
+        return name
+
+    assert list(pool.map(work, range(8))) == list(range(8))
+    assert store.add("sum", 0) == 800
+
+
+def test_a_wait_that_times_out_names_the_missing_keys_alone(store: TCPStore) -> None:
+    store.set("here", "")
+    with pytest.raises(StoreTimeoutError) as caught:
+        store.wait(["here", "missing 1", "missing 2"], 0.1)
+    assert caught.value.keys == ("missing 1", "missing 2")
+    assert "2 of 3 keys are missing: missing 1, missing 2" in caught.value.message
+    assert "waited 0.1 s" in caught.value.message
+    store.set("missing 1", "found")  # the connection is in step
+    assert store.get("missing 1") == b"found"
+
+
+def test_a_get_that_times_out_names_its_key(store: TCPStore) -> None:
+    store.set_timeout(0.1)
+    with pytest.raises(StoreTimeoutError) as caught:
+        store.get("nobody sets me")
+    assert caught.value.keys == ("nobody sets me",)
+    assert isinstance(caught.value, TimeoutError)
+    assert store.add("count", 1) == 1
+
+
+def test_a_barrier_that_times_out(store: TCPStore) -> None:
+    with pytest.raises(StoreTimeoutError, match=r"not all 2 members came .* 'meet' within 0\.1 s"):
+        store.barrier("meet", 2, 0.1)
+    assert store.add("count", 1) == 1
+
+
+def test_a_server_that_stops_answering() -> None:
+    """As one that is stopped or cut off: the handshake comes back, and nothing after it."""
+
+    def shake_hands(client: socket.socket, said: bytes) -> None:
+        client.sendall(said[-4:])
+        client.recv(1 << 16)  # the request
+        client.recv(1 << 16)  # until the client gives up
+
+    with (
+        strange_server(shake_hands) as port,
+        TCPStore("127.0.0.1", port, timeout=0.2) as store,
+        pytest.raises(StoreTimeoutError, match=f"127.0.0.1:{port} gave no answer within 0.2 s"),
+    ):
+        store.set("key", "value")
+
+
+def test_a_server_that_answers_something_else() -> None:
+    def shake_hands(client: socket.socket, said: bytes) -> None:
+        client.sendall(said[-4:])
+        client.recv(1 << 16)
+        client.sendall(b"what?")
+
+    with (
+        strange_server(shake_hands) as port,
+        TCPStore("127.0.0.1", port, timeout=5) as store,
+        pytest.raises(ProtocolError, match="answered b'what' where b'done' was due"),
+    ):
+        store.set("key", "value")
+
+
+def test_a_server_that_dies_ends_a_wait(
+    server: Server, store: TCPStore, asked: threading.Event, pool: ThreadPoolExecutor
+) -> None:
+    waiting: Future[None] = pool.submit(store.wait, ["never"])
+    assert asked.wait(SECONDS)
+    server.process.kill()
+    began = time.monotonic()
+    with pytest.raises(ConnectionLostError, match=f"{server.address} was lost"):
+        waiting.result(SECONDS)
+    assert time.monotonic() - began < 5
+
+
+def test_an_idle_connection_that_the_server_has_ended_is_replaced() -> None:
+    with TCPStore("localhost", 0, is_master=True) as first:
+        client = TCPStore("localhost", first.port, timeout=SECONDS)
+        client.set("key", "value")
+    with TCPStore("localhost", first.port, is_master=True), client:
+        client.set("key", "again")
+        assert client.get("key") == b"again"
+
+
+# Coming together
+
+
+@pytest.fixture
+def meeting_place() -> tuple[int, int]:
+    """A bound socket for a master: its descriptor, and its port."""
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    sock.listen()
+    port = sock.getsockname()[1]
+    return sock.detach(), port
+
+
+def test_the_master_waits_for_its_workers(meeting_place: tuple[int, int], pool: ThreadPoolExecutor) -> None:
+    descriptor, port = meeting_place
+    master = pool.submit(TCPStore, "127.0.0.1", port, 3, True, timeout=SECONDS, master_listen_fd=descriptor)
+    workers = [pool.submit(TCPStore, "127.0.0.1", port, 3, timeout=SECONDS) for _ in range(2)]
+    stores = [future.result(SECONDS) for future in (*workers, master)]
+    try:
+        assert stores[-1].num_keys() == 1
+        assert stores[-1]._add(b"init/", 0) == 3
+    finally:
+        for store in stores:
+            store.close()
+
+
+def test_the_master_does_not_go_on_before_the_last_worker(
+    meeting_place: tuple[int, int], pool: ThreadPoolExecutor
+) -> None:
+    descriptor, port = meeting_place
+    master = pool.submit(TCPStore, "127.0.0.1", port, 3, True, timeout=SECONDS, master_listen_fd=descriptor)
+    with TCPStore("127.0.0.1", port, 3) as first:
+        until(lambda: first._add(b"init/", 0) == 2, "the master and the first worker have come")
+        assert not master.done()
+        with TCPStore("127.0.0.1", port, 3):
+            master.result(SECONDS).close()
+
+
+def test_workers_that_do_not_come() -> None:
+    with pytest.raises(StoreTimeoutError, match=r"1 of 3 workers have come to the store .* within 0\.2 s"):
+        TCPStore("localhost", 0, 3, True, timeout=0.2)
+
+
+def test_waiting_for_workers_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp, "_FIRST_REPORT", 0.05)
+    with caplog.at_level(logging.INFO), pytest.raises(StoreTimeoutError):
+        TCPStore("localhost", 0, 2, True, timeout=0.5)
+    reports = [
+        record.getMessage() for record in caplog.records if "workers have come after" in record.message
+    ]
+    assert 1 <= len(reports) <= 4
+    assert reports[0].startswith("1 of 2 workers")
+
+
+@pytest.mark.parametrize("world_size", [None, -1])
+def test_without_a_world_size_nobody_is_counted(world_size: int | None) -> None:
+    with TCPStore("localhost", 0, world_size, True, timeout=5) as store:
+        assert store.num_keys() == 0
+
+
+def test_a_master_that_does_not_wait() -> None:
+    with TCPStore("localhost", 0, 3, True, timeout=5, wait_for_workers=False) as store:
+        assert store.num_keys() == 0
+
+
+def test_a_world_of_nobody() -> None:
+    with pytest.raises(UsageError, match="the world size is 0, but must be positive"):
+        TCPStore("localhost", 0, 0, True)
+
+
+# Forks and interruptions
+
+
+FORK = """
+import os, sys
+from rallypoint.stores.tcp import TCPStore
+
+store = TCPStore("127.0.0.1", int(sys.argv[1]), timeout=30)
+store.set("who", "parent")
+pids = []
+for _ in range(3):
+    pid = os.fork()
+    if pid == 0:
+        break
+    pids.append(pid)
+me = "parent" if len(pids) == 3 else f"child {len(pids)}"
+try:
+    for number in range(100):
+        store.set(me, f"{me} {number}")
+        assert store.get(me) == f"{me} {number}".encode()
+        store.add("sum", 1)
+except BaseException as error:
+    print(me, repr(error), flush=True)
+    os._exit(1)
+if me != "parent":
+    os._exit(0)
+codes = [os.waitpid(pid, 0)[1] for pid in pids]
+print(codes, store.add("sum", 0), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_after_a_fork_each_process_has_its_own_connection(server: Server) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORK, str(server.port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        out, _ = process.communicate(timeout=60)
+    finally:
+        end(process)
+    assert out == "[0, 0, 0] 400\n"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="interrupts itself")
+def test_ctrl_c_in_a_wait_leaves_the_store_usable(store: TCPStore) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            store.wait(["never"])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    store.set("never", "now")
+    assert store.get("never") == b"now"
+
+
+class _InterruptionError(Exception):
+    pass
+
+
+def _is_with(frame: FrameType) -> bool:
+    """Whether a line is a `with`: Python handles no signal between its block and its `__exit__`."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip().startswith("with ")
+
+
+def _interrupted(call: Callable[[], object], line: int) -> bool:
+    """Make a call that is interrupted at its n-th line of the client's code; False if it has fewer."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not any(part in frame.f_code.co_filename for part in ("rallypoint/client", "rallypoint/stores")):
+            return None
+        if event == "line" and not _is_with(frame):
+            left -= 1
+            if left == 0:
+                raise _InterruptionError
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except _InterruptionError:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+CALLS: dict[str, tuple[Callable[[TCPStore], object], object]] = {
+    "get": (lambda store: store.get("key"), b"value"),
+    "multi_get": (lambda store: store.multi_get(["key", "other"]), [b"value", b"other value"]),
+    "check": (lambda store: store.check(["key"]), True),
+    "compare_set": (lambda store: store.compare_set("key", "wrong", "new"), b"value"),
+    "num_keys": (lambda store: store.num_keys(), 2),
+    "set": (lambda store: store.set("key", "value"), None),
+    "wait": (lambda store: store.wait(["key"]), None),
+    "timed-out wait": (lambda store: time_out(store), ("missing",)),
+    "queue_len": (lambda store: store.queue_len("queue"), 0),
+    "list_keys": (lambda store: sorted(store.list_keys()), ["key", "other"]),
+}
+
+
+def time_out(store: TCPStore) -> tuple[str, ...]:
+    try:
+        store.wait(["missing"], 0.001)
+    except StoreTimeoutError as error:
+        return error.keys
+    return ()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # it may be interrupted before it closes
+@pytest.mark.parametrize(("call", "expected"), CALLS.values(), ids=CALLS.keys())
+def test_an_exception_at_any_line_leaves_no_connection_out_of_step(
+    call: Callable[[TCPStore], object], expected: object
+) -> None:
+    with TCPStore("localhost", 0, is_master=True, timeout=SECONDS) as store:
+        store.multi_set(["key", "other"], ["value", "other value"])
+        line = 1
+        while _interrupted(lambda: call(store), line):
+            assert store.get("key") == b"value", f"after an exception at line {line}"
+            assert store.multi_get(["other", "key"]) == [b"other value", b"value"]
+            assert call(store) == expected, f"after an exception at line {line}"
+            line += 1
+        assert line > 10, "nothing was interrupted"

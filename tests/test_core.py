@@ -1,0 +1,494 @@
+"""The core: what all connections together see, without any socket or clock."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.server.core import Connection, Core
+from rallypoint.wire.encoding import VALIDATE, blob, blobs, counted_request, pack_i64, request
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import Op
+
+STOP_WAITING = b"\x00"
+WAIT_CANCELED = b"\x01"
+CANCEL_WAIT = request(Op.CANCEL_WAIT)
+
+
+def set_(key: bytes, value: bytes = b"") -> bytes:
+    return request(Op.SET, key, value)
+
+
+def get(key: bytes) -> bytes:
+    return request(Op.GET, key)
+
+
+def add(key: bytes, amount: int) -> bytes:
+    return request(Op.ADD, key, tail=pack_i64(amount))
+
+
+def wait(*keys: bytes) -> bytes:
+    return counted_request(Op.WAIT, keys)
+
+
+def barrier(key: bytes, size: int) -> bytes:
+    return request(Op.BARRIER, key, tail=pack_i64(size))
+
+
+def push(key: bytes, value: bytes = b"") -> bytes:
+    return request(Op.QUEUE_PUSH, key, value)
+
+
+def pop(key: bytes) -> bytes:
+    return request(Op.QUEUE_POP, key)
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
+def connect(core: Core, count: int = 1) -> list[Connection]:
+    """Connections that have their VALIDATE behind them."""
+    connections = [core.open(f"client {number}", now=0.0) for number in range(count)]
+    for connection in connections:
+        assert connection.receive(VALIDATE) == b""
+    return connections
+
+
+def woken(core: Core) -> list[str]:
+    core.check_invariants()
+    return [connection.peer for connection in core.take_woken()]
+
+
+# Replies
+
+
+def test_each_operation_replies_as_the_protocol_says(core: Core) -> None:
+    (client,) = connect(core)
+    exchanges = [
+        (set_(b"k", b"old"), b""),
+        (get(b"k"), blob(b"old")),
+        (get(b"missing"), blob(b"")),
+        (request(Op.COMPARE_SET, b"k", b"old", b"new"), blob(b"new")),
+        (request(Op.COMPARE_SET, b"k", b"old", b"newer"), blob(b"new")),
+        (request(Op.COMPARE_SET, b"missing", b"old", b"newer"), blob(b"old")),
+        (add(b"n", 5), pack_i64(5)),
+        (add(b"n", -7), pack_i64(-2)),
+        (counted_request(Op.CHECK, [b"k", b"n"]), b"\x00"),
+        (counted_request(Op.CHECK, [b"k", b"missing"]), b"\x01"),
+        (wait(b"k", b"n"), STOP_WAITING),
+        (wait(b"missing"), b""),
+        (CANCEL_WAIT, WAIT_CANCELED),
+        (request(Op.GETNUMKEYS), pack_i64(2)),
+        (request(Op.APPEND, b"k", b"er"), b""),
+        (counted_request(Op.MULTI_GET, [b"k", b"missing", b"n"]), blobs([b"newer", b"", b"-2"])),
+        (counted_request(Op.MULTI_SET, [b"a", b"1", b"b", b"2"], blobs_each=2), b""),
+        (counted_request(Op.MULTI_GET, [b"a", b"b"]), blobs([b"1", b"2"])),
+        (request(Op.DELETE_KEY, b"a"), pack_i64(1)),
+        (request(Op.DELETE_KEY, b"a"), pack_i64(0)),
+        (request(Op.PING, tail=b"\x01\x02\x03\xff"), b"\x01\x02\x03\xff"),
+        (push(b"q", b"first"), b""),
+        (push(b"q", b""), b""),
+        (request(Op.QUEUE_LEN, b"q"), pack_i64(2)),
+        (pop(b"q"), pack_i64(2) + blob(b"first")),
+        (pop(b"q"), pack_i64(1) + blob(b"")),
+        (pop(b"q"), pack_i64(0)),
+        (request(Op.LIST_KEYS), pack_i64(3) + blobs([b"k", b"n", b"b"])),
+        (barrier(b"k", 1), STOP_WAITING),
+    ]
+    for sent, reply in exchanges:
+        assert client.receive(sent) == reply
+        assert woken(core) == []
+
+
+def test_a_whole_conversation_in_one_read(core: Core) -> None:
+    client = core.open("client", now=0.0)
+    sent = VALIDATE + request(Op.PING, tail=b"nonc") + set_(b"k", b"v") + get(b"k") + add(b"n", 1)
+    assert client.receive(sent) == b"nonc" + blob(b"v") + pack_i64(1)
+
+
+def test_own_wakes_stand_where_they_happen(core: Core) -> None:
+    (client,) = connect(core)
+    assert client.receive(wait(b"k") + set_(b"k", b"v") + get(b"k")) == STOP_WAITING + blob(b"v")
+    assert client.receive(wait(b"n") + add(b"n", 7)) == STOP_WAITING + pack_i64(7)
+    compared = request(Op.COMPARE_SET, b"c", b"", b"v")
+    assert client.receive(wait(b"c") + compared) == STOP_WAITING + blob(b"v")
+    assert client.receive(wait(b"q") + push(b"q", b"v") + pop(b"q")) == STOP_WAITING + pack_i64(1) + blob(
+        b"v"
+    )
+    assert client.receive(wait(b"x") + wait(b"x") + get(b"k") + set_(b"x")) == blob(b"v") + STOP_WAITING * 2
+    assert woken(core) == []
+
+
+def test_the_wakes_of_others_come_through_take_woken(core: Core) -> None:
+    first, second, setter = connect(core, 3)
+    assert first.receive(wait(b"k")) == b""
+    assert second.receive(wait(b"k", b"l")) == b""
+    assert setter.receive(set_(b"k") + get(b"k")) == blob(b"")
+    assert woken(core) == ["client 0"]
+    assert setter.receive(set_(b"l")) == b""
+    assert woken(core) == ["client 1"]
+    assert woken(core) == []
+
+
+def test_a_connection_is_woken_once_for_each_of_its_waits(core: Core) -> None:
+    waiter, setter = connect(core, 2)
+    waiter.receive(wait(b"k") + wait(b"k") + wait(b"l"))
+    setter.receive(set_(b"k") + set_(b"l"))
+    assert woken(core) == ["client 0"] * 3
+
+
+def test_wakes_of_oneself_and_of_others_at_once(core: Core) -> None:
+    first, second, last = connect(core, 3)
+    first.receive(barrier(b"b", 3))
+    second.receive(barrier(b"b", 3))
+    assert last.receive(barrier(b"b", 3) + get(b"k")) == STOP_WAITING + blob(b"")
+    assert woken(core) == ["client 0", "client 1"]
+
+
+def test_what_a_violation_woke_before_it_is_still_woken(core: Core) -> None:
+    waiter, offender = connect(core, 2)
+    waiter.receive(wait(b"k"))
+    with pytest.raises(ProtocolError) as caught:
+        offender.receive(request(Op.PING, tail=b"nonc") + set_(b"k") + b"\xff" + set_(b"l"))
+    assert caught.value.replies == b"nonc"
+    assert woken(core) == ["client 0"]
+    core.close(offender)
+    assert waiter.receive(counted_request(Op.CHECK, [b"k"])) == b"\x00"
+    assert waiter.receive(counted_request(Op.CHECK, [b"l"])) == b"\x01"
+
+
+@pytest.mark.parametrize("sent", [add(b"word", 1), barrier(b"b", 2) * 2], ids=["ADD", "BARRIER"])
+def test_a_violation_of_the_store_ends_that_connection_alone(core: Core, sent: bytes) -> None:
+    offender, other = connect(core, 2)
+    other.receive(set_(b"word", b"twelve"))
+    with pytest.raises(ProtocolError) as caught:
+        offender.receive(get(b"word") + sent + get(b"word"))
+    assert caught.value.replies == blob(b"twelve")
+    core.close(offender)
+    assert other.receive(get(b"word")) == blob(b"twelve")
+    core.check_invariants()
+
+
+# CANCEL_WAIT
+
+
+def test_a_cancel_is_answered_whatever_it_finds(core: Core) -> None:
+    client, other = connect(core, 2)
+    assert client.receive(CANCEL_WAIT) == WAIT_CANCELED
+    client.receive(wait(b"k"))
+    assert client.receive(CANCEL_WAIT) == WAIT_CANCELED
+    client.receive(barrier(b"k", 2))
+    assert client.receive(CANCEL_WAIT) == WAIT_CANCELED
+    client.receive(wait(b"k"))
+    other.receive(set_(b"k"))
+    assert woken(core) == ["client 0"]
+    assert client.receive(CANCEL_WAIT) == WAIT_CANCELED
+
+
+def test_who_has_cancelled_is_not_woken(core: Core) -> None:
+    client, other = connect(core, 2)
+    client.receive(wait(b"k", b"l") + wait(b"k") + CANCEL_WAIT)
+    other.receive(set_(b"k") + set_(b"l"))
+    assert woken(core) == []
+
+
+def test_who_cancels_a_barrier_and_tries_again_does_not_pass_it_alone(core: Core) -> None:
+    client, other = connect(core, 2)
+    assert client.receive(barrier(b"b", 2)) == b""
+    assert client.receive(CANCEL_WAIT + barrier(b"b", 2)) == WAIT_CANCELED
+    assert other.receive(barrier(b"b", 2)) == STOP_WAITING
+    assert woken(core) == ["client 0"]
+    assert client.receive(barrier(b"b", 2)) == b""
+
+
+def test_a_cancel_hands_a_queued_value_on(core: Core) -> None:
+    first, second, pusher = connect(core, 3)
+    first.receive(wait(b"q"))
+    second.receive(wait(b"q"))
+    pusher.receive(push(b"q", b"v"))
+    assert woken(core) == ["client 0"]
+    assert first.receive(CANCEL_WAIT) == WAIT_CANCELED
+    assert woken(core) == ["client 1"]
+
+
+# Opening and closing
+
+
+def test_a_close_uncounts_waits_and_barriers(core: Core) -> None:
+    leaver, stayer, other = connect(core, 3)
+    leaver.receive(wait(b"k") + barrier(b"b", 2))
+    stayer.receive(wait(b"k"))
+    core.close(leaver)
+    assert woken(core) == []
+    assert other.receive(barrier(b"b", 2)) == b""
+    other.receive(set_(b"k"))
+    assert woken(core) == ["client 1"]
+    assert stayer.receive(barrier(b"b", 2)) == STOP_WAITING
+    assert woken(core) == ["client 2"]
+
+
+def test_a_close_hands_a_queued_value_on(core: Core) -> None:
+    first, second, pusher = connect(core, 3)
+    first.receive(wait(b"q"))
+    second.receive(wait(b"q"))
+    pusher.receive(push(b"q", b"v"))
+    assert woken(core) == ["client 0"]
+    core.close(first)
+    assert woken(core) == ["client 1"]
+    assert second.receive(pop(b"q")) == pack_i64(1) + blob(b"v")
+
+
+def test_what_a_closed_connection_stored_stays(core: Core) -> None:
+    leaver, other = connect(core, 2)
+    leaver.receive(set_(b"k", b"v") + set_(b"half", b"value")[:-1])
+    core.close(leaver)
+    assert other.receive(get(b"k") + get(b"half")) == blob(b"v") + blob(b"")
+
+
+def test_one_connection_more_than_the_limit_is_refused() -> None:
+    core = Core(Limits(connections=2))
+    first, _ = connect(core, 2)
+    with pytest.raises(LimitError, match="connections"):
+        core.open("client 3", now=0.0)
+    core.close(first)
+    core.open("client 3", now=0.0)
+    core.check_invariants()
+
+
+def test_handshakes_are_overdue_in_their_order() -> None:
+    core = Core(Limits(handshake_seconds=10))
+    assert core.next_deadline() is None
+    opened = [core.open(f"client {number}", now=100.0 + number) for number in range(4)]
+    assert core.next_deadline() == 110.0
+    opened[0].receive(VALIDATE)
+    assert core.next_deadline() == 111.0
+    opened[1].receive(VALIDATE[:4])
+    core.close(opened[2])
+    assert core.overdue(110.9) == []
+    assert core.overdue(111.0) == [opened[1]]
+    assert core.overdue(1000.0) == [opened[1], opened[3]]
+    core.check_invariants()
+    for late in core.overdue(1000.0):
+        core.close(late)
+    assert core.overdue(1000.0) == []
+    assert core.next_deadline() is None
+
+
+def test_a_validate_is_complete_with_its_last_byte() -> None:
+    core = Core(Limits(handshake_seconds=10))
+    client = core.open("client", now=0.0)
+    client.receive(VALIDATE[:-1])
+    assert core.overdue(10.0) == [client]
+    client.receive(VALIDATE[-1:])
+    assert core.overdue(10.0) == []
+
+
+# Limits
+
+
+def test_many_gets_of_a_large_value_in_one_read_are_bounded() -> None:
+    core = Core(Limits(unsent_bytes=100_000))
+    (client,) = connect(core)
+    client.receive(set_(b"k", b"v" * 10_000))
+    with pytest.raises(LimitError, match="unsent_bytes") as caught:
+        client.receive(get(b"k") * 5_000)
+    assert 0 < len(caught.value.replies) <= 2 * 100_000
+    assert caught.value.replies.startswith(blob(b"v" * 10_000))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        counted_request(Op.MULTI_GET, [b"k"] * 20),
+        counted_request(Op.MULTI_GET, [b"k"] * 5) * 4,
+        request(Op.COMPARE_SET, b"k", b"", b"") * 20,
+        get(b"k") * 10 + request(Op.PING, tail=b"ping") + get(b"k") * 10,
+    ],
+    ids=["MULTI_GET", "MULTI_GETs", "COMPARE_SET", "GET-PING-GET"],
+)
+def test_every_reply_with_values_counts(sent: bytes) -> None:
+    core = Core(Limits(unsent_bytes=100_000))
+    (client,) = connect(core)
+    client.receive(set_(b"k", b"v" * 10_000))
+    with pytest.raises(LimitError, match="unsent_bytes"):
+        client.receive(sent)
+
+
+def test_a_list_of_keys_longer_than_the_limit_is_refused() -> None:
+    core = Core(Limits(unsent_bytes=100_000))
+    (client,) = connect(core)
+    for number in range(20):
+        client.receive(set_(b"%08000d" % number))
+    with pytest.raises(LimitError, match="unsent_bytes"):
+        client.receive(request(Op.LIST_KEYS))
+
+
+@pytest.mark.parametrize("size", [10, 1_000, 5_000])
+@pytest.mark.parametrize(
+    "sent",
+    [get(b"k"), counted_request(Op.MULTI_GET, [b"k"]), request(Op.COMPARE_SET, b"k", b"", b"")],
+    ids=["GET", "MULTI_GET", "COMPARE_SET"],
+)
+def test_the_bound_is_for_one_read_not_for_a_life(size: int, sent: bytes) -> None:
+    core = Core(Limits(unsent_bytes=20_000))
+    (client,) = connect(core)
+    client.receive(set_(b"k", b"v" * size))
+    for _ in range(20_000 // size + 10):
+        assert client.receive(sent) == blob(b"v" * size)
+
+
+def test_lists_of_keys_do_not_add_up_over_reads() -> None:
+    core = Core(Limits(unsent_bytes=1_000))
+    (client,) = connect(core)
+    client.receive(set_(b"k" * 100))
+    for _ in range(20):
+        assert client.receive(request(Op.LIST_KEYS)) == pack_i64(1) + blob(b"k" * 100)
+
+
+def test_a_full_store_refuses_and_keeps_serving() -> None:
+    core = Core(Limits(stored_bytes=100))
+    client, offender = connect(core, 2)
+    client.receive(set_(b"k", b"v" * 90))
+    with pytest.raises(LimitError, match="stored_bytes"):
+        offender.receive(set_(b"l", b"v" * 20))
+    core.close(offender)
+    assert client.receive(get(b"k") + request(Op.GETNUMKEYS)) == blob(b"v" * 90) + pack_i64(1)
+    core.check_invariants()
+
+
+# Random histories
+
+
+KEYS = st.sampled_from([b"k", b"l", b"m", b""])
+VALUES = st.sampled_from([b"", b"1", b"-20", b"word", b"v" * 1500])
+KEY_LISTS = st.lists(KEYS, max_size=3)
+REQUESTS = st.one_of(
+    st.builds(set_, KEYS, VALUES),
+    st.builds(get, KEYS),
+    st.builds(add, KEYS, st.integers(-3, 3)),
+    st.builds(lambda keys: wait(*keys), KEY_LISTS),
+    st.builds(wait, KEYS),
+    st.builds(lambda keys: counted_request(Op.CHECK, keys), KEY_LISTS),
+    st.builds(lambda keys: counted_request(Op.MULTI_GET, keys), KEY_LISTS),
+    st.builds(
+        lambda key, value, other: counted_request(Op.MULTI_SET, [key, value, other, value], blobs_each=2),
+        KEYS,
+        VALUES,
+        KEYS,
+    ),
+    st.builds(lambda *contents: request(Op.COMPARE_SET, *contents), KEYS, VALUES, VALUES),
+    st.builds(lambda *contents: request(Op.APPEND, *contents), KEYS, VALUES),
+    st.builds(lambda key: request(Op.DELETE_KEY, key), KEYS),
+    st.builds(lambda nonce: request(Op.PING, tail=nonce), st.binary(min_size=4, max_size=4)),
+    st.builds(push, KEYS, VALUES),
+    st.builds(pop, KEYS),
+    st.builds(lambda key: request(Op.QUEUE_LEN, key), KEYS),
+    st.builds(barrier, KEYS, st.integers(1, 3)),
+    st.sampled_from([CANCEL_WAIT, request(Op.GETNUMKEYS), request(Op.LIST_KEYS), VALIDATE, b"\x13"]),
+)
+
+
+class Pair:
+    """One client at two servers: at `cut` its bytes come in pieces, at `whole` each request as one.
+
+    A request is given to `whole` at the moment at which its last byte is given to `cut`. So both are to
+    answer the same, and to wake the same, at every step.
+    """
+
+    def __init__(self, cut: Core, whole: Core, name: str) -> None:
+        self.cut_core, self.whole_core = cut, whole
+        self.cut = cut.open(name, now=0.0)
+        self.whole = whole.open(name, now=0.0)
+        self.unsent = [VALIDATE]
+        self.position = 0  # in the first of the unsent ones
+
+    def send(self, size: int) -> bool:
+        """Give `cut` so many bytes more; False if that ends the connection."""
+        piece = b"".join(self.unsent)[self.position : self.position + size]
+        self.position += len(piece)
+        complete = b""
+        while self.unsent and self.position >= len(self.unsent[0]):
+            self.position -= len(self.unsent[0])
+            complete += self.unsent.pop(0)
+        replies = receive(self.cut, piece)
+        if self.ends_early(replies):
+            replies = (replies[0], False)
+            complete += self.unsent.pop(0)
+        assert receive(self.whole, complete) == replies
+        return replies[1]
+
+    def ends_early(self, replies: tuple[bytes, bool]) -> bool:
+        """Whether a violation was seen before its request was complete: it is the one under way."""
+        return not replies[1] and bool(self.unsent) and self.position > 0
+
+    def close(self) -> None:
+        self.cut_core.close(self.cut)
+        self.whole_core.close(self.whole)
+
+
+def receive(connection: Connection, data: bytes) -> tuple[bytes, bool]:
+    """The replies, and whether the connection goes on."""
+    try:
+        return connection.receive(data), True
+    except ProtocolError as error:
+        return error.replies, False
+
+
+Step = tuple[int, list[bytes] | None, int]
+
+STEPS: st.SearchStrategy[list[Step]] = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 3), st.lists(REQUESTS, min_size=1, max_size=4), st.integers(1, 60)),
+        st.tuples(st.integers(0, 3), st.lists(REQUESTS, min_size=1, max_size=4), st.just(1 << 20)),
+        st.tuples(st.integers(0, 3), st.just([]), st.integers(1, 10)),
+        st.tuples(st.integers(0, 3), st.none(), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(STEPS)
+def test_any_history_is_the_same_in_pieces(steps: list[Step]) -> None:
+    cut, whole = Core(), Core()
+    pairs: dict[int, Pair] = {}
+    opened = 0
+    for number, requests, size in steps:
+        if number not in pairs:
+            opened += 1
+            pairs[number] = Pair(cut, whole, f"client {opened}")
+        pair = pairs[number]
+        pair.unsent += requests or []
+        if requests is None or not pair.send(size):
+            pair.close()
+            del pairs[number]
+        assert woken(cut) == woken(whole)
+        assert sorted(cut.engine.keys()) == sorted(whole.engine.keys())
+    for pair in pairs.values():
+        pair.close()
+        assert woken(cut) == woken(whole)
+    assert not cut.connections
+
+
+def test_histories_do_wake_and_do_break_the_protocol() -> None:
+    """The random requests reach what the test above is for: wakes, violations, and cut requests."""
+    seen = {"woken": 0, "violations": 0}
+
+    @settings(derandomize=True, deadline=None, max_examples=50, database=None)
+    @given(st.lists(REQUESTS, min_size=10, max_size=30))
+    def run(requests: list[bytes]) -> None:
+        core = Core()
+        clients = connect(core, 3)
+        for number, sent in enumerate(requests):
+            _, goes_on = receive(clients[number % 3], sent)
+            seen["woken"] += len(woken(core))
+            seen["violations"] += not goes_on
+            if not goes_on:
+                return
+
+    run()
+    assert min(seen.values()) > 5, seen

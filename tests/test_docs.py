@@ -1,0 +1,255 @@
+"""The documentation: its examples run, its links lead somewhere, and its reference leaves nothing out.
+
+An example is a fenced block. What a comment in the line before the fence says about it:
+
+    <!-- not run: reason -->   it cannot run here
+    <!-- file: train.py -->    a Python block that later shell blocks of the page find under that name
+    <!-- output -->            a text block: what the example before it prints; ... stands for anything
+
+Every other `python` block runs in an interpreter of its own, every `sh` block in a bash of its own, each in
+an empty folder; 29500 becomes a free port. An example has to end what it starts in the background.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import psutil
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+import rallypoint
+from rallypoint import errors
+from rallypoint.cli.main import app
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import Op
+
+_ROOT = Path(__file__).parents[1]
+_PAGES = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md")])
+_REFERENCE = _ROOT / "docs" / "reference"
+
+_SECONDS = 60
+_GOODBYE_SECONDS = 5
+_PORT = "29500"
+
+
+@dataclass
+class Example:
+    """A block that runs, the files it finds in its folder, and what it is to print."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    files: Mapping[str, str]
+    output: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(_ROOT)}:{self.line}"
+
+
+@dataclass
+class _Page:
+    """The examples of a page, read block by block."""
+
+    path: Path
+    examples: list[Example] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+
+    def take(self, line: int, language: str, code: str, remark: str) -> None:
+        kind, _, text = remark.partition(": ")
+        if kind == "not run":
+            assert text, f"{self.path}:{line} does not say why it is not run"
+        elif kind == "file":
+            self.files[text] = code
+        elif kind == "output":
+            assert self.examples, f"{self.path}:{line} is the output of nothing"
+            self.examples[-1].output = code
+        elif language in ("python", "sh"):
+            self.examples.append(Example(self.path, line, language, code, dict(self.files)))
+
+
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<remark>[^\n]*) -->\n+)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+def _examples() -> Iterator[Example]:
+    for path in _PAGES:
+        page = _Page(path)
+        text = path.read_text()
+        for block in _BLOCK.finditer(text):
+            line = text.count("\n", 0, block.start("language")) + 1
+            page.take(line, block["language"], block["code"], block["remark"] or "")
+        yield from page.examples
+
+
+@pytest.mark.parametrize("example", list(_examples()), ids=str)
+def test_example(example: Example, tmp_path: Path) -> None:
+    port = _free_port()
+    for name, content in example.files.items():
+        (tmp_path / name).write_text(content.replace(_PORT, port))
+    script = tmp_path / ("example.py" if example.language == "python" else "example.sh")
+    script.write_text(example.code.replace(_PORT, port))
+    command = [sys.executable] if example.language == "python" else [_bash(), "-euo", "pipefail"]
+    code, printed, log = _run([*command, script.name], tmp_path)
+    assert code == 0, f"exit code {code}\n{printed}\n{log}"
+    if example.output is not None:
+        expected = _pattern(example.output.replace(_PORT, port))
+        assert expected.fullmatch(printed.strip()), f"printed:\n{printed}\nexpected:\n{example.output}\n{log}"
+
+
+def _bash() -> str:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash here")
+    return bash
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _pattern(output: str) -> re.Pattern[str]:
+    return re.compile(re.escape(output.strip()).replace(r"\.\.\.", ".*"), re.DOTALL)
+
+
+def _run(command: list[str], folder: Path) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error; the process group is gone afterwards."""
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = subprocess.Popen(
+            command, cwd=folder, env=_environment(), stdout=stdout, stderr=stderr, start_new_session=True
+        )
+        try:
+            code = process.wait(_SECONDS)
+            left = _members_of(process.pid)
+            _, left = psutil.wait_procs(left, _GOODBYE_SECONDS)
+            assert not left, f"the example left {[each.info['cmdline'] for each in left]} running"
+        finally:
+            for each in _members_of(process.pid):
+                each.kill()
+            process.wait()
+        stdout.seek(0)
+        stderr.seek(0)
+        return code, stdout.read(), stderr.read()
+
+
+def _environment() -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("RALLYPOINT", "USE_"))}
+    scripts = str(Path(sys.executable).parent)
+    return {**plain, "PATH": f"{scripts}{os.pathsep}{plain['PATH']}", "NO_COLOR": "1", "COLUMNS": "100"}
+
+
+def _members_of(group: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        try:
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+# Links
+
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ +(?P<text>.+?) *$", re.MULTILINE)
+
+
+def _anchors(path: Path) -> set[str]:
+    """The anchors that a page has on the usual hosts: from its headings."""
+    headings = _HEADING.findall(_FENCED.sub("", path.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(_FENCED.sub("", page.read_text())):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        goal = (page.parent / file).resolve() if file else page
+        assert goal.exists(), f"{target} leads nowhere"
+        if anchor:
+            assert anchor in _anchors(goal), f"{target} names no heading"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = _ROOT / "docs" / "index.md"
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve() for target in _LINK.findall(index.read_text())
+    }
+    assert {page for page in _PAGES if index.parent in page.parents} - {index} <= linked
+
+
+# Completeness
+
+
+def _public_members(name: str) -> Iterator[str]:
+    value = getattr(rallypoint, name)
+    if isinstance(value, type) and not issubclass(value, tuple):
+        yield from (member for member in vars(value) if not member.startswith("_"))
+
+
+@pytest.mark.parametrize("name", rallypoint.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    text = (_REFERENCE / "python.md").read_text()
+    assert f"`{name}" in text
+    for member in _public_members(name):
+        assert re.search(rf"`[^`\n]*\b{member}\b", text), f"{name}.{member} is not in the reference"
+
+
+@pytest.mark.parametrize("limit", fields(Limits), ids=lambda limit: str(limit.name))
+def test_limits_are_documented(limit: object) -> None:
+    name, default = getattr(limit, "name", ""), getattr(limit, "default", 0)
+    shown = f"{default:,}" if isinstance(default, int) else f"{default:g}"
+    rows = [line.split("|") for line in (_ROOT / "docs/guides/limits.md").read_text().splitlines()]
+    assert any(len(row) > 3 and row[1].strip() == f"`{name}`" and row[2].strip() == shown for row in rows)
+
+
+def _commands() -> Iterator[tuple[str, ...]]:
+    waiting: list[tuple[tuple[str, ...], object]] = [((), typer.main.get_command(app))]
+    while waiting:
+        path, command = waiting.pop()
+        yield path
+        waiting += [((*path, name), each) for name, each in getattr(command, "commands", {}).items()]
+
+
+@pytest.mark.parametrize("command", list(_commands()), ids=" ".join)
+def test_options_are_documented(command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert result.exit_code == 0
+    heading = "`" + " ".join(("rallypoint", *command)) + "`"
+    sections = re.split(r"^#+ +", (_REFERENCE / "cli.md").read_text(), flags=re.MULTILINE)
+    section = next(text for text in sections if text.startswith(heading + "\n"))
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", result.output)) - {"--help"}
+    assert {option for option in options if f"`{option}" not in section} == set()
+
+
+@pytest.mark.parametrize("op", Op)
+def test_operations_are_documented(op: Op) -> None:
+    text = (_REFERENCE / "protocol.md").read_text()
+    assert re.search(rf"^\| {op.value} \| `{op.name}` \|", text, flags=re.MULTILINE)
+
+
+def _error_names() -> Iterator[str]:
+    return (name for name, value in vars(errors).items() if isinstance(value, type))
+
+
+@pytest.mark.parametrize("name", list(_error_names()))
+def test_errors_are_documented(name: str) -> None:
+    assert f"\n## `{name}`\n" in (_REFERENCE / "errors.md").read_text()

@@ -1,0 +1,904 @@
+"""The engine: each rule by example, all rules against a naive model, and what an operation costs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rallypoint.engine import Engine
+from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.wire.limits import Limits
+
+I64_MIN = -(1 << 63)
+I64_MAX = (1 << 63) - 1
+
+
+@pytest.fixture
+def engine() -> Engine[str]:
+    return Engine()
+
+
+def snapshot(engine: Engine[str]) -> tuple[object, ...]:
+    """All that an operation which raises must leave as it was."""
+    engine.check_invariants()
+    keys = sorted(engine.keys())
+    queued = [engine.queue_length(key) for key in (b"k", b"q")]
+    waiting = [engine.awaited_by(member) for member in "ABC"]
+    return [(key, bytes(engine.get(key) or b"")) for key in keys], queued, waiting, engine.stored_bytes
+
+
+# Values
+
+
+def test_a_value_is_set_replaced_and_deleted(engine: Engine[str]) -> None:
+    assert engine.get(b"k") is None
+    assert not engine.set(b"k", b"1")
+    assert engine.get(b"k") == b"1"
+    engine.set(b"k", b"")
+    assert engine.get(b"k") == b""
+    assert engine.delete(b"k") is True
+    assert engine.delete(b"k") is False
+    assert engine.get(b"k") is None
+
+
+def test_keys_are_those_with_a_value(engine: Engine[str]) -> None:
+    engine.set(b"a", b"")
+    engine.push(b"q", b"v")
+    engine.wait("A", [b"w"])
+    assert list(engine.keys()) == [b"a"]
+    assert engine.num_keys() == 1
+
+
+def test_append_creates_and_extends(engine: Engine[str]) -> None:
+    for piece in (b"one", b"", b"two", b"three"):
+        engine.append(b"k", piece)
+    assert engine.get(b"k") == b"onetwothree"
+
+
+def test_append_does_not_change_a_value_given_before(engine: Engine[str]) -> None:
+    value = b"one"
+    engine.set(b"k", value)
+    engine.append(b"k", b"two")
+    engine.set(b"l", value)
+    assert value == b"one"
+    assert engine.get(b"l") == b"one"
+
+
+def test_a_value_appended_to_is_a_value_like_any_other(engine: Engine[str]) -> None:
+    engine.append(b"k", b"1")
+    engine.append(b"k", b"2")
+    assert engine.compare_set(b"k", b"12", b"13") == (b"13", ())
+    engine.append(b"k", b"0")
+    assert engine.add(b"k", 5)[0] == 135
+    engine.append(b"k", b"0")
+    assert engine.delete(b"k")
+    assert engine.stored_bytes == 0
+
+
+def test_multi_set_sets_all_and_the_last_of_equal_keys_wins(engine: Engine[str]) -> None:
+    engine.set(b"a", b"old")
+    engine.multi_set([b"a", b"1", b"b", b"2", b"b", b"three"])
+    assert (engine.get(b"a"), engine.get(b"b")) == (b"1", b"three")
+    engine.check_invariants()
+    assert not engine.multi_set([])
+
+
+@pytest.mark.parametrize(
+    ("present", "expected", "after", "stored"),
+    [
+        (None, b"", b"new", b"new"),
+        (None, b"old", b"old", None),
+        (b"old", b"old", b"new", b"new"),
+        (b"old", b"other", b"old", b"old"),
+        (b"old", b"", b"old", b"old"),
+        (b"", b"", b"new", b"new"),
+        (b"", b"old", b"", b""),
+    ],
+)
+def test_compare_set(
+    engine: Engine[str], present: bytes | None, expected: bytes, after: bytes, stored: bytes | None
+) -> None:
+    if present is not None:
+        engine.set(b"k", present)
+    assert engine.compare_set(b"k", expected, b"new")[0] == after
+    assert engine.get(b"k") == stored
+
+
+# Numbers
+
+
+def test_add_counts_from_zero_in_decimal(engine: Engine[str]) -> None:
+    assert engine.add(b"k", 5)[0] == 5
+    assert engine.add(b"k", -12)[0] == -7
+    assert engine.get(b"k") == b"-7"
+    assert engine.add(b"k", 0)[0] == -7
+
+
+@pytest.mark.parametrize("number", [b"41", b"+41", b" 41", b"41\n", b"041"])
+def test_add_to_a_number_that_was_set(engine: Engine[str], number: bytes) -> None:
+    engine.set(b"k", number)
+    assert engine.add(b"k", 1)[0] == 42
+    assert engine.get(b"k") == b"42"
+    engine.check_invariants()
+
+
+NO_NUMBERS = [
+    b"",
+    b" ",
+    b"abc",
+    b"12abc",
+    b"1_0",
+    b"0x10",
+    b"1.0",
+    b"- 1",
+    b"--1",
+    b"1" * 65,
+    b"0" * 1000,
+    b"\xb2",
+]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("appended", [False, True])
+def test_add_to_no_number_raises_and_changes_nothing(
+    engine: Engine[str], value: bytes, appended: bool
+) -> None:
+    engine.set(b"k", b"" if appended else value)
+    if appended:
+        engine.append(b"k", value)
+    before = snapshot(engine)
+    with pytest.raises(ProtocolError, match="number"):
+        engine.add(b"k", 1)
+    assert snapshot(engine) == before
+
+
+@pytest.mark.parametrize(
+    ("start", "amount"), [(I64_MAX, 1), (I64_MIN, -1), (I64_MAX, I64_MAX), (-2, I64_MIN)]
+)
+def test_add_beyond_64_bits_raises_and_changes_nothing(engine: Engine[str], start: int, amount: int) -> None:
+    assert engine.add(b"k", start)[0] == start
+    before = snapshot(engine)
+    with pytest.raises(ProtocolError, match="64 bits"):
+        engine.add(b"k", amount)
+    assert snapshot(engine) == before
+
+
+# Waiting
+
+
+SETTERS: list[Callable[[Engine[str], bytes], Sequence[str]]] = [
+    lambda engine, key: engine.set(key, b"1"),
+    lambda engine, key: engine.append(key, b"1"),
+    lambda engine, key: engine.add(key, 1)[1],
+    lambda engine, key: engine.compare_set(key, b"", b"1")[1],
+    lambda engine, key: engine.multi_set([b"other", b"", key, b"1"]),
+]
+each_setter = pytest.mark.parametrize(
+    "setter", SETTERS, ids=["set", "append", "add", "compare_set", "multi_set"]
+)
+
+
+@each_setter
+def test_what_creates_a_key_wakes_its_waiters_in_their_order(
+    engine: Engine[str], setter: Callable[[Engine[str], bytes], Sequence[str]]
+) -> None:
+    for member in "BAC":
+        assert engine.wait(member, [b"k"]) is False
+    assert list(setter(engine, b"k")) == ["B", "A", "C"]
+    assert not setter(engine, b"k")
+    assert engine.wait("A", [b"k"]) is True
+
+
+def test_a_wait_ends_with_its_last_key(engine: Engine[str]) -> None:
+    engine.set(b"there", b"")
+    assert not engine.wait("A", [b"x", b"there", b"y", b"x"])
+    assert sorted(engine.awaited_by("A")) == [b"x", b"y"]
+    assert not engine.set(b"y", b"")
+    assert engine.awaited_by("A") == [b"x"]
+    assert engine.set(b"x", b"") == ["A"]
+    assert engine.awaited_by("A") == []
+
+
+def test_a_wait_for_nothing_or_for_what_is_there_is_over(engine: Engine[str]) -> None:
+    engine.set(b"k", b"")
+    engine.push(b"q", b"")
+    assert engine.wait("A", [])
+    assert engine.wait("A", [b"k", b"q", b"k"])
+    assert engine.missing([b"k", b"q", b"x", b"x"]) == [b"x"]
+    engine.check_invariants()
+
+
+def test_multi_set_wakes_once_however_many_keys_it_brings(engine: Engine[str]) -> None:
+    engine.wait("A", [b"x", b"y"])
+    engine.wait("B", [b"y"])
+    assert list(engine.multi_set([b"x", b"1", b"y", b"2", b"y", b"3"])) == ["A", "B"]
+
+
+def test_waits_of_one_member_end_one_by_one(engine: Engine[str]) -> None:
+    engine.wait("A", [b"x"])
+    engine.wait("A", [b"y"])
+    engine.wait("A", [b"x"])
+    assert engine.set(b"x", b"") == ["A", "A"]
+    assert engine.set(b"y", b"") == ["A"]
+
+
+def test_a_failing_compare_set_on_a_missing_key_wakes_nobody(engine: Engine[str]) -> None:
+    engine.wait("A", [b"k"])
+    assert engine.compare_set(b"k", b"expected", b"desired") == (b"expected", ())
+    assert engine.awaited_by("A") == [b"k"]
+    assert engine.set(b"k", b"") == ["A"]
+
+
+def test_a_wait_for_a_missing_key_and_a_filled_queue_wakes_with_the_key(engine: Engine[str]) -> None:
+    engine.push(b"q", b"v")
+    assert engine.wait("A", [b"k", b"q"]) is False
+    assert engine.awaited_by("A") == [b"k"]
+    assert engine.set(b"k", b"") == ["A"]
+
+
+def test_withdraw_ends_the_waits_of_that_member_only(engine: Engine[str]) -> None:
+    engine.wait("A", [b"k", b"x"])
+    engine.wait("B", [b"k"])
+    engine.wait("A", [b"y"])
+    assert not engine.withdraw("A")
+    assert engine.awaited_by("A") == []
+    assert engine.set(b"k", b"") == ["B"]
+    assert not engine.set(b"x", b"")
+    assert not engine.set(b"y", b"")
+    engine.check_invariants()
+
+
+def test_delete_does_not_wake_and_does_not_touch_queues(engine: Engine[str]) -> None:
+    engine.push(b"q", b"v")
+    assert engine.delete(b"q") is False
+    assert engine.queue_length(b"q") == 1
+
+
+def test_a_member_waits_for_no_more_keys_than_the_limit() -> None:
+    engine: Engine[str] = Engine(Limits(keys_per_request=3))
+    engine.wait("A", [b"a", b"b"])
+    engine.barrier("A", b"x", 2)
+    before = snapshot(engine)
+    with pytest.raises(LimitError, match="keys_per_request"):
+        engine.wait("A", [b"c"])
+    with pytest.raises(LimitError, match="keys_per_request"):
+        engine.barrier("A", b"y", 2)
+    assert snapshot(engine) == before
+    engine.wait("B", [b"a", b"b", b"c"])
+    engine.withdraw("A")
+    engine.wait("A", [b"a", b"b", b"c"])
+    engine.check_invariants()
+
+
+# Queues
+
+
+def test_a_queue_gives_first_what_came_first(engine: Engine[str]) -> None:
+    for value in (b"1", b"", b"3"):
+        engine.push(b"q", value)
+    assert [engine.pop("A", b"q") for _ in range(4)] == [(3, b"1"), (2, b""), (1, b"3"), (0, None)]
+    assert engine.stored_bytes == 0
+
+
+def test_a_key_may_have_a_value_and_a_queue(engine: Engine[str]) -> None:
+    engine.push(b"k", b"queued")
+    engine.set(b"k", b"set")
+    assert engine.get(b"k") == b"set"
+    assert engine.pop("A", b"k") == (1, b"queued")
+    assert engine.get(b"k") == b"set"
+    engine.check_invariants()
+
+
+def test_a_push_wakes_exactly_one_in_their_order(engine: Engine[str]) -> None:
+    for member in "ABC":
+        engine.wait(member, [b"q"])
+    assert engine.push(b"q", b"1") == ["A"]
+    assert engine.push(b"q", b"2") == ["B"]
+    assert engine.awaited_by("C") == [b"q"]
+
+
+def test_the_next_push_does_not_wake_who_was_woken_before(engine: Engine[str]) -> None:
+    engine.wait("A", [b"q"])
+    assert engine.push(b"q", b"1") == ["A"]
+    engine.wait("A", [b"unrelated"])
+    assert not engine.push(b"q", b"2")
+    assert engine.awaited_by("A") == [b"unrelated"]
+
+
+def test_a_push_passes_over_who_still_waits_for_more(engine: Engine[str]) -> None:
+    engine.wait("A", [b"q", b"k"])
+    engine.wait("B", [b"q"])
+    assert engine.push(b"q", b"1") == ["B"]
+    assert engine.set(b"k", b"") == ["A"]
+
+
+def test_who_is_called_and_leaves_hands_on_to_the_next(engine: Engine[str]) -> None:
+    for member in "ABC":
+        engine.wait(member, [b"q"])
+    assert engine.push(b"q", b"1") == ["A"]
+    assert engine.withdraw("A") == ["B"]
+    assert engine.withdraw("B") == ["C"]
+    assert not engine.withdraw("C")
+    assert engine.queue_length(b"q") == 1
+
+
+def test_who_has_popped_hands_nothing_on(engine: Engine[str]) -> None:
+    engine.wait("A", [b"q"])
+    engine.wait("B", [b"q"])
+    engine.push(b"q", b"1")
+    assert engine.pop("A", b"q") == (1, b"1")
+    assert not engine.withdraw("A")
+    assert engine.awaited_by("B") == [b"q"]
+
+
+def test_nothing_is_handed_on_once_the_queue_is_empty(engine: Engine[str]) -> None:
+    engine.wait("A", [b"q"])
+    engine.wait("B", [b"q"])
+    engine.push(b"q", b"1")
+    engine.pop("C", b"q")
+    assert not engine.withdraw("A")
+    assert engine.awaited_by("B") == [b"q"]
+
+
+def test_a_pop_from_another_queue_is_not_the_one_called_for(engine: Engine[str]) -> None:
+    engine.wait("A", [b"q"])
+    engine.wait("B", [b"q"])
+    engine.push(b"q", b"1")
+    assert engine.pop("A", b"other") == (0, None)
+    assert engine.withdraw("A") == ["B"]
+
+
+def test_who_is_called_by_two_queues_hands_both_on(engine: Engine[str]) -> None:
+    engine.wait("A", [b"q"])
+    engine.wait("A", [b"r"])
+    engine.wait("B", [b"q"])
+    engine.wait("C", [b"r"])
+    engine.push(b"q", b"1")
+    engine.push(b"r", b"2")
+    assert engine.withdraw("A") == ["B", "C"]
+
+
+# Barriers
+
+
+def test_a_barrier_releases_all_members_in_their_order(engine: Engine[str]) -> None:
+    assert not engine.barrier("B", b"k", 3)
+    assert not engine.barrier("A", b"k", 3)
+    assert engine.arrived(b"k") == {3: ["B", "A"]}
+    assert engine.barrier("C", b"k", 3) == ["B", "A", "C"]
+    assert engine.arrived(b"k") == {}
+
+
+def test_a_barrier_key_synchronises_again(engine: Engine[str]) -> None:
+    for _ in range(3):
+        assert not engine.barrier("A", b"k", 2)
+        assert engine.barrier("B", b"k", 2) == ["A", "B"]
+
+
+def test_who_cancels_and_comes_again_counts_once(engine: Engine[str]) -> None:
+    assert not engine.barrier("A", b"k", 2)
+    engine.withdraw("A")
+    assert engine.arrived(b"k") == {}
+    assert not engine.barrier("A", b"k", 2)
+    assert engine.barrier("B", b"k", 2) == ["A", "B"]
+
+
+def test_barriers_of_different_sizes_are_apart(engine: Engine[str]) -> None:
+    assert not engine.barrier("A", b"k", 2)
+    assert not engine.barrier("B", b"k", 3)
+    assert engine.arrived(b"k") == {2: ["A"], 3: ["B"]}
+    assert engine.barrier("C", b"k", 2) == ["A", "C"]
+    assert engine.arrived(b"k") == {3: ["B"]}
+
+
+def test_arriving_twice_is_a_violation_and_changes_nothing(engine: Engine[str]) -> None:
+    engine.barrier("A", b"k", 3)
+    with pytest.raises(ProtocolError, match="BARRIER"):
+        engine.barrier("A", b"k", 3)
+    assert engine.arrived(b"k") == {3: ["A"]}
+    engine.check_invariants()
+
+
+@pytest.mark.parametrize("size", [1, 0, -1, I64_MIN])
+def test_a_barrier_of_one_or_fewer_is_complete_at_once(engine: Engine[str], size: int) -> None:
+    assert engine.barrier("A", b"k", size) == ["A"]
+    assert engine.barrier("A", b"k", size) == ["A"]
+    engine.check_invariants()
+
+
+def test_a_barrier_of_the_largest_size_takes_no_room(engine: Engine[str]) -> None:
+    assert not engine.barrier("A", b"k", I64_MAX)
+    assert engine.arrived(b"k") == {I64_MAX: ["A"]}
+
+
+def test_a_barrier_is_no_key(engine: Engine[str]) -> None:
+    engine.barrier("A", b"k", 2)
+    assert engine.missing([b"k"]) == [b"k"]
+    assert not engine.set(b"k", b"")
+    assert engine.barrier("B", b"k", 2) == ["A", "B"]
+
+
+# The limit of stored bytes
+
+
+OPERATIONS_THAT_STORE: list[Callable[[Engine[str]], object]] = [
+    lambda engine: engine.set(b"new", b"12345678"),
+    lambda engine: engine.set(b"k", b"x" * 28),
+    lambda engine: engine.append(b"new", b"12345678"),
+    lambda engine: engine.append(b"k", b"x" * 11),
+    lambda engine: engine.add(b"0123456789", 1),
+    lambda engine: engine.compare_set(b"new", b"", b"12345678"),
+    lambda engine: engine.compare_set(b"k", b"1" * 17, b"x" * 28),
+    lambda engine: engine.multi_set([b"a", b"1", b"b", b"12345678"]),
+    lambda engine: engine.multi_set([b"a", b"", b"k", b"x" * 27]),
+    lambda engine: engine.push(b"new", b"12345678"),
+    lambda engine: engine.push(b"q", b"x" * 11),
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS_THAT_STORE)
+def test_what_does_not_fit_is_refused_whole(operation: Callable[[Engine[str]], object]) -> None:
+    engine: Engine[str] = Engine(Limits(stored_bytes=40))
+    engine.set(b"k", b"1" * 17)
+    engine.push(b"q", b"v" * 11)
+    engine.wait("A", [b"new", b"0123456789"])
+    engine.wait("B", [b"a"])
+    assert engine.stored_bytes == 30
+    before = snapshot(engine)
+    with pytest.raises(LimitError, match="stored_bytes"):
+        operation(engine)
+    assert snapshot(engine) == before
+
+
+ROOM = st.one_of(
+    st.tuples(st.just("set"), st.sampled_from([b"k", b"key"]), st.integers(0, 45)),
+    st.tuples(st.just("append"), st.sampled_from([b"k", b"key"]), st.integers(0, 45)),
+    st.tuples(st.just("push"), st.sampled_from([b"k", b"key"]), st.integers(0, 45)),
+    st.tuples(st.just("pop"), st.sampled_from([b"k", b"key"]), st.just(0)),
+    st.tuples(st.just("delete"), st.sampled_from([b"k", b"key"]), st.just(0)),
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(st.lists(ROOM, max_size=25))
+def test_what_fits_is_accepted_and_what_does_not_is_refused(history: list[tuple[str, bytes, int]]) -> None:
+    """The limit holds for what is there after the operation, to the byte."""
+    limit = 60
+    engine: Engine[str] = Engine(Limits(stored_bytes=limit))
+    sizes: dict[bytes, int] = {}
+    queues: dict[bytes, list[int]] = {}
+
+    def stored() -> int:
+        values = sum(len(key) + size for key, size in sizes.items())
+        return values + sum(len(key) + sum(queue) for key, queue in queues.items() if queue)
+
+    for name, key, size in history:
+        old, queue = sizes.get(key), queues.setdefault(key, [])
+        if name == "delete":
+            engine.delete(key)
+            sizes.pop(key, None)
+        elif name == "pop":
+            engine.pop("A", key)
+            del queue[:1]
+        else:
+            more = size if old is not None or name == "push" else len(key) + size
+            if name == "set" and old is not None:
+                more -= old
+            if name == "push" and not queue:
+                more += len(key)
+            if more > 0 and stored() + more > limit:
+                with pytest.raises(LimitError):
+                    getattr(engine, name)(key, b"x" * size)
+            else:
+                getattr(engine, name)(key, b"x" * size)
+                if name == "push":
+                    queue.append(size)
+                else:
+                    sizes[key] = size + (old or 0) * (name == "append")
+        engine.check_invariants()
+        assert engine.stored_bytes == stored()
+
+
+def test_multi_set_counts_what_it_replaces_as_free() -> None:
+    engine: Engine[str] = Engine(Limits(stored_bytes=40))
+    engine.multi_set([b"a", b"1" * 15, b"b", b"2" * 15])
+    engine.multi_set([b"a", b"3" * 20, b"b", b"4" * 10])
+    assert (engine.get(b"a"), engine.get(b"b")) == (b"3" * 20, b"4" * 10)
+    engine.multi_set([b"a", b"5" * 15, b"a", b"6" * 28])
+    assert engine.stored_bytes == 40
+    engine.check_invariants()
+
+
+# All rules, against a model that takes the shortest way to each result
+
+
+@dataclass
+class ModelWait:
+    member: str
+    left: list[bytes]
+
+
+class Model:
+    """What the engine is to do, with lists that are searched from the front."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self.queues: dict[bytes, list[bytes]] = {}
+        self.waits: list[ModelWait] = []
+        self.at_barriers: list[tuple[str, bytes, int]] = []
+        self.called: list[tuple[str, bytes]] = []
+
+    def is_there(self, key: bytes) -> bool:
+        return key in self.values or bool(self.queues.get(key))
+
+    def set(self, key: bytes, value: bytes) -> list[str]:
+        self.values[key] = value
+        return self._arrive(key, len(self.waits))
+
+    def add(self, key: bytes, amount: int) -> tuple[int, list[str]]:
+        value = self.values.get(key, b"0")
+        if not re.fullmatch(rb"-?[0-9]{1,64}", value):
+            raise ProtocolError("no number")
+        total = int(value) + amount
+        if not I64_MIN <= total <= I64_MAX:
+            raise ProtocolError("beyond 64 bits")
+        return total, self.set(key, str(total).encode())
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> tuple[bytes, list[str]]:
+        if key not in self.values and expected:
+            return expected, []
+        if self.values.get(key, b"") != expected:
+            return self.values[key], []
+        return desired, self.set(key, desired)
+
+    def push(self, key: bytes, value: bytes) -> list[str]:
+        self.queues.setdefault(key, []).append(value)
+        return self._call(key)
+
+    def pop(self, member: str, key: bytes) -> tuple[int, bytes | None]:
+        self.called = [call for call in self.called if call != (member, key)]
+        queue = self.queues.get(key, [])
+        length = len(queue)
+        return length, queue.pop(0) if queue else None
+
+    def wait(self, member: str, keys: Sequence[bytes]) -> bool:
+        missing = [key for key in dict.fromkeys(keys) if not self.is_there(key)]
+        if missing:
+            self.waits.append(ModelWait(member, missing))
+        return not missing
+
+    def barrier(self, member: str, key: bytes, size: int) -> list[str]:
+        if (member, key, size) in self.at_barriers:
+            raise ProtocolError("twice at a barrier")
+        self.at_barriers.append((member, key, size))
+        present = [place for place in self.at_barriers if place[1:] == (key, size)]
+        if len(present) < size:
+            return []
+        self.at_barriers = [place for place in self.at_barriers if place not in present]
+        return [place[0] for place in present]
+
+    def withdraw(self, member: str) -> list[str]:
+        self.waits = [wait for wait in self.waits if wait.member != member]
+        self.at_barriers = [place for place in self.at_barriers if place[0] != member]
+        calls = [call for call in self.called if call[0] == member]
+        self.called = [call for call in self.called if call[0] != member]
+        woken = []
+        for _, key in calls:
+            others = [call for call in self.called if call[1] == key]
+            if len(self.queues.get(key, [])) > len(others):
+                woken += self._call(key)
+        return woken
+
+    def _call(self, key: bytes) -> list[str]:
+        woken = self._arrive(key, 1)
+        for member in woken:
+            if (member, key) not in self.called:
+                self.called.append((member, key))
+        return woken
+
+    def _arrive(self, key: bytes, most: int) -> list[str]:
+        woken: list[str] = []
+        for wait in self.waits:
+            if key in wait.left and len(woken) < most:
+                wait.left.remove(key)
+                if not wait.left:
+                    woken.append(wait.member)
+        self.waits = [wait for wait in self.waits if wait.left]
+        return woken
+
+
+members = st.sampled_from("ABC")
+# One of the queues is never given a value: a key that has one keeps nobody waiting.
+ALL_KEYS = [b"k", b"", b"q", b"r"]
+keys = st.sampled_from(ALL_KEYS[:3])
+queues = st.sampled_from(ALL_KEYS[2:])
+values = st.sampled_from([b"", b"0", b"12", b"-7", b"9223372036854775807", b"abc"])
+amounts = st.sampled_from([0, 1, -3, 1000, I64_MAX, I64_MIN])
+sizes = st.sampled_from([1, 2, 2, 2, 3, 0])
+
+
+def listed(result: Any) -> Any:
+    """The members that an operation woke as a list, be they alone or behind its result."""
+    if isinstance(result, tuple) and len(result) == 2 and not isinstance(result[1], bytes | None):
+        return result[0], list(result[1])
+    return list(result) if isinstance(result, tuple) and not result else result
+
+
+class Comparison(RuleBasedStateMachine):
+    """Whatever is done gives what the model gives, and wakes whom it wakes, in the same order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine: Engine[str] = Engine()
+        self.model = Model()
+
+    def agree(self, ours: Callable[[], Any], models: Callable[[], Any]) -> None:
+        try:
+            expected = models()
+        except ProtocolError:
+            with pytest.raises(ProtocolError):
+                ours()
+        else:
+            assert listed(ours()) == expected
+
+    @invariant()
+    def all_parts_agree(self) -> None:
+        self.engine.check_invariants()
+
+    @invariant()
+    def the_store_is_the_models(self) -> None:
+        engine, model = self.engine, self.model
+        assert sorted(engine.keys()) == sorted(model.values)
+        assert {key: engine.get(key) for key in model.values} == model.values
+        for key in ALL_KEYS:
+            assert engine.queue_length(key) == len(model.queues.get(key, []))
+
+    @invariant()
+    def the_same_members_wait(self) -> None:
+        for member in "ABC":
+            waits = [key for wait in self.model.waits if wait.member == member for key in wait.left]
+            assert sorted(self.engine.awaited_by(member)) == sorted(waits)
+        for key in ALL_KEYS:
+            arrived: dict[int, list[str]] = {}
+            for member, name, size in self.model.at_barriers:
+                if name == key:
+                    arrived.setdefault(size, []).append(member)
+            assert self.engine.arrived(key) == arrived
+
+
+class Queues(Comparison):
+    """Little but queues, so that random histories come to who is called, leaves, and hands on."""
+
+    @rule(key=queues, value=values)
+    def push(self, key: bytes, value: bytes) -> None:
+        self.agree(lambda: self.engine.push(key, value), lambda: self.model.push(key, value))
+
+    @rule(member=members, key=queues)
+    def pop(self, member: str, key: bytes) -> None:
+        self.agree(lambda: self.engine.pop(member, key), lambda: self.model.pop(member, key))
+
+    @rule(order=st.permutations("ABC"), key=queues)
+    def line_up(self, order: list[str], key: bytes) -> None:
+        """All wait at an empty queue, which random steps alone would seldom bring about."""
+        while self.model.queues.get(key):
+            self.pop("outsider", key)
+        for member in order:
+            self.wait_in_line(member, key)
+
+    @rule(member=members, key=queues)
+    def wait_in_line(self, member: str, key: bytes) -> None:
+        self.agree(lambda: self.engine.wait(member, [key]), lambda: self.model.wait(member, [key]))
+
+    @rule(member=members)
+    def withdraw(self, member: str) -> None:
+        self.agree(lambda: self.engine.withdraw(member), lambda: self.model.withdraw(member))
+
+
+class Operations(Queues):
+    """All operations."""
+
+    @rule(key=keys, value=values)
+    def set(self, key: bytes, value: bytes) -> None:
+        self.agree(lambda: self.engine.set(key, value), lambda: self.model.set(key, value))
+
+    @rule(key=keys, value=values)
+    def append(self, key: bytes, value: bytes) -> None:
+        old = self.model.values.get(key, b"")
+        self.agree(lambda: self.engine.append(key, value), lambda: self.model.set(key, old + value))
+
+    @rule(key=keys, amount=amounts)
+    def add(self, key: bytes, amount: int) -> None:
+        self.agree(lambda: self.engine.add(key, amount), lambda: self.model.add(key, amount))
+
+    @rule(key=keys, expected=values, desired=values)
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> None:
+        self.agree(
+            lambda: self.engine.compare_set(key, expected, desired),
+            lambda: self.model.compare_set(key, expected, desired),
+        )
+
+    @rule(pairs=st.lists(st.tuples(keys, values), max_size=4))
+    def multi_set(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        flat = [content for pair in pairs for content in pair]
+        self.agree(
+            lambda: self.engine.multi_set(flat),
+            lambda: [member for key, value in pairs for member in self.model.set(key, value)],
+        )
+
+    @rule(key=keys)
+    def delete(self, key: bytes) -> None:
+        self.agree(lambda: self.engine.delete(key), lambda: self.model.values.pop(key, None) is not None)
+
+    @rule(member=members, wanted=st.lists(keys | queues, max_size=4))
+    def wait(self, member: str, wanted: list[bytes]) -> None:
+        self.agree(lambda: self.engine.wait(member, wanted), lambda: self.model.wait(member, wanted))
+
+    @rule(member=members, key=keys, size=sizes)
+    def barrier(self, member: str, key: bytes, size: int) -> None:
+        self.agree(
+            lambda: self.engine.barrier(member, key, size), lambda: self.model.barrier(member, key, size)
+        )
+
+
+TestQueues = Queues.TestCase
+TestOperations = Operations.TestCase
+TestQueues.settings = TestOperations.settings = settings(
+    derandomize=True, deadline=None, max_examples=120, stateful_step_count=40
+)
+
+
+# What it costs
+
+
+class Counted:
+    """A member that counts how often any of its kind is hashed or compared."""
+
+    touched = 0
+
+    def __hash__(self) -> int:
+        Counted.touched += 1
+        return id(self) >> 4
+
+    def __eq__(self, other: object) -> bool:
+        Counted.touched += 1
+        return self is other
+
+
+def count_steps(action: Callable[[], object]) -> int:
+    """How many instructions of Python an action takes, and how often it touches a member in a container."""
+    count = 0
+    Counted.touched = 0
+
+    def on_event(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return on_event
+
+    previous = sys.gettrace()
+    sys.settrace(on_event)
+    try:
+        action()
+    finally:
+        sys.settrace(previous)
+    return count + Counted.touched
+
+
+def names(count: int) -> list[bytes]:
+    return [b"/key/%d" % number for number in range(count)]
+
+
+def crowd(count: int, key: bytes) -> tuple[Engine[Counted], list[Counted]]:
+    """An engine in which `count` members wait for a key and at a barrier."""
+    engine: Engine[Counted] = Engine()
+    waiting = [Counted() for _ in range(count)]
+    for member in waiting:
+        engine.wait(member, [key])
+        engine.barrier(member, key, 1 << 20)
+    return engine, waiting
+
+
+@pytest.mark.parametrize("position", [0, 50, -1])
+def test_a_withdrawal_costs_nothing_for_those_who_stay(position: int) -> None:
+    def steps_beside(count: int) -> int:
+        engine, waiting = crowd(count, b"k")
+        return count_steps(lambda: engine.withdraw(waiting[position]))
+
+    assert steps_beside(100) == steps_beside(10_000)
+
+
+def test_a_withdrawal_costs_nothing_for_the_keys_of_others() -> None:
+    def steps_beside(count: int) -> int:
+        engine: Engine[Counted] = Engine()
+        own, other = Counted(), Counted()
+        engine.wait(other, names(count))
+        engine.wait(own, [b"/key/0"])
+        return count_steps(lambda: engine.withdraw(own))
+
+    assert steps_beside(10) == steps_beside(10_000)
+
+
+def test_a_withdrawal_costs_its_own_keys() -> None:
+    def steps_for(count: int) -> int:
+        engine: Engine[Counted] = Engine()
+        own, other = Counted(), Counted()
+        engine.wait(other, names(count))
+        engine.wait(own, names(count))
+        return count_steps(lambda: engine.withdraw(own))
+
+    assert steps_for(4_000) < 5 * steps_for(1_000)
+
+
+def test_waking_16000_waiters_is_one_pass() -> None:
+    def steps_for(count: int) -> int:
+        engine, _ = crowd(count, b"k")
+        woken: list[Counted] = []
+        steps = count_steps(lambda: woken.extend(engine.set(b"k", b"")))
+        assert len(woken) == count
+        return steps
+
+    assert steps_for(16_000) < 4.5 * steps_for(4_000)
+
+
+def test_waking_costs_nothing_for_the_other_keys_of_the_woken_or_of_those_who_stay() -> None:
+    def steps_beside(count: int) -> int:
+        engine: Engine[Counted] = Engine()
+        patient, woken = Counted(), Counted()
+        engine.wait(patient, names(count))
+        engine.wait(woken, [b"k"])
+        return count_steps(lambda: engine.set(b"k", b""))
+
+    assert steps_beside(10) == steps_beside(10_000)
+
+
+def test_releasing_a_barrier_of_16000_is_one_pass() -> None:
+    def steps_for(count: int) -> int:
+        engine: Engine[Counted] = Engine()
+        for _ in range(count - 1):
+            engine.barrier(Counted(), b"k", count)
+        return count_steps(lambda: engine.barrier(Counted(), b"k", count))
+
+    assert steps_for(16_000) < 4.5 * steps_for(4_000)
+
+
+def test_a_push_costs_the_same_before_any_crowd() -> None:
+    def steps_beside(count: int) -> int:
+        engine, _ = crowd(count, b"q")
+        return count_steps(lambda: engine.push(b"q", b"v"))
+
+    assert steps_beside(100) == steps_beside(10_000)
+
+
+def test_draining_a_crowd_push_by_push_is_linear() -> None:
+    """A container that slows down as its front is taken away would make this quadratic."""
+
+    def steps_for(count: int) -> int:
+        engine, waiting = crowd(count, b"q")
+
+        def drain() -> None:
+            for member in waiting:
+                engine.push(b"q", b"v")
+                engine.pop(member, b"q")
+
+        return count_steps(drain)
+
+    assert steps_for(2_000) < 4.5 * steps_for(500)
+
+
+def test_appending_piece_by_piece_does_not_copy_the_value() -> None:
+    engine: Engine[str] = Engine()
+    engine.append(b"k", b"x")
+    engine.append(b"k", b"x")
+    value = engine.get(b"k")
+    for _ in range(1_000):
+        engine.append(b"k", b"x" * 100)
+    assert engine.get(b"k") is value

@@ -1,0 +1,92 @@
+"""A short run of the fuzzer on each backend, and that its streams are what they claim to be."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+import time
+from collections import Counter
+from contextlib import closing
+
+import pytest
+
+from fuzz import AT_ONCE, BACKENDS, SECONDS, Server, fuzz, make_stream, serving
+from rallypoint.errors import ProtocolError
+from rallypoint.server.core import Core
+from rallypoint.wire.encoding import VALIDATE, pack_i64, request
+from rallypoint.wire.opcodes import Op
+
+STREAMS = 1_500
+SEED = 20
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_server_survives_random_and_mutated_streams(backend: str) -> None:
+    summary = fuzz(backend, STREAMS, SEED)
+    assert summary.streams == STREAMS
+    assert summary.closed_by_server > STREAMS // 4
+    assert summary.witness_checks >= STREAMS // AT_ONCE // 4
+
+
+def test_a_stream_is_given_by_seed_and_number() -> None:
+    assert make_stream(1, 7) == make_stream(1, 7)
+    assert make_stream(1, 7).pieces != make_stream(1, 8).pieces
+    assert make_stream(1, 7).pieces != make_stream(2, 7).pieces
+
+
+def test_streams_are_of_all_kinds_and_fit_for_their_purpose() -> None:
+    """Mutations must not all be refused at the first byte: that would test nothing behind it."""
+    kinds: Counter[str] = Counter()
+    ends: Counter[tuple[str, bool]] = Counter()
+    answered = 0
+    for number in range(600):
+        stream = make_stream(SEED, number)
+        kinds[stream.kind] += 1
+        connection = Core().open("client", now=0.0)
+        try:
+            answered += bool(connection.receive(b"".join(stream.pieces)))
+            ends[stream.kind, True] += 1
+        except ProtocolError as error:
+            answered += bool(error.replies)
+            ends[stream.kind, False] += 1
+    assert set(kinds) == {"noise", "mutated", "valid", "broken off", "deaf"}
+    assert ends["valid", False] == 0
+    assert min(ends["mutated", True], ends["mutated", False]) > 0.2 * kinds["mutated"]
+    assert answered > 200
+
+
+def connect(server: Server) -> socket.socket:
+    """A client that has shaken hands; every wait of it has a deadline."""
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS)
+    sock.sendall(VALIDATE)
+    assert ping(sock)
+    return sock
+
+
+def ping(sock: socket.socket) -> bool:
+    sock.sendall(request(Op.PING, tail=b"ping"))
+    return sock.recv(4) == b"ping"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no way to hold a process up")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_client_that_resets_right_behind_a_request_is_forgotten(backend: str) -> None:
+    """The server finds both at once, and must not take the request alone for all there is."""
+    barrier = request(Op.BARRIER, b"barrier", tail=pack_i64(2))
+    with serving(backend) as server, closing(connect(server)) as other:
+        files = server.open_files
+        dead = connect(server)
+        dead.sendall(barrier)
+        assert ping(dead)
+        server.process.send_signal(signal.SIGSTOP)
+        dead.sendall(request(Op.SET, b"last", b"words"))
+        dead.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        dead.close()
+        server.process.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + 5
+        while server.open_files > files:
+            assert ping(other)
+            assert time.monotonic() < deadline, "the server keeps the socket of a client that is gone"
+        other.sendall(barrier)
+        assert ping(other), "who is gone was counted at the barrier"

@@ -1,0 +1,513 @@
+"""A server process and the process that hosts it: they start together, and end together."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import psutil
+import pytest
+
+from processes import BACKENDS, Server, end
+from rallypoint.errors import BindError, PortInUseError, RallypointError, ServerStartError, UsageError
+from rallypoint.server import hosting
+from rallypoint.stores.tcp import TCPStore
+from raw import RawClient, is_gone, until
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="forks and sends signals"),
+    pytest.mark.filterwarnings("ignore:unclosed scandir iterator:ResourceWarning"),
+]
+
+
+def servers_of(pid: int) -> list[int]:
+    """The processes of the hosted servers of a process."""
+    found = []
+    for child in psutil.Process(pid).children():
+        try:
+            if "rallypoint.server.child" in " ".join(child.cmdline()):
+                found.append(child.pid)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def server_of(pid: int) -> int:
+    (server,) = servers_of(pid)
+    return server
+
+
+def master(port: int = 0, *, backend: str = "libuv", multi_tenant: bool = False) -> TCPStore:
+    return TCPStore(
+        "localhost", port, is_master=True, multi_tenant=multi_tenant, use_libuv=backend == "libuv"
+    )
+
+
+# A parent in a process of its own: it says its port, waits for a line, and then ends as the test wants.
+PARENT = """
+import os, signal, sys, threading
+from rallypoint.stores.tcp import TCPStore
+
+def fork_one_that_stays():
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        while True:
+            signal.pause()
+    return pid
+
+store = TCPStore("localhost", 0, is_master=True)
+"""
+
+
+@contextmanager
+def parent(*script: str, own_group: bool = False) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT + "\n".join(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=own_group,
+    )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def line_from(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str], line: str = "go") -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+ENDINGS = {
+    "normal exit": "pass",
+    "sys.exit": "sys.exit(3)",
+    "exception": "raise RuntimeError('as planned')",
+    "os._exit": "os._exit(0)",
+    "os.abort": "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()",
+    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM); signal.pause()",
+    "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL); signal.pause()",
+    "exec": "os.execv('/bin/true', ['true'])",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
+def test_the_server_ends_with_its_parent(ending: str) -> None:
+    with parent("print('up', flush=True)", "sys.stdin.readline()", ending) as process:
+        assert line_from(process) == "up"
+        server = server_of(process.pid)
+        tell(process)
+        process.wait(30)
+        until(lambda: is_gone(server), "the server has ended with its parent")
+
+
+@pytest.mark.parametrize("ending", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize("use_libuv", ["1", "0"])
+def test_the_server_ends_with_its_parent_even_if_a_fork_of_that_lives_on(
+    ending: str, use_libuv: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fork has the parent's end of the pipe, so the server sees no end of file."""
+    monkeypatch.setenv("USE_LIBUV", use_libuv)
+    with parent("print(fork_one_that_stays(), flush=True)", "sys.stdin.readline()", ending) as process:
+        fork = int(line_from(process))
+        try:
+            server = server_of(process.pid)
+            tell(process)
+            process.wait(30)
+            until(lambda: is_gone(server), "the server has ended with its parent")
+            assert not is_gone(fork)
+        finally:
+            os.kill(fork, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "ending", ["sys.exit()", "os._exit(0)", "raise SystemExit(1)", "store.close()", "del store; gc.collect()"]
+)
+def test_the_end_of_a_fork_does_not_end_the_server(ending: str) -> None:
+    script = f"""
+import gc
+store.set("key", "value")
+pid = os.fork()
+if pid == 0:
+    {ending}
+    sys.exit()
+os.waitpid(pid, 0)
+store.set("key", store.get("key") + b" after")
+print(store.get("key").decode(), flush=True)
+sys.stdin.readline()
+"""
+    with parent(script) as process:
+        assert line_from(process) == "value after"
+        assert len(servers_of(process.pid)) == 1
+
+
+def test_ctrl_c_leaves_the_server_to_the_parent() -> None:
+    """A terminal sends SIGINT to every process of the group; the server is needed until the parent ends."""
+    script = """
+interrupts = threading.Event()
+signal.signal(signal.SIGINT, lambda *_: interrupts.set())
+print("up", flush=True)
+interrupts.wait(30)
+store.set("key", "value")
+print(store.get("key").decode(), flush=True)
+sys.stdin.readline()
+"""
+    with parent(script, own_group=True) as process:
+        assert line_from(process) == "up"
+        server = server_of(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        assert line_from(process) == "value"
+        os.kill(server, signal.SIGINT)  # nor does one that is meant for it alone
+        assert not is_gone(server)
+        tell(process)
+        process.wait(30)
+        until(lambda: is_gone(server), "the server has ended with its parent")
+
+
+def test_ctrl_c_that_ends_the_parent_ends_the_server() -> None:
+    with parent("print('up', flush=True)", "signal.pause()", own_group=True) as process:
+        assert line_from(process) == "up"
+        server = server_of(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(30)
+        until(lambda: is_gone(server), "the server has ended with its parent")
+
+
+def test_a_normal_end_is_silent() -> None:
+    with parent("print('up', flush=True)", "sys.stdin.readline()") as process:
+        assert line_from(process) == "up"
+        _, err = process.communicate("go\n", timeout=30)
+    assert err == ""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_close_ends_the_server(backend: str) -> None:
+    store = master(backend=backend)
+    server = server_of(os.getpid())
+    with RawClient(store.port) as client:
+        assert client.answers()
+        store.close()
+        assert is_gone(server), "close() waits for the end of the server"
+        assert client.read_rest() == b""
+    store.close()  # once more does no harm
+
+
+def test_the_end_of_a_block_ends_the_server() -> None:
+    with master():
+        server = server_of(os.getpid())
+    assert is_gone(server)
+
+
+def test_a_closed_store_says_so() -> None:
+    store = master()
+    store.close()
+    with pytest.raises(RallypointError, match="this store is closed"):
+        store.set("key", "value")
+
+
+def test_garbage_collection_ends_the_server() -> None:
+    store = master()
+    store.set("key", "value")
+    server = server_of(os.getpid())
+    del store
+    gc.collect()
+    assert is_gone(server)
+
+
+def test_a_constructor_that_fails_ends_the_server() -> None:
+    with pytest.raises(TimeoutError):
+        TCPStore("localhost", 0, world_size=2, is_master=True, timeout=0.1)
+    assert servers_of(os.getpid()) == []
+
+
+def test_clones_keep_the_server_until_the_last_is_closed() -> None:
+    store = master()
+    server = server_of(os.getpid())
+    clones = [store.clone(), store.clone()]
+    store.set("key", "value")
+    store.close()
+    clones[0].close()
+    clones[0].close()  # counts once
+    assert clones[1].get("key") == b"value"
+    assert (clones[1].port, clones[1].libuvBackend) == (store.port, store.libuvBackend)
+    assert not is_gone(server)
+    clones[1].close()
+    assert is_gone(server)
+
+
+def test_a_clone_that_is_garbage_counts_as_closed() -> None:
+    store = master()
+    server = server_of(os.getpid())
+    clone = store.clone()
+    store.close()
+    assert not is_gone(server)
+    del clone
+    gc.collect()
+    assert is_gone(server)
+
+
+def test_a_clone_has_the_time_out_of_its_store() -> None:
+    with master() as store:
+        store.set_timeout(12)
+        with store.clone() as clone:
+            assert clone.timeout == timedelta(seconds=12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_port_0_gives_the_real_port(backend: str) -> None:
+    with master(backend=backend) as store:
+        assert store.port > 0
+        with TCPStore("localhost", store.port) as client:
+            client.set("key", "value")
+        assert store.get("key") == b"value"
+
+
+def test_the_port_is_free_again_after_close() -> None:
+    """With connections in TIME_WAIT, too."""
+    store = master()
+    with TCPStore("localhost", store.port) as client:
+        client.set("key", "value")
+        store.close()
+    with master(store.port) as again:
+        assert not again.check(["key"])
+
+
+def test_a_port_in_use_names_who_holds_it(server: Server) -> None:
+    with pytest.raises(PortInUseError) as caught:
+        master(server.port)
+    assert f"port {server.port}" in caught.value.message
+    assert f"process {server.process.pid} (" in caught.value.message
+    assert "rallypoint serve" in caught.value.message
+    assert servers_of(os.getpid()) == []
+
+
+def test_a_port_that_does_not_exist() -> None:
+    with pytest.raises(UsageError, match=r"port 70000.*\nhint: ports go from"):
+        master(70_000)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_socket_that_is_bound_already(backend: str) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        store = TCPStore(
+            "localhost", port, is_master=True, master_listen_fd=bound.detach(), use_libuv=backend == "libuv"
+        )
+    with store, TCPStore("127.0.0.1", port) as client:
+        assert store.port == port
+        assert store.libuvBackend is (backend == "libuv")
+        client.set("key", "value")
+        assert store.get("key") == b"value"
+    with socket.socket() as again:  # no copy of it is left open in this process
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))
+        again.listen()
+
+
+def test_a_bound_socket_with_port_0() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        with TCPStore("localhost", 0, is_master=True, master_listen_fd=bound.detach()) as store:
+            assert store.port == port
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bound_socket_with_another_port(backend: str) -> None:
+    with socket.socket() as bound, socket.socket() as other:
+        bound.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        port, wrong = bound.getsockname()[1], other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"master_listen_fd is bound to port {port}, not to {wrong}"):
+            TCPStore(
+                "localhost",
+                wrong,
+                is_master=True,
+                master_listen_fd=bound.detach(),
+                use_libuv=backend == "libuv",
+            )
+    assert servers_of(os.getpid()) == []
+
+
+@pytest.mark.xfail(strict=True, reason="a socket that was not bound listens on a port of the system's choice")
+def test_a_socket_that_is_not_bound() -> None:
+    with socket.socket() as unbound, pytest.raises(BindError, match="bound"):
+        TCPStore("localhost", 0, is_master=True, master_listen_fd=unbound.detach())
+
+
+def test_a_descriptor_that_is_not_open() -> None:
+    with socket.socket() as closed:
+        number = closed.fileno()
+    with pytest.raises(BindError, match=f"master_listen_fd {number}"):
+        TCPStore("localhost", 0, is_master=True, master_listen_fd=number)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tenants_of_one_port_share_a_server(backend: str) -> None:
+    first = master(backend=backend, multi_tenant=True)
+    second = master(first.port, backend=backend, multi_tenant=True)
+    try:
+        server = server_of(os.getpid())
+        first.set("key", "value")
+        assert second.get("key") == b"value"
+        first.close()
+        assert not is_gone(server)
+        assert second.get("key") == b"value"
+    finally:
+        second.close()
+    assert is_gone(server)
+
+
+def test_tenants_of_two_ports_do_not_share() -> None:
+    with master(multi_tenant=True) as first, master(multi_tenant=True) as second:
+        assert first.port != second.port
+        assert len(servers_of(os.getpid())) == 2
+
+
+def test_after_the_last_tenant_a_new_server_starts() -> None:
+    with master(multi_tenant=True) as first:
+        first.set("key", "value")
+    with master(first.port, multi_tenant=True) as second:
+        assert not second.check(["key"])
+
+
+def test_tenants_that_come_at_the_same_time_share_a_server() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    stores: list[TCPStore] = []
+    start = threading.Barrier(4)
+
+    def come() -> None:
+        start.wait()
+        stores.append(master(port, multi_tenant=True))
+
+    threads = [threading.Thread(target=come) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    try:
+        assert len(stores) == 4
+        assert len(servers_of(os.getpid())) == 1
+    finally:
+        for store in stores:
+            store.close()
+    assert servers_of(os.getpid()) == []
+
+
+def test_without_sharing_a_second_master_finds_the_port_in_use() -> None:
+    with master(multi_tenant=True) as first, pytest.raises(PortInUseError, match=f"port {first.port} "):
+        master(first.port)
+
+
+def test_limits_come_from_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RALLYPOINT_LIMITS", "key_bytes=10,value_bytes=1_000")
+    with master() as store:
+        store.set("k" * 9, "v" * 1000)
+        with pytest.raises(RallypointError, match="was lost"):
+            store.set("k" * 10, "value")
+        with pytest.raises(RallypointError, match="was lost"):
+            store.set("key", "v" * 1001)
+
+
+def test_a_limit_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RALLYPOINT_LIMITS", "keybytes=10")
+    with pytest.raises(UsageError, match=r"no limit called 'keybytes'\nhint: did you mean key_bytes\?"):
+        master()
+
+
+BROKEN_CHILDREN = {
+    "exit code": ("raise SystemExit(7)", "ended before it was ready, with exit code 7"),
+    "signal": ("import os; os.kill(os.getpid(), 9)", "ended before it was ready, by signal SIGKILL"),
+    "its own words": (
+        "import json, sys\n"
+        "sys.path[:] = json.loads(sys.argv.pop())\n"
+        "from rallypoint.server import child\n"
+        "def make_pump(*_): raise OSError('the epoll is empty')\n"
+        "child.make_pump = make_pump\n"
+        "child.main()\n",
+        "failed at its start:\n(.*\n)*OSError: the epoll is empty",
+    ),
+}
+
+
+@pytest.mark.parametrize(("child", "words"), BROKEN_CHILDREN.values(), ids=BROKEN_CHILDREN.keys())
+def test_a_child_that_dies_at_its_start(
+    child: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hosting, "_BOOTSTRAP", child)
+    with pytest.raises(ServerStartError, match=words):
+        master()
+    assert psutil.Process().children() == []
+
+
+def test_a_child_that_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting, "_BOOTSTRAP", "import time; time.sleep(60)")
+    monkeypatch.setattr(hosting, "START_SECONDS", 0.1)
+    with pytest.raises(ServerStartError, match=r"was not ready after 0\.1 s"):
+        master()
+    assert psutil.Process().children() == []
+
+
+@pytest.mark.xfail(
+    strict=True, reason="what the child prints before its answer is taken for it: JSONDecodeError"
+)
+def test_a_child_that_prints_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting, "_BOOTSTRAP", "print('welcome to this machine')")
+    with pytest.raises(ServerStartError, match="welcome to this machine"):
+        master()
+
+
+def test_an_interpreter_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ServerStartError, match=r"cannot start '/nowhere/python'.*\nhint: .*rallypoint serve"):
+        master()
+
+
+def test_a_module_in_the_current_folder_does_not_disturb_the_server(
+    tmp_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("json.py", "selectors.py", "rallypoint.py"):
+        with open(name, "w") as file:
+            file.write("raise RuntimeError('the wrong module')\n")
+    with master() as store:
+        store.set("key", "value")
+
+
+def test_a_server_that_was_killed_is_an_error_and_then_close_still_works() -> None:
+    with master() as store:
+        store.set("key", "value")
+        store.set_timeout(0.2)
+        server = server_of(os.getpid())
+        os.kill(server, signal.SIGKILL)
+        until(lambda: is_gone(server), "the server has ended")
+        with pytest.raises(ConnectionError):
+            store.set("key", "value")
+
+
+def test_the_start_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="rallypoint.server"), master() as store:
+        server = server_of(os.getpid())
+    (line,) = (record.getMessage() for record in caplog.records if "store server on" in record.getMessage())
+    assert f":{store.port}" in line
+    assert f"process {server}," in line
+    assert "(libuv)" in line

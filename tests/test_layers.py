@@ -1,0 +1,212 @@
+"""Which part may import which: arrows point down, and the pure parts stay pure."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+import rallypoint
+
+ROOT = Path(rallypoint.__file__).parent
+
+# Lowest first. Parts of one level do not import each other, but for what SIDEWAYS allows.
+LEVELS = [
+    {"errors"},
+    {"engine", "wire"},
+    {"server", "client"},
+    {"relay", "stores"},
+    {"pytorch"},
+    {"doctor", "verify", "bench", "launch"},
+    {"cli"},
+    {"__main__"},
+]
+LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
+
+SIDEWAYS = {("engine", "rallypoint.wire.limits")}
+
+PURE = {"engine", "wire"}
+IMPURE_MODULES = {
+    *("socket", "time", "threading", "asyncio", "selectors", "select"),
+    *("random", "os", "datetime", "logging"),
+}
+
+# The package itself is below all: anyone may ask for its version, and nothing else.
+PACKAGE = "rallypoint"
+NAMES_OF_PACKAGE = {"rallypoint", "rallypoint.__version__"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement: where it stands and the full name of what it imports."""
+
+    module: str
+    line: int
+    target: str
+    lazy: bool
+    """Whether it is in a function, or for the type checker alone."""
+
+    @property
+    def part(self) -> str:
+        """The part of the package that imports: a folder or a file right below it; empty for itself."""
+        return _part(self.module)
+
+    @property
+    def where(self) -> str:
+        return f"{self.module}, line {self.line}: imports {self.target}"
+
+
+def _part(name: str) -> str:
+    return name.partition(".")[2].partition(".")[0]
+
+
+def imports_of(root: Path) -> list[Import]:
+    """All imports of a package, those in functions included."""
+    return [found for path in sorted(root.rglob("*.py")) for found in _imports_in(path, root)]
+
+
+def _imports_in(path: Path, root: Path) -> Iterator[Import]:
+    names = [root.name, *path.relative_to(root).with_suffix("").parts]
+    is_package = names[-1] == "__init__"
+    module = ".".join(names[:-1] if is_package else names)
+    package = module if is_package else module.rpartition(".")[0]
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    lazy = set(_lazy_nodes(tree))
+    for node in ast.walk(tree):
+        for target in _targets(node, package, root):
+            yield Import(module, getattr(node, "lineno", 0), target, node in lazy)
+
+
+def _lazy_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        guarded = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if guarded or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from ast.walk(node)
+
+
+def _targets(node: ast.AST, package: str, root: Path) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        parents = package.split(".")
+        base = parents[: len(parents) + 1 - node.level] if node.level else []
+        source = ".".join([*base, *([node.module] if node.module else [])])
+        # `from rallypoint import x` and `from rallypoint.wire import x` may name a module.
+        return [_resolve(source, alias.name, root) for alias in node.names]
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        return [
+            arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+        ]
+    return []
+
+
+def _resolve(source: str, name: str, root: Path) -> str:
+    parts = source.split(".")
+    if parts[0] != root.name:
+        return source
+    path = root.joinpath(*parts[1:], name)
+    if len(parts) == 1 or path.is_dir() or path.with_suffix(".py").is_file():
+        return f"{source}.{name}"
+    return source
+
+
+def faults_of(found: list[Import]) -> list[str]:
+    """What the rules above forbid among some imports, as messages."""
+    return [f"{each.where}: {fault}" for each in found if (fault := _fault(each))]
+
+
+def _fault(found: Import) -> str:
+    top = found.target.partition(".")[0]
+    if top == "torch" and found.part != "pytorch":
+        return "only pytorch/ may import torch"
+    if found.part in PURE and top in IMPURE_MODULES:
+        return f"{found.part}/ knows nothing of I/O, clocks or threads"
+    if top != PACKAGE or found.target in NAMES_OF_PACKAGE:
+        return ""
+    return _fault_of_arrow(found, _part(found.target))
+
+
+def _fault_of_arrow(found: Import, target: str) -> str:
+    if found.part == "":
+        return "" if found.lazy or target == "errors" else "the package itself imports lazily"
+    if found.part == target:
+        return ""
+    for part in (found.part, target):
+        if part not in LEVEL_OF:
+            return f"{part} has no place among the layers of this test"
+    if LEVEL_OF[target] < LEVEL_OF[found.part] or (found.part, found.target) in SIDEWAYS:
+        return ""
+    return "the arrow points up" if LEVEL_OF[target] > LEVEL_OF[found.part] else "the arrow points sideways"
+
+
+def test_arrows_point_down_and_the_pure_parts_are_pure() -> None:
+    found = imports_of(ROOT)
+    assert len(found) > 50
+    assert faults_of(found) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "fault"),
+    [
+        ("wire/x.py", "import rallypoint.engine", "sideways"),
+        ("wire/x.py", "from rallypoint import engine", "sideways"),
+        ("wire/x.py", "from rallypoint.errors import UsageError", None),
+        ("wire/x.py", "from ..server.core import Core", "up"),
+        ("wire/x.py", "from . import y", None),
+        ("wire/x.py", "def late():\n    from time import sleep", "clocks"),
+        ("wire/x.py", "import os.path", "clocks"),
+        ("engine/x.py", "from rallypoint.wire.limits import Limits", None),
+        ("engine/x.py", "from rallypoint.wire import limits", None),
+        ("engine/x.py", "from rallypoint.wire import parser", "sideways"),
+        ("engine/x.py", "from rallypoint.wire.opcodes import Op", "sideways"),
+        ("server/x.py", "import time, rallypoint.engine", None),
+        ("server/x.py", "from rallypoint.client import x", "sideways"),
+        ("client/x.py", "import importlib\nimportlib.import_module('rallypoint.cli.main')", "up"),
+        ("stores/x.py", "def late():\n    import torch.distributed", "torch"),
+        ("pytorch/x.py", "import torch", None),
+        ("doctor.py", "from rallypoint.pytorch import x", None),
+        ("doctor.py", "from rallypoint.bench import x", "sideways"),
+        ("cli/x.py", "import rallypoint\nfrom rallypoint import __version__", None),
+        ("server/x.py", "from rallypoint import connect", "no place"),
+        ("utils.py", "from rallypoint.wire import limits", "no place"),
+        ("__init__.py", "from rallypoint.client import x", "lazily"),
+        ("__init__.py", "def late():\n    from rallypoint.client import x", None),
+        ("__main__.py", "from rallypoint.cli.main import main", None),
+    ],
+)
+def test_the_rules_catch_what_they_are_for(tmp_path: Path, path: str, text: str, fault: str | None) -> None:
+    file = tmp_path / "rallypoint" / path
+    for module in (file, tmp_path / "rallypoint/wire/limits.py", tmp_path / "rallypoint/wire/parser.py"):
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.touch()
+    file.write_text(text)
+    faults = faults_of(imports_of(tmp_path / "rallypoint"))
+    assert len(faults) == (fault is not None), faults
+    assert fault is None or fault in faults[0]
+
+
+IMPORT = """
+import sys, time
+before = set(sys.modules)
+begin = time.perf_counter()
+import rallypoint
+print(time.perf_counter() - begin, *(set(sys.modules) - before))
+"""
+HEAVY = {"torch", "uvloop", "winloop", "typer", "rich", "asyncio", "numpy"}
+
+
+def test_importing_the_package_is_light() -> None:
+    """In a fresh interpreter, beyond its own start: under 60 ms, and nothing heavy comes along."""
+    seconds = []
+    for _ in range(5):
+        run = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+        duration, *modules = run.stdout.split()
+        seconds.append(float(duration))
+        assert HEAVY.isdisjoint(modules)
+    assert median(seconds) < 0.060

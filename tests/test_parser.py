@@ -1,0 +1,670 @@
+"""The request parser: the same requests from any split, in linear work, under every limit.
+
+The encoder and the table of operations in here are written from the protocol's description, apart from
+those of the package, so that a mistake in one does not hide in the other.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import FrameType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.parser import Forms, RequestParser
+
+MAGIC = 0x3C85F7CE
+VALIDATE = b"\x00" + struct.pack("<I", MAGIC)
+
+repeatable = settings(derandomize=True, deadline=None, max_examples=200)
+
+Call = tuple[object, ...]
+
+
+class Recorder:
+    """A handler that notes what it is called with; the reply to the n-th call is `[n]`, to VALIDATE none."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def _note(self, *call: object) -> bytes:
+        self.calls.append(call)
+        return b"[%d]" % len(self.calls)
+
+    def validate(self) -> None:
+        self._note("VALIDATE")
+
+    def set(self, key: bytes, value: bytes, /) -> bytes:
+        return self._note("SET", key, value)
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes, /) -> bytes:
+        return self._note("COMPARE_SET", key, expected, desired)
+
+    def get(self, key: bytes, /) -> bytes:
+        return self._note("GET", key)
+
+    def add(self, key: bytes, amount: int, /) -> bytes:
+        return self._note("ADD", key, amount)
+
+    def check(self, keys: list[bytes], /) -> bytes:
+        return self._note("CHECK", *keys)
+
+    def wait(self, keys: list[bytes], /) -> bytes:
+        return self._note("WAIT", *keys)
+
+    def num_keys(self) -> bytes:
+        return self._note("GETNUMKEYS")
+
+    def delete_key(self, key: bytes, /) -> bytes:
+        return self._note("DELETE_KEY", key)
+
+    def append(self, key: bytes, value: bytes, /) -> bytes:
+        return self._note("APPEND", key, value)
+
+    def multi_get(self, keys: list[bytes], /) -> bytes:
+        return self._note("MULTI_GET", *keys)
+
+    def multi_set(self, keys_and_values: list[bytes], /) -> bytes:
+        return self._note("MULTI_SET", *keys_and_values)
+
+    def cancel_wait(self) -> bytes:
+        return self._note("CANCEL_WAIT")
+
+    def ping(self, nonce: bytes, /) -> bytes:
+        return self._note("PING", nonce)
+
+    def queue_push(self, key: bytes, value: bytes, /) -> bytes:
+        return self._note("QUEUE_PUSH", key, value)
+
+    def queue_pop(self, key: bytes, /) -> bytes:
+        return self._note("QUEUE_POP", key)
+
+    def queue_len(self, key: bytes, /) -> bytes:
+        return self._note("QUEUE_LEN", key)
+
+    def list_keys(self) -> bytes:
+        return self._note("LIST_KEYS")
+
+    def barrier(self, key: bytes, world_size: int, /) -> bytes:
+        return self._note("BARRIER", key, world_size)
+
+
+class Bench:
+    """A parser on a recorder. `validated` has its VALIDATE behind it, which is not among `calls`."""
+
+    def __init__(self, limits: Limits | None = None, *, validated: bool = True) -> None:
+        self.recorder = Recorder()
+        self.parser = RequestParser(self.recorder, Forms(limits or Limits()))
+        if validated:
+            self.parser.feed(VALIDATE)
+            self.recorder.calls.clear()
+
+    @property
+    def calls(self) -> list[Call]:
+        return self.recorder.calls
+
+    def feed(self, *pieces: bytes) -> bytes:
+        return b"".join([self.parser.feed(piece) for piece in pieces])
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request as it goes over the wire, and the call that it is to become."""
+
+    wire: bytes
+    call: Call
+
+
+def u64(number: int) -> bytes:
+    return struct.pack("<Q", number)
+
+
+def i64(number: int) -> bytes:
+    return struct.pack("<q", number)
+
+
+def blob(content: bytes) -> bytes:
+    return u64(len(content)) + content
+
+
+def plain(opcode: int, name: str, *contents: bytes) -> Sent:
+    return Sent(bytes([opcode]) + b"".join(map(blob, contents)), (name, *contents))
+
+
+def with_number(opcode: int, name: str, key: bytes, number: int) -> Sent:
+    return Sent(bytes([opcode]) + blob(key) + i64(number), (name, key, number))
+
+
+def counted(opcode: int, name: str, count: int, contents: Sequence[bytes]) -> Sent:
+    return Sent(bytes([opcode]) + u64(count) + b"".join(map(blob, contents)), (name, *contents))
+
+
+def ping(nonce: bytes) -> Sent:
+    return Sent(b"\x0d" + nonce, ("PING", nonce))
+
+
+EXAMPLES = [
+    plain(1, "SET", b"key", b"value"),
+    plain(1, "SET", b"", b""),
+    plain(2, "COMPARE_SET", b"key", b"", b"desired"),
+    plain(3, "GET", b"key"),
+    plain(3, "GET", b""),
+    with_number(4, "ADD", b"key", -5),
+    with_number(4, "ADD", b"key", (1 << 63) - 1),
+    counted(5, "CHECK", 2, [b"one", b"two"]),
+    counted(5, "CHECK", 0, []),
+    counted(6, "WAIT", 2, [b"one", b"one"]),
+    plain(7, "GETNUMKEYS"),
+    plain(8, "DELETE_KEY", b"key"),
+    plain(9, "APPEND", b"key", b"more"),
+    counted(10, "MULTI_GET", 3, [b"one", b"", b"three"]),
+    counted(11, "MULTI_SET", 2, [b"one", b"1", b"two", b""]),
+    plain(12, "CANCEL_WAIT"),
+    ping(b"\x00\x01\x02\x03"),
+    plain(14, "QUEUE_PUSH", b"queue", b"value"),
+    plain(15, "QUEUE_POP", b"queue"),
+    plain(16, "QUEUE_LEN", b"queue"),
+    plain(17, "LIST_KEYS"),
+    with_number(18, "BARRIER", b"key", 16_000),
+    with_number(18, "BARRIER", b"key", -(1 << 63)),
+]
+each_example = pytest.mark.parametrize("sent", EXAMPLES, ids=lambda sent: str(sent.call[0]))
+
+
+def in_bytes(wire: bytes) -> list[bytes]:
+    return [bytes([byte]) for byte in wire]
+
+
+# One operation at a time
+
+
+def test_the_examples_cover_all_operations() -> None:
+    assert {sent.wire[0] for sent in EXAMPLES} == set(range(1, 19))
+
+
+@each_example
+def test_whole(sent: Sent) -> None:
+    bench = Bench()
+    assert bench.feed(sent.wire) == b"[1]"
+    assert bench.calls == [sent.call]
+
+
+@each_example
+def test_byte_by_byte(sent: Sent) -> None:
+    bench = Bench()
+    *first, last = in_bytes(sent.wire)
+    for byte in first:
+        assert bench.feed(byte) == b""
+    assert bench.calls == []
+    assert bench.feed(last) == b"[1]"
+    assert bench.calls == [sent.call]
+
+
+@each_example
+@pytest.mark.parametrize("trailing", [b"\x03", b"\x03\x03\x00", b"\x0b\x01\x00\x00\x00\x00\x00\x00\x00\x05"])
+def test_with_trailing_data(sent: Sent, trailing: bytes) -> None:
+    bench = Bench()
+    assert bench.feed(sent.wire + trailing) == b"[1]"
+    assert bench.calls == [sent.call]
+
+
+@each_example
+@pytest.mark.parametrize("other", [EXAMPLES[0], EXAMPLES[3], EXAMPLES[13]], ids=["SET", "GET", "MULTI_GET"])
+def test_between_others(sent: Sent, other: Sent) -> None:
+    bench = Bench()
+    assert bench.feed(other.wire + sent.wire + other.wire) == b"[1][2][3]"
+    assert bench.calls == [other.call, sent.call, other.call]
+
+
+@each_example
+def test_arguments_are_bytes_of_their_own(sent: Sent) -> None:
+    """What a handler keeps must not be a view into a buffer that is used again."""
+    bench = Bench()
+    bench.feed(sent.wire[:5], sent.wire[5:])
+    for argument in bench.calls[0][1:]:
+        assert type(argument) in (bytes, int)
+
+
+def test_an_empty_feed_changes_nothing() -> None:
+    bench = Bench()
+    sent = EXAMPLES[0]
+    assert bench.feed(b"", sent.wire[:3], b"", sent.wire[3:], b"") == b"[1]"
+    assert bench.calls == [sent.call]
+
+
+# Any split
+
+
+keys = st.binary(max_size=12)
+values = st.binary(max_size=40) | st.sampled_from([255, 256, 1023, 1024, 5000]).map(lambda size: b"v" * size)
+numbers = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def plain_requests(opcode: int, name: str, *contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[Sent]:
+    return st.tuples(*contents).map(lambda drawn: plain(opcode, name, *drawn))
+
+
+def counted_requests(opcode: int, name: str) -> st.SearchStrategy[Sent]:
+    return st.lists(keys, max_size=6).map(lambda drawn: counted(opcode, name, len(drawn), drawn))
+
+
+def multi_sets() -> st.SearchStrategy[Sent]:
+    pairs = st.lists(st.tuples(keys, values), max_size=4)
+    flat = pairs.map(lambda drawn: [content for pair in drawn for content in pair])
+    return flat.map(lambda drawn: counted(11, "MULTI_SET", len(drawn) // 2, drawn))
+
+
+requests = st.one_of(
+    plain_requests(1, "SET", keys, values),
+    plain_requests(2, "COMPARE_SET", keys, values, values),
+    plain_requests(3, "GET", keys),
+    st.builds(with_number, st.just(4), st.just("ADD"), keys, numbers),
+    counted_requests(5, "CHECK"),
+    counted_requests(6, "WAIT"),
+    plain_requests(7, "GETNUMKEYS"),
+    plain_requests(8, "DELETE_KEY", keys),
+    plain_requests(9, "APPEND", keys, values),
+    counted_requests(10, "MULTI_GET"),
+    multi_sets(),
+    plain_requests(12, "CANCEL_WAIT"),
+    st.binary(min_size=4, max_size=4).map(ping),
+    plain_requests(14, "QUEUE_PUSH", keys, values),
+    plain_requests(15, "QUEUE_POP", keys),
+    plain_requests(16, "QUEUE_LEN", keys),
+    plain_requests(17, "LIST_KEYS"),
+    st.builds(with_number, st.just(18), st.just("BARRIER"), keys, numbers),
+)
+streams = st.lists(requests, max_size=12).map(lambda drawn: [Sent(VALIDATE, ("VALIDATE",)), *drawn])
+
+
+@st.composite
+def split_streams(draw: st.DrawFn) -> tuple[list[Sent], list[bytes]]:
+    """Requests, and their bytes in pieces, some of which may be empty."""
+    stream = draw(streams)
+    wire = b"".join(sent.wire for sent in stream)
+    cuts = sorted(draw(st.lists(st.integers(0, len(wire)), max_size=20)))
+    return stream, [wire[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(wire)], strict=True)]
+
+
+@repeatable
+@given(split_streams())
+def test_any_split_gives_the_same_calls_and_replies(drawn: tuple[list[Sent], list[bytes]]) -> None:
+    stream, pieces = drawn
+    whole, split = Bench(validated=False), Bench(validated=False)
+    replies = whole.feed(b"".join(pieces))
+    assert whole.calls == [sent.call for sent in stream]
+    assert split.feed(*pieces) == replies
+    assert split.calls == whole.calls
+
+
+@repeatable
+@given(split_streams())
+def test_a_request_is_handed_over_with_its_last_byte(drawn: tuple[list[Sent], list[bytes]]) -> None:
+    stream, pieces = drawn
+    ends = [sum(len(sent.wire) for sent in stream[: count + 1]) for count in range(len(stream))]
+    bench = Bench(validated=False)
+    fed = 0
+    for piece in pieces:
+        before = len(bench.calls)
+        fed += len(piece)
+        replies = bench.feed(piece)
+        complete = sum(end <= fed for end in ends)
+        assert len(bench.calls) == complete
+        assert replies == b"".join(b"[%d]" % number for number in range(max(before, 1) + 1, complete + 1))
+
+
+@settings(repeatable, max_examples=60)
+@given(streams)
+def test_byte_by_byte_hands_over_neither_early_nor_late(stream: list[Sent]) -> None:
+    bench = Bench(validated=False)
+    for count, sent in enumerate(stream):
+        *first, last = in_bytes(sent.wire)
+        assert bench.feed(*first) == b""
+        assert len(bench.calls) == count
+        assert bench.feed(last) == (b"[%d]" % (count + 1) if count else b"")
+    assert bench.calls == [sent.call for sent in stream]
+
+
+# Linear work
+
+
+def cut(wire: bytes, size: int) -> list[bytes]:
+    return [wire[begin : begin + size] for begin in range(0, len(wire), size)]
+
+
+def multi_get_of(count: int) -> bytes:
+    return counted(10, "MULTI_GET", count, [b"/key/%06d" % number for number in range(count)]).wire
+
+
+def set_of(size: int) -> bytes:
+    return plain(1, "SET", b"key", b"v" * size).wire
+
+
+def count_calls(action: Callable[[], object]) -> int:
+    """How many calls of Python and C functions an action makes: what is read again is counted again."""
+    count = 0
+
+    def on_event(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    previous = sys.getprofile()
+    sys.setprofile(on_event)
+    try:
+        action()
+    finally:
+        sys.setprofile(previous)
+    return count
+
+
+def count_allocated(parser: RequestParser, pieces: list[bytes]) -> int:
+    """How many bytes the feeds allocate, those given back at once included: what is copied is counted."""
+    total = 0
+    tracemalloc.start()
+    try:
+        for piece in pieces:
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            parser.feed(piece)
+            total += tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    return total
+
+
+LARGE_REQUESTS = [
+    pytest.param(multi_get_of, 1_000, 4096, id="multi_get-4KiB"),
+    pytest.param(multi_get_of, 500, 7, id="multi_get-7B"),
+    pytest.param(set_of, 1_500, 1, id="value-1B"),
+    pytest.param(set_of, 20_000, 13, id="value-13B"),
+    pytest.param(set_of, 200_000, 512, id="value-512B"),
+]
+
+
+@pytest.mark.parametrize(("request_of", "size", "piece"), LARGE_REQUESTS)
+def test_four_times_the_request_takes_four_times_the_calls(
+    request_of: Callable[[int], bytes], size: int, piece: int
+) -> None:
+    def calls_for(size: int) -> int:
+        bench, pieces = Bench(), cut(request_of(size), piece)
+        count = count_calls(lambda: bench.feed(*pieces))
+        assert len(bench.calls) == 1
+        return count
+
+    assert calls_for(4 * size) < 5 * calls_for(size)
+
+
+@pytest.mark.parametrize(("request_of", "size", "piece"), LARGE_REQUESTS)
+def test_four_times_the_request_copies_four_times_the_bytes(
+    request_of: Callable[[int], bytes], size: int, piece: int
+) -> None:
+    def bytes_for(size: int) -> int:
+        bench = Bench()
+        count = count_allocated(bench.parser, cut(request_of(size), piece))
+        assert len(bench.calls) == 1
+        return count
+
+    assert bytes_for(4 * size) < 6 * bytes_for(size)
+
+
+def test_many_requests_in_one_piece_copy_no_more_than_themselves() -> None:
+    """Cutting what is read off the front of the data, one request at a time, would be quadratic."""
+    request = plain(1, "SET", b"key", b"v" * 64).wire
+
+    def bytes_for(count: int) -> int:
+        return count_allocated(Bench().parser, [request * count])
+
+    assert bytes_for(4_000) < 6 * bytes_for(1_000)
+
+
+# Limits
+
+
+EMPTY = u64(0)
+SMALL = Limits(key_bytes=10, value_bytes=20, keys_per_request=3)
+
+# Each place of a blob: the request before it, its operation, which limit holds, and the request's rest.
+BLOB_PLACES = [
+    pytest.param(b"\x01", "SET", "key", EMPTY, id="SET-key"),
+    pytest.param(b"\x01" + blob(b"k"), "SET", "value", b"", id="SET-value"),
+    pytest.param(b"\x02", "COMPARE_SET", "key", EMPTY * 2, id="COMPARE_SET-key"),
+    pytest.param(b"\x02" + blob(b"k"), "COMPARE_SET", "value", EMPTY, id="COMPARE_SET-expected"),
+    pytest.param(b"\x02" + blob(b"k") + EMPTY, "COMPARE_SET", "value", b"", id="COMPARE_SET-desired"),
+    pytest.param(b"\x03", "GET", "key", b"", id="GET"),
+    pytest.param(b"\x04", "ADD", "key", i64(1), id="ADD"),
+    pytest.param(b"\x05" + u64(1), "CHECK", "key", b"", id="CHECK"),
+    pytest.param(b"\x06" + u64(2) + blob(b"k"), "WAIT", "key", b"", id="WAIT-second"),
+    pytest.param(b"\x08", "DELETE_KEY", "key", b"", id="DELETE_KEY"),
+    pytest.param(b"\x09", "APPEND", "key", EMPTY, id="APPEND-key"),
+    pytest.param(b"\x09" + blob(b"k"), "APPEND", "value", b"", id="APPEND-value"),
+    pytest.param(b"\x0a" + u64(3) + blob(b"k") * 2, "MULTI_GET", "key", b"", id="MULTI_GET-third"),
+    pytest.param(b"\x0b" + u64(1), "MULTI_SET", "key", EMPTY, id="MULTI_SET-key"),
+    pytest.param(b"\x0b" + u64(1) + blob(b"k"), "MULTI_SET", "value", b"", id="MULTI_SET-value"),
+    pytest.param(b"\x0b" + u64(2) + blob(b"k") * 2, "MULTI_SET", "key", EMPTY, id="MULTI_SET-second-key"),
+    pytest.param(b"\x0e", "QUEUE_PUSH", "key", EMPTY, id="QUEUE_PUSH-key"),
+    pytest.param(b"\x0e" + blob(b"k"), "QUEUE_PUSH", "value", b"", id="QUEUE_PUSH-value"),
+    pytest.param(b"\x0f", "QUEUE_POP", "key", b"", id="QUEUE_POP"),
+    pytest.param(b"\x10", "QUEUE_LEN", "key", b"", id="QUEUE_LEN"),
+    pytest.param(b"\x12", "BARRIER", "key", i64(2), id="BARRIER"),
+]
+each_blob = pytest.mark.parametrize(("begin", "name", "what", "rest"), BLOB_PLACES)
+LIMITS_OF = {"key": 10, "value": 20}
+
+
+def refuse(bench: Bench, wire: bytes) -> LimitError:
+    """Feed all but the last byte, which is fine, then the last one, which is not."""
+    assert bench.feed(wire[:-1]) == b""
+    with pytest.raises(LimitError) as caught:
+        bench.feed(wire[-1:])
+    assert bench.calls == []
+    return caught.value
+
+
+@each_blob
+@pytest.mark.parametrize("excess", [1, 1 << 31, (1 << 63) - 20, (1 << 64) - 21])
+def test_a_blob_too_long_is_refused_at_its_length(
+    begin: bytes, name: str, what: str, rest: bytes, excess: int
+) -> None:
+    length = u64(LIMITS_OF[what] + excess)
+    error = refuse(Bench(SMALL), begin + length)
+    assert name in error.message
+    assert f"{what}_bytes" in error.message
+    for whole in (begin + length, begin + length + b"x" * 100):
+        with pytest.raises(LimitError):
+            Bench(SMALL).feed(whole)
+
+
+@each_blob
+def test_a_blob_at_its_limit_is_accepted(begin: bytes, name: str, what: str, rest: bytes) -> None:
+    content = b"x" * LIMITS_OF[what]
+    wire = begin + blob(content) + rest
+    for pieces in ([wire], in_bytes(wire)):
+        bench = Bench(SMALL)
+        bench.feed(*pieces)
+        ((called, *arguments),) = bench.calls
+        assert called == name
+        assert content in arguments
+
+
+@pytest.mark.parametrize(
+    ("opcode", "name"), [(5, "CHECK"), (6, "WAIT"), (10, "MULTI_GET"), (11, "MULTI_SET")]
+)
+@pytest.mark.parametrize("count", [4, 1 << 31, 1 << 63, (1 << 64) - 1])
+def test_too_many_keys_are_refused_at_the_count(opcode: int, name: str, count: int) -> None:
+    error = refuse(Bench(SMALL), bytes([opcode]) + u64(count))
+    assert name in error.message
+    assert "keys_per_request" in error.message
+    with pytest.raises(LimitError):
+        Bench(SMALL).feed(bytes([opcode]) + u64(count) + blob(b"k") * 10)
+
+
+@pytest.mark.parametrize(("opcode", "blobs"), [(5, 3), (6, 3), (10, 3), (11, 6)])
+def test_as_many_keys_as_the_limit_are_accepted(opcode: int, blobs: int) -> None:
+    wire = bytes([opcode]) + u64(3) + blob(b"k") * blobs
+    for pieces in ([wire], in_bytes(wire)):
+        bench = Bench(SMALL)
+        bench.feed(*pieces)
+        assert bench.calls[0][1:] == (b"k",) * blobs
+
+
+# `request_bytes` is the size of a whole request, however it is cut and whatever stands around it.
+REQUEST = counted(11, "MULTI_SET", 3, [b"one", b"1" * 10, b"two", b"2" * 10, b"three", b"3" * 10])
+AT_LIMIT = Limits(request_bytes=len(REQUEST.wire))
+BELOW = replace(AT_LIMIT, request_bytes=len(REQUEST.wire) - 1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 50, 200])
+def test_a_request_at_the_limit_of_request_bytes_is_accepted(size: int) -> None:
+    bench = Bench(AT_LIMIT)
+    assert bench.feed(*cut(REQUEST.wire * 3, size)) == b"[1][2][3]"
+
+
+@pytest.mark.parametrize("first", [1, 8, 9, 12, 17, 40])
+def test_the_requests_behind_it_do_not_count_for_request_bytes(first: int) -> None:
+    bench = Bench(AT_LIMIT)
+    stream = REQUEST.wire * 4
+    assert bench.feed(stream[:first], stream[first:]) == b"[1][2][3][4]"
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 50, 200])
+def test_a_request_over_the_limit_of_request_bytes_is_refused(size: int) -> None:
+    bench = Bench(BELOW)
+    with pytest.raises(LimitError, match=r"MULTI_SET.*request_bytes"):
+        bench.feed(*cut(REQUEST.wire, size))
+    assert bench.calls == []
+
+
+def test_request_bytes_bounds_what_is_held() -> None:
+    """At the latest with the first byte over the limit, and without waiting for the rest of a blob."""
+    wire = b"\x01" + blob(b"key") + u64(1000) + b"v" * 1000
+    bench = Bench(Limits(request_bytes=500))
+    with pytest.raises(LimitError, match=r"SET.*request_bytes"):
+        bench.feed(*in_bytes(wire[:501]))
+
+
+def test_request_bytes_is_refused_at_the_length_that_breaks_it() -> None:
+    wire = b"\x01" + blob(b"key") + u64(1000)
+    error = refuse(Bench(Limits(request_bytes=1000)), wire)
+    assert "SET" in error.message
+    assert "request_bytes" in error.message
+
+
+# Violations
+
+
+@pytest.mark.parametrize("opcode", [19, 20, 127, 255])
+def test_an_unknown_opcode(opcode: int) -> None:
+    with pytest.raises(ProtocolError, match=str(opcode)):
+        Bench().feed(bytes([opcode]))
+    with pytest.raises(ProtocolError):
+        Bench(validated=False).feed(bytes([opcode]) * len(VALIDATE))
+
+
+@each_example
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_nothing_runs_without_validate(sent: Sent, size: int) -> None:
+    """However it is cut; it is known at the latest when as many bytes are there as VALIDATE has."""
+    bench = Bench(validated=False)
+    begin = (sent.wire + VALIDATE)[: max(size, len(VALIDATE))]
+    with pytest.raises(ProtocolError, match="VALIDATE"):
+        bench.feed(*cut(begin, size))
+    assert bench.calls == []
+
+
+@pytest.mark.parametrize("first", range(1, len(VALIDATE)))
+def test_validate_in_two_segments(first: int) -> None:
+    bench = Bench(validated=False)
+    assert bench.feed(VALIDATE[:first]) == b""
+    assert bench.feed(VALIDATE[first:] + EXAMPLES[0].wire) == b"[2]"
+    assert bench.calls == [("VALIDATE",), EXAMPLES[0].call]
+
+
+def test_validate_and_more_in_one_segment() -> None:
+    bench = Bench(validated=False)
+    bench.feed(VALIDATE + ping(b"nonc").wire + EXAMPLES[3].wire)
+    assert bench.calls == [("VALIDATE",), ("PING", b"nonc"), EXAMPLES[3].call]
+
+
+@pytest.mark.parametrize("magic", [0, MAGIC ^ 1, MAGIC ^ (1 << 31), 0xCEF7853C])
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_a_wrong_magic_number(magic: int, size: int) -> None:
+    bench = Bench(validated=False)
+    wire = b"\x00" + struct.pack("<I", magic) + EXAMPLES[0].wire
+    with pytest.raises(ProtocolError, match="VALIDATE"):
+        bench.feed(*cut(wire, size))
+    assert bench.calls == []
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_second_validate(size: int) -> None:
+    bench = Bench()
+    with pytest.raises(ProtocolError, match="VALIDATE"):
+        bench.feed(*cut(EXAMPLES[0].wire + VALIDATE + EXAMPLES[0].wire, size))
+    assert bench.calls == [EXAMPLES[0].call]
+
+
+def test_a_second_validate_right_behind_the_first() -> None:
+    bench = Bench(validated=False)
+    with pytest.raises(ProtocolError):
+        bench.feed(VALIDATE + VALIDATE)
+    assert bench.calls == [("VALIDATE",)]
+
+
+VIOLATIONS = [
+    pytest.param(b"\xff", id="opcode"),
+    pytest.param(VALIDATE, id="validate"),
+    pytest.param(b"\x03" + u64(11), id="GET"),
+    pytest.param(b"\x01" + u64(3) + b"key" + u64(21), id="SET"),
+    pytest.param(b"\x0a" + u64(4), id="MULTI_GET"),
+]
+
+
+@pytest.mark.parametrize("violation", VIOLATIONS)
+@pytest.mark.parametrize("behind", [b"", b"\x0dnonc", b"\x00" * 100])
+def test_the_error_has_the_replies_before_it(violation: bytes, behind: bytes) -> None:
+    bench = Bench(SMALL)
+    assert bench.feed(EXAMPLES[0].wire) == b"[1]"
+    before = EXAMPLES[3].wire + ping(b"nonc").wire
+    with pytest.raises(ProtocolError) as caught:
+        bench.feed(before + violation + behind)
+    assert caught.value.replies == b"[2][3]"
+    assert len(bench.calls) == 3
+
+
+@pytest.mark.parametrize("violation", VIOLATIONS)
+def test_the_error_alone_has_no_replies(violation: bytes) -> None:
+    bench = Bench(SMALL)
+    assert bench.feed(EXAMPLES[0].wire) == b"[1]"
+    with pytest.raises(ProtocolError) as caught:
+        bench.feed(violation)
+    assert caught.value.replies == b""
+
+
+class Objector(Recorder):
+    """A handler that does not stand for numbers."""
+
+    def add(self, key: bytes, amount: int, /) -> bytes:
+        raise ProtocolError("no numbers")
+
+    def get(self, key: bytes, /) -> bytes:
+        raise ProtocolError("no gets")
+
+
+@pytest.mark.parametrize("objectionable", [EXAMPLES[3].wire, EXAMPLES[5].wire], ids=["GET", "ADD"])
+@pytest.mark.parametrize("before", [b"", EXAMPLES[0].wire], ids=["alone", "behind"])
+def test_an_error_of_the_handler_has_the_replies_before_it(objectionable: bytes, before: bytes) -> None:
+    objector = Objector()
+    parser = RequestParser(objector, Forms(Limits()))
+    parser.feed(VALIDATE)
+    with pytest.raises(ProtocolError) as caught:
+        parser.feed(before + objectionable + EXAMPLES[0].wire)
+    assert caught.value.replies == (b"[2]" if before else b"")
+    assert len(objector.calls) == (2 if before else 1)

@@ -1,0 +1,526 @@
+"""`rallypoint serve`, and how a server behaves on real sockets, on each backend."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from processes import BACKENDS, Server, end, serving
+from rallypoint.server.core import Core
+from rallypoint.server.legacy import LegacyPump
+from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import Op
+from raw import SECONDS, RawClient, await_log, log_of, until, values_reply
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what only Linux tells")
+
+
+@contextmanager
+def serve(*options: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rallypoint", "serve", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def port_in(line: str) -> int:
+    return int(line.split()[-2].rpartition(":")[2])
+
+
+@contextmanager
+def limited(backend: str, tmp_path: Path, *limits: str) -> Iterator[Server]:
+    """A server with other limits."""
+    options = [word for limit in limits for word in ("--limit", limit)]
+    with (tmp_path / "limited.log").open("w+") as log, serving(backend, log, options) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for all tests of this module that leave it as it is, once on each backend."""
+    path = tmp_path_factory.mktemp("serve") / request.param
+    with path.open("w+") as log, serving(request.param, log) as running:
+        yield running
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("backend", "number", "name"),
+    [
+        ("auto", signal.SIGINT, "libuv"),
+        ("libuv", signal.SIGTERM, "libuv"),
+        ("legacy", signal.SIGINT, "legacy"),
+        ("legacy", signal.SIGTERM, "legacy"),
+    ],
+)
+def test_one_line_when_ready_and_exit_code_0_on_a_signal(
+    backend: str, number: signal.Signals, name: str
+) -> None:
+    with serve("--host", "localhost", "--port", "0", "--backend", backend) as process:
+        line = first_line(process)
+        port = port_in(line)
+        assert line == f"rallypoint: serving on localhost:{port} ({name})\n"
+        with RawClient(port) as client:
+            assert client.answers()
+            process.send_signal(number)
+            rest, log = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert rest == ""
+    assert "listening on 127.0.0.1:" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_right_behind_the_line(backend: str, number: signal.Signals) -> None:
+    for _ in range(3):
+        with serve("--port", "0", "--backend", backend) as process:
+            assert first_line(process)
+            process.send_signal(number)
+            process.communicate(timeout=5)
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "0.0.0.0"])
+def test_the_line_has_the_host_as_it_was_given(host: str) -> None:
+    if ":" in host and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with serve("--host", host, "--port", "0") as process:
+        line = first_line(process)
+        place = f"[{host}]" if ":" in host else host
+        assert line == f"rallypoint: serving on {place}:{port_in(line)} (libuv)\n"
+        with RawClient(port_in(line), "127.0.0.1" if host == "0.0.0.0" else host) as client:
+            assert client.answers()
+
+
+def test_the_port_asked_for() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with serve("--host", "127.0.0.1", "--port", str(port)) as process:
+        assert first_line(process) == f"rallypoint: serving on 127.0.0.1:{port} (libuv)\n"
+
+
+def test_a_port_in_use_is_exit_code_1_and_names_who_holds_it() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with serve("--host", "127.0.0.1", "--port", str(port)) as process:
+            out, log = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert out == ""
+    assert f"rallypoint: port {port} on 127.0.0.1 is in use by process {os.getpid()} (" in log
+    assert "\n\nhint: " in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--limit", "conections=5"], ["no limit called 'conections'", "hint: did you mean connections?"]),
+        (["--limit", "key_bytes=many"], ["limit key_bytes is 'many'", "key_bytes=NUMBER"]),
+        (["--limit", "key_bytes=0"], ["limit key_bytes is 0, but must be positive"]),
+        (["--port", "70000"], ["port 70000 does not exist"]),
+        (["--port", "http"], ["--port"]),
+        (["--backend", "asyncio"], ["--backend"]),
+        (["--hots", "localhost"], ["--hots"]),
+    ],
+)
+def test_usage_errors_are_exit_code_2(options: list[str], words: list[str]) -> None:
+    with serve(*options) as process:
+        out, log = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert out == ""
+    for word in words:
+        assert word in log
+    assert "Traceback" not in log
+
+
+def test_a_limit_from_the_command_line(tmp_path: Path) -> None:
+    with limited("auto", tmp_path, "key_bytes=5", "value_bytes=3") as server:
+        with RawClient(server.port) as client:
+            client.set(b"12345", b"123")
+            client.send(request(Op.SET, b"123456", b"123"))
+            assert client.read_rest() == b""
+            name = client.name
+        assert "limit key_bytes is 5" in await_log(server, f"closed {name}:")
+
+
+def test_an_unknown_host_is_served_everywhere_with_a_warning() -> None:
+    with serve("--host", "192.0.2.77", "--port", "0") as process:
+        line = first_line(process)
+        with RawClient(port_in(line)) as client:
+            assert client.answers()
+        process.terminate()
+        _, log = process.communicate(timeout=30)
+    assert "192.0.2.77" in line
+    assert log.count("listening on every interface") == 1
+
+
+# Sockets
+
+
+def test_a_client_in_pieces(server: Server) -> None:
+    stream = VALIDATE + request(Op.SET, b"/key", b"value") + request(Op.GET, b"/key")
+    with RawClient(server.port, shake_hands=False) as client:
+        for byte in stream:
+            client.send(bytes([byte]))
+        assert client.read(13) == values_reply(b"value")
+
+
+@linux
+def test_no_names_are_looked_up_for_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python reports each look-up to its audit hooks, whatever function asks for it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "def hear(event, arguments):\n"
+        "    if event in ('socket.getnameinfo', 'socket.gethostbyaddr', 'socket.gethostbyname',\n"
+        "                 'socket.getaddrinfo'):\n"
+        "        sys.stderr.write(f'LOOKUP {event} {arguments}\\n')\n"
+        "        sys.stderr.flush()\n"
+        "sys.addaudithook(hear)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for backend in BACKENDS:
+        with (tmp_path / backend).open("w+") as log, serving(backend, log) as server:
+            before = log_of(server).count("LOOKUP")
+            assert before, "the hook hears nothing, not even the look-up of the server's own address"
+            for _ in range(5):
+                with RawClient(server.port) as client:
+                    assert client.answers()
+            with RawClient(server.port) as client:
+                client.send(b"\xff")
+                assert client.read_rest() == b""
+            await_log(server, "closed ")
+            assert log_of(server).count("LOOKUP") == before
+
+
+def data_segments_received(sock: socket.socket) -> int:
+    """How many segments with data the other end has sent (tcpi_data_segs_in of Linux)."""
+    (count,) = struct.unpack_from("<I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 152)
+    assert isinstance(count, int)
+    return count
+
+
+@linux
+def test_the_replies_to_one_read_leave_in_one_write(server: Server) -> None:
+    with RawClient(server.port) as client:
+        client.set(b"key", b"value")
+        before = data_segments_received(client.sock)
+        client.send(request(Op.GET, b"key") * 100)
+        assert client.read(1300) == values_reply(b"value") * 100
+        assert data_segments_received(client.sock) - before == 1
+
+
+@linux
+def test_different_replies_to_one_read_leave_in_one_write(server: Server) -> None:
+    with RawClient(server.port) as client:
+        client.set(b"key", b"value")
+        before = data_segments_received(client.sock)
+        batch = [
+            request(Op.ADD, b"count", tail=pack_i64(1)),
+            request(Op.SET, b"other", b"x"),
+            counted_request(Op.CHECK, [b"key", b"missing"]),
+            request(Op.GET, b"key"),
+            counted_request(Op.WAIT, [b"key"]),
+            request(Op.PING, tail=b"last"),
+        ]
+        client.send(*batch)
+        assert client.read(8 + 1 + 13 + 1 + 4) == pack_i64(1) + b"\1" + values_reply(b"value") + b"\0last"
+        assert data_segments_received(client.sock) - before == 1
+
+
+def test_a_client_that_closes_its_side_still_gets_all_replies(server: Server) -> None:
+    """More of them than the system keeps for a client that does not read yet."""
+    value = os.urandom(100_000)
+    with RawClient(server.port) as client:
+        client.set(b"key", value)
+        client.send(request(Op.GET, b"key") * 200)
+        client.sock.shutdown(socket.SHUT_WR)
+        assert client.read_rest() == values_reply(value) * 200
+
+
+def test_what_a_client_says_last_is_done(server: Server) -> None:
+    with RawClient(server.port) as watcher:
+        watcher.send(counted_request(Op.WAIT, [b"testament"]))
+        with RawClient(server.port) as client:
+            client.send(request(Op.SET, b"testament", b"all to the others"))
+        assert watcher.read(1) == b"\0"
+        assert watcher.get(b"testament") == b"all to the others"
+
+
+VIOLATIONS = {
+    "no such operation": (b"\x63", "there is no operation 99"),
+    "a second handshake": (VALIDATE, "a second VALIDATE"),
+    "a key that is too long": (b"\x03" + (1 << 40).to_bytes(8, "little"), "limit key_bytes is 8,192"),
+    "no number": (request(Op.ADD, b"text", tail=pack_i64(1)), "ADD"),
+}
+
+
+@pytest.mark.parametrize(("violation", "reason"), VIOLATIONS.values(), ids=VIOLATIONS.keys())
+def test_a_violation_ends_the_connection_after_the_replies_before_it(
+    server: Server, violation: bytes, reason: str
+) -> None:
+    with RawClient(server.port) as other, RawClient(server.port) as client:
+        other.set(b"text", b"not a number")
+        client.send(request(Op.GET, b"text") * 2, violation)
+        assert client.read_rest() == values_reply(b"not a number") * 2
+        line = await_log(server, f"closed {client.name}: ")
+        assert reason in line
+        assert other.answers()
+        assert other.get(b"text") == b"not a number"
+
+
+def test_add_to_what_is_no_number_says_so(server: Server) -> None:
+    with RawClient(server.port) as client:
+        client.set(b"text", b"twelve")
+        client.send(request(Op.ADD, b"text", tail=pack_i64(1)))
+        assert client.read_rest() == b""
+        line = await_log(server, f"closed {client.name}: ")
+    assert "number" in line
+    assert "text" in line
+
+
+@pytest.mark.parametrize(
+    "first", [request(Op.PING, tail=b"ping"), VALIDATE[:-1] + b"\xff", b"GET / HTTP/1.1\r\n"]
+)
+def test_without_a_handshake_nothing_is_answered(server: Server, first: bytes) -> None:
+    with RawClient(server.port, shake_hands=False) as client:
+        client.send(first)
+        assert read_to_the_end(client) == b""
+        await_log(server, f"closed {client.name}: ")
+
+
+def read_to_the_end(client: RawClient) -> bytes:
+    """What comes before the end, be it an orderly one or a reset, as the system gives it to who said more."""
+    data = bytearray()
+    try:
+        while piece := client.sock.recv(1 << 16):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return bytes(data)
+
+
+def test_replies_before_a_violation_arrive_even_if_much_follows_it(server: Server) -> None:
+    with RawClient(server.port) as client:
+        client.set(b"key", b"value")
+        client.send(request(Op.GET, b"key") * 3 + b"\x63" + bytes(60_000))
+        assert read_to_the_end(client) == values_reply(b"value") * 3
+
+
+# Limits
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_never_reads_is_closed_and_others_notice_nothing(backend: str, tmp_path: Path) -> None:
+    value = bytes(100_000)
+    with limited(backend, tmp_path, "unsent_bytes=1_000_000") as server, RawClient(server.port) as other:
+        other.set(b"key", value)
+        before = psutil.Process(server.process.pid).memory_info().rss
+        with RawClient(server.port) as client:
+            ask_until_closed(client, request(Op.GET, b"key"), server)
+            line = await_log(server, f"closed {client.name}: ")
+        assert "does not read" in line
+        assert "1,000,000 bytes" in line
+        assert "limit unsent_bytes" in line
+        assert psutil.Process(server.process.pid).memory_info().rss - before < 20_000_000
+        assert other.get(b"key") == value
+
+
+def ask_until_closed(client: RawClient, question: bytes, server: Server) -> None:
+    """Ask one question at a time and read no answer, until the server has had enough."""
+    client.sock.setblocking(False)
+
+    def closed() -> bool:
+        try:
+            client.sock.send(question)
+        except BlockingIOError:
+            pass
+        except OSError:
+            return True
+        return f"closed {client.name}: " in log_of(server)
+
+    until(closed, "the server closes who does not read")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_asks_for_too_much_at_once_is_closed(backend: str, tmp_path: Path) -> None:
+    with limited(backend, tmp_path, "unsent_bytes=1_000_000") as server, RawClient(server.port) as other:
+        other.set(b"key", bytes(100_000))
+        with RawClient(server.port) as client:
+            client.send(request(Op.GET, b"key") * 100)
+            assert len(read_to_the_end(client)) <= 1_500_000
+            assert "limit unsent_bytes" in await_log(server, f"closed {client.name}: ")
+        assert other.answers()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_does_not_shake_hands_is_closed(backend: str, tmp_path: Path) -> None:
+    with limited(backend, tmp_path, "handshake_seconds=0.2") as server:
+        with (
+            RawClient(server.port) as client,
+            RawClient(server.port, shake_hands=False) as silent,
+            RawClient(server.port, shake_hands=False) as slow,
+        ):
+            slow.send(VALIDATE[:3])
+            assert silent.read_rest() == b""
+            assert slow.read_rest() == b""
+            for late in (silent, slow):
+                assert "0.2 s, the limit handshake_seconds" in await_log(server, f"closed {late.name}: ")
+            assert client.answers()
+        assert log_of(server).count("handshake_seconds") == 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_connection_too_many(backend: str, tmp_path: Path) -> None:
+    with limited(backend, tmp_path, "connections=3") as server:
+        clients = [RawClient(server.port) for _ in range(3)]
+        try:
+            assert all(client.answers() for client in clients)
+            with RawClient(server.port, shake_hands=False) as fourth:
+                assert fourth.read_rest() == b""
+                line = await_log(server, f"refused {fourth.name}: ")
+                assert "than 3, the limit connections" in line
+            assert all(client.answers() for client in clients)
+            clients.pop().close()
+            until(lambda: is_served(server), "a place is free again")
+        finally:
+            for client in clients:
+                client.close()
+
+
+def is_served(server: Server) -> bool:
+    """Whether a new client gets an answer."""
+    try:
+        with RawClient(server.port) as client:
+            return client.answers()
+    except ConnectionError:
+        return False
+
+
+@linux
+def test_out_of_open_files(server: Server) -> None:
+    """It says so, waits without spinning, and serves those who wait once there is room."""
+    process = psutil.Process(server.process.pid)
+    with RawClient(server.port) as first:
+        assert first.answers()
+        room = 5
+        soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+        process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + room, hard))
+        clients = [RawClient(server.port) for _ in range(room + 5)]
+        try:
+            assert all(client.answers() for client in clients[:room])
+            line = await_log(server, "cannot accept more clients beside")
+            assert "Too many open files" in line
+            assert "hint:" in line
+            before = sum(process.cpu_times()[:2])
+            until(lambda: log_of(server).count("cannot accept") >= 2, "it tries again")
+            assert sum(process.cpu_times()[:2]) - before < 0.4
+            assert log_of(server).count("cannot accept") == 2
+            assert first.answers()
+            for client in clients[:room]:
+                client.close()
+            assert all(client.answers() for client in clients[room:])
+        finally:
+            for client in clients:
+                client.close()
+            process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+        assert first.answers()
+        assert is_served(server)
+
+
+# The pump, where the system would not do on demand what is needed
+
+
+class StubbornListener(socket.socket):
+    """A listening socket whose first accepts fail with the errors given."""
+
+    failures: list[int]
+
+    def accept(self) -> Any:
+        if self.failures:
+            code = self.failures.pop(0)
+            raise OSError(code, os.strerror(code))
+        return super().accept()
+
+
+@contextmanager
+def pumping(failures: Sequence[int]) -> Iterator[tuple[int, StubbornListener]]:
+    listener = StubbornListener()
+    listener.failures = list(failures)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    port = listener.getsockname()[1]
+    pump = LegacyPump(Core(Limits()), [listener])
+    # Signals belong to the main thread, and this one is none: the server is to leave them alone here.
+    thread = threading.Thread(target=pump.serve)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
+        thread.start()
+        try:
+            yield port, listener
+        finally:
+            pump.stop()
+            thread.join(SECONDS)
+
+
+@pytest.mark.parametrize("code", [errno.ECONNABORTED, errno.EINTR])
+def test_an_accept_that_fails_is_tried_again(code: int) -> None:
+    with pumping([code]) as (port, listener), RawClient(port) as client:
+        assert client.answers()
+        assert not listener.failures
+
+
+@pytest.mark.xfail(strict=True, reason="errors of the new connection end the legacy server")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("code", [errno.EPROTO, errno.EPERM, errno.EHOSTUNREACH, errno.ENETDOWN])
+def test_errors_of_the_new_connection_do_not_end_the_server(code: int) -> None:
+    """Linux hands network errors of a connection on to who accepts it; they are that connection's alone."""
+    with pumping([code]) as (port, _), RawClient(port) as client:
+        client.sock.settimeout(5)
+        assert client.answers()
+
+
+def test_many_clients_at_once(server: Server) -> None:
+    """They connect before any of them is answered."""
+    clients = [RawClient(server.port) for _ in range(300)]
+    try:
+        with selectors.DefaultSelector() as selector:
+            for client in clients:
+                client.send(request(Op.ADD, b"arrived", tail=pack_i64(1)))
+                selector.register(client.sock, selectors.EVENT_READ)
+        totals = {int.from_bytes(client.read(8), "little") for client in clients}
+        assert totals == set(range(1, 301))
+    finally:
+        for client in clients:
+            client.close()

@@ -1,0 +1,180 @@
+"""The contract suite over each kind of store, and what is particular to those that need no server.
+
+To put another kind under the contract, add a factory to the list.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from processes import torch_serving
+from rallypoint.errors import ProtocolError, RallypointError, StoreTimeoutError, UsageError
+from rallypoint.stores.base import Store
+from rallypoint.stores.file import FileStore
+from rallypoint.stores.hash import HashStore
+from rallypoint.stores.prefix import PrefixStore
+from rallypoint.stores.tcp import TCPStore
+from store_contract import (
+    BARRIER_REUSE,
+    BARRIER_UNCOUNTS,
+    BARRIERS,
+    CHECKED_ADD,
+    EVERY_WRITE_WAKES,
+    LISTING,
+    PATIENCE,
+    QUEUES,
+    SHORT,
+    Factory,
+    Site,
+    StoreContract,
+    times_out,
+    together,
+)
+
+
+def _hash(_folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
+    return cleanup.enter_context(HashStore()).clone
+
+
+def _file(folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
+    path = folder / "store"
+    cleanup.enter_context(FileStore(path))  # for those tests whose stores are all closed at a time
+    return lambda: FileStore(path)
+
+
+def _prefixed(build: Callable[[Path, ExitStack], Callable[[], Store]]) -> Factory:
+    def build_prefixed(folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
+        connect = build(folder, cleanup)
+        cleanup.enter_context(connect()).set("in/front", "must not show")
+        return lambda: PrefixStore("in", PrefixStore("side", cleanup.enter_context(connect())))
+
+    return Factory(f"prefix over {build.__name__.strip('_')}", build_prefixed)
+
+
+def _tcp(backend: str) -> Factory:
+    def build(_folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
+        master = TCPStore("127.0.0.1", 0, is_master=True, use_libuv=backend == "libuv")
+        cleanup.enter_context(master)
+        return lambda: TCPStore("127.0.0.1", master.port)
+
+    return Factory(f"tcp on {backend}", build)
+
+
+def _torch(backend: str, lacks: set[str]) -> Factory:
+    """Our client of torch's own servers."""
+
+    def build(_folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
+        port = cleanup.enter_context(torch_serving(use_libuv=backend == "libuv"))
+        return lambda: TCPStore("127.0.0.1", port)
+
+    return Factory(f"tcp on torch's {backend}", build, frozenset(lacks))
+
+
+# What torch's servers do otherwise; see docs/concepts/deviations.md.
+_TORCH_LACKS: Final = {BARRIER_REUSE, BARRIER_UNCOUNTS, CHECKED_ADD}
+
+FACTORIES: Final = [
+    Factory("hash", _hash),
+    Factory("file", _file),
+    _prefixed(_hash),
+    _prefixed(_file),
+    _tcp("libuv"),
+    _tcp("legacy"),
+    _torch("libuv", _TORCH_LACKS),
+    _torch("legacy", _TORCH_LACKS | {BARRIERS, EVERY_WRITE_WAKES, LISTING, QUEUES}),
+]
+
+
+@pytest.fixture(params=FACTORIES, ids=lambda factory: factory.name)
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    with ExitStack() as cleanup:
+        yield request.param.open_site(tmp_path, cleanup)
+
+
+class TestStores(StoreContract):
+    pass
+
+
+# What holds of the stores whose engine is in this process
+
+
+@pytest.fixture(params=FACTORIES[:2], ids=lambda factory: factory.name)
+def local_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    with ExitStack() as cleanup:
+        yield request.param.open_site(tmp_path, cleanup)
+
+
+def test_add_to_what_is_no_number_is_the_callers_error(local_site: Site) -> None:
+    store = local_site.open()
+    store.set("key", "seven")
+    with pytest.raises(ProtocolError, match="no number"):
+        store.add("key", 1)
+    with pytest.raises(UsageError, match="64 bits"):
+        store.add("n", 1 << 63)
+    assert store.add("n", (1 << 63) - 1) == (1 << 63) - 1
+    with pytest.raises(ProtocolError, match="64 bits"):
+        store.add("n", 1)
+    assert local_site.open().get("n") == b"9223372036854775807"
+
+
+def test_closing_a_store_ends_the_waits_in_it(local_site: Site) -> None:
+    store, other = local_site.open(), local_site.open()
+    arrived = threading.Event()
+
+    def wait() -> None:
+        arrived.set()
+        with pytest.raises(RallypointError, match="closed"):
+            store.barrier("barrier", 2)
+
+    def close() -> None:
+        assert arrived.wait(PATIENCE)
+        times_out(lambda: other.wait(["never"], SHORT))
+        store.close()
+
+    together(wait, close)
+    with pytest.raises(StoreTimeoutError):
+        other.barrier("barrier", 2, SHORT)
+
+
+def test_many_missing_keys_are_counted_and_not_all_shown(local_site: Site) -> None:
+    keys = [f"key {number}" for number in range(100)]
+    error = times_out(lambda: local_site.open().wait(keys, SHORT))
+    assert error.keys == tuple(keys)
+    assert "100 of 100" in error.message
+    assert "key 50" not in error.message
+
+
+# What is particular to a PrefixStore
+
+
+def test_a_prefix_store_is_a_part_of_its_store() -> None:
+    with HashStore() as whole:
+        whole.set("outside", "0")
+        part = PrefixStore("outer", PrefixStore("inner", whole))
+        part.set("key", "1")
+        assert whole.get("inner/outer/key") == b"1"
+        assert part.list_keys() == ["key"]
+        assert part.num_keys() == whole.num_keys() == 2
+        assert isinstance(part.underlying_store, PrefixStore)
+        assert part.underlying_store.underlying_store is whole
+        part.set_timeout(7)
+        assert whole.timeout.total_seconds() == 7
+
+
+def test_closing_a_prefix_store_leaves_its_store_open() -> None:
+    with HashStore() as whole:
+        part = PrefixStore("part", whole)
+        twin = part.clone()
+        part.close()
+        whole.set("part/key", "value")
+        assert twin.get("key") == b"value"
+        twin.close()
+        with pytest.raises(RallypointError, match="closed"):
+            twin.underlying_store.get("part/key")
+        assert whole.get("part/key") == b"value"

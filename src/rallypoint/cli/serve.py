@@ -47,6 +47,6 @@ def serve(
     pump, warning = make_pump(choice, core, listeners)
     if warning:
         logger.warning("%s", warning)
-    logger.info("listening on %s", ", ".join(map(describe, listeners)))
+    logger.info("listening on %s", describe(listeners))
     place = f"{f'[{host}]' if ':' in host else host}:{listeners[0].getsockname()[1]}"
     pump.serve(on_ready=lambda: print(f"rallypoint: serving on {place} ({pump.name})", flush=True))

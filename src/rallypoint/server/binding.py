@@ -16,6 +16,7 @@ import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from rallypoint.errors import BindError, PortInUseError, UsageError
 from rallypoint.server.ports import holder_of
@@ -23,7 +24,9 @@ from rallypoint.server.ports import holder_of
 logger = logging.getLogger("rallypoint.server")
 
 BACKLOG = 65_535
-"""How many clients may wait to be accepted; the system cuts it down to what it allows."""
+"""How many clients may wait to be accepted; the system cuts it down to what it allows for one socket."""
+
+_MOST_SOCKETS = 16
 
 _PORT_TRIES = 16
 _EVERYWHERE = {"", "*", "0.0.0.0", "::", "[::]"}
@@ -61,13 +64,24 @@ def adopt(fd: int) -> socket.socket:
     """The socket behind a file descriptor that the caller has bound, listening from now on."""
     try:
         listener = socket.socket(fileno=fd)
+    except OSError as error:
+        raise _not_listening(fd, error) from error
+    try:
+        if listener.getsockname()[1] == 0:
+            # The system would choose a port, which nobody could know.
+            raise OSError(errno.EINVAL, "it is not bound to a port")
         listener.listen(BACKLOG)
     except OSError as error:
-        raise BindError(
-            f"master_listen_fd {fd} cannot be listened on: {error.strerror}",
-            hint="pass the descriptor of a bound stream socket, and leave it to the store from then on",
-        ) from error
+        listener.close()
+        raise _not_listening(fd, error) from error
     return listener
+
+
+def _not_listening(fd: int, error: OSError) -> BindError:
+    return BindError(
+        f"master_listen_fd {fd} cannot be listened on: {error.strerror}",
+        hint="pass the descriptor of a bound stream socket, and leave it to the store from then on",
+    )
 
 
 def find_place(host: str) -> Place:
@@ -93,8 +107,12 @@ def find_place(host: str) -> Place:
     )
 
 
-def describe(listener: socket.socket) -> str:
-    """`HOST:PORT` of a listening socket."""
+def describe(listeners: Iterable[socket.socket]) -> str:
+    """`HOST:PORT` of listening sockets, each place once."""
+    return ", ".join(dict.fromkeys(map(_describe, listeners)))
+
+
+def _describe(listener: socket.socket) -> str:
     name = listener.getsockname()
     if listener.family == socket.AF_INET6:
         return f"[{name[0]}]:{name[1]}"
@@ -111,7 +129,7 @@ def _listen_all(addresses: Iterable[str], port: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
         for address in addresses:
-            listeners.append(_listen_on(address, port))
+            listeners += _listen_on(address, port)
             port = listeners[0].getsockname()[1]
     except BaseException:
         for listener in listeners:
@@ -120,19 +138,53 @@ def _listen_all(addresses: Iterable[str], port: int) -> list[socket.socket]:
     return listeners
 
 
-def _listen_on(address: str, port: int) -> socket.socket:
+def _listen_on(address: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on one address: as many as it takes for the whole backlog.
+
+    The first has to get the port for itself alone, so one that is in use is noticed, also if it is shared.
+    """
+    try:
+        listeners = [_open(address, port)]
+    except OSError as error:
+        raise _bind_failure(address, port, error) from error
+    try:
+        for _ in range(_sockets_for_backlog() - 1):
+            listeners[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listeners.append(_open(address, listeners[0].getsockname()[1], shared=True))
+    except OSError:  # a system that shares otherwise; fewer clients can wait then
+        pass
+    return listeners
+
+
+def _open(address: str, port: int, *, shared: bool = False) -> socket.socket:
     listener = socket.socket(_family_of(address), socket.SOCK_STREAM)
     try:
         _allow_reuse(listener)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if listener.family == socket.AF_INET6:
             only_v6 = address != "::"
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
         listener.bind((address, port))
         listener.listen(BACKLOG)
-    except OSError as error:
+    except OSError:
         listener.close()
-        raise _bind_failure(address, port, error) from error
+        raise
     return listener
+
+
+def _sockets_for_backlog() -> int:
+    """How many sockets it takes for `BACKLOG` clients to wait, where Linux spreads clients over them.
+
+    A client that does not fit tries again a second later, so in a storm a short backlog costs seconds.
+    """
+    if sys.platform != "linux":
+        return 1
+    try:
+        most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    except (OSError, ValueError):
+        return 1
+    return min(-(-BACKLOG // max(most, 1)), _MOST_SOCKETS)
 
 
 def _allow_reuse(listener: socket.socket) -> None:

@@ -2,7 +2,8 @@
 
 On standard input come one line of JSON (what to serve, and how) and, on Windows, the listening sockets;
 then nothing more: when it ends, the parent is gone or wants the server gone. On standard output goes one
-line of JSON: which backend serves, or what went wrong.
+line, a mark and JSON behind it: which backend serves, or what went wrong. Lines before it come from
+whatever else the interpreter runs at its start, and are not ours.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from rallypoint.server.core import Core
 from rallypoint.server.process import settle_in
 from rallypoint.server.pump import Pump
 from rallypoint.wire.limits import Limits
+
+ANSWER_MARK = "rallypoint answers: "
 
 
 def main() -> None:
@@ -78,5 +81,6 @@ def _stop_when_orphaned(pump: Pump) -> Callable[[], None]:
 
 
 def _report(message: dict[str, str]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.write(f"{ANSWER_MARK}{json.dumps(message)}\n")
     sys.stdout.flush()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe from here on

@@ -135,7 +135,8 @@ class Core:
         self.engine: Engine[Connection] = Engine(self.limits)
         self.connections: set[Connection] = set()
         self._handshakes: dict[Connection, float] = {}  # deadlines, which come in the order of insertion
-        self.woken: list[Connection] = []  # not empty: `take_woken` is due
+        self.woken: list[Connection] = []
+        """Always this same list. If it is not empty, `take_woken` is due."""
 
     def open(self, peer: str, now: float) -> Connection:
         """A new connection; `peer` is its name in messages. LimitError if it is one too many."""
@@ -149,9 +150,8 @@ class Core:
 
     def take_woken(self) -> list[Connection]:
         """The connections that are to be sent a STOP_WAITING, once for each time that they stand here."""
-        woken = self.woken
-        if woken:
-            self.woken = []
+        woken = self.woken[:]
+        self.woken.clear()
         return woken
 
     def close(self, connection: Connection) -> None:

@@ -25,6 +25,7 @@ from typing import IO
 from rallypoint.errors import ServerStartError
 from rallypoint.server.backend import Choice
 from rallypoint.server.binding import adopt, describe, listen, reachable_at
+from rallypoint.server.child import ANSWER_MARK
 from rallypoint.server.process import limits_of_environment
 from rallypoint.wire.limits import Limits
 
@@ -124,7 +125,7 @@ def _start(listeners: Sequence[socket.socket], backend: Choice, limits: Limits) 
     if answer["warning"]:
         logger.warning("%s", answer["warning"])
     server = HostedServer(process, reachable_at(listeners[0]), answer["backend"])
-    places = ", ".join(map(describe, listeners))
+    places = describe(listeners)
     seconds = time.monotonic() - began
     logger.info(
         "store server on %s (%s), process %d, up in %.2f s", places, server.backend, server.pid, seconds
@@ -142,6 +143,7 @@ def _spawn(listeners: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # so that what can be read is in the pipe, where it can be waited for
             pass_fds=[listener.fileno() for listener in listeners],
             start_new_session=True,  # what a terminal or a launcher does to its group is not meant for it
         )
@@ -172,22 +174,29 @@ def _give_order(
 
 def _await_answer(process: subprocess.Popen[bytes]) -> dict[str, str]:
     """The child's one line; ServerStartError if it says that it failed, ends, or says nothing."""
-    line = _read_line(process, time.monotonic() + START_SECONDS)
-    if not line:
-        raise ServerStartError(
-            f"the store server process ended before it was ready, {_exit_of(process)}",
-            hint="its own message stands above, on standard error",
-        )
-    answer: dict[str, str] = json.loads(line)
+    deadline = time.monotonic() + START_SECONDS
+    said = ""
+    while not (line := _read_line(process, deadline)).startswith(ANSWER_MARK):
+        if not line:
+            raise ServerStartError(
+                f"the store server process ended before it was ready, {_exit_of(process)}" + said,
+                hint="its own message stands above, on standard error",
+            )
+        said += f"\n  it printed: {line.rstrip()}"
+    answer: dict[str, str] = json.loads(line.removeprefix(ANSWER_MARK))
     if "error" in answer:
         raise ServerStartError(f"the store server process failed at its start:\n{answer['error'].rstrip()}")
     return answer
 
 
-def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+def _read_line(process: subprocess.Popen[bytes], deadline: float) -> str:
     stdout = _pipe(process.stdout)
-    if sys.platform == "win32":  # pipes cannot be polled there; the child always answers or ends
-        return stdout.readline()
+    if sys.platform != "win32":  # pipes cannot be polled there; the child always answers or ends
+        _await_output(stdout, deadline)
+    return stdout.readline().decode(errors="replace")
+
+
+def _await_output(stdout: IO[bytes], deadline: float) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(stdout, selectors.EVENT_READ)
         if not selector.select(max(0.0, deadline - time.monotonic())):
@@ -195,7 +204,6 @@ def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
                 f"the store server process was not ready after {START_SECONDS:g} s",
                 hint="is the machine out of memory or CPU time?",
             )
-    return stdout.readline()
 
 
 def _exit_of(process: subprocess.Popen[bytes]) -> str:

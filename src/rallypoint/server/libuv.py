@@ -47,7 +47,8 @@ class LibuvPump(Pump):
         self._loop.run_forever()
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _close(self) -> None:
         super()._close()

@@ -36,7 +36,8 @@ def _listening_sockets() -> Iterator[tuple[str, int]]:
 
 def _holds(process: Path, wanted: set[str]) -> bool:
     try:
-        return any(os.readlink(entry.path) in wanted for entry in os.scandir(process / "fd"))
+        with os.scandir(process / "fd") as entries:
+            return any(os.readlink(entry.path) in wanted for entry in entries)
     except OSError:  # it has ended, or is another user's
         return False
 

@@ -33,74 +33,109 @@ TICK_SECONDS = 1.0
 # Less than what makes the C library tidy up its heap for each buffer that is cut to size (64 KiB).
 _READ_BYTES = 1 << 15
 _ACCEPT_AT_ONCE = 1024
+_NOT_NOW = (BlockingIOError, InterruptedError)
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+# Linux reports what is wrong with a new connection to whoever accepts it.
+_OF_THE_CLIENT = {
+    errno.ECONNABORTED,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENOPROTOOPT,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+    errno.EPROTO,
+    errno.ETIMEDOUT,
+}
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+
+
+# Reading a descriptor costs less than reading a socket object; only Windows cannot do it.
+_READS_SOCKETS_ONLY = sys.platform == "win32"
+_read: Callable[[Any, int], bytes] = socket.socket.recv if _READS_SOCKETS_ONLY else os.read
+_write: Callable[[Any, bytes | bytearray], int] = socket.socket.send if _READS_SOCKETS_ONLY else os.write
 
 
 class _Link:
     """One client's socket and what is still to be sent on it."""
 
-    __slots__ = ("_pump", "_receive", "_recv", "_send", "connection", "ending", "sock", "unsent")
+    __slots__ = ("_file", "_pump", "_receive", "_woken", "connection", "ending", "sock", "unsent")
 
     def __init__(self, pump: Pump, sock: socket.socket, connection: Connection) -> None:
         self._pump = pump
-        self._recv = sock.recv
-        self._send = sock.send
+        self._file: Any = sock if _READS_SOCKETS_ONLY else sock.fileno()
         self._receive = connection.receive
+        self._woken = pump.core.woken
         self.sock = sock
         self.connection = connection
         self.unsent: bytearray | None = None
         self.ending = False  # it is read no more, and is closed as soon as all is sent
 
     def on_readable(self) -> None:
-        pump = self._pump
+        """Read once, answer with one write, wake whom that wakes. The hot path: no call too many."""
         try:
-            data = self._recv(_READ_BYTES)
-        except (BlockingIOError, InterruptedError):
+            data = _read(self._file, _READ_BYTES)
+        except OSError as error:
+            if not isinstance(error, _NOT_NOW):
+                self._pump.drop(self)
             return
-        except OSError:
-            data = b""
         if not data:
-            pump.end(self)
+            self._pump.end(self)
             return
         try:
             reply = self._receive(data)
         except ProtocolError as error:
-            pump.refuse(self, error)
+            self._pump.refuse(self, error)
             return
-        if reply:
-            self.send(reply)
-        elif pump.tells_errors_once and self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            # A client that resets right behind a request: nothing would ever be heard of it again.
-            pump.drop(self)
-            return
-        if pump.core.woken:
-            pump.deliver()
+        if not reply:
+            self._check_for_error()
+        elif self.unsent is None:
+            try:
+                sent = _write(self._file, reply)
+            except OSError as error:
+                self._send_failed(error, reply)
+            else:
+                if sent < len(reply):
+                    self._hold(reply[sent:])
+        else:
+            self._hold(reply)
+        if self._woken:
+            self._pump.deliver()
 
     def send(self, data: bytes) -> None:
+        """Send, or hold what cannot be sent now."""
         if self.unsent is not None:
             self._hold(data)
             return
         try:
-            sent = self._send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
+            sent = _write(self._file, data)
+        except OSError as error:
+            self._send_failed(error, data)
+        else:
+            if sent < len(data):
+                self._hold(data[sent:])
+
+    def _send_failed(self, error: OSError, data: bytes) -> None:
+        if isinstance(error, _NOT_NOW):
+            self._hold(data)
+        else:
             self._pump.drop(self)
-            return
-        if sent < len(data):
-            self._hold(data[sent:])
+
+    def _check_for_error(self) -> None:
+        """A client that resets right behind a request may be told of only once, and that is now."""
+        if self._pump.tells_errors_once and self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._pump.drop(self)
 
     def on_writable(self) -> None:
         unsent = self.unsent
         if unsent is None:
             return
         try:
-            del unsent[: self._send(unsent)]
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self._pump.drop(self)
+            del unsent[: _write(self._file, unsent)]
+        except OSError as error:
+            if not isinstance(error, _NOT_NOW):
+                self._pump.drop(self)
             return
         if not unsent:
             self.unsent = None
@@ -253,12 +288,12 @@ class Pump(ABC):
         try:
             while len(arrivals) < _ACCEPT_AT_ONCE:
                 arrivals.append(listener.accept())
-        except (BlockingIOError, InterruptedError):
+        except _NOT_NOW:
             pass
         except OSError as error:
             if error.errno in _OUT_OF_RESOURCES:
                 self._pause_accepting(error)
-            elif not isinstance(error, ConnectionError):  # such a client has gone already
+            elif error.errno not in _OF_THE_CLIENT:
                 raise
         return arrivals
 

@@ -51,7 +51,10 @@ def rendezvous(
 
     Rank 0 of `tcp://` and `env://` starts the store server. UsageError says what is missing or wrong.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"{url!r} is no URL: {error}", hint="write for example tcp://HOST:PORT") from None
     meet = _SCHEMES.get(parts.scheme)
     if meet is None:
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)

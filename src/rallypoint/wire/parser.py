@@ -125,6 +125,7 @@ class RequestParser:
         "_blobs_left",
         "_form",
         "_forms",
+        "_get_cap",
         "_handler",
         "_kept",
         "_need",
@@ -134,6 +135,7 @@ class RequestParser:
     def __init__(self, handler: RequestHandler, forms: Forms) -> None:
         self._handler = handler
         self._forms = forms
+        self._get_cap = forms.get_cap
         # The request under way: which atom comes next, how many bytes that takes (0: between two
         # requests), those of them that have come, what has been read before it, and its size.
         self._atom = _HANDSHAKE
@@ -151,7 +153,7 @@ class RequestParser:
         """
         if not self._need and len(data) > 8 and data[0] == _GET:
             (length,) = unpack_u64(data, 1)
-            if length == len(data) - 9 and length <= self._forms.get_cap:
+            if length == len(data) - 9 and length <= self._get_cap:
                 return self._handler.get(data[9:])
         if self._need:
             data = self._gather(data)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 import psutil
+import torch.distributed as dist
 
-from processes import Server
+from processes import Server, torch_serving
 from rallypoint.wire.encoding import VALIDATE, blob, request
 from rallypoint.wire.opcodes import Op
 
@@ -111,3 +113,15 @@ def await_log(server: Server, *words: str) -> str:
 
     until(look, f"a log line with {words}; it has: {log_of(server)}")
     return found[0]
+
+
+@contextmanager
+def server_of_torch(use_libuv: bool) -> Iterator[int]:
+    """The port of torch's own server. Its legacy one takes no socket that is bound, but finds a free port."""
+    if use_libuv:
+        with torch_serving(use_libuv=True) as port:
+            yield port
+    else:
+        master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
+        yield master.port
+        del master

@@ -33,7 +33,7 @@ from rallypoint.errors import (
 )
 from rallypoint.stores import tcp
 from rallypoint.stores.tcp import TCPStore
-from raw import SECONDS, RawClient, until
+from raw import SECONDS, RawClient, server_of_torch, until
 
 
 @pytest.fixture
@@ -251,27 +251,14 @@ def test_a_get_waits_for_its_key(store: TCPStore, asked: threading.Event, pool: 
     assert waiting.result(SECONDS) == b"value"
 
 
-@pytest.mark.parametrize(
-    "use_libuv",
-    [
-        True,
-        pytest.param(
-            False,
-            marks=pytest.mark.xfail(
-                strict=True, reason="torch's legacy server ends a connection that GETs a missing key"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("use_libuv", [True, False])
 def test_a_get_waits_for_its_key_at_a_server_of_torch(use_libuv: bool, pool: ThreadPoolExecutor) -> None:
-    master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
-    with TCPStore("127.0.0.1", master.port, timeout=SECONDS) as store:
-        waiting = [pool.submit(store.multi_get, ["key", "other"]), pool.submit(store.get, "key")]
+    with server_of_torch(use_libuv) as port, TCPStore("127.0.0.1", port, timeout=SECONDS) as store:
+        early = pool.submit(store.multi_get, ["key", "other"])
         with pytest.raises(StoreTimeoutError):
             store.wait(["other"], 0.1)
-        store.set("key", "value")
-        store.set("other", "value")
-        assert [future.result(SECONDS) for future in waiting] == [[b"value"] * 2, b"value"]
+        store.multi_set(["key", "other"], ["value", "too"])
+        assert early.result(SECONDS) == [b"value", b"too"]
 
 
 def test_threads_get_the_answers_to_their_own_questions(store: TCPStore, pool: ThreadPoolExecutor) -> None:

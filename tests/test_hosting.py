@@ -346,7 +346,6 @@ def test_a_bound_socket_with_another_port(backend: str) -> None:
     assert servers_of(os.getpid()) == []
 
 
-@pytest.mark.xfail(strict=True, reason="a socket that was not bound listens on a port of the system's choice")
 def test_a_socket_that_is_not_bound() -> None:
     with socket.socket() as unbound, pytest.raises(BindError, match="bound"):
         TCPStore("localhost", 0, is_master=True, master_listen_fd=unbound.detach())
@@ -467,9 +466,6 @@ def test_a_child_that_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     assert psutil.Process().children() == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what the child prints before its answer is taken for it: JSONDecodeError"
-)
 def test_a_child_that_prints_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosting, "_BOOTSTRAP", "print('welcome to this machine')")
     with pytest.raises(ServerStartError, match="welcome to this machine"):

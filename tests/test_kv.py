@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-import torch.distributed as dist
 
-from processes import serving, torch_serving
+from processes import serving
 from rallypoint.cli import kv
 from rallypoint.cli.main import main
 from rallypoint.stores.tcp import TCPStore
-from raw import RawClient
+from raw import RawClient, server_of_torch
 
 
 @dataclass
@@ -36,13 +35,9 @@ class KV(Protocol):
 @pytest.fixture(scope="module", params=["libuv", "legacy", "torch", "torch legacy"])
 def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a server: ours, and torch's, on each backend."""
-    if request.param == "torch":
-        with torch_serving(use_libuv=True) as number:
+    if request.param.startswith("torch"):
+        with server_of_torch(use_libuv=request.param == "torch") as number:
             yield number
-    elif request.param == "torch legacy":
-        master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
-        yield master.port
-        del master
     else:
         path = tmp_path_factory.mktemp("kv") / "log"
         with path.open("w+") as log, serving(request.param, log) as server:
@@ -106,10 +101,7 @@ def test_get_of_what_is_not_there(run: KV, store: TCPStore) -> None:
     assert "there is no key 'nothing'" in outcome.err
 
 
-def test_get_waits_if_told_to(run: KV, store: TCPStore, request: pytest.FixtureRequest) -> None:
-    if kind_of_server(request) == "torch legacy":
-        reason = "torch's legacy server ends a connection that GETs a missing key"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_get_waits_if_told_to(run: KV, store: TCPStore) -> None:
     store.set("key", "value")
     assert run("get", "key", options=("--timeout", "5")).out == b"value\n"
     outcome = run("get", "nothing", options=("--timeout", "0.1"))

@@ -242,7 +242,6 @@ def test_a_port_that_does_not_exist(url: str) -> None:
         rendezvous(url, 0, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="a plain ValueError of urllib comes through, without a hint")
 def test_a_url_that_cannot_be_taken_apart() -> None:
     with pytest.raises(UsageError):
         rendezvous("tcp://[::1:29500", 0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_a_hosted_server_without_libuv_falls_back(
 def test_serve_without_libuv_falls_back(
     backend: str, warnings: int, without_libuv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(without_libuv))
+    monkeypatch.setenv("PYTHONPATH", str(without_libuv), prepend=os.pathsep)
     with (tmp_path / "log").open("w+") as log, serving(backend, log) as server:
         assert server.backend == "legacy"
         with RawClient(server.port) as client:
@@ -157,7 +158,10 @@ def test_serve_without_libuv_falls_back(
         assert log_of(server).count("uvloop cannot be imported") == warnings
 
 
-def test_one_warning_reaches_a_user_who_configures_no_logging(without_libuv: Path) -> None:
+def test_one_warning_reaches_a_user_who_configures_no_logging(
+    without_libuv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(without_libuv), prepend=os.pathsep)
     script = (
         "from rallypoint.stores.tcp import TCPStore\n"
         "store = TCPStore('localhost', 0, is_master=True, use_libuv=True)\n"
@@ -165,7 +169,6 @@ def test_one_warning_reaches_a_user_who_configures_no_logging(without_libuv: Pat
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script],
-        env={"PYTHONPATH": str(without_libuv)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -157,27 +157,39 @@ sys.stdin.readline()
         assert len(servers_of(process.pid)) == 1
 
 
-def test_ctrl_c_leaves_the_server_to_the_parent() -> None:
-    """A terminal sends SIGINT to every process of the group; the server is needed until the parent ends."""
-    script = """
-interrupts = threading.Event()
-signal.signal(signal.SIGINT, lambda *_: interrupts.set())
-print("up", flush=True)
-interrupts.wait(30)
-store.set("key", "value")
-print(store.get("key").decode(), flush=True)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_group_leaves_the_server_to_the_parent(number: signal.Signals) -> None:
+    """As of a terminal at Ctrl-C, or of a launcher; the server is needed until the parent ends."""
+    script = f"""
+signals = threading.Event()
+signal.signal({int(number)}, lambda *_: signals.set())
+print(store.port, flush=True)
+signals.wait(30)
+print("heard", flush=True)
 sys.stdin.readline()
 """
     with parent(script, own_group=True) as process:
-        assert line_from(process) == "up"
+        port = int(line_from(process))
         server = server_of(process.pid)
-        os.killpg(process.pid, signal.SIGINT)
-        assert line_from(process) == "value"
-        os.kill(server, signal.SIGINT)  # nor does one that is meant for it alone
-        assert not is_gone(server)
+        os.killpg(process.pid, number)
+        assert line_from(process) == "heard"
+        assert_serves(port)
         tell(process)
         process.wait(30)
         until(lambda: is_gone(server), "the server has ended with its parent")
+
+
+def test_ctrl_c_to_the_server_itself_is_ignored() -> None:
+    with master() as store:
+        os.kill(server_of(os.getpid()), signal.SIGINT)
+        assert_serves(store.port)
+
+
+def assert_serves(port: int) -> None:
+    """Some turns of the server's loop, in which it would heed what it was told to."""
+    for _ in range(20):
+        with RawClient(port) as client:
+            assert client.answers()
 
 
 def test_ctrl_c_that_ends_the_parent_ends_the_server() -> None:
@@ -452,18 +464,20 @@ BROKEN_CHILDREN = {
 def test_a_child_that_dies_at_its_start(
     child: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    before = psutil.Process().children()
     monkeypatch.setattr(hosting, "_BOOTSTRAP", child)
     with pytest.raises(ServerStartError, match=words):
         master()
-    assert psutil.Process().children() == []
+    assert psutil.Process().children() == before
 
 
 def test_a_child_that_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = psutil.Process().children()
     monkeypatch.setattr(hosting, "_BOOTSTRAP", "import time; time.sleep(60)")
     monkeypatch.setattr(hosting, "START_SECONDS", 0.1)
     with pytest.raises(ServerStartError, match=r"was not ready after 0\.1 s"):
         master()
-    assert psutil.Process().children() == []
+    assert psutil.Process().children() == before
 
 
 def test_a_child_that_prints_something_else(monkeypatch: pytest.MonkeyPatch) -> None:

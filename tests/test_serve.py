@@ -212,7 +212,7 @@ def test_no_names_are_looked_up_for_a_client(tmp_path: Path, monkeypatch: pytest
         "        sys.stderr.flush()\n"
         "sys.addaudithook(hear)\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     for backend in BACKENDS:
         with (tmp_path / backend).open("w+") as log, serving(backend, log) as server:
             before = log_of(server).count("LOOKUP")

@@ -16,8 +16,7 @@ from typing import TypeVar
 from rallypoint.client.deadline import Deadline
 from rallypoint.engine import Engine
 from rallypoint.errors import QueueEmptyError, RallypointError, StoreTimeoutError, UsageError
-from rallypoint.stores.base import Store, Timeout, Value, to_bytes
-from rallypoint.wire.encoding import I64_MAX, I64_MIN, pack_i64
+from rallypoint.stores.base import Store, Timeout, Value, to_bytes, to_i64
 from rallypoint.wire.opcodes import Op
 
 _Result = TypeVar("_Result")
@@ -84,13 +83,11 @@ class LocalStore(Store):
         return values
 
     def add(self, key: str, amount: int) -> int:
-        name = to_key(key)
-        if not I64_MIN <= amount <= I64_MAX:
-            raise UsageError(f"add of {amount} to {key!r}: the amount goes beyond 64 bits")
+        name, tail = to_key(key), to_i64(amount, "the amount to add")
 
         def act(engine: Engine[bytes]) -> int:
             total, _ = engine.add(name, amount)
-            self._record(Op.ADD, [name], tail=pack_i64(amount))
+            self._record(Op.ADD, [name], tail=tail)
             return total
 
         return self._act(act)
@@ -188,7 +185,7 @@ class LocalStore(Store):
 
     def _arrive(self, engine: Engine[bytes], member: bytes, name: bytes, world_size: int) -> None:
         engine.barrier(member, name, world_size)
-        self._record(Op.BARRIER, [name], tail=pack_i64(world_size), member=member)
+        self._record(Op.BARRIER, [name], tail=to_i64(world_size, "the barrier's size"), member=member)
 
     def _withdraw(self, engine: Engine[bytes], member: bytes) -> None:
         engine.withdraw(member)

@@ -26,8 +26,6 @@ EVERYWHERE = {"0.0.0.0", "::"}
 UNUSED = "192.0.2.77"
 """An address for documentation: of no machine."""
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed scandir iterator:ResourceWarning")
-
 
 @contextmanager
 def listening(host: str, port: int = 0) -> Iterator[list[socket.socket]]:

@@ -22,10 +22,7 @@ from rallypoint.server import hosting
 from rallypoint.stores.tcp import TCPStore
 from raw import RawClient, is_gone, until
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform == "win32", reason="forks and sends signals"),
-    pytest.mark.filterwarnings("ignore:unclosed scandir iterator:ResourceWarning"),
-]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and sends signals")
 
 
 def servers_of(pid: int) -> list[int]:

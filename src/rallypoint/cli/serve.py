@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Annotated
 
 import typer
@@ -39,8 +38,7 @@ def serve(
 
     Prints one line on standard output when it is ready; logs to standard error.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="rallypoint: %(message)s")
-    settle_in()
+    settle_in(logging.INFO)
     core = Core(limits_of_environment().override(limit or ()))
     listeners = listen(host, port)
     choice = choose() if backend is Choice.AUTO else backend

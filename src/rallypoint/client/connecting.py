@@ -6,6 +6,7 @@ When the deadline passes, the error says what was tried, address by address, and
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 import threading
@@ -14,7 +15,13 @@ from collections import Counter
 
 from rallypoint.client.connection import Connection
 from rallypoint.client.deadline import Deadline
-from rallypoint.errors import ConnectError, ConnectionLostError, ProtocolError, StoreTimeoutError
+from rallypoint.errors import (
+    ConnectError,
+    ConnectionLostError,
+    ProtocolError,
+    RallypointError,
+    StoreTimeoutError,
+)
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
@@ -91,21 +98,31 @@ def _try_all(host: str, port: int, deadline: Deadline, attempts: _Attempts) -> C
     except OSError as error:
         attempts.note(host, error)
         return None
-    for family, address in addresses:
+    stranger: ProtocolError | None = None
+    for number, (family, address) in enumerate(addresses, 1):
         try:
-            return _try_one(family, address, deadline)
+            return _try_one(family, address, deadline, is_last=number == len(addresses))
         except (OSError, ConnectionLostError, StoreTimeoutError) as error:
             attempts.note(format_address(address[0], port), error)
+        except ProtocolError as error:
+            stranger = error
+    if stranger is not None:
+        raise stranger
     return None
 
 
-def _try_one(family: int, address: tuple[str, int], deadline: Deadline) -> Connection:
+def _try_one(family: int, address: tuple[str, int], deadline: Deadline, *, is_last: bool) -> Connection:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(min(deadline.remaining, _CONNECT_SECONDS) or 1e-6)
         sock.connect(address)
+        if sock.getsockname() == sock.getpeername():
+            # A port of the range for clients, on which nobody listens: the socket has met itself.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         connection = Connection(sock, format_address(address[0], address[1]))
-        connection.shake_hands(deadline)
+        # One that accepts but says nothing must not use up the time of the addresses behind it.
+        patience = deadline if is_last else Deadline(min(deadline.remaining, _CONNECT_SECONDS))
+        connection.shake_hands(patience)
     except BaseException:
         sock.close()
         raise
@@ -150,7 +167,7 @@ def _is_numeric(host: str) -> bool:
 def _describe(error: Exception) -> str:
     if isinstance(error, socket.gaierror):
         return f"{_NOT_RESOLVED}: {error.strerror}"
-    if isinstance(error, (ConnectionLostError, StoreTimeoutError, ProtocolError)):
+    if isinstance(error, RallypointError):
         return error.message
     if isinstance(error, TimeoutError):
         return "timed out"

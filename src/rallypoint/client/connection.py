@@ -11,6 +11,7 @@ from rallypoint.wire.encoding import VALIDATE, request, unpack_i64, unpack_u64
 from rallypoint.wire.opcodes import Op
 
 _READ_BYTES = 1 << 16
+_MOST_BYTES = 1 << 20  # a length that the other side names is not a reason to ask for as much memory
 
 
 class Connection:
@@ -89,7 +90,7 @@ class Connection:
     def _receive(self, wanted: int, deadline: Deadline) -> bytes:
         try:
             self._sock.settimeout(deadline.remaining or 1e-6)
-            data = self._sock.recv(max(wanted, _READ_BYTES))
+            data = self._sock.recv(min(max(wanted, _READ_BYTES), _MOST_BYTES))
         except TimeoutError:
             raise self._late(deadline) from None
         except OSError as error:

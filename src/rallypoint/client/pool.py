@@ -37,6 +37,8 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close the idle connections now, and the others when they come back."""
+        if self._owner != os.getpid():
+            self._forget_the_parents()
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -44,11 +46,11 @@ class ConnectionPool:
             connection.close()
 
     def _take(self) -> Connection | None:
+        if self._owner != os.getpid():
+            self._forget_the_parents()
         with self._lock:
             if self._closed:
                 raise RallypointError("this store is closed", hint="make a new one, or close it later")
-            if self._owner != os.getpid():
-                self._forget_the_parents()
             connection = self._idle.pop() if self._idle else None
         while connection is not None and connection.is_stale:
             connection.close()
@@ -65,6 +67,7 @@ class ConnectionPool:
 
     def _forget_the_parents(self) -> None:
         self._owner = os.getpid()
+        self._lock = threading.Lock()  # a thread of the parent may have held it
         for connection in self._idle:
             connection.close()  # only our copy of the descriptor
         self._idle = []

@@ -64,9 +64,11 @@ def adopt(fd: int) -> socket.socket:
     """The socket behind a file descriptor that the caller has bound, listening from now on."""
     try:
         listener = socket.socket(fileno=fd)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _not_listening(fd, error) from error
     try:
+        if listener.family not in (socket.AF_INET, socket.AF_INET6):
+            raise OSError(errno.EAFNOSUPPORT, "it is no internet socket")
         if listener.getsockname()[1] == 0:
             # The system would choose a port, which nobody could know.
             raise OSError(errno.EINVAL, "it is not bound to a port")
@@ -77,9 +79,10 @@ def adopt(fd: int) -> socket.socket:
     return listener
 
 
-def _not_listening(fd: int, error: OSError) -> BindError:
+def _not_listening(fd: int, error: OSError | ValueError) -> BindError:
+    reason = error.strerror if isinstance(error, OSError) else error
     return BindError(
-        f"master_listen_fd {fd} cannot be listened on: {error.strerror}",
+        f"master_listen_fd {fd} cannot be listened on: {reason}",
         hint="pass the descriptor of a bound stream socket, and leave it to the store from then on",
     )
 
@@ -89,7 +92,7 @@ def find_place(host: str) -> Place:
     if host in _EVERYWHERE:
         return Place((_everything(),))
     if host.lower().rstrip(".") in ("localhost", "localhost.localdomain"):
-        return Place(tuple(address for address in ("127.0.0.1", "::1") if _is_ours(address)))
+        return Place(tuple(filter(_is_ours, ("127.0.0.1", "::1"))) or ("127.0.0.1",))
     addresses = _resolve(host)
     ours = tuple(address for address in addresses if _is_ours(address))
     named = not _is_literal(host)
@@ -114,14 +117,14 @@ def describe(listeners: Iterable[socket.socket]) -> str:
 
 def _describe(listener: socket.socket) -> str:
     name = listener.getsockname()
-    if listener.family == socket.AF_INET6:
-        return f"[{name[0]}]:{name[1]}"
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+    return f"[{name[0]}]:{name[1]}" if listener.family == socket.AF_INET6 else f"{name[0]}:{name[1]}"
 
 
 def reachable_at(listener: socket.socket) -> tuple[str, int]:
     """Host and port at which this machine itself reaches a listening socket."""
     host, port = listener.getsockname()[:2]
+    if host == "::" and not listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+        return "127.0.0.1", port  # both families; ::1 may be switched off
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
@@ -148,8 +151,9 @@ def _listen_on(address: str, port: int) -> list[socket.socket]:
     except OSError as error:
         raise _bind_failure(address, port, error) from error
     try:
-        for _ in range(_sockets_for_backlog() - 1):
+        if sys.platform == "linux":
             listeners[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for _ in range(_sockets_for_backlog() - 1):
             listeners.append(_open(address, listeners[0].getsockname()[1], shared=True))
     except OSError:  # a system that shares otherwise; fewer clients can wait then
         pass
@@ -160,7 +164,7 @@ def _open(address: str, port: int, *, shared: bool = False) -> socket.socket:
     listener = socket.socket(_family_of(address), socket.SOCK_STREAM)
     try:
         _allow_reuse(listener)
-        if shared:
+        if shared and sys.platform == "linux":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if listener.family == socket.AF_INET6:
             only_v6 = address != "::"
@@ -196,7 +200,8 @@ def _allow_reuse(listener: socket.socket) -> None:
 
 
 def _bind_failure(address: str, port: int, error: OSError) -> PortInUseError | BindError:
-    if error.errno == errno.EADDRINUSE:
+    # On Windows, a port that another holds for itself alone is forbidden.
+    if error.errno == errno.EADDRINUSE or (sys.platform == "win32" and error.errno == errno.EACCES):
         holder = holder_of(port)
         return PortInUseError(
             f"port {port} on {address} is in use" + (f" by {holder}" if holder else ""),

@@ -31,8 +31,7 @@ def main() -> None:
     """Serve until the parent ends or closes our standard input."""
     # Ctrl-C goes to every process of a terminal; the server has to outlive the ranks that still need it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="rallypoint: %(message)s")
-    settle_in()
+    settle_in(logging.WARNING)
     commands = sys.stdin.buffer
     try:
         order = json.loads(commands.readline())
@@ -81,6 +80,9 @@ def _stop_when_orphaned(pump: Pump) -> Callable[[], None]:
 
 
 def _report(message: dict[str, str]) -> None:
-    sys.stdout.write(f"{ANSWER_MARK}{json.dumps(message)}\n")
+    # On a line of its own, whatever else has been printed.
+    sys.stdout.write(f"\n{ANSWER_MARK}{json.dumps(message)}\n")
     sys.stdout.flush()
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe from here on
+    # Nobody reads the pipe from here on.
+    elsewhere = sys.stderr.fileno() if sys.stderr is not None else os.open(os.devnull, os.O_WRONLY)
+    os.dup2(elsewhere, sys.stdout.fileno())

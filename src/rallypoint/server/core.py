@@ -161,8 +161,14 @@ class Core:
         connection.receive = _receive_nothing  # the parser refers back to the connection
         self.wake(self.engine.withdraw(connection), connection)
 
+    def end(self, connection: Connection, now: float) -> None:
+        """A connection has sent its last; it stays open to take its replies. `take_woken` comes next."""
+        self._handshakes.pop(connection, None)
+        self._handshakes[connection] = now + self.limits.handshake_seconds
+        self.wake(self.engine.withdraw(connection), connection)
+
     def overdue(self, now: float) -> list[Connection]:
-        """The connections that have not completed their handshake in time."""
+        """The connections that have not completed their handshake, or their end, in time."""
         late = []
         for connection, deadline in self._handshakes.items():
             if deadline > now:

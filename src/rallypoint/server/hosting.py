@@ -18,13 +18,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import IO
 
 from rallypoint.errors import ServerStartError
 from rallypoint.server.backend import Choice
-from rallypoint.server.binding import adopt, describe, listen, reachable_at
+from rallypoint.server.binding import adopt, describe, find_place, listen, reachable_at
 from rallypoint.server.child import ANSWER_MARK
 from rallypoint.server.process import limits_of_environment
 from rallypoint.wire.limits import Limits
@@ -37,7 +38,7 @@ START_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 
 # The child finds the modules where its parent does, but not in the folder it happens to stand in.
-_BOOTSTRAP = """
+_BOOTSTRAP = """# the store server of rallypoint
 import sys
 del sys.path[0]
 import json
@@ -50,18 +51,27 @@ main()
 class HostedServer:
     """A server process of this process, and how many stores use it; the last one to let go ends it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], address: tuple[str, int], backend: str) -> None:
-        self.address = address
+    def __init__(
+        self, process: subprocess.Popen[bytes], listeners: Sequence[socket.socket], backend: str
+    ) -> None:
+        self.address = reachable_at(listeners[0])
         """Host and port at which this machine reaches it."""
+        self.places = describe(listeners)
+        self._hosts = {listener.getsockname()[0] for listener in listeners}
         self.backend = backend
         self.pid = process.pid
         self._users = 1
-        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._lock = threading.RLock()  # a collection may release one store while another is retained
         self._stop = weakref.finalize(self, _stop, process, os.getpid())
 
     @property
     def port(self) -> int:
         return self.address[1]
+
+    def listens_for(self, host: str) -> bool:
+        """Whether it listens wherever a server for `host` would."""
+        return bool(self._hosts & {"::", "0.0.0.0"}) or self._hosts.issuperset(find_place(host).addresses)
 
     def retain(self) -> bool:
         """Count one user more; False if the server has ended."""
@@ -73,11 +83,12 @@ class HostedServer:
 
     def release(self) -> None:
         """Count one user less. The last one ends the server and waits for that; never in a forked child."""
+        if self._owner != os.getpid():
+            return
         with self._lock:
             self._users -= 1
-            if self._users:
-                return
-        self._stop()
+            if not self._users:
+                self._stop()
 
 
 def host_server(
@@ -101,6 +112,17 @@ _shared: weakref.WeakValueDictionary[int, HostedServer] = weakref.WeakValueDicti
 _sharing = threading.Lock()
 
 
+def _share_anew() -> None:
+    """A fork has no servers, and a thread of its parent may have been starting one."""
+    global _sharing
+    _sharing = threading.Lock()
+    _shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_share_anew)
+
+
 def share_server(
     host: str, port: int, *, backend: Choice = Choice.AUTO, listen_fd: int | None = None
 ) -> HostedServer:
@@ -110,41 +132,68 @@ def share_server(
         if server is None or not server.retain():
             server = host_server(host, port, backend=backend, listen_fd=listen_fd)
             _shared[server.port] = server
-        return server
+            return server
+    if listen_fd is not None:
+        os.close(listen_fd)  # it was given to us, and is not needed
+    if not server.listens_for(host):
+        logger.warning("port %d is served already, but not where %s says: on %s", port, host, server.places)
+    return server
 
 
 def _start(listeners: Sequence[socket.socket], backend: Choice, limits: Limits) -> HostedServer:
     began = time.monotonic()
-    process = _spawn(listeners)
+    with _inheritable(listeners) as descriptors:
+        process = _spawn(descriptors)
     try:
-        _give_order(process, listeners, backend, limits)
+        _give_order(process, listeners, descriptors, backend, limits)
         answer = _await_answer(process)
     except BaseException:
         _stop(process, os.getpid())
         raise
     if answer["warning"]:
         logger.warning("%s", answer["warning"])
-    server = HostedServer(process, reachable_at(listeners[0]), answer["backend"])
-    places = describe(listeners)
+    server = HostedServer(process, listeners, answer["backend"])
     seconds = time.monotonic() - began
     logger.info(
-        "store server on %s (%s), process %d, up in %.2f s", places, server.backend, server.pid, seconds
+        "store server on %s (%s), process %d, up in %.2f s",
+        server.places,
+        server.backend,
+        server.pid,
+        seconds,
     )
     return server
 
 
-def _spawn(listeners: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
+@contextmanager
+def _inheritable(listeners: Sequence[socket.socket]) -> Iterator[list[int]]:
+    """Descriptors for a child to inherit: none of 0 to 2, which are its pipes, even if they are free here."""
+    if sys.platform == "win32":
+        yield []
+        return
+    import fcntl
+
+    descriptors = [fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, 3) for listener in listeners]
+    try:
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _spawn(descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     path = json.dumps([entry for entry in sys.path if entry])
     command = [sys.executable, "-c", _BOOTSTRAP, path]
+    errors = subprocess.DEVNULL if sys.stderr is None else None
     try:
         if sys.platform == "win32":
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=errors,
             bufsize=0,  # so that what can be read is in the pipe, where it can be waited for
-            pass_fds=[listener.fileno() for listener in listeners],
+            pass_fds=descriptors,
             start_new_session=True,  # what a terminal or a launcher does to its group is not meant for it
         )
     except OSError as error:
@@ -155,20 +204,22 @@ def _spawn(listeners: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
 
 
 def _give_order(
-    process: subprocess.Popen[bytes], listeners: Sequence[socket.socket], backend: Choice, limits: Limits
+    process: subprocess.Popen[bytes],
+    listeners: Sequence[socket.socket],
+    descriptors: list[int],
+    backend: Choice,
+    limits: Limits,
 ) -> None:
     shares: list[bytes] = []
     if sys.platform == "win32":
         shares = [listener.share(process.pid) for listener in listeners]
         descriptors = [len(share) for share in shares]
-    else:
-        descriptors = [listener.fileno() for listener in listeners]
     order = {"descriptors": descriptors, "backend": backend.value, "limits": asdict(limits)}
     stdin = _pipe(process.stdin)
     try:
         stdin.write(json.dumps(order).encode() + b"\n" + b"".join(shares))
         stdin.flush()
-    except BrokenPipeError:  # it has ended; its exit code comes when its answer is awaited
+    except OSError:  # it has ended; its exit code comes when its answer is awaited
         pass
 
 
@@ -211,15 +262,21 @@ def _exit_of(process: subprocess.Popen[bytes]) -> str:
         code = process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         return "with its output closed"
-    return f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    if code >= 0:
+        return f"with exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"by signal {names.get(-code, -code)}"
 
 
 def _stop(process: subprocess.Popen[bytes], owner: int) -> None:
     if os.getpid() != owner:  # a fork of the parent has a copy of everything, but the server is not its own
         return
-    _pipe(process.stdin).close()
-    _pipe(process.stdout).close()
     process.terminate()
+    for pipe in (process.stdin, process.stdout):
+        try:
+            _pipe(pipe).close()
+        except OSError:  # what was to be written has nobody to read it any more
+            pass
     try:
         process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:

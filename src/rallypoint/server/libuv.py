@@ -40,8 +40,8 @@ class LibuvPump(Pump):
 
     def run(self, on_tick: Callback) -> None:
         def tick() -> None:
-            on_tick()
             self._loop.call_later(TICK_SECONDS, tick)
+            on_tick()
 
         self._loop.call_later(TICK_SECONDS, tick)
         self._loop.run_forever()

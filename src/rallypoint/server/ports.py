@@ -37,9 +37,16 @@ def _listening_sockets() -> Iterator[tuple[str, int]]:
 def _holds(process: Path, wanted: set[str]) -> bool:
     try:
         with os.scandir(process / "fd") as entries:
-            return any(os.readlink(entry.path) in wanted for entry in entries)
+            return any(_target_of(entry.path) in wanted for entry in entries)
     except OSError:  # it has ended, or is another user's
         return False
+
+
+def _target_of(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed meanwhile
+        return ""
 
 
 def _command_of(process: Path) -> str:
@@ -47,4 +54,5 @@ def _command_of(process: Path) -> str:
         words = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
         return "ended"
-    return " ".join(word.decode(errors="replace") for word in words)[:120]
+    text = " ".join(word.decode(errors="replace") for word in words)
+    return " ".join(text.split())[:120]

@@ -3,10 +3,56 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import select
 import sys
+from typing import TYPE_CHECKING, TextIO
 
 from rallypoint.wire.limits import Limits
+
+_LINE_CHARACTERS = 3_000
+
+
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler  # not subscriptable before Python 3.11
+
+
+class DroppingHandler(_StreamHandler):
+    """Logs to standard error, but drops what nobody reads: a server must not stand still for its log.
+
+    A pipe that can be written takes at least 4,096 bytes at once, so lines are cut to less than that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._has_room():
+            self._dropped += 1
+            return
+        if self._dropped:
+            record.msg = f"({self._dropped} lines were lost, as nobody read them) {record.msg}"
+            self._dropped = 0
+        super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if len(text) <= _LINE_CHARACTERS else text[:_LINE_CHARACTERS] + " …"
+
+    def _has_room(self) -> bool:
+        if sys.stderr is None:
+            return False
+        if sys.platform == "win32":  # only sockets can be asked there
+            return True
+        try:
+            return bool(select.select([], [sys.stderr], [], 0)[1])
+        except (OSError, ValueError):
+            return False
+
 
 LIMITS_VARIABLE = "RALLYPOINT_LIMITS"
 
@@ -15,8 +61,9 @@ LIMITS_VARIABLE = "RALLYPOINT_LIMITS"
 _COLLECT_AFTER = 100_000
 
 
-def settle_in() -> None:
-    """Make this process fit for many connections: all the open files it may have, and few collections."""
+def settle_in(log_level: int) -> None:
+    """Make this process fit for many connections, and log to standard error without ever waiting for it."""
+    logging.basicConfig(handlers=[DroppingHandler()], level=log_level, format="rallypoint: %(message)s")
     _raise_file_limit()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
@@ -32,8 +79,10 @@ def _raise_file_limit() -> None:
         return
     import resource
 
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    except (OSError, ValueError):  # macOS says "unlimited" but does not allow it
-        pass
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (most, 10_240):  # macOS says "unlimited", but allows no more than this
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(wanted, soft), most))
+        except (OSError, ValueError):
+            continue
+        return

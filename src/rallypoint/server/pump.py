@@ -34,10 +34,10 @@ TICK_SECONDS = 1.0
 _READ_BYTES = 1 << 15
 _ACCEPT_AT_ONCE = 1024
 _NOT_NOW = (BlockingIOError, InterruptedError)
-_OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 # Linux reports what is wrong with a new connection to whoever accepts it.
 _OF_THE_CLIENT = {
     errno.ECONNABORTED,
+    errno.ECONNRESET,
     errno.EHOSTDOWN,
     errno.EHOSTUNREACH,
     errno.ENETDOWN,
@@ -87,6 +87,10 @@ class _Link:
             reply = self._receive(data)
         except ProtocolError as error:
             self._pump.refuse(self, error)
+            return
+        except Exception:  # out of memory, or a fault of ours: this client alone pays for it
+            logger.exception("closed %s: the server failed to serve it", self.connection.peer)
+            self._pump.drop(self)
             return
         if not reply:
             self._check_for_error()
@@ -233,13 +237,14 @@ class Pump(ABC):
             self._delivering = False
 
     def end(self, link: _Link) -> None:
-        """Close, but not before all is sent."""
+        """Close, but not before all is sent, or the time for that is over."""
         if link.unsent is None or link.connection not in self._links:
             self.drop(link)
         elif not link.ending:
             link.ending = True
             self.watch_readable(link.sock, None)
-            self._leave(link)
+            self.core.end(link.connection, time.monotonic())
+            self.deliver()
 
     def refuse(self, link: _Link, error: ProtocolError) -> None:
         """Close because of a violation: answer what came before it, say why, and wake whom that wakes."""
@@ -258,12 +263,9 @@ class Pump(ABC):
             self.watch_writable(link.sock, None)
             link.unsent = None
         link.sock.close()
-        self._leave(link)
-
-    def _leave(self, link: _Link) -> None:
-        if self._links.pop(link.connection, None) is not None:
-            self.core.close(link.connection)
-            self.deliver()
+        del self._links[link.connection]
+        self.core.close(link.connection)
+        self.deliver()
 
     def _stop_on_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -281,7 +283,7 @@ class Pump(ABC):
         while self._accepting and (arrivals := self._accept_some(listener)):
             now = time.monotonic()
             for sock, address in arrivals:
-                self._welcome(sock, f"{address[0]}:{address[1]}" if address else "a local client", now)
+                self._welcome(sock, f"{address[0]}:{address[1]}", now)
 
     def _accept_some(self, listener: socket.socket) -> list[tuple[socket.socket, Any]]:
         arrivals: list[tuple[socket.socket, Any]] = []
@@ -291,20 +293,21 @@ class Pump(ABC):
         except _NOT_NOW:
             pass
         except OSError as error:
-            if error.errno in _OUT_OF_RESOURCES:
+            if error.errno not in _OF_THE_CLIENT:
                 self._pause_accepting(error)
-            elif error.errno not in _OF_THE_CLIENT:
-                raise
         return arrivals
 
     def _welcome(self, sock: socket.socket, peer: str, now: float) -> None:
-        sock.setblocking(False)
-        if not _INHERITS_OPTIONS:
-            _set_options(sock)
         try:
+            sock.setblocking(False)
+            if not _INHERITS_OPTIONS:
+                _set_options(sock)
             connection = self.core.open(peer, now)
         except LimitError as error:
             logger.warning("refused %s: %s", peer, error.message)
+            sock.close()
+            return
+        except OSError:  # it has gone already
             sock.close()
             return
         link = self._links[connection] = _Link(self, sock, connection)
@@ -312,7 +315,7 @@ class Pump(ABC):
 
     def _pause_accepting(self, error: OSError) -> None:
         logger.warning(
-            "cannot accept more clients beside %d: %s; they wait. hint: raise the limit of open files",
+            "cannot accept more clients beside %d: %s; they wait. hint: is the limit of open files too low?",
             len(self._links),
             error.strerror or os.strerror(error.errno or 0),
         )
@@ -329,10 +332,13 @@ class Pump(ABC):
 
     def _expire(self) -> None:
         for connection in self.core.overdue(time.monotonic()):
+            link = self._links[connection]
+            what = "it has ended, but did not read its last replies" if link.ending else "no VALIDATE"
             seconds = self.core.limits.handshake_seconds
-            reason = f"no VALIDATE within {seconds:g} s, the limit handshake_seconds"
-            logger.warning("closed %s: %s", connection.peer, reason)
-            self.drop(self._links[connection])
+            logger.warning(
+                "closed %s: %s within %g s, the limit handshake_seconds", connection.peer, what, seconds
+            )
+            self.drop(link)
 
     def _close(self) -> None:
         for link in list(self._links.values()):
@@ -349,8 +355,7 @@ _INHERITS_OPTIONS = sys.platform == "linux"
 
 def _prepare(listener: socket.socket) -> None:
     listener.setblocking(False)
-    if listener.family != getattr(socket, "AF_UNIX", None):
-        _set_options(listener)
+    _set_options(listener)
 
 
 def _set_options(sock: socket.socket) -> None:

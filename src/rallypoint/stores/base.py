@@ -7,6 +7,7 @@ threads; a call that waits in one does not hold up another.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
@@ -27,14 +28,14 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 def to_seconds(timeout: Timeout) -> float:
     """A time-out as seconds; UsageError unless it is positive."""
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if not seconds > 0:
-        raise UsageError(f"the time-out is {timeout}, but must be positive")
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"the time-out is {timeout}, but must be positive and finite")
     return seconds
 
 
 def to_bytes(value: Value) -> bytes:
-    """A value or a key as it is stored."""
-    return value.encode() if isinstance(value, str) else bytes(value)
+    """A value as it is stored; TypeError for what is neither text nor bytes."""
+    return value.encode() if isinstance(value, str) else bytes(memoryview(value))
 
 
 def to_i64(number: int, what: str) -> bytes:

@@ -17,7 +17,13 @@ from rallypoint.client.connecting import connect, format_address
 from rallypoint.client.connection import Connection
 from rallypoint.client.deadline import Deadline
 from rallypoint.client.pool import ConnectionPool
-from rallypoint.errors import ProtocolError, QueueEmptyError, StoreTimeoutError, UsageError
+from rallypoint.errors import (
+    ProtocolError,
+    QueueEmptyError,
+    RallypointError,
+    StoreTimeoutError,
+    UsageError,
+)
 from rallypoint.server.backend import Choice, choose
 from rallypoint.server.hosting import HostedServer, host_server, share_server
 from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout, Value, to_bytes, to_i64
@@ -29,7 +35,7 @@ logger = logging.getLogger("rallypoint.store")
 _WORKERS = b"init/"
 _POLL_SECONDS = 0.01
 _FIRST_REPORT = 10.0
-_CANCEL_SECONDS = 10.0
+_GRACE_SECONDS = 2.0  # to cancel a wait whose deadline has passed, and to ask what is missing
 _KEYS_NAMED = 4096
 _KEYS_SHOWN = 8
 
@@ -192,8 +198,8 @@ class TCPStore(Store):
 
     def clone(self) -> TCPStore:
         """Another client of the same server. A master's server ends when it and its clones are closed."""
-        if self._server is not None:
-            self._server.retain()
+        if not self._let_go.alive or (self._server is not None and not self._server.retain()):
+            raise RallypointError("this store is closed", hint="clone it before it is closed")
         twin = TCPStore.__new__(TCPStore)
         Store.__init__(twin, self._timeout)
         twin._attach(self.host, self.port, self._server, self._choice)
@@ -206,9 +212,11 @@ class TCPStore(Store):
     # Exchanges
 
     @contextmanager
-    def _exchange(self, message: bytes) -> Iterator[tuple[Connection, Deadline]]:
+    def _exchange(
+        self, message: bytes, deadline: Deadline | None = None
+    ) -> Iterator[tuple[Connection, Deadline]]:
         """Send a request; the body reads all of its reply."""
-        deadline = Deadline(self._timeout)
+        deadline = deadline or Deadline(self._timeout)
         with self._pool.lend(deadline) as connection:
             connection.send(message, deadline)
             yield connection, deadline
@@ -223,12 +231,12 @@ class TCPStore(Store):
         with self._exchange(message + request(Op.PING, tail=nonce)) as (connection, deadline):
             _expect(connection.read(len(nonce), deadline), nonce)
 
-    def _ask(self, message: bytes) -> int:
-        with self._exchange(message) as (connection, deadline):
+    def _ask(self, message: bytes, deadline: Deadline | None = None) -> int:
+        with self._exchange(message, deadline) as (connection, deadline):
             return connection.read_i64(deadline)
 
-    def _add(self, wire_key: bytes, amount: int) -> int:
-        return self._ask(request(Op.ADD, wire_key, tail=to_i64(amount, "the amount to add")))
+    def _add(self, wire_key: bytes, amount: int, deadline: Deadline | None = None) -> int:
+        return self._ask(request(Op.ADD, wire_key, tail=to_i64(amount, "the amount to add")), deadline)
 
     def _get(self, keys: Sequence[str], message: bytes) -> list[bytes]:
         """Wait for the keys, then read them.
@@ -245,7 +253,9 @@ class TCPStore(Store):
         connection.send(counted_request(Op.WAIT, _wire_keys(keys)), deadline)
         if _stopped(connection, deadline):
             return
-        raise self._late(_missing(connection, keys[:_KEYS_NAMED]), len(keys), deadline)
+        missing = _missing(connection, keys[:_KEYS_NAMED])
+        if missing or len(keys) > _KEYS_NAMED:  # else they came in the last moment
+            raise self._late(missing, len(keys), deadline)
 
     def _late(self, missing: Sequence[str], count: int, deadline: Deadline) -> StoreTimeoutError:
         shown = ", ".join(missing[:_KEYS_SHOWN]) + (", …" if len(missing) > _KEYS_SHOWN else "")
@@ -266,7 +276,7 @@ class TCPStore(Store):
             return
         if world_size < 1:
             raise UsageError(f"the world size is {world_size}, but must be positive")
-        count = self._add(_WORKERS, 1)
+        count = self._add(_WORKERS, 1, deadline)
         if is_master:
             self._wait_for_workers(count, world_size, deadline)
 
@@ -282,8 +292,8 @@ class TCPStore(Store):
             if deadline.elapsed > next_report:
                 logger.warning("%d of %d workers have come after %.0f s", count, world_size, deadline.elapsed)
                 next_report *= 2
-            time.sleep(_POLL_SECONDS)
-            count = self._add(_WORKERS, 0)
+            time.sleep(min(_POLL_SECONDS, deadline.remaining))
+            count = self._add(_WORKERS, 0, Deadline(deadline.remaining + _GRACE_SECONDS))
 
 
 def _let_go(pool: ConnectionPool, server: HostedServer | None) -> None:
@@ -317,14 +327,17 @@ def _stopped(connection: Connection, deadline: Deadline) -> bool:
     """Await STOP_WAITING; at the deadline cancel, and return False unless it came through after all."""
     try:
         _expect(connection.read(1, deadline), STOP_WAITING)
-    except StoreTimeoutError:
-        return _cancelled_too_late(connection)
+    except StoreTimeoutError as late:
+        try:
+            return _cancelled_too_late(connection)
+        except StoreTimeoutError:
+            raise late from None
     connection.finish()
     return True
 
 
 def _cancelled_too_late(connection: Connection) -> bool:
-    deadline = Deadline(_CANCEL_SECONDS)
+    deadline = Deadline(_GRACE_SECONDS)
     connection.send(request(Op.CANCEL_WAIT), deadline)
     answer = connection.read(1, deadline)
     stopped = answer == STOP_WAITING
@@ -336,7 +349,7 @@ def _cancelled_too_late(connection: Connection) -> bool:
 
 
 def _missing(connection: Connection, keys: Sequence[str]) -> list[str]:
-    deadline = Deadline(_CANCEL_SECONDS)
+    deadline = Deadline(_GRACE_SECONDS)
     checks = [counted_request(Op.CHECK, [_wire_key(key)]) for key in keys]
     connection.send(b"".join(checks), deadline)
     answers = connection.read(len(keys), deadline)

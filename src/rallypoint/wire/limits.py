@@ -43,7 +43,7 @@ class Limits:
     """All keys and values together, queues included."""
 
     handshake_seconds: float = 60.0
-    """Time from the connect until a complete VALIDATE."""
+    """Time from the connect until a complete VALIDATE, and from a client's end until it has its replies."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

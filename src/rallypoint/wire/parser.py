@@ -7,7 +7,7 @@ are there; until then they are only kept. So no byte is looked at twice, whateve
 two requests a parser holds nothing.
 
 Only the hot path departs from that: a GET that is all of the data, as a client that waits for its answer
-sends it, is answered from its first nine bytes.
+sends it, is answered from its first nine bytes; if more is behind it, those nine are read again.
 """
 
 from __future__ import annotations
@@ -247,6 +247,8 @@ class RequestParser:
             return data
         self._kept += data
         if len(self._kept) < self._need:
+            if self._atom == _HANDSHAKE and self._kept and self._kept[0] != Op.VALIDATE:
+                self._shake_hands(self._kept)
             return b""
         data = bytes(self._kept)
         self._kept = bytearray()
@@ -268,7 +270,7 @@ class RequestParser:
             return 0
         return need
 
-    def _shake_hands(self, data: bytes) -> None:
+    def _shake_hands(self, data: bytes | bytearray) -> None:
         if data[0] != Op.VALIDATE:
             name = Op(data[0]).name if data[0] < len(Op) else f"operation {data[0]}"
             raise ProtocolError(f"{name} before VALIDATE")

@@ -508,6 +508,28 @@ def test_what_fits_is_accepted_and_what_does_not_is_refused(history: list[tuple[
         assert engine.stored_bytes == stored()
 
 
+def test_entries_are_counted_however_short_they_are() -> None:
+    engine: Engine[str] = Engine(Limits(stored_entries=3))
+    engine.push(b"", b"")
+    engine.set(b"", b"")
+    engine.multi_set([b"", b"", b"k", b"", b"k", b"1"])
+    before = snapshot(engine)
+    for operation in (
+        lambda: engine.push(b"", b""),
+        lambda: engine.set(b"new", b""),
+        lambda: engine.add(b"new", 1),
+        lambda: engine.append(b"new", b""),
+        lambda: engine.multi_set([b"k", b"2", b"new", b""]),
+    ):
+        with pytest.raises(LimitError, match="stored_entries"):
+            operation()
+        assert snapshot(engine) == before
+    engine.add(b"k", 1)
+    assert engine.pop("A", b"") == (1, b"")
+    engine.push(b"q", b"")
+    engine.check_invariants()
+
+
 def test_multi_set_counts_what_it_replaces_as_free() -> None:
     engine: Engine[str] = Engine(Limits(stored_bytes=40))
     engine.multi_set([b"a", b"1" * 15, b"b", b"2" * 15])

@@ -99,7 +99,12 @@ def list_(
     """Print the keys, a line each, in their order."""
     with _open(store) as client:
         keys = sorted(key for key in client.list_keys() if key.startswith(prefix))
-    print(json.dumps(keys) if as_json else "\n".join(keys), end="\n" if keys or as_json else "")
+    lines = [json.dumps(keys)] if as_json else keys
+    for line in lines:
+        # A key may be any bytes; a terminal gets nothing that it would obey.
+        shown = line if not sys.stdout.isatty() or line.isprintable() else repr(line)[1:-1]
+        sys.stdout.buffer.write(shown.encode(errors="surrogateescape") + b"\n")
+    sys.stdout.flush()
 
 
 @app.command(context_settings=_TAKES_NUMBERS)

@@ -30,7 +30,7 @@ class Engine(Generic[Member]):
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._space = Keyspace(self._limits.stored_bytes)
+        self._space = Keyspace(self._limits.stored_bytes, self._limits.stored_entries)
         self._waiters: Waiters[Member] = Waiters()
         self._awaited = self._waiters.awaited  # a key is looked up there with each write
         self._barriers: Barriers[Member] = Barriers()

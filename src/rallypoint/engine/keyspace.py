@@ -20,25 +20,31 @@ _NUMBER_CHARACTERS = 64
 class Keyspace:
     """What is stored. A key may have a value and a queue at a time; they are apart, as in torch."""
 
-    __slots__ = ("_limit", "queues", "stored_bytes", "values")
+    __slots__ = ("_most_bytes", "_most_entries", "queued", "queues", "stored_bytes", "values")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, most_bytes: int, most_entries: int) -> None:
         self.values: dict[bytes, Value] = {}
         self.queues: dict[bytes, deque[bytes]] = {}  # never an empty one
+        self.queued = 0  # values in all queues
         self.stored_bytes = 0
-        self._limit = limit
+        self._most_bytes = most_bytes
+        self._most_entries = most_entries
 
     def put(self, key: bytes, value: Value) -> None:
         old = self.values.get(key)
-        self._take(len(value) - len(old) if old is not None else len(key) + len(value))
+        if old is None:
+            self._take(len(key) + len(value), 1)
+        else:
+            self._take(len(value) - len(old))
         self.values[key] = value
 
     def put_all(self, keys_and_values: Sequence[bytes]) -> None:
         """Put keys and values, which alternate; all of them, or none when they do not fit."""
         values = self.values
         new = dict(zip(keys_and_values[::2], keys_and_values[1::2], strict=True))
-        old = sum(len(key) + len(values[key]) for key in new if key in values)
-        self._take(sum(len(key) + len(value) for key, value in new.items()) - old)
+        known = [key for key in new if key in values]
+        old = sum(len(key) + len(values[key]) for key in known)
+        self._take(sum(len(key) + len(value) for key, value in new.items()) - old, len(new) - len(known))
         values.update(new)
 
     def append(self, key: bytes, value: bytes) -> None:
@@ -56,13 +62,13 @@ class Keyspace:
         """Add to the number stored at `key`, 0 if there is none; raises ProtocolError if it is no number."""
         old = self.values.get(key)
         if old is None:
-            total, room = amount, -len(key)
+            total, room, entries = amount, -len(key), 1
         else:
-            total, room = _number(key, old) + amount, len(old)
+            total, room, entries = _number(key, old) + amount, len(old), 0
         if not _I64_MIN <= total <= _I64_MAX:
             raise ProtocolError(f"ADD of {amount} to key {key!r} goes beyond 64 bits")
         digits = b"%d" % total
-        self._take(len(digits) - room)
+        self._take(len(digits) - room, entries)
         self.values[key] = digits
         return total
 
@@ -75,16 +81,18 @@ class Keyspace:
 
     def push(self, key: bytes, value: bytes) -> None:
         queue = self.queues.get(key)
-        self._take(len(value) if queue is not None else len(key) + len(value))
+        self._take(len(value) if queue is not None else len(key) + len(value), 1)
         if queue is None:
             queue = self.queues[key] = deque()
         queue.append(value)
+        self.queued += 1
 
     def pop(self, key: bytes) -> bytes | None:
         queue = self.queues.get(key)
         if queue is None:
             return None
         value = queue.popleft()
+        self.queued -= 1
         self.stored_bytes -= len(value)
         if not queue:
             del self.queues[key]
@@ -94,11 +102,15 @@ class Keyspace:
     def queue_length(self, key: bytes) -> int:
         return len(self.queues.get(key, ()))
 
-    def _take(self, count: int) -> None:
+    def _take(self, count: int, entries: int = 0) -> None:
+        """Count so many bytes more, in so many new entries; LimitError if there is no room for them."""
         stored = self.stored_bytes + count
-        if count > 0 and stored > self._limit:
-            limit = self._limit
+        if count > 0 and stored > self._most_bytes:
+            limit = self._most_bytes
             raise LimitError(f"the store would hold {stored:,} bytes; the limit stored_bytes is {limit:,}")
+        if entries and len(self.values) + self.queued + entries > self._most_entries:
+            limit = self._most_entries
+            raise LimitError(f"the store would hold more than {limit:,} entries, the limit stored_entries")
         self.stored_bytes = stored
 
     def check_invariants(self) -> None:
@@ -106,6 +118,7 @@ class Keyspace:
         for key, queue in self.queues.items():
             assert queue, f"an empty queue is kept for {key!r}"
             size += len(key) + sum(map(len, queue))
+        assert self.queued == sum(map(len, self.queues.values()))
         assert size == self.stored_bytes, f"{size} bytes are stored, but {self.stored_bytes} are counted"
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from rallypoint.server.core import Core
 from rallypoint.server.pump import TICK_SECONDS, Callback, Pump
 
+_MOST_FOR_SELECT = 500
+
 
 class _Watch:
     """What a selector key carries: whom to call when."""
@@ -35,6 +37,8 @@ class LegacyPump(Pump):
     def __init__(self, core: Core, listeners: Sequence[socket.socket]) -> None:
         super().__init__(core, listeners)
         self._selector = selectors.DefaultSelector()
+        if isinstance(self._selector, selectors.SelectSelector):  # Windows: select() takes no more
+            self.capacity = _MOST_FOR_SELECT
         self._watches: dict[int, _Watch] = {}  # what is registered with the selector
         self._stopping = False
         # A signal handler writes a byte here, so that a select under way returns.

@@ -168,6 +168,9 @@ class Pump(ABC):
     name: str
     """What the backend is called in messages and options."""
 
+    capacity: int | None = None
+    """How many clients the backend can watch, if it has a limit of its own."""
+
     tells_errors_once = False
     """Whether an error of a socket leads to one last call back, even if that one finds data to read."""
 
@@ -302,6 +305,8 @@ class Pump(ABC):
             sock.setblocking(False)
             if not _INHERITS_OPTIONS:
                 _set_options(sock)
+            if self.capacity is not None and len(self._links) >= self.capacity:
+                raise LimitError(f"this system's select() watches no more than {self.capacity} clients")
             connection = self.core.open(peer, now)
         except LimitError as error:
             logger.warning("refused %s: %s", peer, error.message)

@@ -49,6 +49,7 @@ _LIMITS: Final = Limits(
     keys_per_request=_ENDLESS,
     request_bytes=_ENDLESS,
     stored_bytes=_ENDLESS,
+    stored_entries=_ENDLESS,
 )
 _FORMS: Final = Forms(_LIMITS)
 

@@ -42,6 +42,9 @@ class Limits:
     stored_bytes: int = 64 * _GIB
     """All keys and values together, queues included."""
 
+    stored_entries: int = 100_000_000
+    """Keys with a value and values in queues; bounds what short ones take beside their bytes."""
+
     handshake_seconds: float = 60.0
     """Time from the connect until a complete VALIDATE, and from a client's end until it has its replies."""
 

@@ -1,0 +1,227 @@
+"""What must not bring a server, its host or a client down: faults, closed streams, forks, stopped peers."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from processes import BACKENDS, Server, end, serving
+from rallypoint.client import connecting
+from rallypoint.client.connection import Connection
+from rallypoint.client.deadline import Deadline
+from rallypoint.engine import Engine
+from rallypoint.errors import (
+    ConnectError,
+    ConnectionLostError,
+    RallypointError,
+    StoreTimeoutError,
+    UsageError,
+)
+from rallypoint.server.backend import Choice, make_pump
+from rallypoint.server.binding import listen, reachable_at
+from rallypoint.server.core import Core
+from rallypoint.stores.hash import HashStore
+from rallypoint.stores.tcp import TCPStore
+from rallypoint.wire.encoding import pack_u64, request
+from rallypoint.wire.opcodes import Op
+from raw import SECONDS, RawClient, await_log
+
+
+@contextmanager
+def serving_in_thread(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A server of this process, into which a test can put a fault."""
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # signals are the main thread's
+    listeners = listen("127.0.0.1", 0)
+    port = listeners[0].getsockname()[1]
+    pump, _ = make_pump(Choice(backend), Core(), listeners)
+    thread = threading.Thread(target=pump.serve)
+    thread.start()
+    try:
+        yield port
+    finally:
+        pump.stop()
+        thread.join(SECONDS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fault_in_serving_one_client_is_that_clients_alone(
+    backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run_out(*_: object) -> Sequence[object]:
+        raise MemoryError
+
+    monkeypatch.setattr(Engine, "push", run_out)
+    with (
+        serving_in_thread(backend, monkeypatch) as port,
+        RawClient(port) as bystander,
+        RawClient(port) as unlucky,
+    ):
+        assert bystander.answers()
+        unlucky.send(request(Op.QUEUE_PUSH, b"queue", b"value"))
+        assert unlucky.read_rest() == b""
+        assert bystander.answers()
+    assert "the server failed to serve it" in caplog.text
+    assert "MemoryError" in caplog.text
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_log_that_nobody_reads_does_not_stop_the_server(backend: str) -> None:
+    command = [sys.executable, "-m", "rallypoint", "serve", "--host", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--backend", backend], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().split()[-2].rpartition(":")[2])
+        for _ in range(1500):  # a line of some 60 bytes for each, and a pipe takes 65,536
+            with RawClient(port, shake_hands=False) as stranger:
+                stranger.send(b"GET / HTTP/1.1\r\n")
+                assert stranger.sock.recv(1) == b""
+        with RawClient(port) as client:
+            assert client.answers()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0
+    finally:
+        end(process)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_ends_but_never_reads_is_counted_and_in_the_end_closed(backend: str, tmp_path: Path) -> None:
+    options = ["--limit", "connections=2", "--limit", "handshake_seconds=0.5"]
+    with (
+        (tmp_path / "log").open("w+") as log,
+        serving(backend, log, options) as server,
+        RawClient(server.port) as writer,
+        RawClient(server.port) as leaver,
+    ):
+        writer.set(b"key", bytes(8 << 20))
+        leaver.send(request(Op.GET, b"key") * 8)
+        leaver.sock.shutdown(socket.SHUT_WR)
+        with RawClient(server.port, shake_hands=False) as third:
+            assert third.read_rest() == b""
+        assert leaver.name in await_log(server, "did not read its last replies within 0.5 s")
+        with RawClient(server.port) as third:
+            assert third.answers()
+
+
+_WITHOUT_STREAMS = """
+import os, sys
+for number in {closed}:
+    os.close(number)
+from rallypoint import TCPStore
+with TCPStore("localhost", 0, is_master=True, timeout=20) as store:
+    store.set("key", "value")
+    os._exit(42 if store.get("key") == b"value" else 1)
+"""
+
+
+@pytest.mark.parametrize("closed", [(0,), (2,), (0, 2), (0, 1, 2)], ids=str)
+def test_a_host_without_standard_streams(closed: tuple[int, ...]) -> None:
+    script = _WITHOUT_STREAMS.format(closed=closed)
+    assert subprocess.run([sys.executable, "-c", script], timeout=SECONDS).returncode == 42
+
+
+_FORKED_WHILE_SHARING = """
+import os
+from rallypoint import TCPStore
+from rallypoint.server import hosting
+hosting._sharing.acquire()  # as a thread does that is just starting a server
+child = os.fork()
+if child == 0:
+    with TCPStore("localhost", 0, is_master=True, multi_tenant=True, timeout=20) as store:
+        store.set("key", "value")
+    os._exit(42)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_in_the_middle_of_a_start_can_start_its_own() -> None:
+    run = subprocess.run([sys.executable, "-c", _FORKED_WHILE_SHARING], timeout=SECONDS)
+    assert run.returncode == 42
+
+
+def test_a_server_on_every_interface_is_reached_without_ipv6_on_loopback() -> None:
+    listeners = listen("0.0.0.0", 0)
+    try:
+        assert reachable_at(listeners[0])[0] == "127.0.0.1"
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+def test_a_second_tenant_is_told_if_the_server_listens_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    with TCPStore("localhost", 0, is_master=True, multi_tenant=True) as first:
+        with TCPStore("localhost", first.port, is_master=True, multi_tenant=True):
+            assert not caplog.records
+        with TCPStore("0.0.0.0", first.port, is_master=True, multi_tenant=True) as third:
+            assert third.check([])
+    assert "is served already, but not where 0.0.0.0 says" in caplog.text
+
+
+def test_a_clone_of_a_closed_store(server: Server) -> None:
+    store = TCPStore(server.host, server.port)
+    store.close()
+    with pytest.raises(RallypointError, match="closed"):
+        store.clone()
+
+
+def test_a_socket_that_meets_itself_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port of the range for clients may be given to the very socket that tries to reach it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    class Narcissus(socket.socket):
+        def connect(self, address: object) -> None:
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.bind(("127.0.0.1", port))
+            super().connect(("127.0.0.1", port))
+
+    monkeypatch.setattr(socket, "socket", Narcissus)
+    with pytest.raises(ConnectError, match="refused"):
+        connecting.connect("127.0.0.1", port, Deadline(0.1))
+
+
+def test_a_wait_keeps_its_deadline_when_the_server_stands_still(server: Server) -> None:
+    with TCPStore(server.host, server.port) as store:
+        server.process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        try:
+            with pytest.raises(StoreTimeoutError, match=r"gave no answer within 0\.2 s"):
+                store.wait(["key"], 0.2)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert time.monotonic() - began < 6
+        store.set("key", "value")
+        store.wait(["key"], 20)
+
+
+def test_an_absurd_length_from_the_server_is_a_lost_connection() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as near,
+    ):
+        far, _ = listener.accept()
+        with far:
+            far.sendall(pack_u64(1 << 63) + b"and then nothing")
+        with pytest.raises(ConnectionLostError):
+            Connection(near, "a stranger").read_blob(Deadline(SECONDS))
+
+
+def test_values_and_timeouts_that_cannot_be_meant() -> None:
+    store = HashStore()
+    with pytest.raises(TypeError):
+        store.set("key", 3)  # type: ignore[arg-type]
+    assert not store.check(["key"])
+    for timeout in (float("inf"), float("nan"), 0, -1):
+        with pytest.raises(UsageError, match="must be positive and finite"):
+            store.set_timeout(timeout)

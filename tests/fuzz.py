@@ -29,7 +29,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import psutil
 from rich.console import Console
@@ -649,7 +648,7 @@ def main() -> int:
     arguments = _arguments()
     seed = Random().randrange(1 << 32) if arguments.seed is None else arguments.seed
     backends = BACKENDS if arguments.backend == "both" else (arguments.backend,)
-    summaries: list[dict[str, Any]] = []
+    summaries: list[Summary] = []
     with Progress(console=Console(stderr=True)) as progress:
         for backend in backends:
             task = progress.add_task(backend, total=arguments.streams)
@@ -665,11 +664,11 @@ def main() -> int:
                 progress.stop()
                 print(f"fuzz: {failure}", file=sys.stderr)
                 return 1
-            summaries.append({**asdict(summary), "rate": summary.rate})
-            if not arguments.json:
-                progress.console.print(summary.describe(), highlight=False)
+            summaries.append(summary)
     if arguments.json:
-        print(json.dumps(summaries, indent=2))
+        print(json.dumps([{**asdict(summary), "rate": summary.rate} for summary in summaries], indent=2))
+    else:
+        print("\n".join(summary.describe() for summary in summaries))
     return 0
 
 

@@ -399,9 +399,7 @@ def test_waiting_for_workers_is_logged(
     monkeypatch.setattr(tcp, "_FIRST_REPORT", 0.05)
     with caplog.at_level(logging.INFO), pytest.raises(StoreTimeoutError):
         TCPStore("localhost", 0, 2, True, timeout=0.5)
-    reports = [
-        record.getMessage() for record in caplog.records if "workers have come after" in record.message
-    ]
+    reports = [record.getMessage() for record in caplog.records if "workers have come to" in record.message]
     assert 1 <= len(reports) <= 4
     assert reports[0].startswith("1 of 2 workers")
 

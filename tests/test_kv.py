@@ -14,11 +14,11 @@ from typing import Protocol
 
 import pytest
 
-from processes import serving
+from processes import Server, serving
 from rallypoint.cli import kv
 from rallypoint.cli.main import main
 from rallypoint.stores.tcp import TCPStore
-from raw import RawClient, server_of_torch
+from raw import SECONDS, RawClient, server_of_torch
 
 
 @dataclass
@@ -201,13 +201,16 @@ def test_nobody_counts_it_as_a_worker(run: KV, store: TCPStore) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["get", "key", "--store", "localhost"], "--store is 'localhost'"),
-        (["get", "key", "--store", "localhost:http"], "--store is 'localhost:http'"),
-        (["get", "key", "--store", ":29500"], "--store is ':29500'"),
+        (["get", "key", "--store", "localhost"], "RALLYPOINT_STORE) is 'localhost'"),
+        (["get", "key", "--store", "localhost:http"], "RALLYPOINT_STORE) is 'localhost:http'"),
+        (["get", "key", "--store", ":29500"], "RALLYPOINT_STORE) is ':29500'"),
         (["get", "--store", "localhost:1"], "kv get"),
         (["get", "key"], "--store"),
         (["add", "key", "much", "--store", "localhost:1"], "kv add"),
         (["fetch", "key"], "fetch"),
+        (["get", "key", "--store", "tcp://localhost:1"], "is 'tcp://localhost:1'"),
+        (["wait", "key", "--store", "localhost:1", "--timeout", "-1"], "--timeout is -1"),
+        (["wait", "key", "--store", "localhost:1", "--timeout", "nan"], "--timeout is nan"),
     ],
 )
 def test_usage_errors_are_exit_code_2(
@@ -269,3 +272,22 @@ def test_a_key_that_is_no_text_is_listed(own_port: int) -> None:
     outcome = in_a_process(own_port, "list")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith(b"caf")
+
+
+def test_a_wait_of_no_time_looks_once(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "rallypoint", "kv"]
+    place = ["--store", server.address]
+    subprocess.run([*command, "set", "here", "1", *place], check=True, timeout=SECONDS)
+    looked = subprocess.run([*command, "wait", "here", "--timeout", "0", *place], timeout=SECONDS)
+    assert looked.returncode == 0
+    missed = subprocess.run([*command, "wait", "here", "gone", "--timeout", "0", *place], timeout=SECONDS)
+    assert missed.returncode == 1
+    assert "1 of 2 keys are missing: gone" in capfd.readouterr().err
+
+
+def test_output_that_cannot_be_written(server: Server) -> None:
+    command = [sys.executable, "-m", "rallypoint", "kv", "add", "n", "1", "--store", server.address]
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
+    assert run.returncode == 1
+    assert run.stderr == "rallypoint: cannot write to standard output: No space left on device\n"

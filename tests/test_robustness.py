@@ -222,6 +222,12 @@ def test_values_and_timeouts_that_cannot_be_meant() -> None:
     with pytest.raises(TypeError):
         store.set("key", 3)  # type: ignore[arg-type]
     assert not store.check(["key"])
+    with pytest.raises(UsageError, match="'abc' is one key, where a list is wanted"):
+        store.wait("abc")
+    with pytest.raises(UsageError, match="the port is '29500', which is no number"):
+        TCPStore("localhost", "29500")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'localhost:29500' is no host name"):
+        TCPStore("localhost:29500", 0, is_master=True)
     for timeout in (float("inf"), float("nan"), 0, -1):
         with pytest.raises(UsageError, match="must be positive and finite"):
             store.set_timeout(timeout)

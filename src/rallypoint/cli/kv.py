@@ -6,6 +6,7 @@ It is a client that counts itself nowhere: a job that waits for its workers does
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from typing import Annotated
@@ -24,7 +25,9 @@ StoreOption = Annotated[
     str,
     typer.Option("--store", metavar="HOST:PORT", envvar="RALLYPOINT_STORE", help="Where the store listens."),
 ]
-TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait; 0: not at all.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Key = Annotated[str, typer.Argument(help="The key, as the script names it.")]
 Keys = Annotated[list[str], typer.Argument(help="The keys, as the script names them.")]
@@ -33,7 +36,10 @@ Text = Annotated[str, typer.Argument(metavar="VALUE", help="The value; - reads i
 
 @app.command()
 def get(key: Key, store: StoreOption, timeout: TimeoutOption = 0.0) -> None:
-    """Print the value of KEY. Exit 1 if it is not there (after --timeout seconds)."""
+    """Print the value of KEY. Exit 1 if it is not there (after --timeout seconds).
+
+    A key that is only a queue reads as empty: use pop.
+    """
     with _open(store, timeout) as client:
         if not timeout and not client.check([key]):
             raise RallypointError(f"there is no key {key!r}")
@@ -55,7 +61,11 @@ def append(key: Key, value: Text, store: StoreOption) -> None:
 
 
 @app.command(context_settings=_TAKES_NUMBERS)
-def add(key: Key, amount: Annotated[int, typer.Argument()], store: StoreOption) -> None:
+def add(
+    key: Key,
+    amount: Annotated[int, typer.Argument(metavar="AMOUNT", help="What to add; may be negative.")],
+    store: StoreOption,
+) -> None:
     """Add AMOUNT to the number at KEY, and print the sum; 0 reads a counter."""
     with _open(store) as client:
         print(client.add(key, amount))
@@ -65,7 +75,10 @@ def add(key: Key, amount: Annotated[int, typer.Argument()], store: StoreOption) 
 def wait(keys: Keys, store: StoreOption, timeout: TimeoutOption = 300.0) -> None:
     """Wait until all KEYS are there. Exit 1 and name those that are missing after --timeout seconds."""
     with _open(store, timeout) as client:
-        client.wait(keys)
+        if timeout:
+            client.wait(keys)
+        elif missing := [key for key in keys if not client.check([key])]:
+            raise RallypointError(f"{len(missing)} of {len(keys)} keys are missing: {', '.join(missing)}")
 
 
 @app.command()
@@ -93,10 +106,10 @@ def delete(key: Key, store: StoreOption) -> None:
 @app.command("list")
 def list_(
     store: StoreOption,
-    prefix: Annotated[str, typer.Argument(metavar="[KEY]", help="Only keys that begin with this.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys that begin with this.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the keys, a line each, in their order."""
+    """Print the keys, a line each, sorted. Queues are not listed."""
     with _open(store) as client:
         keys = sorted(key for key in client.list_keys() if key.startswith(prefix))
     lines = [json.dumps(keys)] if as_json else keys
@@ -123,8 +136,13 @@ def pop(key: Key, store: StoreOption, timeout: TimeoutOption = 0.0) -> None:
 
 def _open(store: str, timeout: float = 0.0) -> TCPStore:
     host, _, port = store.rpartition(":")
-    if not host or not port.isdigit():
-        raise UsageError(f"--store is {store!r}", hint="write --store HOST:PORT, for example localhost:29500")
+    if not 0 <= timeout < math.inf:
+        raise UsageError(f"--timeout is {timeout:g}", hint="write seconds: 0 (do not wait) or more")
+    if not host or "/" in host or not port.isdigit():
+        raise UsageError(
+            f"the store (--store, or RALLYPOINT_STORE) is {store!r}",
+            hint="write HOST:PORT, for example localhost:29500",
+        )
     client = TCPStore(host.strip("[]"), int(port), timeout=_CONNECT_SECONDS)
     if timeout > 0:
         client.set_timeout(timeout)

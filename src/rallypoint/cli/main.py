@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -45,3 +46,6 @@ def main() -> None:
         if error.hint:
             print(f"\nhint: {error.hint}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except OSError as error:  # ours are caught above: what is left is a standard stream
+        print(f"rallypoint: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        os._exit(1)  # not by way of the interpreter's end, which would try to write it again

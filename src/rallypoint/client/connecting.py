@@ -29,7 +29,9 @@ _CONNECT_SECONDS = 10.0
 
 _NOT_RESOLVED = "name not resolved"
 _NO_ROUTE = "there is no route to that machine: another network, or an address that leads nowhere"
+_SILENT = -1  # no error of the system: connected, but no answer
 _HINTS = {
+    _SILENT: "something listens there, but it is no store, or one that is stopped: check the port",
     errno.ECONNREFUSED: "nothing listens there: is the process that holds the store up, on this port?",
     errno.ETIMEDOUT: "no answer at all: a firewall, or an address that leads nowhere",
     errno.EHOSTUNREACH: _NO_ROUTE,
@@ -64,7 +66,9 @@ class _Attempts:
 
     def note(self, address: str, error: Exception) -> None:
         code = error.errno if isinstance(error, OSError) else None
-        if isinstance(error, TimeoutError):
+        if isinstance(error, StoreTimeoutError):
+            code = _SILENT
+        elif isinstance(error, TimeoutError):
             code = errno.ETIMEDOUT
         self._last[address] = _describe(error)
         self._codes[code or 0] += 1

@@ -32,8 +32,13 @@ class Connection:
     def shake_hands(self, deadline: Deadline) -> None:
         """VALIDATE, and a PING that shows that a store is at the other end."""
         nonce = os.urandom(4)
-        self.send(VALIDATE + request(Op.PING, tail=nonce), deadline)
-        answer = self.read(len(nonce), deadline)
+        try:
+            self.send(VALIDATE + request(Op.PING, tail=nonce), deadline)
+            answer = self.read(len(nonce), deadline)
+        except StoreTimeoutError:
+            raise StoreTimeoutError(
+                f"connected, but it gave no answer as a store does within {deadline.seconds:g} s"
+            ) from None
         if answer != nonce:
             raise ProtocolError(
                 f"{self._server} answers, but not as a store does ({answer!r})",

@@ -91,6 +91,8 @@ def find_place(host: str) -> Place:
     """Decide what to bind for a host name."""
     if host in _EVERYWHERE:
         return Place((_everything(),))
+    if "/" in host or (":" in host and not _is_literal(host)):
+        raise UsageError(f"{host!r} is no host name", hint="give the host and the port each by itself")
     if host.lower().rstrip(".") in ("localhost", "localhost.localdomain"):
         return Place(tuple(filter(_is_ours, ("127.0.0.1", "::1"))) or ("127.0.0.1",))
     addresses = _resolve(host)

@@ -9,6 +9,7 @@ import select
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from rallypoint.errors import UsageError
 from rallypoint.wire.limits import Limits
 
 _LINE_CHARACTERS = 3_000
@@ -71,7 +72,10 @@ def settle_in(log_level: int) -> None:
 
 def limits_of_environment() -> Limits:
     """The limits as the variable RALLYPOINT_LIMITS changes them: NAME=VALUE pairs, commas between them."""
-    return Limits().override(filter(None, os.environ.get(LIMITS_VARIABLE, "").split(",")))
+    try:
+        return Limits().override(filter(None, os.environ.get(LIMITS_VARIABLE, "").split(",")))
+    except UsageError as error:
+        raise UsageError(f"the variable {LIMITS_VARIABLE}: {error.message}", hint=error.hint) from None
 
 
 def _raise_file_limit() -> None:

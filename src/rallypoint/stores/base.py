@@ -38,6 +38,13 @@ def to_bytes(value: Value) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(memoryview(value))
 
 
+def as_keys(keys: Sequence[str]) -> Sequence[str]:
+    """The keys; UsageError for a text alone, which would be taken for a list of its letters."""
+    if isinstance(keys, str):
+        raise UsageError(f"{keys!r} is one key, where a list is wanted", hint=f"write [{keys!r}]")
+    return keys
+
+
 def to_i64(number: int, what: str) -> bytes:
     """A number as the protocol carries it; UsageError if it does not fit into 64 bits."""
     if not I64_MIN <= number <= I64_MAX:

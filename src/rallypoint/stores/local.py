@@ -16,7 +16,7 @@ from typing import TypeVar
 from rallypoint.client.deadline import Deadline
 from rallypoint.engine import Engine
 from rallypoint.errors import QueueEmptyError, RallypointError, StoreTimeoutError, UsageError
-from rallypoint.stores.base import Store, Timeout, Value, to_bytes, to_i64
+from rallypoint.stores.base import Store, Timeout, Value, as_keys, to_bytes, to_i64
 from rallypoint.wire.opcodes import Op
 
 _Result = TypeVar("_Result")
@@ -69,7 +69,7 @@ class LocalStore(Store):
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        names = [to_key(key) for key in keys]
+        names = [to_key(key) for key in as_keys(keys)]
         missing: list[bytes] = []
 
         def attempt(engine: Engine[bytes]) -> list[bytes] | None:
@@ -145,11 +145,11 @@ class LocalStore(Store):
     # Waiting
 
     def check(self, keys: Sequence[str]) -> bool:
-        names = [to_key(key) for key in keys]
+        names = [to_key(key) for key in as_keys(keys)]
         return self._act(lambda engine: not engine.missing(names))
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        names = [to_key(key) for key in keys]
+        names = [to_key(key) for key in as_keys(keys)]
         missing: list[bytes] = []
 
         def attempt(engine: Engine[bytes]) -> bool | None:

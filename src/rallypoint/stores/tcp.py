@@ -18,6 +18,7 @@ from rallypoint.client.connection import Connection
 from rallypoint.client.deadline import Deadline
 from rallypoint.client.pool import ConnectionPool
 from rallypoint.errors import (
+    ConnectionLostError,
     ProtocolError,
     QueueEmptyError,
     RallypointError,
@@ -26,7 +27,7 @@ from rallypoint.errors import (
 )
 from rallypoint.server.backend import Choice, choose
 from rallypoint.server.hosting import HostedServer, host_server, share_server
-from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout, Value, to_bytes, to_i64
+from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout, Value, as_keys, to_bytes, to_i64
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
 
@@ -60,6 +61,8 @@ class TCPStore(Store):
         use_libuv: bool | None = None,
     ) -> None:
         super().__init__(timeout)
+        if not isinstance(port, int):
+            raise UsageError(f"the port is {port!r}, which is no number", hint="write int(...)")
         if not 0 <= port <= 65_535 or (port == 0 and not is_master):
             raise UsageError(f"no store can be reached at port {port}", hint="ports go from 1 to 65535")
         choice = choose(use_libuv)
@@ -117,7 +120,13 @@ class TCPStore(Store):
         return self._get(keys, counted_request(Op.MULTI_GET, _wire_keys(keys)))
 
     def add(self, key: str, amount: int) -> int:
-        return self._add(_wire_key(key), amount)
+        try:
+            return self._add(_wire_key(key), amount)
+        except ConnectionLostError as error:
+            raise ConnectionLostError(
+                error.message,
+                hint=f"if the value of {key!r} is no number, the server ends the connection; its log says so",
+            ) from error
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         message = request(Op.COMPARE_SET, _wire_key(key), to_bytes(expected_value), to_bytes(desired_value))
@@ -185,9 +194,9 @@ class TCPStore(Store):
                 if not block:
                     raise QueueEmptyError(f"the queue {key!r} is empty")
                 if deadline.passed:
-                    raise self._late([key], 1, deadline)
+                    raise _still_empty(key, deadline)
                 time.sleep(min(pause, deadline.remaining))
-                self._wait_for(connection, [key], deadline)
+                self._wait_for_push(connection, key, deadline)
                 pause = min(pause + 0.001, _POLL_SECONDS)
             return value
 
@@ -257,6 +266,12 @@ class TCPStore(Store):
         if missing or len(keys) > _KEYS_NAMED:  # else they came in the last moment
             raise self._late(missing, len(keys), deadline)
 
+    def _wait_for_push(self, connection: Connection, key: str, deadline: Deadline) -> None:
+        try:
+            self._wait_for(connection, [key], deadline)
+        except StoreTimeoutError as late:
+            raise (_still_empty(key, deadline) if late.keys else late) from None
+
     def _late(self, missing: Sequence[str], count: int, deadline: Deadline) -> StoreTimeoutError:
         shown = ", ".join(missing[:_KEYS_SHOWN]) + (", …" if len(missing) > _KEYS_SHOWN else "")
         return StoreTimeoutError(
@@ -290,10 +305,24 @@ class TCPStore(Store):
                     hint="the others did not start, or cannot reach this machine: see their logs",
                 )
             if deadline.elapsed > next_report:
-                logger.warning("%d of %d workers have come after %.0f s", count, world_size, deadline.elapsed)
+                logger.warning(
+                    "%d of %d workers have come to %s after %.0f s",
+                    count,
+                    world_size,
+                    format_address(self.host, self.port),
+                    deadline.elapsed,
+                )
                 next_report *= 2
             time.sleep(min(_POLL_SECONDS, deadline.remaining))
             count = self._add(_WORKERS, 0, Deadline(deadline.remaining + _GRACE_SECONDS))
+
+
+def _still_empty(key: str, deadline: Deadline) -> StoreTimeoutError:
+    return StoreTimeoutError(
+        f"waited {deadline.seconds:g} s: the queue {key!r} is empty",
+        hint="whoever should push to it is late or gone: see its log",
+        keys=(key,),
+    )
 
 
 def _let_go(pool: ConnectionPool, server: HostedServer | None) -> None:
@@ -307,7 +336,7 @@ def _wire_key(key: str) -> bytes:
 
 
 def _wire_keys(keys: Sequence[str]) -> list[bytes]:
-    return [_wire_key(key) for key in keys]
+    return [_wire_key(key) for key in as_keys(keys)]
 
 
 def _read_values(connection: Connection, count: int, deadline: Deadline) -> list[bytes]:

@@ -176,10 +176,6 @@ class Core:
             late.append(connection)
         return late
 
-    def next_deadline(self) -> float | None:
-        """When `overdue` is worth asking again."""
-        return next(iter(self._handshakes.values()), None)
-
     def check_reply(self, count: int) -> None:
         """Refuse to put together a reply that is longer than anyone may be sent."""
         limit = self.limits.unsent_bytes

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import TypeVar
 
-from rallypoint.errors import UsageError
+from rallypoint.errors import StoreTimeoutError, UsageError
 from rallypoint.wire.encoding import I64_MAX, I64_MIN, pack_i64
 
 Timeout = timedelta | float
@@ -23,6 +23,8 @@ Value = str | bytes
 _StoreType = TypeVar("_StoreType", bound="Store")
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+_KEYS_SHOWN = 8
 
 
 def to_seconds(timeout: Timeout) -> float:
@@ -43,6 +45,23 @@ def as_keys(keys: Sequence[str]) -> Sequence[str]:
     if isinstance(keys, str):
         raise UsageError(f"{keys!r} is one key, where a list is wanted", hint=f"write [{keys!r}]")
     return keys
+
+
+def as_pairs(keys: Sequence[str], values: Sequence[Value]) -> Iterator[tuple[str, Value]]:
+    """Keys with their values; UsageError if there are not as many of the one as of the other."""
+    if len(keys) != len(values):
+        raise UsageError(f"multi_set got {len(keys)} keys, but {len(values)} values")
+    return zip(as_keys(keys), values, strict=True)
+
+
+def keys_missing(place: str, missing: Sequence[str], count: int, seconds: float) -> StoreTimeoutError:
+    """The error for `count` keys, of which some did not come to the store at `place` in time."""
+    shown = ", ".join(missing[:_KEYS_SHOWN]) + (", …" if len(missing) > _KEYS_SHOWN else "")
+    return StoreTimeoutError(
+        f"waited {seconds:g} s at {place}; {len(missing)} of {count} keys are missing: {shown}",
+        hint="the rank that should set them is late or gone: see its log",
+        keys=tuple(missing),
+    )
 
 
 def to_i64(number: int, what: str) -> bytes:

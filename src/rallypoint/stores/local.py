@@ -15,14 +15,13 @@ from typing import TypeVar
 
 from rallypoint.client.deadline import Deadline
 from rallypoint.engine import Engine
-from rallypoint.errors import QueueEmptyError, RallypointError, StoreTimeoutError, UsageError
-from rallypoint.stores.base import Store, Timeout, Value, as_keys, to_bytes, to_i64
+from rallypoint.errors import QueueEmptyError, RallypointError, StoreTimeoutError
+from rallypoint.stores.base import Store, Timeout, Value, as_keys, as_pairs, keys_missing, to_bytes, to_i64
 from rallypoint.wire.opcodes import Op
 
 _Result = TypeVar("_Result")
 
 _NOBODY = b""
-_KEYS_SHOWN = 8
 
 
 class LocalStore(Store):
@@ -114,9 +113,7 @@ class LocalStore(Store):
         self._act(act)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        if len(keys) != len(values):
-            raise UsageError(f"multi_set got {len(keys)} keys, but {len(values)} values")
-        pairs = zip(keys, values, strict=True)
+        pairs = as_pairs(keys, values)
         contents = [part for key, value in pairs for part in (to_key(key), to_bytes(value))]
 
         def act(engine: Engine[bytes]) -> None:
@@ -248,13 +245,7 @@ class LocalStore(Store):
             raise RallypointError(f"{self!r} is closed", hint="make a new one, or close it later")
 
     def _missing_error(self, missing: Sequence[bytes], count: int, deadline: Deadline) -> StoreTimeoutError:
-        keys = tuple(_to_text(name) for name in missing)
-        shown = ", ".join(map(repr, keys[:_KEYS_SHOWN])) + (", …" if len(keys) > _KEYS_SHOWN else "")
-        return StoreTimeoutError(
-            f"waited {deadline.seconds:g} s at {self!r}; {len(keys)} of {count} keys are missing: {shown}",
-            hint="the rank that should set them is late or gone: see its log",
-            keys=keys,
-        )
+        return keys_missing(repr(self), [_to_text(name) for name in missing], count, deadline.seconds)
 
 
 def to_key(key: str) -> bytes:

@@ -27,7 +27,17 @@ from rallypoint.errors import (
 )
 from rallypoint.server.backend import Choice, choose
 from rallypoint.server.hosting import HostedServer, host_server, share_server
-from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout, Value, as_keys, to_bytes, to_i64
+from rallypoint.stores.base import (
+    DEFAULT_TIMEOUT,
+    Store,
+    Timeout,
+    Value,
+    as_keys,
+    as_pairs,
+    keys_missing,
+    to_bytes,
+    to_i64,
+)
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
 
@@ -38,7 +48,6 @@ _POLL_SECONDS = 0.01
 _FIRST_REPORT = 10.0
 _GRACE_SECONDS = 2.0  # to cancel a wait whose deadline has passed, and to ask what is missing
 _KEYS_NAMED = 4096
-_KEYS_SHOWN = 8
 
 
 class TCPStore(Store):
@@ -137,9 +146,7 @@ class TCPStore(Store):
         self._tell(request(Op.APPEND, _wire_key(key), to_bytes(value)))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        if len(keys) != len(values):
-            raise UsageError(f"multi_set got {len(keys)} keys, but {len(values)} values")
-        pairs = zip(keys, values, strict=True)
+        pairs = as_pairs(keys, values)
         contents = [part for key, value in pairs for part in (_wire_key(key), to_bytes(value))]
         self._tell(counted_request(Op.MULTI_SET, contents, blobs_each=2))
 
@@ -264,22 +271,14 @@ class TCPStore(Store):
             return
         missing = _missing(connection, keys[:_KEYS_NAMED])
         if missing or len(keys) > _KEYS_NAMED:  # else they came in the last moment
-            raise self._late(missing, len(keys), deadline)
+            place = f"the store {format_address(self.host, self.port)}"
+            raise keys_missing(place, missing, len(keys), deadline.seconds)
 
     def _wait_for_push(self, connection: Connection, key: str, deadline: Deadline) -> None:
         try:
             self._wait_for(connection, [key], deadline)
         except StoreTimeoutError as late:
             raise (_still_empty(key, deadline) if late.keys else late) from None
-
-    def _late(self, missing: Sequence[str], count: int, deadline: Deadline) -> StoreTimeoutError:
-        shown = ", ".join(missing[:_KEYS_SHOWN]) + (", …" if len(missing) > _KEYS_SHOWN else "")
-        return StoreTimeoutError(
-            f"waited {deadline.seconds:g} s at the store {format_address(self.host, self.port)}; "
-            f"{len(missing)} of {count} keys are missing: {shown}",
-            hint="the rank that should set them is late or gone: see its log",
-            keys=tuple(missing),
-        )
 
     # Coming together
 

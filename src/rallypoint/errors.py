@@ -60,6 +60,14 @@ class ServerStartError(RallypointError):
     """The server process ended, or said nothing, before it was ready."""
 
 
+class JoinTimeoutError(StoreTimeoutError):
+    """Not enough machines came to a job's meeting in time. The message names who did, and who is missing."""
+
+
+class MeetingClosedError(RallypointError):
+    """A job's meeting is over; nobody may join it any more."""
+
+
 class StaleFileError(RallypointError):
     """A file store's file belongs to another run, finished or not."""
 

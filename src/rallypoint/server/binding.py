@@ -112,6 +112,13 @@ def find_place(host: str) -> Place:
     )
 
 
+def is_this_machine(host: str) -> bool:
+    """Whether a host name or address means this machine; a name that cannot be resolved does not."""
+    if host in _EVERYWHERE or host.lower() in ("localhost", socket.gethostname().lower()):
+        return True
+    return any(map(_is_ours, _resolve(host)))
+
+
 def describe(listeners: Iterable[socket.socket]) -> str:
     """`HOST:PORT` of listening sockets, each place once."""
     return ", ".join(dict.fromkeys(map(_describe, listeners)))

@@ -1,9 +1,9 @@
 """What runs in a hosted server process: `hosting` starts it, and speaks with it over two pipes.
 
-On standard input come one line of JSON (what to serve, and how) and, on Windows, the listening sockets;
-then nothing more: when it ends, the parent is gone or wants the server gone. On standard output goes one
-line, a mark and JSON behind it: which backend serves, or what went wrong. Lines before it come from
-whatever else the interpreter runs at its start, and are not ours.
+On standard input come one line of JSON (what to serve, how, and how long) and, on Windows, the listening
+sockets; then nothing more: when it ends, the parent is gone or wants the server gone. On standard output
+goes one line, a mark and JSON behind it: which backend serves, or what went wrong. Lines before it come
+from whatever else the interpreter runs at its start, and are not ours.
 """
 
 from __future__ import annotations
@@ -41,11 +41,34 @@ def main() -> None:
     except BaseException:
         _report({"error": traceback.format_exc(limit=-3)})
         raise
-    _watch_parent(pump, commands)
-    pump.serve(
-        on_ready=lambda: _report({"backend": pump.name, "warning": warning}),
-        on_tick=_stop_when_orphaned(pump),
-    )
+    if order["owner_key"]:
+        core.live_with_owners(order["owner_key"].encode(), pump.stop)
+    life = _Life(pump, stays_for_clients=order["stays_for_clients"])
+    _watch_parent(pump, commands, life.leave)
+    pump.serve(on_ready=lambda: _report({"backend": pump.name, "warning": warning}), on_tick=life.check)
+
+
+class _Life:
+    """When to end: with the parent, or, if it was told to stay for them, with the last client after that."""
+
+    def __init__(self, pump: Pump, *, stays_for_clients: bool) -> None:
+        self._pump = pump
+        self._stays_for_clients = stays_for_clients
+        self._left = False
+        self._parent = os.getppid()
+
+    def leave(self) -> None:
+        """The parent has gone, or has let go of the server."""
+        self._left = True
+        if not self._stays_for_clients or not self._pump.core.connections:
+            self._pump.stop()
+
+    def check(self) -> None:
+        """Once a second: a parent that forked has given our standard input to children who may outlive it."""
+        if sys.platform != "win32" and os.getppid() != self._parent:
+            self.leave()
+        if self._left and not self._pump.core.connections:
+            self._pump.stop()
 
 
 def _take_listeners(order: dict[str, object], commands: BinaryIO) -> list[socket.socket]:
@@ -56,27 +79,19 @@ def _take_listeners(order: dict[str, object], commands: BinaryIO) -> list[socket
     return [socket.socket(fileno=fd) for fd in descriptors]
 
 
-def _watch_parent(pump: Pump, commands: BinaryIO) -> None:
+def _watch_parent(pump: Pump, commands: BinaryIO, on_end: Callable[[], None]) -> None:
     if sys.platform == "win32":
         # A pipe cannot be polled there, so a thread waits for its end.
         import threading
 
-        threading.Thread(target=lambda: (commands.read(), pump.stop()), daemon=True).start()
-    else:
-        pump.watch_readable(commands.fileno(), pump.stop)
+        threading.Thread(target=lambda: (commands.read(), on_end()), daemon=True).start()
+        return
 
+    def end() -> None:
+        pump.watch_readable(commands.fileno(), None)  # its end stays readable for ever
+        on_end()
 
-def _stop_when_orphaned(pump: Pump) -> Callable[[], None]:
-    """A parent that forked has given our standard input to its children, who may outlive it."""
-    if sys.platform == "win32":
-        return lambda: None
-    parent = os.getppid()
-
-    def check() -> None:
-        if os.getppid() != parent:
-            pump.stop()
-
-    return check
+    pump.watch_readable(commands.fileno(), end)
 
 
 def _report(message: dict[str, str]) -> None:

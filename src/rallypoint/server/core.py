@@ -85,6 +85,8 @@ class Connection:
         return self._core.wake(woken, self) + blob(value)
 
     def delete_key(self, key: bytes) -> bytes:
+        if key == self._core.owner_key:
+            return pack_i64(self._core.take_owner(self))
         return pack_i64(self._engine.delete(key))
 
     def num_keys(self) -> bytes:
@@ -127,7 +129,10 @@ def _receive_nothing(_: bytes) -> bytes:
 class Core:
     """Parser and engine for all connections of one server. Not safe for threads."""
 
-    __slots__ = ("_handshakes", "connections", "engine", "forms", "limits", "woken")
+    __slots__ = (
+        *("_handshakes", "_on_abandoned", "_owners", "connections", "engine", "forms"),
+        *("limits", "owner_key", "woken"),
+    )
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -137,6 +142,25 @@ class Core:
         self._handshakes: dict[Connection, float] = {}  # deadlines, which come in the order of insertion
         self.woken: list[Connection] = []
         """Always this same list. If it is not empty, `take_woken` is due."""
+        self.owner_key: bytes | None = None
+        self._owners: set[Connection] = set()
+        self._on_abandoned: Callable[[], None] | None = None
+
+    def live_with_owners(self, key: bytes, on_abandoned: Callable[[], None]) -> None:
+        """Call `on_abandoned`, once, when the last owner has closed its connection.
+
+        A connection becomes an owner by deleting `key`, a secret of whoever started the server. Thus a
+        client that cannot be watched otherwise (torch's, in C++) ties the server to its own life.
+        """
+        self.owner_key = key
+        self._on_abandoned = on_abandoned
+
+    def take_owner(self, connection: Connection) -> bool:
+        """Make a connection an owner; False if the server has been abandoned and is about to end."""
+        if self._on_abandoned is None:
+            return False
+        self._owners.add(connection)
+        return True
 
     def open(self, peer: str, now: float) -> Connection:
         """A new connection; `peer` is its name in messages. LimitError if it is one too many."""
@@ -159,7 +183,16 @@ class Core:
         self.connections.discard(connection)
         self._handshakes.pop(connection, None)
         connection.receive = _receive_nothing  # the parser refers back to the connection
+        self._disown(connection)
         self.wake(self.engine.withdraw(connection), connection)
+
+    def _disown(self, connection: Connection) -> None:
+        if connection not in self._owners:
+            return
+        self._owners.remove(connection)
+        if not self._owners and self._on_abandoned is not None:
+            abandon, self._on_abandoned = self._on_abandoned, None
+            abandon()
 
     def end(self, connection: Connection, now: float) -> None:
         """A connection has sent its last; it stays open to take its replies. `take_woken` comes next."""

@@ -2,7 +2,8 @@
 
 A thread of a training process would fight with it for the interpreter lock, so the server always is a
 process. The parent binds and listens, so there is no race for the port; the child serves the sockets that
-it inherits, says when it is ready, and ends when its parent does, however that ends.
+it inherits, says when it is ready, and ends when its parent does, however that ends, unless it was told
+to stay for its clients, or to end even before, with the connections that own it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import IO
 
 from rallypoint.errors import ServerStartError
@@ -28,7 +29,6 @@ from rallypoint.server.backend import Choice
 from rallypoint.server.binding import adopt, describe, find_place, listen, reachable_at
 from rallypoint.server.child import ANSWER_MARK
 from rallypoint.server.process import limits_of_environment
-from rallypoint.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -60,6 +60,7 @@ class HostedServer:
         self._hosts = {listener.getsockname()[0] for listener in listeners}
         self.backend = backend
         self.pid = process.pid
+        self._process = process
         self._users = 1
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a collection may release one store while another is retained
@@ -68,6 +69,29 @@ class HostedServer:
     @property
     def port(self) -> int:
         return self.address[1]
+
+    def abandon(self, seconds: float = 0.0) -> None:
+        """Leave a server that stays for its clients to them: it ends with the last, or now if it has none.
+
+        Waits so many seconds for it to end.
+        """
+        if self._owner != os.getpid():
+            return
+        with self._lock:
+            self._users = 0
+            if self._stop.detach() is not None:
+                for pipe in (self._process.stdin, self._process.stdout):
+                    _pipe(pipe).close()
+                if not self.await_end(seconds):
+                    self._process.returncode = 0  # or Python would complain that it still runs
+
+    def await_end(self, seconds: float) -> bool:
+        """Whether the process has ended, waiting so long for it."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def listens_for(self, host: str) -> bool:
         """Whether it listens wherever a server for `host` would."""
@@ -91,8 +115,27 @@ class HostedServer:
                 self._stop()
 
 
+@dataclass(frozen=True)
+class Lifespan:
+    """How long a server process serves; by default, as long as its parent lives."""
+
+    owner_key: str = ""
+    """If given: only until the last connection has closed that deleted this key (see `Core`)."""
+
+    stays_for_clients: bool = False
+    """A parent that dies leaves it to its clients: it ends when the last of them has gone."""
+
+
+WITH_PARENT = Lifespan()
+
+
 def host_server(
-    host: str, port: int, *, backend: Choice = Choice.AUTO, listen_fd: int | None = None
+    host: str,
+    port: int,
+    *,
+    backend: Choice = Choice.AUTO,
+    listen_fd: int | None = None,
+    lifespan: Lifespan = WITH_PARENT,
 ) -> HostedServer:
     """Start a server process for `host` and `port`, or for a socket that is bound already.
 
@@ -101,7 +144,9 @@ def host_server(
     limits = limits_of_environment()
     listeners = [adopt(listen_fd)] if listen_fd is not None else listen(host, port)
     try:
-        server = _start(listeners, backend, limits)
+        server = _start(listeners, {"backend": backend.value, "limits": asdict(limits), **asdict(lifespan)})
+        # At the end of this process it loses its standard input, and decides for itself.
+        server._stop.atexit = not lifespan.stays_for_clients
     finally:
         for listener in listeners:
             listener.close()
@@ -140,12 +185,12 @@ def share_server(
     return server
 
 
-def _start(listeners: Sequence[socket.socket], backend: Choice, limits: Limits) -> HostedServer:
+def _start(listeners: Sequence[socket.socket], order: dict[str, object]) -> HostedServer:
     began = time.monotonic()
     with _inheritable(listeners) as descriptors:
         process = _spawn(descriptors)
     try:
-        _give_order(process, listeners, descriptors, backend, limits)
+        _give_order(process, listeners, descriptors, order)
         answer = _await_answer(process)
     except BaseException:
         _stop(process, os.getpid())
@@ -207,17 +252,15 @@ def _give_order(
     process: subprocess.Popen[bytes],
     listeners: Sequence[socket.socket],
     descriptors: list[int],
-    backend: Choice,
-    limits: Limits,
+    order: dict[str, object],
 ) -> None:
     shares: list[bytes] = []
     if sys.platform == "win32":
         shares = [listener.share(process.pid) for listener in listeners]
         descriptors = [len(share) for share in shares]
-    order = {"descriptors": descriptors, "backend": backend.value, "limits": asdict(limits)}
     stdin = _pipe(process.stdin)
     try:
-        stdin.write(json.dumps(order).encode() + b"\n" + b"".join(shares))
+        stdin.write(json.dumps({**order, "descriptors": descriptors}).encode() + b"\n" + b"".join(shares))
         stdin.flush()
     except OSError:  # it has ended; its exit code comes when its answer is awaited
         pass

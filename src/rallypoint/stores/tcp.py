@@ -290,12 +290,21 @@ class TCPStore(Store):
             return
         if world_size < 1:
             raise UsageError(f"the world size is {world_size}, but must be positive")
-        count = self._add(_WORKERS, 1, deadline)
+        self._add(_WORKERS, 1, deadline)
         if is_master:
-            self._wait_for_workers(count, world_size, deadline)
+            self._await_workers(world_size, deadline)
 
-    def _wait_for_workers(self, count: int, world_size: int, deadline: Deadline) -> None:
+    def await_workers(self, world_size: int, timeout: Timeout | None = None) -> None:
+        """Wait, as a master does, until so many workers have counted themselves in."""
+        self._await_workers(world_size, Deadline(self._seconds(timeout)))
+
+    def count_workers(self) -> int:
+        """How many workers have counted themselves in, as those do that are given a world size."""
+        return self._add(_WORKERS, 0)
+
+    def _await_workers(self, world_size: int, deadline: Deadline) -> None:
         next_report = _FIRST_REPORT
+        count = self.count_workers()
         while count < world_size:
             if deadline.passed:
                 raise StoreTimeoutError(

@@ -1,0 +1,493 @@
+"""How long a server process serves: with its parent, with connections that own it, or with its clients."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psutil
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from processes import BACKENDS, end
+from rallypoint.errors import ProtocolError
+from rallypoint.server.backend import Choice
+from rallypoint.server.binding import is_this_machine
+from rallypoint.server.core import Connection, Core
+from rallypoint.server.hosting import WITH_PARENT, HostedServer, Lifespan, host_server
+from rallypoint.wire.encoding import VALIDATE, blob, pack_i64, request
+from rallypoint.wire.opcodes import Op
+from raw import SECONDS, RawClient, is_gone, until
+
+SECRET = b"/a secret"
+OWN = request(Op.DELETE_KEY, SECRET)
+YES, NO = pack_i64(1), pack_i64(0)
+
+# Ownership, without any process
+
+
+class Owned:
+    """A core with an owner key, and how often it was abandoned."""
+
+    def __init__(self) -> None:
+        self.core = Core()
+        self.abandoned = 0
+        self.core.live_with_owners(SECRET, self._abandon)
+
+    def _abandon(self) -> None:
+        self.abandoned += 1
+
+    def connect(self) -> Connection:
+        connection = self.core.open("client", now=0.0)
+        assert connection.receive(VALIDATE) == b""
+        return connection
+
+    def close(self, connection: Connection) -> int:
+        self.core.close(connection)
+        self.core.check_invariants()
+        return self.abandoned
+
+
+@pytest.fixture
+def owned() -> Owned:
+    return Owned()
+
+
+def test_the_last_owner_to_go_abandons_the_server_once(owned: Owned) -> None:
+    first, second, guest, late = (owned.connect() for _ in range(4))
+    assert first.receive(OWN) == YES
+    assert second.receive(OWN) == YES
+    assert owned.close(first) == 0
+    assert owned.close(second) == 1
+    assert late.receive(OWN) == NO, "it is about to end"
+    assert owned.close(late) == 1
+    assert owned.close(guest) == 1
+    assert owned.connect().receive(OWN) == NO
+
+
+def test_clients_that_own_nothing_may_go(owned: Owned) -> None:
+    for _ in range(3):
+        assert owned.close(owned.connect()) == 0
+    guest, owner = owned.connect(), owned.connect()
+    assert owner.receive(OWN) == YES
+    assert owned.close(guest) == 0
+    assert owned.close(owner) == 1
+
+
+def test_an_owner_owns_once(owned: Owned) -> None:
+    owner = owned.connect()
+    for _ in range(3):
+        assert owner.receive(OWN) == YES
+    assert owned.close(owner) == 1
+
+
+def test_ownership_may_come_in_pieces_among_other_requests(owned: Owned) -> None:
+    (owner,) = (owned.connect() for _ in range(1))
+    stream = request(Op.SET, b"k", b"v") + OWN + request(Op.GET, b"k")
+    assert b"".join(owner.receive(bytes([byte])) for byte in stream) == YES + blob(b"v")
+    assert owned.close(owner) == 1
+
+
+@pytest.mark.parametrize("key", [b"k", b"a secret", b"/a secret ", b"/A SECRET", b"/a", b""])
+def test_other_keys_are_deleted_as_ever(owned: Owned, key: bytes) -> None:
+    client = owned.connect()
+    delete = request(Op.DELETE_KEY, key)
+    assert client.receive(delete) == NO
+    assert client.receive(request(Op.SET, key, b"v") + delete + delete) == YES + NO
+    assert owned.close(client) == 0
+
+
+def test_the_owner_key_is_no_key_that_is_stored(owned: Owned) -> None:
+    owner = owned.connect()
+    assert owner.receive(OWN + request(Op.GETNUMKEYS)) == YES + pack_i64(0)
+
+
+def test_without_owners_the_key_is_one_like_any_other() -> None:
+    core = Core()
+    client = core.open("client", now=0.0)
+    client.receive(VALIDATE)
+    assert client.receive(OWN) == NO
+    assert client.receive(request(Op.SET, SECRET, b"v") + OWN) == YES
+    core.close(client)
+
+
+def test_an_owner_that_breaks_the_protocol_is_gone_when_it_is_closed(owned: Owned) -> None:
+    owner = owned.connect()
+    with pytest.raises(ProtocolError) as caught:
+        owner.receive(OWN + b"\xff")
+    assert caught.value.replies == YES
+    assert owned.abandoned == 0
+    assert owned.close(owner) == 1
+
+
+def test_an_owner_that_has_sent_its_last_is_gone_when_it_is_closed(owned: Owned) -> None:
+    owner = owned.connect()
+    owner.receive(OWN)
+    owned.core.end(owner, now=100.0)
+    assert owned.abandoned == 0, "it is still to take its replies"
+    assert owned.core.overdue(100.0 + owned.core.limits.handshake_seconds) == [owner]
+    assert owned.close(owner) == 1
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(["own", "close"]), st.integers(0, 4)), max_size=25))
+def test_any_history_of_owners(history: list[tuple[str, int]]) -> None:
+    owned = Owned()
+    clients = [owned.connect() for _ in range(5)]
+    owners: set[int] = set()
+    abandoned = False
+    for act, number in history:
+        if act == "own":
+            assert clients[number].receive(OWN) == (NO if abandoned else YES)
+            owners |= set() if abandoned else {number}
+        else:
+            owned.close(clients[number])
+            clients[number] = owned.connect()
+            abandoned = abandoned or owners == {number}
+            owners -= {number}
+        assert owned.abandoned == abandoned
+
+
+# Server processes with owners
+
+
+@contextmanager
+def hosting(backend: str, lifespan: Lifespan = WITH_PARENT) -> Iterator[HostedServer]:
+    server = host_server("127.0.0.1", 0, backend=Choice(backend), lifespan=lifespan)
+    try:
+        yield server
+    finally:
+        server.release()
+        if not server.await_end(0.01):
+            os.kill(server.pid, signal.SIGKILL)
+            server.await_end(SECONDS)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def server(backend: str) -> Iterator[HostedServer]:
+    """A server that lives with its owners."""
+    with hosting(backend, Lifespan(owner_key=SECRET.decode())) as running:
+        yield running
+
+
+def own(client: RawClient) -> None:
+    client.send(OWN)
+    assert client.read(8) == YES
+
+
+def test_the_server_ends_with_its_last_owner(server: HostedServer) -> None:
+    with RawClient(server.port) as guest, RawClient(server.port) as second:
+        with RawClient(server.port) as first:
+            own(first)
+            own(second)
+        assert guest.answers()
+        with RawClient(server.port) as passer_by:
+            assert passer_by.answers()
+        assert not server.await_end(0.01)
+        second.close()
+        assert server.await_end(SECONDS)
+        assert guest.read_rest() == b""
+
+
+def _reset(client: RawClient) -> None:
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+WAYS_TO_GO: dict[str, Callable[[RawClient], object]] = {
+    "closes": RawClient.close,
+    "resets": _reset,
+    "closes its half": lambda client: client.sock.shutdown(socket.SHUT_WR),
+    "breaks the protocol": lambda client: client.send(b"\xff" * 9),
+}
+
+
+@pytest.mark.parametrize("go", WAYS_TO_GO.values(), ids=WAYS_TO_GO.keys())
+def test_however_an_owner_goes_it_is_gone(server: HostedServer, go: Callable[[RawClient], object]) -> None:
+    with RawClient(server.port) as owner, RawClient(server.port) as guest:
+        own(owner)
+        go(owner)
+        assert server.await_end(SECONDS)
+        assert guest.read_rest() == b""
+
+
+def test_torchs_client_owns_a_server_until_it_is_deleted(server: HostedServer) -> None:
+    store = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+    assert store.delete_key("a secret")
+    assert not store.delete_key("another key")
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    del store
+    gc.collect()
+    assert server.await_end(SECONDS)
+
+
+# Server processes and their parents
+
+HOST = """
+import os, signal, sys
+from rallypoint.server.backend import Choice
+from rallypoint.server.hosting import Lifespan, host_server
+
+lifespan = Lifespan(stays_for_clients="stays" in sys.argv)
+server = host_server("127.0.0.1", 0, backend=Choice(sys.argv[1]), lifespan=lifespan)
+fork = os.fork() if "forks" in sys.argv else 0
+if "forks" in sys.argv and fork == 0:
+    while True:
+        signal.pause()
+print(server.port, server.pid, fork, flush=True)
+sys.stdin.readline()
+"""
+
+
+class Parent:
+    """A process that hosts a server, its server, and its fork, if it was told to have one."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self.port, self.server, self.fork = map(int, process.stdout.readline().split())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(SECONDS)
+
+    def end(self) -> None:
+        for pid in filter(None, (self.server, self.fork)):
+            if not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def parent(*words: str) -> Iterator[Parent]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOST, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        running = Parent(process)
+        try:
+            yield running
+        finally:
+            running.end()
+    finally:
+        end(process)
+
+
+@pytest.fixture
+def _quick_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RALLYPOINT_LIMITS", "handshake_seconds=0.5")
+
+
+def let_them_look(ports: Sequence[int]) -> None:
+    """Wait until servers have looked at what they do once a second, as they do at who is silent."""
+    with ExitStack() as stack:
+        silent = [stack.enter_context(RawClient(port, shake_hands=False)) for port in ports]
+        assert all(client.read_rest() == b"" for client in silent)
+
+
+unix_only = pytest.mark.skipif(sys.platform == "win32", reason="forks and sends signals")
+
+
+# What these wait for happens once a second, so they watch servers of both backends at the same time.
+
+
+@contextmanager
+def parents(*words: str) -> Iterator[list[Parent]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(parent(backend, *words)) for backend in BACKENDS]
+
+
+@contextmanager
+def clients_of(ports: Sequence[int]) -> Iterator[list[RawClient]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(RawClient(port)) for port in ports]
+
+
+@unix_only
+@pytest.mark.usefixtures("_quick_handshakes")
+@pytest.mark.parametrize("words", [(), ("forks",)], ids=["alone", "with a fork that lives on"])
+def test_a_server_that_stays_ends_when_the_last_client_has_gone(words: tuple[str, ...]) -> None:
+    with parents("stays", *words) as hosts:
+        ports = [host.port for host in hosts]
+        with clients_of(ports) as clients, clients_of(ports) as others:
+            assert all(client.answers() for client in (*clients, *others))
+            for host, other in zip(hosts, others, strict=True):
+                host.kill()
+                other.close()
+            let_them_look(ports)
+            assert all(client.answers() for client in clients)
+        for host in hosts:
+            until(lambda: is_gone(host.server), "the server has ended with its last client")  # noqa: B023
+            assert not host.fork or not is_gone(host.fork)
+
+
+@unix_only
+def test_a_server_that_stays_ends_with_its_parent_if_it_has_no_clients() -> None:
+    with parents("stays") as hosts:
+        with clients_of([host.port for host in hosts]) as clients:
+            assert all(client.answers() for client in clients)
+        for host in hosts:
+            host.kill()
+        for host in hosts:
+            until(lambda: is_gone(host.server), "the server has ended")  # noqa: B023
+
+
+@unix_only
+def test_others_end_with_their_parent_whoever_is_connected() -> None:
+    with parents() as hosts, clients_of([host.port for host in hosts]) as clients:
+        assert all(client.answers() for client in clients)
+        for host, client in zip(hosts, clients, strict=True):
+            host.kill()
+            assert client.read_rest() == b""
+            until(lambda: is_gone(host.server), "the server has ended with its parent")  # noqa: B023
+
+
+@contextmanager
+def staying() -> Iterator[list[HostedServer]]:
+    with ExitStack() as stack:
+        lifespan = Lifespan(stays_for_clients=True)
+        yield [stack.enter_context(hosting(backend, lifespan)) for backend in BACKENDS]
+
+
+@pytest.mark.usefixtures("_quick_handshakes")
+def test_a_server_that_stays_waits_for_clients_while_its_parent_lives() -> None:
+    with staying() as servers:
+        ports = [server.port for server in servers]
+        with clients_of(ports) as clients:
+            assert all(client.answers() for client in clients)
+        let_them_look(ports)
+        with clients_of(ports) as clients:
+            for server, client in zip(servers, clients, strict=True):
+                assert client.answers()
+                server.release()
+                assert is_gone(server.pid), "release ends it, whoever is connected"
+                assert client.read_rest() == b""
+
+
+# Letting go
+
+
+@pytest.mark.usefixtures("_quick_handshakes")
+def test_a_server_that_was_abandoned_is_its_clients() -> None:
+    with staying() as servers:
+        ports = [server.port for server in servers]
+        with clients_of(ports) as clients:
+            assert all(client.answers() for client in clients)
+            for server in servers:
+                server.abandon()
+                assert not server.retain()
+                server.release()
+                server.abandon()
+            let_them_look(ports)
+            assert not any(is_gone(server.pid) for server in servers)
+            assert all(client.answers() for client in clients)
+        for server in servers:
+            until(lambda server=server: is_gone(server.pid), "it ends with its last client")  # type: ignore[misc]
+
+
+def test_a_server_that_was_abandoned_is_forgotten_in_silence() -> None:
+    server = host_server("127.0.0.1", 0, lifespan=Lifespan(stays_for_clients=True))
+    with RawClient(server.port) as client, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert client.answers()
+        server.abandon()
+        del server
+        gc.collect()
+        assert client.answers()
+    assert caught == []
+
+
+def test_an_abandoned_server_without_clients_ends() -> None:
+    with staying() as servers:
+        for server in servers:
+            server.abandon()
+        assert all(server.await_end(SECONDS) for server in servers)
+
+
+def test_an_abandoned_server_that_does_not_stay_ends_at_once(backend: str) -> None:
+    with hosting(backend) as server, RawClient(server.port) as client:
+        assert client.answers()
+        server.abandon()
+        assert client.read_rest() == b""
+        assert server.await_end(SECONDS)
+
+
+def test_await_end() -> None:
+    with hosting("legacy") as server:
+        assert not server.await_end(0.01)
+        server.release()
+        assert server.await_end(0.01)
+        assert server.await_end(0.01)
+
+
+# Which machine a name means
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback, or else one that is."""
+    cards = [card for cards in psutil.net_if_addrs().values() for card in cards]
+    return next(
+        (card.address for card in cards if card.family == socket.AF_INET and card.address[:4] != "127."),
+        "127.0.0.1",
+    )
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "LocalHost", "127.0.0.1", "127.0.0.2", "", "*", "0.0.0.0", "::", "[::]"),
+        *(socket.gethostname(), socket.gethostname().upper(), own_address()),
+    ],
+)
+def test_this_machine(host: str) -> None:
+    assert is_this_machine(host)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_this_machine_over_ipv6(host: str) -> None:
+    assert is_this_machine(host)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.77", "2001:db8::77", "[2001:db8::77]", "not a name", "a" * 300])
+def test_another_machine(host: str) -> None:
+    assert not is_this_machine(host)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "ours"),
+    [
+        (["127.0.1.1"], True),
+        (["192.0.2.77", own_address()], True),
+        (["192.0.2.77"], False),
+        ([], False),
+    ],
+    ids=["of this one, at loopback", "of this one, and others", "of another", "of none"],
+)
+def test_a_name_means_the_machine_that_has_its_address(
+    addresses: list[str], ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(host: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
+        if not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert is_this_machine("node-7.example.org") is ours

@@ -22,6 +22,7 @@ LEVELS = [
     {"engine", "wire"},
     {"server", "client"},
     {"relay", "stores"},
+    {"meeting"},
     {"pytorch"},
     {"doctor", "verify", "bench", "launch"},
     {"cli"},

@@ -1,0 +1,54 @@
+"""Where a job meets: `HOST:PORT`, in all the forms in which people write it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final, NamedTuple
+
+from rallypoint.errors import UsageError
+
+DEFAULT_PORT: Final = 29400
+"""The port of an endpoint that names none; torchrun's."""
+
+HOST: Final = r"[\w.-]+"
+IPV6: Final = r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?"
+
+_ENDPOINT: Final = re.compile(rf"(?:\[({IPV6})\]|({HOST}))(?::([0-9]{{1,5}}))?")
+
+
+class Endpoint(NamedTuple):
+    """A host, without brackets, and a port; port 0 means a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """A name or an address, with or without a port: `node-a`, `10.0.0.1:29500`, `[::1]:29500`, `::1`.
+
+    Nothing at all means a free port of this machine. UsageError for what is no endpoint.
+    """
+    text = text.strip()
+    if not text:
+        return Endpoint("localhost", 0)
+    if re.fullmatch(IPV6, text) and _is_ipv6(text):
+        return Endpoint(text, DEFAULT_PORT)
+    match = _ENDPOINT.fullmatch(text)
+    if match is None or int(match[3] or 0) > 65_535 or (match[1] and not _is_ipv6(match[1])):
+        raise UsageError(
+            f"{text!r} is no endpoint",
+            hint="write HOST:PORT, such as node-a:29500 or [fd00::1]:29500; ports go up to 65535",
+        )
+    return Endpoint(match[1] or match[2], int(match[3] or DEFAULT_PORT))
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True

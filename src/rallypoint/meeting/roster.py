@@ -1,0 +1,258 @@
+"""Who takes part in a job's current round, and who waits for the next: pure rules, no clock and no store.
+
+A round is open until it is complete: every machine that may take part has come, or enough have and nobody
+else came for a while. Then its members have ranks, and one of them, the keeper, starts a store for
+this round alone, so that no try reads the keys of the one before. A member that has to start
+again leaves, and waits; the others notice, and leave too; when the last has left, those who wait are
+the next round. A member that is lost (it gave no sign of life) is noted, so that the others start again.
+
+A roster never changes. Each rule returns a new one, or the same one where there is nothing to do; who
+writes it to the store compares before it sets, so that rules only ever see the latest.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+
+from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
+
+_GONE_KEPT = 16
+_TOLD_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Member:
+    """A machine's agent. `id` is unique among all processes; `rank` is what it asked for, or -1."""
+
+    id: str
+    host: str
+    pid: int
+    rank: int = -1
+    keeps: bool = False
+    """Whether it runs on the machine that the endpoint names, and so keeps the stores."""
+
+    def __str__(self) -> str:
+        asked = f"machine rank {self.rank} on " if self.rank >= 0 else ""
+        return f"{asked}{self.host} (process {self.pid})"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many machines a round takes, at least and at most."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The state of a job's meeting."""
+
+    version: int = 0
+    """Counts changes. What writes the roster sees to it; the rules do not look at it."""
+    turn: int = 0
+    """Counts the changes that others wait for."""
+    round: int = 0
+    complete: bool = False
+    closed: str = ""
+    """Why nobody may join any more; empty while the meeting is open."""
+    present: tuple[Member, ...] = ()
+    """Who takes part, and has not left."""
+    members: tuple[Member, ...] = ()
+    """Who took part when the round became complete, in the order of ranks: that stays, whoever leaves."""
+    waiting: tuple[Member, ...] = ()
+    lost: tuple[Member, ...] = ()
+    """Members of this round that gave no sign of life."""
+    store: str = ""
+    """Where the round's own store listens, HOST:PORT, once its keeper has started it."""
+    gone: tuple[Member, ...] = ()
+    """Members that earlier rounds have lost, the last few: to be named if they are missed."""
+    told: tuple[str, ...] = ()
+    """What machines said of failures of their own, first come first."""
+
+    # Questions
+
+    def rank_of(self, member_id: str) -> int | None:
+        """The machine's rank, once the round is complete; None for who takes no part, or not any more."""
+        if not any(each.id == member_id for each in self.present):
+            return None
+        return next((rank for rank, each in enumerate(self.members) if each.id == member_id), None)
+
+    def knows(self, member_id: str) -> bool:
+        """Whether a machine takes part or waits."""
+        return any(each.id == member_id for each in self.everybody)
+
+    @property
+    def everybody(self) -> tuple[Member, ...]:
+        return self.present + self.waiting
+
+    @property
+    def keeper(self) -> Member | None:
+        """Who starts the round's store: a machine that the endpoint names, else rank 0."""
+        return next((each for each in self.members if each.keeps), self.members[0] if self.members else None)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the round has a store, or its keeper is there to start it."""
+        return bool(self.store) or self.keeper in self.present
+
+    def wants_restart(self, size: Size) -> bool:
+        """Whether the members of a complete round should start again: somebody is lost, or may come in."""
+        wanted = bool(self.lost) or (bool(self.waiting) and len(self.present) < size.most)
+        return self.complete and not self.closed and wanted  # nobody could start again when it is closed
+
+    # Rules
+
+    def join(self, member: Member, size: Size) -> Roster:
+        """Take part, or wait for the next round. UsageError if the rank cannot be had."""
+        if self.knows(member.id):
+            return self
+        if self.closed:
+            raise closed_error(self.closed)
+        self._check_rank(member, size)
+        return replace(self, waiting=(*self.waiting, member))._settle(size)
+
+    def fill(self) -> Roster:
+        """Complete the round with those who are present: they have ranks from now on."""
+        if self.complete:
+            return self
+        ranked = _ranked(self.present)
+        gone = (*self.gone, *self.lost)[-_GONE_KEPT:]
+        return replace(self, complete=True, present=ranked, members=ranked, lost=(), gone=gone)
+
+    def leave(self, member_id: str, size: Size) -> Roster:
+        """Take no part any more. The last to leave a complete round opens the next, for those who wait."""
+        if not self.knows(member_id):
+            return self
+        left = replace(
+            self,
+            present=tuple(each for each in self.present if each.id != member_id),
+            waiting=tuple(each for each in self.waiting if each.id != member_id),
+        )
+        return left._settle(size)
+
+    def lose(self, member_id: str, size: Size) -> Roster:
+        """Note that a member gave no sign of life, and go on without it."""
+        member = next((each for each in self.everybody if each.id == member_id), None)
+        if member is None:
+            return self
+        took_part = member in self.present
+        left = self.leave(member_id, size)
+        if took_part and left.round == self.round:
+            return replace(left, lost=(*left.lost, member))
+        return left
+
+    def publish(self, store: str) -> Roster:
+        """Say where the round's store listens."""
+        return self if self.store == store else replace(self, store=store)
+
+    def tell(self, text: str) -> Roster:
+        """Say what failed on a machine, for the others to know."""
+        return replace(self, told=(*self.told, text)[:_TOLD_KEPT])
+
+    def close(self, reason: str) -> Roster:
+        """Let nobody join any more; who takes part goes on."""
+        return self if self.closed else replace(self, closed=reason)
+
+    def _check_rank(self, member: Member, size: Size) -> None:
+        if member.rank >= size.most:
+            raise UsageError(
+                f"machine rank {member.rank} does not exist among {size.most} machines",
+                hint="ranks of machines go from 0 to one less than --nnodes",
+            )
+        rival = next((each for each in self.everybody if _rivals(each, member)), None)
+        # On the same host it is an agent started again, which waits until its predecessor counts as lost.
+        if rival is not None and rival.host != member.host:
+            raise UsageError(
+                f"{member.host} (process {member.pid}) asks for a rank that is taken: {rival}",
+                hint="give every machine a rank of its own (rank= in --rdzv-conf), or none to any",
+            )
+
+    def _settle(self, size: Size) -> Roster:
+        """Open the next round if all have left this one; let in who may come; complete it if it is full."""
+        if self.complete:
+            if self.present:
+                return self
+            fresh = Roster(
+                round=self.round + 1,
+                closed=self.closed,
+                waiting=self.waiting,
+                gone=(*self.gone, *self.lost)[-_GONE_KEPT:],
+                told=self.told,
+            )
+            return fresh._settle(size)
+        if self.closed:
+            return self
+        present: list[Member] = list(self.present)
+        waiting: list[Member] = []
+        for each in self.waiting:
+            free = len(present) < size.most and not any(_rivals(each, other) for other in present)
+            (present if free else waiting).append(each)
+        settled = replace(self, present=tuple(present), waiting=tuple(waiting))
+        return settled.fill() if len(present) == size.most else settled
+
+    def turned_from(self, before: Roster, size: Size) -> bool:
+        """Whether others wait for what has changed since `before`.
+
+        That one more machine comes or goes interests nobody by itself: with thousands of them, each would
+        wake all.
+        """
+        names = ("round", "complete", "closed", "store", "lost", "told", "is_kept")
+        changed = any(getattr(self, name) != getattr(before, name) for name in names)
+        return changed or self.wants_restart(size) != before.wants_restart(size)
+
+    # On the wire: text that anyone may read, and that nothing is executed of
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Roster:
+        """Raises RallypointError for what is no roster: another program uses the same keys."""
+        try:
+            content = json.loads(text)
+            for name in ("present", "members", "waiting", "lost", "gone"):
+                content[name] = tuple(Member(**each) for each in content[name])
+            content["told"] = tuple(content["told"])
+            return _checked(Roster(**content))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise RallypointError(
+                f"the meeting's state cannot be read: {error}",
+                hint="do all machines run the same version of Rallypoint?",
+            ) from error
+
+
+def closed_error(reason: str) -> MeetingClosedError:
+    """The error for who wants to join a meeting that is closed."""
+    return MeetingClosedError(
+        f"the job's meeting is closed: {reason}",
+        hint="a job that has ended does not come back: start it with another --rdzv-id",
+    )
+
+
+def _ranked(members: tuple[Member, ...]) -> tuple[Member, ...]:
+    """In the order of ranks: as asked for, then who keeps the stores, then as they came."""
+    return tuple(sorted(members, key=lambda each: (each.rank < 0, each.rank, not each.keeps)))
+
+
+def _rivals(one: Member, other: Member) -> bool:
+    """Whether two members ask for the same rank."""
+    return one.rank >= 0 and one.rank == other.rank
+
+
+_KINDS = {"int": int, "bool": bool, "str": str}
+
+
+def _checked(roster: Roster) -> Roster:
+    """The roster, if all that it has is of the right kind: it came over the network. Else a TypeError."""
+    people = (*roster.everybody, *roster.members, *roster.lost, *roster.gone)
+    values: tuple[Roster | Member, ...] = (roster, *people)
+    for each in values:
+        for field in fields(each):
+            kind = _KINDS.get(str(field.type))
+            if kind is not None and type(getattr(each, field.name)) is not kind:
+                raise TypeError(f"{field.name} is {getattr(each, field.name)!r}")
+    if not all(isinstance(text, str) for text in roster.told):
+        raise TypeError("what was told is no text")
+    return roster

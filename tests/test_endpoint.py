@@ -1,0 +1,158 @@
+"""Endpoints in all the forms in which people write them, and back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rallypoint.errors import UsageError
+from rallypoint.meeting.endpoint import DEFAULT_PORT, Endpoint, parse_endpoint
+
+HOSTS = {
+    "a name": "node-a",
+    "a name of one letter": "n",
+    "a name with an underscore": "node_a",
+    "a name in capitals": "NODE",
+    "a name that begins with a digit": "4node",
+    "a full name": "node-0.train.example.org",
+    "a full name with its last dot": "node-0.example.org.",
+    "an IPv4 address": "10.0.0.1",
+    "every interface": "0.0.0.0",
+}
+V6_HOSTS = {
+    "loopback": "::1",
+    "every interface": "::",
+    "short": "fd00::1",
+    "whole": "2001:db8:0:0:0:0:0:1",
+    "capitals": "FD00::AB",
+    "with IPv4 in it": "::ffff:10.0.0.1",
+    "with a scope": "fe80::1%eth0",
+    "with a scope that is a number": "fe80::1%2",
+}
+
+
+@pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS.keys())
+@pytest.mark.parametrize(
+    ("port", "number"), [("", DEFAULT_PORT), (":29500", 29500), (":0", 0), (":1", 1), (":65535", 65535)]
+)
+def test_a_name_or_an_ipv4_address(host: str, port: str, number: int) -> None:
+    assert parse_endpoint(host + port) == Endpoint(host, number)
+
+
+@pytest.mark.parametrize("host", V6_HOSTS.values(), ids=V6_HOSTS.keys())
+def test_an_ipv6_address(host: str) -> None:
+    assert parse_endpoint(host) == Endpoint(host, DEFAULT_PORT)
+    assert parse_endpoint(f"[{host}]") == Endpoint(host, DEFAULT_PORT)
+    assert parse_endpoint(f"[{host}]:29500") == Endpoint(host, 29500)
+    assert parse_endpoint(f"[{host}]:0") == Endpoint(host, 0)
+
+
+def test_an_address_that_looks_like_one_with_a_port_is_an_address() -> None:
+    assert parse_endpoint("fd00::1:2950") == Endpoint("fd00::1:2950", DEFAULT_PORT)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\t\n"])
+def test_nothing_means_a_free_port_of_this_machine(text: str) -> None:
+    assert parse_endpoint(text) == Endpoint("localhost", 0)
+
+
+@pytest.mark.parametrize("text", [" node-a:29500", "node-a:29500\n", "\tnode-a:29500 "])
+def test_space_around_it_does_not_count(text: str) -> None:
+    assert parse_endpoint(text) == Endpoint("node-a", 29500)
+
+
+def test_the_default_port_is_torchruns() -> None:
+    assert DEFAULT_PORT == 29400
+
+
+NO_ENDPOINTS = {
+    "a port alone": ":29500",
+    "a colon": ":",
+    "an empty port": "node-a:",
+    "an empty port behind brackets": "[::1]:",
+    "a port too high": "node-a:65536",
+    "a port far too high": "node-a:99999999999999999999",
+    "a negative port": "node-a:-1",
+    "a port with a sign": "node-a:+1",
+    "a port that is a name": "node-a:http",
+    "a port with a space": "node-a: 29500",
+    "a port with a fraction": "node-a:29500.5",
+    "a port in other digits": "node-a:\uff12\uff19",
+    "two ports": "node-a:29500:29501",
+    "two ports behind an address": "10.0.0.1:29500:29501",
+    "three names": "a:b:c",
+    "empty brackets": "[]:29500",
+    "a bracket that does not close": "[::1",
+    "a bracket that does not close, with a port": "[::1:29500",
+    "a bracket that does not open": "::1]:29500",
+    "a name with a bracket": "node-a]:29500",
+    "a name in brackets": "[node-a]:29500",
+    "more behind the bracket": "[::1]x:29500",
+    "no IPv6 address": "fd00::1::2",
+    "an IPv6 address with a port, without brackets": "fd00::1:29500",
+    "a space in the name": "node a:29500",
+    "a URL": "tcp://node-a:29500",
+    "a URL with an address": "tcp://[::1]:29500",
+    "a path": "/tmp/endpoint",
+    "a user": "me@node-a:29500",
+    "several": "node-a:29500,node-b:29500",
+    "a query": "node-a:29500?is_host=1",
+}
+
+
+@pytest.mark.parametrize("text", NO_ENDPOINTS.values(), ids=NO_ENDPOINTS.keys())
+def test_what_is_no_endpoint(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_endpoint(text)
+    assert caught.value.message == f"{text!r} is no endpoint"
+    assert "HOST:PORT" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fe80::1%eth0:29500",
+        "[:]:29500",
+        "node-a:" + "9" * 5000,
+    ],
+    ids=["a scope with a port", "a colon in brackets", "a very long port"],
+)
+def test_what_is_hardly_an_endpoint(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_endpoint(text)
+
+
+labels = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,8}[A-Za-z0-9_])?", fullmatch=True)
+hosts = st.one_of(
+    st.lists(labels, min_size=1, max_size=4).map(".".join),
+    st.ip_addresses(v=4).map(str),
+    st.ip_addresses(v=6).map(str),
+    st.ip_addresses(v=6).map(lambda address: address.exploded),
+    st.tuples(st.ip_addresses(v=6), labels).map(lambda parts: f"{parts[0]}%{parts[1]}"),
+)
+ports = st.integers(0, 65_535)
+
+
+@given(hosts, ports)
+def test_an_endpoint_as_text_and_back(host: str, port: int) -> None:
+    assert parse_endpoint(str(Endpoint(host, port))) == Endpoint(host, port)
+
+
+@given(hosts)
+def test_a_host_alone_and_back(host: str) -> None:
+    assert parse_endpoint(host) == Endpoint(host, DEFAULT_PORT)
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="ab0:9.[]%-/ \n", max_size=14) | st.text(max_size=14))
+@example("[::1]:29500")
+@example("::1")
+def test_any_text_is_an_endpoint_that_can_be_written_or_a_usage_error(text: str) -> None:
+    try:
+        endpoint = parse_endpoint(text)
+    except UsageError:
+        return
+    assert parse_endpoint(str(endpoint)) == endpoint
+    assert 0 <= endpoint.port <= 65_535
+    assert endpoint.host

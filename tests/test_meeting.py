@@ -1,0 +1,1076 @@
+"""Machines that meet: what they agree on, whatever comes between them, and whom they miss.
+
+Time passes only when a test says so. Where several machines act at once, they are threads around one store;
+where it matters which acts when, they take turns from one store operation to the next (`Turns`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from random import Random
+from typing import Generic, TypeVar
+
+import pytest
+
+from processes import BACKENDS
+from rallypoint.errors import (
+    JoinTimeoutError,
+    MeetingClosedError,
+    RallypointError,
+    StoreTimeoutError,
+    UsageError,
+)
+from rallypoint.meeting.meeting import Heart, Meeting, Pace, Round
+from rallypoint.meeting.roster import Member, Roster, Size
+from rallypoint.server.backend import Choice
+from rallypoint.server.hosting import HostedServer, host_server
+from rallypoint.stores.base import Store, Timeout, Value
+from rallypoint.stores.hash import HashStore
+from rallypoint.stores.prefix import PrefixStore
+from rallypoint.stores.tcp import TCPStore
+from raw import SECONDS, until
+
+T = TypeVar("T")
+
+PACE = Pace(join=60, last_call=30, close=30, beat=5, beats_missed=3)
+LOOK = "rallypoint.meeting.meeting._LOOK_SECONDS"
+
+
+class Time:
+    """A clock for each machine; it stands still until it is advanced."""
+
+    def __init__(self) -> None:
+        self._now: Counter[str] = Counter()
+        self._looks: Counter[str] = Counter()
+
+    def watch(self, name: str) -> Callable[[], float]:
+        def look() -> float:
+            self._looks[name] += 1
+            return self._now[name]
+
+        self._now[name] = self._now.get(name, 0)
+        return look
+
+    def advance(self, seconds: int, *names: str) -> None:
+        """For the machines named, or for all."""
+        for name in names or self._now:
+            self._now[name] += seconds
+
+    def await_looks(self, *names: str) -> None:
+        """Wait until these machines have seen what the time is now, and have acted on it."""
+        before = self._looks.copy()
+        until(
+            lambda: all(self._looks[name] > before[name] + 6 for name in names),
+            f"{names} looked at the clock",
+        )
+
+
+class Call(Generic[T]):
+    """A call in a thread of its own."""
+
+    def __init__(self, act: Callable[[], T]) -> None:
+        self._future: Future[T] = Future()
+        self._act = act
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._act())
+        except BaseException as error:
+            self._future.set_exception(error)
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> T:
+        return self._future.result(SECONDS)
+
+
+class Machine(Meeting):
+    """A machine whose stores are but names, which it notes in `started`: the round, and itself."""
+
+    def __init__(self, hall: Hall, store: Store, member: Member, size: Size, pace: Pace) -> None:
+        super().__init__(store, hall.run_id, member, size, pace, hall.time.watch(member.id))
+        self.store = store
+        self.started = hall.started
+        self.before_start: Callable[[], object] = lambda: None
+
+    def enter(self) -> Round:
+        return self.next_round(self._start)
+
+    def coming(self) -> Call[Round]:
+        return Call(self.enter)
+
+    def _start(self, roster: Roster) -> str:
+        self.before_start()
+        self.started.append((roster.round, self.member.id))
+        return f"{self.member.id}:{roster.round}:{len(self.started)}"
+
+
+class Hall:
+    """Where the machines of a job meet, each with a client of its own."""
+
+    def __init__(self, client: Callable[[], Store], run_id: str) -> None:
+        self._client = client
+        self.run_id = run_id
+        self.time = Time()
+        self.started: list[tuple[int, str]] = []
+        self._stores: list[Store] = []
+
+    def store(self) -> Store:
+        self._stores.append(self._client())
+        return self._stores[-1]
+
+    def machine(
+        self,
+        name: str,
+        size: Size,
+        rank: int = -1,
+        *,
+        keeps: bool = False,
+        pace: Pace = PACE,
+        store: Store | None = None,
+    ) -> Machine:
+        member = Member(name, f"host-{name}", 100 + len(self._stores), rank, keeps)
+        return Machine(self, store or self.store(), member, size, pace)
+
+    def machines(self, names: str, size: Size, pace: Pace = PACE) -> list[Machine]:
+        return [self.machine(name, size, pace=pace) for name in names]
+
+    def close(self) -> None:
+        """End every client, and with them all threads that still wait."""
+        for store in self._stores:
+            store.close()
+
+
+def together(machines: Sequence[Machine]) -> list[Round]:
+    """All enter the next round at the same time."""
+    calls = [machine.coming() for machine in machines]
+    return [call.result() for call in calls]
+
+
+def agreed(machines: Sequence[Machine], rounds: Sequence[Round]) -> Round:
+    """What all say of a round; the rank is each one's own, and its place among the members."""
+    first = rounds[0]
+    for machine, met in zip(machines, rounds, strict=True):
+        assert (met.number, met.members, met.store) == (first.number, first.members, first.store)
+        assert met.members[met.rank] == machine.member
+    assert len(first.members) == len(machines)
+    return first
+
+
+def names(members: Sequence[Member]) -> str:
+    return "".join(each.id for each in members)
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LOOK, 0.01)
+
+
+@pytest.fixture
+def _looks_seldom(_looks_often: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not woken by a change itself sees it too late."""
+    monkeypatch.setattr(LOOK, 10 * SECONDS)
+
+
+@pytest.fixture
+def hall() -> Iterator[Hall]:
+    """A meeting in the memory of this process."""
+    place = HashStore(SECONDS)
+    hall = Hall(place.clone, "job")
+    yield hall
+    hall.close()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, HostedServer]]:
+    with ExitStack() as stack:
+        running = {backend: host_server("localhost", 0, backend=Choice(backend)) for backend in BACKENDS}
+        for server in running.values():
+            stack.callback(server.release)
+        yield running
+
+
+@pytest.fixture(params=["memory", *BACKENDS])
+def any_hall(request: pytest.FixtureRequest) -> Iterator[Hall]:
+    """A meeting in memory, or at a store server."""
+    if request.param == "memory":
+        hall = Hall(HashStore(SECONDS).clone, "job")
+    else:
+        server: HostedServer = request.getfixturevalue("servers")[request.param]
+        hall = Hall(lambda: TCPStore(*server.address, timeout=SECONDS), request.node.name)
+    yield hall
+    hall.close()
+
+
+# Coming together
+
+
+@pytest.mark.usefixtures("_looks_seldom")
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_machines_that_come_at_the_same_time_agree(any_hall: Hall, count: int) -> None:
+    machines = any_hall.machines("abcdefgh"[:count], Size(count, count))
+    met = agreed(machines, together(machines))
+    assert (met.number, met.store) == (0, f"{met.members[0].id}:0:1")
+    assert any_hall.started == [(0, met.members[0].id)]
+
+
+def test_machines_get_the_ranks_that_they_ask_for(hall: Hall) -> None:
+    ranks = [3, 0, 2, 1]
+    machines = [hall.machine(name, Size(4, 4), rank) for name, rank in zip("abcd", ranks, strict=True)]
+    rounds = together(machines)
+    assert [met.rank for met in rounds] == ranks
+    assert names(agreed(machines, rounds).members) == "bdca"
+    assert hall.started == [(0, "b")]
+
+
+def test_the_machine_that_the_endpoint_names_keeps_the_store(hall: Hall) -> None:
+    machines = [hall.machine(name, Size(3, 3), rank, keeps=rank == 2) for rank, name in enumerate("abc")]
+    met = agreed(machines, together(machines))
+    assert names(met.members) == "abc"
+    assert hall.started == [(0, "c")]
+    assert met.store == "c:0:1"
+
+
+def test_jobs_at_one_place_do_not_meet(hall: Hall) -> None:
+    alone = Hall(hall.store, "another job")
+    one, two = hall.machine("a", Size(1, 1)), alone.machine("b", Size(1, 1))
+    assert names(one.enter().members) == "a"
+    assert names(two.enter().members) == "b"
+
+
+def test_a_rank_that_is_taken(hall: Hall) -> None:
+    first, second = hall.machine("a", Size(2, 2), 0), hall.machine("b", Size(2, 2), 0)
+    first.coming()
+    until(lambda: first.roster.present, "the first has come")
+    with pytest.raises(UsageError, match="asks for a rank that is taken"):
+        second.enter()
+    assert names(first.roster.everybody) == "a"
+
+
+# Starting again
+
+
+def test_one_that_starts_again_takes_the_others_along(any_hall: Hall) -> None:
+    machines = any_hall.machines("abc", Size(3, 3))
+    stores = {agreed(machines, together(machines)).store}
+    for number, starter in enumerate((0, 2, 0, 1), start=1):
+        first, *others = machines[starter:] + machines[:starter]
+        assert not any(machine.wants_restart() for machine in machines)
+        again = first.coming()
+        for other in others:
+            until(other.wants_restart, "the others notice")
+        assert not again.done
+        met = agreed([*others, first], [*together(others), again.result()])
+        assert met.number == number
+        assert met.store not in stores
+        stores.add(met.store)
+    assert [number for number, _ in any_hall.started] == [0, 1, 2, 3, 4]
+
+
+def test_whoever_takes_part_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of random machines, which ask for ranks or do not."""
+    monkeypatch.setattr(LOOK, 0.001)
+    for seed in range(30):
+        random = Random(seed)
+        hall = Hall(HashStore(SECONDS).clone, "job")
+        ranks = [random.choice([-1, rank]) for rank in range(5)]
+        machines = [hall.machine(name, Size(1, 5), rank) for name, rank in zip("abcde", ranks, strict=True)]
+        for number in range(3):
+            chosen = random.sample(machines, random.randint(1, 5))
+            for machine in machines:
+                if machine not in chosen:
+                    machine.leave()
+            calls = [machine.coming() for machine in chosen]
+            if len(chosen) < 5:
+                call_last(hall, chosen)
+            met = agreed(chosen, [call.result() for call in calls])
+            assert met.number == number
+            asked = [each.rank for each in met.members if each.rank >= 0]
+            assert asked == sorted(asked)
+            assert all(each.rank >= 0 for each in met.members[: len(asked)])
+        assert [number for number, _ in hall.started] == [0, 1, 2]
+        hall.close()
+
+
+# More than enough, and less
+
+
+def test_who_comes_before_the_last_call_takes_part(hall: Hall) -> None:
+    size = Size(2, 4)
+    first, second, third = hall.machines("abc", size)
+    calls = [first.coming(), second.coming()]
+    until(lambda: len(first.roster.present) == 2, "two have come")
+    hall.time.await_looks("a", "b")
+    hall.time.advance(29)
+    hall.time.await_looks("a", "b")
+    assert not first.roster.complete
+    calls.append(third.coming())
+    until(lambda: len(first.roster.present) == 3, "the third has come")
+    hall.time.await_looks("a", "b", "c")
+    hall.time.advance(29)  # the call is the last one only when nobody else comes
+    hall.time.await_looks("a", "b", "c")
+    assert not first.roster.complete
+    hall.time.advance(1)
+    met = agreed([first, second, third], [call.result() for call in calls])
+    assert len(hall.started) == 1
+    assert met.number == 0
+
+
+def test_too_few_are_not_enough_however_long_the_last_call(hall: Hall) -> None:
+    first = hall.machine("a", Size(2, 3))
+    first.coming()
+    until(lambda: first.roster.present, "one has come")
+    hall.time.await_looks("a")
+    hall.time.advance(59)
+    hall.time.await_looks("a")
+    assert not first.roster.complete
+
+
+def test_one_that_comes_later_takes_part_in_the_next_round(hall: Hall) -> None:
+    size, pace = Size(1, 2), Pace(last_call=0)
+    early, late = hall.machine("a", size, pace=pace), hall.machine("b", size, pace=PACE)
+    assert names(early.enter().members) == "a"
+    coming = late.coming()
+    until(early.wants_restart, "the one that is there notices")
+    met = agreed([early, late], [early.enter(), coming.result()])
+    assert (met.number, len(hall.started)) == (1, 2)
+
+
+def test_one_too_many_waits_as_long_as_it_takes(hall: Hall) -> None:
+    size = Size(2, 2)
+    first, second, spare = hall.machines("abc", size)
+    together([first, second])
+    coming = spare.coming()
+    until(lambda: first.roster.waiting, "the spare one waits")
+    hall.time.advance(100_000)
+    assert not first.wants_restart()
+    first.leave()
+    assert second.wants_restart()
+    met = agreed([second, spare], [second.enter(), coming.result()])
+    assert (met.number, names(met.members)) == (1, "cb")
+
+
+def test_a_place_that_becomes_free_is_noticed_at_once(hall: Hall) -> None:
+    first, second, spare = hall.machines("abc", Size(2, 2))
+    together([first, second])
+    spare.coming()
+    until(lambda: first.roster.waiting, "the spare one waits")
+    assert not second.wants_restart()
+    first.leave()
+    assert second.wants_restart()
+
+
+@pytest.mark.usefixtures("_looks_seldom")
+def test_those_who_wait_have_a_round_of_their_own_when_the_others_have_left(hall: Hall) -> None:
+    machines = hall.machines("abcd", Size(2, 2))
+    together(machines[:2])
+    calls = [machine.coming() for machine in machines[2:]]
+    until(lambda: len(machines[0].roster.waiting) == 2, "two wait")
+    for machine in machines[:2]:
+        machine.leave()
+    met = agreed(machines[2:], [call.result() for call in calls])
+    assert met.number == 1
+
+
+# Waiting in vain
+
+
+def test_who_came_and_who_is_missing_is_said(hall: Hall) -> None:
+    size = Size(4, 4)
+    first, second = hall.machine("a", size, 0), hall.machine("b", size, 2)
+    coming = first.coming()
+    second.coming()
+    until(lambda: len(first.roster.present) == 2, "two have come")
+    hall.time.await_looks("a")
+    hall.time.advance(59, "a")
+    hall.time.await_looks("a")
+    assert not coming.done
+    hall.time.advance(1, "a")
+    with pytest.raises(JoinTimeoutError) as caught:
+        coming.result()
+    assert isinstance(caught.value, StoreTimeoutError)
+    message = caught.value.message
+    assert message.startswith("2 of 4 machines came within 60 s: ")
+    assert "machine rank 0 on host-a (process 100)" in message
+    assert "machine rank 2 on host-b (process 101)" in message
+    assert message.endswith("; missing: machine rank 1, 3")
+    assert "endpoint" in caught.value.hint
+    assert names(second.roster.everybody) == "b", "who gives up leaves"
+
+
+def test_machines_without_ranks_are_missed_without_names(hall: Hall) -> None:
+    machine = hall.machine("a", Size(2, 2), pace=Pace(join=0))
+    with pytest.raises(JoinTimeoutError) as caught:
+        machine.enter()
+    assert caught.value.message == "1 of 2 machines came within 0 s: host-a (process 100)"
+
+
+def test_who_was_lost_meanwhile_is_said(hall: Hall) -> None:
+    machines = hall.machines("abc", Size(4, 4))
+    calls = []
+    for count, machine in enumerate(machines, start=1):
+        calls.append(machine.coming())
+        until(lambda: len(machines[0].roster.present) == count, "one more has come")  # noqa: B023
+    machines[2].store.close()
+    with pytest.raises(RallypointError, match="closed"):
+        calls[2].result()
+    miss(hall, machines, machines[2])
+    hall.time.advance(60, "a")
+    with pytest.raises(JoinTimeoutError, match=r"2 of 4 .*; lost before: host-c \(process 102\)\n"):
+        calls[0].result()
+
+
+# Signs of life
+
+
+def miss(hall: Hall, machines: Sequence[Machine], *dead: Machine) -> None:
+    """Let machines live on without those that are dead until they have noticed it."""
+    alive = [machine for machine in machines if machine not in dead]
+    gone = {machine.member.id for machine in dead}
+    for _ in range((PACE.beats_missed + 3) * len(dead)):
+        beat(hall, alive)
+        if not gone & {each.id for each in alive[0].roster.everybody}:
+            return
+    raise AssertionError(f"{gone} are not missed: {alive[0].roster}")
+
+
+def beat(hall: Hall, alive: Sequence[Machine]) -> None:
+    hall.time.advance(5)
+    for machine in alive:
+        machine.beat()
+
+
+def test_who_gives_signs_of_life_is_not_lost(any_hall: Hall) -> None:
+    machines = any_hall.machines("abc", Size(3, 3))
+    together(machines)
+    for number in range(20):
+        beat(any_hall, machines[:: (-1) ** number])
+    assert machines[0].roster.lost == ()
+    assert names(sorted(machines[0].roster.present, key=lambda each: each.id)) == "abc"
+
+
+@pytest.mark.parametrize("victim", range(3))
+def test_who_gives_none_is_lost_and_the_others_start_again(any_hall: Hall, victim: int) -> None:
+    machines = any_hall.machines("abc", Size(2, 3))
+    together(machines)
+    dead = machines.pop(victim)
+    for _ in range(PACE.beats_missed):
+        beat(any_hall, machines)
+        assert not machines[0].wants_restart()
+    miss(any_hall, [*machines, dead], dead)
+    assert machines[0].roster.lost == (dead.member,)
+    assert all(machine.wants_restart() for machine in machines)
+    calls = [machine.coming() for machine in machines]
+    call_last(any_hall, machines)
+    assert agreed(machines, [call.result() for call in calls]).number == 1
+    assert not any(machine.wants_restart() for machine in machines)
+
+
+@pytest.mark.parametrize("victims", ["bc", "cd", "ad", "bd", "bcd"])
+def test_all_that_are_lost_at_once_are_found(hall: Hall, victims: str) -> None:
+    """Each looks after the next; who has lost that one looks after the one behind it."""
+    machines = [hall.machine(name, Size(4, 4), rank) for rank, name in enumerate("abcd")]
+    together(machines)
+    dead = [machine for machine in machines if machine.member.id in victims]
+    miss(hall, machines, *dead)
+    survivor = next(machine for machine in machines if machine not in dead)
+    assert {each.id for each in survivor.roster.lost} == set(victims)
+
+
+def test_who_is_lost_while_it_waits_is_no_reason_to_start_again(hall: Hall) -> None:
+    first, second, spare = machines = hall.machines("abc", Size(2, 2))
+    together([first, second])
+    spare.coming()
+    until(lambda: first.roster.waiting, "the spare one waits")
+    miss(hall, machines, spare)
+    assert (first.roster.waiting, first.roster.lost) == ((), ())
+    assert not first.wants_restart()
+
+
+def test_who_was_counted_as_lost_may_come_back(hall: Hall) -> None:
+    machines = hall.machines("ab", Size(2, 2))
+    together(machines)
+    miss(hall, machines, machines[1])
+    machines[1].beat()
+    assert agreed(machines, together(machines)).number == 1
+    for _ in range(10):
+        beat(hall, machines)
+    assert machines[0].roster.lost == ()
+
+
+def test_who_comes_back_has_as_much_time_as_anyone(hall: Hall) -> None:
+    machines = hall.machines("ab", Size(2, 2))
+    together(machines)
+    miss(hall, machines, machines[1])
+    together(machines)
+    beat(hall, machines)
+    assert machines[0].roster.lost == ()
+
+
+def test_who_was_counted_as_lost_learns_of_it(hall: Hall) -> None:
+    first, second, stalled = machines = hall.machines("abc", Size(2, 3))
+    together(machines)
+    miss(hall, machines, stalled)
+    calls = [first.coming(), second.coming()]
+    call_last(hall, [first, second])
+    assert {call.result().number for call in calls} == {1}
+    assert stalled.wants_restart()
+
+
+def test_a_pause_of_all_costs_nobody_its_place(hall: Hall) -> None:
+    """As when the meeting place does not answer for a while."""
+    machines = [hall.machine(name, Size(3, 3), rank) for rank, name in enumerate("abc")]
+    together(machines)
+    for _ in range(3):
+        beat(hall, machines[::-1])  # so that each has seen the latest of its neighbour
+    hall.time.advance(1000)
+    for _ in range(5):
+        beat(hall, machines)
+    assert machines[0].roster.lost == ()
+
+
+def test_with_another_neighbour_patience_starts_anew(hall: Hall) -> None:
+    machines = [hall.machine(name, Size(3, 3), rank) for rank, name in enumerate("abc")]
+    first, second, third = machines
+    together(machines)
+    beat(hall, machines[::-1])
+    for _ in range(PACE.beats_missed):
+        first.beat()
+    second.leave()
+    assert first.roster.present == (first.member, third.member)
+    first.beat()
+    assert first.roster.lost == ()
+
+
+def test_with_a_neighbour_that_comes_again_patience_starts_anew(hall: Hall) -> None:
+    first, second = machines = hall.machines("ab", Size(2, 2))
+    together(machines)
+    beat(hall, machines[::-1])
+    for _ in range(PACE.beats_missed):
+        first.beat()
+    second.leave()
+    assert first.roster.everybody == (first.member,)
+    first.beat()
+    second.coming()
+    until(lambda: first.roster.waiting, "it has come again")
+    first.beat()
+    assert first.roster.waiting == (second.member,)
+
+
+def test_one_that_waits_for_a_keeper_goes_on_when_that_is_lost(hall: Hall) -> None:
+    size = Size(1, 2)
+    keeper, other = machines = hall.machine("a", size, keeps=True), hall.machine("b", size)
+    starts, may_go_on = threading.Event(), threading.Event()
+
+    def start_slowly() -> None:
+        starts.set()
+        may_go_on.wait(SECONDS)
+
+    keeper.before_start = start_slowly
+    late, coming = keeper.coming(), other.coming()
+    assert starts.wait(SECONDS)
+    until(lambda: other.roster.complete, "the round is complete")
+    miss(hall, machines, keeper)
+    call_last(hall, [other])
+    met = coming.result()
+    assert (met.number, names(met.members), met.store) == (1, "b", "b:1:1")
+    may_go_on.set()  # what it started is for a round that is over
+    until(other.wants_restart, "who was lost has come back")
+    assert other.roster.store == "b:1:1"
+    met = agreed([other, keeper], [other.enter(), late.result()])
+    assert (met.number, met.store) == (2, "a:2:3")
+
+
+def call_last(hall: Hall, machines: Sequence[Machine]) -> None:
+    """Let the time of the last call pass, once these have come to an open round."""
+    wanted = {machine.member for machine in machines}
+    watch = machines[0]
+    until(
+        lambda: (roster := watch.roster).present and not roster.complete and set(roster.present) == wanted,
+        "all of them are in an open round",
+    )
+    hall.time.await_looks(*(each.id for each in wanted))
+    hall.time.advance(30)
+
+
+def test_a_heart_beats_until_it_is_stopped(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
+    machine = hall.machine("a", Size(1, 1), pace=Pace(beat=0.001))
+    beats = PrefixStore("rallypoint/meeting/job/beat", hall.store())
+    heart = Heart(machine)
+    until(lambda: beats.add("a", 0) >= 3, "it beats")
+    heart.stop()
+    count = beats.add("a", 0)
+    machine.beat()
+    assert beats.add("a", 0) == count + 1
+    assert not caplog.records
+
+
+def test_a_heart_outlives_the_meeting_place(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
+    machine = hall.machine("a", Size(1, 1), pace=Pace(beat=0.001))
+    heart = Heart(machine)
+    machine.store.close()
+    with caplog.at_level(logging.WARNING, "rallypoint.meeting"):
+        until(lambda: len(caplog.records) >= 2, "it says so, and goes on")
+        heart.stop()
+    assert "the meeting place does not answer" in caplog.records[0].getMessage()
+
+
+# The end
+
+
+@pytest.mark.usefixtures("_looks_seldom")
+def test_who_waits_is_told_that_the_meeting_is_closed(any_hall: Hall) -> None:
+    first, second, spare = any_hall.machines("abc", Size(2, 2))
+    together([first, second])
+    coming = spare.coming()
+    until(lambda: first.roster.waiting, "the spare one waits")
+    first.close("the job has ended")
+    with pytest.raises(MeetingClosedError, match="the job has ended"):
+        coming.result()
+    assert {each.id for each in second.roster.everybody} == {"a", "b"}
+    assert not second.wants_restart(), "who takes part goes on"
+
+
+def test_who_is_in_an_open_round_is_told_that_the_meeting_is_closed(hall: Hall) -> None:
+    first, second = hall.machines("ab", Size(2, 2))
+    coming = first.coming()
+    until(lambda: first.roster.present, "the first has come")
+    second.close("enough")
+    with pytest.raises(MeetingClosedError, match="enough"):
+        coming.result()
+    with pytest.raises(MeetingClosedError, match="enough"):
+        second.enter()
+    assert second.roster.everybody == ()
+
+
+def test_nobody_starts_again_after_the_end(hall: Hall) -> None:
+    machines = hall.machines("ab", Size(2, 2))
+    together(machines)
+    machines[0].close("the job has ended")
+    with pytest.raises(MeetingClosedError):
+        machines[1].enter()
+    assert names(machines[0].roster.everybody) == "a"
+
+
+def test_who_holds_the_place_waits_for_the_others_to_leave(any_hall: Hall) -> None:
+    machines = any_hall.machines("abc", Size(3, 3))
+    together(machines)
+    machines[0].leave()
+    waiting = Call(machines[0].await_others_gone)
+    machines[1].leave()
+    any_hall.time.await_looks("a")
+    assert not waiting.done
+    machines[2].leave()
+    assert waiting.result() is True
+
+
+def test_it_waits_no_longer_than_it_should(hall: Hall) -> None:
+    machines = hall.machines("ab", Size(2, 2))
+    together(machines)
+    waiting = Call(machines[0].await_others_gone)
+    hall.time.await_looks("a")
+    hall.time.advance(29)
+    hall.time.await_looks("a")
+    assert not waiting.done
+    hall.time.advance(1)
+    assert waiting.result() is False
+
+
+def test_alone_there_is_nobody_to_wait_for(hall: Hall) -> None:
+    machine = hall.machine("a", Size(1, 1), pace=Pace(close=0))
+    assert machine.await_others_gone()
+    machine.enter()
+    assert machine.await_others_gone()
+
+
+@pytest.mark.usefixtures("_looks_seldom")
+def test_what_one_tells_the_others_hear(hall: Hall) -> None:
+    machines = hall.machines("ab", Size(2, 2))
+    together(machines)
+    hearing = Call(lambda: machines[0].await_told(10 * SECONDS))
+    machines[1].tell("rank 1 failed")
+    assert set(hearing.result()) == {"rank 1 failed"}
+    machines[1].leave()
+    assert set(machines[0].await_told(0)) == {"rank 1 failed"}
+
+
+def test_what_one_tells_is_told_once(hall: Hall) -> None:
+    machine = hall.machine("a", Size(1, 1))
+    machine.tell("rank 1 failed")
+    machine.tell("rank 2 failed")
+    assert machine.roster.told == ("rank 1 failed", "rank 2 failed")
+
+
+def test_who_has_nothing_to_hear_waits_no_longer_than_it_should(hall: Hall) -> None:
+    machines = hall.machines("ab", Size(2, 2))
+    assert machines[0].await_told(30) == (), "nobody is there"
+    together(machines)
+    hearing = Call(lambda: machines[0].await_told(0.01))
+    hall.time.advance(1)
+    assert hearing.result() == ()
+
+
+# Stores that do not start
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no port is free"), KeyboardInterrupt()], ids=lambda e: type(e).__name__
+)
+def test_a_keeper_that_cannot_start_a_store_leaves_it_to_another(hall: Hall, error: BaseException) -> None:
+    size = Size(1, 2)
+    keeper, other = hall.machine("a", size, keeps=True), hall.machine("b", size)
+
+    def fail() -> None:
+        raise error
+
+    keeper.before_start = fail
+    calls = [keeper.coming(), other.coming()]
+    with pytest.raises(type(error)):
+        calls[0].result()
+    call_last(hall, [other])
+    met = calls[1].result()
+    assert (names(met.members), met.rank, met.store[0]) == ("b", 0, "b")
+    assert names(other.roster.everybody) == "b"
+
+
+@pytest.mark.usefixtures("_looks_seldom")
+def test_who_waits_for_a_store_learns_at_once_that_its_keeper_has_failed(hall: Hall) -> None:
+    keeper, other, watcher = (hall.machine(name, Size(2, 2), keeps=name == "a") for name in "abc")
+
+    def fail() -> None:
+        until(lambda: other.roster.complete, "the other knows of the round")
+        raise OSError("no port is free")
+
+    keeper.before_start = fail
+    calls = [keeper.coming(), other.coming()]
+    with pytest.raises(OSError, match="no port"):
+        calls[0].result()
+    until(lambda: watcher.roster.round == 1, "the other has left the round")
+
+
+# The roster's versions
+
+
+def state(hall: Hall) -> dict[str, bytes]:
+    """All that the store holds, but for signs of life."""
+    store = hall.store()
+    return {key: store.get(key) for key in store.list_keys() if "/beat/" not in key}
+
+
+def test_old_versions_are_deleted_and_a_newcomer_finds_the_latest(hall: Hall) -> None:
+    machine, sleeper = hall.machine("a", Size(1, 1)), hall.machine("b", Size(1, 1))
+    machine.enter()
+    assert sleeper.roster == machine.roster
+    for number in range(1, 60):
+        assert machine.enter().number == number
+    assert len(state(hall)) <= 70
+    newcomer = hall.machine("c", Size(1, 1))
+    for other in (newcomer, sleeper):
+        assert other.roster == machine.roster
+        assert other.roster.round == 59
+
+
+def test_what_changes_nothing_writes_nothing(hall: Hall) -> None:
+    machine = hall.machine("a", Size(1, 1))
+    machine.enter()
+    before = state(hall)
+    hall.machine("b", Size(1, 1)).leave()
+    for _ in range(3):
+        assert machine.roster.complete
+        assert not machine.wants_restart()
+        machine.beat()
+    assert state(hall) == before
+    machine.close("over")
+    closed = state(hall)
+    assert closed != before
+    machine.close("over again")
+    assert state(hall) == closed
+
+
+def test_changes_at_the_same_time_are_all_kept(any_hall: Hall) -> None:
+    """Two machines change the roster 200 times, for members of which each knows one half."""
+    size = Size(1, 1000)
+    halves = [[Member(f"{half}{number}", "host", number) for number in range(50)] for half in "ab"]
+    machines = any_hall.machines("ab", size)
+
+    def change(rule: Callable[[Roster, Member], Roster]) -> None:
+        def change_all(machine: Machine, half: list[Member]) -> None:
+            for each in half:
+                machine._change(lambda roster: rule(roster, each))  # noqa: B023
+
+        calls = [Call(lambda m=m, h=h: change_all(m, h)) for m, h in zip(machines, halves, strict=True)]  # type: ignore[misc]
+        for call in calls:
+            call.result()
+
+    change(lambda roster, each: roster.join(each, size))
+    assert set(machines[0].roster.present) == {*halves[0], *halves[1]}
+    assert machines[0].roster == machines[1].roster
+    change(lambda roster, each: roster.leave(each.id, size))
+    assert machines[0].roster == machines[1].roster == Roster(version=200)
+
+
+def test_what_another_program_wrote_is_said_to_be_that(hall: Hall) -> None:
+    hall.machine("a", Size(1, 1)).enter()
+    store = hall.store()
+    for key in state(hall):
+        if "roster" in key:
+            store.set(key, "1 something else")
+    with pytest.raises(RallypointError, match="cannot be read"):
+        hall.machine("b", Size(1, 1)).enter()
+
+
+# Whoever acts when
+
+
+class Tapped(PrefixStore):
+    """A part of a store that says what is about to be done to it."""
+
+    def __init__(self, store: Store, tap: Callable[[str, str], None]) -> None:
+        super().__init__("tapped", store)
+        self._tap = tap
+
+    def set(self, key: str, value: Value) -> None:
+        self._tap("set", key)
+        super().set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self._tap("get", key)
+        return super().get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        self._tap("add", key)
+        return super().add(key, amount)
+
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        self._tap("compare_set", key)
+        return super().compare_set(key, expected_value, desired_value)
+
+    def delete_key(self, key: str) -> bool:
+        self._tap("delete_key", key)
+        return super().delete_key(key)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        self._tap("check", keys[0])
+        return super().check(keys)
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        """Looks once: as good as a time-out that passes."""
+        self._tap("wait", keys[0])
+        super().wait(keys, 1e-6)
+
+
+def test_a_round_stays_what_it_is_for_who_looks_after_another_has_left_it(hall: Hall) -> None:
+    rounds: list[Round] = []
+
+    def come_and_go(operation: str, _: str) -> None:
+        if operation == "wait" and not rounds:
+            rounds.append(keeper.enter())
+            keeper.leave()
+
+    late = hall.machine("a", Size(2, 2), store=Tapped(hall.store(), come_and_go))
+    keeper = hall.machine("b", Size(2, 2), keeps=True, store=PrefixStore("tapped", hall.store()))
+    rounds.append(late.enter())
+    agreed([keeper, late], rounds)
+    assert hall.started == [(0, "b")]
+
+
+def test_a_round_whose_keeper_has_failed_is_over_also_for_who_looks_later(hall: Hall) -> None:
+    failures: list[object] = []
+
+    def fail() -> None:
+        raise OSError("no port is free")
+
+    def come_and_fail(operation: str, _: str) -> None:
+        if operation == "wait" and failures:
+            hall.time.advance(60)
+        elif operation == "wait":
+            with pytest.raises(OSError, match="no port is free") as caught:
+                keeper.enter()
+            failures.append(caught)
+
+    late = hall.machine("a", Size(2, 2), store=Tapped(hall.store(), come_and_fail))
+    keeper = hall.machine("b", Size(2, 2), keeps=True, store=PrefixStore("tapped", hall.store()))
+    keeper.before_start = fail
+    with pytest.raises(JoinTimeoutError):
+        late.enter()
+    assert hall.started == []
+
+
+@pytest.mark.parametrize("operation", ["compare_set", "set"])
+def test_one_that_was_held_up_for_many_versions_does_no_harm(operation: str) -> None:
+    hall = Hall(HashStore(0.2).clone, "job")
+    held_up: list[str] = []
+
+    def hold_up(what: str, key: str) -> None:
+        if what == operation and not held_up:
+            held_up.append(key)
+            for number in range(100):
+                busy._change(lambda roster: roster.publish(f"busy:{number}"))  # noqa: B023
+
+    busy, newcomer = (
+        hall.machine(name, Size(1, 1), store=PrefixStore("tapped", hall.store())) for name in "ab"
+    )
+    sleeper = hall.machine("c", Size(1, 1), store=Tapped(hall.store(), hold_up))
+    sleeper.close("over")
+    for machine in (newcomer, busy, sleeper):
+        assert (machine.roster.closed, machine.roster.store) == ("over", "busy:99")
+    hall.close()
+
+
+def test_a_change_that_was_not_announced_is_seen_all_the_same(hall: Hall) -> None:
+    """Its maker may have been cut off in between."""
+
+    def cut_off(operation: str, _: str) -> None:
+        if operation == "set":
+            raise OSError("cut off")
+
+    size = Size(1, 2)
+    first = hall.machine("a", size, pace=Pace(last_call=0), store=PrefixStore("tapped", hall.store()))
+    first.enter()
+    second = hall.machine("b", size, store=Tapped(hall.store(), cut_off))
+    with pytest.raises(OSError, match="cut off"):
+        second.enter()
+    for _ in range(10):
+        beat(hall, [first, second])
+    assert first.wants_restart()
+
+
+class Over(Exception):  # noqa: N818 - it is no error
+    """No more turns."""
+
+
+class Turns:
+    """Lets one thread act at a time, up to its next `pause`; a seed says whose turn it is."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self._turns: dict[str, threading.Semaphore] = {}
+        self._errors: list[BaseException] = []
+        self._passed_on = threading.Semaphore(0)
+        self._over = False
+
+    def start(self, name: str, act: Callable[[], object]) -> None:
+        self._turns[name] = threading.Semaphore(0)
+        threading.Thread(target=self._run, args=(name, act), daemon=True).start()
+
+    def _run(self, name: str, act: Callable[[], object]) -> None:
+        turn = self._turns[name]
+        turn.acquire()
+        try:
+            act()
+        except BaseException as error:
+            if not self._over:
+                self._errors.append(error)
+        del self._turns[name]
+        self._passed_on.release()
+
+    def pause(self, name: str) -> None:
+        self._passed_on.release()
+        self._turns[name].acquire()
+        if self._over:
+            raise Over
+
+    def play(self, most: int) -> None:
+        """Until all have ended."""
+        try:
+            while self._turns and not self._errors:
+                assert (most := most - 1), f"still at it: {sorted(self._turns)}"
+                self._turns[self._random.choice(sorted(self._turns))].release()
+                assert self._passed_on.acquire(timeout=SECONDS)
+        finally:
+            self._over = True
+            for turn in list(self._turns.values()):
+                turn.release()
+        for error in self._errors:
+            raise error
+
+
+class Story:
+    """A job of a few machines that come, go, fail, die and start again, one step of one machine at a time."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self.turns = Turns(seed)
+        self.place = HashStore(1)
+        self.hall = Hall(self.place.clone, "job")
+        count = self._random.randint(2, 4)
+        self.size = Size(self._random.randint(1, count), count)
+        self.met: list[tuple[Member, Round]] = []
+        for name in "abcde"[: count + self._random.randint(0, 1)]:
+            self._cast(name)
+
+    def _cast(self, name: str) -> None:
+        pace = Pace(join=200, last_call=4, beat=5, beats_missed=8)
+        rank = self._random.choice([-1, -1, ord(name) - ord("a")])
+        rank = rank if rank < self.size.most else -1
+
+        def tap(operation: str, _: str) -> None:
+            self.turns.pause(name)
+            if operation == "wait":
+                self.hall.time.advance(1)
+                machine.beat()
+
+        machine = self.hall.machine(
+            name,
+            self.size,
+            rank,
+            keeps=self._random.random() < 0.3,
+            pace=pace,
+            store=Tapped(self.hall.store(), tap),
+        )
+        machine.before_start = self._maybe_fail
+        self.turns.start(name, lambda: self._live(machine))
+
+    def _live(self, machine: Machine) -> None:
+        try:
+            for _ in range(3):
+                self.met.append((machine.member, machine.enter()))
+                self._work(machine)
+                if self._random.random() < 0.1:
+                    return  # it dies
+        except (JoinTimeoutError, MeetingClosedError, OSError):
+            return
+        if self._random.random() < 0.1:
+            machine.close("the job has ended")
+        machine.leave()
+
+    def _maybe_fail(self) -> None:
+        if self._random.random() < 0.1:
+            raise OSError("no port is free")
+
+    def _work(self, machine: Machine) -> None:
+        for _ in range(self._random.randrange(6)):
+            if machine.wants_restart():
+                return
+            machine.beat()
+
+    def check(self) -> None:
+        """Who was in a round says the same of it as all others who were."""
+        rounds: dict[int, Round] = {}
+        for member, met in self.met:
+            first = rounds.setdefault(met.number, met)
+            assert (met.members, met.store) == (first.members, first.store)
+            assert met.members[met.rank] == member
+            assert self.size.least <= len(met.members) <= self.size.most
+            keeper, number, _ = met.store.split(":")
+            assert int(number) == met.number
+            assert keeper in names(met.members)
+        assert len(self.hall.started) == len({number for number, _ in self.hall.started})
+        for member in {member for member, _ in self.met}:
+            numbers = [met.number for each, met in self.met if each == member]
+            assert numbers == sorted(set(numbers))
+
+
+def test_who_acts_when_makes_no_difference() -> None:
+    for seed in range(30):
+        story = Story(seed)
+        story.turns.play(100_000)
+        story.check()

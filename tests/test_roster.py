@@ -1,0 +1,547 @@
+"""The rules of a meeting: each by example, and all of them over random histories."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
+from rallypoint.meeting.roster import Member, Roster, Size
+
+TWO = Size(2, 2)
+THREE = Size(3, 3)
+
+
+def member(name: str, rank: int = -1, *, host: str = "", keeps: bool = False) -> Member:
+    return Member(name, host or f"host-{name}", 100 + ord(name[0]), rank, keeps)
+
+
+A, B, C, D, E = map(member, "abcde")
+
+
+def gather(size: Size, *members: Member) -> Roster:
+    """A new meeting to which these come, one after the other."""
+    return gather_into(Roster(), size, *members)
+
+
+def gather_into(roster: Roster, size: Size, *members: Member) -> Roster:
+    for each in members:
+        roster = roster.join(each, size)
+    return roster
+
+
+def names(members: tuple[Member, ...]) -> str:
+    return "".join(each.id for each in members)
+
+
+# Coming
+
+
+def test_a_round_is_complete_when_the_last_machine_that_may_take_part_has_come() -> None:
+    roster = gather(THREE, A, B)
+    assert (roster.round, roster.complete, roster.present) == (0, False, (A, B))
+    roster = roster.join(C, THREE)
+    assert (roster.round, roster.complete, roster.present) == (0, True, (A, B, C))
+    assert [roster.rank_of(name) for name in "abcd"] == [0, 1, 2, None]
+
+
+def test_a_round_that_has_enough_is_complete_only_when_it_is_filled() -> None:
+    roster = gather(Size(1, 3), A, B)
+    assert not roster.complete
+    filled = roster.fill()
+    assert filled.complete
+    assert filled.present == (A, B)
+    assert filled.fill() is filled
+
+
+def test_who_comes_to_a_complete_round_waits() -> None:
+    roster = gather(TWO, A, B, C, D)
+    assert (roster.present, roster.waiting) == ((A, B), (C, D))
+    assert roster.knows("c")
+    assert not roster.knows("e")
+    assert roster.rank_of("c") is None
+
+
+def test_who_has_joined_joins_no_more() -> None:
+    roster = gather(TWO, A, B, C)
+    for each in (A, B, C):
+        assert roster.join(each, TWO) is roster
+
+
+def test_who_is_known_may_join_again_though_the_meeting_is_closed() -> None:
+    roster = gather(TWO, A, B, C).close("over")
+    for each in (A, C):
+        assert roster.join(each, TWO) is roster
+
+
+# Ranks
+
+
+@pytest.mark.parametrize(
+    ("came", "ranked"),
+    [
+        ((A, B, C), "abc"),
+        ((C, A, B), "cab"),
+        ((member("a", 2), member("b", 0), member("c", 1)), "bca"),
+        ((A, B, member("c", keeps=True)), "cab"),
+        ((A, member("b", keeps=True), member("c", keeps=True)), "bca"),
+        ((member("a", 1), member("b", 2, keeps=True), member("c", 0)), "cab"),
+        ((A, member("b", 0), member("c", keeps=True)), "bca"),
+    ],
+    ids=[
+        *("as they came", "as they came, whoever that is", "as asked for", "the keeper first"),
+        *("two keepers", "asked for goes before keeping", "asked for, keeper, the rest"),
+    ],
+)
+def test_ranks(came: tuple[Member, ...], ranked: str) -> None:
+    assert names(gather(THREE, *came).present) == ranked
+
+
+def test_ranks_asked_for_stand_in_their_order_when_some_are_missing() -> None:
+    roster = gather(Size(2, 9), member("a", 7), member("b", 3)).fill()
+    assert names(roster.present) == "ba"
+
+
+@pytest.mark.parametrize("rank", [2, 3, 99])
+def test_a_rank_that_does_not_exist(rank: int) -> None:
+    with pytest.raises(
+        UsageError, match=rf"machine rank {rank} does not exist among 2 machines\nhint: ranks"
+    ):
+        Roster().join(member("a", rank), TWO)
+
+
+@pytest.mark.parametrize("size", [THREE, Size(1, 3)], ids=["open", "complete"])
+@pytest.mark.parametrize("rival_waits", [False, True])
+def test_a_rank_that_another_host_has(size: Size, rival_waits: bool) -> None:
+    roster = gather(size, C, D, E) if rival_waits else Roster()
+    roster = roster.join(member("a", 1), size)
+    with pytest.raises(UsageError) as caught:
+        roster.join(member("b", 1), size)
+    assert "host-b (process 198) asks for a rank that is taken" in caught.value.message
+    assert "machine rank 1 on host-a (process 197)" in caught.value.message
+    assert "rank of its own" in caught.value.hint
+
+
+def test_an_agent_started_again_on_its_host_waits_for_its_predecessor_to_be_lost() -> None:
+    dead, again = member("a", 0, host="one"), member("b", 0, host="one")
+    roster = gather(TWO, dead, again)
+    assert (roster.present, roster.waiting) == ((dead,), (again,))
+    roster = roster.lose("a", TWO)
+    assert (roster.present, roster.waiting) == ((again,), ())
+
+
+def test_an_agent_started_again_takes_the_place_of_its_predecessor_in_the_next_round() -> None:
+    dead, again, other = member("a", 0, host="one"), member("b", 0, host="one"), member("c", 1)
+    roster = gather(TWO, dead, other, again)
+    assert not roster.wants_restart(TWO)
+    roster = roster.lose("a", TWO)
+    assert roster.wants_restart(TWO)
+    roster = roster.leave("c", TWO).join(other, TWO)
+    assert (roster.round, roster.complete, names(roster.present)) == (1, True, "bc")
+
+
+def test_machines_without_a_rank_are_nobodys_rivals() -> None:
+    assert gather(TWO, member("a", host="one"), member("b", host="one")).complete
+
+
+# Keeping
+
+
+def test_the_keeper_is_whom_the_endpoint_names_whatever_its_rank() -> None:
+    roster = gather(THREE, member("a", 0), member("b", 1), member("c", 2, keeps=True))
+    assert roster.keeper == member("c", 2, keeps=True)
+    assert roster.rank_of("c") == 2
+
+
+def test_without_such_a_machine_rank_0_is_the_keeper() -> None:
+    assert gather(TWO, member("a", 1), member("b", 0)).keeper == member("b", 0)
+    assert Roster().keeper is None
+
+
+def test_publish_says_where_the_store_is() -> None:
+    roster = gather(TWO, A, B)
+    assert roster.store == ""
+    published = roster.publish("host-a:1")
+    assert published.store == "host-a:1"
+    assert published.publish("host-a:1") is published
+    assert (published.round, published.present) == (roster.round, roster.present)
+
+
+# Going
+
+
+def test_who_leaves_an_open_round_makes_room() -> None:
+    roster = gather(TWO, A).leave("a", TWO)
+    assert roster == Roster()
+    assert roster.join(B, TWO).present == (B,)
+
+
+def test_a_place_in_an_open_round_goes_to_who_waits() -> None:
+    first, again = member("a", 0, host="one"), member("b", 0, host="one")
+    roster = gather(THREE, first, again, C).leave("a", THREE)
+    assert (names(roster.present), roster.waiting) == ("cb", ())
+
+
+def test_nobody_takes_the_place_of_who_leaves_a_complete_round() -> None:
+    roster = gather(TWO, A, B, C).leave("a", TWO)
+    assert (roster.round, roster.complete, roster.present, roster.waiting) == (0, True, (B,), (C,))
+
+
+def test_the_last_to_leave_opens_the_next_round_for_those_who_wait() -> None:
+    roster = gather(THREE, A, B, C).publish("host-a:1")
+    for number, each in enumerate((B, A)):
+        roster = roster.leave(each.id, THREE).join(each, THREE)
+        assert (roster.round, roster.store, len(roster.waiting)) == (0, "host-a:1", number + 1)
+    roster = roster.leave("c", THREE)
+    assert roster == Roster(round=1, present=(B, A))
+    roster = roster.join(C, THREE)
+    assert (roster.round, roster.complete, roster.present) == (1, True, (B, A, C))
+
+
+def test_the_next_round_is_complete_at_once_if_enough_wait() -> None:
+    roster = gather(TWO, A, B, C, D, E).leave("a", TWO).leave("b", TWO)
+    assert (roster.round, roster.complete) == (1, True)
+    assert (roster.present, roster.waiting) == ((C, D), (E,))
+
+
+def test_the_next_round_starts_without_those_lost_and_without_a_store() -> None:
+    roster = gather(TWO, A, B).publish("host-a:1").lose("a", TWO).leave("b", TWO)
+    assert (roster.round, roster.complete, roster.everybody) == (1, False, ())
+    assert (roster.lost, roster.store) == ((), "")
+
+
+def test_who_is_not_known_cannot_leave_or_be_lost() -> None:
+    roster = gather(TWO, A, B, C)
+    assert roster.leave("x", TWO) is roster
+    assert roster.lose("x", TWO) is roster
+
+
+def test_who_is_lost_is_noted_if_it_took_part() -> None:
+    roster = gather(TWO, A, B, C)
+    assert roster.lose("a", TWO).lost == (A,)
+    assert roster.lose("a", TWO).present == (B,)
+    assert roster.lose("c", TWO).lost == ()
+    assert roster.lose("c", TWO).waiting == ()
+
+
+def test_the_loss_of_the_last_opens_the_next_round() -> None:
+    roster = gather(TWO, A, B).lose("a", TWO).lose("b", TWO)
+    assert (roster.round, roster.complete, roster.everybody, roster.lost) == (1, False, (), ())
+
+
+def test_who_was_lost_in_earlier_rounds_is_remembered_for_a_while() -> None:
+    roster = Roster()
+    for number in range(20):
+        victim = member("a", host=f"host-{number}")
+        roster = gather_into(roster, TWO, victim, B)
+        assert not roster.wants_restart(TWO)
+        roster = roster.lose("a", TWO).leave("b", TWO)
+    assert roster.round == 20
+    assert [each.host for each in roster.gone] == [f"host-{number}" for number in range(4, 20)]
+
+
+# Starting again
+
+
+@pytest.mark.parametrize(
+    ("roster", "wanted"),
+    [
+        (gather(Size(1, 2), A), False),
+        (gather(Size(1, 2), A).fill(), False),
+        (gather(Size(1, 2), A).fill().join(B, Size(1, 2)), True),
+        (gather(Size(1, 2), A, B, C), False),
+        (gather(Size(1, 2), A, B).leave("a", Size(1, 2)), False),
+        (gather(Size(1, 2), A, B, C).leave("a", Size(1, 2)), True),
+        (gather(Size(1, 2), A, B).lose("a", Size(1, 2)), True),
+        (gather(Size(1, 2), A, B, C).lose("c", Size(1, 2)), False),
+        (gather(Size(1, 2), A).lose("a", Size(1, 2)), False),
+    ],
+    ids=[
+        *("open", "complete", "one waits and there is room", "one waits, but there is no room"),
+        *("one left, and none waits", "one left, and one waits", "one is lost", "one who waited is lost"),
+        *("one is lost while the round is open",),
+    ],
+)
+def test_wants_restart(roster: Roster, wanted: bool) -> None:
+    assert roster.wants_restart(Size(1, 2)) is wanted
+
+
+def test_a_loss_before_a_round_is_complete_is_no_reason_to_start_it_again() -> None:
+    roster = gather(TWO, A).lose("a", TWO).join(B, TWO).join(C, TWO)
+    assert roster.complete
+    assert not roster.wants_restart(TWO)
+
+
+# Telling
+
+
+def test_what_machines_tell_outlives_the_round_and_has_an_end() -> None:
+    roster = gather(TWO, A, B)
+    for number in range(70):
+        roster = roster.tell(str(number))
+    roster = roster.leave("a", TWO).leave("b", TWO)
+    assert roster.round == 1
+    assert roster.told == tuple(map(str, range(64)))
+    assert roster.tell("more") == roster
+
+
+# Closing
+
+
+def test_nobody_joins_a_closed_meeting() -> None:
+    roster = gather(TWO, A).close("the job has ended")
+    with pytest.raises(MeetingClosedError, match=r"is closed: the job has ended\nhint: .*another --rdzv-id"):
+        roster.join(B, TWO)
+    assert roster.leave("a", TWO).closed == "the job has ended"
+
+
+def test_nobody_is_to_start_again_when_it_is_closed() -> None:
+    roster = gather(TWO, A, B).close("the job has ended")
+    assert not roster.lose("a", TWO).wants_restart(TWO)
+
+
+def test_a_meeting_is_closed_once() -> None:
+    closed = gather(TWO, A, B).close("first")
+    assert closed.close("second") is closed
+    assert (closed.present, closed.complete) == ((A, B), True)
+
+
+def test_a_closed_meeting_stays_closed_in_the_next_round() -> None:
+    assert gather(TWO, A, B).close("over").leave("a", TWO).leave("b", TWO) == Roster(round=1, closed="over")
+
+
+def test_a_closed_meeting_has_no_next_round() -> None:
+    """Who waits may not have looked yet when the last of the others leaves."""
+    roster = gather(TWO, A, B, C, D).close("the job has ended").leave("a", TWO).leave("b", TWO)
+    assert not roster.complete
+
+
+# On the wire
+
+
+texts = st.text(max_size=8)
+members = st.builds(Member, texts, texts, st.integers(0, 1 << 31), st.integers(-1, 9), st.booleans())
+groups = st.lists(members, max_size=4).map(tuple)
+rosters = st.builds(
+    Roster,
+    round=st.integers(0, 99),
+    complete=st.booleans(),
+    closed=texts,
+    present=groups,
+    waiting=groups,
+    lost=groups,
+    store=texts,
+    gone=groups,
+    told=st.lists(texts, max_size=3).map(tuple),
+)
+
+
+@settings(max_examples=50)
+@given(rosters)
+def test_json_and_back(roster: Roster) -> None:
+    text = roster.to_json()
+    assert Roster.from_json(text) == roster
+    assert Roster.from_json(text.encode()) == roster
+    assert text.isascii()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+near_rosters = st.dictionaries(st.sampled_from([*asdict(Roster()), "something else"]), json_values)
+
+
+@settings(max_examples=100)
+@given(st.one_of(st.binary(max_size=40), st.text(max_size=40), (json_values | near_rosters).map(json.dumps)))
+def test_what_is_no_roster_is_an_error_of_ours_if_any(text: str | bytes) -> None:
+    with suppress(RallypointError):
+        Roster.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "no json", "[]", "5", "null", '"roster"', "{}", b"\xff\xfe"),
+        "[" * 100_000,
+        Roster().to_json()[:-1],
+        Roster().to_json().replace('"round"', '"ronud"'),
+        Roster().to_json().replace('"lost":[]', '"lost":[5]'),
+        Roster().to_json().replace('"lost":[]', '"lost":[{"id":"a"}]'),
+        Roster().to_json().replace('"lost":[]', '"lost":5'),
+        Roster().to_json().replace('"turn":0', '"turn":"x"'),
+        Roster().to_json().replace('"complete":false', '"complete":0'),
+        Roster().to_json().replace('"told":[]', '"told":[1]'),
+    ],
+)
+def test_text_that_is_no_roster(text: str | bytes) -> None:
+    with pytest.raises(RallypointError, match=r"cannot be read: .+\nhint: .*same version"):
+        Roster.from_json(text)
+
+
+def test_a_member_has_a_name_to_print() -> None:
+    assert str(member("a")) == "host-a (process 197)"
+    assert str(member("a", 0)) == "machine rank 0 on host-a (process 197)"
+
+
+# All rules, over random histories
+
+
+def arrival(each: Member) -> tuple[bool, int, bool]:
+    """What decides a rank before the order of arrival does."""
+    return each.rank < 0, each.rank, not each.keeps
+
+
+class Histories(RuleBasedStateMachine):
+    """Six machines that come, go and are lost; after every step, what may not be is not."""
+
+    @initialize(
+        bounds=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+        ranks=st.lists(st.integers(-1, 3), min_size=6, max_size=6),
+        hosts=st.lists(st.sampled_from(["one", "two", "three"]), min_size=6, max_size=6),
+        keeps=st.lists(st.booleans(), min_size=6, max_size=6),
+    )
+    def meet(self, bounds: tuple[int, int], ranks: list[int], hosts: list[str], keeps: list[bool]) -> None:
+        self.size = Size(min(bounds), max(bounds))
+        rest = zip("abcdef", hosts, ranks, keeps, strict=True)
+        self.members = [Member(name, host, 100, rank, keep) for name, host, rank, keep in rest]
+        self.roster = Roster()
+
+    who = st.integers(0, 5)
+
+    @rule(who=who)
+    def join(self, who: int) -> None:
+        member, roster = self.members[who], self.roster
+        taken = any(each.rank == member.rank >= 0 and each.host != member.host for each in roster.everybody)
+        known = roster.knows(member.id)
+        try:
+            joined = roster.join(member, self.size)
+        except MeetingClosedError:
+            assert roster.closed
+            assert not known
+        except UsageError:
+            assert taken or member.rank >= self.size.most
+            assert not known
+        else:
+            assert known or not (roster.closed or taken or member.rank >= self.size.most)
+            self._step(joined, {*self._ids(), member.id}, unchanged=known)
+
+    @rule(who=who)
+    def leave(self, who: int) -> None:
+        name = self.members[who].id
+        self._step(
+            self.roster.leave(name, self.size), self._ids() - {name}, unchanged=not self.roster.knows(name)
+        )
+
+    @rule(who=who)
+    def lose(self, who: int) -> None:
+        name = self.members[who].id
+        before = self.roster
+        took_part = any(each.id == name for each in before.present)
+        after = before.lose(name, self.size)
+        self._step(after, self._ids() - {name}, unchanged=not before.knows(name), loses=True)
+        if after.round == before.round:
+            assert after.lost == (*before.lost, *([self.members[who]] if took_part else []))
+
+    @precondition(lambda self: len(self.roster.present) >= self.size.least)
+    @rule()
+    def fill(self) -> None:
+        self._step(self.roster.fill(), self._ids(), unchanged=self.roster.complete)
+        assert self.roster.complete
+
+    @precondition(lambda self: self.roster.complete)
+    @rule(port=st.integers(1, 3))
+    def publish(self, port: int) -> None:
+        """As a machine does: only in a complete round."""
+        store = f"one:{port}"
+        self._step(
+            self.roster.publish(store), self._ids(), unchanged=self.roster.store == store, publishes=True
+        )
+        assert self.roster.store == store
+
+    @rule()
+    def tell(self) -> None:
+        before = self.roster
+        self._step(before.tell("it failed"), self._ids(), unchanged=False)
+        assert self.roster.told == (*before.told, "it failed")
+
+    @rule(reason=st.sampled_from(["first", "second"]))
+    def close(self, reason: str) -> None:
+        self._step(self.roster.close(reason), self._ids(), unchanged=bool(self.roster.closed))
+        assert self.roster.closed
+
+    def _ids(self) -> set[str]:
+        return {each.id for each in self.roster.everybody}
+
+    def _step(
+        self,
+        after: Roster,
+        ids: set[str],
+        *,
+        unchanged: bool,
+        loses: bool = False,
+        publishes: bool = False,
+    ) -> None:
+        before, self.roster = self.roster, after
+        assert (after == before) is unchanged
+        assert self._ids() == ids
+        assert Roster.from_json(after.to_json()) == after
+        self._check_state(after)
+        if after.round == before.round:
+            self._check_same_round(before, after)
+            assert loses or after.lost == (before.lost if after.complete == before.complete else ())
+            assert publishes or after.store == before.store
+        else:
+            self._check_new_round(before, after)
+        assert after.closed == before.closed or not before.closed
+        assert after.told[: len(before.told)] == before.told
+
+    def _check_state(self, roster: Roster) -> None:
+        present, waiting = roster.present, roster.waiting
+        everybody = [each.id for each in roster.everybody]
+        assert len(everybody) == len(set(everybody))
+        assert all(each in self.members for each in roster.everybody)
+        assert len(present) <= self.size.most
+        asked = [each.rank for each in present if each.rank >= 0]
+        assert len(asked) == len(set(asked))
+        if roster.complete:
+            assert present
+            ranks = [roster.rank_of(each.id) for each in present]
+            assert ranks == sorted(set(ranks), key=lambda rank: -1 if rank is None else rank)
+            assert None not in ranks
+            assert sorted(present, key=arrival) == list(present)
+        else:
+            assert len(present) < self.size.most
+            assert not roster.store
+            assert roster.closed or all(each.rank in asked for each in waiting), "who could come in waits"
+
+    def _check_same_round(self, before: Roster, after: Roster) -> None:
+        if before.complete == after.complete:
+            assert after.lost[: len(before.lost)] == before.lost
+        assert {each.id for each in before.lost} <= {each.id for each in (*after.lost, *after.gone)}
+        if before.complete:
+            assert after.complete
+            assert after.present == tuple(each for each in before.present if each in after.present)
+        elif after.complete:
+            came = [each for each in (*before.everybody, *after.everybody) if each in after.present]
+            assert after.present == tuple(sorted(dict.fromkeys(came), key=arrival))
+            assert [after.rank_of(each.id) for each in after.present] == [*range(len(after.present))]
+            assert after.keeper in after.present
+
+    def _check_new_round(self, before: Roster, after: Roster) -> None:
+        assert after.round == before.round + 1
+        assert before.complete
+        assert len(before.present) == 1
+        assert (after.store, after.lost) == ("", ())
+        assert {each.id for each in before.lost} <= {each.id for each in after.gone}
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=60, stateful_step_count=40)

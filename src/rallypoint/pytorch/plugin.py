@@ -1,0 +1,239 @@
+"""torchrun's rendezvous backend `rallypoint`; torch finds it by the entry-point group `torchrun.handlers`.
+
+    torchrun --rdzv-backend=rallypoint --rdzv-endpoint=HOST:PORT --rdzv-conf=NAME=VALUE,… script.py
+
+The machine that the endpoint names holds the meeting place, a store server. Each round gets a store server
+of its own, which is the workers' MASTER_ADDR and MASTER_PORT. A job of one machine needs no
+meeting place: its store is at the endpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from rallypoint.client.deadline import Deadline
+from rallypoint.errors import (
+    ConnectError,
+    ConnectionLostError,
+    JoinTimeoutError,
+    MeetingClosedError,
+    RallypointError,
+    UsageError,
+)
+from rallypoint.meeting.endpoint import parse_endpoint
+from rallypoint.meeting.meeting import Heart, Meeting, Round
+from rallypoint.meeting.places import open_place
+from rallypoint.meeting.roster import Member, Roster, Size
+from rallypoint.pytorch import reports
+from rallypoint.pytorch.conf import Conf
+from rallypoint.pytorch.environment import inject
+from rallypoint.pytorch.probe import examine
+from rallypoint.pytorch.rollcall import AGENTS, ROUND_VARIABLE, RollCall
+from rallypoint.pytorch.substitution import Order, make_store
+from rallypoint.pytorch.switches import Patch, client_of, patch_of
+from rallypoint.stores.tcp import TCPStore
+
+logger = logging.getLogger("rallypoint.torchrun")
+
+BACKEND = "rallypoint"
+
+_TOLD_SECONDS = 5.0
+_RECENT_SECONDS = 120.0
+_LOOK_SECONDS = 1.0
+_PAUSE_SECONDS = 60.0
+
+_Answer = TypeVar("_Answer")
+Creator = Callable[[RendezvousParameters], RendezvousHandler]
+
+
+def get_handler() -> Creator:
+    """What torch loads: it returns what makes a handler."""
+    return create_handler
+
+
+def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """A handler for torchrun's parameters."""
+    try:
+        return RallypointHandler(params)
+    except RallypointError as error:
+        raise _as_torch(error) from error
+
+
+class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not typed here
+    """One agent's side of the rendezvous; see torch's `RendezvousHandler` for what each method is for."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        conf = Conf.parse(params.config)
+        size = Size(params.min_nodes, params.max_nodes)
+        endpoint = parse_endpoint(params.endpoint)
+        if size.most > 1 and not endpoint.port:
+            raise UsageError(
+                "several machines need an endpoint to meet at",
+                hint="pass --rdzv-endpoint=HOST:PORT, the same on every machine",
+            )
+        self._run_id = params.run_id
+        self._place = open_place(
+            endpoint,
+            size.most,
+            hosts=conf.is_host,
+            local_address=params.local_addr,
+            seconds=conf.pace.join,
+        )
+        host = params.local_addr or socket.gethostname()
+        member = Member(secrets.token_hex(8), host, os.getpid(), conf.rank, self._place.is_here)
+        self._meeting = Meeting(self._place.store, params.run_id, member, size, conf.pace)
+        self._heart = Heart(self._meeting) if size.most > 1 else None
+        self._look = Deadline(0.0)
+        self._pause = Deadline(0.0)
+        self._agent_store: Any = None
+        self._roll_call: RollCall | None = None
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_run_id(self) -> str:
+        return str(self._run_id)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._stop_roll_call()
+        try:
+            met = self._meeting.next_round(self._start_store)
+            return self._enter(met)
+        except RallypointError as error:
+            raise _as_torch(error) from error
+        except dist.DistNetworkError as error:
+            raise RendezvousConnectionError(
+                f"the round's store cannot be reached: {error}\nhint: it is on a free port of the machine "
+                "that keeps it; does a firewall stand between the machines?"
+            ) from error
+
+    def is_closed(self) -> bool:
+        return self._ask(lambda: bool(self._meeting.roster.closed), False)
+
+    def set_closed(self) -> None:
+        self._ask(lambda: self._meeting.close("its launcher has closed it"), None)
+
+    def num_nodes_waiting(self) -> int:
+        """Not 0 if the workers are to start again: a machine may come in, or one is lost.
+
+        The agent asks ten times a second; with thousands of machines, once is enough for the store.
+        """
+        if self._look.passed:
+            self._look = Deadline(_LOOK_SECONDS)
+            return self._ask(lambda: int(self._meeting.wants_restart()), 0)
+        return 0
+
+    def shutdown(self) -> bool:
+        """Leave. Who holds the stores stays until the others have left, so that they can end in peace."""
+        self._stop_roll_call()
+        if self._heart is not None:
+            self._heart.stop()  # before it leaves: who holds the store may end it then
+        self._ask(self._exchange_failures, None)
+        self._ask(lambda: self._meeting.close("the job has ended"), None)
+        self._ask(self._meeting.leave, None)
+        alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True
+        self._agent_store = None
+        self._place.close(alone=alone)
+        return True
+
+    def _start_store(self, _: Roster) -> str:
+        return str(self._place.start_round())
+
+    def _enter(self, met: Round) -> RendezvousInfo:
+        host, port = parse_endpoint(met.store)
+        fault = examine(host, port)
+        if fault is not None and patch_of() is not Patch.NEVER:
+            logger.info(
+                "this torch's TCPStore is no good (%s): the workers get Rallypoint's help", fault.name
+            )
+            os.environ.update(inject(os.environ))
+        os.environ[ROUND_VARIABLE] = str(met.number)
+        order = Order(host, port, timeout=timedelta(seconds=self._meeting.pace.join), use_libuv=False)
+        store = make_store(order, client_of(), Patch.AUTO)
+        self._agent_store = store  # C++ keeps no Python object alive
+        self._call_the_roll(met)
+        return RendezvousInfo(
+            dist.PrefixStore(AGENTS, store),
+            met.rank,
+            len(met.members),
+            RendezvousStoreInfo(host, port),
+        )
+
+    def _exchange_failures(self) -> None:
+        """Tell the other machines what failed here first; if it only followed, hear what failed there."""
+        folder = reports.folder_of(os.environ)
+        recent = time.time() - _RECENT_SECONDS  # not those of a try before the one that went well
+        known = reports.read_failures(folder) if folder is not None else []
+        failures = [failure for failure in known if failure.time > recent]
+        if not failures or self._heart is None:
+            return
+        cause = next((failure for failure in failures if not failure.follows), None)
+        if cause is not None:
+            self._meeting.tell(f"{cause.name} failed: {cause.headline}")
+        else:
+            reports.report_elsewhere(self._meeting.await_told(_TOLD_SECONDS))
+
+    def _call_the_roll(self, met: Round) -> None:
+        """From the first machine, for the launcher there; others need not ask the same."""
+        if met.rank == 0 and reports.folder_of(os.environ) is not None:
+            store = TCPStore(*parse_endpoint(met.store), timeout=self._meeting.pace.join)
+            self._roll_call = RollCall(store, met.members)
+
+    def _stop_roll_call(self) -> None:
+        if self._roll_call is not None:
+            self._roll_call.stop()
+            self._roll_call = None
+
+    def _ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
+        """An answer from the meeting place; `otherwise` if it is gone: who runs need not end for that.
+
+        Each question to one that is gone takes its time, so there is a pause before the next.
+        """
+        if not self._pause.passed:
+            return otherwise
+        try:
+            return question()
+        except RallypointError as error:
+            logger.warning("the meeting place does not answer: %s", error.message)
+            self._pause = Deadline(_PAUSE_SECONDS)
+            return otherwise
+
+
+_ERRORS: tuple[tuple[type[RallypointError], Any], ...] = (
+    (MeetingClosedError, RendezvousClosedError),
+    (JoinTimeoutError, RendezvousTimeoutError),
+    (ConnectError, RendezvousConnectionError),
+    (ConnectionLostError, RendezvousConnectionError),
+)
+
+
+def _as_torch(error: RallypointError) -> Exception:
+    """What torch's agent expects; UsageError becomes the ValueError that it is."""
+    if isinstance(error, UsageError):
+        return ValueError(str(error))
+    kind = next((theirs for ours, theirs in _ERRORS if isinstance(error, ours)), RendezvousError)
+    translated: Exception = kind(str(error))
+    return translated

@@ -1,0 +1,124 @@
+"""`init_method` URLs: `rally://host:port`, and `file://` with checks for stale files.
+
+    rally://host:port?rank=0&world_size=2&use_libuv=0&client=python&timeout=60
+
+Rank 0 starts the server, in a process of its own, and the others connect. Under a launcher, whose
+agent has started one already (TORCHELASTIC_USE_AGENT_STORE), all connect.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, Final
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+import torch.distributed as dist
+
+from rallypoint.errors import RallypointError, UsageError
+from rallypoint.pytorch.store import PythonStore
+from rallypoint.pytorch.substitution import Order, make_store
+from rallypoint.pytorch.switches import Patch, client_of, parse_client
+from rallypoint.pytorch.translation import to_torch
+from rallypoint.server.backend import parse_switch
+from rallypoint.stores.rendezvous import rendezvous
+
+Yielded = Iterator[tuple[dist.Store, int, int]]
+
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+_KNOWN: Final = ("rank", "world_size", "use_libuv", "client", "timeout")
+
+
+def register_schemes() -> None:
+    """Make `rally://` known, and let `file://` go to our file store."""
+    register_rally()
+    # torch refuses to register a scheme that it has already.
+    _handlers()["file"] = meet_at_file
+
+
+def register_rally() -> None:
+    """Make `rally://` known to `init_process_group`; a second call does nothing."""
+    if "rally" not in _handlers():
+        dist.register_rendezvous_handler("rally", meet_at_server)
+
+
+def _handlers() -> dict[str, Any]:
+    # A function of the same name stands in the module's way.
+    handlers: dict[str, Any] = import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    return handlers
+
+
+def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) -> Yielded:
+    """What torch calls for a `rally://` URL."""
+    parts = urlsplit(url)
+    query = _query_of(parts)
+    rank, world_size = _number(query, "rank"), _number(query, "world_size")
+    if not parts.hostname or parts.port is None:
+        raise UsageError(f"{url!r} names no store", hint="write rally://HOST:PORT")
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} does not exist in a world of {world_size}")
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    order = Order(
+        parts.hostname,
+        parts.port,
+        world_size,
+        is_master=rank == 0 and not hosted,
+        timeout=timedelta(seconds=_seconds(query, timeout)),
+        multi_tenant=True,
+        use_libuv=parse_switch(query["use_libuv"], "use_libuv in the URL") if "use_libuv" in query else None,
+    )
+    yield _open(order, query.get("client")), rank, world_size
+    raise RuntimeError("a rally:// rendezvous happens once")
+
+
+def meet_at_file(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) -> Yielded:
+    """What torch calls for a `file://` URL, once `register_schemes` has been called."""
+    try:
+        store, rank, world_size = rendezvous(url, timeout=timeout)
+    except RallypointError as error:
+        raise to_torch(error) from error
+    yield PythonStore(store), rank, world_size
+    raise RuntimeError("a file:// rendezvous happens once")
+
+
+def _open(order: Order, client: str | None) -> dist.Store:
+    chosen = parse_client(client, "client in the URL") if client else client_of()
+    return make_store(order, chosen, Patch.ALWAYS)
+
+
+def _query_of(parts: SplitResult) -> dict[str, str]:
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = [name for name in query if name not in _KNOWN]
+    if unknown:
+        raise UsageError(
+            f"{parts.geturl()!r} has {unknown[0]!r}, which is not known",
+            hint=f"known are {', '.join(_KNOWN)}",
+        )
+    return query
+
+
+def _number(query: dict[str, str], name: str) -> int:
+    try:
+        return int(query[name])
+    except KeyError:
+        raise UsageError(
+            f"the {name.replace('_', ' ')} is not known",
+            hint=f"pass {name}= to init_process_group, or put it into the URL",
+        ) from None
+    except ValueError:
+        raise UsageError(f"{name} in the URL is {query[name]!r}, which is no number") from None
+
+
+def _seconds(query: dict[str, str], timeout: timedelta) -> float:
+    text = query.get("timeout")
+    if text is None:
+        return timeout.total_seconds()
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise UsageError(f"timeout in the URL is {text!r}", hint="write a positive number of seconds")
+    return seconds

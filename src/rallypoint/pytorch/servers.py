@@ -1,0 +1,106 @@
+"""The server behind a torch store that asked to be the master: ours, with the life of torch's own.
+
+torch's server lives as long as the C++ store object, which process groups hold beyond its Python half.
+That life cannot be watched from Python, but the store's connection ends with it: so the client, once
+connected, deletes a key that only it knows, and the server ends when all such connections have closed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+from rallypoint.client.deadline import Deadline
+from rallypoint.errors import ConnectionLostError, PortInUseError, RallypointError
+from rallypoint.server.backend import Choice
+from rallypoint.server.hosting import HostedServer, Lifespan, host_server
+from rallypoint.stores.tcp import TCPStore
+
+_END_SECONDS = 5.0
+_PROBE_SECONDS = 0.1
+
+
+class Owner(Protocol):
+    """A connected client that a server's life is tied to."""
+
+    def delete_key(self, key: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class OwnedServer:
+    """A server of this process, and the key whose deletion makes a client its owner."""
+
+    server: HostedServer
+    owner_key: str
+
+    def take(self, client: Owner) -> None:
+        """Make a client an owner; ConnectionLostError if the last one before it has just gone."""
+        if not client.delete_key(self.owner_key):
+            raise ConnectionLostError(f"the store server on {self.server.places} is about to end")
+
+    def is_owned(self) -> bool:
+        """Whether a store of this process still holds it. If not, it has ended on return."""
+        deadline = Deadline(_END_SECONDS)
+        while not self.server.await_end(0.0):
+            if deadline.passed:
+                return True  # it runs, but does not answer: leave it alone
+            try:
+                with TCPStore(*self.server.address, timeout=_PROBE_SECONDS) as probe:
+                    if probe.delete_key(self.owner_key):
+                        return True
+            except RallypointError:
+                continue  # it is about to end, or it is busy
+        return False
+
+
+_servers: dict[int, OwnedServer] = {}
+_lock = threading.Lock()
+
+
+def _start_anew() -> None:
+    """A fork has no servers, and a thread of its parent may have been starting one."""
+    global _lock
+    _lock = threading.Lock()
+    _servers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)
+
+
+def owned_at(port: int) -> OwnedServer | None:
+    """The server of this process on a port, if there is one."""
+    return _servers.get(port)
+
+
+def open_server(
+    host: str, port: int, *, backend: Choice, multi_tenant: bool, listen_fd: int | None
+) -> OwnedServer:
+    """A server for a master; with `multi_tenant` the one on that port, if this process has one.
+
+    Whoever opens it connects a client, and makes that its owner with `take`.
+    """
+    with _lock:
+        known = _servers.get(port) if listen_fd is None else None
+        if known is not None:
+            if not known.is_owned():
+                del _servers[port]
+            elif multi_tenant:
+                return known
+            else:
+                raise PortInUseError(f"port {port} is in use by another store of this process")
+        return _host(host, port, backend, listen_fd)
+
+
+def _host(host: str, port: int, backend: Choice, listen_fd: int | None) -> OwnedServer:
+    key = f"rallypoint/owner/{secrets.token_hex(16)}"
+    # On the wire, torch's clients and ours put a slash in front of every key.
+    server = host_server(
+        host, port, backend=backend, listen_fd=listen_fd, lifespan=Lifespan(owner_key="/" + key)
+    )
+    owned = OwnedServer(server, key)
+    _servers[server.port] = owned
+    return owned

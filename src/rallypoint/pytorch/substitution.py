@@ -1,0 +1,271 @@
+"""torch's `TCPStore`, patched in place so that it comes up on every build.
+
+The constructor tries torch's own first, with the caller's own arguments. Where that refuses, because torch
+was built without libuv, a client is made with `use_libuv=False`, which concerns servers alone, and a
+master gets our server and such a client. Where torch's client does not work at all, ours takes its place. A
+torch that works is left alone, unless RALLYPOINT_PATCH or RALLYPOINT_CLIENT ask for more.
+
+It all happens in `__new__`, because only that can return an object of another type; and on the class
+itself, because other modules have their own references to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from enum import Enum, auto
+from typing import Any
+
+import torch.distributed as dist
+
+from rallypoint.errors import RallypointError, StoreTimeoutError
+from rallypoint.pytorch.reports import folder_of, identity_of, report_joined
+from rallypoint.pytorch.rollcall import ROUND_VARIABLE, joined_key
+from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
+from rallypoint.pytorch.store import PythonStore
+from rallypoint.pytorch.switches import Client, Patch, client_of, patch_of
+from rallypoint.pytorch.translation import to_torch
+from rallypoint.server.backend import Choice, choose
+from rallypoint.stores.tcp import TCPStore
+
+logger = logging.getLogger("rallypoint.torch")
+
+_TorchStore: Any = dist.TCPStore
+_new: Any = _TorchStore.__new__
+_init: Any = _TorchStore.__init__
+_clone: Any = getattr(_TorchStore, "clone", None)
+
+
+class Fault(Enum):
+    """What is wrong with this torch's store."""
+
+    NO_LIBUV = auto()
+    BROKEN = auto()
+
+
+# What torch says when it is not the network's or the caller's fault. Older builds say "was build without".
+_FAULTS = (
+    ("without libuv", Fault.NO_LIBUV),
+    ("unmatched '}' in format string", Fault.BROKEN),
+    ("Unknown error", Fault.BROKEN),
+)
+
+
+def fault_in(error: Exception) -> Fault | None:
+    """What an error of the constructor says about this torch; None if it works."""
+    text = str(error)
+    return next((fault for words, fault in _FAULTS if words in text), None)
+
+
+@dataclass(frozen=True)
+class Order:
+    """The parameters of torch's constructor, with its names and defaults."""
+
+    host_name: str
+    port: int
+    world_size: int | None = None
+    is_master: bool = False
+    timeout: timedelta | float = timedelta(seconds=300)
+    wait_for_workers: bool = True
+    multi_tenant: bool = False
+    master_listen_fd: int | None = None
+    use_libuv: bool | None = None
+
+    def as_given(self) -> dict[str, Any]:
+        """The parameters, without those that torch has defaults of its own for."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @property
+    def seconds(self) -> float:
+        """The time-out."""
+        return self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else float(self.timeout)
+
+    @property
+    def backend(self) -> Choice:
+        """Of our server: as the caller says, else as USE_LIBUV says. torch's own True is only a default."""
+        return Choice.LEGACY if self.use_libuv is False else choose()
+
+    @property
+    def is_for_job(self) -> bool:
+        """Whether it means the store of the job, as the launcher's variables name it."""
+        place = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+        return place == (self.host_name, str(self.port))
+
+
+def install() -> None:
+    """Patch torch's `TCPStore`; a second call does nothing. Nothing in torch is touched otherwise."""
+    if _TorchStore.__init__ is not _patched_init:
+        _TorchStore.__new__ = _patched_new
+        _TorchStore.__init__ = _patched_init
+        if _clone is not None:
+            _TorchStore.clone = _patched_clone
+
+
+def uninstall() -> None:
+    """Undo `install`."""
+    _TorchStore.__new__ = _new
+    _TorchStore.__init__ = _init
+    if _clone is not None:
+        _TorchStore.clone = _clone
+
+
+def make_store(order: Order, client: Client, patch: Patch) -> Any:
+    """A torch store for `order`: torch's own, or ours in its place, as the two switches say."""
+    return _make((), order.as_given(), client, patch)
+
+
+def make_own_client(host: str, port: int, timeout: timedelta) -> None:
+    """Make a client as torch does by default, and drop it: it raises what this build raises."""
+    _init(_new(_TorchStore), host, port, None, False, timeout)
+
+
+def _patched_new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if cls is not _TorchStore:  # a subclass, which initialises itself
+        return _new(cls)
+    store = _make(args, kwargs, client_of(), patch_of())
+    if folder_of(os.environ) is not None:
+        _tell_joined(store, Order(*args, **kwargs))
+    return store
+
+
+def _patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
+    if type(self) is not _TorchStore:
+        _come_up(self, args, kwargs, patch_of())
+
+
+def _patched_clone(self: Any) -> Any:
+    twin = _clone(self)
+    owned = owned_at(self.port)
+    if owned is not None:
+        twin.delete_key(owned.owner_key)  # a clone holds the server as well; elsewhere it is no key
+    return twin
+
+
+def _tell_joined(store: Any, order: Order) -> None:
+    """Leave word for the launcher; and the rank's name in the store, if that is the round's own."""
+    if not order.is_for_job:
+        return
+    report_joined()
+    who = identity_of(os.environ)
+    if ROUND_VARIABLE in os.environ and who.rank >= 0:
+        store.set(joined_key(who.rank), who.host)
+
+
+def _make(args: tuple[Any, ...], kwargs: dict[str, Any], client: Client, patch: Patch) -> Any:
+    if client is not Client.PYTHON:
+        store = _new(_TorchStore)
+        try:
+            _come_up(store, args, kwargs, patch)
+        except RuntimeError as error:
+            if client is Client.TORCH or patch is Patch.NEVER or fault_in(error) is not Fault.BROKEN:
+                raise
+            logger.warning("torch's TCPStore does not work here (%s): using Rallypoint's client", error)
+        else:
+            return store
+    return _make_python_store(Order(*args, **kwargs))
+
+
+def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch) -> None:
+    """Initialise a C++ store: as torch does, or in our way."""
+    if patch is not Patch.ALWAYS:
+        try:
+            _init(store, *args, **kwargs)
+        except RuntimeError as error:
+            if patch is Patch.NEVER or fault_in(error) is not Fault.NO_LIBUV:
+                raise
+        else:
+            return
+    order = Order(*args, **kwargs)
+    if order.is_master:
+        _become_master(store, order)
+    else:
+        _connect(store, order)
+
+
+def _connect(store: Any, order: Order) -> None:
+    """A C++ client. `use_libuv=False` concerns servers alone, and skips the check that would refuse."""
+    _init(
+        store,
+        order.host_name,
+        order.port,
+        order.world_size,
+        False,
+        order.timeout,
+        order.wait_for_workers,
+        use_libuv=False,
+    )
+
+
+def _become_master(store: Any, order: Order) -> None:
+    """A C++ client that owns a server of ours, and waits for the workers as torch's master does."""
+    began = time.monotonic()
+    try:
+        owned = _own(store, order)
+        if order.world_size is not None and order.world_size > 0 and order.wait_for_workers:
+            _await_workers(owned, order, began)
+    except RallypointError as error:
+        raise to_torch(error) from error
+
+
+def _own(store: Any, order: Order) -> OwnedServer:
+    owned = open_server(
+        order.host_name,
+        order.port,
+        backend=order.backend,
+        multi_tenant=order.multi_tenant,
+        listen_fd=order.master_listen_fd,
+    )
+    host, port = owned.server.address
+    _connect(store, replace(order, host_name=host, port=port))
+    owned.take(store)
+    return owned
+
+
+def _await_workers(owned: OwnedServer, order: Order, began: float) -> None:
+    seconds = max(order.seconds - (time.monotonic() - began), 0.001)
+    try:
+        with TCPStore(*owned.server.address, timeout=seconds) as watcher:
+            watcher.await_workers(order.world_size or 1)
+    except StoreTimeoutError as error:
+        # torch's words, which log readers know, then ours.
+        raise StoreTimeoutError(
+            f"Timed out after {order.seconds:g} seconds waiting for clients. {error.message}",
+            hint=error.hint,
+        ) from error
+
+
+_python_masters: dict[int, PythonStore] = {}
+
+
+def _make_python_store(order: Order) -> PythonStore:
+    """Our own client, and our own server for a master, as a torch store."""
+    if order.is_master:
+        _forget_destroyed(order)
+    try:
+        store = TCPStore(
+            order.host_name,
+            order.port,
+            order.world_size,
+            order.is_master,
+            order.timeout,
+            order.wait_for_workers,
+            order.multi_tenant,
+            order.master_listen_fd,
+            False if order.use_libuv is False else None,
+        )
+    except RallypointError as error:
+        raise to_torch(error) from error
+    wrapped = PythonStore(store)
+    if order.is_master:
+        _python_masters[store.port] = wrapped
+    return wrapped
+
+
+def _forget_destroyed(order: Order) -> None:
+    """End the server of a process group that has been destroyed; torch's own would have ended with it."""
+    master = _python_masters.get(order.port)
+    if master is not None and master.served_a_group and order.multi_tenant and not dist.is_initialized():
+        _python_masters.pop(order.port).close()

@@ -1,0 +1,73 @@
+"""What the user has asked for: which server torch gets, and which client. Imports no torch.
+
+The variables reach every process of a job, so the launcher, the workers and what they spawn agree.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+from rallypoint.errors import UsageError
+
+PATCH_VARIABLE = "RALLYPOINT_PATCH"
+CLIENT_VARIABLE = "RALLYPOINT_CLIENT"
+
+
+class Patch(str, Enum):
+    """When a store server that torch is asked for becomes Rallypoint's."""
+
+    AUTO = "auto"
+    """Where this torch refuses, because it was built without libuv or its store does not work."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Client(str, Enum):
+    """Which client a torch process talks to the store with."""
+
+    AUTO = "auto"
+    """torch's own in C++, unless it does not work at all."""
+
+    TORCH = "torch"
+    PYTHON = "python"
+
+
+_Switch = TypeVar("_Switch", Patch, Client)
+
+
+def patch_of(environ: Mapping[str, str] = os.environ) -> Patch:
+    """What RALLYPOINT_PATCH says; UsageError if it says nothing that is known."""
+    return _read(Patch, PATCH_VARIABLE, environ)
+
+
+def client_of(environ: Mapping[str, str] = os.environ) -> Client:
+    """What RALLYPOINT_CLIENT says; UsageError if it says nothing that is known."""
+    return _read(Client, CLIENT_VARIABLE, environ)
+
+
+def parse_client(text: str, source: str) -> Client:
+    """A client by its name; UsageError that names `source`."""
+    return _parse(Client, text, source)
+
+
+def enabling_file() -> Path:
+    """Its being there makes every torch of this Python environment use Rallypoint where it has to."""
+    return Path(sys.prefix) / "etc" / "rallypoint" / "enabled"
+
+
+def _read(kind: type[_Switch], variable: str, environ: Mapping[str, str]) -> _Switch:
+    return _parse(kind, environ.get(variable) or "auto", f"the variable {variable}")
+
+
+def _parse(kind: type[_Switch], text: str, source: str) -> _Switch:
+    try:
+        return kind(text.strip().lower())
+    except ValueError:
+        known = ", ".join(member.value for member in kind)
+        raise UsageError(f"{source} is {text!r}, which is not known", hint=f"write one of {known}") from None

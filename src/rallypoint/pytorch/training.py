@@ -1,0 +1,278 @@
+"""The training that `rallypoint verify` runs: one rank of a small network in DDP, as a script.
+
+It takes no arguments, so that every launcher starts it alike. Who the ranks are and where they meet is as
+any script has it; the rest comes from the environment:
+
+    RALLYPOINT_VERIFY_FOLDER    where each rank leaves its report, rank-<rank>.json
+    RALLYPOINT_VERIFY_DEVICE    cpu or cuda
+    RALLYPOINT_VERIFY_INIT      the init_method; env:// if it is not set
+    RALLYPOINT_VERIFY_SPAWN     how many ranks this process is to spawn, in place of being one
+    RALLYPOINT_VERIFY_TIMEOUT   seconds that a rank waits for the others
+
+With the argument `--machine`, it only says what this torch and this machine have, as JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+LOADED = time.time()
+HERE = Path(__file__).resolve()
+
+# Python searches the script's folder first, and there our modules lie without their package.
+sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != HERE.parent]
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+# DDP would import it later, when there is a process group, which its functions have as a default value: so
+# nothing could destroy the group any more.
+import torch.distributed.nn  # noqa: E402
+
+STEPS = 40
+WARM_UP = 5  # steps that are not measured: the first ones set things up
+BATCH = 64  # examples per rank and step
+INPUTS, WIDTH = 16, 64
+SEED = 7
+
+
+class Place(NamedTuple):
+    """Where a rank computes, and the backend that can carry its tensors."""
+
+    device: Any
+    backend: str
+
+
+class Outcome(NamedTuple):
+    """What a training came to; `working` and `waiting` are seconds of each measured step."""
+
+    losses: list[float]
+    checksum: float
+    working: list[float]
+    waiting: list[float]
+
+
+def identity(init_method: str) -> tuple[int, int]:
+    """Rank and world size, from the URL where it has them, else as a launcher says."""
+    query = parse_qs(urlsplit(init_method).query)
+    rank = query.get("rank", [os.environ.get("RANK", "")])[0]
+    world_size = query.get("world_size", [os.environ.get("WORLD_SIZE", "")])[0]
+    return int(rank), int(world_size)
+
+
+def choose_place(kind: str, rank: int, world_size: int) -> Place:
+    """NCCL refuses two ranks on one GPU; gloo does not mind, and copies CUDA tensors through main memory."""
+    if kind == "cpu":
+        return Place(torch.device("cpu"), "gloo")
+    gpus = torch.cuda.device_count()
+    # By rank, not by local rank: all ranks are on this machine, even where two launchers play two machines.
+    device = torch.device("cuda", rank % gpus)
+    torch.cuda.set_device(device)
+    return Place(device, "nccl" if gpus >= world_size and dist.is_nccl_available() else "gloo")
+
+
+class Pace:
+    """Notes when this rank is done with its part of a step, before it waits for the others.
+
+    Ranks leave a step together, whoever was slow: DDP averages the gradients in the backward pass. What a
+    rank does by itself ends when its last gradient is there.
+    """
+
+    def __init__(self, network: Any, device: Any) -> None:
+        self._device = device
+        self._parameters = list(network.parameters())
+        self._missing = len(self._parameters)
+        self.ready = 0.0
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._note)
+
+    def _note(self, _parameter: Any) -> None:
+        self._missing -= 1
+        if not self._missing:
+            finish(self._device)
+            self.ready = time.perf_counter()
+            self._missing = len(self._parameters)
+
+
+def finish(device: Any) -> None:
+    """Wait until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def make_batch(rank: int, step: int, device: Any) -> tuple[Any, Any]:
+    """Points and what is to be learned about them; others for every rank and step."""
+    generator = torch.Generator().manual_seed(SEED + 1000 * step + rank)
+    points = torch.randn(BATCH, INPUTS, generator=generator)
+    return points.to(device), torch.tanh(points[:, :4].sum(dim=1, keepdim=True)).to(device)
+
+
+def make_network(device: Any) -> Any:
+    """A small one; the same on every rank."""
+    torch.manual_seed(SEED)
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)).to(device)
+
+
+def train(rank: int, device: Any) -> Outcome:
+    """Train; the loss of the first and of the last step is the mean over all ranks."""
+    network = make_network(device)
+    pace = Pace(network, device)
+    model = torch.nn.parallel.DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses, working, waiting = [], [], []
+    for step in range(STEPS):
+        begun = time.perf_counter()
+        points, values = make_batch(rank, step, device)
+        loss = torch.nn.functional.mse_loss(model(points), values)
+        optimizer.zero_grad()
+        loss.backward()
+        finish(device)
+        exchanged = time.perf_counter()
+        optimizer.step()
+        finish(device)
+        working.append(pace.ready - begun + time.perf_counter() - exchanged)
+        waiting.append(exchanged - pace.ready)
+        losses.append(loss.detach())
+    return Outcome(
+        mean_over_ranks(losses[0], losses[-1]), checksum_of(model), working[WARM_UP:], waiting[WARM_UP:]
+    )
+
+
+def mean_over_ranks(*values: Any) -> list[float]:
+    """Each value's mean; every rank has to call it."""
+    total = torch.stack(values)
+    dist.all_reduce(total)
+    means: list[float] = (total / dist.get_world_size()).tolist()
+    return means
+
+
+def checksum_of(model: Any) -> float:
+    """One number that differs where parameters do."""
+    return float(sum(parameter.detach().double().abs().sum() for parameter in model.parameters()))
+
+
+def seconds_alive() -> float:
+    """Since this process began where the system tells, else since this script did."""
+    try:
+        began = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        alive = time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK")
+        return alive if 0 < alive < 24 * 3600 else time.time() - LOADED
+    except (OSError, AttributeError, ValueError, IndexError):
+        return time.time() - LOADED
+
+
+def peak_memory(device: Any) -> int | None:
+    """The most bytes held: on the GPU by tensors, else by the process; None where nobody knows."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def gpu_use(device: Any) -> int | None:
+    """Per cent of the last moments in which the GPU was at work; None where the driver does not tell."""
+    try:
+        return int(torch.cuda.utilization(device)) if device.type == "cuda" else None
+    except Exception:  # it takes another package, and a driver that answers
+        return None
+
+
+def run_rank(init_method: str) -> None:
+    """Be one rank: meet the others, train, leave the report."""
+    rank, world_size = identity(init_method)
+    place = choose_place(os.environ["RALLYPOINT_VERIFY_DEVICE"], rank, world_size)
+    patience = timedelta(seconds=float(os.environ["RALLYPOINT_VERIFY_TIMEOUT"]))
+    ready_at = time.time()
+    dist.init_process_group(place.backend, init_method=init_method, timeout=patience)
+    joined_at, seconds = time.time(), seconds_alive()
+    try:
+        outcome = train(dist.get_rank(), place.device)
+        leave_report(
+            {
+                "rank": dist.get_rank(),
+                "world_size": dist.get_world_size(),
+                "device": str(place.device),
+                "backend": dist.get_backend(),
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "ready_at": ready_at,
+                "joined_at": joined_at,
+                "joined_seconds": seconds,
+                "loss_first": outcome.losses[0],
+                "loss_last": outcome.losses[1],
+                "checksum": outcome.checksum,
+                "steps_per_second": len(outcome.working) / (sum(outcome.working) + sum(outcome.waiting)),
+                "working_seconds": statistics.median(outcome.working),
+                "waiting_seconds": statistics.median(outcome.waiting),
+                "peak_memory_bytes": peak_memory(place.device),
+                "gpu_use_percent": gpu_use(place.device),
+            }
+        )
+    finally:
+        leave()
+
+
+def leave() -> None:
+    """Destroy the process group; without it, the end of one rank may look to another like a crash.
+
+    DDP holds the group, and cycles hold DDP. A group that is still held when Python ends aborts it now and
+    then: a thread of gloo's, about to let go of a tensor, finds no Python any more.
+    """
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def leave_report(report: dict[str, object]) -> None:
+    """Whole, or not there."""
+    path = Path(os.environ["RALLYPOINT_VERIFY_FOLDER"]) / f"rank-{report['rank']}.json"
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(report))
+    draft.replace(path)
+
+
+def run_spawned(rank: int, world_size: int) -> None:
+    """What `torch.multiprocessing.spawn` calls in each process."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
+    run_rank("env://")
+
+
+def describe_machine() -> dict[str, object]:
+    """What decides which trainings can be run here."""
+    distributed = dist.is_available()
+    return {
+        "torch": torch.__version__,
+        "distributed": distributed,
+        "gloo": distributed and dist.is_gloo_available(),
+        "nccl": distributed and dist.is_nccl_available(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    }
+
+
+def main() -> None:
+    """As the environment says."""
+    ranks = int(os.environ.get("RALLYPOINT_VERIFY_SPAWN") or 0)
+    if sys.argv[1:] == ["--machine"]:
+        sys.stdout.write(json.dumps(describe_machine()) + "\n")
+    elif ranks:
+        torch.multiprocessing.spawn(run_spawned, args=(ranks,), nprocs=ranks)
+    else:
+        run_rank(os.environ.get("RALLYPOINT_VERIFY_INIT") or "env://")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""`rallypoint enable`: in an environment that says so, every torch comes up by itself; in no other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from rallypoint.pytorch import autoload
+from rallypoint.pytorch.environment import put_on_path
+from rallypoint.verify import SIMULATION
+
+_STORE = """
+import torch.distributed as dist
+print(type(dist.TCPStore("127.0.0.1", 0, is_master=True)).__name__)
+"""
+
+
+class _Environment:
+    """A Python environment of its own, with the packages of this one."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder, with_pip=False, symlinks=True)
+        self._python = folder / "bin" / "python"
+        packages = put_on_path({}, Path(sysconfig.get_path("purelib")))
+        source = put_on_path(packages, Path(__file__).parents[1] / "src")  # an editable install is not seen
+        self._environ = {**os.environ, **source, "OMP_NUM_THREADS": "1"}
+
+    def run(self, *words: str, simulate: str = "") -> subprocess.CompletedProcess[str]:
+        environ = self._environ
+        if simulate:
+            environ = {**put_on_path(environ, SIMULATION), "RALLYPOINT_SIMULATE": simulate}
+        return subprocess.run(
+            [str(self._python), *words], env=environ, capture_output=True, text=True, timeout=60
+        )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="environments are laid out otherwise there")
+def test_enable_and_disable(tmp_path: Path) -> None:
+    place = _Environment(tmp_path / "env")
+    assert "without libuv" in place.run("-c", _STORE, simulate="no-libuv").stderr
+    enabled = place.run("-m", "rallypoint", "enable")
+    assert enabled.returncode == 0, enabled.stderr
+    helped = place.run("-c", _STORE, simulate="no-libuv")
+    assert (helped.returncode, helped.stdout) == (0, "TCPStore\n"), helped.stderr
+    assert place.run("-m", "rallypoint", "disable").returncode == 0
+    assert place.run("-m", "rallypoint", "disable").returncode == 0  # again: nothing to do
+    assert "without libuv" in place.run("-c", _STORE, simulate="no-libuv").stderr
+
+
+def test_nothing_escapes_into_the_import_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise RuntimeError("anything")
+
+    monkeypatch.setattr("rallypoint.pytorch.switches.enabling_file", fail)
+    autoload.activate()
+
+
+def test_an_environment_that_cannot_be_written_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from typer.testing import CliRunner
+
+    from rallypoint.cli.main import app
+    from rallypoint.errors import RallypointError
+
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setattr("rallypoint.cli.enable.enabling_file", lambda: blocked / "rallypoint" / "enabled")
+    result = CliRunner().invoke(app, ["enable"])
+    assert isinstance(result.exception, RallypointError)
+    assert "rallypoint run" in result.exception.hint
+
+
+def test_the_plug_ins_are_registered() -> None:
+    from importlib.metadata import entry_points
+
+    assert [each.value for each in entry_points(group="torchrun.handlers", name="rallypoint")]
+    assert [each.value for each in entry_points(group="torch.backends", name="rallypoint")]

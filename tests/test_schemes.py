@@ -1,0 +1,226 @@
+"""`rally://` and `file://` for init_process_group, and our client as torch's store: DDP, groups, objects."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from jobs import TRAIN, end_torch_stores, free_port, job, own_servers
+from rallypoint import HashStore
+from rallypoint.errors import UsageError
+from rallypoint.pytorch.environment import inject
+from rallypoint.pytorch.schemes import meet_at_file, meet_at_server
+from rallypoint.pytorch.store import PythonStore
+from rallypoint.stores.file import FileStore
+
+_SHORT = timedelta(seconds=5)
+
+
+@pytest.fixture(autouse=True)
+def _no_server_is_left() -> Iterator[None]:
+    yield
+    end_torch_stores()
+
+
+_DDP = (
+    TRAIN
+    + """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+weights = [None] * world
+dist.all_gather_object(weights, [p.tolist() for p in model.parameters()])
+assert all(each == weights[0] for each in weights)
+pair = dist.new_group([0, world - 1])
+if rank in (0, world - 1):
+    dist.barrier(group=pair)
+dist.monitored_barrier()
+say("trained", rank, type(dist.distributed_c10d._get_default_store()).__name__)
+dist.destroy_process_group()
+"""
+)
+
+
+@pytest.mark.parametrize("backend", ["c10d", pytest.param("rallypoint", marks=pytest.mark.slow)])
+def test_ddp_on_our_client(backend: str, tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        options = [f"--rdzv-backend={backend}", "--rdzv-endpoint=localhost:0", "--nproc-per-node=3"]
+        running.start(_DDP, options, {**inject(os.environ), "RALLYPOINT_CLIENT": "python"})
+        assert running.wait() == [0], running.logs()
+        assert all(f"trained {rank}" in running.log() for rank in range(3))
+
+
+def _ranks(tmp_path: Path, url: str, environ: dict[str, str] | None = None) -> str:
+    script = """
+import sys, rallypoint.pytorch
+rallypoint.pytorch.register()
+import torch, torch.distributed as dist
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
+total = torch.tensor([float(rank + 1)])
+dist.all_reduce(total)
+objects = [None, None]
+dist.all_gather_object(objects, {"rank": rank})
+print(rank, total.item(), objects, flush=True)
+dist.destroy_process_group()
+"""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(path), str(rank), url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=60)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in ranks] == [0, 0], outputs
+    return "".join(outputs)
+
+
+_SLOW_QUERIES = ("?use_libuv=0", "?client=torch")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "?client=python&timeout=60",
+        *(pytest.param(query, marks=pytest.mark.slow) for query in _SLOW_QUERIES),
+    ],
+)
+def test_rally_urls_meet(query: str, tmp_path: Path) -> None:
+    printed = _ranks(tmp_path, f"rally://localhost:{free_port()}{query}")
+    assert printed.count("3.0 [{'rank': 0}, {'rank': 1}]") == 2
+
+
+def test_file_urls_meet_on_our_store(tmp_path: Path) -> None:
+    path = tmp_path / "meeting"
+    printed = _ranks(tmp_path, f"file://{path}")
+    assert printed.count("3.0 [{'rank': 0}, {'rank': 1}]") == 2
+
+
+def test_a_stale_file_is_said_to_be_stale(tmp_path: Path) -> None:
+    path = tmp_path / "meeting"
+    _leave_behind(path)
+    with pytest.raises(dist.DistStoreError, match="another run"):
+        next(iter(meet_at_file(f"file://{path}?rank=0&world_size=1", timeout=_SHORT)))
+
+
+def _leave_behind(path: Path) -> None:
+    """A file as a job leaves it that was killed."""
+    code = f"""
+import os
+from rallypoint import FileStore
+store = FileStore({str(path)!r}, 1)
+store.set("key", "value")
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=30, check=False)
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("rally://localhost?rank=0&world_size=1", "names no store"),
+        ("rally://localhost:1?rank=2&world_size=2", "rank 2 does not exist"),
+        ("rally://localhost:1?rank=0", "the world size is not known"),
+        ("rally://localhost:1?rank=x&world_size=2", "is no number"),
+        ("rally://localhost:1?rank=0&world_size=1&tiemout=3", "'tiemout', which is not known"),
+        ("rally://localhost:1?rank=0&world_size=1&timeout=-3", "timeout in the URL"),
+        ("rally://localhost:1?rank=0&world_size=1&client=java", "write one of auto, torch, python"),
+        ("rally://localhost:1?rank=0&world_size=1&use_libuv=maybe", "no switch"),
+    ],
+)
+def test_bad_urls_are_explained(url: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        next(iter(meet_at_server(url, timeout=_SHORT)))
+
+
+def test_rank_zero_starts_our_server_also_on_a_torch_with_libuv() -> None:
+    before = own_servers()
+    url = f"rally://localhost:{free_port()}?rank=0&world_size=1"
+    store, rank, world_size = next(iter(meet_at_server(url, timeout=_SHORT)))
+    assert (rank, world_size) == (0, 1)
+    assert len(own_servers() - before) == 1
+    del store
+
+
+# The wrapper ------------------------------------------------------------------------------------------------
+
+
+def test_the_wrapper_has_every_public_name_of_torchs_store() -> None:
+    theirs = {name for name in dir(dist.Store) if not name.startswith("_")}
+    assert theirs - vars(PythonStore).keys() == set()
+
+
+def test_the_wrapper_passes_everything_on() -> None:
+    store = PythonStore(HashStore())
+    store.set("a", "1")
+    store.multi_set(["b", "c"], ["2", "3"])
+    assert store.multi_get(["a", "b", "c"]) == [b"1", b"2", b"3"]
+    assert store.add("n", 5) == 5
+    assert store.compare_set("a", "1", "one") == b"one"
+    store.append("a", "!")
+    assert store.get("a") == b"one!"
+    store.queue_push("q", "x")
+    assert (store.queue_len("q"), store.queue_pop("q")) == (1, b"x")
+    assert store.check(["a"])
+    assert store.delete_key("a")
+    assert sorted(store.list_keys()) == ["b", "c", "n"]
+    assert store.num_keys() == store.getNumKeys() == 3
+    assert store.deleteKey("b")
+    store.set_timeout(_SHORT)
+    assert store.timeout == _SHORT
+    clone: Any = store.clone()
+    assert clone.get("c") == b"3"
+    assert store.has_extended_api()
+    store.wait(["c"])
+    store.barrier("here", 1)
+    assert repr(store).startswith("PythonStore(HashStore")
+    with pytest.raises(AttributeError):
+        _ = store.host
+
+
+def test_the_wrapper_serves_cpp() -> None:
+    prefixed = dist.PrefixStore("p", PythonStore(HashStore()))
+    prefixed.set("key", "value")
+    assert prefixed.get("key") == b"value"
+    assert prefixed.add("n", 2) == 2
+    assert prefixed.check(["key"])
+    prefixed.wait(["key"], _SHORT)
+    assert prefixed.delete_key("key")
+    assert prefixed.multi_get(["n"]) == [b"2"]
+    prefixed.multi_set(["x"], ["y"])
+    assert prefixed.get("x") == b"y"
+    assert prefixed.compare_set("x", "y", "z") == b"z"
+    prefixed.append("x", "!")
+    assert prefixed.get("x") == b"z!"
+
+
+def test_a_file_store_can_be_wrapped(tmp_path: Path) -> None:
+    store = PythonStore(FileStore(str(tmp_path / "file"), 1))
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    store.close()

@@ -1,0 +1,362 @@
+"""torch's `TCPStore` on a build without libuv, patched in place: it behaves as torch's own."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from jobs import end_torch_stores, free_port, own_servers
+from rallypoint.pytorch import substitution
+from rallypoint.pytorch.environment import inject, put_on_path
+from rallypoint.pytorch.servers import owned_at
+from rallypoint.pytorch.store import PythonStore
+from rallypoint.pytorch.substitution import Fault, fault_in
+from rallypoint.stores.tcp import TCPStore
+from rallypoint.verify import SIMULATION
+from raw import until
+
+_SHORT = timedelta(seconds=0.3)
+_LONG = timedelta(seconds=20)
+
+
+def _refusing_libuv() -> Any:
+    """A constructor like that of a torch without libuv, which says so first thing, by default."""
+    init: Any = dist.TCPStore.__init__
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        if args[8:] != (False,) and kwargs.get("use_libuv", True):
+            raise dist.DistStoreError("use_libuv was requested but PyTorch was built without libuv support")
+        init(self, *args, **kwargs)
+
+    return refuse
+
+
+@pytest.fixture(autouse=True)
+def _no_server_is_left() -> Iterator[None]:
+    yield
+    end_torch_stores()
+
+
+@pytest.fixture
+def without_libuv(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In this process: a torch without libuv, and our patch on it."""
+    monkeypatch.setattr(substitution, "_init", _refusing_libuv())
+    substitution.install()
+    yield
+    substitution.uninstall()
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In this process: a torch whose store does not work at all, and our patch on it."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise dist.DistNetworkError("Unknown error")
+
+    monkeypatch.setattr(substitution, "_init", fail)
+    substitution.install()
+    yield
+    substitution.uninstall()
+
+
+def _master(port: int = 0, **options: Any) -> Any:
+    return dist.TCPStore("127.0.0.1", port, is_master=True, timeout=_LONG, **options)
+
+
+def test_words_of_builds_are_known() -> None:
+    assert (
+        fault_in(RuntimeError("use_libuv was requested but PyTorch was build without libuv"))
+        is Fault.NO_LIBUV
+    )
+    assert fault_in(RuntimeError("unmatched '}' in format string")) is Fault.BROKEN
+    assert fault_in(RuntimeError("The client socket has timed out after 60s")) is None
+
+
+@pytest.mark.usefixtures("without_libuv")
+class TestWithoutLibuv:
+    def test_a_master_and_a_client_exchange(self) -> None:
+        master = _master()
+        assert type(master) is dist.TCPStore
+        assert master.port > 0
+        client = dist.TCPStore("127.0.0.1", master.port, timeout=_LONG)
+        client.set("key", "value")
+        assert master.get("key") == b"value"
+        assert master.add("count", 2) == 2
+        assert client.multi_get(["key", "count"]) == [b"value", b"2"]
+
+    def test_the_master_waits_for_its_workers(self) -> None:
+        port = free_port()
+        stores: list[Any] = []
+        worker = threading.Thread(
+            target=lambda: stores.append(dist.TCPStore("127.0.0.1", port, 2, False, _LONG))
+        )
+        worker.start()
+        stores.append(_master(port, world_size=2))
+        worker.join()
+        assert len(stores) == 2
+
+    def test_a_master_whose_workers_stay_away_says_so_in_torchs_words(self) -> None:
+        with pytest.raises(
+            dist.DistStoreError, match=r"Timed out after 0.3 seconds waiting for clients. 1 of 3"
+        ):
+            dist.TCPStore("127.0.0.1", 0, 3, True, _SHORT)
+
+    def test_a_port_in_use_raises_torchs_type(self) -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
+                _master(other.getsockname()[1])
+
+    def test_a_port_of_this_process_is_in_use_as_well(self) -> None:
+        master = _master()
+        with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
+            _master(master.port)
+
+    def test_a_missing_key_raises_torchs_type(self) -> None:
+        master = _master()
+        master.set_timeout(_SHORT)
+        with pytest.raises(dist.DistStoreError):
+            master.get("missing")
+
+    def test_tenants_share_a_server(self) -> None:
+        first = _master(multi_tenant=True)
+        first.set("key", "value")
+        second = _master(first.port, multi_tenant=True)
+        assert second.get("key") == b"value"
+        del first
+        assert second.get("key") == b"value"
+
+    def test_the_server_ends_with_the_last_store(self) -> None:
+        before = own_servers()
+        master = _master(multi_tenant=True)
+        clone = master.clone()
+        (server,) = own_servers() - before
+        del master
+        assert clone.num_keys() >= 0  # a clone holds it, too
+        del clone
+        gc.collect()
+        until(lambda: server not in own_servers(), "the server ends")
+
+    def test_the_server_lives_while_only_cpp_holds_the_store(self) -> None:
+        before = own_servers()
+        prefixed = dist.PrefixStore("p", _master())
+        gc.collect()
+        prefixed.set("key", "value")
+        assert prefixed.get("key") == b"value"
+        assert len(own_servers() - before) == 1
+
+    def test_a_port_can_be_had_again_at_once_and_is_empty(self) -> None:
+        master = _master(multi_tenant=True)
+        port = master.port
+        for _ in range(5):
+            master.set("key", "of the run before")
+            del master
+            master = _master(port, multi_tenant=True)
+            assert not master.check(["key"])
+
+    def test_a_listening_descriptor_is_used(self) -> None:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        master = _master(port, master_listen_fd=listener.detach())
+        assert master.port == port
+        assert TCPStore("127.0.0.1", port, timeout=5).num_keys() >= 0
+
+    def test_a_subclass_comes_up(self) -> None:
+        class Mine(dist.TCPStore):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__("127.0.0.1", 0, is_master=True, timeout=_LONG)
+
+        store = Mine()
+        store.set("key", "value")
+        assert store.get("key") == b"value"
+
+    def test_an_explicit_false_is_torchs_own_server(self) -> None:
+        before = own_servers()
+        master = _master(use_libuv=False)
+        assert master.num_keys() >= 0
+        assert own_servers() <= before
+
+    def test_wrong_arguments_are_type_errors(self) -> None:
+        with pytest.raises(TypeError):
+            dist.TCPStore("127.0.0.1", 1, nonsense=True)
+
+    @pytest.mark.parametrize("use_libuv", ["0", "1"])
+    def test_the_backend_follows_the_variable(self, use_libuv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("USE_LIBUV", use_libuv)
+        master = _master()
+        owned = owned_at(master.port)
+        assert owned is not None
+        assert owned.server.backend == ("libuv" if use_libuv == "1" else "legacy")
+
+    def test_never_means_never(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RALLYPOINT_PATCH", "never")
+        with pytest.raises(dist.DistStoreError, match="without libuv"):
+            _master()
+
+    def test_a_process_group_can_be_made_again(self) -> None:
+        port = free_port()
+        for _ in range(3):
+            url = f"tcp://127.0.0.1:{port}"
+            dist.init_process_group("gloo", init_method=url, rank=0, world_size=1, timeout=_LONG)
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("broken")
+class TestBroken:
+    def test_our_client_takes_its_place(self) -> None:
+        master = _master(world_size=1)
+        assert isinstance(master, PythonStore)
+        client = dist.TCPStore("127.0.0.1", master.port, timeout=_LONG)
+        assert isinstance(client, PythonStore)
+        client.set("key", "value")
+        assert master.get("key") == b"value"
+        assert client.host == "127.0.0.1"
+
+    def test_not_if_torchs_client_was_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RALLYPOINT_CLIENT", "torch")
+        with pytest.raises(dist.DistNetworkError, match="Unknown error"):
+            _master()
+
+    def test_errors_have_torchs_types(self) -> None:
+        master = _master()
+        master.set_timeout(_SHORT)
+        with pytest.raises(dist.DistStoreError):
+            master.get("missing")
+        with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
+            _master(master.port)
+        with pytest.raises(dist.DistNetworkError):
+            dist.TCPStore("127.0.0.1", free_port(), timeout=_SHORT)
+
+    def test_a_process_group_can_be_made_again(self) -> None:
+        port = free_port()
+        for _ in range(2):
+            url = f"tcp://127.0.0.1:{port}"
+            dist.init_process_group("gloo", init_method=url, rank=0, world_size=1, timeout=_LONG)
+            dist.destroy_process_group()
+
+
+class TestNothingIsWrong:
+    def test_torchs_own_store_is_left_alone(self) -> None:
+        substitution.install()
+        try:
+            before = own_servers()
+            master = _master()
+            assert type(master) is dist.TCPStore
+            assert master.libuvBackend
+            assert own_servers() == before
+        finally:
+            substitution.uninstall()
+
+    def test_unless_ours_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RALLYPOINT_PATCH", "always")
+        substitution.install()
+        try:
+            before = own_servers()
+            master = _master()
+            assert len(own_servers() - before) == 1
+            assert master.num_keys() >= 0
+        finally:
+            substitution.uninstall()
+
+    def test_unless_our_client_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RALLYPOINT_CLIENT", "python")
+        substitution.install()
+        try:
+            assert isinstance(_master(), PythonStore)
+        finally:
+            substitution.uninstall()
+
+
+# In processes of their own ---------------------------------------------------------------------------------
+
+
+def _run(code: str, environ: dict[str, str], tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code))
+    return subprocess.run(
+        [sys.executable, str(script)], env=environ, capture_output=True, text=True, timeout=90, cwd=tmp_path
+    )
+
+
+def _simulated(kind: str) -> dict[str, str]:
+    return {**put_on_path(os.environ, SIMULATION), "RALLYPOINT_SIMULATE": kind, "OMP_NUM_THREADS": "1"}
+
+
+_STORE = """
+import torch.distributed as dist
+print(type(dist.TCPStore("127.0.0.1", 0, is_master=True)).__name__)
+"""
+
+
+def test_injected_processes_come_up(tmp_path: Path) -> None:
+    refused = _run(_STORE, _simulated("no-libuv"), tmp_path)
+    assert "without libuv support" in refused.stderr
+    helped = _run(_STORE, inject(_simulated("no-libuv")), tmp_path)
+    assert (helped.returncode, helped.stdout) == (0, "TCPStore\n"), helped.stderr
+    replaced = _run(_STORE, inject(_simulated("broken")), tmp_path)
+    assert (replaced.returncode, replaced.stdout) == (0, "PythonStore\n"), replaced.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_what_they_start_comes_up_as_well(method: str, tmp_path: Path) -> None:
+    code = f"""
+    import multiprocessing
+
+    def work(queue):
+        import torch.distributed as dist
+        queue.put(type(dist.TCPStore("127.0.0.1", 0, is_master=True)).__name__)
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("{method}")
+        queue = context.Queue()
+        process = context.Process(target=work, args=(queue,))
+        process.start()
+        print(queue.get(timeout=60))
+        process.join()
+    """
+    done = _run(code, inject(_simulated("no-libuv")), tmp_path)
+    assert (done.returncode, done.stdout) == (0, "TCPStore\n"), done.stderr
+
+
+def test_another_sitecustomize_is_not_hidden(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.flag_of_mine = __name__\n")
+    environ = inject(put_on_path(os.environ, tmp_path))
+    done = _run("import sys\nprint(sys.flag_of_mine, 'torch' in sys.modules)", environ, tmp_path)
+    assert done.stdout == "sitecustomize False\n", done.stderr
+
+
+def test_injection_is_cheap(tmp_path: Path) -> None:
+    """Every Python process of a job pays for it, also those that never import torch."""
+    code = """
+    import sys
+    dear = {"torch", "rallypoint", "asyncio", "typing", "inspect"}
+    print(sorted({name.partition(".")[0] for name in sys.modules} & dear))
+    """
+    done = _run(code, inject(os.environ), tmp_path)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_variable_that_says_nothing_known_harms_nobody(tmp_path: Path) -> None:
+    environ = {**inject(os.environ), "RALLYPOINT_PATCH": "sometimes"}
+    done = _run("import torch.distributed\nprint('up')", environ, tmp_path)
+    assert done.stdout == "up\n"
+    assert "this process runs without Rallypoint" in done.stderr
+    assert "sometimes" in done.stderr

@@ -1,0 +1,197 @@
+"""torchrun's backend `rallypoint`, with real agents and workers: how they meet, and what breaks."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from jobs import DONE, TRAIN, Job, free_port, job, kill_tree
+
+_TWO = ["--nnodes=2", "--nproc-per-node=1"]
+_QUICK = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1"
+
+
+def _backend(endpoint: str, conf: str = "", run_id: str = "job") -> list[str]:
+    options = ["--rdzv-backend=rallypoint", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}"]
+    return [*options, f"--rdzv-conf={conf}"] if conf else options
+
+
+def _done(log: str) -> list[tuple[int, int, float]]:
+    """Rank, world size and sum of each rank that came through."""
+    found = re.findall(r"^done (\d+) of (\d+) sum (\S+) objects \[\{'from': 0\}\]$", log, flags=re.MULTILINE)
+    return sorted((int(rank), int(world), float(total)) for rank, world, total in found)
+
+
+def _all_done(running: Job, world: int) -> None:
+    total = float(sum(range(world)))
+    assert _done(running.logs()) == [(rank, world, total) for rank in range(world)], running.logs()
+    assert "Error waiting on exit barrier" not in running.logs()
+
+
+@pytest.mark.slow
+def test_one_machine_needs_no_endpoint(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        running.start(TRAIN + DONE, ["--rdzv-backend=rallypoint", "--nproc-per-node=2"])
+        assert running.wait() == [0], running.logs()
+        _all_done(running, 2)
+        assert running.processes() == []
+
+
+_HOSTS = ["localhost", "127.0.0.1", "[::1]", socket.gethostname()]
+
+
+@pytest.mark.parametrize(
+    "host", [_HOSTS[0], *(pytest.param(host, marks=pytest.mark.slow) for host in _HOSTS[1:])]
+)
+def test_two_machines_meet(host: str, tmp_path: Path) -> None:
+    endpoint = f"{host}:{free_port()}"
+    with job(tmp_path) as running:
+        for _ in range(2):
+            running.start(TRAIN + DONE, [*_TWO, *_backend(endpoint)])
+        assert running.wait() == [0, 0], running.logs()
+        _all_done(running, 2)
+        assert running.processes() == []
+
+
+@pytest.mark.slow
+def test_machines_get_the_ranks_they_ask_for(tmp_path: Path) -> None:
+    endpoint = f"localhost:{free_port()}"
+    script = TRAIN + 'say("machine", os.environ["GROUP_RANK"], "is", os.environ["NAME"])' + DONE
+    with job(tmp_path) as running:
+        for name, rank in (("a", 1), ("b", 0)):
+            running.start(script, [*_TWO, *_backend(endpoint, f"rank={rank}")], {"NAME": name})
+        assert running.wait() == [0, 0], running.logs()
+        assert "machine 1 is a" in running.logs()
+        assert "machine 0 is b" in running.logs()
+
+
+_FAIL_ONCE = TRAIN + "if rank == 1 and tries == 0: raise ValueError('the first try fails')\n" + DONE
+
+
+@pytest.mark.parametrize(
+    "attempt", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 10))]
+)
+def test_a_restarted_job_comes_up(attempt: int, tmp_path: Path) -> None:
+    """Ten of ten: the second try never reads the keys of the first."""
+    with job(tmp_path) as running:
+        options = ["--rdzv-backend=rallypoint", "--nproc-per-node=4", "--max-restarts=1"]
+        running.start(_FAIL_ONCE, options)
+        assert running.wait() == [0], running.logs()
+        _all_done(running, 4)
+
+
+def test_a_failure_on_one_machine_restarts_both(tmp_path: Path) -> None:
+    """The machines count their restarts each for itself, so a file tells which try it is."""
+    fail_once = _FAIL_ONCE.replace("tries == 0", "not os.path.exists('failed')")
+    script = fail_once.replace("raise", "open('failed', 'w').close(); raise")
+    options = ["--nnodes=2", "--nproc-per-node=2", "--max-restarts=2"]
+    endpoint = f"localhost:{free_port()}"
+    with job(tmp_path) as running:
+        for _ in range(2):
+            running.start(script, [*options, *_backend(endpoint)])
+        assert running.wait() == [0, 0], running.logs()
+        _all_done(running, 4)
+
+
+_UNTIL_ALONE = (
+    TRAIN
+    + """
+say("ready", rank, "of", world)
+while world == 2:  # until the other is gone, which ends this in an error, or in a restart
+    dist.all_reduce(total)
+    time.sleep(0.05)
+"""
+    + DONE
+)
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param(0, id="the machine with the store"),
+        pytest.param(1, id="the other", marks=pytest.mark.slow),
+    ],
+)
+def test_the_survivor_of_two_goes_on(victim: int, tmp_path: Path) -> None:
+    endpoint = f"localhost:{free_port()}"
+    options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *_backend(endpoint, _QUICK)]
+    with job(tmp_path) as running:
+        for _ in range(2):
+            running.start(_UNTIL_ALONE, options)
+        running.await_text("of 2")
+        kill_tree(running.agents[victim])
+        codes = running.wait()
+        assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, 0), running.logs()
+        assert _done(running.log(1 - victim)) == [(0, 1, 0.0)], running.logs()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_machine_that_is_told_to_go_leaves_its_store_to_the_others(number: int, tmp_path: Path) -> None:
+    """As a scheduler does that takes a machine back: torchrun ends without a word to its rendezvous."""
+    endpoint = f"localhost:{free_port()}"
+    options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *_backend(endpoint, _QUICK)]
+    with job(tmp_path) as running:
+        running.start(_UNTIL_ALONE, options)
+        running.await_listening(endpoint)
+        running.start(_UNTIL_ALONE, options)
+        running.await_text("of 2")
+        running.agents[0].send_signal(number)
+        assert running.wait()[1] == 0, running.logs()
+        assert _done(running.log(1)) == [(0, 1, 0.0)], running.logs()
+
+
+def test_a_machine_that_comes_later_takes_part(tmp_path: Path) -> None:
+    endpoint = f"localhost:{free_port()}"
+    script = TRAIN + 'say("ready", rank, "of", world)\nif world == 1: time.sleep(600)\n' + DONE
+    options = ["--nnodes=1:2", "--nproc-per-node=1", *_backend(endpoint, _QUICK)]
+    with job(tmp_path) as running:
+        running.start(script, options)
+        running.await_text("ready 0 of 1")
+        running.start(script, options)
+        assert running.wait() == [0, 0], running.logs()
+        _all_done(running, 2)
+
+
+def test_a_machine_that_never_comes_is_missed_by_name(tmp_path: Path) -> None:
+    endpoint = f"localhost:{free_port()}"
+    with job(tmp_path) as running:
+        running.start(TRAIN + DONE, [*_TWO, *_backend(endpoint, "rank=0,join_timeout=2")])
+        assert running.wait() == [1], running.logs()
+        log = running.log()
+        assert "1 of 2 machines came within 2 s" in log
+        assert "missing: machine rank 1" in log
+        assert socket.gethostname() in log
+
+
+def test_what_is_wrong_with_an_endpoint_is_said(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        running.start(TRAIN, [*_TWO, *_backend("localhost:70000")])
+        assert running.wait() == [1]
+        assert "is no endpoint" in running.log()
+
+
+def test_a_port_that_another_program_holds_is_said(tmp_path: Path) -> None:
+    with socket.socket() as other, job(tmp_path) as running:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        running.start(TRAIN, [*_TWO, *_backend(f"127.0.0.1:{other.getsockname()[1]}", "join_timeout=2")])
+        assert running.wait() == [1]
+        assert "is in use by" in running.log()
+
+
+@pytest.mark.slow
+def test_four_machines_leave_in_peace(tmp_path: Path) -> None:
+    """Workers that end at different times: nobody meets an exit barrier without a store."""
+    endpoint = f"localhost:{free_port()}"
+    script = "import os, time\ntime.sleep(0.3 * int(os.environ['RANK']))\n"
+    with job(tmp_path) as running:
+        for _ in range(4):
+            running.start(script, ["--nnodes=4", "--nproc-per-node=1", *_backend(endpoint)])
+        assert running.wait() == [0] * 4, running.logs()
+        assert "Error waiting on exit barrier" not in running.logs()
+        assert running.processes() == []

@@ -1,0 +1,208 @@
+"""`rallypoint run`: start a job, so that it comes up."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rallypoint.errors import RallypointError, UsageError
+from rallypoint.launch.blame import find_blame
+from rallypoint.launch.config import Settings, settle
+from rallypoint.launch.options import BY_NAME, FLAGS, OPTIONS, USAGE, Target, split_arguments
+from rallypoint.launch.running import end_as, run_command
+from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
+from rallypoint.launch.watching import Reports, describe_ranks
+from rallypoint.pytorch import reports
+from rallypoint.pytorch.environment import inject, without_rank
+from rallypoint.pytorch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
+from rallypoint.server.backend import VARIABLE as LIBUV_VARIABLE
+
+CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+"""The words are taken apart by `rallypoint.launch.options`, which knows what belongs to the script."""
+
+_FOR_COMMANDS = ("patch", "client", "use_libuv")
+
+_TRACEBACK_LINES = 12
+_FIRST_REMARK = 30.0  # seconds; then twice as long each time
+
+
+def run(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[OPTIONS] SCRIPT [ARGUMENTS]")] = None,
+) -> None:
+    """Start a script, a module (-m) or a command (--) as a distributed job; --help tells the options."""
+    order = split_arguments(_with_dashes(words or []))
+    if order.help:
+        _print_help()
+        return
+    settings = settle(order.options, os.environ, Path.cwd())
+    if order.show_config:
+        _print_config(settings, as_json=order.json)
+        return
+    assert order.target is not None  # split_arguments sees to that
+    if order.target.kind == "command":
+        _check_for_command(order.options)
+    end_as(_run(settings, order.target))
+
+
+def _with_dashes(words: list[str]) -> list[str]:
+    """The command line from `run` on: the parser in between drops a `--` that stands first."""
+    return sys.argv[2:] if sys.argv[1:2] == ["run"] else words
+
+
+def _check_for_command(given: Mapping[str, str]) -> None:
+    """A command has options of its own: what is said to torchrun here would not reach it."""
+    foreign = [name for name in given if name not in _FOR_COMMANDS]
+    if foreign:
+        flag = BY_NAME[foreign[0]].flag
+        raise UsageError(
+            f"{flag} means nothing to a command behind --",
+            hint=f"give it to the command itself: rallypoint run -- torchrun {flag}=...",
+        )
+
+
+def _run(settings: Settings, target: Target) -> int:
+    with tempfile.TemporaryDirectory(prefix="rallypoint-", ignore_cleanup_errors=True) as folder:
+        environ = _environment(settings, target, folder)
+        found = Reports(Path(folder))
+        line = _JoinLine(found, from_start=target.kind != "command")
+        ended = run_command(_command(settings, target), environ, line.look)
+        line.clear()
+        if ended.code and ended.told_to and target.kind != "command":
+            return -ended.told_to  # torchrun ends with 1, and that is no failure of a rank
+        if ended.code:
+            _explain(found)
+        return ended.code
+
+
+def _command(settings: Settings, target: Target) -> list[str]:
+    if target.kind == "command":
+        return list(target.words)
+    if find_spec("torch") is None:
+        raise RallypointError(
+            f"torch is not installed in the environment of {sys.executable}",
+            hint="pip install torch, or run the job's own command: rallypoint run -- COMMAND",
+        )
+    arguments = to_torchrun(settings, target, settings.nproc_per_node.value)
+    return [sys.executable, "-m", "rallypoint.pytorch.agent", *arguments]
+
+
+def _environment(settings: Settings, target: Target, folder: str) -> dict[str, str]:
+    environ: Mapping[str, str] = os.environ
+    if target.kind != "command":
+        environ = {**without_rank(torchrun_environment(os.environ)), reports.QUIET_VARIABLE: "1"}
+    switches = {PATCH_VARIABLE: settings.patch.text, CLIENT_VARIABLE: settings.client.text}
+    if settings.use_libuv.value != "auto":
+        switches[LIBUV_VARIABLE] = settings.use_libuv.text
+    return {**inject(environ), **switches, reports.VARIABLE: folder}
+
+
+class _JoinLine:
+    """One line on standard error while the job comes up; on a terminal it lives."""
+
+    def __init__(self, found: Reports, *, from_start: bool) -> None:
+        self._found = found
+        self._from_start = from_start
+        """Whether it is there before the first rank is; a command may never have one."""
+        self._began = time.monotonic()
+        self._live = sys.stderr.isatty()
+        self._shown = ""
+        self._remark_after = _FIRST_REMARK
+
+    def look(self) -> bool:
+        """Show how far it is; False when all have joined."""
+        roll = self._found.roll()
+        seconds = time.monotonic() - self._began
+        if roll.complete:
+            self.clear()
+            self._say(f"rallypoint: {_progress(roll)} after {seconds:.1f} s")
+            return False
+        if self._live and (roll.joined or self._from_start):
+            self._redraw(f"rallypoint: {_progress(roll)}, {seconds:.0f} s")
+        elif roll.expected and seconds > self._remark_after:
+            self._remark_after *= 2
+            self._say(f"rallypoint: {_progress(roll)} after {seconds:.0f} s")
+        return True
+
+    def clear(self) -> None:
+        if self._shown:
+            self._redraw("")
+
+    def _redraw(self, text: str) -> None:
+        if text != self._shown:
+            self._write("\r" + text.ljust(len(self._shown)) + ("" if text else "\r"))
+            self._shown = text
+
+    def _say(self, text: str) -> None:
+        self._write(f"{text}\n")
+
+    def _write(self, text: str) -> None:
+        """A job does not end because nobody reads what is said about it."""
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            pass
+
+
+def _progress(roll: reports.Roll) -> str:
+    if not roll.expected:
+        return "no rank has joined yet"
+    whose = "" if roll.whole else " of this machine"
+    text = f"{roll.joined} of {roll.expected} ranks{whose} have joined"
+    return f"{text}; missing: {describe_ranks(roll.missing)}" if roll.missing else text
+
+
+def _explain(found: Reports) -> None:
+    """Who failed first, apart from those who only followed."""
+    lines: list[str] = []
+    roll = found.roll()
+    if roll.expected and not roll.complete:
+        lines.append(_progress(roll))
+    lines += [f"on another machine: {_printable(text)}" for text in found.elsewhere()]
+    blame = find_blame(found.failures(), found.exits())
+    if blame is not None:
+        lines.append(blame.headline)
+        lines += [f"  {line}" for line in blame.detail.splitlines()[-_TRACEBACK_LINES:]]
+        if blame.followers:
+            lines.append("what followed from that:")
+            lines += [f"  {each}" for each in blame.followers[:8]]
+    if lines:
+        print("\nrallypoint: " + "\n".join(lines), file=sys.stderr)
+    if blame is not None and blame.hint:
+        print(f"\nhint: {blame.hint}", file=sys.stderr)
+
+
+def _printable(text: str) -> str:
+    """It came over the network: a terminal gets nothing that it would obey."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def _print_help() -> None:
+    print(f"Usage: {USAGE}\n")
+    print("Start a distributed job, so that it comes up. A script or a module runs through torchrun, on")
+    print("Rallypoint's rendezvous; a command runs as it is, with Rallypoint's help where torch needs it.\n")
+    for option in OPTIONS:
+        value = f" {option.kind.metavar}" if option.takes_value else ""
+        short = f"{option.short}, " if option.short else ""
+        print(f"  {short}{option.flag}{value}\n      {option.help} [{option.variable}]")
+    for flag in FLAGS:
+        print(f"  {f'{flag.short}, ' if flag.short else ''}{flag.flag}\n      {flag.help}")
+
+
+def _print_config(settings: Settings, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(settings.as_json(), indent=2))
+        return
+    rows = settings.describe()
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, value, source in rows:
+        print(f"{name:<{widths[0]}}  {value or '-':<{widths[1]}}  {source}")

@@ -1,0 +1,88 @@
+"""Which rank of a job failed first, and what of the rest only followed from that. Pure.
+
+When a rank dies, the others lose their connections to it and fail as well, often with longer messages. The
+first cause is the earliest failure that is not of that kind.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rallypoint.pytorch.reports import Exit, Failure
+
+# What to do, by what the first failure says. The first that matches counts.
+_HINTS = (
+    (r"out of memory", "the device's memory is full: a smaller batch, or fewer ranks on it"),
+    (r"No module named 'torch._C._distributed_c10d'", "this torch was built without distributed"),
+    (r"No module named", "it is not installed in this Python environment, or not on its path"),
+    (r"without libuv", "RALLYPOINT_PATCH=never keeps Rallypoint from helping: leave it at auto"),
+    (r"wait timeout|[Tt]imed out|machines came within", "a rank or a machine is late or gone: see its log"),
+    (r"EADDRINUSE|is in use", "another process holds the port: leave the choice of a port to Rallypoint"),
+    (r"No such file or directory", "check the path, and that it is there on every machine"),
+)
+_BY_SIGNAL = {
+    "SIGKILL": "it was killed from outside, most likely because the machine's memory ran out",
+    "SIGSEGV": "it crashed in native code: PYTHONFAULTHANDLER=1 shows where",
+    "SIGABRT": "it was aborted in native code: its own message stands above",
+    "SIGBUS": "it crashed in native code; often shared memory is full (/dev/shm)",
+}
+
+
+@dataclass(frozen=True)
+class Blame:
+    """What to tell: who failed first and how, its own traceback, who only followed, what to do."""
+
+    headline: str
+    detail: str
+    followers: tuple[str, ...]
+    hint: str
+
+
+def find_blame(failures: Sequence[Failure], exits: Sequence[Exit]) -> Blame | None:
+    """The first cause; None if nobody has left word of a failure. Both come in the order of time."""
+    last_try = max((failure.who.tries for failure in failures), default=0)
+    # The launcher itself does not count tries.
+    told = [failure for failure in failures if failure.who.tries == last_try or failure.who.rank < 0]
+    silent = [each for each in exits if each.rank not in {failure.who.rank for failure in told}]
+    crash = next((each for each in silent if _is_crash(each)), None)
+    cause = next((failure for failure in told if not failure.follows), None)
+    # torchrun notes whole seconds: in the same second, an exception is the likelier cause.
+    if crash is not None and (cause is None or crash.time < int(cause.time)):
+        return _of_crash(crash, told)
+    cause = cause or (told[0] if told else None)
+    return _of_exception(cause, told) if cause is not None else None
+
+
+def _of_exception(cause: Failure, told: Sequence[Failure]) -> Blame:
+    headline = f"{cause.name} failed first: {cause.headline}"
+    if cause.who.rank < 0:  # the launcher's own traceback would only show torchrun's insides
+        return Blame(f"{cause.name}: {cause.headline}", cause.message, _followers(told, cause), "")
+    return Blame(headline, cause.traceback, _followers(told, cause), _hint_for(cause))
+
+
+def _of_crash(crash: Exit, told: Sequence[Failure]) -> Blame:
+    how = f"ended by {_signal_name(-crash.code)}" if crash.code < 0 else f"ended with exit code {crash.code}"
+    hint = _BY_SIGNAL.get(_signal_name(-crash.code), "it left no traceback: see what it printed above")
+    return Blame(f"rank {crash.rank} (process {crash.pid}) {how}", "", _followers(told, None), hint)
+
+
+def _is_crash(each: Exit) -> bool:
+    """Whether a rank that left no word ended by itself; SIGTERM is how the agent ends the rest."""
+    return each.code != 0 and each.code != -signal.SIGTERM
+
+
+def _followers(told: Sequence[Failure], cause: Failure | None) -> tuple[str, ...]:
+    return tuple(f"{failure.name}: {failure.kind}" for failure in told if failure is not cause)
+
+
+def _hint_for(failure: Failure) -> str:
+    text = f"{failure.kind}: {failure.message}"
+    return next((hint for pattern, hint in _HINTS if re.search(pattern, text)), "")
+
+
+def _signal_name(number: int) -> str:
+    names = {each.value: each.name for each in signal.Signals}
+    return names.get(number, f"signal {number}")

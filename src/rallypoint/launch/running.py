@@ -1,0 +1,137 @@
+"""Starting a job's command, passing signals on to it, and ending as it ended.
+
+The command runs in this process's own group, so what a terminal sends (Ctrl-C) reaches it by itself; what is
+sent to this process alone is passed on. Nothing of its output is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import NamedTuple
+
+from rallypoint.errors import UsageError
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGBREAK")
+
+LOOK_SECONDS = 0.1
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit code, or minus the number of the signal that ended it."""
+
+    code: int
+    told_to: int
+    """The signal that this process was sent to end it all, or 0."""
+
+
+def run_command(command: Sequence[str], environ: Mapping[str, str], on_look: Callable[[], bool]) -> Ended:
+    """Run a command to its end. `on_look` is called every tenth of a second, until it returns False."""
+    with _passing_signals() as relay:
+        process = _start(command, environ)
+        relay.open(process)
+        try:
+            code = _await_end(process, on_look)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    endings = [number for number in relay.seen if number in (signal.SIGINT, signal.SIGTERM)]
+    return Ended(code, endings[0] if endings else 0)
+
+
+def _await_end(process: subprocess.Popen[bytes], on_look: Callable[[], bool]) -> int:
+    looking = True
+    while True:
+        looking = looking and on_look()
+        try:
+            return process.wait(LOOK_SECONDS if looking else None)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def end_as(code: int) -> None:
+    """End this process as a command ended: with its exit code, or by the same signal."""
+    if code >= 0 or sys.platform == "win32":
+        sys.exit(code if code >= 0 else 1)
+    if -code not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    sys.exit(128 - code)  # only if the signal was blocked
+
+
+def signals_to_pass(available: Sequence[str]) -> list[int]:
+    """The signals that are passed on, of those that this platform has."""
+    return [int(getattr(signal, name)) for name in _NAMES if name in available]
+
+
+def comes_from_terminal(number: int, had_terminal: bool) -> bool:
+    """Whether the command has been sent a signal as well: a terminal sends these to its whole group."""
+    if sys.platform == "win32":
+        return number in (signal.SIGINT, getattr(signal, "SIGBREAK", None))
+    if number == signal.SIGHUP:  # that of a terminal which is gone
+        return had_terminal and not has_terminal()
+    return number in (signal.SIGINT, signal.SIGQUIT) and has_terminal()
+
+
+def has_terminal() -> bool:
+    """Whether this process is in the foreground of a terminal."""
+    if sys.platform == "win32":
+        return True
+    try:
+        with open("/dev/tty") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, env=dict(environ))
+    except OSError as error:
+        raise UsageError(
+            f"cannot start {command[0]!r}: {error.strerror}",
+            hint="is it installed, and on the PATH?" if isinstance(error, FileNotFoundError) else "",
+        ) from error
+
+
+class _Relay:
+    """Takes signals, and passes them on to a process once there is one."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self._had_terminal = has_terminal()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def open(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        for number in self.seen[:]:  # they came while it was started
+            self._pass_on(number)
+
+    def take(self, number: int, _: FrameType | None) -> None:
+        self.seen.append(number)
+        self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        if self._process is not None and not comes_from_terminal(number, self._had_terminal):
+            self._process.send_signal(number)
+
+
+@contextmanager
+def _passing_signals() -> Iterator[_Relay]:
+    """Take signals while the block runs, but not those that were to be ignored, as by nohup."""
+    relay = _Relay()
+    previous = {}
+    for number in signals_to_pass(dir(signal)):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            previous[number] = signal.signal(number, relay.take)
+    try:
+        yield relay
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

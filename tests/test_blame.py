@@ -1,0 +1,198 @@
+"""Who failed first: told from reports alone, in whatever order they come."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from rallypoint.launch.blame import find_blame
+from rallypoint.launch.watching import Reports
+from rallypoint.pytorch import reports
+from rallypoint.pytorch.reports import Exit, Failure, Identity, Roll
+
+_CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:9952. This is typically caused by ..."
+
+
+def _failure(rank: int, time: float, message: str, kind: str = "RuntimeError", tries: int = 0) -> Failure:
+    who = Identity(rank, rank, 4, 4, "node-a", 100 + rank, tries)
+    return Failure(who, time, kind, message, f"Traceback\n{kind}: {message}")
+
+
+def _exit(rank: int, time: float, code: int) -> Exit:
+    return Exit(rank, rank, 100 + rank, code, time)
+
+
+def test_nobody_is_blamed_for_nothing() -> None:
+    assert find_blame([], []) is None
+    assert find_blame([], [_exit(0, 1.0, -signal.SIGTERM)]) is None
+
+
+def test_the_first_failure_is_the_cause() -> None:
+    blame = find_blame([_failure(2, 1.0, "a"), _failure(0, 2.0, "b")], [])
+    assert blame is not None
+    assert blame.headline == "rank 2 (process 102 on node-a) failed first: RuntimeError: a"
+    assert blame.followers == ("rank 0 (process 100 on node-a): RuntimeError",)
+    assert blame.detail.endswith("RuntimeError: a")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        _CLOSED,
+        'Failed to check the "should dump" flag on TCPStore',
+        "sendBytes failed on SocketImpl(fd=3): Broken pipe",
+        "failed to recv, got 0 bytes",
+        "NCCL error: remote process exited or there was a network error",
+    ],
+)
+def test_a_lost_connection_is_no_cause_though_it_came_first(message: str) -> None:
+    blame = find_blame([_failure(0, 1.0, message), _failure(3, 2.0, "bad", "ValueError")], [])
+    assert blame is not None
+    assert blame.headline.startswith("rank 3 ")
+
+
+def test_if_all_only_followed_the_first_of_them_is_named() -> None:
+    blame = find_blame([_failure(1, 1.0, _CLOSED), _failure(0, 2.0, _CLOSED)], [])
+    assert blame is not None
+    assert blame.headline.startswith("rank 1 ")
+
+
+@pytest.mark.parametrize(
+    ("code", "how"), [(-9, "ended by SIGKILL"), (-11, "ended by SIGSEGV"), (3, "exit code 3")]
+)
+def test_a_rank_that_died_without_a_word_is_the_cause(code: int, how: str) -> None:
+    exits = [_exit(1, 1.0, code), _exit(0, 3.0, 1), _exit(2, 3.0, -signal.SIGTERM)]
+    blame = find_blame([_failure(0, 2.0, _CLOSED)], exits)
+    assert blame is not None
+    assert blame.headline.startswith("rank 1 ")
+    assert how in blame.headline
+    assert blame.hint
+    assert blame.followers == ("rank 0 (process 100 on node-a): RuntimeError",)
+
+
+def test_an_exception_before_a_crash_is_the_cause() -> None:
+    blame = find_blame([_failure(0, 1.0, "bad", "ValueError")], [_exit(1, 2.0, -6)])
+    assert blame is not None
+    assert blame.headline.startswith("rank 0 ")
+
+
+def test_a_crash_in_the_second_of_an_exception_follows_from_it() -> None:
+    """torchrun notes whole seconds, so the crash seems to come first."""
+    blame = find_blame([_failure(1, 100.2, "bad", "ValueError")], [_exit(0, 100.0, -6)])
+    assert blame is not None
+    assert blame.headline.startswith("rank 1 ")
+
+
+def test_the_launchers_own_failure_counts_after_a_restart() -> None:
+    failures = [
+        _failure(1, 1.0, _CLOSED, tries=1),
+        _failure(-1, 9.0, "1 of 2 machines came", "RendezvousTimeoutError"),
+    ]
+    blame = find_blame(failures, [])
+    assert blame is not None
+    assert blame.headline.startswith("the launcher ")
+
+
+def test_only_the_last_try_counts() -> None:
+    failures = [_failure(1, 1.0, "of the first try"), _failure(0, 9.0, "of the second", tries=1)]
+    blame = find_blame(failures, [])
+    assert blame is not None
+    assert "of the second" in blame.headline
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "hint"),
+    [
+        ("CUDA out of memory. Tried to allocate 20 GiB", "OutOfMemoryError", "smaller batch"),
+        ("No module named 'banana'", "ModuleNotFoundError", "not installed"),
+        ("wait timeout after 300000ms, keys: /x", "DistStoreError", "late or gone"),
+        ("anything else", "ValueError", ""),
+    ],
+)
+def test_hints(message: str, kind: str, hint: str) -> None:
+    blame = find_blame([_failure(0, 1.0, message, kind)], [])
+    assert blame is not None
+    assert hint in blame.hint
+    assert bool(hint) == bool(blame.hint)
+
+
+# The reports themselves ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(reports.VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def test_ranks_that_join_are_counted_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Reports(folder).roll() == Roll(0, 0)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    for rank in ("0", "2", "2"):
+        monkeypatch.setenv("RANK", rank)
+        reports.report_joined()
+    assert Reports(folder).roll() == Roll(2, 3)
+
+
+def test_a_machine_that_is_not_the_first_speaks_for_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "2"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    reports.report_joined()
+    assert Reports(folder).roll() == Roll(1, 2, whole=False)
+
+
+def test_who_is_no_rank_does_not_join(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    reports.report_joined()
+    assert list(folder.iterdir()) == []
+
+
+def test_the_roll_of_the_whole_job_goes_first(folder: Path) -> None:
+    reports.report_roll(Roll(5, 8, {"node-b": [3, 7]}))
+    assert Reports(folder).roll() == Roll(5, 8, {"node-b": [3, 7]})
+    assert not Reports(folder).roll().complete
+
+
+def test_failures_come_in_the_order_of_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank, moment in (("1", 20.0), ("0", 10.0)):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setattr("time.time", lambda moment=moment: moment)
+        assert not reports.report_failure(ValueError, ValueError(f"of {rank}"), None)
+    assert [failure.message for failure in Reports(folder).failures()] == ["of 0", "of 1"]
+
+
+@pytest.mark.parametrize("kind", ["ChildFailedError", "SignalException", "RendezvousTimeoutError"])
+def test_the_launcher_speaks_for_torchruns_agent(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    error_type = type(kind, (Exception,), {"failures": {}})
+    assert not reports.report_failure(error_type, error_type("why"), None)
+    monkeypatch.setenv(reports.QUIET_VARIABLE, "1")
+    assert reports.report_failure(error_type, error_type("why"), None)
+    told = [failure.headline for failure in Reports(folder).failures()]
+    assert told == (["RendezvousTimeoutError: why"] if kind == "RendezvousTimeoutError" else [])
+
+
+def test_a_broken_report_is_left_out(folder: Path) -> None:
+    (folder / "failed-0-1.json").write_text("{")
+    assert Reports(folder).failures() == []
+
+
+def test_a_folder_that_is_not_there_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv(reports.VARIABLE, str(folder / "on another machine"))
+    reports.report_joined()
+
+
+def test_nobody_asked_nothing_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(reports.VARIABLE, raising=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.chdir(tmp_path)
+    reports.report_joined()
+    assert list(tmp_path.iterdir()) == []

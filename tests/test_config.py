@@ -1,0 +1,815 @@
+"""The options of `rallypoint run`: which source wins, what is refused and how, and what torchrun is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.distributed.run import get_args_parser
+
+from rallypoint.errors import UsageError
+from rallypoint.launch.config import Level, Setting, Settings, settle
+from rallypoint.launch.options import (
+    BY_NAME,
+    FLAGS,
+    OPTIONS,
+    TORCHRUN_ONLY,
+    Nodes,
+    Option,
+    Order,
+    Target,
+    split_arguments,
+    text_of,
+)
+from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
+from rallypoint.meeting.endpoint import Endpoint
+
+TRAIN = Target("script", ("train.py",))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a folder above it; nothing above that has a file of ours."""
+    below = tmp_path / "project" / "scripts"
+    below.mkdir(parents=True)
+    return below
+
+
+def settled(
+    folder: Path, arguments: Mapping[str, str | None] | None = None, environ: Mapping[str, str] | None = None
+) -> Settings:
+    return settle(arguments or {}, environ or {}, folder)
+
+
+def value_of(folder: Path, name: str, text: str) -> object:
+    """The value of one option that is given on the command line, with what it needs beside it."""
+    needs = {"nnodes": {"rdzv_endpoint": "head"}, "node_rank": {"nnodes": "99", "rdzv_endpoint": "head"}}
+    return settled(folder, {**needs.get(name, {}), name: text})[name].value
+
+
+# Values ---------------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_setting_for_each_option_in_the_order_of_the_table() -> None:
+    assert [field.name for field in fields(Settings)] == [option.name for option in OPTIONS]
+
+
+BUILT_IN = {
+    "nnodes": Nodes(1, 1),
+    "nproc_per_node": "devices",
+    "node_rank": None,
+    "rdzv_endpoint": None,
+    "standalone": False,
+    "rdzv_id": None,
+    "rdzv_conf": {},
+    "max_restarts": 0,
+    "monitor_interval": 0.1,
+    "start_method": "spawn",
+    "role": "default",
+    "local_addr": None,
+    "log_dir": None,
+    "redirects": "0",
+    "tee": "0",
+    "local_ranks_filter": "",
+    "master_addr": None,
+    "master_port": None,
+    "join_timeout": 600.0,
+    "patch": "auto",
+    "client": "auto",
+    "use_libuv": "auto",
+}
+
+
+def test_built_in_values(folder: Path) -> None:
+    result = settled(folder)
+    assert {name: result[name].value for name in BUILT_IN} == BUILT_IN
+    assert {result[name].source for name in BUILT_IN} == {"built-in"}
+    assert not any(result[name].is_set for name in BUILT_IN)
+
+
+OWN_VARIABLES = {
+    "join_timeout": "RALLYPOINT_JOIN_TIMEOUT",
+    "patch": "RALLYPOINT_PATCH",
+    "client": "RALLYPOINT_CLIENT",
+    "use_libuv": "USE_LIBUV",
+}
+
+
+def test_variables_are_those_of_torchrun_and_four_of_our_own() -> None:
+    expected = {option.name: f"PET_{option.name.upper()}" for option in OPTIONS} | OWN_VARIABLES
+    assert {option.name: option.variable for option in OPTIONS} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("nnodes", "1", Nodes(1, 1)),
+        ("nnodes", "2", Nodes(2, 2)),
+        ("nnodes", "1:4", Nodes(1, 4)),
+        ("nnodes", " 3:3 ", Nodes(3, 3)),
+        ("nproc_per_node", "8", 8),
+        *(("nproc_per_node", word, word) for word in ("devices", "auto", "gpu", "cpu", "xpu")),
+        ("node_rank", "0", 0),
+        ("node_rank", "98", 98),
+        ("rdzv_endpoint", "", None),
+        ("rdzv_endpoint", "head", Endpoint("head", 29400)),
+        ("rdzv_endpoint", "head-0.example.org:1", Endpoint("head-0.example.org", 1)),
+        ("rdzv_endpoint", "10.0.0.1:65535", Endpoint("10.0.0.1", 65535)),
+        ("rdzv_endpoint", "[::1]:5000", Endpoint("::1", 5000)),
+        ("rdzv_endpoint", "[fe80::1%eth0]", Endpoint("fe80::1%eth0", 29400)),
+        ("rdzv_endpoint", "::1", Endpoint("::1", 29400)),
+        ("standalone", "1", True),
+        ("standalone", "0", False),
+        ("rdzv_id", "job 7", "job 7"),
+        ("rdzv_conf", "", {}),
+        ("rdzv_conf", "a=1, b = x=y", {"a": "1", "b": "x=y"}),
+        ("max_restarts", "3", 3),
+        ("monitor_interval", "5", 5.0),
+        ("monitor_interval", "1e-3", 0.001),
+        ("start_method", "forkserver", "forkserver"),
+        ("role", "trainer", "trainer"),
+        ("local_addr", "node-3", "node-3"),
+        ("log_dir", "logs", "logs"),
+        ("redirects", "3", "3"),
+        ("redirects", "0:1,1:2", "0:1,1:2"),
+        ("tee", "0", "0"),
+        ("local_ranks_filter", "0,1,12", "0,1,12"),
+        ("local_ranks_filter", "", ""),
+        ("master_addr", "[::1]", "::1"),
+        ("master_addr", "::1", "::1"),
+        ("master_port", "29501", 29501),
+        ("join_timeout", "0.5", 0.5),
+        ("patch", "always", "always"),
+        ("patch", "never", "never"),
+        ("client", "torch", "torch"),
+        ("client", "python", "python"),
+        ("use_libuv", "AUTO", "auto"),
+        *(("use_libuv", word, "1") for word in ("1", "true", "On")),
+        *(("use_libuv", word, "0") for word in ("0", "False", "off")),
+    ],
+)
+def test_what_is_allowed(folder: Path, name: str, text: str, value: object) -> None:
+    assert value_of(folder, name, text) == value
+
+
+REFUSED = [
+    *(
+        ("nnodes", text)
+        for text in ("", "0", "0:2", "3:2", "-1", "1:", ":2", "1:2:3", "two", "1.5", "\u0661")
+    ),
+    *(("nproc_per_node", text) for text in ("", "0", "-1", "gpus", "GPU", "1.5")),
+    *(("node_rank", text) for text in ("", "-1", "first", "1_0")),
+    *(("rdzv_endpoint", text) for text in ("head:0", "head:65536", "head:", "head:x", ":29400")),
+    *(("rdzv_endpoint", text) for text in ("[::1", "[head]:1", "tcp://head:1", "a b", "a:1:2", "head:-1")),
+    *(("standalone", text) for text in ("", "yes", "2")),
+    ("rdzv_id", ""),
+    *(("rdzv_conf", text) for text in ("a", "a=", "=1", "a=1,", ",", "a=1,b")),
+    *(("max_restarts", text) for text in ("", "-1", "many", "0.5")),
+    *(("monitor_interval", text) for text in ("", "0", "-1", "nan", "inf", "soon")),
+    *(("start_method", text) for text in ("", "SPAWN", "thread", "forks")),
+    ("role", ""),
+    *(("local_addr", text) for text in ("", "node:1", "a b")),
+    ("log_dir", ""),
+    *(("redirects", text) for text in ("", "4", "0:4", "0:1,", "10:1", "out")),
+    *(("tee", text) for text in ("", "4", "12")),
+    *(("local_ranks_filter", text) for text in ("a", "0,", "-1", "0 1")),
+    *(("master_addr", text) for text in ("", "head:1", "[head]")),
+    *(("master_port", text) for text in ("", "0", "65536", "http")),
+    *(("join_timeout", text) for text in ("", "0", "-3", "nan", "10m")),
+    *(("patch", text) for text in ("", "1", "Always", "autoalways")),
+    *(("client", text) for text in ("", "rallypoint", "c++")),
+    *(("use_libuv", text) for text in ("", "2", "libuv")),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), REFUSED)
+def test_what_is_refused_names_key_source_value_and_what_is_allowed(
+    folder: Path, name: str, text: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        settled(folder, {name: text})
+    option = BY_NAME[name]
+    assert caught.value.message == f"command line ({option.flag}): {name} cannot be {text!r}"
+    assert caught.value.hint == f"write {option.kind.allowed}"
+
+
+def test_every_option_refuses_something() -> None:
+    assert {name for name, _ in REFUSED} == set(BY_NAME)
+
+
+@pytest.mark.parametrize(
+    "option", [each for each in OPTIONS if each.default is not None], ids=lambda each: str(each.name)
+)
+def test_a_built_in_value_is_one_that_could_have_been_written(option: Option) -> None:
+    assert option.read(text_of(option.default), "test") == option.default
+
+
+# Sources --------------------------------------------------------------------------------------------------
+
+# For one option of each kind: what command line, environment and file say, and what each comes to.
+SAID: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, object]]] = {
+    "nnodes": (("2", Nodes(2, 2)), ("1:3", Nodes(1, 3)), ("4", Nodes(4, 4))),
+    "nproc_per_node": (("2", 2), ("gpu", "gpu"), ("'cpu'", "cpu")),
+    "node_rank": (("0", 0), ("1", 1), ("2", 2)),
+    "rdzv_endpoint": (("a", Endpoint("a", 29400)), ("b:1", Endpoint("b", 1)), ("'c:2'", Endpoint("c", 2))),
+    "standalone": (("false", False), ("0", False), ("false", False)),
+    "rdzv_id": (("a", "a"), ("b", "b"), ("'c'", "c")),
+    "rdzv_conf": (("a=1", {"a": "1"}), ("b=2", {"b": "2"}), ("{c = 3, d = true}", {"c": "3", "d": "true"})),
+    "max_restarts": (("1", 1), ("2", 2), ("3", 3)),
+    "monitor_interval": (("1", 1.0), ("0.25", 0.25), ("0.5", 0.5)),
+    "start_method": (("spawn", "spawn"), ("fork", "fork"), ("'forkserver'", "forkserver")),
+    "redirects": (("1", "1"), ("0:2", "0:2"), ("3", "3")),
+    "local_ranks_filter": (("", ""), ("1", "1"), ("'2,3'", "2,3")),
+    "master_addr": (("a", "a"), ("b", "b"), ("'c'", "c")),
+    "master_port": (("1", 1), ("2", 2), ("3", 3)),
+    "log_dir": (("a", "a"), ("b", "b"), ("'/c'", "/c")),
+    "join_timeout": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
+    "patch": (("never", "never"), ("always", "always"), ("'auto'", "auto")),
+    "client": (("torch", "torch"), ("python", "python"), ("'auto'", "auto")),
+    "use_libuv": (("0", "0"), ("on", "1"), ("false", "0")),
+}
+
+
+def test_one_option_of_each_kind_is_in_the_table_of_sources() -> None:
+    assert {BY_NAME[name].kind.metavar for name in SAID} | {"TEXT"} == {each.kind.metavar for each in OPTIONS}
+
+
+@pytest.mark.parametrize("levels", [c for n in range(4) for c in combinations(range(3), n)], ids=str)
+@pytest.mark.parametrize("name", SAID)
+def test_command_line_over_environment_over_file_over_built_in(
+    folder: Path, name: str, levels: tuple[int, ...]
+) -> None:
+    """With each of the eight sets of sources that can speak, the highest counts, and says so."""
+    option, toml = BY_NAME[name], folder / "rallypoint.toml"
+    texts = [text if level in levels else None for level, (text, _) in enumerate(SAID[name])]
+    arguments = {"nnodes": "9", "rdzv_endpoint": "head"} if name in ("nnodes", "node_rank") else {}
+    arguments = {each: text for each, text in arguments.items() if each != name}
+    toml.write_text(f"[run]\n{name} = {texts[2]}\n" if texts[2] is not None else "[run]\n")
+    result = settled(folder, {**arguments, name: texts[0]}, {option.variable: texts[1] or ""})[name]
+    values = [*(value for _, value in SAID[name]), option.default]
+    sources = [
+        f"command line ({option.flag})",
+        f"environment ({option.variable})",
+        f"{toml} (run.{name})",
+        "built-in",
+    ]
+    highest = min(levels, default=3)
+    assert result == Setting(values[highest], sources[highest], Level(highest))
+
+
+def test_an_empty_variable_is_as_good_as_none(folder: Path) -> None:
+    assert settled(folder, {}, {option.variable: "" for option in OPTIONS}) == settled(folder)
+
+
+def test_a_value_that_is_overruled_is_not_looked_at_unless_it_is_in_the_file(folder: Path) -> None:
+    assert settled(folder, {"tee": "3"}, {"PET_TEE": "what"}).tee.value == "3"
+    (folder / "rallypoint.toml").write_text("[run]\ntee = 'what'\n")
+    with pytest.raises(UsageError, match="tee cannot be 'what'"):
+        settled(folder, {"tee": "3"})
+
+
+# Files ----------------------------------------------------------------------------------------------------
+
+HERE, ABOVE = "", ".."
+OURS, PYPROJECT, FOREIGN = "rallypoint.toml", "pyproject.toml", "[project]\nname = 'x'\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([], 0),
+        ([(HERE, OURS, 1)], 1),
+        ([(HERE, PYPROJECT, 1)], 1),
+        ([(ABOVE, OURS, 1)], 1),
+        ([(ABOVE, PYPROJECT, 1)], 1),
+        ([("../..", PYPROJECT, 1)], 1),
+        ([(HERE, OURS, 1), (HERE, PYPROJECT, 2)], 1),
+        ([(ABOVE, OURS, 1), (ABOVE, PYPROJECT, 2)], 1),
+        ([(HERE, OURS, 1), (ABOVE, OURS, 2)], 1),
+        ([(HERE, PYPROJECT, 1), (ABOVE, OURS, 2)], 1),
+        ([(HERE, PYPROJECT, 1), (ABOVE, PYPROJECT, 2)], 1),
+        ([(HERE, PYPROJECT, None), (ABOVE, PYPROJECT, 2)], 2),
+        ([(HERE, PYPROJECT, None), (ABOVE, OURS, 2)], 2),
+        ([(ABOVE, OURS, 1), ("../..", OURS, 2)], 1),
+    ],
+)
+def test_the_nearest_folder_wins_and_in_it_our_own_file(
+    folder: Path, files: list[tuple[str, str, int | None]], expected: int
+) -> None:
+    for place, name, value in files:
+        table = "[run]" if name == OURS else "[tool.rallypoint.run]"
+        text = FOREIGN if value is None else f"{table}\nmax-restarts = {value}\n"
+        (folder / place / name).write_text(text)
+    assert settled(folder).max_restarts.value == expected
+
+
+def test_an_empty_file_of_ours_ends_the_search(folder: Path) -> None:
+    (folder.parent / OURS).write_text("[run]\ntee = 3\n")
+    (folder / OURS).touch()
+    assert not settled(folder).tee.is_set
+
+
+def test_the_folder_may_be_relative(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder.parent / OURS).write_text("[run]\ntee = 3\n")
+    monkeypatch.chdir(folder)
+    assert settled(Path()).tee.value == "3"
+
+
+@pytest.mark.parametrize("key", ["nproc-per-node", "nproc_per_node", "nproc_per-node"])
+@pytest.mark.parametrize(("name", "table"), [(OURS, "run"), (PYPROJECT, "tool.rallypoint.run")])
+def test_keys_in_both_spellings_in_both_files(folder: Path, name: str, table: str, key: str) -> None:
+    (folder / name).write_text(f"[{table}]\n{key} = 2\n")
+    result = settled(folder).nproc_per_node
+    assert result.value == 2
+    assert result.source == f"{folder / name} ({table}.{key})"
+
+
+def test_a_table_of_settings_for_the_rendezvous(folder: Path) -> None:
+    (folder / OURS).write_text("[run.rdzv-conf]\nlast_call = 30\nname = 'x y'\nslow = false\n")
+    assert settled(folder).rdzv_conf.value == {"last_call": "30", "name": "x y", "slow": "false"}
+
+
+def test_a_relative_folder_in_a_file_counts_from_the_file(folder: Path) -> None:
+    (folder.parent / OURS).write_text("[run]\nlog-dir = 'logs'\n")
+    assert settled(folder).log_dir.value == str(folder.parent / "logs")
+
+
+def test_lines_may_end_as_on_windows(folder: Path) -> None:
+    (folder / OURS).write_bytes(b"[run]\r\nrole = 'r'\r\n")
+    assert settled(folder).role.value == "r"
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(folder: Path) -> None:
+    (folder / OURS).write_text("\ufeff[run]\ntee = 3\n", encoding="utf-8")
+    assert settled(folder).tee.value == "3"
+
+
+# The same in rallypoint.toml and in pyproject.toml: @ stands for the tables around ours.
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (
+            "[@run]\nnproc-per-nod = 2",
+            "(@run.nproc-per-nod): there is no option",
+            "did you mean nproc_per_node",
+        ),
+        ("[@run]\nrestarts = 2", "no option 'restarts'", "did you mean max_restarts?"),
+        ("[@run]\nrdzv = ''", "no option 'rdzv'", "did you mean rdzv_endpoint?"),
+        ("[@run]\nzzz = 2", "no option 'zzz'", "known: nnodes, nproc_per_node"),
+        ("[@run]\n'' = 2", "no option ''", "known: nnodes"),
+        ("[@run]\nrdzv-backend = 'c10d'", "no option 'rdzv-backend'", "rallypoint run -- torchrun"),
+        ("[@run.env]\nA = '1'", "no option 'env'", ""),
+        ("[@run]\ntee = 1\n[@serve]\nport = 1", "there is no table @serve", "the only one is [@run]"),
+        ("@nnodes = 2", "there is no table @nnodes", "nnodes goes below [@run]"),
+        ("@run = 2", "@run is 2, but must be a table", "write [@run]"),
+        ("@run = [1]", "@run is [1], but must be a table", "write [@run]"),
+        ("[@run]\nmax-restarts = 1\nmax_restarts = 1", "max_restarts is there twice", "keep one"),
+        ("[@run]\nmax-restarts = '1'", "max_restarts cannot be '1'", "0 or more; in TOML, an integer"),
+        ("[@run]\nmax-restarts = true", "max_restarts cannot be True", "in TOML, an integer"),
+        ("[@run]\nmax-restarts = 1.0", "max_restarts cannot be 1.0", "in TOML, an integer"),
+        ("[@run]\nmax-restarts = -1", "max_restarts cannot be '-1'", "0 or more"),
+        ("[@run]\nnnodes = [1, 4]", "nnodes cannot be [1, 4]", "in TOML, an integer or a string"),
+        ("[@run]\nnnodes = '4:1'", "nnodes cannot be '4:1'", "MIN not above MAX"),
+        ("[@run]\njoin-timeout = nan", "join_timeout cannot be 'nan'", "a number of seconds above 0"),
+        ("[@run]\njoin-timeout = 2020-01-01", "join_timeout cannot be datetime", "an integer or a float"),
+        ("[@run]\nrole = 3", "role cannot be 3", "in TOML, a string"),
+        ("[@run]\nrole = ''", "role cannot be ''", "not empty"),
+        ("[@run]\nlog-dir = ''", "log_dir cannot be ''", "a folder"),
+        ("[@run]\nstandalone = 1", "standalone cannot be 1", "in TOML, true or false"),
+        ("[@run]\nuse-libuv = 2", "use_libuv cannot be '2'", "auto"),
+        ("[@run]\nrdzv-conf = 'a'", "rdzv_conf cannot be 'a'", "KEY=VALUE"),
+        ("[@run.rdzv-conf]\na = 'b,c=d'", "rdzv_conf cannot be {'a': 'b,c=d'}", "no commas"),
+        ("[@run.rdzv-conf]\n'a=b' = 'c'", "rdzv_conf cannot be {'a=b': 'c'}", "KEY=VALUE"),
+        ("[@run.rdzv-conf]\na = [1]", "rdzv_conf cannot be {'a': [1]}", "plain values"),
+        ("[@run.rdzv-conf]\na = ''", "rdzv_conf cannot be 'a='", "KEY=VALUE"),
+        ("[@run]\nnnodes = \n", "is not valid TOML", "correct it"),
+        ("[@run]\nnnodes = \n", "(at line 2, column 10)", "correct it"),
+    ],
+)
+@pytest.mark.parametrize(("name", "prefix"), [(OURS, ""), (PYPROJECT, "tool.rallypoint.")])
+def test_what_is_wrong_in_a_file(
+    folder: Path, name: str, prefix: str, text: str, message: str, hint: str
+) -> None:
+    (folder / name).write_text(text.replace("@", prefix))
+    with pytest.raises(UsageError) as caught:
+        settled(folder)
+    assert caught.value.message.startswith(str(folder / name))
+    assert message.replace("@", prefix) in caught.value.message
+    assert hint.replace("@", prefix) in caught.value.hint
+
+
+@pytest.mark.parametrize("text", [b"[run]\nrole = '\xff'\n", b"\x00\xff"])
+def test_a_file_that_is_no_text(folder: Path, text: bytes) -> None:
+    (folder / OURS).write_bytes(text)
+    with pytest.raises(UsageError, match=r"rallypoint\.toml cannot be read: .*utf-8"):
+        settled(folder)
+
+
+@pytest.mark.parametrize("text", [b"[project\n", b"# \xff\n"])
+def test_a_broken_file_that_does_not_speak_of_us_is_not_our_affair(folder: Path, text: bytes) -> None:
+    (folder / PYPROJECT).write_bytes(text)
+    (folder.parent / OURS).write_text("[run]\ntee = 3\n")
+    assert settled(folder).tee.value == "3"
+
+
+@pytest.mark.parametrize(
+    "text", ["tool = 'rallypoint'", "[project]\nname = 'rallypoint'", "tool.x = 'rallypoint'"]
+)
+def test_a_file_that_only_mentions_us_has_no_settings(folder: Path, text: str) -> None:
+    (folder / PYPROJECT).write_text(text)
+    assert settled(folder) == settled(folder.parent)
+
+
+def test_a_tool_table_that_is_no_table(folder: Path) -> None:
+    (folder / PYPROJECT).write_text("tool.rallypoint = 3")
+    with pytest.raises(UsageError, match=r"tool\.rallypoint is 3, but must be a table"):
+        settled(folder)
+
+
+# What several options say together ------------------------------------------------------------------------
+
+CLI, ENV, FILE = Level.COMMAND_LINE, Level.ENVIRONMENT, Level.FILE
+
+
+def settled_from(folder: Path, *said: tuple[Level, str, str]) -> Settings:
+    """The settings from (level, name, text); in the file, numbers and switches go without quotes."""
+    arguments: dict[str, str | None] = {name: text for level, name, text in said if level is CLI}
+    environ = {BY_NAME[name].variable: text for level, name, text in said if level is ENV}
+    bare = {"master_port", "node_rank", "join_timeout", "standalone"}
+    lines = [
+        f"{name} = {text if name in bare else repr(text)}" for level, name, text in said if level is FILE
+    ]
+    (folder / OURS).write_text("\n".join(["[run]", *lines]))
+    return settled(folder, arguments, environ)
+
+
+@pytest.mark.parametrize(
+    ("said", "endpoint", "source"),
+    [
+        ([(CLI, "master_addr", "a")], "a:29500", "command line (--master-addr)"),
+        ([(ENV, "master_addr", "::1")], "[::1]:29500", "environment (PET_MASTER_ADDR)"),
+        ([(CLI, "master_port", "7")], "127.0.0.1:7", "command line (--master-port)"),
+        ([(CLI, "master_addr", "a"), (CLI, "master_port", "7")], "a:7", "command line (--master-addr)"),
+        ([(FILE, "master_addr", "a"), (ENV, "master_port", "7")], "a:7", "environment (PET_MASTER_PORT)"),
+        (
+            [(CLI, "master_addr", "a"), (CLI, "rdzv_endpoint", "b")],
+            "b:29400",
+            "command line (--rdzv-endpoint)",
+        ),
+        (
+            [(ENV, "master_addr", "a"), (CLI, "rdzv_endpoint", "b")],
+            "b:29400",
+            "command line (--rdzv-endpoint)",
+        ),
+        ([(CLI, "master_addr", "a"), (ENV, "rdzv_endpoint", "b")], "a:29500", "command line (--master-addr)"),
+        (
+            [(ENV, "master_addr", "a"), (FILE, "rdzv_endpoint", "b")],
+            "a:29500",
+            "environment (PET_MASTER_ADDR)",
+        ),
+        ([(ENV, "master_addr", "a"), (CLI, "rdzv_endpoint", "")], "", "command line (--rdzv-endpoint)"),
+        ([(CLI, "standalone", "true")], "", "command line (--standalone)"),
+        ([(CLI, "standalone", "true"), (ENV, "rdzv_endpoint", "b")], "", "command line (--standalone)"),
+        ([(ENV, "standalone", "1"), (FILE, "master_addr", "b")], "", "environment (PET_STANDALONE)"),
+        (
+            [(CLI, "standalone", "0"), (ENV, "rdzv_endpoint", "b")],
+            "b:29400",
+            "environment (PET_RDZV_ENDPOINT)",
+        ),
+        (
+            [(FILE, "standalone", "true"), (ENV, "rdzv_endpoint", "b:1")],
+            "b:1",
+            "environment (PET_RDZV_ENDPOINT)",
+        ),
+        ([(CLI, "standalone", "1"), (CLI, "rdzv_endpoint", "")], "", "command line (--standalone)"),
+    ],
+)
+def test_the_endpoint_by_the_highest_source(
+    folder: Path, said: list[tuple[Level, str, str]], endpoint: str, source: str
+) -> None:
+    result = settled_from(folder, *said).rdzv_endpoint
+    assert (result.text, result.source) == (endpoint, source)
+    assert result.is_set
+
+
+@pytest.mark.parametrize(
+    ("said", "node_rank", "join_timeout"),
+    [
+        ([(CLI, "rdzv_conf", "rank=0,join_timeout=5")], 0, 5.0),
+        ([(CLI, "rdzv_conf", "rank=0"), (ENV, "node_rank", "7")], 0, 600.0),
+        ([(ENV, "rdzv_conf", "join_timeout=5"), (CLI, "join_timeout", "6")], None, 6.0),
+        ([(FILE, "rdzv_conf", "join_timeout=5"), (ENV, "join_timeout", "6")], None, 6.0),
+        ([(CLI, "rdzv_conf", "join_timeout=5"), (CLI, "join_timeout", "5.0")], None, 5.0),
+        ([(CLI, "rdzv_conf", "x=5"), (FILE, "join_timeout", "6")], None, 6.0),
+    ],
+)
+def test_rdzv_conf_may_say_rank_and_join_timeout(
+    folder: Path, said: list[tuple[Level, str, str]], node_rank: int | None, join_timeout: float
+) -> None:
+    result = settled_from(folder, *said)
+    assert (result.node_rank.value, result.join_timeout.value) == (node_rank, join_timeout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        ({"nnodes": "2"}, "nnodes is 2 by command line (--nnodes), but nothing says", "--rdzv-endpoint HOST"),
+        ({"nnodes": "1:2"}, "nnodes is 1:2", "--rdzv-endpoint"),
+        ({"nnodes": "2", "master_port": "7"}, "nothing says where the machines meet", "--rdzv-endpoint"),
+        ({"nnodes": "2", "standalone": "1"}, "nothing says where the machines meet", "--rdzv-endpoint"),
+        ({"node_rank": "1"}, "node_rank is 1 by command line (--node-rank), but nnodes is 1", "from 0 to 0"),
+        ({"node_rank": "4", "nnodes": "2:4", "rdzv_endpoint": "a"}, "nnodes is 2:4", "from 0 to 3"),
+        ({"rdzv_conf": "rank=1"}, "node_rank is 1 by command line (--rdzv-conf)", "from 0 to 0"),
+        (
+            {"rdzv_conf": "rank=x"},
+            "command line (--rdzv-conf), rank: node_rank cannot be 'x'",
+            "whole number",
+        ),
+        ({"rdzv_conf": "join_timeout=5", "join_timeout": "6"}, "join_timeout is 6 by", "leave out one"),
+        ({"standalone": "1", "rdzv_endpoint": "a"}, "there is a:29400 as well", "leave out one"),
+        ({"standalone": "1", "master_addr": "a"}, "there is a:29500 as well", "leave out one"),
+    ],
+)
+def test_contradictions(folder: Path, arguments: dict[str, str], message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        settled(folder, arguments)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"nnodes": "1:4", "node_rank": "3", "rdzv_endpoint": "head"},
+        {"nnodes": "2", "master_addr": "head"},
+        {"nnodes": "2", "master_addr": "head", "master_port": "7"},
+        {"nnodes": "1", "rdzv_endpoint": "head"},
+    ],
+)
+def test_what_goes_together(folder: Path, arguments: dict[str, str]) -> None:
+    settled(folder, arguments)
+
+
+# Shown ----------------------------------------------------------------------------------------------------
+
+
+def test_rows_to_print(folder: Path) -> None:
+    arguments = {"nnodes": "1:2", "rdzv_endpoint": "[::1]", "rdzv_conf": "a=1,b=2"}
+    rows = {name: (value, source) for name, value, source in settled(folder, arguments).describe()}
+    assert list(rows) == [option.name for option in OPTIONS]
+    assert rows["nnodes"] == ("1:2", "command line (--nnodes)")
+    assert rows["rdzv_endpoint"][0] == "[::1]:29400"
+    assert rows["rdzv_conf"][0] == "a=1,b=2"
+    assert rows["rdzv_id"] == rows["local_ranks_filter"] == ("(none)", "built-in")
+    assert [rows[name][0] for name in ("monitor_interval", "join_timeout", "standalone", "max_restarts")] == [
+        *("0.1", "600", "false", "0")
+    ]
+
+
+def test_json(folder: Path) -> None:
+    arguments = {"nnodes": "1:2", "rdzv_endpoint": "head", "rdzv_conf": "a=1"}
+    document = json.loads(json.dumps(settled(folder, arguments, {"PET_TEE": "3"}).as_json()))
+    assert list(document) == [option.name for option in OPTIONS]
+    assert document["nnodes"] == {"value": "1:2", "source": "command line (--nnodes)"}
+    assert document["tee"] == {"value": "3", "source": "environment (PET_TEE)"}
+    values = {name: each["value"] for name, each in document.items()}
+    assert values["rdzv_endpoint"] == "head:29400"
+    assert values["rdzv_conf"] == {"a": "1"}
+    assert (values["node_rank"], values["standalone"], values["join_timeout"]) == (None, False, 600.0)
+
+
+# The command line -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("train.py", Order({}, TRAIN)),
+        (
+            "train.py --lr 1 --nnodes 2 -h",
+            Order({}, Target("script", ("train.py", "--lr", "1", "--nnodes", "2", "-h"))),
+        ),
+        ("--nnodes 2 train.py", Order({"nnodes": "2"}, TRAIN)),
+        ("--nnodes=2 train.py", Order({"nnodes": "2"}, TRAIN)),
+        ("--nproc-per-node 2 train.py", Order({"nproc_per_node": "2"}, TRAIN)),
+        ("--nproc_per_node=2 train.py", Order({"nproc_per_node": "2"}, TRAIN)),
+        ("--rdzv_conf=a=1,b=2 train.py", Order({"rdzv_conf": "a=1,b=2"}, TRAIN)),
+        ("--rdzv-id=a_b train.py", Order({"rdzv_id": "a_b"}, TRAIN)),
+        ("--rdzv-endpoint= train.py", Order({"rdzv_endpoint": ""}, TRAIN)),
+        ("--log-dir=-x train.py", Order({"log_dir": "-x"}, TRAIN)),
+        ("--nnodes 1 --nnodes 2 train.py", Order({"nnodes": "2"}, TRAIN)),
+        ("-t 3 -r 1 train.py", Order({"tee": "3", "redirects": "1"}, TRAIN)),
+        ("-t3 -r=0:1 train.py", Order({"tee": "3", "redirects": "0:1"}, TRAIN)),
+        ("--standalone train.py", Order({"standalone": "true"}, TRAIN)),
+        ("--rdzv-backend=rallypoint train.py", Order({}, TRAIN)),
+        ("--rdzv_backend rallypoint train.py", Order({}, TRAIN)),
+        ("-m pkg.train -m x", Order({}, Target("module", ("pkg.train", "-m", "x")))),
+        ("--module pkg.train", Order({}, Target("module", ("pkg.train",)))),
+        ("-m --nnodes 2 pkg.train", Order({"nnodes": "2"}, Target("module", ("pkg.train",)))),
+        ("-- torchrun --nnodes 2 x.py", Order({}, Target("command", ("torchrun", "--nnodes", "2", "x.py")))),
+        ("--patch always -- -- a", Order({"patch": "always"}, Target("command", ("--", "a")))),
+        ("- x", Order({}, Target("script", ("-", "x")))),
+        ("train.py -- x", Order({}, Target("script", ("train.py", "--", "x")))),
+        ("--show-config", Order(show_config=True)),
+        ("--show_config --json --tee 1", Order({"tee": "1"}, show_config=True, json=True)),
+        ("--show-config train.py", Order({}, TRAIN, show_config=True)),
+        ("-m --show-config", Order(show_config=True)),
+        ("--help --no-such", Order(help=True)),
+        ("--nnodes 2 -h", Order(help=True)),
+    ],
+)
+def test_command_lines(line: str, expected: Order) -> None:
+    assert split_arguments(line.split()) == expected
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: str(option.name))
+def test_every_option_in_both_spellings_with_and_without_a_blank(option: Option) -> None:
+    expected = {option.name: "x" if option.takes_value else "true"}
+    for flag in (option.flag, f"--{option.name}", *([option.short] if option.short else [])):
+        for line in [[flag, "x"], [f"{flag}=x"]] if option.takes_value else [[flag]]:
+            assert split_arguments([*line, "train.py"]) == Order(expected, TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ([], "there is no script to start", "rallypoint run [options] script.py"),
+        (["--nnodes", "2"], "there is no script to start", "script.py"),
+        ([""], "there is no script to start", "script.py"),
+        (["--json"], "there is no script", "script.py"),
+        (["-m"], "there is no module to start", "-m module"),
+        (["--"], "there is no command behind --", "-- command"),
+        (["--", ""], "there is no command behind --", "-- command"),
+        (["-m", "--", "x"], "both -m and a command", "-m module"),
+        (["-m", "train.py"], "-m takes a module, but train.py is a script", "leave out -m"),
+        (["-m", "pkg/train"], "-m takes a module, but pkg/train is a script", "leave out -m"),
+        (["--nnode", "2", "x.py"], "there is no option --nnode", "did you mean --nnodes?"),
+        (["--nproc=2", "x.py"], "there is no option --nproc", "did you mean --nproc-per-node?"),
+        (["-nnodes=2", "x.py"], "there is no option -nnodes", "did you mean --nnodes?"),
+        (["--nproc_per_nodes", "2"], "no option --nproc_per_nodes", "did you mean --nproc-per-node?"),
+        (["--show-conf"], "no option --show-conf", "did you mean --show-config?"),
+        (["--qqqq"], "there is no option --qqqq", "known: --nnodes, --nproc-per-node"),
+        (["-q"], "there is no option -q", "known: --nnodes"),
+        (["-_nnodes=2", "x.py"], "there is no option -_nnodes", "did you mean --nnodes?"),
+        (["--no-python", "x"], "there is no option --no-python", "torchrun's: use it with rallypoint run --"),
+        (["--numa_binding=node", "x"], "no option --numa_binding", "--numa-binding is torchrun's"),
+        (["--nnodes"], "--nnodes needs a value", "--nnodes VALUE"),
+        (["--nnodes", "--tee", "3", "x.py"], "--nnodes needs a value", "--nnodes=VALUE"),
+        (["--nnodes", "--", "x"], "--nnodes needs a value", "--nnodes=VALUE"),
+        (["-t"], "-t needs a value", "-t VALUE"),
+        (["--standalone=1", "x.py"], "--standalone takes no value", "by itself"),
+        (["-mpkg"], "-m takes no value, but -mpkg gives it one", "by itself"),
+        (
+            ["--rdzv-backend", "c10d", "x.py"],
+            "--rdzv-backend is 'c10d'",
+            "run -- torchrun --rdzv-backend=c10d",
+        ),
+        (["--rdzv_backend=", "x.py"], "--rdzv-backend is ''", "leave it out"),
+    ],
+)
+def test_command_lines_that_cannot_be_meant(line: list[str], message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        split_arguments(line)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_an_option_that_torchrun_alone_has_is_none_of_ours() -> None:
+    theirs = {action.dest for action in get_args_parser()._actions} - {
+        "training_script",
+        "training_script_args",
+    }
+    ours = {option.name for option in OPTIONS} | {flag.name for flag in FLAGS}
+    assert theirs - ours == TORCHRUN_ONLY
+
+
+WORDS = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(
+        ["--", "-", "", "-m", "-h", "--help", "--nnodes", "--nnodes=2", "-t3", "--no-such", "a b"]
+    ),
+)
+PREFIX = st.lists(
+    st.sampled_from(
+        [["--nnodes", "2"], ["--nproc_per_node=4"], ["--standalone"], ["-t", "3"], ["--json"], ["-r1"]]
+    )
+).map(lambda options: [word for option in options for word in option])
+MODES = st.sampled_from(
+    [([], "script", "train.py"), (["-m"], "module", "pkg.train"), (["--"], "command", "-x")]
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(PREFIX, MODES, st.lists(WORDS, max_size=6))
+@example([], ([], "script", "train.py"), ["--", "--nnodes=3"])
+def test_what_stands_behind_the_target_is_untouched(
+    prefix: list[str], mode: tuple[list[str], str, str], rest: list[str]
+) -> None:
+    how, kind, first = mode
+    order = split_arguments([*prefix, *how, first, *rest])
+    assert order.target is not None
+    assert (order.target.kind, order.target.words) == (kind, (first, *rest))
+    assert order.options == (split_arguments([*prefix, "x.py"]).options)
+
+
+# torchrun -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "endpoint"),
+    [
+        ({}, "localhost:0"),
+        ({"standalone": "true"}, "localhost:0"),
+        ({"rdzv_endpoint": "head"}, "head:29400"),
+        ({"master_addr": "::1", "master_port": "7"}, "[::1]:7"),
+    ],
+)
+def test_torchrun_gets_an_endpoint(folder: Path, arguments: dict[str, str], endpoint: str) -> None:
+    assert to_torchrun(settled(folder, arguments), TRAIN, 1)[1] == f"--rdzv-endpoint={endpoint}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ranks", "expected"),
+    [
+        ({}, 1, []),
+        ({}, 8, ["--nproc-per-node=8"]),
+        ({"nproc_per_node": "1"}, 1, ["--nproc-per-node=1"]),
+        ({"nproc_per_node": "gpu"}, "gpu", ["--nproc-per-node=gpu"]),
+        ({"nnodes": "1"}, 1, ["--nnodes=1"]),
+        ({"nnodes": "1:4", "rdzv_endpoint": "head"}, 1, ["--nnodes=1:4"]),
+        ({"rdzv_id": "a b"}, 1, ["--rdzv-id=a b"]),
+        ({"max_restarts": "3", "monitor_interval": "2"}, 1, ["--max-restarts=3", "--monitor-interval=2"]),
+        ({"start_method": "fork", "role": "r"}, 1, ["--start-method=fork", "--role=r"]),
+        ({"local_addr": "n", "log_dir": "-l"}, 1, ["--local-addr=n", "--log-dir=-l"]),
+        ({"tee": "3", "redirects": "1"}, 1, ["--redirects=1", "--tee=3"]),
+        ({"local_ranks_filter": "0,1"}, 1, ["--local-ranks-filter=0,1"]),
+        ({"patch": "never", "client": "python", "use_libuv": "0"}, 1, []),
+    ],
+)
+def test_torchrun_gets_what_was_set(
+    folder: Path, arguments: dict[str, str], ranks: int | str, expected: list[str]
+) -> None:
+    words = to_torchrun(settled(folder, arguments), TRAIN, ranks)
+    backend, _, conf, *given_on = words[: words.index("--")]
+    assert (backend, conf) == ("--rdzv-backend=rallypoint", "--rdzv-conf=join_timeout=600")
+    assert given_on == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([(CLI, "join_timeout", "0.5")], {"join_timeout": "0.5"}),
+        ([(CLI, "node_rank", "0")], {"join_timeout": "600", "rank": "0"}),
+        ([(CLI, "rdzv_conf", "a=1,join_timeout=5")], {"a": "1", "join_timeout": "5"}),
+        ([(CLI, "rdzv_conf", "rank=0,a=1")], {"a": "1", "join_timeout": "600", "rank": "0"}),
+        (
+            [(ENV, "rdzv_conf", "join_timeout=5,a=1"), (CLI, "join_timeout", "6")],
+            {"a": "1", "join_timeout": "6"},
+        ),
+    ],
+)
+def test_torchrun_gets_rank_and_join_timeout_with_the_settings_of_the_rendezvous(
+    folder: Path, said: list[tuple[Level, str, str]], expected: dict[str, str]
+) -> None:
+    conf = to_torchrun(settled_from(folder, *said), TRAIN, 1)[2].removeprefix("--rdzv-conf=")
+    assert dict(pair.split("=") for pair in conf.split(",")) == expected
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.booleans(), st.lists(WORDS, max_size=6))
+@example(False, ["--", "x"])
+def test_torchruns_own_parser_leaves_the_arguments_alone(as_module: bool, rest: list[str]) -> None:
+    target = Target("module", ("pkg.train", *rest)) if as_module else Target("script", ("train.py", *rest))
+    parsed = get_args_parser().parse_args(to_torchrun(NOTHING_SAID, target, 2))
+    assert (parsed.training_script, *parsed.training_script_args) == target.words
+    assert (parsed.module, parsed.nproc_per_node, parsed.rdzv_backend) == (as_module, "2", "rallypoint")
+
+
+NOTHING_SAID = Settings(**{option.name: Setting(option.default) for option in OPTIONS})  # type: ignore[arg-type]
+
+
+def test_what_is_left_to_torchrun_has_the_same_value_there() -> None:
+    parsed = get_args_parser().parse_args(["train.py"])
+    for name in ("max_restarts", "monitor_interval", "start_method", "role", "local_addr", "log_dir"):
+        assert getattr(parsed, name) == BY_NAME[name].default, name
+    for name in ("rdzv_endpoint", "redirects", "tee", "local_ranks_filter"):
+        assert getattr(parsed, name) == text_of(BY_NAME[name].default), name
+    assert (parsed.nnodes, parsed.nproc_per_node) == ("1:1", "1")
+
+
+def test_torchrun_starts_no_command() -> None:
+    with pytest.raises(ValueError, match="not a command"):
+        to_torchrun(NOTHING_SAID, Target("command", ("true",)), 1)
+
+
+def test_torchrun_does_not_see_the_variables_that_are_settled() -> None:
+    settled_ones = {option.variable: "" for option in OPTIONS if option.name not in OWN_VARIABLES}
+    flags = {"PET_MODULE": "1", "PET_NO_PYTHON": "1", "PET_RUN_PATH": "1", "PET_RDZV_BACKEND": "c10d"}
+    kept = {"PATH": "/bin", "USE_LIBUV": "0", "RALLYPOINT_PATCH": "auto", "PET_SHUTDOWN_TIMEOUT": "5"}
+    assert torchrun_environment({**settled_ones, **flags, **kept}) == kept

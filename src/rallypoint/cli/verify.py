@@ -1,0 +1,277 @@
+"""`rallypoint verify`: real trainings, by every usual route, on a torch with and without libuv."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import Enum
+from types import FrameType
+from typing import Annotated, Any, Final, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from rallypoint.errors import RallypointError, UsageError
+from rallypoint.verify import running
+from rallypoint.verify.judging import RankHealth, health_of
+from rallypoint.verify.routes import ONE_GPU, Build, Route, select
+from rallypoint.verify.running import Machine, Result, Setting
+
+_LOG_LINES: Final = 40
+_STYLES: Final = {"ok": "green", "FAILED": "bold red"}
+
+_Column = tuple[str, int, Literal["left", "right"]]
+
+# Rows are printed as they come, so their widths are settled beforehand. They fit into 80 columns.
+_COLUMNS: Final[tuple[_Column, ...]] = (
+    ("route", 21, "left"),
+    ("torch", 13, "left"),
+    ("came up in", 10, "right"),
+    ("loss", 18, "right"),
+    ("result", 6, "left"),
+)
+_HEALTH_COLUMNS: Final[tuple[_Column, ...]] = (
+    ("rank", 4, "right"),
+    ("device", 8, "left"),
+    ("backend", 8, "left"),
+    ("steps per second", 16, "right"),
+    ("peak memory", 11, "right"),
+    ("GPU use", 7, "right"),
+)
+
+
+class Device(str, Enum):
+    """Where the ranks compute."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def verify(
+    route: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this route; may be repeated.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only a few routes, which stand for all.")] = False,
+    device: Annotated[
+        Device, typer.Option(help="Where the ranks compute; auto: on the GPU, if there is one.")
+    ] = Device.AUTO,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="After these, a training is ended and has failed.")
+    ] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all that the ranks say.")] = False,
+) -> None:
+    """Train two ranks for some seconds by every usual route: torchrun, accelerate, and by hand.
+
+    Each route is run with torch as it is, and with that torch made to refuse libuv. Exit 1 if one fails.
+    """
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"--timeout is {timeout:g}", hint="write a positive number of seconds")
+    names = route or []
+    select(names, quick=quick)  # a wrong name is told before anything is started
+    try:
+        with _signals_as_interrupts():
+            ok = _check(names, quick, device, timeout, as_json)
+    except KeyboardInterrupt as stop:
+        print("rallypoint: interrupted; every process of the check has been ended", file=sys.stderr)
+        raise typer.Exit(128 + (stop.args[0] if stop.args else signal.SIGINT)) from None
+    raise typer.Exit(0 if ok else 1)
+
+
+@contextmanager
+def _signals_as_interrupts() -> Iterator[None]:
+    """Let being told to end be as Ctrl-C is, so that the processes of the check are ended first."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        raise KeyboardInterrupt(number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check(names: Sequence[str], quick: bool, device: Device, timeout: float, as_json: bool) -> bool:
+    """Run it all and print it all; whether all trainings were good."""
+    began = time.monotonic()
+    machine = running.examine_machine()
+    setting = Setting(_choose(device, machine), os.environ.get("USE_LIBUV") or None, timeout)
+    one_gpu = setting.device == "cuda" and len(machine.gpus) == 1 and machine.nccl
+    routes, skipped = _sort_out(select(names, quick=quick, one_gpu=one_gpu), setting)
+    _print_introduction(machine, setting, skipped)
+    with _Progress(len(routes) * len(Build), table=not as_json) as progress:
+        results = running.verify(routes, list(Build), setting, progress.start, progress.advance)
+    seconds = time.monotonic() - began
+    if as_json:
+        print(json.dumps(_document(machine, setting, skipped, results, seconds), indent=2))
+    else:
+        _print_health(results)
+    _print_verdict(results, seconds)
+    return all(result.ok for result in results)
+
+
+def _choose(device: Device, machine: Machine) -> str:
+    if device is Device.CUDA and not machine.gpus:
+        raise RallypointError(
+            f"torch {machine.torch} sees no GPU",
+            hint="use --device cpu, or install a build of torch for CUDA",
+        )
+    return "cuda" if machine.gpus and device is not Device.CPU else "cpu"
+
+
+def _sort_out(routes: Sequence[Route], setting: Setting) -> tuple[list[Route], dict[str, str]]:
+    """The routes that can be taken here, and for the others the reason why not."""
+    reasons = {route.name: _reason_to_skip(route, setting) for route in routes}
+    skipped = {name: reason for name, reason in reasons.items() if reason}
+    if len(skipped) == len(routes):
+        name, reason = next(iter(skipped.items()))
+        raise RallypointError(f"no route can be taken: {name} is skipped, since {reason}")
+    return [route for route in routes if route.name not in skipped], skipped
+
+
+def _reason_to_skip(route: Route, setting: Setting) -> str:
+    if running.is_missing(route):
+        return f"{route.needs} is not installed"
+    return "it is for a GPU" if route is ONE_GPU and setting.device != "cuda" else ""
+
+
+# What is printed -------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """Rows on standard output as results come; what runs now on standard error, if that is a terminal."""
+
+    def __init__(self, count: int, table: bool) -> None:
+        self._table = table
+        console = Console(stderr=True)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            redirect_stdout=False,  # it would turn data into messages on standard error
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task("", total=count)
+
+    def __enter__(self) -> _Progress:
+        if self._table:
+            _print_rows(_COLUMNS, [], header=True)
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def start(self, route: Route, build: Build) -> None:
+        self._bar.update(self._task, description=f"{route.name}, {build.value}")
+
+    def advance(self, result: Result) -> None:
+        if self._table:
+            self._bar.stop()  # both streams may be the same terminal: the row goes where the bar was
+            _print_rows(_COLUMNS, [_row(result)])
+            self._bar.start()
+        self._bar.advance(self._task)
+
+
+def _row(result: Result) -> list[str]:
+    came_up = "" if result.came_up_seconds is None else f"{result.came_up_seconds:.1f} s"
+    first = result.reports[0] if result.reports else None
+    loss = f"{first.loss_first:.4f} -> {first.loss_last:.4f}" if first else ""
+    return [result.route, result.build.value, came_up, loss, "ok" if result.ok else "FAILED"]
+
+
+def _print_rows(columns: Sequence[_Column], rows: Sequence[Sequence[str]], header: bool = False) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header)
+    for name, width, justify in columns:
+        table.add_column(name, width=width, justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    Console(highlight=False).print(table)
+
+
+def _print_introduction(machine: Machine, setting: Setting, skipped: Mapping[str, str]) -> None:
+    place = ", ".join(machine.gpus) if setting.device == "cuda" else "the CPU"
+    print(f"rallypoint: two ranks by each route, on {place}; torch {machine.torch}", file=sys.stderr)
+    for name, reason in skipped.items():
+        print(f"{name} is skipped: {reason}", file=sys.stderr)
+
+
+def _print_health(results: Sequence[Result]) -> None:
+    ranks = health_of([result.reports for result in results])
+    if ranks:
+        print()
+        _print_rows(_HEALTH_COLUMNS, [_health_row(rank) for rank in ranks], header=True)
+
+
+def _health_row(health: RankHealth) -> list[str]:
+    memory = "" if health.peak_memory_bytes is None else f"{health.peak_memory_bytes / 2**20:,.0f} MiB"
+    use = "" if health.gpu_use_percent is None else f"{health.gpu_use_percent} %"
+    speed = "{:.0f} to {:.0f}".format(*health.steps_per_second)
+    return [str(health.rank), health.device, health.backend, speed, memory, use]
+
+
+def _print_verdict(results: Sequence[Result], seconds: float) -> None:
+    """Warnings, the ends of the logs of what failed, and one line at the end."""
+    for result in results:
+        for warning in result.warnings:
+            print(f"warning: {result.route}, {result.build.value}: {warning}", file=sys.stderr)
+    failed = [result for result in results if not result.ok]
+    for result in failed:
+        _print_failure(result)
+    good = len(results) - len(failed)
+    print(f"\nrallypoint: {good} of {len(results)} trainings were ok, in {seconds:.0f} s", file=sys.stderr)
+
+
+def _print_failure(result: Result) -> None:
+    print(f"\n{result.route}, {result.build.value}: FAILED: {'; '.join(result.problems)}", file=sys.stderr)
+    for line in result.log.splitlines()[-_LOG_LINES:]:
+        print(f"  | {line}", file=sys.stderr)
+    print(f"hint: {result.hint}", file=sys.stderr)
+
+
+def _document(
+    machine: Machine, setting: Setting, skipped: Mapping[str, str], results: Sequence[Result], seconds: float
+) -> dict[str, Any]:
+    return {
+        "ok": all(result.ok for result in results),
+        "seconds": round(seconds, 1),
+        "torch": machine.torch,
+        "gpus": machine.gpus,
+        "device": setting.device,
+        "use_libuv": setting.use_libuv,
+        "results": [_as_json(result) for result in results],
+        "skipped": [{"route": name, "reason": reason} for name, reason in skipped.items()],
+    }
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    """All but the log of a training that was good, which says nothing."""
+    content = {**asdict(result), "build": result.build.value, "ok": result.ok}
+    content["torch"] = content.pop("build")
+    content["ranks"] = content.pop("reports")
+    return {name: value for name, value in content.items() if name != "log" or not result.ok}

@@ -1,0 +1,157 @@
+"""The usual routes to a distributed job, as data: what is started, and with which variables.
+
+Every route starts the same script, which trains two ranks on this machine. Words in braces are filled in
+for each run: {script}, {folder} (a fresh one, for this run alone) and {port} (a free one). Ports are never
+fixed, where a launcher would take its usual one: a check must not get in the way of a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from rallypoint.errors import UsageError
+
+
+class Build(str, Enum):
+    """Which torch a training meets: the one that is installed, or that one made to refuse libuv."""
+
+    AS_IT_IS = "as it is"
+    WITHOUT_LIBUV = "without libuv"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process: the arguments of Python, and what is added to its environment."""
+
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def fill(self, words: Mapping[str, str]) -> Command:
+        """With the words in braces filled in."""
+        arguments = tuple(argument.format_map(words) for argument in self.arguments)
+        return Command(arguments, {name: text.format_map(words) for name, text in self.variables.items()})
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to start the training."""
+
+    name: str
+    commands: tuple[Command, ...]
+    injected: bool = True
+    """Whether it takes `rallypoint run -- COMMAND` on a torch without libuv."""
+    needs: str = ""
+    """The package that has to be installed."""
+    quick: bool = False
+    """Whether it is one of the few that stand for all."""
+    ranks: int = 2
+
+
+_INIT: Final = "RALLYPOINT_VERIFY_INIT"
+_TORCHRUN: Final = ("-m", "torch.distributed.run")
+# `--cpu`, and a config file that says MULTI_CPU, would start one process, whatever their number is to be, or
+# mpirun. This goes by way of torchrun on any device; the script decides by itself what it runs on.
+_ACCELERATE: Final = (
+    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no"),
+)
+_ALONE: Final = ("--num_machines", "1", "--main_process_port")
+
+
+def _single(*arguments: str, **variables: str) -> tuple[Command, ...]:
+    return (Command((*arguments, "{script}"), variables),)
+
+
+def _pair(*arguments: str, rank: str = "", **variables: str) -> tuple[Command, ...]:
+    """Two commands that are alike but for the word RANK, and for the option `rank` where it is given."""
+
+    def command(number: str) -> Command:
+        option = (rank, number) if rank else ()
+        changed = {name: text.replace("RANK", number) for name, text in variables.items()}
+        return Command((*arguments, *option, "{script}"), changed)
+
+    return command("0"), command("1")
+
+
+def _accelerate(*arguments: str) -> tuple[Command, ...]:
+    return _without_user_config(_single(*_ACCELERATE, *arguments))
+
+
+def _without_user_config(commands: Iterable[Command]) -> tuple[Command, ...]:
+    # The user's accelerate config would change the route; it is looked for here.
+    return tuple(Command(each.arguments, {**each.variables, "HF_HOME": "{folder}"}) for each in commands)
+
+
+_TWO_RANKS: Final = "--nproc-per-node=2"
+_TWO_NODES: Final = ("--nnodes=2", "--nproc-per-node=1")
+_MEET: Final = ("--rdzv-id=verify", "--rdzv-endpoint=localhost:{port}")
+_C10D: Final = ("--rdzv-backend=c10d", *_MEET)
+_RALLYPOINT: Final = ("--rdzv-backend=rallypoint", *_MEET)
+
+ROUTES: Final[tuple[Route, ...]] = (
+    Route(
+        "env",
+        _pair(RANK="RANK", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}"),
+        quick=True,
+    ),
+    Route("tcp", _pair(**{_INIT: "tcp://localhost:{port}?rank=RANK&world_size=2"})),
+    Route("file", _pair(**{_INIT: "file://{folder}/meeting?rank=RANK&world_size=2"})),
+    Route("spawn", _single(RALLYPOINT_VERIFY_SPAWN="2", MASTER_ADDR="localhost", MASTER_PORT="{port}")),
+    Route("torchrun-standalone", _single(*_TORCHRUN, "--standalone", _TWO_RANKS), quick=True),
+    Route("torchrun-static", _single(*_TORCHRUN, "--master-port={port}", _TWO_RANKS)),
+    Route(
+        "torchrun-static-2",
+        _pair(
+            *(*_TORCHRUN, *_TWO_NODES, "--master-addr=127.0.0.1", "--master-port={port}"), rank="--node-rank"
+        ),
+    ),
+    Route("torchrun-c10d", _single(*_TORCHRUN, *_C10D, _TWO_RANKS)),
+    Route("torchrun-c10d-2", _pair(*_TORCHRUN, *_C10D, *_TWO_NODES)),
+    Route("torchrun-rallypoint", _single(*_TORCHRUN, *_RALLYPOINT, _TWO_RANKS), injected=False, quick=True),
+    Route("torchrun-rallypoint-2", _pair(*_TORCHRUN, *_RALLYPOINT, *_TWO_NODES), injected=False),
+    Route("accelerate", _accelerate(*_ALONE, "0"), needs="accelerate", quick=True),
+    Route("accelerate-port", _accelerate(*_ALONE, "{port}"), needs="accelerate"),
+    Route(
+        "accelerate-2",
+        _without_user_config(
+            _pair(
+                *(*_ACCELERATE, "--num_machines", "2"),
+                *("--main_process_ip", "127.0.0.1", "--main_process_port", "{port}"),
+                rank="--machine_rank",
+            )
+        ),
+        needs="accelerate",
+    ),
+    Route(
+        "accelerate-rallypoint",
+        _accelerate("--rdzv_backend", "rallypoint", *_ALONE, "0"),
+        needs="accelerate",
+        injected=False,
+    ),
+    Route("rallypoint-run", _single("-m", "rallypoint", "run", _TWO_RANKS), injected=False),
+)
+
+ONE_GPU: Final = Route(
+    "torchrun-nccl", _single(*_TORCHRUN, *_RALLYPOINT, "--nproc-per-node=1"), injected=False, ranks=1
+)
+"""One rank, which on a machine with one GPU is the only way to have NCCL: it refuses two ranks on one."""
+
+BY_NAME: Final[Mapping[str, Route]] = {route.name: route for route in (*ROUTES, ONE_GPU)}
+
+
+def select(names: Sequence[str], *, quick: bool = False, one_gpu: bool = False) -> list[Route]:
+    """The routes of these names, in the table's order; without names the quick ones, or all.
+
+    `one_gpu` adds what is only of use on a machine with a single one. UsageError for a name that is unknown.
+    """
+    for name in names:
+        if name not in BY_NAME:
+            raise UsageError(f"there is no route {name!r}", hint=f"the routes are {', '.join(BY_NAME)}")
+    if names and quick:
+        raise UsageError("--quick chooses the routes, and so does --route", hint="use one of them")
+    if names:
+        return [route for route in BY_NAME.values() if route.name in names]
+    return [*(route for route in ROUTES if route.quick or not quick), *((ONE_GPU,) if one_gpu else ())]

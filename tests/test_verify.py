@@ -1,0 +1,596 @@
+"""`rallypoint verify`: its judgement by examples, its processes with small scripts, its command line.
+
+`test_matrix.py` runs the real trainings; here, most trainings are scripts that only write a report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rallypoint.cli.verify import verify as verify_command
+from rallypoint.errors import RallypointError, UsageError
+from rallypoint.pytorch.environment import INJECTION
+from rallypoint.verify import SIMULATION, running
+from rallypoint.verify.judging import Ending, Report, health_of, hint_for, problems_of, warnings_of
+from rallypoint.verify.routes import BY_NAME, ONE_GPU, ROUTES, Build, Command, Route, select
+from rallypoint.verify.running import FOLDER, Machine, Result, Setting
+
+_SECONDS = 60
+
+GOOD = Report(
+    rank=0,
+    world_size=2,
+    device="cpu",
+    backend="gloo",
+    host="here",
+    pid=1,
+    ready_at=104.0,
+    joined_at=105.0,
+    joined_seconds=4.5,
+    loss_first=0.8,
+    loss_last=0.1,
+    checksum=141.25,
+    steps_per_second=300.0,
+    working_seconds=0.001,
+    waiting_seconds=0.002,
+    peak_memory_bytes=300 * 2**20,
+    gpu_use_percent=None,
+)
+OTHER = replace(GOOD, rank=1, pid=2)
+BOTH = (GOOD, OTHER)
+ENDED = Ending((0,))
+
+
+# --- Judgement ---------------------------------------------------------------------------------------------
+
+
+def test_a_good_training_has_no_problems() -> None:
+    assert problems_of(2, ENDED, BOTH) == []
+    assert problems_of(1, ENDED, [replace(GOOD, world_size=1)]) == []
+
+
+@pytest.mark.parametrize(
+    ("ending", "reports", "problems"),
+    [
+        (ENDED, [GOOD], ["rank 1 did not report"]),
+        (ENDED, [OTHER], ["rank 0 did not report"]),
+        (ENDED, [], ["rank 0 did not report", "rank 1 did not report"]),
+        (ENDED, [*BOTH, replace(GOOD, rank=2)], ["there is a rank 2 too many"]),
+        (ENDED, [GOOD, replace(OTHER, world_size=1)], ["rank 1 was in a world of 1, not of 2"]),
+        (Ending((0, 1)), BOTH, ["exit code 1"]),
+        (Ending((1, 1)), BOTH, ["exit code 1"]),
+        (Ending((0, -11)), BOTH, ["a process was ended by signal 11"]),
+        (Ending((None, 3)), [GOOD], ["exit code 3", "rank 1 did not report"]),
+        (Ending((None,), 120.0), [GOOD], ["it was not done after 120 s", "rank 1 did not report"]),
+        (Ending((None,), 120.0), BOTH, ["it was not done after 120 s"]),
+        (ENDED, [GOOD, replace(OTHER, loss_first=0.9)], ["the ranks do not agree on the first loss"]),
+        (ENDED, [GOOD, replace(OTHER, loss_last=0.101)], ["the ranks do not agree on the last loss"]),
+        (ENDED, [GOOD, replace(OTHER, checksum=141.3)], ["the ranks do not agree on the parameters"]),
+        (ENDED, [GOOD, replace(OTHER, checksum=141.25001)], []),
+    ],
+)
+def test_what_is_wrong(ending: Ending, reports: Sequence[Report], problems: list[str]) -> None:
+    assert problems_of(2, ending, reports) == problems
+
+
+@pytest.mark.parametrize(("last", "good"), [(0.4, True), (0.41, False), (0.9, False), (float("nan"), False)])
+def test_the_loss_has_to_fall_clearly(last: float, good: bool) -> None:
+    found = problems_of(1, ENDED, [replace(GOOD, world_size=1, loss_last=last)])
+    assert found == ([] if good else [f"rank 0 learned nothing: loss 0.8 -> {last:.4g}"])
+
+
+def test_the_rank_that_works_long_lags_and_not_the_one_that_waits() -> None:
+    slow = replace(OTHER, working_seconds=0.005, waiting_seconds=0.0005, device="cuda:1")
+    waiting = replace(GOOD, waiting_seconds=0.005)
+    (warning,) = warnings_of(100.0, [waiting, slow])
+    assert warning == "rank 1 on cuda:1 (here) lags: it works 5.0 ms on a step, 1.0 ms is usual"
+
+
+def test_a_rank_that_comes_late_lags() -> None:
+    (warning,) = warnings_of(100.0, [GOOD, replace(OTHER, ready_at=109.0)])
+    assert warning == "rank 1 came to meet the others after 9.0 s, 4.0 s is usual"
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        BOTH,
+        [GOOD, replace(OTHER, working_seconds=0.0025)],  # much by factor, little in time
+        [replace(GOOD, working_seconds=0.010), replace(OTHER, working_seconds=0.018)],  # the other way round
+        [GOOD, replace(OTHER, ready_at=106.5)],
+        [replace(GOOD, working_seconds=10.0)],
+        [],
+    ],
+)
+def test_no_warning_for_what_a_busy_machine_does(reports: Sequence[Report]) -> None:
+    assert warnings_of(100.0, reports) == []
+
+
+@pytest.mark.parametrize(
+    ("problems", "log", "hint"),
+    [
+        (["exit code 1"], "DistStoreError: ... PyTorch was built without libuv support", "RALLYPOINT_PATCH"),
+        (["exit code 1"], "The server socket has failed: EADDRINUSE", "run this route again"),
+        (["it was not done after 120 s"], "", "--timeout"),
+        (["exit code 1"], "ModuleNotFoundError: No module named 'numpy'", "install it"),
+        (["exit code 1"], "The rendezvous backend 'rallypoint' is not registered.", "install rallypoint"),
+        (["rank 1 did not report"], "", "--json"),
+    ],
+)
+def test_hints(problems: Sequence[str], log: str, hint: str) -> None:
+    assert hint in hint_for(problems, log)
+
+
+def test_health_is_told_by_rank_and_device() -> None:
+    on_gpu = replace(GOOD, device="cuda:0", steps_per_second=100, peak_memory_bytes=5, gpu_use_percent=40)
+    slower = replace(on_gpu, steps_per_second=90, peak_memory_bytes=7, gpu_use_percent=30)
+    first, on_the_gpu, second = health_of([BOTH, [on_gpu], [slower], []])
+    assert [(each.rank, each.device) for each in (first, on_the_gpu, second)] == [
+        *((0, "cpu"), (0, "cuda:0"), (1, "cpu"))
+    ]
+    assert (first.steps_per_second, on_the_gpu.steps_per_second) == ((300, 300), (90, 100))
+    assert (on_the_gpu.peak_memory_bytes, on_the_gpu.gpu_use_percent) == (7, 40)
+    assert (second.peak_memory_bytes, second.gpu_use_percent) == (300 * 2**20, None)
+    unknown = [replace(GOOD, peak_memory_bytes=None)]
+    assert health_of([unknown])[0].peak_memory_bytes is None
+
+
+# --- Routes ------------------------------------------------------------------------------------------------
+
+
+def test_every_route_starts_the_script_and_none_has_a_port_of_its_own() -> None:
+    assert len(BY_NAME) == len(ROUTES) + 1
+    words = {"script": "SCRIPT", "folder": "FOLDER", "port": "PORT"}
+    for route in BY_NAME.values():
+        for command in (each.fill(words) for each in route.commands):
+            assert command.arguments[-1] == "SCRIPT"
+            assert not any(
+                re.search(r"\d{4}", text) for text in (*command.arguments, *command.variables.values())
+            )
+
+
+def test_two_commands_differ_in_their_rank_alone() -> None:
+    by_variable, by_url, by_option = (BY_NAME[name].commands for name in ("env", "tcp", "accelerate-2"))
+    assert [command.variables["RANK"] for command in by_variable] == ["0", "1"]
+    assert [dict(command.variables) for command in by_url] == [
+        {"RALLYPOINT_VERIFY_INIT": f"tcp://localhost:{{port}}?rank={rank}&world_size=2"} for rank in (0, 1)
+    ]
+    assert [command.arguments[-3:] for command in by_option] == [
+        ("--machine_rank", rank, "{script}") for rank in ("0", "1")
+    ]
+
+
+def test_selection() -> None:
+    assert select([]) == list(ROUTES)
+    assert select([], one_gpu=True) == [*ROUTES, ONE_GPU]
+    quick = ["env", "torchrun-standalone", "torchrun-rallypoint", "accelerate"]
+    assert [route.name for route in select([], quick=True)] == quick
+    assert [route.name for route in select(["tcp", "env", "tcp"])] == ["env", "tcp"]
+    with pytest.raises(UsageError, match="there is no route 'torchrum'") as caught:
+        select(["env", "torchrum"])
+    assert all(name in caught.value.hint for name in BY_NAME)
+    with pytest.raises(UsageError, match="--quick"):
+        select(["env"], quick=True)
+
+
+# --- The environment ---------------------------------------------------------------------------------------
+
+
+def test_the_environment_is_free_of_other_launchers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    theirs = ("RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PET_NNODES", "USE_LIBUV", "RALLYPOINT_REPORTS")
+    for name in theirs:
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("RALLYPOINT_PATCH", "always")
+    environ = running.environment_for(BY_NAME["env"], Build.AS_IT_IS, Setting(), tmp_path)
+    assert environ.keys().isdisjoint(theirs)
+    assert environ["RALLYPOINT_PATCH"] == "always"
+    assert environ[FOLDER] == str(tmp_path)
+
+
+@pytest.mark.parametrize("use_libuv", [None, "0", "1"])
+def test_use_libuv_is_as_the_setting_says(use_libuv: str | None, tmp_path: Path) -> None:
+    setting = Setting(use_libuv=use_libuv)
+    environ = running.environment_for(BY_NAME["env"], Build.AS_IT_IS, setting, tmp_path)
+    assert environ.get("USE_LIBUV") == use_libuv
+
+
+@pytest.mark.parametrize("build", list(Build))
+@pytest.mark.parametrize("route", BY_NAME.values(), ids=BY_NAME)
+def test_who_gets_help_and_who_is_made_to_need_it(route: Route, build: Build, tmp_path: Path) -> None:
+    environ = running.environment_for(route, build, Setting(), tmp_path)
+    path = environ.get("PYTHONPATH", "").split(os.pathsep)
+    assert (str(INJECTION) in path) is ("rallypoint" not in route.name and route is not ONE_GPU)
+    assert (str(SIMULATION) in path) is (build is Build.WITHOUT_LIBUV)
+    assert ("RALLYPOINT_SIMULATE" in environ) is (build is Build.WITHOUT_LIBUV)
+
+
+# --- Processes, with small scripts in the place of the training --------------------------------------------
+
+REPORTING = f"""
+import json, os, pathlib, subprocess, sys, threading
+folder, here = pathlib.Path(os.environ["{FOLDER}"]), pathlib.Path(__file__).parent
+def report(rank):
+    file = folder / f"rank-{{rank}}.json"
+    file.write_text(json.dumps({{**json.loads((here / "report.json").read_text()), "rank": rank}}))
+"""
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a file of a good report; its `script.py` is run in the place of the training."""
+    (tmp_path / "report.json").write_text(json.dumps(asdict(GOOD)))
+    monkeypatch.setattr(running, "SCRIPT", tmp_path / "script.py")
+    return tmp_path
+
+
+def _run(scripts: Path, text: str, commands: int = 1, seconds: float = _SECONDS) -> Result:
+    (scripts / "script.py").write_text(REPORTING + text)
+    route = Route("fake", tuple(Command(("{script}",), {"NUMBER": str(each)}) for each in range(commands)))
+    return running.run(route, Build.AS_IT_IS, Setting(seconds=seconds))
+
+
+def test_a_run_reads_what_the_ranks_reported(scripts: Path) -> None:
+    result = _run(scripts, "report(1)\nreport(0)\nprint('done', file=sys.stderr)")
+    assert result.ok, result
+    assert [report.rank for report in result.reports] == [0, 1]
+    assert result.came_up_seconds is not None
+    assert (result.log, result.attempts, result.hint) == ("done\n", 1, "")
+
+
+def test_a_run_has_a_folder_of_its_own_that_does_not_stay(scripts: Path) -> None:
+    first, second = (_run(scripts, "print(folder, end='')").log for _ in range(2))
+    assert first != second
+    assert not Path(first).exists()
+
+
+def test_a_rank_that_does_not_report(scripts: Path) -> None:
+    result = _run(scripts, "report(0)")
+    assert result.problems == ("rank 1 did not report",)
+    assert result.came_up_seconds is None
+
+
+def test_an_exit_code_counts(scripts: Path) -> None:
+    result = _run(scripts, "report(0)\nreport(1)\nsys.exit('no good')")
+    assert result.problems == ("exit code 1",)
+    assert "no good" in result.log
+
+
+def test_a_deadline_ends_it(scripts: Path) -> None:
+    text = "report(0)\nprint(os.getpid(), flush=True)\nthreading.Event().wait()"
+    result = _run(scripts, text, seconds=2.0)
+    assert result.problems == ("it was not done after 2 s", "rank 1 did not report")
+    assert not psutil.pid_exists(int(result.log))
+
+
+def test_one_that_fails_is_not_waited_for_by_the_others(
+    scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_AFTER_FAILURE_SECONDS", 0.1)
+    text = "sys.exit(3) if os.environ['NUMBER'] == '1' else threading.Event().wait()"
+    result = _run(scripts, text, commands=2)
+    assert result.problems == ("exit code 3", "rank 0 did not report", "rank 1 did not report")
+    assert result.seconds < _SECONDS / 2
+
+
+def test_a_port_that_was_taken_meanwhile_is_tried_again_once(scripts: Path) -> None:
+    text = """
+with (here / "count").open("a") as file:
+    file.write("x")
+if (here / "count").read_text() == "x" or (here / "always").exists():
+    sys.exit("The server socket has failed to listen: EADDRINUSE")
+report(0), report(1)
+"""
+    result = _run(scripts, text)
+    assert result.ok
+    assert result.attempts == 2
+    (scripts / "always").touch()
+    result = _run(scripts, text)
+    assert not result.ok
+    assert "run this route again" in result.hint
+    assert len((scripts / "count").read_text()) == 4
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows environments")
+def test_no_process_outlives_its_run(scripts: Path) -> None:
+    """Not even one that has a session of its own, and ends for no signal that can be ignored."""
+    text = """
+stubborn = '''
+import signal, threading
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("on", flush=True)
+threading.Event().wait()
+'''
+child = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+report(0), report(1)
+os._exit(0)
+"""
+    result = _run(scripts, text)
+    assert result.ok
+    assert _is_gone(int(result.log))
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        psutil.Process(pid).wait(_SECONDS)  # killed, it may take a moment
+    except psutil.NoSuchProcess:
+        pass
+    return not psutil.pid_exists(pid)
+
+
+# --- The command line, without trainings -------------------------------------------------------------------
+
+MACHINE = Machine(torch="2.13.0", distributed=True, gloo=True, nccl=True, gpus=())
+RESULT = Result("env", Build.AS_IT_IS, 5.0, 4.26, BOTH, (), (), "", "all is well")
+
+app = typer.Typer()
+app.command()(verify_command)
+
+
+class Trainings:
+    """Stands in for `running.run`: all trainings are good, but those of the routes in `failing`."""
+
+    def __init__(self) -> None:
+        self.settings: list[Setting] = []
+        self.failing: dict[str, Result] = {}
+
+    def run(self, route: Route, build: Build, setting: Setting) -> Result:
+        self.settings.append(setting)
+        return replace(self.failing.get(route.name, RESULT), route=route.name, build=build)
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
+    stand_in = Trainings()
+    monkeypatch.setattr(running, "run", stand_in.run)
+    monkeypatch.setattr(running, "examine_machine", lambda: MACHINE)
+    return stand_in
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def test_table(trainings: Trainings) -> None:
+    result = CliRunner().invoke(app, ["--route", "env"])
+    assert result.exit_code == 0, result.output
+    assert _lines(result.stdout) == [
+        "route                  torch          came up in                loss  result",
+        "env                    as it is            4.3 s    0.8000 -> 0.1000  ok",
+        "env                    without libuv       4.3 s    0.8000 -> 0.1000  ok",
+        "",
+        "rank  device    backend   steps per second  peak memory  GPU use",
+        "   0  cpu       gloo            300 to 300      300 MiB",
+        "   1  cpu       gloo            300 to 300      300 MiB",
+    ]
+    assert _lines(result.stderr) == [
+        "rallypoint: two ranks by each route, on the CPU; torch 2.13.0",
+        "",
+        "rallypoint: 2 of 2 trainings were ok, in 0 s",
+    ]
+    assert trainings.settings == [Setting("cpu", None, 120.0)] * 2
+
+
+def test_a_failure_is_told_below_the_table(trainings: Trainings) -> None:
+    log = "".join(f"line {number}\n" for number in range(100))
+    trainings.failing["tcp"] = replace(
+        RESULT, came_up_seconds=None, reports=(), problems=("rank 0 did not report",), log=log, hint="do it"
+    )
+    result = CliRunner().invoke(app, ["--route", "tcp", "--route", "env"])
+    assert result.exit_code == 1
+    rows = _lines(result.stdout)
+    assert rows[1].endswith("ok")
+    assert rows[3] == "tcp                    as it is                                       FAILED"
+    told = _lines(result.stderr)
+    assert "tcp, as it is: FAILED: rank 0 did not report" in told
+    assert "  | line 99" in told
+    assert "  | line 59" not in told
+    assert "hint: do it" in told
+    assert told[-1] == "rallypoint: 2 of 4 trainings were ok, in 0 s"
+
+
+def test_a_warning_does_not_fail(trainings: Trainings) -> None:
+    trainings.failing["env"] = replace(RESULT, warnings=("rank 1 lags",))
+    result = CliRunner().invoke(app, ["--route", "env"])
+    assert result.exit_code == 0
+    assert "warning: env, as it is: rank 1 lags" in _lines(result.stderr)
+
+
+def test_json(trainings: Trainings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USE_LIBUV", "0")
+    trainings.failing["tcp"] = replace(RESULT, problems=("exit code 1",), log="oh no", hint="do it")
+    result = CliRunner().invoke(app, ["--route", "tcp", "--route", "env", "--json", "--timeout", "30"])
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert (document["ok"], document["device"], document["use_libuv"]) == (False, "cpu", "0")
+    assert [(each["route"], each["torch"], each["ok"]) for each in document["results"]] == [
+        ("env", "as it is", True),
+        ("env", "without libuv", True),
+        ("tcp", "as it is", False),
+        ("tcp", "without libuv", False),
+    ]
+    good, _, bad, _ = document["results"]
+    assert [rank["rank"] for rank in good["ranks"]] == [0, 1]
+    assert "log" not in good
+    assert (bad["log"], bad["hint"], bad["problems"]) == ("oh no", "do it", ["exit code 1"])
+    assert "FAILED" in result.stderr
+    assert trainings.settings[0] == Setting("cpu", "0", 30.0)
+
+
+def test_what_is_not_installed_is_skipped(trainings: Trainings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "find_spec", lambda name: None if name == "accelerate" else object())
+    result = CliRunner().invoke(app, ["--quick"])
+    assert result.exit_code == 0
+    assert "accelerate is skipped: accelerate is not installed" in _lines(result.stderr)
+    assert [line.split()[0] for line in _lines(result.stdout)[1:7]] == [
+        *("env", "env", "torchrun-standalone", "torchrun-standalone"),
+        *("torchrun-rallypoint", "torchrun-rallypoint"),
+    ]
+    result = CliRunner().invoke(app, ["--quick", "--json"])
+    skipped = [{"route": "accelerate", "reason": "accelerate is not installed"}]
+    assert json.loads(result.stdout)["skipped"] == skipped
+    result = CliRunner().invoke(app, ["--route", "accelerate"])
+    assert "no route can be taken" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "device", "has_one_gpu_route"),
+    [
+        (1, [], "cuda", True),
+        (1, ["--device", "cpu"], "cpu", False),
+        (2, [], "cuda", False),
+        (0, [], "cpu", False),
+    ],
+)
+def test_device(
+    trainings: Trainings,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    options: list[str],
+    device: str,
+    has_one_gpu_route: bool,
+) -> None:
+    monkeypatch.setattr(running, "examine_machine", lambda: replace(MACHINE, gpus=("H200",) * gpus))
+    document = json.loads(CliRunner().invoke(app, ["--quick", "--json", *options]).stdout)
+    assert document["device"] == device
+    assert {setting.device for setting in trainings.settings} == {device}
+    assert (ONE_GPU.name in {each["route"] for each in document["results"]}) is has_one_gpu_route
+
+
+def test_no_gpu(trainings: Trainings) -> None:
+    result = CliRunner().invoke(app, ["--device", "cuda"])
+    assert isinstance(result.exception, RallypointError)
+    assert "--device cpu" in result.exception.hint
+    result = CliRunner().invoke(app, ["--route", ONE_GPU.name])
+    assert "it is for a GPU" in str(result.exception)
+    assert trainings.settings == []
+
+
+# --- The command line, in a process ------------------------------------------------------------------------
+
+
+def _command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "rallypoint", "verify", "--device", "cpu", *options]
+
+
+def _verify(*options: str, **additions: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **additions}
+    return subprocess.run(
+        _command(*options), capture_output=True, text=True, env=environ, timeout=2 * _SECONDS, check=False
+    )
+
+
+def test_an_unknown_route_is_wrong_usage() -> None:
+    run = _verify("--route", "torchrum")
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert "there is no route 'torchrum'" in run.stderr
+    assert "torchrun-standalone, torchrun-static" in run.stderr
+
+
+def test_a_timeout_that_cannot_be_is_wrong_usage() -> None:
+    assert _verify("--timeout", "0").returncode == 2
+
+
+def test_torch_that_cannot_be_imported_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_MACHINE_SECONDS", 0.01)
+    with pytest.raises(RallypointError, match=r"it is not done after 0\.01 s"):
+        running.examine_machine()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import sys\nsys.modules['torch'] = None", "torch is not installed"),
+        (
+            "import sys\nif 'training.py' in sys.argv[0]:\n    sys.modules['torch'] = None",
+            "cannot be imported",
+        ),
+    ],
+)
+def test_without_torch(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(text)
+    run = _verify("--quick", PYTHONPATH=str(tmp_path))
+    assert run.returncode == 1
+    assert message in run.stderr
+    assert "hint: " in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_real_training_and_one_that_fails() -> None:
+    """With torch as it is, the route works; without libuv and with Rallypoint told to stay away, it fails."""
+    run = _verify("--route", "env", RALLYPOINT_PATCH="never")
+    assert run.returncode == 1, run.stderr
+    _, as_it_is, without, *_ = _lines(run.stdout)
+    assert as_it_is.endswith("ok")
+    assert without.endswith("FAILED")
+    assert "env, without libuv: FAILED: exit code 1; rank 0 did not report" in run.stderr
+    assert "PyTorch was built without libuv support" in run.stderr
+    assert "RALLYPOINT_PATCH must not be `never`" in run.stderr
+    assert "1 of 2 trainings were ok" in run.stderr
+    assert "\x1b" not in run.stdout + run.stderr
+
+
+# A process that runs this as one of the ranks is connected to the test for as long as it lives.
+CONNECTING = """
+import os, socket
+if "RANK" in os.environ:
+    connection = socket.create_connection(("127.0.0.1", int(os.environ["TEST_PORT"])))
+"""
+
+
+@contextmanager
+def _ranks_of(
+    options: Sequence[str], folder: Path
+) -> Iterator[tuple[subprocess.Popen[str], list[socket.socket]]]:
+    """A `rallypoint verify`, and connections to the two ranks of its first training."""
+    (folder / "sitecustomize.py").write_text(CONNECTING)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(_SECONDS)
+        additions = {"PYTHONPATH": str(folder), "TEST_PORT": str(listener.getsockname()[1])}
+        with subprocess.Popen(
+            _command(*options),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **additions},
+        ) as process:
+            try:
+                ranks = [listener.accept()[0] for _ in range(2)]
+                yield process, ranks
+            finally:
+                process.kill()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are interrupted otherwise there")
+@pytest.mark.parametrize(
+    ("route", "number"), [("torchrun-standalone", signal.SIGINT), ("env", signal.SIGTERM)]
+)
+def test_an_interrupt_ends_every_process(route: str, number: signal.Signals, tmp_path: Path) -> None:
+    with _ranks_of(["--route", route], tmp_path) as (process, ranks):
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=_SECONDS)
+        for rank in ranks:
+            rank.settimeout(_SECONDS)
+            assert rank.recv(1) == b""  # its end
+            rank.close()
+    assert process.returncode == 128 + number, stderr
+    assert "interrupted" in stderr
+    assert len(stdout.splitlines()) == 1  # the head of the table
+    assert "Traceback" not in stderr

@@ -4,22 +4,25 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench fuzz clean
+.PHONY: demo test test-all check bench fuzz clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,test,lint]'
 	touch $@
 
-demo: $(STAMP)        ## a store server, eight torch ranks, one barrier
-	$(BIN)/python examples/eight_ranks.py
+demo: $(STAMP)        ## jobs come up by every quick route; two ranks train like one
+	$(BIN)/python examples/demo.py
 
 check: $(STAMP)       ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check           ## lint, types and all tests
+test: check           ## lint, types and all tests but the slow ones
+	$(BIN)/pytest -m 'not slow'
+
+test-all: check       ## the slow ones as well: the whole matrix of launches
 	$(BIN)/pytest
 
 bench: $(STAMP)       ## a table against torch's own libuv server

@@ -1,4 +1,4 @@
-"""A store server, eight ranks on torch's own client, one barrier: what `make demo` runs.
+"""A store server, eight ranks on torch's own client, one barrier: the store by itself, without a job.
 
 The server is Rallypoint's, in a process of its own. Each rank is a process, too, and connects with
 `torch.distributed.TCPStore`, as an unmodified training script does. The ranks tell each other their

@@ -1,4 +1,4 @@
-"""The demo of `make demo`: it gets through, and Ctrl-C leaves nothing behind."""
+"""The example with eight ranks: it gets through, and Ctrl-C leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-_DEMO = Path(__file__).parents[1] / "examples" / "eight_ranks.py"
+_EXAMPLE = Path(__file__).parents[1] / "examples" / "eight_ranks.py"
 _SECONDS = 90
 
 
 def _start() -> subprocess.Popen[str]:
     environ = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120"}
     return subprocess.Popen(
-        [sys.executable, str(_DEMO)],
+        [sys.executable, str(_EXAMPLE)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

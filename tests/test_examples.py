@@ -123,6 +123,7 @@ def test_file_init_starts_its_ranks_itself() -> None:
     _assert_learns(_run(_EXAMPLES / "train_file_init.py"), ranks=2)
 
 
+@pytest.mark.slow
 def test_file_init_by_hand(tmp_path: Path) -> None:
     options = ("--world-size", 2, "--init", f"file://{tmp_path}/meeting")
     script = _EXAMPLES / "train_file_init.py"
@@ -144,6 +145,7 @@ def test_torchrun_example_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> N
         example.main()
 
 
+@pytest.mark.slow
 def test_accelerate(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     # `--cpu` would start one process, whatever their number is to be. HF_HOME: no config of the user's.

@@ -17,10 +17,7 @@ from rallypoint.verify import running
 from rallypoint.verify.routes import BY_NAME, ROUTES, Build, Command, Route
 from rallypoint.verify.running import Result, Setting
 
-_HELPED = (
-    *("tcp", "spawn", "torchrun-standalone", "torchrun-static-2", "torchrun-c10d-2"),
-    *("torchrun-rallypoint-2", "accelerate", "accelerate-rallypoint"),
-)
+_HELPED = (*("tcp", "spawn", "torchrun-static-2", "torchrun-c10d-2", "torchrun-rallypoint-2", "accelerate"),)
 _HARMLESS = ("torchrun-c10d",)
 _SECONDS = 100.0
 

@@ -275,6 +275,7 @@ def test_a_failure_on_another_machine_is_told(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_machine_that_never_comes_is_told(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     options = ("--nnodes=2", "--node-rank=0", f"--rdzv-endpoint=localhost:{free_port()}", "--join-timeout=2")

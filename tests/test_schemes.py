@@ -98,14 +98,13 @@ dist.destroy_process_group()
     return "".join(outputs)
 
 
-_SLOW_QUERIES = ("?use_libuv=0", "?client=torch")
+_SLOW_QUERIES = ("?use_libuv=0", "?client=torch", "?client=python&timeout=60")
 
 
 @pytest.mark.parametrize(
     "query",
     [
         "",
-        "?client=python&timeout=60",
         *(pytest.param(query, marks=pytest.mark.slow) for query in _SLOW_QUERIES),
     ],
 )

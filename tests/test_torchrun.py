@@ -149,6 +149,7 @@ def test_a_machine_that_is_told_to_go_leaves_its_store_to_the_others(number: int
         assert _done(running.log(1)) == [(0, 1, 0.0)], running.logs()
 
 
+@pytest.mark.slow
 def test_a_machine_that_comes_later_takes_part(tmp_path: Path) -> None:
     endpoint = f"localhost:{free_port()}"
     script = TRAIN + 'say("ready", rank, "of", world)\nif world == 1: time.sleep(600)\n' + DONE

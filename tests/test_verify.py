@@ -580,7 +580,11 @@ def _ranks_of(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are interrupted otherwise there")
 @pytest.mark.parametrize(
-    ("route", "number"), [("torchrun-standalone", signal.SIGINT), ("env", signal.SIGTERM)]
+    ("route", "number"),
+    [
+        pytest.param("torchrun-standalone", signal.SIGINT, marks=pytest.mark.slow),
+        ("env", signal.SIGTERM),
+    ],
 )
 def test_an_interrupt_ends_every_process(route: str, number: signal.Signals, tmp_path: Path) -> None:
     with _ranks_of(["--route", route], tmp_path) as (process, ranks):

@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -94,7 +95,16 @@ def _examples() -> Iterator[Example]:
         yield from page.examples
 
 
-@pytest.mark.parametrize("example", list(_examples()), ids=str)
+# Their examples are jobs of several seconds, of a kind that other tests have as well.
+_SLOW_PAGES = ("init-methods.md", "without-libuv.md")
+
+
+def _marked(example: Example) -> Any:
+    marks = [pytest.mark.slow] if example.page.name in _SLOW_PAGES else []
+    return pytest.param(example, id=str(example), marks=marks)
+
+
+@pytest.mark.parametrize("example", list(map(_marked, _examples())))
 def test_example(example: Example, tmp_path: Path) -> None:
     port = _free_port()
     for name, content in example.files.items():

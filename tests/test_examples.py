@@ -135,6 +135,7 @@ def test_file_init_by_hand(tmp_path: Path) -> None:
         assert "loss" not in _finish(two)
 
 
+@pytest.mark.slow
 def test_torchrun() -> None:
     _assert_learns(_run(*_TORCHRUN, _EXAMPLES / "train_torchrun.py"), ranks=2)
 

@@ -84,6 +84,7 @@ def test_a_restarted_job_comes_up(attempt: int, tmp_path: Path) -> None:
         _all_done(running, 4)
 
 
+@pytest.mark.slow
 def test_a_failure_on_one_machine_restarts_both(tmp_path: Path) -> None:
     """The machines count their restarts each for itself, so a file tells which try it is."""
     fail_once = _FAIL_ONCE.replace("tries == 0", "not os.path.exists('failed')")

@@ -1,6 +1,6 @@
 """Real two-rank trainings by every route: with torch as it is and without libuv, whatever USE_LIBUV says.
 
-Not marked as slow are half of those for which Rallypoint is there: a torch without libuv, and nothing said;
+Not marked as slow are a few of those for which Rallypoint is there: a torch without libuv, and nothing said;
 and one that shows that it does no harm to a torch that needs no help.
 """
 
@@ -17,8 +17,8 @@ from rallypoint.verify import running
 from rallypoint.verify.routes import BY_NAME, ROUTES, Build, Command, Route
 from rallypoint.verify.running import Result, Setting
 
-_HELPED = (*("tcp", "spawn", "torchrun-static-2", "torchrun-c10d-2", "torchrun-rallypoint-2", "accelerate"),)
-_HARMLESS = ("torchrun-c10d",)
+_HELPED = ("tcp", "torchrun-static-2", "torchrun-rallypoint-2", "accelerate")
+_HARMLESS = ("tcp",)
 _SECONDS = 100.0
 
 # A training that loses its port is run again.

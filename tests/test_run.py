@@ -156,6 +156,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
     assert output.count(b"caught SIGINT") == 1
 
 
+@pytest.mark.slow
 def test_a_job_that_is_terminated_leaves_no_process(tmp_path: Path) -> None:
     script = TRAIN + 'say("up", rank)\ntime.sleep(600)\n'
     with job(tmp_path) as running:
@@ -260,6 +261,7 @@ def test_a_rank_that_is_killed_is_told(tmp_path: Path) -> None:
     assert "memory ran out" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_failure_on_another_machine_is_told(tmp_path: Path) -> None:
     script = TRAIN + "if os.environ['NAME'] == 'b': raise ValueError('only here')\n" + DONE
     options = ["--nnodes=2", f"--rdzv-endpoint=localhost:{free_port()}", "--nproc-per-node=1"]

@@ -53,7 +53,8 @@ dist.destroy_process_group()
 )
 
 
-@pytest.mark.parametrize("backend", ["c10d", pytest.param("rallypoint", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["c10d", "rallypoint"])
 def test_ddp_on_our_client(backend: str, tmp_path: Path) -> None:
     with job(tmp_path) as running:
         options = [f"--rdzv-backend={backend}", "--rdzv-endpoint=localhost:0", "--nproc-per-node=3"]

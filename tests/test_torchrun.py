@@ -44,9 +44,8 @@ def test_one_machine_needs_no_endpoint(tmp_path: Path) -> None:
 _HOSTS = ["localhost", "127.0.0.1", "[::1]", socket.gethostname()]
 
 
-@pytest.mark.parametrize(
-    "host", [_HOSTS[0], *(pytest.param(host, marks=pytest.mark.slow) for host in _HOSTS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("host", _HOSTS)
 def test_two_machines_meet(host: str, tmp_path: Path) -> None:
     endpoint = f"{host}:{free_port()}"
     with job(tmp_path) as running:

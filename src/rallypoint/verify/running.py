@@ -314,13 +314,18 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_strays(folder: str) -> None:
-    """Kill what has left its group, until nothing is found: who is found may have been starting others."""
-    while strays := list(_strays(folder)):
+    """Kill what has left its group, until nothing is found: who is found may have been starting others.
+
+    A process that hangs in the kernel dies only when that lets go of it, so there is an end to waiting.
+    """
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while (strays := list(_strays(folder))) and time.monotonic() < deadline:
         for pid in strays:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+        time.sleep(_POLL_SECONDS)
 
 
 def _strays(folder: str) -> Iterator[int]:

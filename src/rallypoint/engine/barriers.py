@@ -1,8 +1,11 @@
 """Barriers that count members, not arrivals.
 
 A barrier is named by its key and its size. A member that cancels, times out or leaves is uncounted; once
-as many members as its size are there, they are all released and the barrier is gone, so that the same key
+as many as its size are there, they are all released and the barrier is gone, so that the same key
 synchronises again. Members that name different sizes for one key are at different barriers.
+
+A member may stand for several (a relay, for its ranks), and may be away for a while: it does not count
+then, and counts again when it is back.
 """
 
 from __future__ import annotations
@@ -16,50 +19,127 @@ Member = TypeVar("Member")
 _Name = tuple[bytes, int]
 
 
+class _Barrier(dict[Member, int]):
+    """Who waits at one barrier, in the order of arrival, and for how many each; and their sum."""
+
+    __slots__ = ("total",)
+
+    total: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+
 class Barriers(Generic[Member]):
     """All barriers at which somebody waits."""
 
-    __slots__ = ("_by_member", "_by_name")
+    __slots__ = ("_away", "_by_member", "_by_name")
 
     def __init__(self) -> None:
-        self._by_name: dict[_Name, dict[Member, None]] = {}
+        self._by_name: dict[_Name, _Barrier[Member]] = {}
         self._by_member: dict[Member, dict[_Name, None]] = {}
+        self._away: dict[Member, dict[_Name, int]] = {}  # where those who are away were, and for how many
 
-    def arrive(self, member: Member, key: bytes, size: int) -> list[Member]:
-        """Count `member` in; return all members of the barrier, it included, if that completes it.
+    def arrive(self, member: Member, key: bytes, size: int, weight: int = 1) -> list[Member]:
+        """Count `member` in, for as many as `weight`; return who is released by that, itself included.
 
-        A barrier of one, or of fewer, is complete at once.
+        Of a member that stands for several, some may be released: `count_at` tells how many are left. A
+        barrier of one, or of fewer, is complete at once.
         """
         name = (key, size)
-        present = self._by_name.setdefault(name, {})
+        present = self._by_name.get(name)
+        if present is None:
+            present = self._by_name[name] = _Barrier()
         if member in present:
             raise ProtocolError(f"BARRIER at key {key!r} by a client that already waits there")
-        present[member] = None
+        present[member] = weight
+        present.total += weight
         self._by_member.setdefault(member, {})[name] = None
-        if len(present) < size:
-            return []
-        del self._by_name[name]
-        for each in present:
-            self._forget(each, name)
-        return list(present)
+        return self._release(name, present) if present.total >= size else []
 
     def withdraw(self, member: Member) -> None:
-        """Count `member` out of every barrier at which it waits."""
-        for name in self._by_member.pop(member, ()):
+        """Count `member` out of every barrier at which it waits, for all for whom it stands."""
+        self._away.pop(member, None)
+        for name in list(self._by_member.get(member, ())):
             present = self._by_name[name]
-            del present[member]
-            if not present:
-                del self._by_name[name]
+            self._reduce(name, present, member, present[member])
+
+    def leave(self, member: Member, count: int) -> int:
+        """Count `member` out for so many of those for whom it stands; return for how many it was counted."""
+        left = 0
+        places = self._away.get(member)
+        if places is not None:
+            for name in list(places):
+                step = min(places[name], count - left)
+                left += step
+                places[name] -= step
+                if not places[name]:
+                    del places[name]
+            if not places:
+                del self._away[member]
+        for name in list(self._by_member.get(member, ())):
+            present = self._by_name[name]
+            step = min(present[member], count - left)
+            left += step
+            self._reduce(name, present, member, step)
+        return left
+
+    def suspend(self, member: Member) -> None:
+        """`member` is away: it is not counted until `resume`."""
+        if member in self._away:
+            return
+        places = {name: self._by_name[name][member] for name in self._by_member.get(member, ())}
+        self.withdraw(member)
+        if places:
+            self._away[member] = places
+
+    def resume(self, member: Member) -> list[Member]:
+        """`member` is back: count it where it was; return who is released by that, itself included."""
+        released: list[Member] = []
+        for (key, size), weight in self._away.pop(member, {}).items():
+            released += self.arrive(member, key, size, weight)
+        return released
 
     def arrived(self, key: bytes) -> dict[int, list[Member]]:
         """Who waits at the barriers of `key`: for each size that was named, the members in their order."""
         return {size: list(members) for (name, size), members in self._by_name.items() if name == key}
 
+    def arrive_away(self, member: Member, key: bytes, size: int, weight: int) -> None:
+        """As `arrive`, for a member that is away: it counts from `resume` on."""
+        self._away[member] = {(key, size): weight}
+
+    def count_at(self, member: Member) -> int:
+        """For how many `member` waits at barriers, be it away or not."""
+        present = sum(self._by_name[name][member] for name in self._by_member.get(member, ()))
+        return present + sum(self._away.get(member, {}).values())
+
     def count_of(self, member: Member) -> int:
         """At how many barriers `member` waits."""
         return len(self._by_member.get(member, ()))
 
-    def _forget(self, member: Member, name: _Name) -> None:
+    def _release(self, name: _Name, present: _Barrier[Member]) -> list[Member]:
+        """Release as many as fill the barrier, again and again while they do, in the order of arrival."""
+        size = max(name[1], 1)
+        left = present.total // size * size
+        released: list[Member] = []
+        for member, weight in list(present.items()):
+            step = min(weight, left)
+            if not step:
+                break
+            left -= step
+            released.append(member)
+            self._reduce(name, present, member, step)
+        return released
+
+    def _reduce(self, name: _Name, present: _Barrier[Member], member: Member, count: int) -> None:
+        present.total -= count
+        present[member] -= count
+        if present[member]:
+            return
+        del present[member]
+        if not present:
+            del self._by_name[name]
         names = self._by_member[member]
         del names[name]
         if not names:
@@ -67,9 +147,13 @@ class Barriers(Generic[Member]):
 
     def check_invariants(self) -> None:
         for (key, size), members in self._by_name.items():
-            assert 0 < len(members) < size, f"the barrier {key!r} of {size} holds {len(members)} members"
+            assert 0 < members.total < size, f"the barrier {key!r} of {size} holds {members.total}"
+            assert members.total == sum(members.values())
+            assert all(weight > 0 for weight in members.values())
             for member in members:
                 assert (key, size) in self._by_member[member]
+                assert member not in self._away
         places = sum(len(names) for names in self._by_member.values())
         assert places == sum(len(members) for members in self._by_name.values())
         assert all(names for names in self._by_member.values())
+        assert all(places and min(places.values()) > 0 for places in self._away.values())

@@ -43,6 +43,10 @@ class Calls(Generic[Member]):
             self._uncount(key)
         return keys
 
+    def includes(self, member: Member) -> bool:
+        """Whether `member` has been called to any queue and has not popped."""
+        return member in self._by_member
+
     def count(self, key: bytes) -> int:
         """How many have been called to the queue `key` and have not popped."""
         return self._counts.get(key, 0)

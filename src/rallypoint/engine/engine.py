@@ -23,7 +23,7 @@ Member = TypeVar("Member")
 class Engine(Generic[Member]):
     """One store. Not safe for threads; the caller serialises."""
 
-    __slots__ = ("_awaited", "_barriers", "_calls", "_limits", "_space", "_waiters", "get")
+    __slots__ = ("_awaited", "_away", "_barriers", "_calls", "_limits", "_space", "_waiters", "get")
 
     get: Callable[[bytes], Value | None]
     """The value of a key, or None. A bytearray is the engine's own: copy it before the next operation."""
@@ -35,6 +35,7 @@ class Engine(Generic[Member]):
         self._awaited = self._waiters.awaited  # a key is looked up there with each write
         self._barriers: Barriers[Member] = Barriers()
         self._calls: Calls[Member] = Calls()
+        self._away: set[Member] = set()
         self.get = self._space.values.get
 
     # Values
@@ -112,28 +113,76 @@ class Engine(Generic[Member]):
         """Let `member` wait until all keys are there; True if they are, and it need not."""
         if len(keys) == 1 and keys[0] in self._space.values:
             return True
-        missing = self.missing(keys)
+        missing = keys if len(keys) == 1 and keys[0] not in self._space.queues else self.missing(keys)
         if not missing:
             return True
         self._check_waits(member, len(missing))
         self._waiters.add(member, missing)
         return False
 
-    def barrier(self, member: Member, key: bytes, size: int) -> Sequence[Member]:
-        """Let `member` wait at a barrier; return all its members if it is complete now."""
+    def wait_in_turn(self, member: Member, keys: Sequence[bytes]) -> bool:
+        """As `wait`, for one who has been passed over: values for which others were called are not there.
+
+        True if it need not wait; it then is called to those queues, if there are any among the keys.
+        """
+        values = self._space.values
+        missing = [key for key in dict.fromkeys(keys) if key not in values and not self._has_uncalled(key)]
+        if missing:
+            self._check_waits(member, len(missing))
+            self._waiters.add(member, missing)
+            return False
+        for key in dict.fromkeys(keys):
+            if key not in values:
+                self._calls.add(member, key)
+        return True
+
+    def barrier(self, member: Member, key: bytes, size: int, weight: int = 1) -> Sequence[Member]:
+        """Let `member` wait at a barrier, for as many as `weight`; return whom that releases.
+
+        Of one who stands there for several, `count_at_barrier` are left. If it is away, it counts from
+        `resume` on.
+        """
         self._check_waits(member, 1)
-        return self._barriers.arrive(member, key, size)
+        if member in self._away:
+            self._barriers.arrive_away(member, key, size, weight)
+            return ()
+        return self._barriers.arrive(member, key, size, weight)
+
+    def leave_barrier(self, member: Member, count: int) -> int:
+        """End the waiting of so many for whom `member` stands at a barrier; return how many there were."""
+        return self._barriers.leave(member, count)
+
+    def count_at_barrier(self, member: Member) -> int:
+        """For how many `member` waits at a barrier, be it away or not."""
+        return self._barriers.count_at(member)
+
+    def suspend(self, member: Member) -> None:
+        """`member` is away for a while: it does not count at barriers, and is not called to queues.
+
+        Its waits go on, and to what it has been called it stays called.
+        """
+        self._away.add(member)
+        self._barriers.suspend(member)
+
+    def resume(self, member: Member) -> Sequence[Member]:
+        """`member` is back: it counts at its barriers, and is called to what is there. Returns who woke."""
+        self._away.discard(member)
+        woken = self._barriers.resume(member)
+        for key in self._waiters.awaited_by(member):
+            if self._has_uncalled(key):
+                woken += self._call_one(key)
+        return woken
+
+    def is_called(self, member: Member) -> bool:
+        """Whether `member` was woken by a push, and has not popped."""
+        return self._calls.includes(member)
 
     def withdraw(self, member: Member) -> Sequence[Member]:
         """End all that `member` waits for, because it cancels or leaves."""
+        self._away.discard(member)
         self._waiters.cancel(member)
         self._barriers.withdraw(member)
-        woken: list[Member] = []
-        for key in self._calls.forget(member):
-            # Whom the push called is gone. Is there still a value that nobody else was called for?
-            if self._space.queue_length(key) > self._calls.count(key):
-                woken += self._call_one(key)
-        return woken
+        return self._pass_on_calls(member)
 
     def awaited_by(self, member: Member) -> list[bytes]:
         """The keys that `member` waits for and that are not there."""
@@ -143,10 +192,21 @@ class Engine(Generic[Member]):
         """Who waits at the barriers of `key`: the members for each size that was named."""
         return self._barriers.arrived(key)
 
+    def _pass_on_calls(self, member: Member) -> Sequence[Member]:
+        """Whom a push called is gone. Is there still a value that nobody else was called for?"""
+        woken: list[Member] = []
+        for key in self._calls.forget(member):
+            if self._has_uncalled(key):
+                woken += self._call_one(key)
+        return woken
+
+    def _has_uncalled(self, key: bytes) -> bool:
+        return self._space.queue_length(key) > self._calls.count(key)
+
     def _call_one(self, key: bytes) -> Sequence[Member]:
         if key not in self._awaited:
             return ()
-        woken = self._waiters.arrive_for_one(key)
+        woken = self._waiters.arrive_for_one(key, self._away)
         for member in woken:
             self._calls.add(member, key)
         return woken

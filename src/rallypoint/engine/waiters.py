@@ -6,7 +6,7 @@ that a cancel or a close costs that member's own keys and no more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Generic, TypeVar
 
 Member = TypeVar("Member")
@@ -72,12 +72,17 @@ class Waiters(Generic[Member]):
                 woken.append(wait.member)
         return woken
 
-    def arrive_for_one(self, key: bytes) -> list[Member]:
-        """`key` is there, but for one: return the first member whose wait that completes, if there is one."""
+    def arrive_for_one(self, key: bytes, away: Container[Member]) -> list[Member]:
+        """`key` is there, but for one: return the first member whose wait that completes, if there is one.
+
+        Members that are `away` are passed over, and go on waiting.
+        """
         waits = self.awaited[key]
         woken: list[Member] = []
         while waits and not woken:
-            wait = next(iter(waits))
+            wait = next((wait for wait in waits if wait.member not in away), None)
+            if wait is None:
+                break
             del waits[wait]
             wait.left -= 1
             if not wait.left:

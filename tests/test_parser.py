@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.parser import Forms, RequestParser
+from rallypoint.wire.parser import SERVED, Forms, RequestHandler, RequestParser
 
 MAGIC = 0x3C85F7CE
 VALIDATE = b"\x00" + struct.pack("<I", MAGIC)
@@ -102,7 +102,7 @@ class Bench:
 
     def __init__(self, limits: Limits | None = None, *, validated: bool = True) -> None:
         self.recorder = Recorder()
-        self.parser = RequestParser(self.recorder, Forms(limits or Limits()))
+        self.parser = RequestParser(self.recorder, Forms(limits or Limits(), SERVED))
         if validated:
             self.parser.feed(VALIDATE)
             self.recorder.calls.clear()
@@ -365,7 +365,7 @@ def count_calls(action: Callable[[], object]) -> int:
     return count
 
 
-def count_allocated(parser: RequestParser, pieces: list[bytes]) -> int:
+def count_allocated(parser: RequestParser[RequestHandler], pieces: list[bytes]) -> int:
     """How many bytes the feeds allocate, those given back at once included: what is copied is counted."""
     total = 0
     tracemalloc.start()
@@ -662,7 +662,7 @@ class Objector(Recorder):
 @pytest.mark.parametrize("before", [b"", EXAMPLES[0].wire], ids=["alone", "behind"])
 def test_an_error_of_the_handler_has_the_replies_before_it(objectionable: bytes, before: bytes) -> None:
     objector = Objector()
-    parser = RequestParser(objector, Forms(Limits()))
+    parser = RequestParser(objector, Forms(Limits(), SERVED))
     parser.feed(VALIDATE)
     with pytest.raises(ProtocolError) as caught:
         parser.feed(before + objectionable + EXAMPLES[0].wire)

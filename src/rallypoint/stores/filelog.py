@@ -28,7 +28,7 @@ from rallypoint.stores.filelock import open_locked, remove_locked
 from rallypoint.stores.membership import Member, describe
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.parser import Forms, RequestParser
+from rallypoint.wire.parser import SERVED, Forms, RequestParser
 
 _NAME: Final = b"rallypoint file store "
 _FORMAT: Final = _NAME + b"1 "
@@ -51,7 +51,7 @@ _LIMITS: Final = Limits(
     stored_bytes=_ENDLESS,
     stored_entries=_ENDLESS,
 )
-_FORMS: Final = Forms(_LIMITS)
+_FORMS: Final = Forms(_LIMITS, SERVED)
 
 _HINT: Final = "delete the file, or use another path for each run"
 

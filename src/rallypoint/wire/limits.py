@@ -48,6 +48,12 @@ class Limits:
     handshake_seconds: float = 60.0
     """Time from the connect until a complete VALIDATE, and from a client's end until it has its replies."""
 
+    session_seconds: float = 60.0
+    """How long a relay's session is kept without a connection, and how long its clients wait for one."""
+
+    relayed_bytes: int = 256 * _MIB
+    """What a relay holds of its clients' requests until they are answered; it reads no more meanwhile."""
+
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not value > 0:

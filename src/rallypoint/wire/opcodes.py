@@ -7,6 +7,9 @@ A request is an opcode byte followed by up to three parts, each of which may be 
 A blob is a u64 length and that many bytes: a key or a value. A counted request repeats its blobs
 `count` times. The tail is one integer of fixed size. All integers are little-endian. There is no error
 reply: who breaks the protocol is disconnected.
+
+From 32 on, the operations are Rallypoint's own, between a relay and a server (or another relay): see
+`sessions`. They are unknown to torch.
 """
 
 from __future__ import annotations
@@ -51,10 +54,25 @@ class Op(IntEnum):
     LIST_KEYS = 17
     BARRIER = 18
 
+    # Of a relay's connection.
+    SESSION = 32
+    BATCH = 33
+    PRESENT = 34
+    BYE = 35
+    # Of the requests within a batch, beside most of torch's.
+    ARRIVE = 36
+    LEAVE = 37
+    WAIT_IN_TURN = 38
+    RECALL = 39
+    POP_CALLED = 40
+
 
 @dataclass(frozen=True)
 class Shape:
-    """What follows an opcode: which blobs (`K` key, `V` value), how often, and the size of the tail."""
+    """What follows an opcode: which blobs, how often, and the size of the tail.
+
+    A blob is a key (`K`), a value (`V`), the token of a session (`T`) or a whole batch (`B`).
+    """
 
     blobs: str = ""
     counted: bool = False
@@ -81,4 +99,13 @@ SHAPES: Final[dict[Op, Shape]] = {
     Op.QUEUE_LEN: Shape("K"),
     Op.LIST_KEYS: Shape(),
     Op.BARRIER: Shape("K", tail=8),
+    Op.SESSION: Shape("T", tail=24),
+    Op.BATCH: Shape("B"),
+    Op.PRESENT: Shape(),
+    Op.BYE: Shape(),
+    Op.ARRIVE: Shape("K", tail=16),
+    Op.LEAVE: Shape(tail=16),
+    Op.WAIT_IN_TURN: Shape("K", counted=True),
+    Op.RECALL: Shape("K"),
+    Op.POP_CALLED: Shape("K", tail=8),
 }

@@ -7,13 +7,14 @@ are there; until then they are only kept. So no byte is looked at twice, whateve
 two requests a parser holds nothing.
 
 Only the hot path departs from that: a GET that is all of the data, as a client that waits for its answer
-sends it, is answered from its first nine bytes; if more is behind it, those nine are read again.
+sends it, is answered from its first nine bytes; if more is behind it, those nine are read again. So is a
+relay's batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Generic, Protocol, TypeVar
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.wire.encoding import VALIDATE, unpack_i64, unpack_u32, unpack_u64
@@ -21,16 +22,21 @@ from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import MAGIC, SHAPES, Op
 
 
-class RequestHandler(Protocol):
+class Handler(Protocol):
+    """What every handler has, whatever else the forms of its requests call."""
+
+    def validate(self) -> None: ...
+    def get(self, key: bytes, /) -> bytes: ...
+
+
+class RequestHandler(Handler, Protocol):
     """Who carries requests out: a method per operation, which returns the reply to send, or `b""`.
 
     A method may raise ProtocolError; the connection is then to be closed.
     """
 
-    def validate(self) -> None: ...
     def set(self, key: bytes, value: bytes, /) -> bytes: ...
     def compare_set(self, key: bytes, expected: bytes, desired: bytes, /) -> bytes: ...
-    def get(self, key: bytes, /) -> bytes: ...
     def add(self, key: bytes, amount: int, /) -> bytes: ...
     def check(self, keys: list[bytes], /) -> bytes: ...
     def wait(self, keys: list[bytes], /) -> bytes: ...
@@ -48,9 +54,27 @@ class RequestHandler(Protocol):
     def barrier(self, key: bytes, world_size: int, /) -> bytes: ...
 
 
-_Deliver = Callable[[RequestHandler, list[bytes], bytes], bytes]
+class SessionHandler(Handler, Protocol):
+    """Who takes part in sessions: what a relay's connection asks for (see `sessions`)."""
 
-_DELIVERIES: Final[dict[Op, _Deliver]] = {
+    def open_session(self, token: bytes, tail: bytes, /) -> bytes: ...
+    def batch(self, payload: bytes, /) -> bytes: ...
+    def present(self) -> bytes: ...
+    def bye(self) -> bytes: ...
+
+
+class Carrier(Handler, Protocol):
+    """Who takes requests as they are: the operation, its blobs and its tail."""
+
+    def carry(self, op: Op, blobs: list[bytes], tail: bytes, /) -> bytes: ...
+
+
+HandlerT = TypeVar("HandlerT", bound=Handler)
+
+Deliver = Callable[[HandlerT, list[bytes], bytes], bytes]
+"""How a complete request of one operation is handed to a handler: its blobs, and its tail."""
+
+SERVED: Final[dict[Op, Deliver[RequestHandler]]] = {
     Op.SET: lambda handler, blobs, _: handler.set(blobs[0], blobs[1]),
     Op.COMPARE_SET: lambda handler, blobs, _: handler.compare_set(*blobs),
     Op.GET: lambda handler, blobs, _: handler.get(blobs[0]),
@@ -70,6 +94,24 @@ _DELIVERIES: Final[dict[Op, _Deliver]] = {
     Op.LIST_KEYS: lambda handler, _, __: handler.list_keys(),
     Op.BARRIER: lambda handler, blobs, tail: handler.barrier(blobs[0], unpack_i64(tail)[0]),
 }
+"""torch's operations, each by a method of its own."""
+
+SESSIONS: Final[dict[Op, Deliver[SessionHandler]]] = {
+    Op.SESSION: lambda handler, blobs, tail: handler.open_session(blobs[0], tail),
+    Op.BATCH: lambda handler, blobs, _: handler.batch(blobs[0]),
+    Op.PRESENT: lambda handler, _, __: handler.present(),
+    Op.BYE: lambda handler, _, __: handler.bye(),
+}
+"""What a relay's connection asks for besides."""
+
+
+def carried(ops: Iterable[Op]) -> dict[Op, Deliver[Carrier]]:
+    """Operations that are handed over as they are."""
+
+    def pass_on(op: Op) -> Deliver[Carrier]:
+        return lambda handler, blobs, tail: handler.carry(op, blobs, tail)
+
+    return {op: pass_on(op) for op in ops}
 
 
 # What the next atom of a request is, when the data so far has ended within one.
@@ -80,47 +122,105 @@ _BODY: Final = 3
 _TAIL: Final = 4
 
 _GET: Final = int(Op.GET)
+_BATCH: Final = int(Op.BATCH)
 
 # Shorter replies are not counted against the limit: one read holds too few requests for that.
 _LARGE_REPLY: Final = 4096
 
 
-class _Form:
+class _Form(Generic[HandlerT]):
     """One row of the table of requests: a shape, its limits, and whom a complete request goes to."""
 
     __slots__ = ("caps", "counted", "deliver", "kinds", "op", "period", "tail")
 
-    def __init__(self, op: Op, limits: Limits) -> None:
+    def __init__(self, op: Op, deliver: Deliver[HandlerT], limits: Limits) -> None:
         shape = SHAPES[op]
+        caps = {"K": limits.key_bytes, "V": limits.value_bytes, "T": 64, "B": limits.request_bytes}
         self.op = op
         self.kinds = shape.blobs
         self.period = len(shape.blobs)
-        self.caps = tuple(limits.key_bytes if kind == "K" else limits.value_bytes for kind in shape.blobs)
+        self.caps = tuple(caps[kind] for kind in shape.blobs)
         self.counted = shape.counted
         self.tail = shape.tail
-        self.deliver = _DELIVERIES[op]
+        self.deliver = deliver
 
 
-class Forms:
+class Forms(Generic[HandlerT]):
     """The table that all parsers of one server share: a form per opcode, under the server's limits."""
 
-    __slots__ = ("by_opcode", "get_cap", "limits", "request_cap")
+    __slots__ = ("batch", "by_opcode", "get_cap", "limits", "request_cap")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, deliveries: Mapping[Op, Deliver[HandlerT]]) -> None:
         self.limits = limits
         self.request_cap = limits.request_bytes
         self.get_cap = min(limits.key_bytes, limits.request_bytes - 9)  # for the key of a GET
+        self.batch = deliveries.get(Op.BATCH)
         # None where there is no operation, and for VALIDATE, which is read by itself.
-        self.by_opcode: list[_Form | None] = [None] * 256
-        for op in _DELIVERIES:
-            self.by_opcode[op] = _Form(op, limits)
+        self.by_opcode: list[_Form[HandlerT] | None] = [None] * 256
+        for op, deliver in deliveries.items():
+            self.by_opcode[op] = _Form(op, deliver, limits)
 
 
-class RequestParser:
+class WholeRequests:
+    """Reads requests that are there as a whole, as in a batch: under the same limits, and no more of them."""
+
+    __slots__ = ("_forms", "limits")
+
+    def __init__(self, limits: Limits, ops: Iterable[Op]) -> None:
+        self.limits = limits
+        self._forms = {int(op): (op, _Form[Handler](op, _deliver_nothing, limits)) for op in ops}
+
+    def read(self, data: bytes, start: int, stop: int) -> tuple[Op, list[bytes], bytes]:
+        """The operation, the blobs and the tail of the request that is `data[start:stop]`.
+
+        Raises ProtocolError, if that is no request, or LimitError.
+        """
+        if start == stop or data[start] not in self._forms:
+            raise ProtocolError("there is no such operation in a batch")
+        op, form = self._forms[data[start]]
+        position, left = start + 1, form.period
+        if form.counted:
+            count = unpack_u64(data, position)[0] if position + 8 <= stop else 0
+            if count > self.limits.keys_per_request:
+                limit = self.limits.keys_per_request
+                raise LimitError(f"{op.name} of {count:,} keys; the limit keys_per_request is {limit:,}")
+            position += 8
+            left *= count
+        blobs: list[bytes] = []
+        caps, period = form.caps, form.period
+        while left:
+            begin = position + 8
+            length = unpack_u64(data, position)[0] if begin <= stop else 0
+            position = begin + length
+            if length > caps[-left % period]:
+                raise _blob_too_long(form, length, -left % period)
+            blobs.append(data[begin:position])
+            left -= 1
+            if position > stop:
+                break
+        if position + form.tail != stop:
+            raise ProtocolError(f"{op.name} in a batch is shorter or longer than it says")
+        return op, blobs, data[position:stop]
+
+
+def _deliver_nothing(*_: object) -> bytes:
+    return b""
+
+
+def _blob_too_long(form: _Form[HandlerT], length: int, index: int) -> LimitError:
+    cap = form.caps[index]
+    if form.kinds[index] == "T":
+        return LimitError(f"{form.op.name} with a token of {length:,} bytes; {cap} are allowed")
+    what = "key" if form.kinds[index] == "K" else "value"
+    return LimitError(f"{form.op.name} with a {what} of {length:,} bytes; the limit {what}_bytes is {cap:,}")
+
+
+class RequestParser(Generic[HandlerT]):
     """The parser of one connection. A ProtocolError from `feed` is final: feed it nothing more."""
 
     __slots__ = (
         "_atom",
+        "_batch",
         "_blobs",
         "_blobs_left",
         "_form",
@@ -132,16 +232,17 @@ class RequestParser:
         "_size",
     )
 
-    def __init__(self, handler: RequestHandler, forms: Forms) -> None:
+    def __init__(self, handler: HandlerT, forms: Forms[HandlerT]) -> None:
         self._handler = handler
         self._forms = forms
+        self._batch = forms.batch
         self._get_cap = forms.get_cap
         # The request under way: which atom comes next, how many bytes that takes (0: between two
         # requests), those of them that have come, what has been read before it, and its size.
         self._atom = _HANDSHAKE
         self._need = len(VALIDATE)
         self._kept = bytearray()
-        self._form: _Form | None = None
+        self._form: _Form[HandlerT] | None = None
         self._blobs: list[bytes] = []
         self._blobs_left = 0
         self._size = 0
@@ -155,6 +256,10 @@ class RequestParser:
             (length,) = unpack_u64(data, 1)
             if length == len(data) - 9 and length <= self._get_cap:
                 return self._handler.get(data[9:])
+        elif self._batch is not None and not self._need and len(data) > 8 and data[0] == _BATCH:
+            (length,) = unpack_u64(data, 1)
+            if length == len(data) - 9 and len(data) <= self._forms.request_cap:
+                return self._batch(self._handler, [data[9:]], b"")
         if self._need:
             data = self._gather(data)
             if not data:
@@ -272,19 +377,19 @@ class RequestParser:
 
     def _shake_hands(self, data: bytes | bytearray) -> None:
         if data[0] != Op.VALIDATE:
-            name = Op(data[0]).name if data[0] < len(Op) else f"operation {data[0]}"
+            name = Op(data[0]).name if data[0] in SHAPES else f"operation {data[0]}"
             raise ProtocolError(f"{name} before VALIDATE")
         (magic,) = unpack_u32(data, 1)
         if magic != MAGIC:
             raise ProtocolError(f"VALIDATE carries 0x{magic:08X} instead of 0x{MAGIC:08X}")
         self._handler.validate()
 
-    def _no_form(self, opcode: int) -> _Form:
+    def _no_form(self, opcode: int) -> _Form[HandlerT]:
         if opcode == Op.VALIDATE:
             raise ProtocolError("a second VALIDATE")
         raise ProtocolError(f"there is no operation {opcode}")
 
-    def _cut_get(self, length: int) -> _Form:
+    def _cut_get(self, length: int) -> _Form[HandlerT]:
         """Prepare for the rest of a GET whose length has been read, but whose key has not come whole."""
         form = self._forms.by_opcode[_GET] or self._no_form(_GET)
         if length > self._forms.get_cap:
@@ -292,7 +397,7 @@ class RequestParser:
         self._expect(_BODY, length)
         return form
 
-    def _repeated(self, form: _Form, count: int) -> int:
+    def _repeated(self, form: _Form[HandlerT], count: int) -> int:
         limit = self._forms.limits.keys_per_request
         if count > limit:
             raise LimitError(f"{form.op.name} of {count:,} keys; the limit keys_per_request is {limit:,}")
@@ -308,13 +413,9 @@ class RequestParser:
     def _expect(self, atom: int, need: int) -> None:
         self._atom, self._need = atom, need
 
-    def _too_long(self, form: _Form, length: int = 0, index: int = 0) -> LimitError:
+    def _too_long(self, form: _Form[HandlerT], length: int = 0, index: int = 0) -> LimitError:
         """Which limit a blob of this length broke: its own, or that of the whole request."""
         if length and length > form.caps[index]:
-            what = "key" if form.kinds[index] == "K" else "value"
-            cap = form.caps[index]
-            return LimitError(
-                f"{form.op.name} with a {what} of {length:,} bytes; the limit {what}_bytes is {cap:,}"
-            )
+            return _blob_too_long(form, length, index)
         cap = self._forms.request_cap
         return LimitError(f"{form.op.name} of more than {cap:,} bytes, the limit request_bytes")

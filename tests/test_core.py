@@ -259,33 +259,37 @@ def test_one_connection_more_than_the_limit_is_refused() -> None:
     core.check_invariants()
 
 
+def late(core: Core, now: float) -> list[Connection]:
+    return [connection for connection, _ in core.overdue(now)]
+
+
 def test_handshakes_are_overdue_in_their_order() -> None:
     core = Core(Limits(handshake_seconds=10))
-    assert core.overdue(1000.0) == []
+    assert late(core, 1000.0) == []
     opened = [core.open(f"client {number}", now=100.0 + number) for number in range(4)]
-    assert core.overdue(109.9) == []
-    assert core.overdue(110.0) == [opened[0]]
+    assert late(core, 109.9) == []
+    assert late(core, 110.0) == [opened[0]]
     opened[0].receive(VALIDATE)
-    assert core.overdue(110.9) == []
-    assert core.overdue(111.0) == [opened[1]]
+    assert late(core, 110.9) == []
+    assert late(core, 111.0) == [opened[1]]
     opened[1].receive(VALIDATE[:4])
     core.close(opened[2])
-    assert core.overdue(110.9) == []
-    assert core.overdue(111.0) == [opened[1]]
-    assert core.overdue(1000.0) == [opened[1], opened[3]]
+    assert late(core, 110.9) == []
+    assert late(core, 111.0) == [opened[1]]
+    assert late(core, 1000.0) == [opened[1], opened[3]]
     core.check_invariants()
-    for late in core.overdue(1000.0):
-        core.close(late)
-    assert core.overdue(1000.0) == []
+    for connection in late(core, 1000.0):
+        core.close(connection)
+    assert late(core, 1000.0) == []
 
 
 def test_a_validate_is_complete_with_its_last_byte() -> None:
     core = Core(Limits(handshake_seconds=10))
     client = core.open("client", now=0.0)
     client.receive(VALIDATE[:-1])
-    assert core.overdue(10.0) == [client]
+    assert late(core, 10.0) == [client]
     client.receive(VALIDATE[-1:])
-    assert core.overdue(10.0) == []
+    assert late(core, 10.0) == []
 
 
 # Limits

@@ -449,8 +449,8 @@ BROKEN_CHILDREN = {
         "import json, sys\n"
         "sys.path[:] = json.loads(sys.argv.pop())\n"
         "from rallypoint.server import child\n"
-        "def make_pump(*_): raise OSError('the epoll is empty')\n"
-        "child.make_pump = make_pump\n"
+        "def make_loop(*_): raise OSError('the epoll is empty')\n"
+        "child.make_loop = make_loop\n"
         "child.main()\n",
         "failed at its start:\n(.*\n)*OSError: the epoll is empty",
     ),

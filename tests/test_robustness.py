@@ -26,9 +26,10 @@ from rallypoint.errors import (
     StoreTimeoutError,
     UsageError,
 )
-from rallypoint.server.backend import Choice, make_pump
+from rallypoint.server.backend import Choice, make_loop
 from rallypoint.server.binding import listen, reachable_at
 from rallypoint.server.core import Core
+from rallypoint.server.pump import Pump
 from rallypoint.stores.hash import HashStore
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import pack_u64, request
@@ -42,13 +43,14 @@ def serving_in_thread(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # signals are the main thread's
     listeners = listen("127.0.0.1", 0)
     port = listeners[0].getsockname()[1]
-    pump, _ = make_pump(Choice(backend), Core(), listeners)
+    loop, _ = make_loop(Choice(backend))
+    pump = Pump(loop, Core(), listeners)
     thread = threading.Thread(target=pump.serve)
     thread.start()
     try:
         yield port
     finally:
-        pump.stop()
+        loop.stop()
         thread.join(SECONDS)
 
 

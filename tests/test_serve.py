@@ -21,10 +21,11 @@ import psutil
 import pytest
 
 from processes import BACKENDS, Server, end, serving
-from rallypoint.server.backend import Choice, make_pump
+from rallypoint.server.backend import Choice, make_loop
 from rallypoint.server.binding import listen
 from rallypoint.server.core import Core
-from rallypoint.server.legacy import LegacyPump
+from rallypoint.server.legacy import LegacyLoop
+from rallypoint.server.pump import Pump
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
@@ -484,9 +485,9 @@ def with_an_answer(clients: Sequence[RawClient]) -> list[RawClient]:
 def test_a_stop_after_the_end_does_no_harm(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a signal that comes while the server is ending for another reason."""
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # they are pytest's
-    pump, _ = make_pump(choice, Core(Limits()), listen("127.0.0.1", 0))
-    pump.serve(on_ready=pump.stop)
-    pump.stop()
+    loop, _ = make_loop(choice)
+    Pump(loop, Core(Limits()), listen("127.0.0.1", 0)).serve(on_ready=loop.stop)
+    loop.stop()
 
 
 class StubbornListener(socket.socket):
@@ -508,7 +509,8 @@ def pumping(failures: Sequence[int]) -> Iterator[tuple[int, StubbornListener]]:
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     port = listener.getsockname()[1]
-    pump = LegacyPump(Core(Limits()), [listener])
+    loop = LegacyLoop()
+    pump = Pump(loop, Core(Limits()), [listener])
     # Signals belong to the main thread, and this one is none: the server is to leave them alone here.
     thread = threading.Thread(target=pump.serve)
     with pytest.MonkeyPatch.context() as patch:
@@ -517,7 +519,7 @@ def pumping(failures: Sequence[int]) -> Iterator[tuple[int, StubbornListener]]:
         try:
             yield port, listener
         finally:
-            pump.stop()
+            loop.stop()
             thread.join(SECONDS)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from rallypoint.server.backend import Choice, choose, make_pump
+from rallypoint.server.backend import Choice, choose, make_loop
 from rallypoint.server.binding import describe, listen
 from rallypoint.server.core import Core
 from rallypoint.server.process import limits_of_environment, settle_in
+from rallypoint.server.pump import Pump
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -42,9 +44,10 @@ def serve(
     core = Core(limits_of_environment().override(limit or ()))
     listeners = listen(host, port)
     choice = choose() if backend is Choice.AUTO else backend
-    pump, warning = make_pump(choice, core, listeners)
+    loop, warning = make_loop(choice)
     if warning:
         logger.warning("%s", warning)
     logger.info("listening on %s", describe(listeners))
     place = f"{f'[{host}]' if ':' in host else host}:{listeners[0].getsockname()[1]}"
-    pump.serve(on_ready=lambda: print(f"rallypoint: serving on {place} ({pump.name})", flush=True))
+    on_ready = partial(print, f"rallypoint: serving on {place} ({loop.name})", flush=True)
+    Pump(loop, core, listeners).serve(on_ready)

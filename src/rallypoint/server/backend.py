@@ -7,15 +7,13 @@ there. A libuv that was asked for but is not there is a warning, never a failure
 from __future__ import annotations
 
 import os
-import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 
 from rallypoint.errors import UsageError
-from rallypoint.server.core import Core
-from rallypoint.server.legacy import LegacyPump
-from rallypoint.server.pump import Pump
+from rallypoint.server.legacy import LegacyLoop
+from rallypoint.server.loop import Loop
 
 VARIABLE = "USE_LIBUV"
 
@@ -55,24 +53,24 @@ def parse_switch(text: str, source: str) -> bool:
         ) from None
 
 
-def make_pump(choice: Choice, core: Core, listeners: Sequence[socket.socket]) -> tuple[Pump, str]:
-    """The pump for a choice, and a warning if it is not what was asked for (else an empty text)."""
+def make_loop(choice: Choice) -> tuple[Loop, str]:
+    """The loop for a choice, and a warning if it is not what was asked for (else an empty text)."""
     if choice is Choice.LEGACY:
-        return LegacyPump(core, listeners), ""
+        return LegacyLoop(), ""
     try:
-        return _libuv_pump(core, listeners), ""
+        return _libuv_loop(), ""
     except ImportError as error:
         warning = (
             f"libuv was asked for, but {LOOP_PACKAGE} cannot be imported ({error}); "
             f"serving with the legacy backend. hint: pip install {LOOP_PACKAGE}"
         )
-        return LegacyPump(core, listeners), warning if choice is Choice.LIBUV else ""
+        return LegacyLoop(), warning if choice is Choice.LIBUV else ""
 
 
-def _libuv_pump(core: Core, listeners: Sequence[socket.socket]) -> Pump:
-    from rallypoint.server.libuv import LibuvPump  # late: it imports asyncio, which takes its time
+def _libuv_loop() -> Loop:
+    from rallypoint.server.libuv import LibuvLoop  # late: it imports asyncio, which takes its time
 
-    return LibuvPump(core, listeners, LOOP_PACKAGE)
+    return LibuvLoop(LOOP_PACKAGE)
 
 
 def _choice_of(use_libuv: bool) -> Choice:

@@ -15,11 +15,13 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
-from typing import BinaryIO
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
 
-from rallypoint.server.backend import Choice, make_pump
+from rallypoint.errors import RallypointError
+from rallypoint.server.backend import Choice, make_loop
 from rallypoint.server.core import Core
+from rallypoint.server.loop import Loop
 from rallypoint.server.process import settle_in
 from rallypoint.server.pump import Pump
 from rallypoint.wire.limits import Limits
@@ -27,7 +29,25 @@ from rallypoint.wire.limits import Limits
 ANSWER_MARK = "rallypoint answers: "
 
 
+Order = dict[str, Any]
+"""What the parent asks for."""
+
+Builder = Callable[[Order, Loop, Sequence[socket.socket]], Pump[Any]]
+
+
 def main() -> None:
+    """Be a store server."""
+    run(_build)
+
+
+def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
+    core = Core(Limits(**order["limits"]))
+    if order["owner_key"]:
+        core.live_with_owners(order["owner_key"].encode(), loop.stop)
+    return Pump(loop, core, listeners)
+
+
+def run(build: Builder) -> None:
     """Serve until the parent ends or closes our standard input."""
     # Ctrl-C goes to every process of a terminal; the server has to outlive the ranks that still need it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -36,22 +56,23 @@ def main() -> None:
     try:
         order = json.loads(commands.readline())
         listeners = _take_listeners(order, commands)
-        core = Core(Limits(**order["limits"]))
-        pump, warning = make_pump(Choice(order["backend"]), core, listeners)
+        loop, warning = make_loop(Choice(order["backend"]))
+        pump = build(order, loop, listeners)
+    except RallypointError as error:
+        _report({"error": str(error)})
+        sys.exit(1)
     except BaseException:
         _report({"error": traceback.format_exc(limit=-3)})
         raise
-    if order["owner_key"]:
-        core.live_with_owners(order["owner_key"].encode(), pump.stop)
     life = _Life(pump, stays_for_clients=order["stays_for_clients"])
-    _watch_parent(pump, commands, life.leave)
-    pump.serve(on_ready=lambda: _report({"backend": pump.name, "warning": warning}), on_tick=life.check)
+    _watch_parent(loop, commands, life.leave)
+    pump.serve(on_ready=lambda: _report({"backend": loop.name, "warning": warning}), on_tick=life.check)
 
 
 class _Life:
     """When to end: with the parent, or, if it was told to stay for them, with the last client after that."""
 
-    def __init__(self, pump: Pump, *, stays_for_clients: bool) -> None:
+    def __init__(self, pump: Pump[Any], *, stays_for_clients: bool) -> None:
         self._pump = pump
         self._stays_for_clients = stays_for_clients
         self._left = False
@@ -60,26 +81,25 @@ class _Life:
     def leave(self) -> None:
         """The parent has gone, or has let go of the server."""
         self._left = True
-        if not self._stays_for_clients or not self._pump.core.connections:
-            self._pump.stop()
+        if not self._stays_for_clients or not self._pump.core.has_clients:
+            self._pump.loop.stop()
 
     def check(self) -> None:
         """Once a second: a parent that forked has given our standard input to children who may outlive it."""
         if sys.platform != "win32" and os.getppid() != self._parent:
             self.leave()
-        if self._left and not self._pump.core.connections:
-            self._pump.stop()
+        if self._left and not self._pump.core.has_clients:
+            self._pump.loop.stop()
 
 
-def _take_listeners(order: dict[str, object], commands: BinaryIO) -> list[socket.socket]:
-    descriptors = order["descriptors"]
-    assert isinstance(descriptors, list)
+def _take_listeners(order: Order, commands: BinaryIO) -> list[socket.socket]:
+    descriptors: list[int] = order["descriptors"]
     if sys.platform == "win32":
         return [socket.fromshare(commands.read(size)) for size in descriptors]
     return [socket.socket(fileno=fd) for fd in descriptors]
 
 
-def _watch_parent(pump: Pump, commands: BinaryIO, on_end: Callable[[], None]) -> None:
+def _watch_parent(loop: Loop, commands: BinaryIO, on_end: Callable[[], None]) -> None:
     if sys.platform == "win32":
         # A pipe cannot be polled there, so a thread waits for its end.
         import threading
@@ -88,10 +108,10 @@ def _watch_parent(pump: Pump, commands: BinaryIO, on_end: Callable[[], None]) ->
         return
 
     def end() -> None:
-        pump.watch_readable(commands.fileno(), None)  # its end stays readable for ever
+        loop.watch_readable(commands.fileno(), None)  # its end stays readable for ever
         on_end()
 
-    pump.watch_readable(commands.fileno(), end)
+    loop.watch_readable(commands.fileno(), end)
 
 
 def _report(message: dict[str, str]) -> None:

@@ -1,45 +1,40 @@
 """The whole server but its I/O: bytes of all connections in, bytes for all connections out.
 
-Both backends and the tests drive this same object. Whoever pumps the bytes
-
-- calls `open` for each new connection and `close` exactly once when it ends, for whatever reason;
-- passes what it reads to the connection's `receive`, sends it what that returns, in one write, then
-  calls `take_woken` and sends each connection in it one STOP_WAITING;
-- closes a connection when `receive` raises ProtocolError (after sending the error's `replies`), when
-  `overdue` names it, and when it does not read what it is sent (`Limits.unsent_bytes`).
-
-Time comes in as a parameter, in seconds of any monotonic clock.
+Both backends and the tests drive this same object; `Front` says how.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from rallypoint.engine import Engine
-from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.errors import LimitError
+from rallypoint.server.carrying import StoreCarrier, Ticket
+from rallypoint.server.front import Client, Front
 from rallypoint.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, blobs, pack_i64, pack_u64
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED
-from rallypoint.wire.parser import Forms, RequestParser
+from rallypoint.wire.parser import SERVED, SESSIONS, Forms, RequestParser
+from rallypoint.wire.sessions import ANNOUNCED
+
+_ANNOUNCED: Final = [ANNOUNCED]
 
 
-class Connection:
+class Connection(Client):
     """One client: the handler of its requests. Made by `Core.open` alone."""
 
-    __slots__ = ("_core", "_engine", "_get", "peer", "receive")
-
-    receive: Callable[[bytes], bytes]
-    """Takes what the client sent, and returns what it is to be sent, in one write.
-
-    Raises ProtocolError when the connection is to be closed. Either way, `Core.take_woken` comes next.
-    """
+    __slots__ = ("_core", "_engine", "_get")
 
     def __init__(self, core: Core, peer: str) -> None:
+        super().__init__(core.sessions, peer)
         self._core = core
         self._engine = core.engine
         self._get = core.engine.get
-        self.peer = peer
         self.receive = RequestParser(self, core.forms).feed
+
+    def take_notice(self) -> bytes:
+        return STOP_WAITING if self.session is None else self.session.flush()
 
     # What the parser calls, for each request: the handler's methods return the reply.
 
@@ -108,6 +103,8 @@ class Connection:
         return pack_i64(self._engine.queue_length(key))
 
     def check(self, keys: list[bytes]) -> bytes:
+        if keys == _ANNOUNCED:
+            return READY
         return NOT_READY if self._engine.missing(keys) else READY
 
     def wait(self, keys: list[bytes]) -> bytes:
@@ -122,29 +119,32 @@ class Connection:
         return WAIT_CANCELED
 
 
-def _receive_nothing(_: bytes) -> bytes:
-    raise ProtocolError("the connection has been closed")
-
-
-class Core:
+class Core(Front[Connection]):
     """Parser and engine for all connections of one server. Not safe for threads."""
 
-    __slots__ = (
-        *("_handshakes", "_on_abandoned", "_owners", "connections", "engine", "forms"),
-        *("limits", "owner_key", "woken"),
-    )
+    __slots__ = ("_carrier", "_on_abandoned", "_owners", "engine", "forms", "owner_key")
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
-        self.forms = Forms(self.limits)
-        self.engine: Engine[Connection] = Engine(self.limits)
-        self.connections: set[Connection] = set()
-        self._handshakes: dict[Connection, float] = {}  # deadlines, which come in the order of insertion
-        self.woken: list[Connection] = []
-        """Always this same list. If it is not empty, `take_woken` is due."""
+        limits = limits or Limits()
+        self.engine: Engine[Connection | Ticket] = Engine(limits)
+        self._carrier = StoreCarrier(self)
+        super().__init__(limits, self._carrier)
+        self.forms: Forms[Connection] = Forms(limits, {**SERVED, **SESSIONS})
+        self._carrier.proxy = Connection(self, "a relay")
         self.owner_key: bytes | None = None
         self._owners: set[Connection] = set()
         self._on_abandoned: Callable[[], None] | None = None
+
+    def _make(self, peer: str) -> Connection:
+        return Connection(self, peer)
+
+    def _leave(self, connection: Connection) -> None:
+        super()._leave(connection)
+        self.wake(self.engine.withdraw(connection), connection)
+
+    def close(self, connection: Connection) -> None:
+        super().close(connection)
+        self._disown(connection)
 
     def live_with_owners(self, key: bytes, on_abandoned: Callable[[], None]) -> None:
         """Call `on_abandoned`, once, when the last owner has closed its connection.
@@ -157,34 +157,10 @@ class Core:
 
     def take_owner(self, connection: Connection) -> bool:
         """Make a connection an owner; False if the server has been abandoned and is about to end."""
-        if self._on_abandoned is None:
+        if self._on_abandoned is None or connection not in self.connections:
             return False
         self._owners.add(connection)
         return True
-
-    def open(self, peer: str, now: float) -> Connection:
-        """A new connection; `peer` is its name in messages. LimitError if it is one too many."""
-        limit = self.limits.connections
-        if len(self.connections) >= limit:
-            raise LimitError(f"one more connection than {limit:,}, the limit connections")
-        connection = Connection(self, peer)
-        self.connections.add(connection)
-        self._handshakes[connection] = now + self.limits.handshake_seconds
-        return connection
-
-    def take_woken(self) -> list[Connection]:
-        """The connections that are to be sent a STOP_WAITING, once for each time that they stand here."""
-        woken = self.woken[:]
-        self.woken.clear()
-        return woken
-
-    def close(self, connection: Connection) -> None:
-        """Forget a connection; `take_woken` comes next."""
-        self.connections.discard(connection)
-        self._handshakes.pop(connection, None)
-        connection.receive = _receive_nothing  # the parser refers back to the connection
-        self._disown(connection)
-        self.wake(self.engine.withdraw(connection), connection)
 
     def _disown(self, connection: Connection) -> None:
         if connection not in self._owners:
@@ -194,41 +170,24 @@ class Core:
             abandon, self._on_abandoned = self._on_abandoned, None
             abandon()
 
-    def end(self, connection: Connection, now: float) -> None:
-        """A connection has sent its last; it stays open to take its replies. `take_woken` comes next."""
-        self._handshakes.pop(connection, None)
-        self._handshakes[connection] = now + self.limits.handshake_seconds
-        self.wake(self.engine.withdraw(connection), connection)
-
-    def overdue(self, now: float) -> list[Connection]:
-        """The connections that have not completed their handshake, or their end, in time."""
-        late = []
-        for connection, deadline in self._handshakes.items():
-            if deadline > now:
-                break
-            late.append(connection)
-        return late
-
     def check_reply(self, count: int) -> None:
         """Refuse to put together a reply that is longer than anyone may be sent."""
         limit = self.limits.unsent_bytes
         if count > limit:
             raise LimitError(f"asked for {count:,} bytes at once; the limit unsent_bytes is {limit:,}")
 
-    def complete_handshake(self, connection: Connection) -> None:
-        self._handshakes.pop(connection, None)
-
-    def wake(self, members: Sequence[Connection], current: Connection) -> bytes:
+    def wake(self, members: Sequence[Connection | Ticket], current: Connection | None = None) -> bytes:
         """Note whom to wake; return the STOP_WAITINGs of `current` itself, to stand among its replies."""
         if not members:
             return b""
         others = [member for member in members if member is not current]
-        self.woken += others
-        return STOP_WAITING * (len(members) - len(others))
+        own = STOP_WAITING * (len(members) - len(others))
+        if len(self.sessions):
+            self._carrier.tell([member for member in others if isinstance(member, Ticket)])
+            others = [member for member in others if not isinstance(member, Ticket)]
+        self.woken += others  # type: ignore[arg-type]  # there are no tickets without a session
+        return own
 
     def check_invariants(self) -> None:
-        """Assert that all parts agree; for tests."""
+        super().check_invariants()
         self.engine.check_invariants()
-        assert self.connections.issuperset(self._handshakes)
-        deadlines = list(self._handshakes.values())
-        assert deadlines == sorted(deadlines)

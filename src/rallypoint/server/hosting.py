@@ -38,14 +38,27 @@ START_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 
 # The child finds the modules where its parent does, but not in the folder it happens to stand in.
-_BOOTSTRAP = """# the store server of rallypoint
+_BOOTSTRAP = """# a server process of rallypoint
 import sys
 del sys.path[0]
 import json
 sys.path[:] = json.loads(sys.argv.pop())
-from rallypoint.server.child import main
-main()
+from importlib import import_module
+import_module(sys.argv.pop()).main()
 """
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a hosted process is."""
+
+    name: str
+    """In messages."""
+    module: str
+    """Whose `main` calls `child.run`."""
+
+
+STORE_SERVER = Kind("store server", "rallypoint.server.child")
 
 
 class HostedServer:
@@ -141,10 +154,26 @@ def host_server(
 
     Raises PortInUseError, BindError, UsageError, or ServerStartError with the child's own words.
     """
-    limits = limits_of_environment()
     listeners = [adopt(listen_fd)] if listen_fd is not None else listen(host, port)
+    return host_on(listeners, STORE_SERVER, {}, backend=backend, lifespan=lifespan)
+
+
+def host_on(
+    listeners: Sequence[socket.socket],
+    kind: Kind,
+    order: dict[str, object],
+    *,
+    backend: Choice,
+    lifespan: Lifespan = WITH_PARENT,
+) -> HostedServer:
+    """Start a process that serves on these sockets, which are closed here.
+
+    `order` is what its module is told besides.
+    """
     try:
-        server = _start(listeners, {"backend": backend.value, "limits": asdict(limits), **asdict(lifespan)})
+        limits = asdict(limits_of_environment())
+        whole = {**order, "backend": backend.value, "limits": limits, **asdict(lifespan)}
+        server = _start(listeners, kind, whole)
         # At the end of this process it loses its standard input, and decides for itself.
         server._stop.atexit = not lifespan.stays_for_clients
     finally:
@@ -185,13 +214,13 @@ def share_server(
     return server
 
 
-def _start(listeners: Sequence[socket.socket], order: dict[str, object]) -> HostedServer:
+def _start(listeners: Sequence[socket.socket], kind: Kind, order: dict[str, object]) -> HostedServer:
     began = time.monotonic()
     with _inheritable(listeners) as descriptors:
-        process = _spawn(descriptors)
+        process = _spawn(kind, descriptors)
     try:
         _give_order(process, listeners, descriptors, order)
-        answer = _await_answer(process)
+        answer = _await_answer(kind, process)
     except BaseException:
         _stop(process, os.getpid())
         raise
@@ -200,7 +229,8 @@ def _start(listeners: Sequence[socket.socket], order: dict[str, object]) -> Host
     server = HostedServer(process, listeners, answer["backend"])
     seconds = time.monotonic() - began
     logger.info(
-        "store server on %s (%s), process %d, up in %.2f s",
+        "%s on %s (%s), process %d, up in %.2f s",
+        kind.name,
         server.places,
         server.backend,
         server.pid,
@@ -225,9 +255,9 @@ def _inheritable(listeners: Sequence[socket.socket]) -> Iterator[list[int]]:
             os.close(descriptor)
 
 
-def _spawn(descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+def _spawn(kind: Kind, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     path = json.dumps([entry for entry in sys.path if entry])
-    command = [sys.executable, "-c", _BOOTSTRAP, path]
+    command = [sys.executable, "-c", _BOOTSTRAP, kind.module, path]
     errors = subprocess.DEVNULL if sys.stderr is None else None
     try:
         if sys.platform == "win32":
@@ -243,7 +273,7 @@ def _spawn(descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise ServerStartError(
-            f"cannot start {sys.executable!r} for the store server: {error.strerror}",
+            f"cannot start {sys.executable!r} for the {kind.name}: {error.strerror}",
             hint="start one by hand with `rallypoint serve` and connect to that",
         ) from error
 
@@ -266,36 +296,36 @@ def _give_order(
         pass
 
 
-def _await_answer(process: subprocess.Popen[bytes]) -> dict[str, str]:
+def _await_answer(kind: Kind, process: subprocess.Popen[bytes]) -> dict[str, str]:
     """The child's one line; ServerStartError if it says that it failed, ends, or says nothing."""
     deadline = time.monotonic() + START_SECONDS
     said = ""
-    while not (line := _read_line(process, deadline)).startswith(ANSWER_MARK):
+    while not (line := _read_line(kind, process, deadline)).startswith(ANSWER_MARK):
         if not line:
             raise ServerStartError(
-                f"the store server process ended before it was ready, {_exit_of(process)}" + said,
+                f"the {kind.name} process ended before it was ready, {_exit_of(process)}" + said,
                 hint="its own message stands above, on standard error",
             )
         said += f"\n  it printed: {line.rstrip()}"
     answer: dict[str, str] = json.loads(line.removeprefix(ANSWER_MARK))
     if "error" in answer:
-        raise ServerStartError(f"the store server process failed at its start:\n{answer['error'].rstrip()}")
+        raise ServerStartError(f"the {kind.name} process failed at its start:\n{answer['error'].rstrip()}")
     return answer
 
 
-def _read_line(process: subprocess.Popen[bytes], deadline: float) -> str:
+def _read_line(kind: Kind, process: subprocess.Popen[bytes], deadline: float) -> str:
     stdout = _pipe(process.stdout)
     if sys.platform != "win32":  # pipes cannot be polled there; the child always answers or ends
-        _await_output(stdout, deadline)
+        _await_output(kind, stdout, deadline)
     return stdout.readline().decode(errors="replace")
 
 
-def _await_output(stdout: IO[bytes], deadline: float) -> None:
+def _await_output(kind: Kind, stdout: IO[bytes], deadline: float) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(stdout, selectors.EVENT_READ)
         if not selector.select(max(0.0, deadline - time.monotonic())):
             raise ServerStartError(
-                f"the store server process was not ready after {START_SECONDS:g} s",
+                f"the {kind.name} process was not ready after {START_SECONDS:g} s",
                 hint="is the machine out of memory or CPU time?",
             )
 

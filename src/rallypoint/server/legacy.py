@@ -1,14 +1,14 @@
-"""The standard-library byte pump: one selector, one thread, nothing to install."""
+"""The standard-library loop: one selector, one thread, nothing to install."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import selectors
 import socket
 import time
-from collections.abc import Sequence
 
-from rallypoint.server.core import Core
-from rallypoint.server.pump import TICK_SECONDS, Callback, Pump
+from rallypoint.server.loop import Callback, Loop
 
 _MOST_FOR_SELECT = 500
 
@@ -29,17 +29,18 @@ class _Watch:
         return readable | (selectors.EVENT_WRITE if self.on_writable else 0)
 
 
-class LegacyPump(Pump):
-    """Pumps on `selectors.DefaultSelector`: epoll, kqueue, or select, as the system has it."""
+class LegacyLoop(Loop):
+    """A loop on `selectors.DefaultSelector`: epoll, kqueue, or select, as the system has it."""
 
     name = "legacy"
 
-    def __init__(self, core: Core, listeners: Sequence[socket.socket]) -> None:
-        super().__init__(core, listeners)
+    def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         if isinstance(self._selector, selectors.SelectSelector):  # Windows: select() takes no more
             self.capacity = _MOST_FOR_SELECT
         self._watches: dict[int, _Watch] = {}  # what is registered with the selector
+        self._timers: list[tuple[float, int, Callback]] = []  # a heap; what is due at a time comes in order
+        self._counter = itertools.count()
         self._stopping = False
         # A signal handler writes a byte here, so that a select under way returns.
         self._alarm, self._bell = socket.socketpair()
@@ -57,20 +58,32 @@ class LegacyPump(Pump):
         watch.on_writable = callback
         self._select(watch)
 
-    def run(self, on_tick: Callback) -> None:
-        next_tick = time.monotonic() + TICK_SECONDS
+    def later(self, seconds: float, callback: Callback) -> None:
+        due = time.monotonic() + seconds if seconds else 0.0
+        heapq.heappush(self._timers, (due, next(self._counter), callback))
+
+    def run(self) -> None:
         while not self._stopping:
-            ready = self._selector.select(max(0.0, next_tick - time.monotonic()))
-            for key, events in ready:
+            for key, events in self._selector.select(self._patience()):
                 watch: _Watch = key.data
                 # Either may be gone by now, because of an event before it in this same round.
                 if events & selectors.EVENT_READ and watch.on_readable:
                     watch.on_readable()
                 if events & selectors.EVENT_WRITE and watch.on_writable:
                     watch.on_writable()
-            if time.monotonic() >= next_tick:
-                on_tick()
-                next_tick = time.monotonic() + TICK_SECONDS
+            self._call_due()
+
+    def _patience(self) -> float | None:
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _call_due(self) -> None:
+        """What is due now; what that asks for comes in the next round, or sockets would starve."""
+        now, timers = time.monotonic(), self._timers
+        due = []
+        while timers and timers[0][0] <= now:
+            due.append(heapq.heappop(timers)[2])
+        for callback in due:
+            callback()
 
     def stop(self) -> None:
         self._stopping = True
@@ -98,8 +111,7 @@ class LegacyPump(Pump):
             self._selector.register(watch.fd, watch.events, watch)
             self._watches[watch.fd] = watch
 
-    def _close(self) -> None:
-        super()._close()
+    def close(self) -> None:
         self._selector.close()
         self._alarm.close()
         self._bell.close()

@@ -1,4 +1,4 @@
-"""The libuv byte pump: uvloop, or winloop on Windows.
+"""The libuv loop: uvloop, or winloop on Windows.
 
 Sockets are watched with `add_reader`, not served through transports: uvloop's own server accepts one
 connection per turn of its loop, which takes seconds beside busy clients, and for requests as short as a
@@ -10,20 +10,17 @@ from __future__ import annotations
 import asyncio
 import importlib
 import socket
-from collections.abc import Sequence
 
-from rallypoint.server.core import Core
-from rallypoint.server.pump import TICK_SECONDS, Callback, Pump
+from rallypoint.server.loop import Callback, Loop
 
 
-class LibuvPump(Pump):
-    """Pumps on a loop of the package named, uvloop or winloop; ImportError where that cannot be imported."""
+class LibuvLoop(Loop):
+    """A loop of the package named, uvloop or winloop; ImportError where that cannot be imported."""
 
     name = "libuv"
     tells_errors_once = True
 
-    def __init__(self, core: Core, listeners: Sequence[socket.socket], package: str) -> None:
-        super().__init__(core, listeners)
+    def __init__(self, package: str) -> None:
         self._loop: asyncio.AbstractEventLoop = importlib.import_module(package).new_event_loop()
 
     def watch_readable(self, file: socket.socket | int, callback: Callback | None) -> None:
@@ -38,18 +35,18 @@ class LibuvPump(Pump):
         else:
             self._loop.add_writer(file, callback)
 
-    def run(self, on_tick: Callback) -> None:
-        def tick() -> None:
-            self._loop.call_later(TICK_SECONDS, tick)
-            on_tick()
+    def later(self, seconds: float, callback: Callback) -> None:
+        if seconds:
+            self._loop.call_later(seconds, callback)
+        else:
+            self._loop.call_soon(callback)
 
-        self._loop.call_later(TICK_SECONDS, tick)
+    def run(self) -> None:
         self._loop.run_forever()
 
     def stop(self) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _close(self) -> None:
-        super()._close()
+    def close(self) -> None:
         self._loop.close()

@@ -1,8 +1,8 @@
-"""What both byte pumps share: sockets in, `Core` in the middle, sockets out.
+"""The byte pump: sockets in, a `Front` in the middle, sockets out.
 
-A backend only says how to be told that a socket can be read or written, and runs the loop. The rest is
-here: accept until there is none left, one read per event, one write per read, bounded buffers for those
-who do not read, and no name look-up anywhere.
+A backend only says when a socket can be read or written, and runs the loop. The rest is here: accept
+until there is none left, one read per event, one write per read, bounded buffers for those who do not
+read, and no name look-up anywhere.
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ import signal
 import socket
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.server.core import Connection, Core
-from rallypoint.wire.opcodes import STOP_WAITING
+from rallypoint.server.front import ClientT, Front
+from rallypoint.server.loop import Callback, Loop
 
 logger = logging.getLogger("rallypoint.server")
-
-Callback = Callable[[], None]
 
 TICK_SECONDS = 1.0
 """How often handshakes are checked against their deadline, and a paused accept is tried again."""
@@ -57,12 +54,12 @@ _read: Callable[[Any, int], bytes] = socket.socket.recv if _READS_SOCKETS_ONLY e
 _write: Callable[[Any, bytes | bytearray], int] = socket.socket.send if _READS_SOCKETS_ONLY else os.write
 
 
-class _Link:
+class _Link(Generic[ClientT]):
     """One client's socket and what is still to be sent on it."""
 
     __slots__ = ("_file", "_pump", "_receive", "_woken", "connection", "ending", "sock", "unsent")
 
-    def __init__(self, pump: Pump, sock: socket.socket, connection: Connection) -> None:
+    def __init__(self, pump: Pump[ClientT], sock: socket.socket, connection: ClientT) -> None:
         self._pump = pump
         self._file: Any = sock if _READS_SOCKETS_ONLY else sock.fileno()
         self._receive = connection.receive
@@ -128,7 +125,7 @@ class _Link:
 
     def _check_for_error(self) -> None:
         """A client that resets right behind a request may be told of only once, and that is now."""
-        if self._pump.tells_errors_once and self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        if self._pump.loop.tells_errors_once and self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._pump.drop(self)
 
     def on_writable(self) -> None:
@@ -143,14 +140,14 @@ class _Link:
             return
         if not unsent:
             self.unsent = None
-            self._pump.watch_writable(self.sock, None)
-            if self.ending:
+            self._pump.loop.watch_writable(self.sock, None)
+            if self.ending and not self.connection.is_owed:
                 self._pump.drop(self)
 
     def _hold(self, data: bytes) -> None:
         if self.unsent is None:
             self.unsent = bytearray()
-            self._pump.watch_writable(self.sock, self.on_writable)
+            self._pump.loop.watch_writable(self.sock, self.on_writable)
         self.unsent += data
         limit = self._pump.core.limits.unsent_bytes
         if len(self.unsent) > limit:
@@ -162,68 +159,72 @@ class _Link:
             self._pump.drop(self)
 
 
-class Pump(ABC):
-    """Serves a core on listening sockets, which it owns from now on, until `stop`."""
+class Pump(Generic[ClientT]):
+    """Serves the clients of a core on listening sockets, which it owns from now on."""
 
-    name: str
-    """What the backend is called in messages and options."""
-
-    capacity: int | None = None
-    """How many clients the backend can watch, if it has a limit of its own."""
-
-    tells_errors_once = False
-    """Whether an error of a socket leads to one last call back, even if that one finds data to read."""
-
-    def __init__(self, core: Core, listeners: Sequence[socket.socket]) -> None:
+    def __init__(self, loop: Loop, core: Front[ClientT], listeners: Sequence[socket.socket]) -> None:
+        self.loop = loop
         self.core = core
         self._listeners = list(listeners)
-        self._links: dict[Connection, _Link] = {}
+        self._links: dict[ClientT, _Link[ClientT]] = {}
         self._accepting = False
         self._delivering = False
-
-    # What a backend provides
-
-    @abstractmethod
-    def watch_readable(self, file: socket.socket | int, callback: Callback | None) -> None:
-        """Call back whenever `file` can be read; with None, stop doing so."""
-
-    @abstractmethod
-    def watch_writable(self, file: socket.socket, callback: Callback | None) -> None:
-        """Call back whenever `file`, which is watched for reading or was, can be written; None: stop."""
-
-    @abstractmethod
-    def run(self, on_tick: Callback) -> None:
-        """Serve until `stop`, which may have been called already; call `on_tick` about every second."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """End `run` soon. May be called from a callback or a signal handler."""
-
-    # Serving
+        self._holding = False
+        self._closed = False
 
     def serve(self, on_ready: Callback = lambda: None, on_tick: Callback = lambda: None) -> None:
-        """Accept and serve until `stop`, SIGINT or SIGTERM; then close every socket.
+        """Accept and serve until the loop's `stop`, SIGINT or SIGTERM; then close every socket.
 
         `on_ready` is called when accepting. For the main thread of a process, as signals are.
         """
+        try:
+            self._stop_on_signals()
+            self.start(on_tick)
+            on_ready()
+            self.loop.run()
+        finally:
+            self.close()
+            self.loop.close()
+
+    def start(self, on_tick: Callback = lambda: None) -> None:
+        """Accept, and serve whenever the loop runs; call `on_tick` about every second."""
 
         def tick() -> None:
+            if self._closed:
+                return
+            self.loop.later(TICK_SECONDS, tick)
             self._expire()
             self._resume_accepting()
             on_tick()
 
-        try:
-            for listener in self._listeners:
-                _prepare(listener)
-            self._stop_on_signals()
-            self._resume_accepting()
-            on_ready()
-            self.run(tick)
-        finally:
-            self._close()
+        for listener in self._listeners:
+            _prepare(listener)
+        self._resume_accepting()
+        self.loop.later(TICK_SECONDS, tick)
+
+    def close(self) -> None:
+        """Close every socket."""
+        self._closed = True
+        self.drop_all()
+        for listener in self._listeners:
+            if self._accepting:
+                self.loop.watch_readable(listener, None)
+            listener.close()
+
+    def drop_all(self) -> None:
+        """Close the connections of all clients at once."""
+        for link in list(self._links.values()):
+            self.drop(link)
+
+    def hold_readers(self, hold: bool) -> None:
+        """Read nothing more from the clients, for as long as that is said: what they send stays with them."""
+        self._holding = hold
+        for link in self._links.values():
+            if not link.ending:
+                self.loop.watch_readable(link.sock, None if hold else link.on_readable)
 
     def deliver(self) -> None:
-        """Send each woken connection its STOP_WAITING.
+        """Send each woken connection its notice.
 
         A send that fails ends its connection, which may wake more; those are for the call under way.
         """
@@ -231,25 +232,35 @@ class Pump(ABC):
             return
         self._delivering = True
         try:
-            while woken := self.core.take_woken():
-                for connection in woken:
+            core = self.core
+            while core.woken or core.doomed:
+                for connection in core.take_woken():
                     link = self._links.get(connection)
                     if link is not None:
-                        link.send(STOP_WAITING)
+                        self._notify(link)
+                for connection, error in core.take_doomed():
+                    self.refuse(self._links[connection], error)
         finally:
             self._delivering = False
 
-    def end(self, link: _Link) -> None:
+    def _notify(self, link: _Link[ClientT]) -> None:
+        notice = link.connection.take_notice()
+        if notice:
+            link.send(notice)
+        if link.ending and link.unsent is None and not link.connection.is_owed:
+            self.drop(link)
+
+    def end(self, link: _Link[ClientT]) -> None:
         """Close, but not before all is sent, or the time for that is over."""
-        if link.unsent is None or link.connection not in self._links:
+        if (link.unsent is None and not link.connection.is_owed) or link.connection not in self._links:
             self.drop(link)
         elif not link.ending:
             link.ending = True
-            self.watch_readable(link.sock, None)
+            self.loop.watch_readable(link.sock, None)
             self.core.end(link.connection, time.monotonic())
             self.deliver()
 
-    def refuse(self, link: _Link, error: ProtocolError) -> None:
+    def refuse(self, link: _Link[ClientT], error: ProtocolError) -> None:
         """Close because of a violation: answer what came before it, say why, and wake whom that wakes."""
         logger.warning("closed %s: %s", link.connection.peer, error.message)
         if error.replies:
@@ -257,13 +268,13 @@ class Pump(ABC):
         self.end(link)
         self.deliver()
 
-    def drop(self, link: _Link) -> None:
+    def drop(self, link: _Link[ClientT]) -> None:
         """Close at once, whatever is unsent."""
         if link.sock.fileno() < 0:
             return
-        self.watch_readable(link.sock, None)
+        self.loop.watch_readable(link.sock, None)
         if link.unsent is not None:
-            self.watch_writable(link.sock, None)
+            self.loop.watch_writable(link.sock, None)
             link.unsent = None
         link.sock.close()
         del self._links[link.connection]
@@ -273,7 +284,7 @@ class Pump(ABC):
     def _stop_on_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: self.stop())
+                signal.signal(number, lambda *_: self.loop.stop())
 
     # Accepting
 
@@ -305,8 +316,8 @@ class Pump(ABC):
             sock.setblocking(False)
             if not _INHERITS_OPTIONS:
                 _set_options(sock)
-            if self.capacity is not None and len(self._links) >= self.capacity:
-                raise LimitError(f"this system's select() watches no more than {self.capacity} clients")
+            if self.loop.capacity is not None and len(self._links) >= self.loop.capacity:
+                raise LimitError(f"this system's select() watches no more than {self.loop.capacity} clients")
             connection = self.core.open(peer, now)
         except LimitError as error:
             logger.warning("refused %s: %s", peer, error.message)
@@ -316,7 +327,8 @@ class Pump(ABC):
             sock.close()
             return
         link = self._links[connection] = _Link(self, sock, connection)
-        self.watch_readable(sock, link.on_readable)
+        if not self._holding:
+            self.loop.watch_readable(sock, link.on_readable)
 
     def _pause_accepting(self, error: OSError) -> None:
         logger.warning(
@@ -326,32 +338,21 @@ class Pump(ABC):
         )
         self._accepting = False
         for listener in self._listeners:
-            self.watch_readable(listener, None)
+            self.loop.watch_readable(listener, None)
 
     def _resume_accepting(self) -> None:
         if self._accepting:
             return
         self._accepting = True
         for listener in self._listeners:
-            self.watch_readable(listener, partial(self._accept_from, listener))
+            self.loop.watch_readable(listener, partial(self._accept_from, listener))
 
     def _expire(self) -> None:
-        for connection in self.core.overdue(time.monotonic()):
-            link = self._links[connection]
-            what = "it has ended, but did not read its last replies" if link.ending else "no VALIDATE"
-            seconds = self.core.limits.handshake_seconds
-            logger.warning(
-                "closed %s: %s within %g s, the limit handshake_seconds", connection.peer, what, seconds
-            )
-            self.drop(link)
-
-    def _close(self) -> None:
-        for link in list(self._links.values()):
-            self.drop(link)
-        for listener in self._listeners:
-            if self._accepting:
-                self.watch_readable(listener, None)
-            listener.close()
+        for connection, why in self.core.overdue(time.monotonic()):
+            if connection in self._links:  # or it has gone because of one before it
+                logger.warning("closed %s: %s", connection.peer, why)
+                self.drop(self._links[connection])
+        self.deliver()
 
 
 # Linux hands the options of a listening socket on to those that it accepts: no system call per client.

@@ -33,6 +33,10 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 SIDEWAYS = {("engine", "rallypoint.wire.limits")}
 
 PURE = {"engine", "wire"}
+PURE_MODULES = {
+    *(f"rallypoint.server.{name}" for name in ("core", "front", "sessions", "carrying")),
+    *(f"rallypoint.relay.{name}" for name in ("combining", "upstream", "ranks", "children", "core")),
+}
 IMPURE_MODULES = {
     *("socket", "time", "threading", "asyncio", "selectors", "select"),
     *("random", "os", "datetime", "logging"),
@@ -126,8 +130,8 @@ def _fault(found: Import) -> str:
     top = found.target.partition(".")[0]
     if top == "torch" and found.part != "pytorch":
         return "only pytorch/ may import torch"
-    if found.part in PURE and top in IMPURE_MODULES:
-        return f"{found.part}/ knows nothing of I/O, clocks or threads"
+    if (found.part in PURE or found.module in PURE_MODULES) and top in IMPURE_MODULES:
+        return f"{found.module} knows nothing of I/O, clocks or threads"
     if top != PACKAGE or found.target in NAMES_OF_PACKAGE:
         return ""
     return _fault_of_arrow(found, _part(found.target))
@@ -157,6 +161,8 @@ def test_arrows_point_down_and_the_pure_parts_are_pure() -> None:
     [
         ("wire/x.py", "import rallypoint.engine", "sideways"),
         ("wire/x.py", "from rallypoint import engine", "sideways"),
+        ("relay/core.py", "import time", "nothing of I/O"),
+        ("relay/running.py", "import time", None),
         ("wire/x.py", "from rallypoint.errors import UsageError", None),
         ("wire/x.py", "from ..server.core import Core", "up"),
         ("wire/x.py", "from . import y", None),

@@ -1,0 +1,126 @@
+"""The whole relay but its I/O: bytes of its clients and of its upstream in, bytes for them out.
+
+The clients' side is a `Front`, which a pump serves as it serves the store's. The upstream side is for
+whoever connects: it sends what `connect` gives, passes what it reads to `receive_upstream`, sends what that
+and `flush` return, and says when the connection is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rallypoint.relay.children import RelayCarrier
+from rallypoint.relay.combining import Answer, Combiner, Line
+from rallypoint.relay.ranks import Rank
+from rallypoint.relay.upstream import Upstream
+from rallypoint.server.front import Front
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import Op
+from rallypoint.wire.parser import SERVED, SESSIONS, Forms, carried
+
+_PLACE_BYTES: Final = 128
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+class RelayCore(Front[Rank]):
+    """One relay. Not safe for threads."""
+
+    __slots__ = (
+        "_is_pressed",
+        "_make_token",
+        "combiner",
+        "forms",
+        "has_work",
+        "on_pressure",
+        "places",
+        "upstream",
+    )
+
+    def __init__(self, make_token: Callable[[], bytes], limits: Limits | None = None) -> None:
+        limits = limits or Limits()
+        super().__init__(limits, RelayCarrier(self))
+        self.forms: Forms[Rank] = Forms(limits, {**carried(SERVED), **SESSIONS})
+        self._make_token = make_token
+        self._is_pressed = False
+        self.places = 0
+        """Replies that clients wait for, in their order."""
+        self.has_work: Callable[[], None] = _nothing
+        """Called whenever there may be something for `flush`: that is to be called soon, once."""
+        self.on_pressure: Callable[[bool], None] = _nothing
+        """Called when it holds so much that clients should not be read, and when they can be again."""
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self.combiner = Combiner()
+        self.upstream = Upstream(self.combiner, self._make_token(), self.limits)
+
+    # Clients
+
+    def _make(self, peer: str) -> Rank:
+        return Rank(self, peer)
+
+    def _leave(self, connection: Rank) -> None:
+        super()._leave(connection)
+        connection.leave()
+
+    def close(self, connection: Rank) -> None:
+        super().close(connection)
+        connection.forget_places()
+
+    def ask(self, line: Line, op: Op, blobs: Sequence[bytes], tail: bytes, answer: Answer) -> None:
+        """Ask the store what is answered at once."""
+        self.combiner.ask(line, op, blobs, tail, answer)
+        self.check_pressure()
+        self.has_work()
+
+    def check_pressure(self) -> None:
+        limit = self.limits.relayed_bytes
+        held = self.combiner.held_bytes + self.places * _PLACE_BYTES
+        if held > limit and not self._is_pressed:
+            self._is_pressed = True
+            self.on_pressure(True)
+        elif held <= limit // 2 and self._is_pressed:
+            self._is_pressed = False
+            self.on_pressure(False)
+
+    # Upstream
+
+    def connect(self) -> bytes:
+        """There is a connection upstream: what to send on it first."""
+        return self.upstream.connected()
+
+    def receive_upstream(self, data: bytes) -> bytes:
+        """Take what came from upstream; return what to send there. `take_woken` comes next.
+
+        ProtocolError: the connection is to be closed. SessionLostError: and `reset` is due.
+        """
+        reply = self.upstream.receive(data)
+        self.check_pressure()
+        return reply
+
+    def flush(self) -> bytes:
+        """What can be sent upstream now."""
+        return self.upstream.flush()
+
+    def lose_upstream(self) -> None:
+        """The connection upstream is gone."""
+        self.upstream.lost()
+
+    def reset(self) -> None:
+        """The session upstream is lost: begin a new one. All clients have been closed before."""
+        assert not self.connections
+        for session in list(self.sessions):
+            self.sessions.end(session)
+        self._start_anew()
+        self.check_pressure()
+
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        self.upstream.check_invariants()
+        for rank in self.connections:
+            rank.check_invariants()
+        assert self.places == sum(rank.places for rank in self.connections)

@@ -1,0 +1,364 @@
+"""The network of a simulation: connections that deliver in pieces and break, and who sits at their ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any, Protocol
+
+from rallypoint.errors import ProtocolError
+from rallypoint.relay.core import RelayCore
+from rallypoint.relay.upstream import SessionLostError
+from rallypoint.server.front import Client, Front
+from simulated_ranks import FailedError, Rank
+
+Task = Callable[[], None]
+
+
+class Net(Protocol):
+    """What the parts need of the simulation as a whole."""
+
+    rng: Random
+    now: float
+    ready: list[Task]
+    slownesses: tuple[float, ...]
+    slow_steps: int
+    broken: int
+    moving: int
+    tokens: int
+    counts: Counter[str]
+
+    def after(self, delay: int, task: Task) -> None: ...
+    def some_time(self) -> int: ...
+
+
+class Endpoint(Protocol):
+    """The side of a connection that has opened it."""
+
+    def receive(self, link: Link, data: bytes) -> None: ...
+    def lose(self, link: Link) -> None: ...
+
+
+class Pipe:
+    """One direction of a connection: bytes that are under way."""
+
+    __slots__ = ("_deliver", "_is_queued", "_net", "_slowness", "data", "is_cut", "on_end")
+
+    def __init__(self, net: Net, deliver: Callable[[bytes], None]) -> None:
+        self._net = net
+        self._deliver = deliver
+        self._is_queued = False
+        self._slowness = net.rng.choice(net.slownesses)
+        self.data = bytearray()
+        self.is_cut = False
+        """Whether what is written from now on is lost."""
+        self.on_end: Task | None = None
+        """What to do when all has been delivered: the writer has closed its side."""
+
+    def write(self, data: bytes) -> None:
+        if data and not self.is_cut:
+            self.data += data
+            self._queue()
+
+    def end(self, on_end: Task) -> None:
+        self.is_cut = True
+        self.on_end = on_end
+        self._queue()
+
+    def _queue(self) -> None:
+        if self._is_queued:
+            return
+        self._is_queued = True
+        net = self._net
+        net.moving += 1
+        if net.rng.random() < self._slowness:
+            net.after(net.rng.randint(1, net.slow_steps), self._move)
+        else:
+            net.ready.append(self._move)
+
+    def _move(self) -> None:
+        self._is_queued = False
+        self._net.moving -= 1
+        data, rng = self.data, self._net.rng
+        if data:
+            count = len(data) if rng.random() < 0.6 else rng.randint(1, len(data))
+            chunk = bytes(data[:count])
+            del data[:count]
+            if data or self.on_end is not None:
+                self._queue()
+            self._deliver(chunk)
+        elif self.on_end is not None:
+            on_end, self.on_end = self.on_end, None
+            on_end()
+
+
+class Link:
+    """One connection, with an end at a server or relay and one at who opened it."""
+
+    __slots__ = ("connection", "down", "endpoint", "excuse", "is_broken", "net", "server", "up")
+
+    def __init__(self, net: Net, server: Node, endpoint: Endpoint) -> None:
+        self.net = net
+        self.server = server
+        self.endpoint = endpoint
+        self.connection: Client | None = None  # None: the server's end is closed
+        self.excuse: str | None = None
+        self.is_broken = False
+        self.up = Pipe(net, lambda data: server.receive(self, data))
+        self.down = Pipe(net, lambda data: endpoint.receive(self, data))
+
+    def send(self, data: bytes) -> None:
+        self.up.write(data)
+
+    def abandon(self) -> None:
+        """Who opened it is gone: what is under way may be lost, and the server notices sometime."""
+        self._cut(self.up)
+        self.net.broken += 1
+        self.net.after(self.net.some_time(), self._drop_at_server)
+
+    def break_(self) -> None:
+        """Both directions break at some point, and each end notices by itself."""
+        if self.is_broken:
+            return
+        self.is_broken = True
+        self._cut(self.down)
+        self.abandon()
+        self.net.broken += 1
+        self.net.after(self.net.some_time(), self._drop_at_client)
+
+    def close_at_server(self, excuse: str | None) -> None:
+        """The server has closed it; what it has sent before may still be read."""
+        self.connection = None
+        if self.excuse is None:
+            self.excuse = excuse
+        if not self.down.is_cut:
+            self.down.end(lambda: self.endpoint.lose(self))
+
+    def _cut(self, pipe: Pipe) -> None:
+        if not pipe.is_cut:
+            pipe.is_cut = True
+            if self.net.rng.random() < 0.5:
+                del pipe.data[self.net.rng.randint(0, len(pipe.data)) :]
+
+    def _drop_at_server(self) -> None:
+        self.net.broken -= 1
+        self.up.data.clear()
+        self.server.drop(self)
+
+    def _drop_at_client(self) -> None:
+        self.net.broken -= 1
+        self.down.data.clear()
+        self.endpoint.lose(self)
+
+
+class Node:
+    """A server or a relay, as its clients see it: the pump of a Front."""
+
+    def __init__(self, net: Net, name: str, front: Front[Any]) -> None:
+        self.net = net
+        self.name = name
+        self.front = front
+        self.links: dict[Client, Link] = {}
+        self.children: list[Relay] = []
+        self._heard: Link | None = None  # the connection that has sent something last
+
+    def accept(self, link: Link, peer: str) -> None:
+        link.connection = self.front.open(peer, self.net.now)
+        self.links[link.connection] = link
+
+    def receive(self, link: Link, data: bytes) -> None:
+        if link.connection is None:
+            return
+        self._heard = link
+        try:
+            link.down.write(link.connection.receive(data))
+        except ProtocolError as error:
+            link.down.write(error.replies)
+            self._close(link.connection, error, None)
+        self.settle()
+
+    def drop(self, link: Link) -> None:
+        """The connection is seen to be gone."""
+        connection = link.connection
+        if connection is None:
+            return
+        if self.net.rng.random() < 0.2:
+            self.front.end(connection, self.net.now)  # an orderly end comes first
+            self.settle()
+        if link.connection is not None:
+            link.connection = None
+            del self.links[connection]
+            self.front.close(connection)
+            self.settle()
+
+    def settle(self) -> None:
+        """Send the notices and close the doomed, as a pump does after each event."""
+        front = self.front
+        while front.woken or front.doomed:
+            for client in front.take_woken():
+                link = self.links.get(client)
+                if link is not None:
+                    link.down.write(client.take_notice())
+            if front.woken:
+                continue
+            for client, error in front.take_doomed():
+                self._close(client, error, None)
+
+    def _close(self, client: Client, error: ProtocolError, excuse: str | None) -> None:
+        link = self.links.pop(client)
+        relay = link.endpoint
+        if isinstance(relay, Relay) and relay.uplink is link and excuse is None:
+            # A SESSION that was long under way, on a connection that is gone, may displace the present one.
+            if self._heard is None or self._heard is link or self._heard.endpoint is not relay:
+                raise FailedError(f"{self.name} closes the connection of {relay.name}: {error.message}")
+            self.net.counts["displaced late"] += 1
+        self.front.close(client)
+        link.close_at_server(excuse)
+
+    def close_all(self, excuse: str) -> None:
+        for client in list(self.links):
+            self._close(client, ProtocolError(excuse), excuse)
+
+    def pass_time(self) -> None:
+        before = [session.token for session in self.front.sessions]
+        for client, why in self.front.overdue(self.net.now):
+            self._close(client, ProtocolError(why), why)
+        after = {session.token for session in self.front.sessions}
+        for token in before:
+            if token not in after:
+                self._excuse(token)
+        self.settle()
+
+    def _excuse(self, token: bytes) -> None:
+        for child in self.children:
+            if child.token == token:
+                child.may_lose_session = True
+
+
+class Relay(Node):
+    """A relay: a Node that is a client of another one, too."""
+
+    def __init__(self, net: Net, name: str, parent: Node) -> None:
+        self.parent = parent
+        self.uplink: Link | None = None
+        self.token = b""
+        self.may_lose_session = False
+        self._is_due = False
+        self.relay = self._start(net)
+        super().__init__(net, name, self.relay)
+        parent.children.append(self)
+
+    def _start(self, net: Net) -> RelayCore:
+        def make_token() -> bytes:
+            self.token = net.tokens.to_bytes(16, "big")
+            net.tokens += 1
+            return self.token
+
+        core = RelayCore(make_token)
+        core.has_work = self._be_due
+        return core
+
+    @property
+    def is_at_rest(self) -> bool:
+        return not self._is_due and self.relay.upstream.is_up
+
+    def connect(self) -> None:
+        if self.uplink is not None:
+            return
+        self.net.counts["connects"] += 1
+        self.uplink = Link(self.net, self.parent, self)
+        self.parent.accept(self.uplink, self.name)
+        self.uplink.send(self.relay.connect())
+
+    def receive(self, link: Link, data: bytes) -> None:
+        """From a client, or from upstream."""
+        if link.endpoint is not self:
+            super().receive(link, data)
+            return
+        if link is not self.uplink:
+            return
+        try:
+            link.send(self.relay.receive_upstream(data))
+        except SessionLostError as error:
+            if not self.may_lose_session:
+                raise FailedError(f"{self.name} has lost its session: {error.message}") from error
+            self._reset()
+        self.settle()
+
+    def lose(self, link: Link) -> None:
+        if link is self.uplink:
+            self.uplink = None
+            self.relay.lose_upstream()
+            self.net.after(self.net.some_time(), self.connect)
+
+    def tick(self) -> None:
+        if self.uplink is not None:
+            self.uplink.send(self.relay.upstream.tick())
+
+    def _be_due(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self.net.ready.append(self._flush)
+
+    def _flush(self) -> None:
+        self._is_due = False
+        data = self.relay.flush()
+        if data:
+            assert self.uplink is not None
+            self.uplink.send(data)
+
+    def _reset(self) -> None:
+        """Its session is lost, and so are all its clients."""
+        self.net.counts["resets"] += 1
+        self.may_lose_session = False
+        if self.uplink is not None:
+            self.uplink.abandon()
+            self.uplink = None
+        self.close_all("its relay has lost its session")
+        self.settle()
+        self.relay.reset()
+        self._leave_children()
+        self.net.after(self.net.some_time(), self.connect)
+
+    def restart(self) -> None:
+        """It is killed, and another takes its place."""
+        self.net.counts["kills"] += 1
+        links, self.links = list(self.links.values()), {}
+        for link in links:
+            link.connection = None
+            if isinstance(link.endpoint, Relay):
+                link.break_()
+            else:
+                link.close_at_server("its relay was killed")
+        if self.uplink is not None:
+            self.uplink.abandon()
+            self.uplink = None
+        self.may_lose_session = False
+        self.relay.has_work = _nothing
+        self.front = self.relay = self._start(self.net)
+        self._leave_children()
+        self.net.after(self.net.some_time(), self.connect)
+
+    def _leave_children(self) -> None:
+        for child in self.children:
+            child.may_lose_session = True
+
+
+def _nothing() -> None:
+    pass
+
+
+class RankEnd:
+    """A rank's end of its connection."""
+
+    __slots__ = ("rank",)
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+
+    def receive(self, _: Link, data: bytes) -> None:
+        self.rank.receive(data)
+
+    def lose(self, _: Link) -> None:
+        self.rank.lose()

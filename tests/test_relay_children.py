@@ -1,0 +1,402 @@
+"""Relays on a relay: what a session asks is asked upstream, and what it waits for while it is away."""
+
+from __future__ import annotations
+
+import pytest
+
+from ends import (
+    CALLED,
+    DONE,
+    REFUSED,
+    TOKEN,
+    UNCHANGED,
+    ByHand,
+    Desk,
+    Played,
+    arrive,
+    blob,
+    end_of_wait,
+    i64,
+    leave,
+    pop_called,
+    recall,
+    relay_on,
+    wait_in_turn,
+)
+from rallypoint.server.core import Core
+from rallypoint.wire.encoding import counted_request, request
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import Op
+from rallypoint.wire.sessions import ASK
+from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
+
+CHILD = b"child" + TOKEN[5:]
+LONG = b"v" * 300
+
+
+@pytest.fixture
+def relay() -> ByHand:
+    return ByHand()
+
+
+@pytest.fixture
+def child(relay: ByHand) -> Played:
+    return Played(relay.desk, CHILD)
+
+
+# Requests
+
+
+def test_requests_of_a_session_are_joined_with_those_of_ranks(relay: ByHand, child: Played) -> None:
+    (rank,) = relay.desk.open()
+    rank.send(add(b"n", 2) + get(b"k"))
+    assert child.send(add(b"n", 3), ASK, counted_request(Op.CHECK, [])) == [(1, DONE, b"\x00")]
+    assert relay.asked() == [add(b"n", 5), get(b"k"), counted_request(Op.CHECK, [])]
+    relay.answer((0, DONE, i64(5)), (1, DONE, blob(b"v")), (2, DONE, b"\x00"))
+    assert child.items() == [(0, DONE, i64(5)), (2, DONE, b"\x00")]
+    assert rank.take() == i64(2) + blob(b"v")
+
+
+def test_the_requests_of_a_session_stay_in_their_order(relay: ByHand, child: Played) -> None:
+    (rank,) = relay.desk.open()
+    rank.send(get(b"k"))
+    child.send(set_(b"k", b"v"), get(b"k"))
+    assert relay.asked() == [get(b"k"), set_(b"k", b"v"), get(b"k")]
+
+
+def test_a_refusal_is_passed_on_to_who_asked(relay: ByHand, child: Played) -> None:
+    child.send(add(b"k", 1), get(b"k"))
+    relay.asked()
+    relay.answer((0, REFUSED, b"no number"), (1, DONE, blob(b"word")))
+    assert child.items() == [(0, REFUSED, b"no number"), (1, DONE, blob(b"word"))]
+
+
+def test_what_the_store_would_not_take_is_refused_alone() -> None:
+    relay = ByHand(most_bytes=1_000)
+    child = Played(relay.desk, CHILD)
+    assert child.send(set_(b"k", b"v" * 1_000), get(b"k")) == []
+    assert relay.asked() == [get(b"k")]
+    ((tag, status, why),) = child.items()
+    assert (tag, status) == (0, REFUSED)
+    assert b"the store takes" in why
+
+
+def test_a_long_value_crosses_once_on_every_way(relay: ByHand, child: Played) -> None:
+    other = Played(relay.desk, bytes(16))
+    child.send(get(b"k"))
+    assert relay.asked() == [get(b"k")]
+    relay.answer((0, DONE, blob(LONG)))
+    assert child.items() == [(0, DONE, blob(LONG))]
+    child.send(recall(b"k"))
+    other.send(recall(b"k"))
+    assert relay.asked() == [recall(b"k")]
+    relay.answer((1, UNCHANGED, b""))
+    assert child.items() == [(1, UNCHANGED, b"")]
+    assert other.items() == [(0, DONE, blob(LONG))]
+    child.send(recall(b"k"))
+    relay.asked()
+    relay.answer((2, DONE, blob(b"w" * 300)))
+    assert child.items() == [(2, DONE, blob(b"w" * 300))]
+
+
+def test_when_a_wait_ended_is_not_known_in_the_batches_of_the_relay_below(
+    relay: ByHand, child: Played
+) -> None:
+    child.send(wait(b"k"))
+    assert relay.asked() == [wait(b"k")]
+    relay.answer((0, DONE, end_of_wait(1)))
+    assert child.items() == [(0, DONE, end_of_wait(0))]
+
+
+def test_a_wait_that_is_left_is_left_upstream(relay: ByHand, child: Played) -> None:
+    child.send(wait(b"k"), wait_in_turn(b"q"))
+    assert relay.asked() == [wait(b"k"), wait_in_turn(b"q")]
+    assert child.send(leave(0), leave(1), leave(1)) == [
+        (2, DONE, i64(1)),
+        (3, DONE, i64(1)),
+        (4, DONE, i64(0)),
+    ]
+    assert relay.asked() == [leave(0), leave(1)]
+
+
+@pytest.mark.parametrize("weight", [0, (1 << 24) + 1, 1 << 63])
+def test_an_arrival_of_none_or_too_many_is_refused_alone(relay: ByHand, child: Played, weight: int) -> None:
+    (rank,) = relay.desk.open()
+    rank.send(barrier(b"b", 2))
+    ((tag, status, _),) = child.send(arrive(b"b", 2, weight))
+    assert (tag, status) == (0, REFUSED)
+    assert relay.asked() == [arrive(b"b", 2, 1)]
+
+
+def test_what_waits_and_arrives_is_given_up_with_the_session(relay: ByHand, child: Played) -> None:
+    child.send(wait(b"k"), arrive(b"b", 3, 2), wait(b"q"))
+    assert relay.asked() == [wait(b"k"), arrive(b"b", 3, 2), wait(b"q")]
+    relay.answer((2, CALLED, end_of_wait(1)))
+    child.end.send(b"\x23")
+    assert sorted(relay.asked()) == [leave(0), leave(1, 2), leave(2)]
+    relay.answer(*((tag, DONE, i64(1)) for tag in (3, 4, 5)))
+    assert relay.core.combiner.held_bytes == 0
+
+
+# Arrivals of who is away
+
+
+def test_arrivals_are_taken_back_upstream_and_given_again(relay: ByHand, child: Played) -> None:
+    child.send(arrive(b"b", 3, 2))
+    assert relay.asked() == [arrive(b"b", 3, 2)]
+    child.lose()
+    assert relay.asked() == [leave(0, 2)]
+    relay.answer((1, DONE, i64(2)))
+    child.open()
+    assert relay.asked() == []
+    assert child.present() == []
+    assert relay.asked() == [arrive(b"b", 3, 2)]
+    relay.answer((2, DONE, i64(1)))
+    relay.answer((2, DONE, i64(1)))
+    assert child.items() == [(0, DONE, i64(1)), (0, DONE, i64(1))]
+    assert child.send(leave(0)) == [(1, DONE, i64(0))]
+
+
+def test_arrivals_that_were_not_sent_are_taken_back_at_once(relay: ByHand, child: Played) -> None:
+    child.send(arrive(b"b", 3, 2))
+    child.lose()
+    assert relay.asked() == []
+    assert child.come_back() == []
+    assert relay.asked() == [arrive(b"b", 3, 2)]
+
+
+def test_a_release_that_crosses_is_told_when_the_session_is_back(relay: ByHand, child: Played) -> None:
+    child.send(arrive(b"b", 3, 4))
+    relay.asked()
+    child.lose()
+    assert relay.asked() == [leave(0, 4)]
+    relay.answer((0, DONE, i64(3)), (1, DONE, i64(1)))
+    assert child.come_back() == [(0, DONE, i64(3))]
+    assert relay.asked() == [arrive(b"b", 3, 1)]
+
+
+def test_who_is_back_before_it_is_known_who_was_taken_back_arrives_again_then(
+    relay: ByHand, child: Played
+) -> None:
+    child.send(arrive(b"b", 3, 2))
+    relay.asked()
+    child.lose()
+    assert relay.asked() == [leave(0, 2)]
+    assert child.come_back() == []
+    assert child.send(leave(0, 1)) == []  # that is not known yet, either
+    assert relay.answer((1, DONE, i64(2))) == [arrive(b"b", 3, 1)]
+    assert child.items() == [(1, DONE, i64(1))]
+
+
+def test_who_is_lost_again_meanwhile_stays_uncounted(relay: ByHand, child: Played) -> None:
+    child.send(arrive(b"b", 3, 2))
+    relay.asked()
+    child.lose()
+    relay.asked()
+    child.come_back()
+    child.lose()
+    assert relay.answer((1, DONE, i64(2))) == []
+    child.come_back()
+    assert relay.asked() == [arrive(b"b", 3, 2)]
+
+
+def test_who_leaves_while_its_session_is_not_present_does_not_arrive_again(
+    relay: ByHand, child: Played
+) -> None:
+    child.send(arrive(b"b", 3, 2))
+    relay.asked()
+    child.lose()
+    relay.asked()
+    relay.answer((1, DONE, i64(2)))
+    child.open()
+    assert child.send(leave(0, 1)) == [(1, DONE, i64(1))]
+    child.present()
+    assert relay.asked() == [arrive(b"b", 3, 1)]
+    assert child.send(leave(0, 7)) == []
+    assert relay.asked() == [leave(2, 1)]
+    relay.answer((3, DONE, i64(1)))
+    assert child.items() == [(2, DONE, i64(1))]
+
+
+def test_no_more_leave_while_their_session_is_away_than_are_there(relay: ByHand, child: Played) -> None:
+    child.send(arrive(b"b", 3, 2))
+    child.lose()
+    child.open()
+    assert child.send(leave(0, 5), leave(0, 1)) == [(1, DONE, i64(2)), (2, DONE, i64(0))]
+    child.present()
+    assert relay.asked() == []
+
+
+def test_a_leave_of_more_than_are_left_after_a_release_is_of_those_alone(
+    relay: ByHand, child: Played
+) -> None:
+    """The relay below has not heard of the release yet: of its four, three are gone."""
+    (rank,) = relay.desk.open()
+    child.send(arrive(b"b", 3, 4))
+    rank.send(barrier(b"b", 3))
+    assert relay.asked() == [arrive(b"b", 3, 5)]
+    relay.answer((0, DONE, i64(3)))
+    assert child.send(leave(0, 1), leave(0, 1), leave(0, 2)) == [(0, DONE, i64(3))]
+    asked = relay.asked()
+    assert asked[0] == leave(0, 1)
+    assert set(asked[1:]) <= {leave(0, 0)}
+    relay.answer((1, DONE, i64(1)), *((tag, DONE, i64(0)) for tag in range(2, 1 + len(asked))))
+    assert sorted(child.items()) == [(1, DONE, i64(1)), (2, DONE, i64(0)), (3, DONE, i64(0))]
+    relay.answer((0, DONE, i64(1)))
+    assert rank.take() == b"\x00"
+
+
+def test_a_leave_right_behind_the_return_takes_back_no_more_than_are_left(
+    relay: ByHand, child: Played
+) -> None:
+    child.send(arrive(b"b", 3, 4))
+    relay.asked()
+    child.lose()
+    relay.asked()
+    relay.answer((0, DONE, i64(3)), (1, DONE, i64(1)))
+    child.open()
+    child.present()
+    assert child.send(leave(0, 2)) == [(1, DONE, i64(1))]
+    assert relay.asked() == []
+
+
+# Waits and calls of who is away
+
+
+def test_the_call_of_one_who_is_lost_waits_for_it(relay: ByHand, child: Played) -> None:
+    child.send(wait(b"q"))
+    relay.asked()
+    relay.answer((0, CALLED, end_of_wait(1)))
+    assert child.items() == [(0, CALLED, end_of_wait(0))]
+    child.lose()
+    assert relay.asked() == []
+    child.come_back()
+    child.send(pop_called(b"q", 0))
+    assert relay.asked() == [pop_called(b"q", 0)]
+
+
+def test_a_call_is_passed_on_and_answered_by_a_pop(relay: ByHand, child: Played) -> None:
+    child.send(wait(b"q"))
+    relay.asked()
+    relay.answer((0, CALLED, end_of_wait(1)))
+    child.items()
+    child.send(pop_called(b"q", 0), pop_called(b"q", 0))
+    assert relay.asked() == [pop_called(b"q", 0), pop(b"q")]
+    relay.answer((1, DONE, i64(1) + blob(b"v")), (2, DONE, i64(0)))
+    assert child.items() == [(1, DONE, i64(1) + blob(b"v")), (2, DONE, i64(0))]
+
+
+def test_a_call_that_will_not_be_followed_is_dismissed(relay: ByHand, child: Played) -> None:
+    child.send(wait(b"q"))
+    relay.asked()
+    relay.answer((0, CALLED, end_of_wait(1)))
+    child.items()
+    assert child.send(leave(0)) == [(1, DONE, i64(1))]
+    assert relay.asked() == [leave(0)]
+
+
+def test_a_push_that_comes_while_its_waiter_is_away_is_for_another(relay: ByHand, child: Played) -> None:
+    (rank,) = relay.desk.open()
+    child.send(wait(b"q"))
+    rank.send(wait(b"q"))
+    assert relay.asked() == [wait(b"q")]
+    child.lose()
+    assert relay.answer((0, CALLED, end_of_wait(1))) == []  # the one who is away waits no more upstream
+    assert rank.take() == b"\x00"
+    assert child.come_back() == []
+    assert relay.asked() == [wait_in_turn(b"q")]
+    relay.answer((1, CALLED, end_of_wait(2)))
+    assert child.items() == [(0, CALLED, end_of_wait(0))]
+
+
+def test_a_push_that_comes_while_all_are_away_is_handed_back(relay: ByHand, child: Played) -> None:
+    child.send(wait(b"q"))
+    relay.asked()
+    child.lose()
+    assert relay.answer((0, CALLED, end_of_wait(1))) == [leave(0)]
+    relay.answer((1, DONE, i64(1)))
+    child.open()
+    assert child.send(leave(0)) == [(1, DONE, i64(1))]
+    child.present()
+    assert relay.asked() == []
+
+
+def test_a_wait_that_ends_while_its_session_is_away_is_answered_when_it_is_back(
+    relay: ByHand, child: Played
+) -> None:
+    child.send(wait(b"k"))
+    relay.asked()
+    child.lose()
+    relay.answer((0, DONE, end_of_wait(1)))
+    assert child.come_back() == [(0, DONE, end_of_wait(0))]
+
+
+def test_a_wait_that_has_to_be_asked_anew_is_asked_anew_though_its_session_is_away(
+    relay: ByHand, child: Played
+) -> None:
+    (rank,) = relay.desk.open()
+    rank.send(wait(b"k"))
+    assert relay.asked() == [wait(b"k")]
+    child.send(wait(b"k"))
+    assert relay.asked() == []
+    child.lose()
+    # It ended before the child had begun to wait, perhaps: so that goes on waiting, as it would at a server.
+    assert relay.answer((0, DONE, end_of_wait(1))) == [wait(b"k")]
+
+
+# Three deep
+
+
+def test_ranks_two_relays_away_meet_one_at_the_store_whatever_breaks() -> None:
+    store = Desk(Core())
+    upper, upper_wire = relay_on(store)
+    lower, lower_wire = relay_on(upper, 2)
+    one, two = lower.open(2)
+    (outsider,) = store.open()
+
+    def run() -> None:
+        for _ in range(4):
+            lower_wire.run()
+            upper_wire.run()
+
+    one.send(barrier(b"b", 3))
+    two.send(barrier(b"b", 3))
+    run()
+    lower_wire.lose()
+    upper_wire.run()
+    assert outsider.ask(barrier(b"b", 3)) == b""
+    upper_wire.lose()
+    lower_wire.connect()
+    upper_wire.connect()
+    run()
+    assert (one.take(), two.take(), outsider.take()) == (b"\x00", b"\x00", b"\x00")
+    one.send(add(b"n", 1) + get(b"n"))
+    lower_wire.push()
+    upper_wire.push()
+    lower_wire.lose()
+    upper_wire.lose()
+    upper_wire.connect()
+    lower_wire.connect()
+    run()
+    assert one.take() == i64(1) + blob(b"1")
+    outsider.send(push(b"q", b"v") + request(Op.GETNUMKEYS))
+    assert outsider.take() == i64(1)
+    two.send(wait(b"q") + pop(b"q") + CANCEL_WAIT)
+    run()
+    assert two.take() in (b"\x00" + i64(1) + blob(b"v") + b"\x01", i64(1) + blob(b"v") + b"\x01")
+
+
+def test_a_session_that_a_relay_gives_up_takes_its_arrivals_along() -> None:
+    store = Desk(Core())
+    upper, wire = relay_on(store, limits=Limits(session_seconds=5))
+    child = Played(upper, CHILD)
+    (outsider,) = store.open()
+    child.send(arrive(b"b", 2, 1), wait(b"k"))
+    wire.run()
+    child.lose()
+    upper.pass_time(0.0)
+    upper.pass_time(5.0)
+    wire.run()
+    assert not len(upper.front.sessions)
+    assert outsider.ask(set_(b"k") + barrier(b"b", 2)) == b""
+    assert child.open().answer == 2

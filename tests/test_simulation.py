@@ -1,0 +1,274 @@
+"""Random runs of relays on a failing network, and proof that their checker sees what is wrong.
+
+Each broken rule below is one that somebody could think of as an improvement, or forget.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from linearizability import (
+    REFUSED,
+    Operation,
+    apply_to_queue,
+    apply_to_value,
+    explain_barrier,
+    is_linearizable,
+    whole_store,
+)
+from rallypoint.relay.combining import (
+    AddSlot,
+    Answer,
+    Call,
+    Combiner,
+    Line,
+    SharedSlot,
+    Slot,
+    Waiter,
+    WaitSlot,
+)
+from rallypoint.relay.ranks import Rank
+from rallypoint.server.carrying import StoreCarrier
+from rallypoint.server.sessions import Party, Session
+from rallypoint.wire.encoding import unpack_i64
+from rallypoint.wire.opcodes import Op
+from rallypoint.wire.sessions import Status
+from simulated_ranks import FailedError
+from simulation import Options, simulate
+
+_SEEDS = 2_000
+_CHUNKS = 8
+
+
+@pytest.mark.parametrize("chunk", range(_CHUNKS))
+def test_every_run_could_have_been_one_store(chunk: int) -> None:
+    for seed in range(chunk, _SEEDS, _CHUNKS):
+        simulate(seed)
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    for seed in range(20):
+        assert simulate(seed).report() == simulate(seed).report()
+
+
+# Broken rules
+
+
+def _must_catch(what: str, seeds: int = 1_000, mix: str | None = None) -> None:
+    """The checker has to say one of these; the invariants, which would be quicker, are not asked."""
+    for seed in range(seeds):
+        try:
+            simulate(seed, Options(with_invariants=False, mix=mix))
+        except FailedError as error:
+            if re.search(what, str(error)):
+                return
+    pytest.fail(f"nothing was found in {seeds} runs")
+
+
+def test_a_read_that_joins_one_already_sent_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Combiner._share
+
+    def join_what_is_sent(self: Combiner, line: Line, op: Op, blobs: Sequence[bytes], answer: Answer) -> None:
+        for slot in self._sent.values():
+            if (
+                isinstance(slot, SharedSlot)
+                and slot._blobs == blobs
+                and (slot._op is Op.CHECK) == (op is Op.CHECK)
+            ):
+                slot.answers.append(answer)
+                return
+        read(self, line, op, blobs, answer)
+
+    monkeypatch.setattr(Combiner, "_share", join_what_is_sent)
+    _must_catch("no order explains")
+
+
+def test_a_wait_that_ends_with_one_from_before_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    end_wait = Combiner.end_wait
+
+    def end_for_all(
+        self: Combiner, slot: WaitSlot, waiters: Sequence[Waiter], status: Status, content: bytes
+    ) -> None:
+        for waiter in waiters:
+            waiter.since = 0
+        end_wait(self, slot, waiters, status, content)
+
+    monkeypatch.setattr(Combiner, "end_wait", end_for_all)
+    _must_catch("no order explains", 2_000, "waits")
+
+
+def test_sums_that_are_told_to_all_alike_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell_all_the_last(self: AddSlot, status: Status, content: bytes) -> bool:
+        for _, _, answer in self._parts:
+            answer(status, content)
+        return True
+
+    monkeypatch.setattr(AddSlot, "take", tell_all_the_last)
+    _must_catch("told twice", mix="adds")
+
+
+def test_sums_that_are_dealt_out_backwards_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = AddSlot.take
+
+    def deal_backwards(self: AddSlot, status: Status, content: bytes) -> bool:
+        self._parts.reverse()
+        return take(self, status, content)
+
+    monkeypatch.setattr(AddSlot, "take", deal_backwards)
+    _must_catch("no order explains")
+
+
+def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    last: dict[bytes, list[tuple[bytes, int]]] = {}
+    batch, carry, attach = Session.batch, StoreCarrier.carry, Session.attach
+
+    def begin(self: Session, payload: bytes) -> bytes:
+        last[self.token] = []
+        return batch(self, payload)
+
+    def remember(
+        self: StoreCarrier, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes
+    ) -> None:
+        if op is Op.ADD:
+            last[session.token].append((blobs[0], unpack_i64(tail)[0]))
+        carry(self, session, tag, op, blobs, tail)
+
+    def repeat_adds(self: Session, connection: Party, taken: int) -> None:
+        attach(self, connection, taken)
+        if isinstance(self._carrier, StoreCarrier):
+            for key, amount in last.pop(self.token, []):
+                if key.startswith(b"c"):  # the others are no numbers
+                    self._carrier.proxy.add(key, amount)
+
+    monkeypatch.setattr(Session, "batch", begin)
+    monkeypatch.setattr(StoreCarrier, "carry", remember)
+    monkeypatch.setattr(Session, "attach", repeat_adds)
+    _must_catch("should be one of", mix="adds")
+
+
+def test_the_dead_who_are_counted_at_a_barrier_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave = Rank.leave
+
+    def stay_at_barriers(self: Rank) -> None:
+        self._arrivals.clear()
+        leave(self)
+
+    monkeypatch.setattr(Rank, "leave", stay_at_barriers)
+    _must_catch("barrier", mix="barriers")
+
+
+def test_relays_that_count_while_they_are_away_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreCarrier, "suspend", lambda self, session: None)
+    _must_catch("barrier", mix="barriers")
+
+
+def test_joining_before_an_earlier_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = Combiner._find
+
+    def forget_the_order(self: Combiner, line: Line, name: tuple[object, ...]) -> Slot | None:
+        line.last = 0
+        return find(self, line, name)
+
+    monkeypatch.setattr(Combiner, "_find", forget_the_order)
+    _must_catch("no order explains")
+
+
+def test_a_call_that_nobody_gives_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(self: Combiner, call: Call) -> None:
+        pass
+
+    monkeypatch.setattr(Combiner, "dismiss", keep)
+    _must_catch("is not told that its wait is over|which nobody waits for", mix="queues")
+
+
+def test_a_value_that_is_wrongly_taken_for_unchanged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_read = Session.answer_read
+
+    def trust(self: Session, tag: int, key: bytes, value: object, content: bytes, *, recalled: bool) -> None:
+        answer_read(self, tag, key, self._remembered.get(key, (value, 0))[0], content, recalled=recalled)
+
+    monkeypatch.setattr(Session, "answer_read", trust)
+    _must_catch("no order explains")
+
+
+# The checker by itself
+
+
+def _op(what: str, start: int, end: int | None, argument: object = None, result: object = None) -> Operation:
+    return Operation(f"{what}{start}", what, (b"k",), argument, start, end, result)
+
+
+@pytest.mark.parametrize(
+    ("operations", "is_right"),
+    [
+        ([_op("SET", 1, 2, b"a"), _op("GET", 3, 4, None, b"a")], True),
+        ([_op("SET", 1, 2, b"a"), _op("GET", 3, 4, None, b"")], False),
+        ([_op("SET", 1, 4, b"a"), _op("GET", 2, 3, None, b"")], True),
+        ([_op("SET", 1, None, b"a"), _op("GET", 8, 9, None, b"a")], True),
+        ([_op("SET", 1, None, b"a"), _op("GET", 5, 6, None, b"a"), _op("GET", 8, 9, None, b"")], False),
+        ([_op("ADD", 1, 5, 1, 1), _op("ADD", 2, 6, 1, 2)], True),
+        ([_op("ADD", 1, 5, 1, 1), _op("ADD", 2, 6, 1, 1)], False),
+        ([_op("ADD", 1, 2, 1, 2), _op("ADD", 3, 4, 1, 1)], False),
+        ([_op("SET", 1, 2, b"a"), _op("ADD", 3, 4, 1, REFUSED)], True),
+        ([_op("ADD", 3, 4, 1, REFUSED)], False),
+        ([_op("SET", 1, 2, b"a"), _op("DELETE", 3, 4, None, 1), _op("WAIT", 5, 6)], False),
+        ([_op("SET", 1, 2, b"a"), _op("DELETE", 3, 9, None, 1), _op("WAIT", 5, 6)], True),
+        ([_op("APPEND", 1, 5, b"a"), _op("APPEND", 2, 4, b"b"), _op("GET", 6, 7, None, b"ba")], True),
+        ([_op("CAS", 1, 5, (b"", b"a"), b"a"), _op("CAS", 2, 4, (b"", b"b"), b"b")], False),
+        ([_op("CAS", 1, 5, (b"", b"a"), b"b"), _op("CAS", 2, 4, (b"", b"b"), b"b")], True),
+    ],
+)
+def test_the_search_tells_right_from_wrong(operations: list[Operation], is_right: bool) -> None:
+    assert is_linearizable(operations, None, apply_to_value) is is_right
+
+
+@pytest.mark.parametrize(
+    ("operations", "is_right"),
+    [
+        ([_op("PUSH", 1, 2, b"a"), _op("PUSH", 3, 4, b"b"), _op("POP", 5, 6, None, (2, b"a"))], True),
+        ([_op("PUSH", 1, 2, b"a"), _op("PUSH", 3, 4, b"b"), _op("POP", 5, 6, None, (2, b"b"))], False),
+        ([_op("PUSH", 1, 4, b"a"), _op("PUSH", 2, 3, b"b"), _op("POP", 5, 6, None, (2, b"b"))], True),
+        ([_op("PUSH", 1, 2, b"a"), _op("POP", 3, 4, None, (0, None))], False),
+        ([_op("PUSH", 1, 2, b"a"), _op("POP", 3, None), _op("POP", 5, 6, None, (0, None))], True),
+        ([_op("PUSH", 1, 2, b"a"), _op("LEN", 3, 4, None, 0)], False),
+    ],
+)
+def test_the_search_knows_queues(operations: list[Operation], is_right: bool) -> None:
+    assert is_linearizable(operations, (), apply_to_queue) is is_right
+
+
+def test_requests_of_one_client_are_done_in_their_order() -> None:
+    write = Operation("r", "SET", (b"k",), b"a", 1, 5)
+    read = Operation("r", "GET", (b"k",), None, 1, 5, b"")
+    assert is_linearizable([read, write], None, apply_to_value)
+    assert not is_linearizable([write, read], None, apply_to_value)
+
+
+def test_a_torn_multi_set_is_wrong_for_the_whole_store() -> None:
+    keys = (b"k", b"l")
+    write = Operation("r", "MULTI_SET", keys, (b"a", b"b"), 1, 9)
+    torn = Operation("s", "MULTI_GET", keys, None, 2, 8, (b"a", b""))
+    assert not is_linearizable([write, torn], (None, None), whole_store(keys))
+    torn.result = (b"a", b"b")
+    assert is_linearizable([write, torn], (None, None), whole_store(keys))
+
+
+@pytest.mark.parametrize(
+    ("size", "released", "dead", "is_right"),
+    [
+        (2, [(1, 5), (2, 6)], [], True),
+        (2, [(1, 3), (4, 6)], [], False),
+        (2, [(1, 9)], [], False),
+        (2, [(1, 9)], [(2, 9)], True),
+        (2, [(1, 1), (0, 10), (9, 10)], [(0, 5)], True),
+        (3, [(1, 9), (2, 9), (3, 9), (4, 9)], [], False),
+        (1, [(1, 2), (5, 6)], [], True),
+    ],
+)
+def test_releases_come_in_groups(
+    size: int, released: list[tuple[int, int]], dead: list[tuple[int, int]], is_right: bool
+) -> None:
+    assert explain_barrier(size, released, dead) is is_right

@@ -17,7 +17,7 @@ BACKENDS = ("libuv", "legacy")
 
 @dataclass
 class Server:
-    """A running `rallypoint serve`."""
+    """A running `rallypoint serve`, or `rallypoint relay`."""
 
     process: subprocess.Popen[str]
     host: str
@@ -40,9 +40,22 @@ def serving(
     backend: str, log: IO[str], options: Sequence[str] = (), host: str = "127.0.0.1"
 ) -> Iterator[Server]:
     """`rallypoint serve` on a free port; ended when the block is left."""
-    command = [sys.executable, "-m", "rallypoint", "serve", "--host", host, "--port", "0"]
+    command = ["serve", "--host", host, "--port", "0", "--backend", backend, *options]
+    with _running(command, host, log) as server:
+        yield server
+
+
+@contextmanager
+def relaying(upstream: str, log: IO[str], options: Sequence[str] = ()) -> Iterator[Server]:
+    """`rallypoint relay` on a free port of loopback; ended when the block is left."""
+    with _running(["relay", "--upstream", upstream, *options], "127.0.0.1", log) as server:
+        yield server
+
+
+@contextmanager
+def _running(command: Sequence[str], host: str, log: IO[str]) -> Iterator[Server]:
     process = subprocess.Popen(
-        [*command, "--backend", backend, *options], stdout=subprocess.PIPE, stderr=log, text=True
+        [sys.executable, "-m", "rallypoint", *command], stdout=subprocess.PIPE, stderr=log, text=True
     )
     try:
         assert process.stdout is not None

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from fuzz import AT_ONCE, BACKENDS, SECONDS, Server, fuzz, make_stream, serving
+from fuzz import AT_ONCE, BACKENDS, SECONDS, TARGETS, Server, fuzz, make_stream, serving
 from rallypoint.errors import ProtocolError
 from rallypoint.server.core import Core
 from rallypoint.wire.encoding import VALIDATE, pack_i64, request
@@ -21,9 +21,9 @@ STREAMS = 1_500
 SEED = 20
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_server_survives_random_and_mutated_streams(backend: str) -> None:
-    summary = fuzz(backend, STREAMS, SEED)
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_server_survives_random_and_mutated_streams(target: str) -> None:
+    summary = fuzz(target, STREAMS, SEED)
     assert summary.streams == STREAMS
     assert summary.closed_by_server > STREAMS // 4
     assert summary.witness_checks >= STREAMS // AT_ONCE // 4
@@ -50,9 +50,10 @@ def test_streams_are_of_all_kinds_and_fit_for_their_purpose() -> None:
         except ProtocolError as error:
             answered += bool(error.replies)
             ends[stream.kind, False] += 1
-    assert set(kinds) == {"noise", "mutated", "valid", "broken off", "deaf"}
+    assert set(kinds) == {"noise", "mutated", "valid", "broken off", "deaf", "session"}
     assert ends["valid", False] == 0
-    assert min(ends["mutated", True], ends["mutated", False]) > 0.2 * kinds["mutated"]
+    for kind in ("mutated", "session"):
+        assert min(ends[kind, True], ends[kind, False]) > 0.2 * kinds[kind]
     assert answered > 200
 
 

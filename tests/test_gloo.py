@@ -31,12 +31,12 @@ def _train(rank: int, host: str, port: int, results: Any) -> None:
     results.put((rank, total.item(), part.item(), objects))
 
 
-def test_gloo_with_four_processes(server: Server) -> None:
+def test_gloo_with_four_processes(any_server: Server) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed"])
     results = context.Queue()
     ranks = [
-        context.Process(target=_train, args=(rank, server.host, server.port, results))
+        context.Process(target=_train, args=(rank, any_server.host, any_server.port, results))
         for rank in range(_RANKS)
     ]
     try:

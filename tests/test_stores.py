@@ -36,6 +36,7 @@ from store_contract import (
     times_out,
     together,
 )
+from threads import serving_in_a_thread
 
 
 def _hash(_folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
@@ -66,6 +67,16 @@ def _tcp(backend: str) -> Factory:
     return Factory(f"tcp on {backend}", build)
 
 
+def _relayed(relays: int) -> Factory:
+    """Our client of a relay."""
+
+    def build(_folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
+        port = cleanup.enter_context(serving_in_a_thread(relays))
+        return lambda: TCPStore("127.0.0.1", port)
+
+    return Factory(f"tcp through relays, {relays} deep", build)
+
+
 def _torch(backend: str, lacks: set[str]) -> Factory:
     """Our client of torch's own servers."""
 
@@ -86,6 +97,8 @@ FACTORIES: Final = [
     _prefixed(_file),
     _tcp("libuv"),
     _tcp("legacy"),
+    _relayed(1),
+    _relayed(2),
     _torch("libuv", _TORCH_LACKS),
     _torch("legacy", _TORCH_LACKS | {BARRIERS, EVERY_WRITE_WAKES, LISTING, QUEUES}),
 ]

@@ -16,10 +16,14 @@ Connect = Callable[[], dist.TCPStore]
 
 
 @pytest.fixture
-def connect(server: Server) -> Connect:
+def connect(any_server: Server) -> Connect:
     """Makes torch clients of the server."""
     return lambda: dist.TCPStore(
-        server.host, server.port, is_master=False, timeout=timedelta(seconds=20), wait_for_workers=False
+        any_server.host,
+        any_server.port,
+        is_master=False,
+        timeout=timedelta(seconds=20),
+        wait_for_workers=False,
     )
 
 
@@ -59,12 +63,12 @@ def test_add(store: dist.TCPStore) -> None:
     assert store.get("n") == b"-2"
 
 
-def test_add_to_what_is_no_number_ends_the_connection(connect: Connect, server: Server) -> None:
+def test_add_to_what_is_no_number_ends_the_connection(connect: Connect, any_server: Server) -> None:
     store = connect()
     store.set("text", "abc")
     with pytest.raises(dist.DistNetworkError):
         store.add("text", 1)
-    assert "is no number" in server.read_log()
+    assert "is no number" in any_server.read_log()
     assert connect().get("text") == b"abc"
 
 
@@ -184,18 +188,20 @@ def test_clone_prefix_store_and_extended_api(store: dist.TCPStore) -> None:
     assert prefixed.list_keys() == ["k"]
 
 
-def test_the_master_and_its_workers_come_together(server: Server, pool: ThreadPoolExecutor) -> None:
+def test_the_master_and_its_workers_come_together(any_server: Server, pool: ThreadPoolExecutor) -> None:
     """`init/` counts the workers, and is listed nowhere."""
 
     def join() -> dist.TCPStore:
-        return dist.TCPStore(server.host, server.port, 3, False, timedelta(seconds=20))
+        return dist.TCPStore(any_server.host, any_server.port, 3, False, timedelta(seconds=20))
 
     workers = [run.result(20) for run in [pool.submit(join) for _ in range(3)]]
     assert workers[0].num_keys() == 1
     assert workers[0].list_keys() == []
 
 
-def test_a_client_made_without_libuv(server: Server) -> None:
-    store = dist.TCPStore(server.host, server.port, is_master=False, wait_for_workers=False, use_libuv=False)
+def test_a_client_made_without_libuv(any_server: Server) -> None:
+    store = dist.TCPStore(
+        any_server.host, any_server.port, is_master=False, wait_for_workers=False, use_libuv=False
+    )
     store.set("k", "v")
     assert store.get("k") == b"v"

@@ -8,7 +8,7 @@ import sys
 import typer
 
 import rallypoint
-from rallypoint.cli import enable, kv, run, serve, verify
+from rallypoint.cli import enable, kv, relay, run, serve, verify
 from rallypoint.errors import RallypointError, UsageError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve.serve)
+app.command("relay")(relay.relay)
 app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("enable")(enable.enable)
 app.command("disable")(enable.disable)

@@ -98,7 +98,7 @@ def format_address(host: str, port: int) -> str:
 def _try_all(host: str, port: int, deadline: Deadline, attempts: _Attempts) -> Connection | None:
     attempts.rounds += 1
     try:
-        addresses = _resolve(host, port, deadline)
+        addresses = resolve(host, port, deadline)
     except OSError as error:
         attempts.note(host, error)
         return None
@@ -133,7 +133,7 @@ def _try_one(family: int, address: tuple[str, int], deadline: Deadline, *, is_la
     return connection
 
 
-def _resolve(host: str, port: int, deadline: Deadline) -> list[tuple[int, tuple[str, int]]]:
+def resolve(host: str, port: int, deadline: Deadline) -> list[tuple[int, tuple[str, int]]]:
     """Addresses of a host. The system's resolver knows no deadline, so a thread asks it."""
     answer: list[list[tuple[int, tuple[str, int]]]] = []
     failure: list[OSError] = []

@@ -1,0 +1,24 @@
+"""What runs in the process of a hosted relay."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from rallypoint.relay.making import make_relay
+from rallypoint.relay.running import find_upstream
+from rallypoint.server.child import Order, run
+from rallypoint.server.loop import Loop
+from rallypoint.server.pump import Pump
+from rallypoint.wire.limits import Limits
+
+
+def main() -> None:
+    """Be a relay."""
+    run(_build)
+
+
+def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
+    host, port, seconds = order["upstream"]
+    return make_relay(loop, find_upstream(host, port, seconds), listeners, Limits(**order["limits"]))

@@ -1,0 +1,29 @@
+"""A relay in a process of its own, hosted as the store server is."""
+
+from __future__ import annotations
+
+from rallypoint.server.backend import Choice
+from rallypoint.server.binding import listen
+from rallypoint.server.hosting import WITH_PARENT, HostedServer, Kind, Lifespan, host_on
+
+RELAY = Kind("relay", "rallypoint.relay.child")
+
+UPSTREAM_SECONDS = 30.0
+"""How long a relay may take to reach its upstream at its start."""
+
+
+def host_relay(
+    upstream: tuple[str, int],
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    backend: Choice = Choice.AUTO,
+    lifespan: Lifespan = WITH_PARENT,
+    seconds: float = UPSTREAM_SECONDS,
+) -> HostedServer:
+    """Start a relay on `host` and `port` for the store or relay at `upstream`.
+
+    Raises PortInUseError, BindError, or ServerStartError, also if the upstream is not reached in time.
+    """
+    order: dict[str, object] = {"upstream": [*upstream, seconds]}
+    return host_on(listen(host, port), RELAY, order, backend=backend, lifespan=lifespan)

@@ -1,0 +1,195 @@
+"""A connection that a loop opens: connecting, reading and writing without ever waiting."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from rallypoint.server.loop import Loop
+
+Address = tuple[int, Any]
+"""The family and the address of a socket."""
+
+_READ_BYTES: Final = 1 << 18
+_CONNECT_SECONDS: Final = 5.0
+_NOT_NOW: Final = (BlockingIOError, InterruptedError)
+_UNDER_WAY: Final = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY}
+
+# A machine that vanishes says nothing: what is sent to it is given up after that many seconds, and while
+# nothing is sent, probes find out after about as long.
+_SILENCE_SECONDS: Final = 20
+_OPTIONS: Final = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 2,
+    "TCP_USER_TIMEOUT": _SILENCE_SECONDS * 1000,
+}
+
+
+class Outgoing:
+    """One connection, to the first of some addresses that answers; it is closed once, for good.
+
+    It calls `on_open`, then `on_data` as often as data comes, then `on_closed` with a reason; but nothing
+    after `close`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        addresses: Sequence[Address],
+        *,
+        on_open: Callable[[], None],
+        on_data: Callable[[bytes], None],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._left = list(addresses)
+        self._on_open = on_open
+        self._on_data = on_data
+        self._on_closed = on_closed
+        self._sock: socket.socket | None = None
+        self._is_open = False
+        self._is_closed = False
+        self._unsent = bytearray()
+        self._dial("there is no address to connect to")
+
+    @property
+    def unsent_bytes(self) -> int:
+        return len(self._unsent)
+
+    def send(self, data: bytes) -> None:
+        """Send, or hold what cannot be sent now."""
+        if not data:
+            return
+        if self._unsent or not self._is_open:
+            self._unsent += data
+            return
+        assert self._sock is not None
+        try:
+            sent = self._sock.send(data)
+        except _NOT_NOW:
+            sent = 0
+        except OSError as error:
+            self._fail(error)
+            return
+        if sent < len(data):
+            self._unsent += data[sent:]
+            self._loop.watch_writable(self._sock, self._on_writable)
+
+    def close(self) -> None:
+        """Close at once, and tell nobody."""
+        self._is_closed = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        sock, self._sock = self._sock, None
+        self._is_open = False
+        if sock is not None:
+            self._loop.watch_readable(sock, None)
+            self._loop.watch_writable(sock, None)
+            sock.close()
+
+    def _dial(self, why: str) -> None:
+        """Try the next address; what went wrong with the last one is told if there is none."""
+        while self._left:
+            family, address = self._left.pop(0)
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as error:  # too many open files, or a family that this machine does not have
+                why = error.strerror or str(error)
+                continue
+            sock.setblocking(False)
+            code = sock.connect_ex(address)
+            if code in _UNDER_WAY:
+                self._sock = sock
+                self._loop.watch_writable(sock, self._on_connected)
+                self._loop.later(_CONNECT_SECONDS, partial(self._give_up_on, sock))
+                return
+            sock.close()
+            why = os.strerror(code)
+        # Not at once: who made this object does not have it yet.
+        self._loop.later(0, partial(self._report, why))
+
+    def _give_up_on(self, sock: socket.socket) -> None:
+        if self._sock is sock and not self._is_open:
+            self._try_next(f"no answer within {_CONNECT_SECONDS:g} s")
+
+    def _try_next(self, why: str) -> None:
+        self._disconnect()
+        self._dial(why)
+
+    def _on_connected(self) -> None:
+        sock = self._sock
+        assert sock is not None
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not code and _has_met_itself(sock):
+            code = errno.ECONNREFUSED
+        if code:
+            self._try_next(os.strerror(code))
+            return
+        self._is_open = True
+        self._left = []
+        _set_options(sock)
+        self._loop.watch_writable(sock, None)
+        self._loop.watch_readable(sock, self._on_readable)
+        unsent, self._unsent = bytes(self._unsent), bytearray()
+        self._on_open()
+        self.send(unsent)
+
+    def _on_readable(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except _NOT_NOW:
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        if data:
+            self._on_data(data)
+        else:
+            self._end("it was closed at the other end")
+
+    def _on_writable(self) -> None:
+        assert self._sock is not None
+        try:
+            del self._unsent[: self._sock.send(self._unsent)]
+        except _NOT_NOW:
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        if not self._unsent:
+            self._loop.watch_writable(self._sock, None)
+
+    def _fail(self, error: OSError) -> None:
+        self._end(error.strerror or str(error))
+
+    def _end(self, why: str) -> None:
+        self._disconnect()
+        self._report(why)
+
+    def _report(self, why: str) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._on_closed(why)
+
+
+def _has_met_itself(sock: socket.socket) -> bool:
+    """Whether a port of the range for clients, on which nobody listens, was taken for both ends."""
+    try:
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:
+        return False
+
+
+def _set_options(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _OPTIONS.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

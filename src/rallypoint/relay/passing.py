@@ -1,0 +1,116 @@
+"""What a relay is for a server that knows no sessions, as torch's own: a connection upstream for each client.
+
+Nothing is combined and nothing survives a broken connection; but the ranks of a machine still have one
+address on it to connect to.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+
+from rallypoint.errors import ProtocolError
+from rallypoint.relay.outgoing import Address, Outgoing
+from rallypoint.relay.running import Place
+from rallypoint.server.front import Client, Front
+from rallypoint.server.loop import Loop
+from rallypoint.server.pump import Pump
+from rallypoint.server.sessions import Session
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import Op
+
+
+class Passenger(Client):
+    """One client, and its own connection upstream."""
+
+    __slots__ = ("_coming", "_core", "outgoing")
+
+    def __init__(self, core: PassingCore, peer: str) -> None:
+        super().__init__(core.sessions, peer)
+        self._core = core
+        self._coming: list[bytes] = []
+        self.receive = self._receive
+        self.outgoing = Outgoing(
+            core.loop,
+            core.addresses,
+            on_open=lambda: None,
+            on_data=self._on_data,
+            on_closed=self._on_closed,
+        )
+
+    def take_notice(self) -> bytes:
+        notice = b"".join(self._coming)
+        self._coming.clear()
+        return notice
+
+    def _receive(self, data: bytes) -> bytes:
+        self._core.complete_handshake(self)  # the server sees to that
+        self.outgoing.send(data)
+        if self.outgoing.unsent_bytes:
+            self._core.check_pressure()
+        return b""
+
+    def _on_data(self, data: bytes) -> None:
+        self._coming.append(data)
+        self._core.woken.append(self)
+        self._core.deliver()
+
+    def _on_closed(self, why: str) -> None:
+        self._core.doom(self, ProtocolError(f"its connection to the store is gone: {why}"))
+        self._core.deliver()
+
+
+class _Nobody:
+    """There are no sessions here."""
+
+    def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> None: ...
+    def suspend(self, session: Session) -> None: ...
+    def resume(self, session: Session) -> None: ...
+    def forget(self, session: Session) -> None: ...
+
+
+class PassingCore(Front[Passenger]):
+    """All clients of such a relay."""
+
+    __slots__ = ("_is_pressed", "addresses", "deliver", "loop", "on_pressure")
+
+    deliver: Callable[[], None]
+    on_pressure: Callable[[bool], None]
+
+    def __init__(self, loop: Loop, addresses: Sequence[Address], limits: Limits) -> None:
+        super().__init__(limits, _Nobody())
+        self.loop = loop
+        self.addresses = addresses
+        self._is_pressed = False
+
+    def _make(self, peer: str) -> Passenger:
+        return Passenger(self, peer)
+
+    def close(self, connection: Passenger) -> None:
+        super().close(connection)
+        connection.outgoing.close()
+
+    def overdue(self, now: float) -> list[tuple[Passenger, str]]:
+        self.check_pressure()
+        return super().overdue(now)
+
+    def check_pressure(self) -> None:
+        """Read nothing more from the clients while the server does not take what they have sent."""
+        held = sum(passenger.outgoing.unsent_bytes for passenger in self.connections)
+        is_pressed = held > (
+            self.limits.relayed_bytes // 2 if self._is_pressed else self.limits.relayed_bytes
+        )
+        if is_pressed != self._is_pressed:
+            self._is_pressed = is_pressed
+            self.on_pressure(is_pressed)
+
+
+def passing(
+    loop: Loop, upstream: Place, listeners: Sequence[socket.socket], limits: Limits
+) -> Pump[Passenger]:
+    """A pump that passes bytes between its clients and an upstream that knows no sessions."""
+    core = PassingCore(loop, upstream.addresses, limits)
+    pump = Pump(loop, core, listeners)
+    core.deliver = pump.deliver
+    core.on_pressure = pump.hold_readers
+    return pump

@@ -1,0 +1,400 @@
+"""Relays as processes: what their clients see, also when the way to the store breaks."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from cable import Cable, cable_to
+from processes import Server, end, relaying, serving, torch_serving
+from rallypoint.errors import ConnectionLostError, RallypointError, ServerStartError, StoreTimeoutError
+from rallypoint.relay.hosting import host_relay
+from rallypoint.server.hosting import host_server
+from rallypoint.stores.tcp import TCPStore
+from rallypoint.wire.encoding import counted_request, pack_i64, request
+from rallypoint.wire.opcodes import Op
+from raw import SECONDS, RawClient, await_log, until
+
+RANKS = 8
+
+
+@dataclass
+class Site:
+    """A store, a cable, a relay at its end, and clients of both."""
+
+    server: Server
+    cable: Cable
+    log: IO[str]
+    stack: ExitStack
+    relays: list[Server] = field(default_factory=list)
+
+    def relay(self, *options: str, upstream: str = "") -> Server:
+        relay = self.stack.enter_context(relaying(upstream or self.cable.address, self.log, options))
+        self.relays.append(relay)
+        return relay
+
+    def connect(self, server: Server, timeout: float = SECONDS) -> TCPStore:
+        return self.stack.enter_context(TCPStore(server.host, server.port, timeout=timeout))
+
+    def raw(self, server: Server) -> RawClient:
+        return self.stack.enter_context(RawClient(server.port))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "log").open("w+"))
+        server = stack.enter_context(serving("libuv", log))
+        cable = stack.enter_context(cable_to(server.port))
+        yield Site(server, cable, log, stack)
+
+
+def barrier(key: bytes, size: int) -> bytes:
+    return request(Op.BARRIER, key, tail=pack_i64(size))
+
+
+def ping_all(clients: Sequence[RawClient]) -> None:
+    """All that these have sent has been carried out: their PINGs go to the store if they wait."""
+    for client in clients:
+        assert client.answers()
+
+
+# The command
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_relay_says_where_it_serves_and_ends_when_told(number: int, site: Site) -> None:
+    relay = site.relay()
+    with TCPStore(relay.host, relay.port, timeout=SECONDS) as store:
+        assert store.add("n", 1) == 1
+    relay.process.send_signal(number)
+    assert relay.process.wait(SECONDS) == 0
+    assert "closed" not in site.server.read_log()
+
+
+def run_relay(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rallypoint", "relay", *options],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+
+
+@pytest.mark.parametrize("upstream", ["", "node-a", "localhost:0", "localhost:x", "localhost:70000"])
+def test_an_upstream_that_cannot_be_is_a_usage_error(upstream: str) -> None:
+    result = run_relay("--upstream", upstream)
+    assert result.returncode == 2
+    assert "HOST:PORT" in result.stderr
+    assert not result.stdout
+
+
+def test_a_relay_says_that_its_upstream_is_not_there() -> None:
+    with pytest.raises(ServerStartError, match=r"cannot reach the store at 127\.0\.0\.1:1 within 0\.3 s"):
+        host_relay(("127.0.0.1", 1), seconds=0.3)
+
+
+def test_a_hosted_relay_ends_with_its_parent(tmp_path: Path) -> None:
+    server = host_server("127.0.0.1", 0)
+    try:
+        code = (
+            "import sys; from rallypoint.relay.hosting import host_relay\n"
+            f"relay = host_relay(('127.0.0.1', {server.port}))\n"
+            "print(relay.pid, flush=True); sys.stdin.read()"
+        )
+        parent = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert parent.stdout is not None
+        relay = psutil.Process(int(parent.stdout.readline()))
+        end(parent)
+        psutil.wait_procs([relay], timeout=SECONDS)
+        assert not relay.is_running()
+    finally:
+        server.release()
+
+
+# What clients see
+
+
+def test_a_value_that_eight_ranks_read_crosses_the_network_once(site: Site) -> None:
+    size = 1 << 20
+    relay = site.relay()
+    site.connect(site.server).set("big", b"x" * size)
+    ranks = [site.connect(relay) for _ in range(RANKS)]
+    before = site.cable.carried_down
+    for rank in ranks:  # one after the other: nothing can be combined on the way
+        assert rank.get("big") == b"x" * size
+    assert size < site.cable.carried_down - before < size + 10_000
+    site.connect(site.server).set("big", b"y" * size)
+    assert {rank.get("big") for rank in ranks} == {b"y" * size}
+
+
+def test_adds_of_many_threads_are_counted_once_each(site: Site) -> None:
+    relay = site.relay()
+    ranks = [site.connect(relay) for _ in range(RANKS)]
+    with ThreadPoolExecutor(RANKS) as pool:
+        seen = list(pool.map(lambda rank: [rank.add("n", 1) for _ in range(100)], ranks))
+    assert sorted(number for each in seen for number in each) == list(range(1, 100 * RANKS + 1))
+    assert all(each == sorted(each) for each in seen)
+
+
+def test_a_rank_that_dies_is_uncounted_at_once(site: Site) -> None:
+    relay = site.relay()
+    alive, dying = site.raw(relay), site.raw(relay)
+    other = site.raw(site.server)
+    for client in (alive, dying):
+        client.send(barrier(b"b", 3))
+    ping_all([alive, dying])
+    process = psutil.Process(relay.process.pid)
+    files = process.num_fds()
+    dying.close()
+    until(lambda: process.num_fds() < files, "the relay has noticed")
+    ping_all([alive])  # that goes to the store, behind the news
+    other.send(barrier(b"b", 3))
+    ping_all([other, alive])  # and no STOP_WAITING before the PING
+    late = site.raw(relay)
+    late.send(barrier(b"b", 3))
+    assert [client.read(1) for client in (alive, other, late)] == [b"\0"] * 3
+
+
+def test_a_push_wakes_one_of_those_who_share_a_wait(site: Site) -> None:
+    relay = site.relay()
+    ranks = [site.connect(relay) for _ in range(3)]
+    pusher = site.connect(site.server)
+    with ThreadPoolExecutor(3) as pool:
+        popping = [pool.submit(rank.queue_pop, "q") for rank in ranks]
+        for number in range(3):
+            pusher.queue_push("q", str(number))
+        assert sorted(each.result(SECONDS) for each in popping) == [b"0", b"1", b"2"]
+    first, second = site.raw(relay), site.raw(relay)
+    for client in (first, second):
+        client.send(counted_request(Op.WAIT, [b"/q"]))
+    ping_all([first, second])
+    pusher.queue_push("q", "3")
+    assert first.read(1) == b"\0"
+    first.send(request(Op.QUEUE_POP, b"/q"))
+    assert first.read(17) == pack_i64(1) + pack_i64(1) + b"3"
+    assert second.answers()  # and no STOP_WAITING before the PING
+
+
+def test_what_one_client_does_wrong_is_its_own_affair(site: Site) -> None:
+    relay = site.relay()
+    good, bad = site.raw(relay), site.raw(relay)
+    good.set(b"text", b"abc")
+    bad.send(request(Op.GET, b"text"), request(Op.ADD, b"text", tail=pack_i64(1)))
+    assert bad.read_rest() == pack_i64(3) + b"abc"
+    assert good.answers()
+    await_log(relay, "is no number")
+
+
+def test_a_client_that_ends_its_half_gets_its_replies(site: Site) -> None:
+    relay = site.relay()
+    client = site.raw(relay)
+    client.send(*[request(Op.ADD, b"n", tail=pack_i64(1)) for _ in range(100)])
+    client.sock.shutdown(1)
+    assert client.read_rest() == b"".join(pack_i64(number) for number in range(1, 101))
+
+
+# A way that breaks
+
+
+def test_a_cut_costs_a_delay_and_nothing_else(site: Site) -> None:
+    relay = site.relay()
+    ranks = [site.connect(relay) for _ in range(RANKS)]
+    waiting = [site.raw(relay), site.raw(relay)]
+    waiting[0].send(counted_request(Op.WAIT, [b"/late"]))
+    waiting[1].send(barrier(b"b", 2))
+    ping_all(waiting)
+    done = threading.Event()
+
+    def cut() -> None:
+        while not done.wait(0.02):
+            site.cable.cut()
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        with ThreadPoolExecutor(RANKS) as pool:
+            seen = list(pool.map(lambda rank: [rank.add("n", 1) for _ in range(50)], ranks))
+    finally:
+        done.set()
+        cutter.join()
+    assert sorted(number for each in seen for number in each) == list(range(1, 50 * RANKS + 1))
+    assert site.connect(site.server).add("n", 0) == 50 * RANKS
+    assert site.cable.connections > 3
+    site.connect(site.server).set("late", "now")
+    assert waiting[0].read(1) == b"\0"
+    other = site.raw(site.server)
+    other.send(barrier(b"b", 2))
+    assert [waiting[1].read(1), other.read(1)] == [b"\0", b"\0"]
+    assert "nothing is lost" in site.server.read_log()
+
+
+def test_requests_made_while_the_way_is_down_are_answered_later(site: Site) -> None:
+    relay = site.relay()
+    rank = site.connect(relay)
+    rank.set("key", "value")
+    site.cable.unplug()
+    await_log(relay, "lost the connection")
+    with ThreadPoolExecutor(2) as pool:
+        adding = pool.submit(rank.add, "n", 1)
+        getting = pool.submit(site.connect(relay).get, "key")
+        assert not adding.done()
+        site.cable.plug_in()
+        assert adding.result(SECONDS) == 1
+        assert getting.result(SECONDS) == b"value"
+    await_log(relay, "answers again")
+
+
+def test_a_barrier_does_not_count_a_relay_that_is_away(site: Site) -> None:
+    relay = site.relay()
+    rank, other = site.raw(relay), site.raw(site.server)
+    rank.send(barrier(b"b", 2))
+    ping_all([rank])
+    site.cable.unplug()
+    await_log(relay, "lost the connection")
+    other.send(barrier(b"b", 2))
+    ping_all([other])  # no STOP_WAITING
+    site.cable.plug_in()
+    assert [rank.read(1), other.read(1)] == [b"\0", b"\0"]
+
+
+def test_ranks_are_told_when_the_way_is_down_for_too_long(site: Site) -> None:
+    relay = site.relay("--limit", "session_seconds=1")
+    rank = site.connect(relay)
+    rank.set("key", "value")
+    site.cable.unplug()
+    with pytest.raises(ConnectionLostError):
+        rank.add("n", 1)
+    await_log(relay, "no connection for 1 s, the limit session_seconds; closing 1 clients")
+    site.cable.plug_in()
+    again = site.connect(relay)
+    assert again.get("key") == b"value"
+    # Whether the store had taken it before the cut is not known; that it was not done twice is.
+    assert again.add("n", 0) in (0, 1)
+
+
+def test_a_store_that_started_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "log").open("w+"))
+        first = stack.enter_context(serving("libuv", log))
+        relay = stack.enter_context(relaying(first.address, log))
+        rank = stack.enter_context(TCPStore(relay.host, relay.port, timeout=SECONDS))
+        rank.set("key", "old")
+        first.process.kill()
+        first.process.wait()
+        stack.enter_context(serving("libuv", log, ["--port", str(first.port)]))
+        with pytest.raises(RallypointError):
+            rank.add("n", 1)
+        await_log(relay, "has started anew; closing 1 clients")
+        again = stack.enter_context(TCPStore(relay.host, relay.port, timeout=SECONDS))
+        assert not again.check(["key"])
+
+
+def test_a_relay_that_dies_takes_only_its_own_ranks_along(site: Site) -> None:
+    doomed, healthy = site.relay(), site.relay()
+    lost, kept = site.raw(doomed), site.raw(healthy)
+    for client in (lost, kept):
+        client.send(barrier(b"b", 3))
+    ping_all([lost, kept])
+    process = psutil.Process(site.server.process.pid)
+    files = process.num_fds()
+    doomed.process.kill()
+    assert lost.read_rest() == b""
+    until(lambda: process.num_fds() < files, "the store has noticed")
+    direct = site.raw(site.server)
+    direct.send(barrier(b"b", 3))
+    ping_all([direct, kept])  # the lost rank does not count
+    third = site.raw(healthy)
+    third.send(barrier(b"b", 3))
+    assert [client.read(1) for client in (kept, direct, third)] == [b"\0"] * 3
+
+
+# Bounds
+
+
+def test_a_relay_reads_no_more_than_its_upstream_takes(site: Site) -> None:
+    relay = site.relay("--limit", "relayed_bytes=1000000")
+    rank = site.raw(relay)
+    ping_all([rank])
+    site.cable.block()
+    resident = psutil.Process(relay.process.pid).memory_info().rss
+    rank.sock.settimeout(1.0)
+    with pytest.raises(TimeoutError):
+        rank.sock.sendall(request(Op.SET, b"key", b"v" * 100_000) * 500)
+    assert psutil.Process(relay.process.pid).memory_info().rss - resident < 30_000_000
+    site.cable.block(False)
+    assert site.connect(relay).add("n", 1) == 1
+
+
+def test_a_rank_that_does_not_read_is_closed(site: Site) -> None:
+    relay = site.relay("--limit", "unsent_bytes=10000000")
+    site.raw(site.server).set(b"big", b"x" * 4_000_000)
+    rank, other = site.raw(relay), site.raw(relay)
+    for _ in range(50):
+        try:
+            rank.send(request(Op.GET, b"big"))
+        except OSError:
+            break
+        assert other.answers()
+    await_log(relay, "closed", "the limit unsent_bytes")
+    assert other.get(b"big") == b"x" * 4_000_000
+
+
+def test_limits_of_the_server_hold_behind_a_relay(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "log").open("w+"))
+        server = stack.enter_context(serving("libuv", log, ["--limit", "value_bytes=1000"]))
+        relay = stack.enter_context(relaying(server.address, log))
+        good, bad = (stack.enter_context(RawClient(relay.port)) for _ in range(2))
+        bad.send(request(Op.SET, b"key", b"x" * 2_000), request(Op.PING, tail=b"ping"))
+        assert bad.read_rest() == b""
+        assert good.answers()
+        await_log(relay, "the limit value_bytes is 1,000")
+
+
+# A store of torch's own
+
+
+@pytest.mark.parametrize("use_libuv", [True, False], ids=["libuv", "legacy"])
+def test_a_server_without_sessions_gets_a_connection_per_rank(use_libuv: bool, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "log").open("w+"))
+        port = stack.enter_context(torch_serving(use_libuv))
+        relay = stack.enter_context(relaying(f"127.0.0.1:{port}", log))
+        second = stack.enter_context(relaying(relay.address, log))
+        assert relay.read_log().count("knows no sessions, as a store of torch's own") == 2
+        ranks = [stack.enter_context(TCPStore(second.host, second.port, timeout=SECONDS)) for _ in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            waiting = pool.submit(ranks[0].get, "late")
+            assert sorted(pool.map(lambda rank: rank.add("n", 1), ranks[1:])) == [1, 2, 3]
+            ranks[1].set("late", b"x" * 4_000_000)
+            assert waiting.result(SECONDS) == b"x" * 4_000_000
+        with pytest.raises(StoreTimeoutError):
+            ranks[2].wait(["never"], 0.05)
+        assert ranks[2].add("n", 0) == 3
+
+
+def test_files_of_ranks_that_have_left_are_closed(site: Site) -> None:
+    relay = site.relay()
+    process = psutil.Process(relay.process.pid)
+    assert site.connect(relay).add("n", 1) == 1  # all that it needs itself is open by now
+    before = process.num_fds()
+    for _ in range(3):
+        clients = [RawClient(relay.port) for _ in range(50)]
+        ping_all(clients)
+        for client in clients:
+            client.close()
+    until(lambda: process.num_fds() <= before + 1, "the files are closed")

@@ -1,0 +1,45 @@
+"""A server and relays in the test's own process: quick to start, for clients in Python.
+
+torch's C++ client holds the interpreter in some of its calls: for that there are processes.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rallypoint.relay.running import Place, Relay
+from rallypoint.server.backend import Choice, make_loop
+from rallypoint.server.binding import listen
+from rallypoint.server.core import Core
+from rallypoint.server.pump import Pump
+
+_SECONDS = 20.0
+
+
+@contextmanager
+def serving_in_a_thread(relays: int) -> Iterator[int]:
+    """A server and so many relays, each on the one before, on one loop in a thread; the last one's port."""
+    loop, _ = make_loop(Choice.AUTO)
+    listeners = listen("127.0.0.1", 0)
+    pumps: list[Pump[Any]] = [Pump(loop, Core(), listeners)]
+    for _ in range(relays):
+        upstream = Place("the one before", [(socket.AF_INET, listeners[0].getsockname())], True)
+        listeners = listen("127.0.0.1", 0)
+        pumps.append(Relay(loop, upstream, listeners))
+    port = int(listeners[0].getsockname()[1])
+    for pump in pumps:
+        pump.start()
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        yield port
+    finally:
+        loop.stop()
+        thread.join(_SECONDS)
+        for pump in reversed(pumps):
+            pump.close()
+        loop.close()

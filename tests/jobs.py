@@ -69,15 +69,16 @@ class Job:
         options: Sequence[str],
         environ: Mapping[str, str] | None = None,
         command: Sequence[str] = ("-m", "torch.distributed.run"),
+        prefix: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
-        """Start one agent: `python <command> <options> script.py`."""
+        """Start one agent: `<prefix> python <command> <options> script.py`."""
         number = len(self.agents)
         path = self._folder / f"script-{number}.py"
         path.write_text(script)
         log = (self._folder / f"log-{number}").open("w+")
         self._logs.append(log)
         agent = subprocess.Popen(
-            [sys.executable, *command, *options, str(path)],
+            [*prefix, sys.executable, *command, *options, str(path)],
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
@@ -181,6 +182,6 @@ def end_torch_stores() -> None:
 def _is_server(process: psutil.Process) -> bool:
     try:
         running = process.status() != psutil.STATUS_ZOMBIE
-        return running and any("the store server of rallypoint" in word for word in process.cmdline())
+        return running and any("a server process of rallypoint" in word for word in process.cmdline())
     except psutil.NoSuchProcess:
         return False

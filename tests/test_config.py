@@ -80,6 +80,7 @@ BUILT_IN = {
     "master_addr": None,
     "master_port": None,
     "join_timeout": 600.0,
+    "relay": "auto",
     "patch": "auto",
     "client": "auto",
     "use_libuv": "auto",
@@ -95,13 +96,14 @@ def test_built_in_values(folder: Path) -> None:
 
 OWN_VARIABLES = {
     "join_timeout": "RALLYPOINT_JOIN_TIMEOUT",
+    "relay": "RALLYPOINT_RELAY",
     "patch": "RALLYPOINT_PATCH",
     "client": "RALLYPOINT_CLIENT",
     "use_libuv": "USE_LIBUV",
 }
 
 
-def test_variables_are_those_of_torchrun_and_four_of_our_own() -> None:
+def test_variables_are_those_of_torchrun_and_five_of_our_own() -> None:
     expected = {option.name: f"PET_{option.name.upper()}" for option in OPTIONS} | OWN_VARIABLES
     assert {option.name: option.variable for option in OPTIONS} == expected
 
@@ -182,6 +184,7 @@ REFUSED = [
     *(("master_addr", text) for text in ("", "head:1", "[head]")),
     *(("master_port", text) for text in ("", "0", "65536", "http")),
     *(("join_timeout", text) for text in ("", "0", "-3", "nan", "10m")),
+    *(("relay", text) for text in ("", "1", "On", "maybe")),
     *(("patch", text) for text in ("", "1", "Always", "autoalways")),
     *(("client", text) for text in ("", "rallypoint", "c++")),
     *(("use_libuv", text) for text in ("", "2", "libuv")),
@@ -230,6 +233,7 @@ SAID: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, object]
     "master_port": (("1", 1), ("2", 2), ("3", 3)),
     "log_dir": (("a", "a"), ("b", "b"), ("'/c'", "/c")),
     "join_timeout": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
+    "relay": (("on", "on"), ("off", "off"), ("'auto'", "auto")),
     "patch": (("never", "never"), ("always", "always"), ("'auto'", "auto")),
     "client": (("torch", "torch"), ("python", "python"), ("'auto'", "auto")),
     "use_libuv": (("0", "0"), ("on", "1"), ("false", "0")),
@@ -766,6 +770,7 @@ def test_torchrun_gets_what_was_set(
     [
         ([(CLI, "join_timeout", "0.5")], {"join_timeout": "0.5"}),
         ([(CLI, "node_rank", "0")], {"join_timeout": "600", "rank": "0"}),
+        ([(CLI, "relay", "off")], {"join_timeout": "600", "relay": "off"}),
         ([(CLI, "rdzv_conf", "a=1,join_timeout=5")], {"a": "1", "join_timeout": "5"}),
         ([(CLI, "rdzv_conf", "rank=0,a=1")], {"a": "1", "join_timeout": "600", "rank": "0"}),
         (

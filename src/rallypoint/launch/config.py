@@ -3,7 +3,7 @@
 The file is the nearest `rallypoint.toml`, or `pyproject.toml` with a table `[tool.rallypoint]`, in the
 folder or one above it; its table `run` has the options. Each value keeps its source, to be shown and to be
 named in errors. Two options may speak of the same thing: an endpoint can also be said by master_addr and
-standalone, and two settings by rdzv_conf. There, too, the higher source wins. No torch, no output.
+standalone, and three settings by rdzv_conf. There, too, the higher source wins. No torch, no output.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Settings:
     """Every option of `rallypoint run`, settled and checked. The names are those of the options.
 
     `rdzv_endpoint` is what standalone, rdzv_endpoint, master_addr and master_port come to, and None for a
-    job on one machine that takes a free port. `node_rank` and `join_timeout` count in rdzv_conf.
+    job on one machine that takes a free port. `node_rank`, `join_timeout` and `relay` count in rdzv_conf.
     """
 
     nnodes: Setting[Nodes]
@@ -92,6 +92,7 @@ class Settings:
     master_addr: Setting[str | None]
     master_port: Setting[int | None]
     join_timeout: Setting[float]
+    relay: Setting[str]
     patch: Setting[str]
     client: Setting[str]
     use_libuv: Setting[str]
@@ -273,6 +274,7 @@ def _combine(said: Settings) -> Settings:
         rdzv_endpoint=_meeting_place(said),
         node_rank=_or_by_conf(said.node_rank, "node_rank", said.rdzv_conf, "rank"),
         join_timeout=_or_by_conf(said.join_timeout, "join_timeout", said.rdzv_conf, "join_timeout"),
+        relay=_or_by_conf(said.relay, "relay", said.rdzv_conf, "relay"),
     )
 
 

@@ -215,6 +215,7 @@ LIBUV: Final = Kind("auto|0|1", _libuv, "one of auto, 0, 1, true, false, on, off
 START_METHOD: Final = _one_of("spawn", "fork", "forkserver")
 PATCH: Final = _one_of("auto", "always", "never")
 CLIENT: Final = _one_of("auto", "torch", "python")
+RELAY: Final = _one_of("auto", "on", "off")
 
 
 # The options ----------------------------------------------------------------------------------------------
@@ -315,6 +316,13 @@ OPTIONS: Final[tuple[Option, ...]] = (
         600.0,
         "Seconds until the machines must have come.",
         variable="RALLYPOINT_JOIN_TIMEOUT",
+    ),
+    Option(
+        "relay",
+        RELAY,
+        "auto",
+        "Whether each machine's ranks share a relay: auto, with two machines or more; on; off.",
+        variable="RALLYPOINT_RELAY",
     ),
     Option(
         "patch",

@@ -49,6 +49,8 @@ def to_torchrun(settings: Settings, target: Target, nproc_per_node: int | str) -
 
 def _conf(settings: Settings) -> dict[str, str]:
     conf = {"join_timeout": settings.join_timeout.text}
+    if settings.relay.is_set:
+        conf["relay"] = settings.relay.text
     if settings.node_rank.value is not None:
         conf["rank"] = settings.node_rank.text
     return {**settings.rdzv_conf.value, **conf}

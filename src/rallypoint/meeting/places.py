@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import socket
 
-from rallypoint.errors import ConnectError, PortInUseError, UsageError
+from rallypoint.errors import BindError, ConnectError, PortInUseError, ServerStartError, UsageError
 from rallypoint.meeting.endpoint import Endpoint
+from rallypoint.relay.hosting import host_relay
 from rallypoint.server.backend import choose
 from rallypoint.server.binding import is_this_machine
 from rallypoint.server.hosting import HostedServer, Lifespan, host_server
@@ -34,6 +35,7 @@ class MeetingPlace:
         self._server = server
         self._reachable = reachable
         self._round: HostedServer | None = None
+        self._relay: HostedServer | None = None
 
     @property
     def is_here(self) -> bool:
@@ -61,9 +63,30 @@ class MeetingPlace:
             logger.warning("%s: taking a free port instead", error.message)
             return host_server(self._reachable, 0, backend=choose(), lifespan=_LIFESPAN)
 
+    def start_relay(self, store: Endpoint) -> Endpoint:
+        """Start a relay for the ranks of this machine, and end the last round's; where they reach it.
+
+        A machine whose relay does not come up connects to the store itself.
+        """
+        self.end_relay()
+        try:
+            self._relay = host_relay(store, backend=choose(), lifespan=_LIFESPAN)
+        except (ServerStartError, BindError) as error:
+            logger.warning("no relay: %s; the ranks of this machine connect to %s", error.message, store)
+            return store
+        logger.info("the ranks of this machine reach %s through a relay on %s", store, self._relay.places)
+        return Endpoint(*self._relay.address)
+
+    def end_relay(self) -> None:
+        """End the relay of the last round, if there is one: its ranks have ended."""
+        if self._relay is not None:
+            self._relay.release()
+            self._relay = None
+
     def close(self, *, alone: bool) -> None:
         """Let go. Servers end; unless others still use them: then they stay until those have gone."""
         self.store.close()
+        self.end_relay()
         if self._round is not None and alone:
             self._round.release()
         elif self._round is not None:

@@ -25,6 +25,8 @@ class Conf:
     """The machine's rank, if it asks for one."""
     is_host: bool | None = None
     """Whether this machine holds the meeting place; None: if the endpoint names it."""
+    relay: bool | None = None
+    """Whether this machine's workers share a relay; None: if there are other machines."""
 
     @staticmethod
     def parse(config: Mapping[str, Any]) -> Conf:
@@ -71,12 +73,20 @@ def _host(conf: Conf, name: str, text: str) -> Conf:
     return replace(conf, is_host=parse_switch(text, f"{name} in --rdzv-conf"))
 
 
+def _relay(conf: Conf, name: str, text: str) -> Conf:
+    if text not in _RELAY:
+        raise UsageError(f"{name} in --rdzv-conf is {text!r}", hint="write one of auto, on, off")
+    return replace(conf, relay=_RELAY[text])
+
+
 def _number(kind: Callable[[str], Any], name: str, text: str) -> Any:
     try:
         return kind(text)
     except ValueError:
         raise UsageError(f"{name} in --rdzv-conf is {text!r}, which is no number") from None
 
+
+_RELAY = {"auto": None, "on": True, "off": False}
 
 _SETTERS: dict[str, _Setter] = {
     "join_timeout": _seconds("join"),
@@ -86,4 +96,5 @@ _SETTERS: dict[str, _Setter] = {
     "keep_alive_max_attempt": _count,
     "rank": _rank,
     "is_host": _host,
+    "relay": _relay,
 }

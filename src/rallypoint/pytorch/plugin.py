@@ -3,8 +3,8 @@
     torchrun --rdzv-backend=rallypoint --rdzv-endpoint=HOST:PORT --rdzv-conf=NAME=VALUE,… script.py
 
 The machine that the endpoint names holds the meeting place, a store server. Each round gets a store server
-of its own, which is the workers' MASTER_ADDR and MASTER_PORT. A job of one machine needs no
-meeting place: its store is at the endpoint.
+of its own. With several machines, each machine has a relay for it, which is its workers' MASTER_ADDR and
+MASTER_PORT; else the store is. A job of one machine needs no meeting place: its store is at the endpoint.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
                 hint="pass --rdzv-endpoint=HOST:PORT, the same on every machine",
             )
         self._run_id = params.run_id
+        self._relay = conf.relay
         self._place = open_place(
             endpoint,
             size.most,
@@ -119,6 +120,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def next_rendezvous(self) -> RendezvousInfo:
         self._stop_roll_call()
+        self._place.end_relay()  # before the store that it asks is ended, which it would report
         try:
             met = self._meeting.next_round(self._start_store)
             return self._enter(met)
@@ -163,7 +165,9 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         return str(self._place.start_round())
 
     def _enter(self, met: Round) -> RendezvousInfo:
-        host, port = parse_endpoint(met.store)
+        store_place = parse_endpoint(met.store)
+        wants_relay = len(met.members) > 1 if self._relay is None else self._relay
+        host, port = self._place.start_relay(store_place) if wants_relay else store_place
         fault = examine(host, port)
         if fault is not None and patch_of() is not Patch.NEVER:
             logger.info(

@@ -32,6 +32,11 @@ def get(key: bytes) -> bytes:
     return b"\x03" + blob(key)
 
 
+def add(key: bytes, amount: int) -> bytes:
+    """The request that ADDs to one key."""
+    return b"\x04" + blob(key) + struct.pack("<q", amount)
+
+
 def wait(keys: Iterable[bytes]) -> bytes:
     """The request that WAITs for all of these keys."""
     return b"\x06" + counted([blob(key) for key in keys])

@@ -41,16 +41,34 @@ def dropped_connects() -> int:
     return int(dict(zip(names.split(), values.split(), strict=True))["ListenOverflows"])
 
 
-class Server:
-    """One running server."""
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all threads of a process so far."""
+    spent = 0
+    try:
+        for task in os.scandir(f"/proc/{pid}/task"):
+            with open(f"{task.path}/schedstat") as text:
+                spent += int(text.read().split()[0])
+    except OSError:  # a system without schedstat: coarser, but there
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return spent / 1e9
 
-    def __init__(self, name: str) -> None:
+
+def resident_bytes(pid: int) -> int:
+    """The memory that a process holds."""
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+class Server:
+    """One running server: one of the commands, unless it gets one of its own."""
+
+    def __init__(self, name: str, command: list[str] | None = None) -> None:
         self.name = name
         self.port = 0
         self._log = tempfile.TemporaryFile(mode="w+b")  # noqa: SIM115 - closed by stop()
         # A session of its own keeps a Ctrl-C of the terminal from the server: this program stops it.
         self._process = subprocess.Popen(
-            [sys.executable, *COMMANDS[name]],
+            [sys.executable, *(command or COMMANDS[name])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -78,19 +96,11 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """CPU time of all its threads so far."""
-        spent = 0
-        try:
-            for task in os.scandir(f"/proc/{self.pid}/task"):
-                with open(f"{task.path}/schedstat") as text:
-                    spent += int(text.read().split()[0])
-        except OSError:  # a system without schedstat: coarser, but there
-            times = psutil.Process(self.pid).cpu_times()
-            return float(times.user + times.system)
-        return spent / 1e9
+        return cpu_seconds(self.pid)
 
     def resident_bytes(self) -> int:
         """The memory that it holds."""
-        return int(psutil.Process(self.pid).memory_info().rss)
+        return resident_bytes(self.pid)
 
     def open_files(self) -> int:
         """How many file descriptors it holds."""

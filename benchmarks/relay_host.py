@@ -1,0 +1,156 @@
+"""Many relays in one process, on one loop: the machines of a job, but for their ranks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rallypoint.errors import RallypointError
+from rallypoint.relay.core import RelayCore
+from rallypoint.relay.running import Place, Relay, find_upstream
+from rallypoint.server.backend import Choice, make_loop
+from rallypoint.server.process import settle_in
+from rallypoint.server.pump import TICK_SECONDS
+from rallypoint.wire.limits import Limits
+from workers import Message, answer
+
+ORDERS = 0
+START_AT_ONCE = 128
+"""How many relays connect at the same time: less than any backlog."""
+
+CHECK_S = 0.005
+LOWEST_PORT = 10_000
+BACKLOG = 128
+
+
+def free_listeners(host: str, count: int) -> Iterator[socket.socket]:
+    """Sockets that listen there, each on a port of its own.
+
+    Below the ports that the system gives to clients, if there are enough: it gives none that is listened on
+    to a client, whatever the address, and needs them all. Else wherever the system says.
+    """
+    first_client = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    port = LOWEST_PORT
+    while count:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port if port < first_client else 0))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE or port >= first_client:
+                raise
+        else:
+            count -= 1
+            yield listener
+        port += 1
+
+
+class RelayHost:
+    """The relays, led by orders."""
+
+    def __init__(self) -> None:
+        self._loop, _ = make_loop(Choice.LIBUV)
+        self._relays: list[RelayCore] = []
+        self._ports: list[int] = []
+        self._said = b""
+        self._loop.watch_readable(ORDERS, self._on_order)
+
+    def run(self) -> None:
+        """Serve until the orders end."""
+        self._loop.run()
+
+    def _on_order(self) -> None:
+        piece = os.read(ORDERS, 1 << 16)
+        if not piece:
+            self._loop.stop()
+            return
+        self._said += piece
+        if not piece.endswith(b"\n"):
+            return
+        said, self._said = self._said, b""
+        order = json.loads(said)
+        work: dict[str, Callable[..., None]]
+        work = {"start": self._start, "settle": self._settle, "stats": self._stats}
+        try:
+            work[order.pop("do")](**order)
+        except (RallypointError, OSError) as error:
+            answer({"error": str(error)})
+
+    def _start(self, host: str, count: int, upstream: tuple[str, int], limit_s: float) -> None:
+        """Start so many relays, some at a time; the answer is on which ports they listen."""
+        place = find_upstream(*upstream, limit_s)
+        if not place.knows_sessions:
+            answer({"error": f"{place.name} knows no sessions"})
+            return
+        listeners = iter(list(free_listeners(host, count)))  # all of them first: here a fault is answered
+
+        def start_some() -> None:
+            for _ in range(min(START_AT_ONCE, count - len(self._relays))):
+                self._start_one(place, next(listeners))
+            more = start_some if len(self._relays) < count else lambda: answer({"ports": self._ports})
+            self._await("starting relays", self._are_up, more, time.monotonic() + limit_s)
+
+        start_some()
+
+    def _start_one(self, place: Place, listener: socket.socket) -> None:
+        relay = Relay(self._loop, place, [listener], Limits())
+        relay.start()
+        core = relay.core
+        assert isinstance(core, RelayCore)
+        self._relays.append(core)
+        self._ports.append(listener.getsockname()[1])
+
+    def _are_up(self) -> int:
+        return sum(not relay.upstream.is_up for relay in self._relays[-START_AT_ONCE:])
+
+    def _settle(self) -> None:
+        """Answer when all is quiet: the store knows which frames have come, so no relay has to tell it.
+
+        A relay that is to tell does so with its next tick; one that has not then does not mean to.
+        """
+        end = time.monotonic() + 1.5 * TICK_SECONDS
+        self._await("", lambda: time.monotonic() < end and self._untold(), lambda: answer({}), 2 * end)
+
+    def _untold(self) -> int:
+        return sum(relay.upstream._told < relay.upstream._taken for relay in self._relays)
+
+    def _await(self, what: str, left: Callable[[], int], then: Callable[[], None], deadline: float) -> None:
+        """Go on when no relay is left that is not so far."""
+        late = left()
+        if not late:
+            then()
+        elif time.monotonic() > deadline:
+            answer({"error": f"{what}: time is up, and {late:,} of {len(self._relays):,} are not so far"})
+        else:
+            self._loop.later(CHECK_S, lambda: self._await(what, left, then, deadline))
+
+    def _stats(self) -> None:
+        """What has passed between the relays and the store so far."""
+        stats: Message = {"batches": 0, "frames": 0, "requests": 0, "ranks": 0}
+        for relay in self._relays:
+            stats["batches"] += relay.upstream.batches
+            stats["frames"] += relay.upstream.frames
+            stats["requests"] += relay.combiner._tags
+            stats["ranks"] += len(relay.connections)
+        answer(stats)
+
+
+def main() -> None:
+    """Carry out orders."""
+    settle_in(logging.WARNING)
+    RelayHost().run()
+    sys.stdout.flush()
+    os._exit(0)  # to close every socket by itself takes seconds
+
+
+if __name__ == "__main__":
+    main()

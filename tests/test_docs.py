@@ -252,7 +252,8 @@ def test_options_are_documented(command: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("op", Op)
 def test_operations_are_documented(op: Op) -> None:
-    text = (_REFERENCE / "protocol.md").read_text()
+    page = "protocol.md" if op < Op.SESSION else "sessions.md"
+    text = (_REFERENCE / page).read_text()
     assert re.search(rf"^\| {op.value} \| `{op.name}` \|", text, flags=re.MULTILINE)
 
 

@@ -578,3 +578,14 @@ def test_a_store_that_was_started_anew_is_not_mistaken_for_the_old_one() -> None
     rank.send(add(b"n", 1))
     wire.run()
     assert rank.take() == i64(1)
+
+
+def test_a_wait_that_is_refused_behind_another_request_closes_its_client_after_the_reply_to_that() -> None:
+    relay = ByHand(most_bytes=1_000)
+    (rank,) = relay.desk.open()
+    rank.send(get(b"k") + wait(*([b"k" * 100] * 10)))
+    assert relay.asked() == [get(b"k")]
+    assert rank.error is None
+    relay.answer((0, DONE, blob(b"v")))
+    assert rank.take() == blob(b"v")
+    assert "the store takes" in str(rank.error)

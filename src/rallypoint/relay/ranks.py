@@ -36,6 +36,11 @@ class _Place:
         self.is_queued = False
         self.refusal: bytes | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it may go from the head of the queue."""
+        return self.refusal is None and (self.reply is not None or self.may_wait)
+
     def answer(self, status: Status, content: bytes) -> None:
         if status is Status.REFUSED:
             self._rank.refuse(self, content)
@@ -89,13 +94,8 @@ class Rank(Client):
             return own(self, blobs, tail)
         if op is Op.CHECK and blobs == _ANNOUNCED:
             return self._reply(READY)
-        self._ask(op, blobs, tail)
+        self._core.ask(self, op, blobs, tail, self._next_place().answer)
         return b""
-
-    def _ask(self, op: Op, blobs: list[bytes], tail: bytes) -> None:
-        place = _Place(self)
-        self._core.ask(self, op, blobs, tail, place.answer)  # or it is refused, and has no place
-        self._queue(place)
 
     def _reply(self, reply: bytes) -> bytes:
         """A reply that is known, but may have to wait for those before it."""
@@ -161,13 +161,14 @@ class Rank(Client):
 
     def _pop(self, blobs: list[bytes], tail: bytes) -> bytes:
         call = self._calls.pop(blobs[0], None)
+        place = self._next_place()
         if call is None:
-            self._ask(Op.QUEUE_POP, blobs, tail)
-            return b""
-        for key in call.keys:
-            self._calls.pop(key, None)
-        self._core.combiner.pop_called(self, call, blobs[0], self._next_place().answer)
-        self._core.has_work()
+            self._core.ask(self, Op.QUEUE_POP, blobs, tail, place.answer)
+        else:
+            for key in call.keys:
+                self._calls.pop(key, None)
+            self._core.combiner.pop_called(self, call, blobs[0], place.answer)
+            self._core.has_work()
         return b""
 
     def _cancel(self, _: list[bytes], __: bytes) -> bytes:
@@ -240,14 +241,11 @@ class Rank(Client):
 
     def _next_place(self) -> _Place:
         place = _Place(self)
-        self._queue(place)
-        return place
-
-    def _queue(self, place: _Place) -> None:
         place.is_queued = True
         self._places.append(place)
         self._core.places += 1
         self._core.check_pressure()
+        return place
 
     def fill(self, place: _Place, reply: bytes) -> None:
         """A reply is there. If it has no place any more among the others, it goes at once."""
@@ -260,7 +258,7 @@ class Rank(Client):
     def _settle(self) -> None:
         """Send all replies at the head of the queue."""
         places = self._places
-        while places and (places[0].reply is not None or places[0].may_wait):
+        while places and places[0].is_over:
             place = places.popleft()
             place.is_queued = False
             self._core.places -= 1
@@ -306,7 +304,7 @@ class Rank(Client):
         return len(self._places)
 
     def check_invariants(self) -> None:
-        assert not self._places or (self._places[0].reply is None and not self._places[0].may_wait)
+        assert not self._places or not self._places[0].is_over
         assert self._keys >= 0
         assert all(place.is_queued for place in self._places)
         for waiter in self._waits:

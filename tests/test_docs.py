@@ -96,7 +96,7 @@ def _examples() -> Iterator[Example]:
 
 
 # Their examples are jobs of several seconds, of a kind that other tests have as well.
-_SLOW_PAGES = ("init-methods.md", "without-libuv.md")
+_SLOW_PAGES = ("init-methods.md", "without-libuv.md", "torch-script.md", "torchrun.md")
 
 
 def _marked(example: Example) -> Any:

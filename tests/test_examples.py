@@ -119,6 +119,7 @@ def sharded() -> Iterator[ModuleType]:
 # --- File, torchrun, accelerate ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_file_init_starts_its_ranks_itself() -> None:
     _assert_learns(_run(_EXAMPLES / "train_file_init.py"), ranks=2)
 

@@ -286,6 +286,16 @@ def test_ranks_are_told_when_the_way_is_down_for_too_long(site: Site) -> None:
     assert again.add("n", 0) in (0, 1)
 
 
+def test_ranks_are_told_soon_when_the_store_is_gone_for_good(site: Site) -> None:
+    relay = site.relay(upstream=site.server.address)
+    rank = site.connect(relay)
+    rank.set("key", "value")
+    site.server.process.kill()
+    with pytest.raises(ConnectionLostError):
+        rank.get("key")
+    await_log(relay, "nothing has listened there for 5 s; closing 1 clients")
+
+
 def test_a_store_that_started_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
     with ExitStack() as stack:
         log = stack.enter_context((tmp_path / "log").open("w+"))

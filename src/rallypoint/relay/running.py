@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import random
 import secrets
 import socket
@@ -27,6 +29,9 @@ logger = logging.getLogger("rallypoint.relay")
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
+_REFUSED: Final = os.strerror(errno.ECONNREFUSED)
+_REFUSED_SECONDS: Final = 5.0
+"""A port that refuses for so long: the store is gone, and its sessions with it."""
 
 
 class Place(NamedTuple):
@@ -70,6 +75,7 @@ class Relay(Pump[Rank]):
         # Since when no connection has lasted from one tick to the next: one that is broken again at once,
         # each time, is no better than none.
         self._failing_since: float | None = None
+        self._refused_since: float | None = None
         self._steady_ticks = 0
 
     def start(self, on_tick: Callback = lambda: None) -> None:
@@ -136,6 +142,7 @@ class Relay(Pump[Rank]):
 
     def _on_open(self) -> None:
         self._is_connected = True
+        self._refused_since = None
         self._send(self._relay.connect())
 
     def _on_data(self, data: bytes) -> None:
@@ -168,10 +175,15 @@ class Relay(Pump[Rank]):
         if self._closed:
             return
         self._steady_ticks = 0
+        now = time.monotonic()
         if self._failing_since is None:
-            self._failing_since = time.monotonic()
+            self._failing_since = now
+        if why != _REFUSED:
+            self._refused_since = None
+        elif self._refused_since is None:
+            self._refused_since = now
         if self._down_since is None:
-            self._down_since = time.monotonic()
+            self._down_since = now
             seconds = self._relay.upstream.keeps_seconds
             logger.warning(
                 "lost the connection to %s: %s; trying again for %g s", self._upstream.name, why, seconds
@@ -192,7 +204,7 @@ class Relay(Pump[Rank]):
         self.drop_all()
         self._drop_connection()
         self._relay.reset()
-        self._down_since = self._failing_since = None
+        self._down_since = self._failing_since = self._refused_since = None
         self._dial_later()
 
     def _tick(self) -> None:
@@ -201,8 +213,12 @@ class Relay(Pump[Rank]):
             self._steady_ticks += 1
             if self._steady_ticks > 1:
                 self._failing_since = None
+        if self._relay.connections and not self._closed:
+            self._check_patience(time.monotonic())
+
+    def _check_patience(self, now: float) -> None:
         seconds = self._relay.upstream.keeps_seconds
-        if self._failing_since is not None and time.monotonic() - self._failing_since > seconds:
-            self._failing_since = time.monotonic()
-            if self._relay.connections:
-                self._give_up(f"no connection for {seconds:g} s, the limit session_seconds")
+        if self._failing_since is not None and now - self._failing_since > seconds:
+            self._give_up(f"no connection for {seconds:g} s, the limit session_seconds")
+        elif self._refused_since is not None and now - self._refused_since > _REFUSED_SECONDS:
+            self._give_up(f"nothing has listened there for {_REFUSED_SECONDS:g} s")

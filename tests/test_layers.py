@@ -35,7 +35,10 @@ SIDEWAYS = {("engine", "rallypoint.wire.limits")}
 PURE = {"engine", "wire"}
 PURE_MODULES = {
     *(f"rallypoint.server.{name}" for name in ("core", "front", "sessions", "carrying")),
-    *(f"rallypoint.relay.{name}" for name in ("combining", "upstream", "ranks", "children", "core")),
+    *(
+        f"rallypoint.relay.{name}"
+        for name in ("combining", "slots", "known", "upstream", "ranks", "children", "core")
+    ),
 }
 IMPURE_MODULES = {
     *("socket", "time", "threading", "asyncio", "selectors", "select"),

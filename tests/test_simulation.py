@@ -19,18 +19,9 @@ from linearizability import (
     is_linearizable,
     whole_store,
 )
-from rallypoint.relay.combining import (
-    AddSlot,
-    Answer,
-    Call,
-    Combiner,
-    Line,
-    SharedSlot,
-    Slot,
-    Waiter,
-    WaitSlot,
-)
+from rallypoint.relay.combining import Combiner
 from rallypoint.relay.ranks import Rank
+from rallypoint.relay.slots import AddSlot, Answer, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
 from rallypoint.server.carrying import StoreCarrier
 from rallypoint.server.sessions import Party, Session
 from rallypoint.wire.encoding import unpack_i64
@@ -87,7 +78,7 @@ def test_a_read_that_joins_one_already_sent_is_caught(monkeypatch: pytest.Monkey
 
 
 def test_a_wait_that_ends_with_one_from_before_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    end_wait = Combiner.end_wait
+    end_wait = Combiner._end_wait
 
     def end_for_all(
         self: Combiner, slot: WaitSlot, waiters: Sequence[Waiter], status: Status, content: bytes
@@ -96,7 +87,7 @@ def test_a_wait_that_ends_with_one_from_before_it_is_caught(monkeypatch: pytest.
             waiter.since = 0
         end_wait(self, slot, waiters, status, content)
 
-    monkeypatch.setattr(Combiner, "end_wait", end_for_all)
+    monkeypatch.setattr(Combiner, "_end_wait", end_for_all)
     _must_catch("no order explains", 2_000, "waits")
 
 

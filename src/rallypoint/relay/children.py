@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.combining import Arrival, Call, Line, Waiter
+from rallypoint.relay.slots import Arrival, Call, Line, Waiter
 from rallypoint.server.sessions import Session
 from rallypoint.wire.encoding import pack_i64, unpack_i64, unpack_u64
 from rallypoint.wire.opcodes import READY, Op

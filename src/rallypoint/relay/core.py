@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from rallypoint.relay.children import RelayCarrier
-from rallypoint.relay.combining import Answer, Combiner, Line
+from rallypoint.relay.combining import Combiner
 from rallypoint.relay.ranks import Rank
+from rallypoint.relay.slots import Answer, Line
 from rallypoint.relay.upstream import Upstream
 from rallypoint.server.front import Front
 from rallypoint.wire.limits import Limits

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from rallypoint.server.loop import Loop
+from rallypoint.server.pump import set_options
 
 Address = tuple[int, Any]
 """The family and the address of a socket."""
@@ -22,7 +23,7 @@ _UNDER_WAY: Final = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY}
 # A machine that vanishes says nothing: what is sent to it is given up after that many seconds, and while
 # nothing is sent, probes find out after about as long.
 _SILENCE_SECONDS: Final = 20
-_OPTIONS: Final = {
+_TIMES: Final = {
     "TCP_KEEPIDLE": 10,
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 2,
@@ -133,7 +134,7 @@ class Outgoing:
             return
         self._is_open = True
         self._left = []
-        _set_options(sock)
+        set_options(sock, _TIMES)
         self._loop.watch_writable(sock, None)
         self._loop.watch_readable(sock, self._on_readable)
         unsent, self._unsent = bytes(self._unsent), bytearray()
@@ -185,11 +186,3 @@ def _has_met_itself(sock: socket.socket) -> bool:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:
         return False
-
-
-def _set_options(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _OPTIONS.items():
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.relay.combining import Arrival, Call, Waiter
+from rallypoint.relay.slots import Arrival, Call, Waiter
 from rallypoint.server.front import Client
 from rallypoint.wire.encoding import unpack_i64
 from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic
 
@@ -315,7 +315,7 @@ class Pump(Generic[ClientT]):
         try:
             sock.setblocking(False)
             if not _INHERITS_OPTIONS:
-                _set_options(sock)
+                set_options(sock, _KEEP_ALIVE)
             if self.loop.capacity is not None and len(self._links) >= self.loop.capacity:
                 raise LimitError(f"this system's select() watches no more than {self.loop.capacity} clients")
             connection = self.core.open(peer, now)
@@ -361,13 +361,14 @@ _INHERITS_OPTIONS = sys.platform == "linux"
 
 def _prepare(listener: socket.socket) -> None:
     listener.setblocking(False)
-    _set_options(listener)
+    set_options(listener, _KEEP_ALIVE)
 
 
-def _set_options(sock: socket.socket) -> None:
+def set_options(sock: socket.socket, times: Mapping[str, int]) -> None:
+    """Send at once, and probe a connection on which nothing comes, at such times."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A machine that vanishes sends no FIN: without probes, its ranks would count as present for ever.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEP_ALIVE.items():
+    for name, value in times.items():
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

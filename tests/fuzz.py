@@ -53,10 +53,7 @@ LIMITS = {
     "keys_per_request": 4096,
 }
 GROWTH_MIB = 64
-"""How much larger the server may get at any time: less than what it may store, hold and owe together.
-
-A relay may take twice as much: it holds what it is asked and answered, and remembers what was read.
-"""
+"""How much larger the server may get at any time: less than what it may store, hold and owe together."""
 
 AT_ONCE = 32
 """Streams under way at a time."""
@@ -584,9 +581,8 @@ class Run:
         summary = self.summary
         summary.rss_peak_mib = max(summary.rss_peak_mib, self._server.rss / MIB)
         growth = summary.rss_peak_mib - summary.rss_before_mib
-        allowed = GROWTH_MIB * 2 if self.summary.backend == "relay" else GROWTH_MIB
-        if growth > allowed:
-            raise FuzzError(f"the server grew by {growth:.1f} MiB; at most {allowed} are allowed")
+        if growth > GROWTH_MIB:
+            raise FuzzError(f"the server grew by {growth:.1f} MiB; at most {GROWTH_MIB} are allowed")
 
     async def _settle(self, witness: Witness, files: int) -> None:
         """Wait until the server has closed what its clients have: then it has as many files as before."""

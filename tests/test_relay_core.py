@@ -404,6 +404,17 @@ def test_batches_are_cut_at_what_the_upstream_takes() -> None:
     assert len(first.requests) == 2
 
 
+def test_what_does_not_fit_beside_a_long_wait_goes_in_the_next_batch_at_once() -> None:
+    relay = ByHand(most_bytes=205)
+    first, second = relay.desk.open(2)
+    first.send(wait(b"a" * 60, b"b" * 60))
+    second.send(get(b"k" * 60))
+    batches = [each for each in read_upstream(relay.core.flush()) if isinstance(each, Batch)]
+    assert [each.requests for each in batches] == [[wait(b"a" * 60, b"b" * 60)], [get(b"k" * 60)]]
+    relay.answer((1, DONE, blob(b"v")))
+    assert second.take() == blob(b"v")
+
+
 @pytest.mark.parametrize("answer", [2, 3, 255])
 def test_who_is_not_known_any_more_has_lost_its_session(answer: int) -> None:
     core = RelayCore(lambda: TOKEN)

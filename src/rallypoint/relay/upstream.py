@@ -78,6 +78,11 @@ class Upstream:
     def is_up(self) -> bool:
         return self._state is _State.UP
 
+    @property
+    def has_told_all(self) -> bool:
+        """Whether the other side knows of every frame that has come."""
+        return self._told == self._taken
+
     def connected(self) -> bytes:
         """There is a new connection: what to send on it first."""
         self._state = _State.GREETING
@@ -106,14 +111,15 @@ class Upstream:
         return self.flush()
 
     def flush(self) -> bytes:
-        """The next batch, if there is one and it need not wait."""
-        if self._state is not _State.UP or not self._combiner.has_batch:
-            return b""
-        return self._next_batch()
+        """All batches that need not wait: nothing may come back for one that is full of waits."""
+        batches = []
+        while self._state is _State.UP and self._combiner.has_batch:
+            batches.append(self._next_batch())
+        return b"".join(batches)
 
     def tick(self) -> bytes:
         """Once a second: tell what has come, if no batch has for a while; the other side keeps it so long."""
-        if self._state is not _State.UP or self._told == self._taken:
+        if self._state is not _State.UP or self.has_told_all:
             self._ticks = 0
             return b""
         self._ticks += 1

@@ -124,6 +124,25 @@ def test_add_counts_from_zero_in_decimal(engine: Engine[str]) -> None:
     assert engine.add(b"k", 0)[0] == -7
 
 
+def test_add_to_what_others_wrote_since(engine: Engine[str]) -> None:
+    """The last sum is known, but only as long as its digits stand there."""
+    assert engine.add(b"k", 41)[0] == 41
+    engine.set(b"k", b"007")
+    assert engine.add(b"k", 0)[0] == 7
+    assert engine.get(b"k") == b"7"
+    engine.append(b"k", b"0")
+    assert engine.add(b"k", 0)[0] == 70
+    engine.delete(b"k")
+    assert engine.add(b"k", 0)[0] == 0
+    assert engine.add(b"other", 9)[0] == 9
+    assert engine.add(b"k", 10)[0] == 10
+    assert engine.add(b"other", 1)[0] == 10
+    engine.check_invariants()
+    engine.set(b"other", b"no number")
+    with pytest.raises(ProtocolError):
+        engine.add(b"other", 0)
+
+
 @pytest.mark.parametrize("number", [b"41", b"+41", b" 41", b"41\n", b"041"])
 def test_add_to_a_number_that_was_set(engine: Engine[str], number: bytes) -> None:
     engine.set(b"k", number)

@@ -34,11 +34,12 @@ class _Barrier(dict[Member, int]):
 class Barriers(Generic[Member]):
     """All barriers at which somebody waits."""
 
-    __slots__ = ("_away", "_by_member", "_by_name")
+    __slots__ = ("_away", "_by_name", "by_member")
 
     def __init__(self) -> None:
         self._by_name: dict[_Name, _Barrier[Member]] = {}
-        self._by_member: dict[Member, dict[_Name, None]] = {}
+        self.by_member: dict[Member, dict[_Name, None]] = {}
+        """Where each member waits that is not away; only to be read from outside."""
         self._away: dict[Member, dict[_Name, int]] = {}  # where those who are away were, and for how many
 
     def arrive(self, member: Member, key: bytes, size: int, weight: int = 1) -> list[Member]:
@@ -55,13 +56,13 @@ class Barriers(Generic[Member]):
             raise ProtocolError(f"BARRIER at key {key!r} by a client that already waits there")
         present[member] = weight
         present.total += weight
-        self._by_member.setdefault(member, {})[name] = None
+        self.by_member.setdefault(member, {})[name] = None
         return self._release(name, present) if present.total >= size else []
 
     def withdraw(self, member: Member) -> None:
         """Count `member` out of every barrier at which it waits, for all for whom it stands."""
         self._away.pop(member, None)
-        for name in list(self._by_member.get(member, ())):
+        for name in list(self.by_member.get(member, ())):
             present = self._by_name[name]
             self._reduce(name, present, member, present[member])
 
@@ -78,7 +79,7 @@ class Barriers(Generic[Member]):
                     del places[name]
             if not places:
                 del self._away[member]
-        for name in list(self._by_member.get(member, ())):
+        for name in list(self.by_member.get(member, ())):
             present = self._by_name[name]
             step = min(present[member], count - left)
             left += step
@@ -89,7 +90,7 @@ class Barriers(Generic[Member]):
         """`member` is away: it is not counted until `resume`."""
         if member in self._away:
             return
-        places = {name: self._by_name[name][member] for name in self._by_member.get(member, ())}
+        places = {name: self._by_name[name][member] for name in self.by_member.get(member, ())}
         self.withdraw(member)
         if places:
             self._away[member] = places
@@ -111,12 +112,12 @@ class Barriers(Generic[Member]):
 
     def count_at(self, member: Member) -> int:
         """For how many `member` waits at barriers, be it away or not."""
-        present = sum(self._by_name[name][member] for name in self._by_member.get(member, ()))
+        present = sum(self._by_name[name][member] for name in self.by_member.get(member, ()))
         return present + sum(self._away.get(member, {}).values())
 
     def count_of(self, member: Member) -> int:
         """At how many barriers `member` waits."""
-        return len(self._by_member.get(member, ()))
+        return len(self.by_member.get(member, ()))
 
     def _release(self, name: _Name, present: _Barrier[Member]) -> list[Member]:
         """Release as many as fill the barrier, again and again while they do, in the order of arrival."""
@@ -140,10 +141,10 @@ class Barriers(Generic[Member]):
         del present[member]
         if not present:
             del self._by_name[name]
-        names = self._by_member[member]
+        names = self.by_member[member]
         del names[name]
         if not names:
-            del self._by_member[member]
+            del self.by_member[member]
 
     def check_invariants(self) -> None:
         for (key, size), members in self._by_name.items():
@@ -151,9 +152,9 @@ class Barriers(Generic[Member]):
             assert members.total == sum(members.values())
             assert all(weight > 0 for weight in members.values())
             for member in members:
-                assert (key, size) in self._by_member[member]
+                assert (key, size) in self.by_member[member]
                 assert member not in self._away
-        places = sum(len(names) for names in self._by_member.values())
+        places = sum(len(names) for names in self.by_member.values())
         assert places == sum(len(members) for members in self._by_name.values())
-        assert all(names for names in self._by_member.values())
+        assert all(names for names in self.by_member.values())
         assert all(places and min(places.values()) > 0 for places in self._away.values())

@@ -111,9 +111,11 @@ class Engine(Generic[Member]):
 
     def wait(self, member: Member, keys: Sequence[bytes]) -> bool:
         """Let `member` wait until all keys are there; True if they are, and it need not."""
-        if len(keys) == 1 and keys[0] in self._space.values:
-            return True
-        missing = keys if len(keys) == 1 and keys[0] not in self._space.queues else self.missing(keys)
+        missing: Sequence[bytes]
+        if len(keys) == 1:
+            missing = () if keys[0] in self._space.values or keys[0] in self._space.queues else keys
+        else:
+            missing = self.missing(keys)
         if not missing:
             return True
         self._check_waits(member, len(missing))
@@ -212,6 +214,8 @@ class Engine(Generic[Member]):
         return woken
 
     def _check_waits(self, member: Member, more: int) -> None:
+        if more == 1 and member not in self._waiters.by_member and member not in self._barriers.by_member:
+            return  # as nearly always: no limit is less than one
         limit = self._limits.keys_per_request
         count = self._waiters.count_of(member) + self._barriers.count_of(member) + more
         if count > limit:

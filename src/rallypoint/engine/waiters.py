@@ -6,7 +6,7 @@ that a cancel or a close costs that member's own keys and no more.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Generic, TypeVar
 
 Member = TypeVar("Member")
@@ -24,27 +24,36 @@ class _Wait(Generic[Member]):
 
 
 class _Waits(dict[_Wait[Member], None]):
-    """The waits of one member, as an ordered set, and how many keys they name, arrived or not."""
+    """Several waits of one member, as an ordered set, and how many keys they name, arrived or not."""
 
     __slots__ = ("keys_named",)
 
     keys_named: int
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys_named = 0
+    def __init__(self, first: _Wait[Member]) -> None:
+        super().__init__({first: None})
+        self.keys_named = len(first.keys)
+
+    def add(self, wait: _Wait[Member]) -> None:
+        self[wait] = None
+        self.keys_named += len(wait.keys)
+
+    def remove(self, wait: _Wait[Member]) -> None:
+        del self[wait]
+        self.keys_named -= len(wait.keys)
 
 
 class Waiters(Generic[Member]):
     """All waits. A wait disappears when its last key arrives, or with `cancel`."""
 
-    __slots__ = ("_by_member", "awaited")
+    __slots__ = ("awaited", "by_member")
 
     def __init__(self) -> None:
         # Dicts serve as ordered sets: who came first is woken first.
         self.awaited: dict[bytes, dict[_Wait[Member], None]] = {}
         """The keys that somebody waits for, with their waits; only to be read from outside."""
-        self._by_member: dict[Member, _Waits[Member]] = {}
+        self.by_member: dict[Member, _Wait[Member] | _Waits[Member]] = {}
+        """Who waits, and the one wait that nearly all have, or several; only to be read from outside."""
 
     def add(self, member: Member, missing: Sequence[bytes]) -> None:
         """Let `member` wait for all of `missing`: distinct keys, at least one."""
@@ -56,11 +65,11 @@ class Waiters(Generic[Member]):
                 awaited[key] = {wait: None}
             else:
                 waits[wait] = None
-        own = self._by_member.get(member)
-        if own is None:
-            own = self._by_member[member] = _Waits()
-        own[wait] = None
-        own.keys_named += len(missing)
+        own = self.by_member.setdefault(member, wait)
+        if own is not wait:
+            if isinstance(own, _Wait):
+                own = self.by_member[member] = _Waits(own)
+            own.add(wait)
 
     def arrive(self, key: bytes) -> list[Member]:
         """`key` is there: return the members whose waits that completes, in the order in which they came."""
@@ -94,7 +103,9 @@ class Waiters(Generic[Member]):
 
     def cancel(self, member: Member) -> None:
         """End all waits of `member`."""
-        for wait in self._by_member.pop(member, ()):
+        own = self._waits_of(member)
+        self.by_member.pop(member, None)
+        for wait in own:
             for key in wait.keys:
                 waits = self.awaited.get(key)
                 if waits is not None and wait in waits:
@@ -104,20 +115,27 @@ class Waiters(Generic[Member]):
 
     def awaited_by(self, member: Member) -> list[bytes]:
         """The keys that `member` waits for and that have not arrived."""
-        waits = self._by_member.get(member, ())
+        waits = self._waits_of(member)
         return [key for wait in waits for key in wait.keys if wait in self.awaited.get(key, ())]
 
     def count_of(self, member: Member) -> int:
         """How many keys the waits of `member` name, arrived or not."""
-        own = self._by_member.get(member)
-        return own.keys_named if own is not None else 0
+        own = self.by_member.get(member)
+        if own is None:
+            return 0
+        return len(own.keys) if isinstance(own, _Wait) else own.keys_named
+
+    def _waits_of(self, member: Member) -> Collection[_Wait[Member]]:
+        own = self.by_member.get(member, ())
+        return (own,) if isinstance(own, _Wait) else own
 
     def _forget(self, wait: _Wait[Member]) -> None:
-        own = self._by_member[wait.member]
-        del own[wait]
-        own.keys_named -= len(wait.keys)
-        if not own:
-            del self._by_member[wait.member]
+        own = self.by_member[wait.member]
+        if not isinstance(own, _Wait):
+            own.remove(wait)
+            if own:
+                return
+        del self.by_member[wait.member]
 
     def check_invariants(self) -> None:
         left: dict[_Wait[Member], int] = {}
@@ -126,11 +144,11 @@ class Waiters(Generic[Member]):
             for wait in waits:
                 assert key in wait.keys
                 left[wait] = left.get(wait, 0) + 1
-        known = {wait for waits in self._by_member.values() for wait in waits}
+        known = {wait for member in self.by_member for wait in self._waits_of(member)}
         assert known == set(left), "the two indexes disagree"
-        for own in self._by_member.values():
-            assert own
-            assert own.keys_named == sum(len(wait.keys) for wait in own)
+        for member in self.by_member:
+            assert self._waits_of(member)
+            assert self.count_of(member) == sum(len(wait.keys) for wait in self._waits_of(member))
         for wait, count in left.items():
             assert wait.left == count > 0, f"a wait counts {wait.left} keys, the index {count}"
-            assert wait in self._by_member[wait.member]
+            assert wait in self._waits_of(wait.member)

@@ -668,3 +668,118 @@ def test_an_error_of_the_handler_has_the_replies_before_it(objectionable: bytes,
         parser.feed(before + objectionable + EXAMPLES[0].wire)
     assert caught.value.replies == (b"[2]" if before else b"")
     assert len(objector.calls) == (2 if before else 1)
+
+
+# The same data again and again, as from many clients at a barrier
+
+
+class Crowd:
+    """Parsers on handlers of their own that share their forms, as the connections of one server do."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.forms: Forms[Recorder] = Forms(limits or Limits(), SERVED)
+
+    def join(self, handler: Recorder | None = None) -> tuple[Recorder, Callable[[bytes], bytes]]:
+        handler = handler or Recorder()
+        feed = RequestParser(handler, self.forms).feed
+        feed(VALIDATE)
+        handler.calls.clear()
+        return handler, feed
+
+
+@each_example
+def test_again_and_again(sent: Sent) -> None:
+    crowd = Crowd()
+    for _ in range(5):
+        recorder, feed = crowd.join()
+        assert feed(sent.wire) == b"[1]"
+        assert feed(sent.wire) == b"[2]"
+        assert recorder.calls == [sent.call, sent.call]
+
+
+@repeatable
+@given(st.lists(st.lists(requests, min_size=1, max_size=4), max_size=4), st.data())
+def test_what_is_said_again_gives_the_same_as_in_bytes(said: list[list[Sent]], data: st.DataObject) -> None:
+    """Each of some reads comes several times, in any order, now and then to a parser within a request."""
+    recorder, feed = Crowd().join()
+    bench = Bench()
+    pieces = [b"".join(sent.wire for sent in sents) for sents in said]
+    pieces += [piece[: len(piece) // 2] for piece in pieces]
+    for piece in data.draw(st.lists(st.sampled_from(pieces), max_size=16)) if pieces else []:
+        try:
+            expected = b"".join(bench.feed(byte) for byte in in_bytes(piece))
+        except ProtocolError as error:
+            with pytest.raises(type(error)):
+                feed(piece)
+            break
+        assert feed(piece) == expected
+    assert recorder.calls == bench.calls
+
+
+def test_the_same_data_within_a_request_is_a_part_of_it() -> None:
+    crowd = Crowd()
+    add = EXAMPLES[5]
+    for _ in range(4):
+        recorder, feed = crowd.join()
+        feed(add.wire)
+        assert feed(b"\x01" + u64(3) + b"key" + u64(len(add.wire))) == b""
+        assert feed(add.wire) == b"[2]"
+        assert feed(add.wire) == b"[3]"
+        assert recorder.calls == [add.call, ("SET", b"key", add.wire), add.call]
+
+
+@each_example
+def test_a_beginning_that_comes_again_is_waited_for(sent: Sent) -> None:
+    crowd = Crowd()
+    for cut in [len(sent.wire) // 2] * 4:
+        recorder, feed = crowd.join()
+        assert feed(sent.wire[:cut]) == b""
+        assert feed(sent.wire[cut:]) == b"[1]"
+        assert recorder.calls == [sent.call]
+
+
+@pytest.mark.parametrize("violation", VIOLATIONS)
+@pytest.mark.parametrize("before", [b"", EXAMPLES[0].wire], ids=["alone", "behind"])
+def test_a_violation_again_and_again(violation: bytes, before: bytes) -> None:
+    crowd = Crowd(SMALL)
+    for _ in range(4):
+        recorder, feed = crowd.join()
+        with pytest.raises(ProtocolError) as caught:
+            feed(before + violation)
+        assert caught.value.replies == (b"[1]" if before else b"")
+        assert len(recorder.calls) == (1 if before else 0)
+
+
+@pytest.mark.parametrize("before", [b"", EXAMPLES[0].wire], ids=["alone", "behind"])
+def test_an_error_of_the_handler_again_and_again(before: bytes) -> None:
+    crowd = Crowd()
+    for _ in range(4):
+        objector, feed = crowd.join(Objector())
+        with pytest.raises(ProtocolError) as caught:
+            feed(before + EXAMPLES[5].wire + EXAMPLES[0].wire)
+        assert caught.value.replies == (b"[1]" if before else b"")
+        assert len(objector.calls) == (1 if before else 0)
+
+
+def test_what_is_known_is_bounded_and_found_again() -> None:
+    crowd = Crowd()
+    recorder, feed = crowd.join()
+    for number in range(1000):
+        sent = plain(1, "SET", b"%d" % number, b"value")
+        for _ in range(3):
+            feed(sent.wire)
+            assert recorder.calls[-1] == sent.call
+    assert len(recorder.calls) == 3000
+    assert 0 < len(crowd.forms.repeated.calls) <= 64
+    known = sum(map(len, crowd.forms.repeated.calls))
+    for _ in range(3):
+        feed(plain(1, "SET", b"key", b"v" * 300).wire)
+    assert sum(map(len, crowd.forms.repeated.calls)) == known, "only short data is kept"
+
+
+def test_the_keys_of_known_data_are_one_object() -> None:
+    crowd = Crowd()
+    recorder, feed = crowd.join()
+    for _ in range(4):
+        feed(EXAMPLES[5].wire)
+    assert recorder.calls[-1][1] is recorder.calls[-2][1]

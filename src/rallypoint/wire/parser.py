@@ -8,12 +8,12 @@ two requests a parser holds nothing.
 
 Only the hot path departs from that: a GET that is all of the data, as a client that waits for its answer
 sends it, is answered from its first nine bytes; if more is behind it, those nine are read again. So is a
-relay's batch.
+relay's batch. And what all ranks say at a barrier is the same, byte by byte: see `_Repeated`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from rallypoint.errors import LimitError, ProtocolError
@@ -72,7 +72,8 @@ class Carrier(Handler, Protocol):
 HandlerT = TypeVar("HandlerT", bound=Handler)
 
 Deliver = Callable[[HandlerT, list[bytes], bytes], bytes]
-"""How a complete request of one operation is handed to a handler: its blobs, and its tail."""
+"""How a complete request of one operation is handed to a handler: its blobs, which may be kept but not
+changed, and its tail."""
 
 SERVED: Final[dict[Op, Deliver[RequestHandler]]] = {
     Op.SET: lambda handler, blobs, _: handler.set(blobs[0], blobs[1]),
@@ -127,6 +128,13 @@ _BATCH: Final = int(Op.BATCH)
 # Shorter replies are not counted against the limit: one read holds too few requests for that.
 _LARGE_REPLY: Final = 4096
 
+REPEATED: Final = (Op.SET, Op.ADD, Op.CHECK, Op.WAIT, Op.CANCEL_WAIT, Op.PING, Op.BARRIER)
+"""The requests that may be known by their bytes. Their replies are short, so nothing has to count them: at
+most a byte for each wait of the client's own that one of them ends."""
+
+_REPEATED_BYTES: Final = 256
+_REPEATED_READS: Final = 64
+
 
 class _Form(Generic[HandlerT]):
     """One row of the table of requests: a shape, its limits, and whom a complete request goes to."""
@@ -148,7 +156,7 @@ class _Form(Generic[HandlerT]):
 class Forms(Generic[HandlerT]):
     """The table that all parsers of one server share: a form per opcode, under the server's limits."""
 
-    __slots__ = ("batch", "by_opcode", "get_cap", "limits", "request_cap")
+    __slots__ = ("batch", "by_opcode", "get_cap", "limits", "repeated", "request_cap")
 
     def __init__(self, limits: Limits, deliveries: Mapping[Op, Deliver[HandlerT]]) -> None:
         self.limits = limits
@@ -159,6 +167,90 @@ class Forms(Generic[HandlerT]):
         self.by_opcode: list[_Form[HandlerT] | None] = [None] * 256
         for op, deliver in deliveries.items():
             self.by_opcode[op] = _Form(op, deliver, limits)
+        self.repeated: _Repeated[HandlerT] = _Repeated(limits, deliveries)
+
+
+_Call = tuple[Deliver[HandlerT], list[bytes], bytes]
+
+
+class _Repeated(Generic[HandlerT]):
+    """Data that has come before, and the requests that it was.
+
+    At a barrier, thousands of clients send the same bytes. Between two requests, the same bytes are the
+    same requests: they need not be read again, and share the keys that were read.
+
+    Data is noted down when it comes twice in a row, so that keys of which each is used once cost a look-up
+    and no more. A parser of its own reads it then, whose handler carries nothing out. Threads may share it:
+    an entry is the same whoever makes it.
+    """
+
+    __slots__ = ("_deliveries", "_forms", "_last", "_limits", "calls")
+
+    def __init__(self, limits: Limits, deliveries: Mapping[Op, Deliver[HandlerT]]) -> None:
+        self.calls: dict[bytes, _Call[HandlerT] | tuple[()]] = {}
+        """What data stands for; nothing, if it has to be read. Where there is no entry, `notice` is due."""
+        self._last = b""
+        self._limits = limits
+        self._deliveries = deliveries
+        self._forms: Forms[_Notes] | None = None
+
+    def notice(self, data: bytes) -> None:
+        """Data has come that has no entry."""
+        if data != self._last:
+            self._last = data
+            return
+        if len(self.calls) >= _REPEATED_READS:
+            self.calls.clear()
+        self.calls[data] = self._understand(data)
+
+    def _understand(self, data: bytes) -> _Call[HandlerT] | tuple[()]:
+        if self._forms is None:
+            self._forms = Forms(self._limits, carried(op for op in REPEATED if op in self._deliveries))
+        notes = _Notes()
+        parser = RequestParser(notes, self._forms)
+        try:
+            parser.feed(VALIDATE + data)
+        except ProtocolError:
+            return ()
+        if not parser.is_between_requests:
+            return ()
+        calls = [(self._deliveries[op], blobs, tail) for op, blobs, tail in notes.requests]
+        return calls[0] if len(calls) == 1 else (_in_turn(calls), [], b"")
+
+
+class _Notes:
+    """A handler that only notes which requests there are."""
+
+    __slots__ = ("requests",)
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[Op, list[bytes], bytes]] = []
+
+    def validate(self) -> None:
+        pass
+
+    def get(self, _: bytes, /) -> bytes:
+        raise ProtocolError("a GET is read each time, as its reply may be long")
+
+    def carry(self, op: Op, blobs: list[bytes], tail: bytes, /) -> bytes:
+        self.requests.append((op, blobs, tail))
+        return b""
+
+
+def _in_turn(calls: Sequence[_Call[HandlerT]]) -> Deliver[HandlerT]:
+    """Several requests as if they were one."""
+
+    def deliver_all(handler: HandlerT, _: list[bytes], __: bytes) -> bytes:
+        replies: list[bytes] = []
+        try:
+            for deliver, blobs, tail in calls:
+                replies.append(deliver(handler, blobs, tail))
+        except ProtocolError as error:
+            error.replies = b"".join(replies)
+            raise
+        return b"".join(replies)
+
+    return deliver_all
 
 
 class WholeRequests:
@@ -228,6 +320,7 @@ class RequestParser(Generic[HandlerT]):
         "_get_cap",
         "_handler",
         "_kept",
+        "_known",
         "_need",
         "_size",
     )
@@ -237,6 +330,7 @@ class RequestParser(Generic[HandlerT]):
         self._forms = forms
         self._batch = forms.batch
         self._get_cap = forms.get_cap
+        self._known = forms.repeated.calls
         # The request under way: which atom comes next, how many bytes that takes (0: between two
         # requests), those of them that have come, what has been read before it, and its size.
         self._atom = _HANDSHAKE
@@ -247,20 +341,34 @@ class RequestParser(Generic[HandlerT]):
         self._blobs_left = 0
         self._size = 0
 
+    @property
+    def is_between_requests(self) -> bool:
+        """Whether no request is under way."""
+        return not self._need
+
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the stream, and return the replies of the requests that they complete.
 
         Raises ProtocolError, whose `replies` are those of the requests before the violation.
         """
-        if not self._need and len(data) > 8 and data[0] == _GET:
-            (length,) = unpack_u64(data, 1)
-            if length == len(data) - 9 and length <= self._get_cap:
-                return self._handler.get(data[9:])
-        elif self._batch is not None and not self._need and len(data) > 8 and data[0] == _BATCH:
-            (length,) = unpack_u64(data, 1)
-            if length == len(data) - 9 and len(data) <= self._forms.request_cap:
-                return self._batch(self._handler, [data[9:]], b"")
-        if self._need:
+        if not self._need:
+            size = len(data)
+            if size > 8 and data[0] == _GET:
+                (length,) = unpack_u64(data, 1)
+                if length == size - 9 and length <= self._get_cap:
+                    return self._handler.get(data[9:])
+            elif size > 8 and data[0] == _BATCH and self._batch is not None:
+                (length,) = unpack_u64(data, 1)
+                if length == size - 9 and size <= self._forms.request_cap:
+                    return self._batch(self._handler, [data[9:]], b"")
+            elif size <= _REPEATED_BYTES:
+                call = self._known.get(data)
+                if call:
+                    deliver, blobs, tail = call
+                    return deliver(self._handler, blobs, tail)
+                if call is None:
+                    self._forms.repeated.notice(data)
+        else:
             data = self._gather(data)
             if not data:
                 return b""

@@ -495,11 +495,11 @@ class StubbornListener(socket.socket):
 
     failures: list[int]
 
-    def accept(self) -> Any:
+    def _accept(self) -> Any:
         if self.failures:
             code = self.failures.pop(0)
             raise OSError(code, os.strerror(code))
-        return super().accept()
+        return super()._accept()  # type: ignore[misc]
 
 
 @contextmanager

@@ -45,7 +45,8 @@ class Connection(Client):
         return nonce
 
     def get(self, key: bytes) -> bytes:
-        value = self._get(key)
+        find = self._get  # `self._get(key)` would look for a method first, and cost more
+        value = find(key)
         if value is None:
             return EMPTY_BLOB
         length = len(value)  # from here on as in `blob`, but without the call: this is the hot path

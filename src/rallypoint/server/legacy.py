@@ -48,12 +48,12 @@ class LegacyLoop(Loop):
         self._bell.setblocking(False)
         self.watch_readable(self._alarm, self._hear)
 
-    def watch_readable(self, file: socket.socket | int, callback: Callback | None) -> None:
+    def watch_readable(self, file: socket.SocketType | int, callback: Callback | None) -> None:
         watch = self._watch(file)
         watch.on_readable = callback
         self._select(watch)
 
-    def watch_writable(self, file: socket.socket, callback: Callback | None) -> None:
+    def watch_writable(self, file: socket.SocketType, callback: Callback | None) -> None:
         watch = self._watch(file)
         watch.on_writable = callback
         self._select(watch)
@@ -95,7 +95,7 @@ class LegacyLoop(Loop):
     def _hear(self) -> None:
         self._alarm.recv(4096)
 
-    def _watch(self, file: socket.socket | int) -> _Watch:
+    def _watch(self, file: socket.SocketType | int) -> _Watch:
         fd = file if isinstance(file, int) else file.fileno()
         return self._watches.get(fd) or _Watch(fd)
 

@@ -22,11 +22,11 @@ class Loop(ABC):
     """Whether an error of a socket leads to one last call back, even if that one finds data to read."""
 
     @abstractmethod
-    def watch_readable(self, file: socket.socket | int, callback: Callback | None) -> None:
+    def watch_readable(self, file: socket.SocketType | int, callback: Callback | None) -> None:
         """Call back whenever `file` can be read; with None, stop doing so."""
 
     @abstractmethod
-    def watch_writable(self, file: socket.socket, callback: Callback | None) -> None:
+    def watch_writable(self, file: socket.SocketType, callback: Callback | None) -> None:
         """Call back whenever `file` can be written; with None, stop doing so."""
 
     @abstractmethod

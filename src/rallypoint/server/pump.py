@@ -1,8 +1,8 @@
 """The byte pump: sockets in, a `Front` in the middle, sockets out.
 
 A backend only says when a socket can be read or written, and runs the loop. The rest is here: accept
-until there is none left, one read per event, one write per read, bounded buffers for those who do not
-read, and no name look-up anywhere.
+until there is none left, one read for what has come, one write per read, bounded buffers for those who do
+not read, and no name look-up anywhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic
 
@@ -25,10 +25,15 @@ from rallypoint.server.loop import Callback, Loop
 logger = logging.getLogger("rallypoint.server")
 
 TICK_SECONDS = 1.0
-"""How often handshakes are checked against their deadline, and a paused accept is tried again."""
+"""How often handshakes are checked against their deadline, a paused accept is tried again, and clients are
+looked for that have gone unnoticed."""
 
-# Less than what makes the C library tidy up its heap for each buffer that is cut to size (64 KiB).
-_READ_BYTES = 1 << 15
+# A buffer for a read, whatever comes, has to be made and cut to size. One of this length is the
+# interpreter's own to give, with its header; a longer one is the C library's, and costs more.
+_FEW_BYTES = 448
+# For a client that has sent more at a time. Less than what makes the C library tidy up its heap for each
+# buffer (64 KiB).
+_MANY_BYTES = 1 << 15
 _ACCEPT_AT_ONCE = 1024
 _NOT_NOW = (BlockingIOError, InterruptedError)
 # Linux reports what is wrong with a new connection to whoever accepts it.
@@ -54,16 +59,26 @@ _read: Callable[[Any, int], bytes] = socket.socket.recv if _READS_SOCKETS_ONLY e
 _write: Callable[[Any, bytes | bytearray], int] = socket.socket.send if _READS_SOCKETS_ONLY else os.write
 
 
+# What `socket.socket` is made of. To accept by its means costs half as much: `socket.socket.accept` looks up
+# how family and type are called, for each client.
+_Socket = socket.SocketType
+
+
 class _Link(Generic[ClientT]):
     """One client's socket and what is still to be sent on it."""
 
-    __slots__ = ("_file", "_pump", "_receive", "_woken", "connection", "ending", "sock", "unsent")
+    __slots__ = (
+        *("_file", "_pump", "_receive", "_room", "_unanswered", "_woken"),
+        *("connection", "ending", "sock", "unsent"),
+    )
 
-    def __init__(self, pump: Pump[ClientT], sock: socket.socket, connection: ClientT) -> None:
+    def __init__(self, pump: Pump[ClientT], sock: _Socket, connection: ClientT) -> None:
         self._pump = pump
         self._file: Any = sock if _READS_SOCKETS_ONLY else sock.fileno()
         self._receive = connection.receive
         self._woken = pump.core.woken
+        self._unanswered = pump.unanswered
+        self._room = _FEW_BYTES
         self.sock = sock
         self.connection = connection
         self.unsent: bytearray | None = None
@@ -72,7 +87,7 @@ class _Link(Generic[ClientT]):
     def on_readable(self) -> None:
         """Read once, answer with one write, wake whom that wakes. The hot path: no call too many."""
         try:
-            data = _read(self._file, _READ_BYTES)
+            data = _read(self._file, self._room)
         except OSError as error:
             if not isinstance(error, _NOT_NOW):
                 self._pump.drop(self)
@@ -80,8 +95,11 @@ class _Link(Generic[ClientT]):
         if not data:
             self._pump.end(self)
             return
+        if len(data) == self._room:
+            data = self._read_on(data)
+        receive = self._receive  # `self._receive(data)` would look for a method first, and cost more
         try:
-            reply = self._receive(data)
+            reply = receive(data)
         except ProtocolError as error:
             self._pump.refuse(self, error)
             return
@@ -90,7 +108,7 @@ class _Link(Generic[ClientT]):
             self._pump.drop(self)
             return
         if not reply:
-            self._check_for_error()
+            self._unanswered.add(self)
         elif self.unsent is None:
             try:
                 sent = _write(self._file, reply)
@@ -103,6 +121,18 @@ class _Link(Generic[ClientT]):
             self._hold(reply)
         if self._woken:
             self._pump.deliver()
+
+    def _read_on(self, data: bytes) -> bytes:
+        """As much has come as there was room for: if that was little, read again, with more from now on."""
+        if self._room == _MANY_BYTES:
+            return data
+        self._room = _MANY_BYTES
+        try:
+            return data + _read(self._file, _MANY_BYTES)
+        except OSError as error:
+            if not isinstance(error, _NOT_NOW):  # what it sent before still counts
+                self._pump.loop.later(0, partial(self._pump.drop, self))
+            return data
 
     def send(self, data: bytes) -> None:
         """Send, or hold what cannot be sent now."""
@@ -123,10 +153,10 @@ class _Link(Generic[ClientT]):
         else:
             self._pump.drop(self)
 
-    def _check_for_error(self) -> None:
-        """A client that resets right behind a request may be told of only once, and that is now."""
-        if self._pump.loop.tells_errors_once and self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._pump.drop(self)
+    @property
+    def has_error(self) -> bool:
+        """Whether the connection has broken without that having been noticed; True but once."""
+        return self.sock.fileno() >= 0 and bool(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def on_writable(self) -> None:
         unsent = self.unsent
@@ -167,6 +197,8 @@ class Pump(Generic[ClientT]):
         self.core = core
         self._listeners = list(listeners)
         self._links: dict[ClientT, _Link[ClientT]] = {}
+        self.unanswered: set[_Link[ClientT]] = set()
+        """Who, since the last tick, has sent something and got no answer to it at once."""
         self._accepting = False
         self._delivering = False
         self._holding = False
@@ -193,6 +225,7 @@ class Pump(Generic[ClientT]):
             if self._closed:
                 return
             self.loop.later(TICK_SECONDS, tick)
+            self._drop_broken()
             self._expire()
             self._resume_accepting()
             on_tick()
@@ -234,21 +267,24 @@ class Pump(Generic[ClientT]):
         try:
             core = self.core
             while core.woken or core.doomed:
-                for connection in core.take_woken():
-                    link = self._links.get(connection)
-                    if link is not None:
-                        self._notify(link)
+                self._notify(core.take_woken())
                 for connection, error in core.take_doomed():
                     self.refuse(self._links[connection], error)
         finally:
             self._delivering = False
 
-    def _notify(self, link: _Link[ClientT]) -> None:
-        notice = link.connection.take_notice()
-        if notice:
-            link.send(notice)
-        if link.ending and link.unsent is None and not link.connection.is_owed:
-            self.drop(link)
+    def _notify(self, woken: Iterable[ClientT]) -> None:
+        """A barrier wakes all clients at once: no call too many here, either."""
+        links = self._links
+        for connection in woken:
+            link = links.get(connection)
+            if link is None:  # it has gone because of one before it
+                continue
+            notice = connection.take_notice()
+            if notice:
+                link.send(notice)
+            if link.ending and link.unsent is None and not connection.is_owed:
+                self.drop(link)
 
     def end(self, link: _Link[ClientT]) -> None:
         """Close, but not before all is sent, or the time for that is over."""
@@ -278,6 +314,7 @@ class Pump(Generic[ClientT]):
             link.unsent = None
         link.sock.close()
         del self._links[link.connection]
+        self.unanswered.discard(link)
         self.core.close(link.connection)
         self.deliver()
 
@@ -289,21 +326,26 @@ class Pump(Generic[ClientT]):
     # Accepting
 
     def _accept_from(self, listener: socket.socket) -> None:
-        """Accept until there is none left, so that a storm of clients costs one turn of the loop.
+        """Accept until there is none left, so that a storm of clients costs few turns of the loop.
 
         First accept, then welcome: the system's backlog is short, and who does not fit into it
         tries again a second later.
         """
-        while self._accepting and (arrivals := self._accept_some(listener)):
+        is_more = True
+        while self._accepting and is_more:
+            arrivals = self._accept_some(listener)
+            is_more = len(arrivals) == _ACCEPT_AT_ONCE
             now = time.monotonic()
             for sock, address in arrivals:
                 self._welcome(sock, f"{address[0]}:{address[1]}", now)
 
-    def _accept_some(self, listener: socket.socket) -> list[tuple[socket.socket, Any]]:
-        arrivals: list[tuple[socket.socket, Any]] = []
+    def _accept_some(self, listener: socket.socket) -> list[tuple[_Socket, Any]]:
+        arrivals: list[tuple[_Socket, Any]] = []
+        kind = (int(listener.family), int(listener.type), listener.proto)
         try:
             while len(arrivals) < _ACCEPT_AT_ONCE:
-                arrivals.append(listener.accept())
+                file, address = listener._accept()  # type: ignore[attr-defined]
+                arrivals.append((_Socket(*kind, file), address))
         except _NOT_NOW:
             pass
         except OSError as error:
@@ -311,7 +353,7 @@ class Pump(Generic[ClientT]):
                 self._pause_accepting(error)
         return arrivals
 
-    def _welcome(self, sock: socket.socket, peer: str, now: float) -> None:
+    def _welcome(self, sock: _Socket, peer: str, now: float) -> None:
         try:
             sock.setblocking(False)
             if not _INHERITS_OPTIONS:
@@ -347,6 +389,19 @@ class Pump(Generic[ClientT]):
         for listener in self._listeners:
             self.loop.watch_readable(listener, partial(self._accept_from, listener))
 
+    def _drop_broken(self) -> None:
+        """Drop those who reset right behind a request.
+
+        Where the loop tells of that only once, it may have been with that request, and then nothing more
+        will come from them. An answer would have failed, but these got none.
+        """
+        unanswered = list(self.unanswered)
+        self.unanswered.clear()
+        if self.loop.tells_errors_once:
+            for link in unanswered:
+                if link.has_error:
+                    self.drop(link)
+
     def _expire(self) -> None:
         for connection, why in self.core.overdue(time.monotonic()):
             if connection in self._links:  # or it has gone because of one before it
@@ -364,7 +419,7 @@ def _prepare(listener: socket.socket) -> None:
     set_options(listener, _KEEP_ALIVE)
 
 
-def set_options(sock: socket.socket, times: Mapping[str, int]) -> None:
+def set_options(sock: _Socket, times: Mapping[str, int]) -> None:
     """Send at once, and probe a connection on which nothing comes, at such times."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A machine that vanishes sends no FIN: without probes, its ranks would count as present for ever.

@@ -1,0 +1,14 @@
+"""What a user may ask for, by name. Imports nothing, so that the command line starts quickly."""
+
+from __future__ import annotations
+
+from typing import Final
+
+COMMANDS: Final = ("init", "barrier", "ops", "accept", "bulk", "wakeup", "restart")
+"""The subcommands that measure."""
+
+RELAY: Final = "rallypoint-relay"
+REDIS: Final = "redis"
+TARGETS: Final = ("rallypoint-libuv", "rallypoint-legacy", RELAY, "torch-libuv", "torch-legacy", REDIS)
+AS_IS: Final = ("torch-libuv-as-is", "torch-legacy-as-is")
+"""torch's servers as they come: they take part beside the others, and are not asked for by name."""

@@ -1,0 +1,262 @@
+"""What was measured: every round of it, and what follows from that. All of it goes through JSON.
+
+A record is one load with several targets, which took turns. A target's ratio to another is that of the same
+round, over all rounds: a machine that is noisy for a while is noisy to both.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from rallypoint.errors import UsageError
+
+FORMAT: Final = 1
+
+Unit = Literal["rate", "time"]
+
+BASELINES: Final = ("torch-libuv", "torch-legacy", "rallypoint-libuv")
+"""Whom the others are compared with: the first of these that was measured, else whoever comes first."""
+
+BOTTLENECK: Final = 0.9
+"""A process that takes so much of a core may be what the others wait for."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The result of one round with one target."""
+
+    value: float
+    """Operations per second, or seconds for all of them, as the record's unit says."""
+    cpu: float | None = None
+    """CPU time of the server for one operation, in seconds."""
+    server_share: float | None = None
+    """How much of a core the server took."""
+    load_share: float | None = None
+    """How much of a core the busiest process of the load took."""
+    p50: float | None = None
+    """Seconds that the median operation took; `p99`: than which one in a hundred took longer."""
+    p99: float | None = None
+    memory: float | None = None
+    """By how many bytes the server grew for one connection."""
+    extras: dict[str, float] = field(default_factory=dict)
+    """What only some loads have: under the names that their records explain."""
+
+    def get(self, name: str) -> float | None:
+        """One figure by its name, those among the extras included."""
+        figure = self.extras[name] if name in self.extras else getattr(self, name, None)
+        return None if figure is None else float(figure)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median and its quartiles."""
+
+    lower: float
+    median: float
+    upper: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The quartiles of at least one value."""
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(lower, median, upper)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which that share of the values lies; they are in order, and at least one."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass
+class Entry:
+    """A target's part in a record: a sample for each round, and what went wrong, if anything did."""
+
+    target: str
+    samples: list[Sample] = field(default_factory=list)
+    fault: str = ""
+
+    def figures(self, name: str) -> list[float]:
+        """One figure of every round that has it."""
+        return [figure for sample in self.samples if (figure := sample.get(name)) is not None]
+
+    def spread(self, name: str = "value") -> Spread | None:
+        """The spread of one figure over all rounds; None where it was not measured."""
+        figures = self.figures(name)
+        return spread(figures) if figures else None
+
+    def median(self, name: str = "value") -> float | None:
+        """The median of one figure over all rounds; None where it was not measured."""
+        found = self.spread(name)
+        return None if found is None else found.median
+
+    def memory(self) -> float | None:
+        """The most that the server grew per connection: later rounds find memory that is already there."""
+        return max(self.figures("memory"), default=None)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the load took a whole core, and the server did not: then the load is what was measured."""
+        load, server = self.median("load_share"), self.median("server_share")
+        return load is not None and server is not None and load >= BOTTLENECK > server
+
+
+@dataclass
+class Record:
+    """One load, and what each target made of it."""
+
+    command: str
+    """The subcommand of `rallypoint bench` that measures it."""
+    name: str
+    load: str
+    """The load in words."""
+    operation: str
+    """What one operation is."""
+    unit: Unit
+    ranks: int = 0
+    """How many ranks or clients there were, where that is what the record is about; else 0."""
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> Entry | None:
+        """Whom the others are compared with."""
+        measured = {name: entry for name, entry in self.entries.items() if entry.samples}
+        for name in BASELINES:
+            if name in measured:
+                return measured[name]
+        return next(iter(measured.values()), None)
+
+    def ratios(self, entry: Entry, other: Entry, name: str = "value") -> list[float]:
+        """How many times better one is than the other, in each round that both finished.
+
+        Better is more of a rate, and less of anything else.
+        """
+        is_rate = self.unit == "rate" and name == "value"
+        rounds = zip(entry.samples, other.samples, strict=False)
+        pairs = ((mine.get(name), theirs.get(name)) for mine, theirs in rounds)
+        return [mine / theirs if is_rate else theirs / mine for mine, theirs in pairs if mine and theirs]
+
+    def ratio(self, entry: Entry, other: Entry, name: str = "value") -> Spread | None:
+        """The spread of these ratios."""
+        ratios = self.ratios(entry, other, name)
+        return spread(ratios) if ratios else None
+
+
+@dataclass
+class Results:
+    """A whole run."""
+
+    command: str
+    """What was called."""
+    started: str
+    """When, as ISO 8601 in UTC."""
+    seconds: float = 0.0
+    machine: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What was left out, and why; and what else a reader has to know."""
+    records: list[Record] = field(default_factory=list)
+    interrupted: bool = False
+
+    def record(self, name: str, ranks: int = 0) -> Record | None:
+        """The record of that name, and that size if it has one."""
+        return next((each for each in self.records if each.name == name and each.ranks == ranks), None)
+
+    def sizes(self, name: str) -> list[Record]:
+        """The records of that name, smallest first."""
+        return sorted((each for each in self.records if each.name == name), key=lambda each: each.ranks)
+
+    def faults(self) -> list[str]:
+        """What went wrong, a line each."""
+        return [
+            f"{title(record)}, {entry.target}: {entry.fault}"
+            for record in self.records
+            for entry in record.entries.values()
+            if entry.fault
+        ]
+
+
+def title(record: Record) -> str:
+    """A record's name, and its size if it has one."""
+    return f"{record.name}, {record.ranks:,} ranks" if record.ranks else record.name
+
+
+def to_json(results: Results) -> str:
+    """The results as a document: besides every round, what follows from them."""
+    document = {"format": FORMAT, **asdict(results)}
+    for record, written in zip(results.records, document["records"], strict=True):
+        for entry in record.entries.values():
+            written["entries"][entry.target]["summary"] = _summary(record, entry)
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _summary(record: Record, entry: Entry) -> dict[str, Any]:
+    baseline = record.baseline
+    ratio = record.ratio(entry, baseline) if baseline else None
+    found = entry.spread()
+    return {
+        "value": asdict(found) if found else None,
+        "against": baseline.target if baseline else None,
+        "ratio": asdict(ratio) if ratio else None,
+    }
+
+
+def from_json(text: str, source: str) -> Results:
+    """The results in a document; UsageError, which names `source`, if it is none of ours."""
+    try:
+        document = json.loads(text)
+        if document.pop("format") != FORMAT:
+            raise ValueError("it is of another format")
+        results = Results(**{**document, "records": [_record(each) for each in document["records"]]})
+        for each in (results.machine, results.versions, results.limits):
+            each.items()  # an AttributeError if it is no object
+        return results
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f"{source} is no result of this version's `rallypoint bench`: {error}",
+            hint="give a file that `rallypoint bench … --json FILE` wrote",
+        ) from error
+
+
+def _record(document: dict[str, Any]) -> Record:
+    entries = {name: _entry(entry) for name, entry in document["entries"].items()}
+    record = Record(**{**document, "entries": entries})
+    if record.unit not in get_args(Unit) or not isinstance(record.ranks, int):
+        raise ValueError(f"a record has the unit {record.unit!r} and {record.ranks!r} ranks")
+    return record
+
+
+def _entry(document: dict[str, Any]) -> Entry:
+    return Entry(document["target"], [_sample(each) for each in document["samples"]], document["fault"])
+
+
+def _sample(document: dict[str, Any]) -> Sample:
+    """A sample, all of whose figures are numbers: whatever computes with them relies on that."""
+    sample = Sample(**document)
+    figures = {**document, **sample.extras, "extras": None}
+    if isinstance(sample.value, int | float) and all(
+        figure is None or isinstance(figure, int | float) for figure in figures.values()
+    ):
+        return sample
+    raise TypeError(f"a sample has figures that are no numbers: {document}")
+
+
+def read(path: Path) -> Results:
+    """The results in a file; UsageError if it cannot be read or is none of ours."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+    return from_json(text, str(path))
+
+
+def merge_targets(records: Iterable[Record]) -> list[str]:
+    """All targets that were measured, in the order of their first appearance."""
+    return list(dict.fromkeys(name for record in records for name in record.entries))

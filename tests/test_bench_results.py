@@ -1,0 +1,319 @@
+"""Results of `rallypoint bench`: through JSON and back, what is no result, ratios, spreads, and growth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench_results import full_results, make_entry, make_record, make_results
+from rallypoint.bench.growth import Growth, growth
+from rallypoint.bench.results import (
+    Entry,
+    Record,
+    Results,
+    Sample,
+    Spread,
+    from_json,
+    merge_targets,
+    percentile,
+    read,
+    spread,
+    title,
+    to_json,
+)
+from rallypoint.errors import UsageError
+
+# Through JSON and back
+
+
+def test_a_full_run_comes_back_from_json_as_it_was() -> None:
+    results = full_results()
+    results.interrupted = True
+    results.records[0].entries["torch-legacy"].fault = "it ended early"
+    assert from_json(to_json(results), "a file") == results
+
+
+_names = st.text(max_size=20)
+_figures = st.floats(allow_nan=False, allow_infinity=False)
+_samples = st.builds(
+    Sample,
+    _figures,
+    st.none() | _figures,
+    *[st.none() | _figures] * 5,
+    extras=st.dictionaries(_names, _figures, max_size=3),
+)
+
+
+@st.composite
+def _records(draw: st.DrawFn) -> Record:
+    entries = {
+        target: Entry(target, draw(st.lists(_samples, max_size=3)), draw(_names))
+        for target in draw(st.lists(_names, max_size=3, unique=True))
+    }
+    words = [draw(_names) for _ in range(4)]
+    unit = draw(st.sampled_from(["rate", "time"]))
+    return Record(words[0], words[1], words[2], words[3], unit, draw(st.integers(0, 2**20)), entries)  # type: ignore[arg-type]
+
+
+_facts = st.dictionaries(_names, _names, max_size=3)
+
+
+@given(
+    st.builds(
+        Results,
+        *(_names, _names, _figures, _facts, _facts, _facts),
+        notes=st.lists(_names, max_size=3),
+        records=st.lists(_records(), max_size=3),
+        interrupted=st.booleans(),
+    )
+)
+def test_whatever_was_measured_comes_back(results: Results) -> None:
+    # A summary may divide what is as good as nothing, and then says so: that is not what this test is about.
+    for record in results.records:
+        record.entries = {name: entry for name, entry in record.entries.items() if _is_plain(entry)}
+    text = to_json(results)
+    assert from_json(text, "a file") == results
+    assert to_json(from_json(text, "a file")) == text
+
+
+def _is_plain(entry: Entry) -> bool:
+    return all(1e-100 < abs(sample.value) < 1e100 for sample in entry.samples)
+
+
+def test_the_document_has_what_follows_from_the_rounds() -> None:
+    record = make_record("get", "rate", {"torch-libuv": [10.0, 10.0, 10.0], "redis": [20.0, 30.0, 40.0]})
+    document = json.loads(to_json(make_results(record)))
+    summary = document["records"][0]["entries"]["redis"]["summary"]
+    assert summary["value"] == {"lower": 25.0, "median": 30.0, "upper": 35.0}
+    assert summary["against"] == "torch-libuv"
+    assert summary["ratio"] == {"lower": 2.5, "median": 3.0, "upper": 3.5}
+
+
+# What is no result
+
+
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(to_json(make_results(make_record("get", "rate", {"redis": [1.0]}))))
+    return document
+
+
+def _broken(*path: str | int, value: object) -> str:
+    """A document in which one thing is another."""
+    document: Any = _document()
+    inner = document
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value
+    return json.dumps(document)
+
+
+_SAMPLE = ("records", 0, "entries", "redis", "samples", 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "7",
+        '"format"',
+        "{}",
+        '{"format": 1}',
+        _broken("format", value=2),
+        _broken("records", value=None),
+        _broken("records", value={"a": 1}),
+        _broken("machine", value="a machine"),
+        _broken("unheard_of", value=1),
+        _broken("records", 0, "entries", value=[]),
+        _broken("records", 0, "unit", value="speed"),
+        _broken("records", 0, "ranks", value="many"),
+        _broken(*_SAMPLE, value=1.0),
+        _broken(*_SAMPLE, "value", value="fast"),
+        _broken(*_SAMPLE, "value", value=None),
+        _broken(*_SAMPLE, "cpu", value=[1.0]),
+        _broken(*_SAMPLE, "extras", value={"messages": "three"}),
+        _broken(*_SAMPLE, "extras", value=[1]),
+        _broken(*_SAMPLE, "unheard_of", value=1),
+    ],
+)
+def test_what_is_no_result_is_told_by_the_name_of_its_file(text: str) -> None:
+    with pytest.raises(UsageError, match=r"result\.json is no result") as caught:
+        from_json(text, "result.json")
+    assert "--json FILE" in caught.value.hint
+
+
+def test_the_document_that_the_broken_ones_are_made_of_is_good() -> None:
+    assert from_json(json.dumps(_document()), "a file").records[0].entries["redis"].median() == 1.0
+
+
+def test_a_file_is_read_and_one_that_is_not_there_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    with pytest.raises(UsageError, match="cannot read"):
+        read(path)
+    with pytest.raises(UsageError, match="cannot read"):
+        read(tmp_path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot read"):
+        read(path)
+    path.write_text(to_json(full_results()))
+    assert read(path) == full_results()
+
+
+# Spreads
+
+
+def test_a_spread_is_a_median_with_quartiles() -> None:
+    assert spread([3.0]) == Spread(3.0, 3.0, 3.0)
+    assert spread([5.0, 1.0, 2.0, 4.0, 3.0]) == Spread(2.0, 3.0, 4.0)
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1))
+def test_a_median_lies_between_its_quartiles(values: list[float]) -> None:
+    found = spread(values)
+    slack = 1e-9 * max(values)
+    assert min(values) - slack <= found.lower <= found.median + slack
+    assert found.median - slack <= found.upper <= max(values) + slack
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    values = [float(each) for each in range(100)]
+    assert (percentile(values, 0.5), percentile(values, 0.99), percentile([7.0], 0.99)) == (50.0, 99.0, 7.0)
+
+
+def test_a_figure_that_was_not_measured_is_none_and_extras_are_figures() -> None:
+    entry = Entry("redis", [Sample(1.0, extras={"messages": 3.0}), Sample(2.0, p50=0.5)])
+    assert entry.median("cpu") is None
+    assert entry.median("messages") == 3.0
+    assert entry.figures("p50") == [0.5]
+    assert Entry("redis").spread() is None
+
+
+def test_memory_is_the_most_of_all_rounds() -> None:
+    entry = Entry("redis", [Sample(1.0, memory=900.0), Sample(1.0, memory=20.0), Sample(1.0)])
+    assert entry.memory() == 900.0
+    assert make_entry("redis", [1.0]).memory() is None
+
+
+@pytest.mark.parametrize(
+    ("load", "server", "held"), [(0.95, 0.7, True), (0.95, 0.95, False), (0.5, 0.3, False)]
+)
+def test_a_load_that_takes_a_core_holds_a_server_back_that_does_not(
+    load: float, server: float, held: bool
+) -> None:
+    entry = make_entry("redis", [1.0], load_share=load, server_share=server)
+    assert entry.is_held_back is held
+    assert not make_entry("redis", [1.0]).is_held_back
+
+
+# Ratios
+
+
+def test_more_of_a_rate_and_less_of_a_time_is_better() -> None:
+    values = {"redis": [20.0, 40.0], "torch-libuv": [10.0, 10.0]}
+    rates, times = make_record("get", "rate", values), make_record("init", "time", values)
+    assert rates.ratios(rates.entries["redis"], rates.entries["torch-libuv"]) == [2.0, 4.0]
+    assert times.ratios(times.entries["redis"], times.entries["torch-libuv"]) == [0.5, 0.25]
+
+
+def test_of_costs_less_is_better_whatever_the_unit() -> None:
+    record = make_record("get", "rate", {})
+    cheap, dear = (make_entry(name, [1.0], cpu=cpu) for name, cpu in (("a", 1.0), ("b", 5.0)))
+    assert record.ratios(cheap, dear, "cpu") == [5.0]
+
+
+def test_a_ratio_is_that_of_the_same_round() -> None:
+    """The first target was fast when the other one was slow: medians alone would say something else."""
+    record = make_record("get", "rate", {"a": [1.0, 10.0, 2.0], "b": [1.0, 2.0, 10.0]})
+    assert record.ratio(record.entries["a"], record.entries["b"]) == spread([1.0, 5.0, 0.2])
+
+
+def test_rounds_that_lack_a_figure_or_were_not_finished_have_no_ratio() -> None:
+    record = make_record("get", "rate", {})
+    one = Entry("a", [Sample(1.0), Sample(1.0, cpu=2.0), Sample(1.0, cpu=4.0)])
+    other = Entry("b", [Sample(1.0, cpu=1.0), Sample(1.0, cpu=6.0)])
+    assert record.ratios(one, other, "cpu") == [3.0]
+    assert record.ratio(one, Entry("c")) is None
+
+
+@pytest.mark.parametrize(
+    ("targets", "baseline"),
+    [
+        (["redis", "rallypoint-libuv", "torch-legacy", "torch-libuv"], "torch-libuv"),
+        (["redis", "rallypoint-libuv", "torch-legacy"], "torch-legacy"),
+        (["redis", "rallypoint-libuv"], "rallypoint-libuv"),
+        (["redis", "rallypoint-relay"], "redis"),
+    ],
+)
+def test_the_baseline_is_torch_if_that_was_measured(targets: list[str], baseline: str) -> None:
+    record = make_record("get", "rate", {target: [1.0] for target in targets})
+    assert record.baseline is record.entries[baseline]
+
+
+def test_who_has_no_samples_is_no_baseline() -> None:
+    record = make_record("get", "rate", {"torch-libuv": [], "redis": [1.0]})
+    assert record.baseline is record.entries["redis"]
+    assert make_record("get", "rate", {"redis": []}).baseline is None
+
+
+# Looking up
+
+
+def test_records_are_found_by_name_and_size_and_sizes_are_in_order() -> None:
+    records = [make_record("init", "time", {"redis": [1.0]}, ranks) for ranks in (4, 2, 8)]
+    results = make_results(*records, make_record("get", "rate", {"torch-libuv": [1.0], "redis": [1.0]}))
+    assert results.record("init", 2) is records[1]
+    assert results.record("init") is None
+    assert [record.ranks for record in results.sizes("init")] == [2, 4, 8]
+    assert merge_targets(results.records) == ["redis", "torch-libuv"]
+
+
+def test_faults_name_the_record_its_size_and_the_target() -> None:
+    record = make_record("init", "time", {"redis": [], "torch-libuv": [1.0]}, 4_096)
+    record.entries["redis"].fault = "it ended early"
+    assert make_results(record).faults() == ["init, 4,096 ranks, redis: it ended early"]
+    assert title(make_record("get", "rate", {})) == "get"
+
+
+# Growth
+
+
+@pytest.mark.parametrize("exponent", [1.0, 2.0, 0.0])
+def test_the_exponent_of_a_power_is_found(exponent: float) -> None:
+    sizes = (1_024, 4_096, 16_384, 98_304)
+    records = [make_record("init", "time", {"redis": [3e-4 * size**exponent]}, size) for size in sizes]
+    found = growth(make_results(*records), "init", "redis")
+    assert found is not None
+    assert found.sizes == list(sizes)
+    assert found.exponent == pytest.approx(exponent, abs=1e-9)
+
+
+def test_costs_per_operation_are_costs_per_rank() -> None:
+    records = []
+    for size in (10, 100):
+        record = make_record("init", "time", {}, size)
+        samples = [Sample(1.0, cpu=2.0, memory=memory) for memory in (700.0, 5.0)]
+        record.entries["redis"] = Entry("redis", samples)
+        records.append(record)
+    results = make_results(*records)
+    assert growth(results, "init", "redis", "cpu") == Growth([10, 100], [20.0, 200.0])
+    memory = growth(results, "init", "redis", "memory")
+    assert memory is not None
+    assert memory.per_rank == [700.0, 700.0]
+    assert memory.exponent == pytest.approx(1.0)
+
+
+def test_one_size_has_no_growth_and_nor_has_what_was_not_measured() -> None:
+    record, other = (
+        make_record("init", "time", {"redis": [1.0], "torch-libuv": []}, size) for size in (4, 8)
+    )
+    assert growth(make_results(record), "init", "redis") is None
+    assert growth(make_results(record, other), "init", "torch-libuv") is None
+    assert growth(make_results(record, other), "init", "unheard-of") is None
+    assert growth(make_results(record, other), "init", "redis", "cpu") is None

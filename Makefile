@@ -5,20 +5,20 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SEEDS  ?= 20000
 
-.PHONY: demo tools test test-all check bench fuzz simulate clean
+.PHONY: demo tools test test-all check bench bench-full fuzz simulate clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,bench,test,lint]'
 	touch $@
 
 demo: $(STAMP)        ## jobs come up by every quick route; two ranks train like one
 	$(BIN)/python examples/demo.py
 
-tools:                # what a test uses besides: ip and ss, where they are missing and can be installed
-	@command -v ss > /dev/null || \
-	  { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && \
-	    apt-get update -qq && apt-get install -y -qq iproute2; } || true
+tools:                # what else is used: ss and redis-server, where they are missing and can be installed
+	@{ command -v ss && command -v redis-server; } > /dev/null || \
+	  { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get update -qq && \
+	    RUNLEVEL=1 apt-get install -y -qq iproute2 redis-server; } > /dev/null 2>&1 || true
 
 check: $(STAMP)       ## lint and types
 	$(BIN)/ruff check .
@@ -31,9 +31,12 @@ test: check tools     ## lint, types and all tests but the slow ones
 test-all: check tools ## the slow ones as well: the whole matrix of launches
 	$(BIN)/pytest
 
-bench: $(STAMP)       ## tables: against torch's own libuv server, and what relays save
-	$(BIN)/python benchmarks/against_torch.py
-	$(BIN)/python benchmarks/relays.py
+bench: $(STAMP) tools ## all measurements, quickly: against torch's own servers and redis
+	$(BIN)/rallypoint bench all --quick
+
+bench-full: $(STAMP) tools ## the whole of it, to 98,304 ranks, and the page with its figures
+	$(BIN)/rallypoint bench all --json docs/benchmarks.json
+	$(BIN)/rallypoint bench page docs/benchmarks.json --output docs/benchmarks.md
 
 fuzz: $(STAMP)        ## 100,000 random and mutated streams against a live server
 	$(BIN)/python tests/fuzz.py --streams 100000

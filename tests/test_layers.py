@@ -39,6 +39,7 @@ PURE_MODULES = {
         f"rallypoint.relay.{name}"
         for name in ("combining", "slots", "known", "upstream", "ranks", "children", "core")
     ),
+    *(f"rallypoint.bench.{name}" for name in ("dialects", "growth", "goals", "names", "pace", "words")),
 }
 IMPURE_MODULES = {
     *("socket", "time", "threading", "asyncio", "selectors", "select"),

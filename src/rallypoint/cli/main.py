@@ -8,7 +8,7 @@ import sys
 import typer
 
 import rallypoint
-from rallypoint.cli import enable, kv, relay, run, serve, verify
+from rallypoint.cli import bench, enable, kv, relay, run, serve, verify
 from rallypoint.errors import RallypointError, UsageError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("enable")(enable.enable)
 app.command("disable")(enable.disable)
 app.command("verify")(verify.verify)
 app.add_typer(kv.app, name="kv")
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

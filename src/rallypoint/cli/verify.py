@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
-from types import FrameType
 from typing import Annotated, Any, Final, Literal
 
 import typer
@@ -28,6 +25,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from rallypoint.cli.interrupting import exit_code, signals_as_interrupts
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.verify import running
 from rallypoint.verify.judging import RankHealth, health_of
@@ -87,28 +85,12 @@ def verify(
     names = route or []
     select(names, quick=quick)  # a wrong name is told before anything is started
     try:
-        with _signals_as_interrupts():
+        with signals_as_interrupts():
             ok = _check(names, quick, device, timeout, as_json)
     except KeyboardInterrupt as stop:
         print("rallypoint: interrupted; every process of the check has been ended", file=sys.stderr)
-        raise typer.Exit(128 + (stop.args[0] if stop.args else signal.SIGINT)) from None
+        raise typer.Exit(exit_code(stop)) from None
     raise typer.Exit(0 if ok else 1)
-
-
-@contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
-    """Let being told to end be as Ctrl-C is, so that the processes of the check are ended first."""
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        raise KeyboardInterrupt(number)
-
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check(names: Sequence[str], quick: bool, device: Device, timeout: float, as_json: bool) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
+from rallypoint.bench.machine import client_ports
+from rallypoint.bench.workers import Message, answer
 from rallypoint.errors import RallypointError
 from rallypoint.relay.core import RelayCore
 from rallypoint.relay.running import Place, Relay, find_upstream
@@ -19,7 +21,6 @@ from rallypoint.server.backend import Choice, make_loop
 from rallypoint.server.process import settle_in
 from rallypoint.server.pump import TICK_SECONDS
 from rallypoint.wire.limits import Limits
-from workers import Message, answer
 
 ORDERS = 0
 START_AT_ONCE = 128
@@ -36,7 +37,7 @@ def free_listeners(host: str, count: int) -> Iterator[socket.socket]:
     Below the ports that the system gives to clients, if there are enough: it gives none that is listened on
     to a client, whatever the address, and needs them all. Else wherever the system says.
     """
-    first_client = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    first_client, _ = client_ports()
     port = LOWEST_PORT
     while count:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -118,10 +119,10 @@ class RelayHost:
         A relay that is to tell does so with its next tick; one that has not then does not mean to.
         """
         end = time.monotonic() + 1.5 * TICK_SECONDS
-        self._await("", lambda: time.monotonic() < end and self._untold(), lambda: answer({}), 2 * end)
+        self._await("", lambda: time.monotonic() < end and self._untold(), lambda: answer({}), math.inf)
 
     def _untold(self) -> int:
-        return sum(relay.upstream._told < relay.upstream._taken for relay in self._relays)
+        return sum(not relay.upstream.has_told_all for relay in self._relays)
 
     def _await(self, what: str, left: Callable[[], int], then: Callable[[], None], deadline: float) -> None:
         """Go on when no relay is left that is not so far."""
@@ -135,12 +136,10 @@ class RelayHost:
 
     def _stats(self) -> None:
         """What has passed between the relays and the store so far."""
-        stats: Message = {"batches": 0, "frames": 0, "requests": 0, "ranks": 0}
+        stats: Message = {"batches": 0, "frames": 0}
         for relay in self._relays:
             stats["batches"] += relay.upstream.batches
             stats["frames"] += relay.upstream.frames
-            stats["requests"] += relay.combiner._tags
-            stats["ranks"] += len(relay.connections)
         answer(stats)
 
 

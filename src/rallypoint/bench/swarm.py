@@ -1,0 +1,327 @@
+"""Simulated ranks, thousands in one process: each does on the wire what torch's client does.
+
+A rank connects, sends VALIDATE and PING, and counts itself at `init/`. At a barrier of `init_process_group`
+it ADDs 1 and then 0 to a key, SETs a second one if the count is full, and WAITs for that. It sends each
+request when the reply to the one before has come. All replies are checked when all ranks have theirs.
+
+The ranks of one machine stand next to each other, and begin so, a few microseconds apart. Either all begin
+before any goes on, or the next ones begin when most of those before them have been counted: as in a job
+whose ranks do not come all at the same moment, only the last ones then find the count full.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import sys
+import time
+from array import array
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rallypoint.bench.dialects import DIALECTS, TORCH, Dialect
+from rallypoint.bench.faults import BenchError
+from rallypoint.bench.load import Stopwatch
+from rallypoint.bench.sockets import come_from, connect, leave, port_range, seek_port_quickly
+from rallypoint.bench.workers import ORDERS, Message, Orders, end_with_parent, obey
+
+BEGIN_TOGETHER: Final = 64
+"""How many ranks begin before the others are looked at."""
+
+UNCOUNTED: Final = 512
+"""How many may have begun without being counted, unless all begin at once: less than any backlog."""
+
+CONNECT_LIMIT_S: Final = 20
+READ_BYTES: Final = 512  # more than any reply: what is too much shows
+PARENT: Final = ORDERS
+
+Arrive = Callable[[int], None]
+"""Lets those ranks begin that stand from there on, BEGIN_TOGETHER of them."""
+
+
+class Step:
+    """A request, and the reply to it: of so many bytes, the same for all ranks if it is known."""
+
+    def __init__(self, name: str, request: bytes, size: int = 0, expected: bytes | None = None) -> None:
+        self.name = name
+        self.request = request
+        self.size = len(expected) if expected is not None else size
+        """0: until the end of a line."""
+        self.expected = expected
+        self.follow_up: dict[bytes, bytes] = {}
+        """What a rank sends besides if this is its reply; there is no reply to that."""
+        self.replies: list[bytes] = []
+
+    def check(self) -> None:
+        """Raise unless all replies are as expected."""
+        for reply, count in Counter(self.replies).items() if self.expected is not None else ():
+            if reply != self.expected:
+                raise BenchError(f"{count} ranks got {reply!r} for {self.name}, not {self.expected!r}")
+
+
+def come_up(dialect: Dialect) -> list[Step]:
+    """What a rank does when it has connected."""
+    hello = Step("its hello", dialect.hello.request, expected=dialect.hello.reply)
+    return [hello, Step("ADD of 1 to init/", dialect.add(b"init/", 1), dialect.number_size)]
+
+
+def barrier(dialect: Dialect, name: str, ranks: int) -> list[Step]:
+    """What a rank does at a barrier for so many."""
+    key = f"/default_pg/0//store_based_barrier_key:{name}".encode()
+    last = key + b":last_worker"
+    add = Step("ADD of 1", dialect.add(key, 1), dialect.number_size)
+    look = Step("ADD of 0", dialect.add(key, 0), dialect.number_size)
+    look.follow_up = {dialect.number(ranks): dialect.release(last)}
+    return [add, look, wait(dialect, last)]
+
+
+def wait(dialect: Dialect, key: bytes) -> Step:
+    """That a rank waits for a key."""
+    exchange = dialect.wait(key)
+    return Step("WAIT", exchange.request, expected=exchange.reply)
+
+
+class Swarm:
+    """The ranks of one process."""
+
+    def __init__(self) -> None:
+        self._dialect: Dialect = TORCH
+        self._ranks: list[socket.socket] = []
+        self._step: list[int] = []  # by descriptor: which reply it waits for
+        self._since: list[float] = []  # by descriptor: when it began
+        self._taken: array[float] = array("d")  # of those that are done
+        self._pieces: dict[int, bytes] = {}  # by descriptor: of a reply that came in pieces
+        self._poll = select.epoll()
+        self._poll.register(PARENT, select.EPOLLIN)
+        self._waiting: list[Step] = []
+        self._releaser: socket.socket | None = None
+
+    def connect(self, dialect: str, places: Sequence[tuple[str, int, str, int]], limit_s: float) -> Message:
+        """Bring up so many ranks at each address and port; return how they counted themselves.
+
+        A place is an address, a port, the address to come from (empty: any), and how many ranks.
+        """
+        self._dialect = DIALECTS[dialect]
+        addresses = [(host, port, source) for host, port, source, count in places for _ in range(count)]
+        steps, ports = come_up(self._dialect), port_range()
+
+        def arrive(start: int) -> None:
+            for host, port, source in addresses[start : start + BEGIN_TOGETHER]:
+                self._add_rank((host, port), source, ports, steps[0].request)
+
+        watch = Stopwatch()
+        self._run("coming up", arrive, len(addresses), steps, UNCOUNTED, limit_s)
+        return self._report(watch, len(addresses), counted=pack("I", self._numbers(steps[1])))
+
+    def barrier(self, name: str, ranks: int, at_once: bool, limit_s: float) -> Message:
+        """All ranks of this process pass a barrier; return what they were told."""
+        steps = barrier(self._dialect, name, ranks)
+        total = len(self._ranks)
+        arrive = self._beginning(steps[0])
+        watch = Stopwatch()
+        self._run(f"barrier {name}", arrive, total, steps, ranks if at_once else UNCOUNTED, limit_s, True)
+        counted, seen = self._numbers(steps[0]), self._numbers(steps[1])
+        if any(later < earlier for earlier, later in zip(sorted(counted), sorted(seen), strict=True)):
+            raise BenchError(f"barrier {name}: a count was lower than it had been before")
+        counts = {"least": min(seen), "most": max(seen), "full": seen.count(ranks)}
+        return self._report(watch, total, counted=pack("I", counted), **counts)
+
+    def wait(self, key: str) -> Message:
+        """Let all ranks wait for a key; whoever is to wake them connects as well."""
+        if self._releaser is None:
+            host, port = self._ranks[0].getpeername()
+            self._releaser = connect(port, self._dialect, host)
+        self._waiting = [wait(self._dialect, key.encode())]
+        arrive = self._beginning(self._waiting[0])
+        for start in range(0, len(self._ranks), BEGIN_TOGETHER):
+            arrive(start)
+        return {}
+
+    def check_asleep(self) -> Message:
+        """Raise if a rank does not wait any more."""
+        if early := [file for file, _ in self._poll.poll(0) if file != PARENT]:
+            raise BenchError(f"{len(early):,} ranks did not wait for the key")
+        return {}
+
+    def wake(self, key: str, release: bool, since: float, limit_s: float) -> Message:
+        """See all ranks wake up, and how long after `since`; `release`: this process wakes them."""
+        watch = Stopwatch()
+        for rank in self._ranks:
+            self._since[rank.fileno()] = since
+        if release:
+            assert self._releaser
+            self._releaser.send(self._dialect.release(key.encode()))
+        self._see_through("waking up", len(self._ranks), self._waiting, since + limit_s)
+        return self._report(watch, len(self._ranks))
+
+    def leave(self) -> Message:
+        """Disconnect all."""
+        leave([*self._ranks, *([self._releaser] if self._releaser else [])])
+        self._ranks, self._releaser = [], None
+        return {}
+
+    def _add_rank(self, address: tuple[str, int], source: str, ports: bytes, hello: bytes) -> None:
+        rank = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._ranks.append(rank)
+        file = rank.fileno()
+        while len(self._step) <= file:
+            self._step.append(-1)
+            self._since.append(0.0)
+        self._since[file] = time.monotonic()
+        # The kernel's own timeout: one of Python's would cost a poll.
+        rank.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_LIMIT_S, 0))
+        rank.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        seek_port_quickly(rank, ports)
+        if source:
+            come_from(rank, source)
+        rank.connect(address)
+        rank.setblocking(False)
+        self._step[file] = 0
+        self._poll.register(file, select.EPOLLIN)
+        os.write(file, hello)
+
+    def _beginning(self, first: Step) -> Arrive:
+        """How ranks that are connected begin with a step."""
+        files = [rank.fileno() for rank in self._ranks]
+        request, write, step, since, clock = first.request, os.write, self._step, self._since, time.monotonic
+
+        def arrive(start: int) -> None:
+            for file in files[start : start + BEGIN_TOGETHER]:
+                step[file] = 0
+                since[file] = clock()
+                write(file, request)
+
+        self._taken = array("d")
+        for file in files:
+            step[file] = -1
+        return arrive
+
+    def _run(
+        self,
+        what: str,
+        arrive: Arrive,
+        total: int,
+        steps: list[Step],
+        uncounted: int,
+        limit_s: float,
+        together: bool = False,
+    ) -> None:
+        """Let all arrive and go through the steps; raise if that takes too long, or a reply is wrong.
+
+        The second step counts them: so many may have begun without it. `together`: none may be done before
+        all have begun.
+        """
+        deadline = time.monotonic() + limit_s
+        counted = steps[1].replies
+        self._taken = array("d")
+        try:
+            for start in range(0, total, BEGIN_TOGETHER):
+                while start - len(counted) >= uncounted:
+                    self._go_on(steps, deadline)
+                if together and self._taken:
+                    raise BenchError(f"{len(self._taken):,} ranks did not wait for the others")
+                arrive(start)
+        except (BenchError, OSError) as error:
+            raise BenchError(f"{what}: {error}; {self._how_far(steps, total)}") from error
+        self._see_through(what, total, steps, deadline)
+
+    def _see_through(self, what: str, total: int, steps: list[Step], deadline: float) -> None:
+        """Go on until all are done; raise if that takes too long, or a reply is wrong."""
+        try:
+            while len(self._taken) < total:
+                self._go_on(steps, deadline)
+            for step in steps:
+                step.check()
+            if strays := self._poll.poll(0):
+                raise BenchError(f"{len(strays)} ranks got more than they had asked for")
+        except (BenchError, OSError) as error:
+            raise BenchError(f"{what}: {error}; {self._how_far(steps, total)}") from error
+
+    def _go_on(self, steps: list[Step], deadline: float) -> None:
+        """Take what has come, and send what comes next: the hot path."""
+        read, write, clock = os.read, os.write, time.monotonic
+        at, since, pieces = self._step, self._since, self._pieces
+        requests = [step.request for step in steps]
+        last = len(steps) - 1
+        events = self._poll.poll(max(0.0, deadline - clock()))
+        if not events:
+            raise BenchError("time is up")
+        for file, _ in events:
+            if file == PARENT:
+                sys.exit(1)  # nothing is said while ranks are busy: so who gave the orders has ended
+            data = read(file, READ_BYTES)
+            number = at[file]
+            step = steps[number]
+            if len(data) != step.size or pieces or number < 0:
+                whole = self._whole(file, data, step)
+                if whole is None:
+                    continue
+                data = whole
+            step.replies.append(data)
+            if data in step.follow_up:
+                write(file, step.follow_up[data])
+            if number == last:
+                self._taken.append(clock() - since[file])
+                at[file] = -1  # whatever it gets now is too much
+            else:
+                at[file] = number = number + 1
+                write(file, requests[number])
+
+    def _whole(self, file: int, data: bytes, step: Step) -> bytes | None:
+        """A reply that may have come in pieces, or is a line, if it is whole now."""
+        if not data:
+            raise BenchError("a rank was disconnected")
+        data = self._pieces.pop(file, b"") + data
+        size = step.size or (data.find(b"\n") + 1) or len(data) + 1
+        if (len(data) > size) or self._step[file] < 0:
+            raise BenchError(f"a rank got {data!r}, which is more than the reply to {step.name}")
+        if len(data) < size:
+            self._pieces[file] = data
+            return None
+        return data
+
+    def _numbers(self, step: Step) -> array[int]:
+        """The replies to a step as numbers."""
+        value_of = self._dialect.value_of
+        return array("q", map(value_of, step.replies))
+
+    def _report(self, watch: Stopwatch, operations: int, **more: object) -> Message:
+        """What an order took, and what came of it."""
+        return {**watch.stop(operations).message(), "taken": pack("f", self._taken), **more}
+
+    def _how_far(self, steps: list[Step], total: int) -> str:
+        waiting = Counter(number for number in self._step if number >= 0)
+        each = [f"{waiting[number]:,} wait for {step.name}" for number, step in enumerate(steps)]
+        done = len(self._taken)
+        begun = done + sum(waiting.values())
+        return f"of {total:,} ranks {total - begun:,} had not begun, {', '.join(each)}, {done:,} are done"
+
+
+def pack(code: str, numbers: array[int] | array[float]) -> str:
+    """Numbers as text; code I: those below 2**32, f: with a fraction."""
+    return b64encode(array(code, numbers).tobytes()).decode()
+
+
+def main() -> None:
+    """Carry out orders."""
+    end_with_parent()
+    swarm = Swarm()
+    obey(
+        {
+            "connect": swarm.connect,
+            "barrier": swarm.barrier,
+            "wait": swarm.wait,
+            "check_asleep": swarm.check_asleep,
+            "wake": swarm.wake,
+            "leave": swarm.leave,
+        },
+        Orders(),
+    )
+
+
+if __name__ == "__main__":
+    main()

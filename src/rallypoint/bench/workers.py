@@ -1,0 +1,228 @@
+"""Processes that are led by orders and answer them: a line of JSON each way, over standard input and output.
+
+A worker ends when its standard input does, so none outlives whoever started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import IO, Any, Protocol, TypeVar
+
+from rallypoint.bench.faults import BenchError
+from rallypoint.bench.machine import cpu_seconds, resident_bytes
+
+Message = dict[str, Any]
+
+ORDERS = 0
+"""The descriptor that a worker reads its orders from."""
+
+_PR_SET_PDEATHSIG = 1
+
+ANSWER_GRACE_S = 15.0
+"""How much longer than the worker's own limit its answer may take: it says more about what went wrong."""
+
+
+class Worker:
+    """The process, seen from outside: `python -m module`."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.name = name
+        self._said = b""
+        self._log = tempfile.TemporaryFile(mode="w+b")  # noqa: SIM115 - closed by stop()
+        # A session of its own keeps a Ctrl-C of the terminal from the worker: this program stops it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        assert self._process.stdout
+        self.output = self._process.stdout.fileno()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all its threads so far."""
+        return cpu_seconds(self.pid)
+
+    def resident_bytes(self) -> int:
+        """The memory that it holds."""
+        return resident_bytes(self.pid)
+
+    def order(self, **message: object) -> None:
+        """Tell it what to do next."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            pass  # it has ended: the answer that is missing tells
+
+    def ask(self, limit_s: float, /, **message: object) -> Message:
+        """Tell it what to do, and await the answer."""
+        self.order(**message)
+        return gather([self], limit_s)[0]
+
+    def read(self) -> Message | None:
+        """Its answer, if that is complete; for whoever knows that there is something to read."""
+        piece = os.read(self.output, 1 << 20)
+        if not piece:
+            raise BenchError(f"{self.name} ended early; {self.last_words()}")
+        self._said += piece
+        if not piece.endswith(b"\n"):
+            return None
+        said, self._said = self._said, b""
+        try:
+            answer: Message = json.loads(said)
+        except ValueError:
+            raise BenchError(f"{self.name} said {said[:200]!r}, which is no answer") from None
+        if "error" in answer:
+            raise BenchError(f"{self.name}: {answer['error']}")
+        return answer
+
+    def last_words(self) -> str:
+        """The end of what it has logged."""
+        return last_words(self._log)
+
+    def kill(self) -> None:
+        """Let it do nothing more: an answer that comes late would be taken for that to the next order."""
+        self._process.kill()
+
+    def stop(self) -> None:
+        """End the process; nothing is left of it afterwards."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            try:
+                pipe.close()
+            except OSError:
+                pass  # an order that was not read
+        self._log.close()
+
+
+class Stoppable(Protocol):
+    def stop(self) -> None: ...
+
+
+_Started = TypeVar("_Started", bound=Stoppable)
+
+
+def start(resources: ExitStack, make: Callable[[], _Started]) -> _Started:
+    """Start something that these resources stop in the end, whatever happens."""
+    with uninterrupted():
+        started = make()
+        resources.callback(started.stop)
+    return started
+
+
+def last_words(log: IO[bytes]) -> str:
+    """The end of what a process has logged, to a file."""
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return "its log ends: " + " | ".join(lines[-5:]) if lines else "its log is empty"
+
+
+def gather(workers: Sequence[Worker], limit_s: float) -> list[Message]:
+    """The answers of all workers; the first of them that fails, or does not answer in time, is a fault."""
+    deadline = time.monotonic() + limit_s + ANSWER_GRACE_S
+    answers: dict[int, Message] = {}
+    by_output = {worker.output: worker for worker in workers}
+    poll = select.poll()
+    for output in by_output:
+        poll.register(output, select.POLLIN)
+    while len(answers) < len(by_output):
+        events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not events:
+            late = [worker for output, worker in by_output.items() if output not in answers]
+            for worker in late:
+                worker.kill()
+            raise BenchError(f"no answer within {limit_s:g} s from {', '.join(each.name for each in late)}")
+        for output, _ in events:
+            said = by_output[output].read()
+            if said is not None:
+                answers[output] = said
+    return [answers[output] for output in by_output]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off an interruption that comes meanwhile: it must not fall between a start and the note to stop."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            raise KeyboardInterrupt(came[0])
+
+
+# The worker itself
+
+
+def answer(message: Message) -> None:
+    """Answer an order."""
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def end_with_parent() -> None:
+    """Let the system kill this process when its parent ends, however that ends, and however busy it is."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Orders:
+    """The orders on standard input. Nothing is read ahead, so that it can be asked whether one waits."""
+
+    def __init__(self) -> None:
+        self._said = b""
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether there is another order, or the end of them."""
+        return b"\n" in self._said or bool(select.select([ORDERS], [], [], 0)[0])
+
+    def take(self) -> Message | None:
+        """The next order; None if there are no more."""
+        while b"\n" not in self._said:
+            piece = os.read(ORDERS, 1 << 20)
+            if not piece:
+                return None
+            self._said += piece
+        line, _, self._said = self._said.partition(b"\n")
+        order: Message = json.loads(line)
+        return order
+
+
+def obey(work: Mapping[str, Callable[..., Message]], orders: Orders) -> None:
+    """Carry out orders until there are no more. Whatever goes wrong is the answer, and not the end."""
+    while (order := orders.take()) is not None:
+        try:
+            answer(work[order.pop("do")](**order))
+        except (BenchError, OSError) as error:
+            answer({"error": str(error)})
+        except Exception as error:
+            answer({"error": f"{type(error).__name__}: {error}"})

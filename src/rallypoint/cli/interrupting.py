@@ -1,0 +1,30 @@
+"""Being told to end is as Ctrl-C is: whatever a command has started is ended first."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def signals_as_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt, with the signal's number, for SIGTERM and SIGHUP as well."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        raise KeyboardInterrupt(number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """What a shell expects of a program that such a signal ended."""
+    number: int = stop.args[0] if stop.args else signal.SIGINT
+    return 128 + number

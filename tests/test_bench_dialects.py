@@ -1,0 +1,238 @@
+"""The dialects of `rallypoint bench`: their bytes by example, and that real stores understand them."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.bench import host_redis
+from rallypoint.bench.dialects import DIALECTS, REDIS, TORCH, Dialect, Exchange
+from rallypoint.bench.faults import BenchError
+from rallypoint.bench.sockets import connect, converse
+from rallypoint.server.backend import Choice
+from rallypoint.server.hosting import host_server
+from raw import SECONDS, server_of_torch, until
+
+# Bytes
+
+
+@pytest.mark.parametrize(
+    ("said", "bytes_"),
+    [
+        (TORCH.hello.request, b"\x00\xce\xf7\x85\x3c\x0dLLAR"),
+        (TORCH.hello.reply, b"LLAR"),
+        (TORCH.get(b"key", b"v").request, b"\x03\x03\0\0\0\0\0\0\0key"),
+        (TORCH.get(b"key", b"v").reply, b"\x01\0\0\0\0\0\0\0v"),
+        (TORCH.store(b"k", b"vv").request, b"\x01\x01\0\0\0\0\0\0\0k\x02\0\0\0\0\0\0\0vv\x0dLLAR"),
+        (TORCH.store(b"k", b"vv").reply, b"LLAR"),
+        (TORCH.add(b"k", -2), b"\x04\x01\0\0\0\0\0\0\0k\xfe\xff\xff\xff\xff\xff\xff\xff"),
+        (TORCH.number(258), b"\x02\x01\0\0\0\0\0\0"),
+        (TORCH.wait(b"k").request, b"\x06\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0k"),
+        (TORCH.wait(b"k").reply, b"\x00"),
+        (TORCH.release(b"k"), b"\x01\x01\0\0\0\0\0\0\0k\x01\0\0\0\0\0\0\x001"),
+        (TORCH.give_up(b"k").reply, b"\x01"),
+        (REDIS.hello.request, b"*1\r\n$4\r\nPING\r\n"),
+        (REDIS.hello.reply, b"+PONG\r\n"),
+        (REDIS.get(b"k", b"abc").request, b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"),
+        (REDIS.get(b"k", b"abc").reply, b"$3\r\nabc\r\n"),
+        (REDIS.add(b"k", -2), b"*3\r\n$6\r\nINCRBY\r\n$1\r\nk\r\n$2\r\n-2\r\n"),
+        (REDIS.number(-7), b":-7\r\n"),
+    ],
+)
+def test_what_is_said_to_the_byte(said: bytes, bytes_: bytes) -> None:
+    assert said == bytes_
+
+
+def test_an_exchange_may_be_made_several_times_in_one_write() -> None:
+    assert Exchange(b"ask", b"yes").times(3) == Exchange(b"askaskask", b"yesyesyes")
+
+
+def test_dialects_are_found_by_their_names() -> None:
+    assert DIALECTS == {"torch": TORCH, "redis": REDIS}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+@given(value=st.integers(-(2**63), 2**63 - 1))
+def test_a_number_is_read_as_it_was_written(dialect: Dialect, value: int) -> None:
+    reply = dialect.number(value)
+    assert dialect.value_of(reply) == value
+    assert dialect.number_size in (0, len(reply))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(b"-ERR max number of clients reached\r\n", b"+OK\r\n", b"$1\r\n", b"::5\r\n", b":12\n"),
+    ],
+)
+def test_an_answer_of_redis_that_is_no_number_is_a_fault(reply: bytes) -> None:
+    with pytest.raises(BenchError, match="no number"):
+        REDIS.value_of(reply)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_many_values_need_as_many_keys(dialect: Dialect) -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        dialect.multi_set([b"a", b"b"], [b"1"])
+
+
+# Real stores
+
+
+@contextmanager
+def serving(store: str) -> Iterator[int]:
+    """The port of such a store."""
+    if store.startswith("torch"):
+        with server_of_torch(store == "torch-libuv") as port:
+            yield port
+    elif store == "redis":
+        host = host_redis.Host()
+        started = host.serve()
+        try:
+            yield started["port"]
+        finally:
+            host.stop(started["pid"])
+    else:
+        server = host_server("127.0.0.1", 0, backend=Choice(store))
+        yield server.port
+        server.release()
+
+
+needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis is not installed")
+STORES = [
+    pytest.param("libuv", id="ours on libuv"),
+    pytest.param("legacy", id="ours on legacy"),
+    pytest.param("redis", marks=needs_redis),
+    pytest.param("torch-libuv", marks=pytest.mark.slow),
+    pytest.param("torch-legacy", marks=pytest.mark.slow),
+]
+
+
+class Client:
+    """A client of a real store."""
+
+    def __init__(self, port: int, dialect: Dialect) -> None:
+        self.socket = connect(port, dialect)
+
+    def ask(self, exchange: Exchange) -> None:
+        """Fails unless the reply is right, and nothing comes behind it."""
+        converse(self.socket, exchange)
+        self.expect_nothing()
+
+    def expect_nothing(self) -> None:
+        with pytest.raises(BlockingIOError):
+            self.socket.recv(1, socket.MSG_DONTWAIT)
+
+
+@pytest.fixture(params=STORES, scope="module")
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[int, Dialect]]:
+    """Where a store is, and how it is spoken to."""
+    with serving(request.param) as port:
+        yield port, REDIS if request.param == "redis" else TORCH
+
+
+@pytest.fixture
+def clients(place: tuple[int, Dialect]) -> Iterator[tuple[Client, Client]]:
+    both = (Client(*place), Client(*place))
+    yield both
+    for client in both:
+        client.socket.close()
+
+
+Place = tuple[int, Dialect]
+Clients = tuple[Client, Client]
+
+
+def test_a_value_is_stored_and_read(place: Place, clients: Clients) -> None:
+    _, dialect = place
+    first, second = clients
+    for value in (b"one", b"", bytes(range(256)) * 40):
+        first.ask(dialect.store(b"a key", value))
+        second.ask(dialect.get(b"a key", value))
+
+
+def test_another_value_than_the_one_that_was_stored_is_noticed(place: Place, clients: Clients) -> None:
+    _, dialect = place
+    client, _ = clients
+    client.ask(dialect.store(b"a key", b"one"))
+    with pytest.raises(BenchError, match="wrong answer"):
+        client.ask(dialect.get(b"a key", b"two"))
+
+
+def test_a_counter_counts(place: Place, clients: Clients) -> None:
+    _, dialect = place
+    first, second = clients
+    first.ask(Exchange(dialect.add(b"counter", 5), dialect.number(5)))
+    second.ask(Exchange(dialect.add(b"counter", -12), dialect.number(-7)))
+    first.ask(Exchange(dialect.add(b"counter", 0), dialect.number(-7)))
+
+
+def test_a_release_ends_waits_of_now_and_later_however_often_it_comes(place: Place, clients: Clients) -> None:
+    _, dialect = place
+    waiter, releaser = clients
+    waiter.socket.sendall(dialect.wait(b"gate").request)
+    releaser.ask(dialect.store(b"another", b"1"))
+    waiter.expect_nothing()
+    for _ in range(2):
+        releaser.socket.setblocking(True)
+        releaser.socket.sendall(dialect.release(b"gate"))
+        releaser.ask(dialect.store(b"another", b"1"))  # so there was no reply to the release
+    waiter.ask(Exchange(b"", dialect.wait(b"gate").reply))
+    waiter.ask(dialect.wait(b"gate"))
+
+
+def test_many_keys_at_once(place: Place, clients: Clients) -> None:
+    _, dialect = place
+    first, second = clients
+    keys, values = [b"many/%d" % n for n in range(50)], [b"v" * n for n in range(50)]
+    first.ask(dialect.multi_set(keys, values))
+    second.ask(dialect.multi_get(keys, values))
+    second.ask(dialect.multi_get(keys[::-1], values[::-1]))
+
+
+def test_waits_are_given_up_while_another_waits(place: Place, clients: Clients) -> None:
+    _, dialect = place
+    if dialect is REDIS:
+        return  # which has no such thing
+    waiter, quitter = clients
+    waiter.ask(TORCH.wait_for_missing([b"missing/%d" % n for n in range(10)]))
+    quitter.ask(TORCH.give_up(b"nobody sets this").times(3))
+    waiter.expect_nothing()
+
+
+# redis
+
+
+@needs_redis
+def test_redis_is_renewed_on_its_port_with_nothing_in_it() -> None:
+    host = host_redis.Host()
+    before = host.serve()
+    with connect(before["port"], REDIS) as client:
+        converse(client, Exchange(REDIS.add(b"n", 1), REDIS.number(1)))
+    after = host.renew(before["pid"])
+    try:
+        assert after["port"] == before["port"]
+        assert after["pid"] != before["pid"]
+        with connect(after["port"], REDIS) as client:
+            converse(client, Exchange(REDIS.add(b"n", 1), REDIS.number(1)))
+    finally:
+        host.stop(after["pid"])
+    until(lambda: not is_listening(after["port"]), "redis has ended", SECONDS)
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@needs_redis
+def test_a_redis_that_does_not_start_is_a_fault_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_redis, "most_connections", lambda: -1)
+    with pytest.raises(BenchError, match=r"(?s)did not start.*maxclients"):
+        host_redis.Host().serve()

@@ -1,0 +1,824 @@
+"""The loads of `rallypoint bench`: with real stores, and with some that answer wrongly, which they notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from array import array
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+
+import pytest
+
+from bench_fakes import FakeStore, Twist, faking, honest, in_pieces, twist_one
+from rallypoint.bench import crowd as crowds
+from rallypoint.bench import host_redis, sockets, swarm
+from rallypoint.bench.busy import RoundRobin
+from rallypoint.bench.crowd import Crowd
+from rallypoint.bench.dialects import DIALECTS, TORCH, Exchange
+from rallypoint.bench.faults import BenchError
+from rallypoint.bench.load import Load, Stopwatch, sample
+from rallypoint.bench.ranks import check_counts, unpack
+from rallypoint.bench.sockets import check, come_from, connect, converse, leave, port_range, seek_port_quickly
+from rallypoint.bench.swarm import Swarm
+from rallypoint.bench.workers import Message, Orders, Worker, answer, gather, obey, start, uninterrupted
+from rallypoint.server.backend import Choice
+from rallypoint.server.hosting import host_server
+from raw import SECONDS, until
+
+KEY, VALUE = b"/a/key", b"a value"
+Times = Callable[[], bool]
+
+
+@contextmanager
+def serving(dialect: str) -> Iterator[int]:
+    """The port of a real store that speaks so, with nothing in it."""
+    if dialect == "torch":
+        server = host_server("127.0.0.1", 0, backend=Choice.LIBUV)
+        try:
+            yield server.port
+        finally:
+            server.release()
+        return
+    host = host_redis.Host()
+    started = host.serve()
+    try:
+        yield started["port"]
+    finally:
+        host.stop(started["pid"])
+
+
+needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis is not installed")
+both_dialects = pytest.mark.parametrize("dialect", ["torch", pytest.param("redis", marks=needs_redis)])
+both_fakes = pytest.mark.parametrize("dialect", list(DIALECTS))
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A server of ours, with KEY in it."""
+    with serving("torch") as port:
+        with connect(port, TORCH) as client:
+            converse(client, TORCH.store(KEY, VALUE))
+        yield port
+
+
+def after(turns: int) -> Times:
+    """Over when it has been asked so often."""
+    left = iter([False] * turns)
+    return lambda: next(left, True)
+
+
+GET = TORCH.get(KEY, VALUE)
+WRONG: dict[str, Callable[[bytes], Sequence[bytes]]] = {
+    "another": lambda reply: [reply[:-1] + bytes([reply[-1] ^ 1])],
+    "another at its beginning": lambda reply: [bytes([reply[0] ^ 1]) + reply[1:]],
+    "too much": lambda reply: [reply + b"!"],
+    "too much in pieces": lambda reply: [reply[:1], reply],
+    "closes": lambda _: [],
+    "closes in the middle": lambda reply: [reply[: len(reply) // 2], b""],
+}
+some_wrong = pytest.mark.parametrize("make", WRONG.values(), ids=WRONG)
+
+
+# Sockets
+
+
+def test_a_client_has_said_hello_and_waits_for_answers_without_end_of_its_own(port: int) -> None:
+    with connect(port, TORCH) as client:
+        assert client.gettimeout() is None
+        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        converse(client, GET)
+
+
+@pytest.mark.parametrize("name", ["another", "closes"])
+def test_a_wrong_hello_is_noticed_and_its_socket_closed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[socket.socket] = []
+    create = socket.create_connection
+
+    def note(*args: object, **options: object) -> socket.socket:
+        opened.append(create(*args, **options))  # type: ignore[arg-type]
+        return opened[-1]
+
+    monkeypatch.setattr(socket, "create_connection", note)
+    with faking("torch", twist_one("ping", 1, WRONG[name])) as port, pytest.raises(BenchError):
+        connect(port, TORCH)
+    was_open = opened[0].fileno() >= 0
+    opened[0].close()
+    assert not was_open
+
+
+@both_fakes
+def test_a_hello_may_come_in_pieces(dialect: str) -> None:
+    with faking(dialect, in_pieces) as port:
+        connect(port, DIALECTS[dialect]).close()
+
+
+@pytest.mark.parametrize("got", [b"", b"a", b"anothe", b"another!"])
+def test_an_answer_is_right_or_a_fault(got: bytes) -> None:
+    with pytest.raises(BenchError):
+        check(got, b"another")
+    check(b"another", b"another")
+
+
+def test_a_connection_that_leaves_is_reset_and_its_port_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        with server.accept()[0] as other:
+            leave([client])
+            with pytest.raises(ConnectionResetError):
+                other.recv(1)
+    assert client.fileno() == -1
+
+
+def test_a_client_may_come_from_another_address_and_a_port_of_the_range() -> None:
+    low, high = struct_of(port_range())
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        seek_port_quickly(client, port_range())
+        come_from(client, "127.1.2.3")
+        client.connect(server.getsockname())
+        host, port = client.getsockname()
+        assert (host, low <= port <= high) == ("127.1.2.3", True)
+        server.accept()[0].close()
+
+
+def struct_of(ports: bytes) -> tuple[int, int]:
+    both = int.from_bytes(ports, sys.byteorder)
+    return both & 0xFFFF, both >> 16
+
+
+@contextmanager
+def conversing(*answers: bytes) -> Iterator[socket.socket]:
+    """A client whose other end has sent that already, and ends with it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"".join(answers))
+        theirs.shutdown(socket.SHUT_WR)
+        yield ours
+
+
+def test_a_big_request_and_a_big_reply_pass_each_other() -> None:
+    """More than any buffer, both ways at once: whoever would first send all could wait forever."""
+    size = 8 << 20
+    with faking_echo() as port, socket.create_connection(("127.0.0.1", port)) as client:
+        text = os.urandom(1024) * (size // 1024)
+        converse(client, Exchange(text, text))
+
+
+@contextmanager
+def faking_echo() -> Iterator[int]:
+    class Echo(FakeStore):
+        def _serve(self, client: socket.socket) -> None:
+            while piece := client.recv(1 << 16):
+                client.sendall(piece)
+
+    store = Echo()
+    try:
+        yield store.port
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"answe", b"answes", b"answer!"])
+def test_a_big_request_with_a_wrong_answer_is_a_fault(said: bytes) -> None:
+    with conversing(said) as client, pytest.raises(BenchError):
+        converse(client, Exchange(b"ask", b"answer"))
+    with conversing(b"ans", b"wer") as client:
+        converse(client, Exchange(b"ask", b"answer"))
+
+
+def test_a_big_request_without_an_answer_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "ANSWER_LIMIT_S", 0.05)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(BenchError, match="no answer in time"):
+        converse(ours, Exchange(b"ask", b"answer"))
+
+
+def test_a_big_request_that_loses_its_connection_is_a_fault() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as client:
+        leave([server.accept()[0]])
+        with pytest.raises(BenchError, match=r"lost its connection|closed"):
+            converse(client, Exchange(b"ask" * (4 << 20), b"answer"))
+
+
+# Busy clients
+
+
+@both_dialects
+def test_busy_clients_do_what_they_say_they_did(dialect: str) -> None:
+    speech = DIALECTS[dialect]
+    with serving(dialect) as port, closing(RoundRobin(port, speech, 3)) as clients:
+        load = clients.run(after(10), speech.store(KEY, VALUE))
+        assert load.operations == 3 * 11
+        load = clients.run(after(10), speech.get(KEY, VALUE).times(4), 4)
+        assert load.operations == 3 * 11 * 4
+        requests = [speech.add(b"counter/%d" % number, 1) for number in range(3)]
+        load = clients.count(after(20), requests, speech.number)
+        assert load.operations == 3 * 21
+        clients.count(after(0), requests, lambda turn: speech.number(21 + turn))
+
+
+def test_the_times_of_busy_clients_are_within_those_of_the_load(port: int) -> None:
+    with closing(RoundRobin(port, TORCH, 2)) as clients:
+        load = clients.run(after(50), GET)
+    assert load.p50 is not None
+    assert load.p99 is not None
+    assert 0 < load.p50 <= load.p99 <= load.seconds
+    assert load.p50 * 25 <= load.seconds
+    assert 0 < load.share < 1.5
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6], ids=lambda number: f"answer {number}")
+@some_wrong
+def test_busy_clients_notice_one_wrong_answer_of_many(
+    make: Callable[[bytes], Sequence[bytes]], number: int
+) -> None:
+    """Of two clients and three turns: the first answer, the last, and those between."""
+    with (
+        fake_with_key(twist_one("get", number, make)) as port,
+        closing(RoundRobin(port, TORCH, 2)) as clients,
+        pytest.raises(BenchError),
+    ):
+        run_twice(clients)
+
+
+def run_twice(clients: RoundRobin) -> None:
+    """What is too much behind the very last answer may show with the next run, which is soon enough."""
+    for turns in (2, 1):
+        clients.run(after(turns), GET)
+
+
+@contextmanager
+def fake_with_key(twist: Twist) -> Iterator[int]:
+    with faking("torch", twist) as port:
+        with connect(port, TORCH) as client:
+            converse(client, TORCH.store(KEY, VALUE))
+        yield port
+
+
+@contextmanager
+def fake_clients(twist: Twist) -> Iterator[RoundRobin]:
+    """Two busy clients of a store that answers so."""
+    with fake_with_key(twist) as port, closing(RoundRobin(port, TORCH, 2)) as clients:
+        yield clients
+
+
+def test_busy_clients_notice_a_store_that_answers_twice() -> None:
+    twist: Twist = lambda name, _, reply: [reply * 2] if name == "get" else [reply]  # noqa: E731
+    with fake_clients(twist) as clients, pytest.raises(BenchError):
+        clients.run(after(5), GET)
+
+
+def test_busy_clients_take_answers_in_pieces() -> None:
+    with fake_clients(in_pieces) as clients:
+        assert clients.run(after(2), GET.times(2), 2).operations == 2 * 3 * 2
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 3])
+def test_busy_clients_notice_a_wrong_count(wrong: int) -> None:
+    twist = twist_one("add", wrong, lambda _: [TORCH.number(9)])
+    requests = [TORCH.add(b"a", 1), TORCH.add(b"b", 1)]
+    with fake_clients(twist) as clients, pytest.raises(BenchError, match="wrong answer"):
+        clients.count(after(2), requests, TORCH.number)
+
+
+def test_busy_clients_tell_that_they_lost_their_server() -> None:
+    with fake_with_key(honest) as port:
+        clients = RoundRobin(port, TORCH, 2)
+    with closing(clients), pytest.raises(BenchError, match=r"lost its server|closed a connection"):
+        clients.run(after(5), GET)
+
+
+# Workers
+
+
+class Workers:
+    """Workers that are ended in the end."""
+
+    def __init__(self, resources: ExitStack) -> None:
+        self._resources = resources
+
+    def start(self, name: str) -> Worker:
+        return start(self._resources, partial(Worker, f"rallypoint.bench.{name}", name))
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with ExitStack() as resources:
+        yield Workers(resources)
+
+
+def run_order(exchange: Exchange, per_request: int = 1) -> Message:
+    texts = {"request": exchange.request, "reply": exchange.reply}
+    return {"do": "run", "per_request": per_request, **{k: b64encode(v).decode() for k, v in texts.items()}}
+
+
+def test_a_busy_worker_is_busy_until_its_next_order(workers: Workers, port: int) -> None:
+    worker = workers.start("busy")
+    assert worker.ask(SECONDS, do="connect", port=port, dialect="torch", count=4) == {}
+    for _ in range(2):
+        before = worker.cpu_seconds()
+        worker.order(**run_order(GET.times(2), 2))
+        until(lambda before=before: worker.cpu_seconds() > before + 0.02, "it is busy")  # type: ignore[misc]
+        load = Load(**worker.ask(SECONDS, do="stop"))
+        assert load.operations > 8
+        assert load.operations % 8 == 0
+        assert load.p50 is not None
+
+
+def test_a_busy_worker_that_reads_two_orders_at_once_does_not_hang(workers: Workers, port: int) -> None:
+    """On a machine that lets it sleep for a while, both lie in its pipe."""
+    worker = workers.start("busy")
+    worker.ask(SECONDS, do="connect", port=port, dialect="torch", count=1)
+    orders = [run_order(GET), {"do": "stop"}]
+    stdin = worker._process.stdin
+    assert stdin
+    stdin.write(b"".join(json.dumps(order).encode() + b"\n" for order in orders))
+    stdin.flush()
+    assert select.select([worker.output], [], [], 2)[0], "it hangs"
+    assert gather([worker], SECONDS)[0]["operations"] >= 1
+
+
+def test_a_busy_worker_tells_of_a_wrong_answer(workers: Workers) -> None:
+    worker = workers.start("busy")
+    with fake_with_key(twist_one("get", 20, WRONG["another"])) as port:
+        worker.ask(SECONDS, do="connect", port=port, dialect="torch", count=2)
+        with pytest.raises(BenchError, match="busy: a client got a wrong answer"):
+            worker.ask(SECONDS, **run_order(GET))
+
+
+@pytest.mark.parametrize("module", ["busy", "swarm"])
+def test_a_worker_ends_in_the_middle_of_its_work_when_its_orders_do(
+    workers: Workers, port: int, module: str
+) -> None:
+    worker = workers.start(module)
+    if module == "busy":
+        worker.ask(SECONDS, do="connect", port=port, dialect="torch", count=2)
+        worker.order(**run_order(GET))
+    else:
+        place = ("127.0.0.1", port, "", 2)
+        worker.ask(SECONDS, do="connect", dialect="torch", places=[place], limit_s=SECONDS)
+        worker.order(do="barrier", name="never full", ranks=99, at_once=True, limit_s=SECONDS)
+    process = worker._process
+    assert process.stdin
+    process.stdin.close()
+    assert process.wait(SECONDS) == 1
+
+
+def test_a_worker_that_ends_early_tells_its_last_words(workers: Workers) -> None:
+    worker = workers.start("no_such_module")
+    with pytest.raises(BenchError, match=r"no_such_module ended early; its log ends: .*No module named"):
+        worker.ask(SECONDS, do="anything")
+    worker.order(do="more")  # to nobody, which is no fault
+
+
+def test_a_worker_without_an_answer_is_named(workers: Workers, port: int) -> None:
+    quick, slow = workers.start("busy"), workers.start("swarm")
+    quick.order(do="connect", port=port, dialect="torch", count=1)
+    assert select.select([quick.output], [], [], SECONDS)[0]
+    with pytest.raises(BenchError, match=r"no answer within -14\.9 s from swarm$"):
+        gather([quick, slow], -14.9)
+
+
+def test_answers_come_in_the_order_of_the_workers(workers: Workers, port: int) -> None:
+    all_ = [workers.start("crowd") for _ in range(3)]
+    for number, worker in enumerate(all_):
+        worker.order(do="gather", port=port, dialect="torch", count=number + 1)
+    assert gather(all_, SECONDS) == [{}] * 3
+    for worker in reversed(all_):
+        worker.order(do="arrive")
+        assert select.select([worker.output], [], [], SECONDS)[0]
+    assert [said["load"]["operations"] for said in gather(all_, SECONDS)] == [1, 2, 3]
+    for worker in all_:
+        assert worker.ask(SECONDS, do="leave") == {}
+
+
+def test_nothing_is_left_of_a_worker_that_is_stopped() -> None:
+    with ExitStack() as resources:
+        worker = Workers(resources).start("busy")
+        pid = worker.pid
+        until(lambda: worker.resident_bytes() > 1 << 20, "it is a process with memory")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_waits_until_what_was_started_is_noted(number: signal.Signals) -> None:
+    seen = []
+
+    def work() -> None:
+        with uninterrupted():
+            signal.raise_signal(number)
+            seen.append("went on")
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        work()
+    assert (seen, stop.value.args) == (["went on"], (number,))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_something_that_is_interrupted_at_its_start_is_stopped() -> None:
+    class Thing:
+        stopped = False
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    thing = Thing()
+
+    def make() -> Thing:
+        signal.raise_signal(signal.SIGINT)
+        return thing
+
+    with pytest.raises(KeyboardInterrupt), ExitStack() as resources:
+        start(resources, make)
+    assert thing.stopped
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (BenchError("a fault"), "a fault"),
+        (OSError("a fault"), "a fault"),
+        (OverflowError("a fault"), "OverflowError: a fault"),
+        (KeyError(7), "KeyError: 7"),
+    ],
+)
+def test_a_worker_goes_on_after_a_fault(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> Message:
+        raise error
+
+    here, there = os.pipe()
+    monkeypatch.setattr("rallypoint.bench.workers.ORDERS", here)
+    with os.fdopen(here, "rb"):
+        with os.fdopen(there, "wb") as orders:
+            orders.write(b'{"do": "fail"}\n{"do": "say", "word": 7}\n')
+        obey({"fail": fail, "say": lambda word: {"said": word}}, Orders())
+    assert capsys.readouterr().out == f'{{"error": "{said}"}}\n{{"said": 7}}\n'
+    answer({"one": "line"})
+    assert capsys.readouterr().out == '{"one": "line"}\n'
+
+
+# Crowds
+
+
+@both_dialects
+def test_a_crowd_comes_and_leaves_again_and_again(dialect: str) -> None:
+    with serving(dialect) as port, closing(Crowd(port, DIALECTS[dialect], 40)) as crowd:
+        for _ in range(3):
+            crowd.gather()
+            load = crowd.arrive()
+            assert (load.operations, crowd.turned_away) == (40, 0)
+            assert load.p50 is not None
+            assert load.p99 is not None
+            assert 0 < load.p50 <= load.p99 <= load.seconds
+            crowd.close()
+
+
+@pytest.mark.parametrize("number", [1, 5])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *WRONG,
+    ],
+)
+def test_a_crowd_notices_one_wrong_answer(name: str, number: int) -> None:
+    twist = twist_one("ping", number, WRONG[name])
+    with faking("torch", twist) as port, closing(Crowd(port, TORCH, 5)) as crowd:
+        crowd.gather()
+        with pytest.raises(BenchError):
+            crowd.arrive()
+
+
+@both_fakes
+def test_a_crowd_takes_answers_in_pieces(dialect: str) -> None:
+    with faking(dialect, in_pieces) as port, closing(Crowd(port, DIALECTS[dialect], 5)) as crowd:
+        crowd.gather()
+        assert crowd.arrive().operations == 5
+
+
+def test_who_is_turned_away_comes_again() -> None:
+    """A reset is no answer, and no fault: torch's client tries again as well."""
+    turns = iter(range(100))
+
+    class Moody(FakeStore):
+        def _serve(self, client: socket.socket) -> None:
+            if next(turns) % 3 == 0:
+                client.recv(100)
+                leave([client])
+            else:
+                super()._serve(client)
+
+    store = Moody()
+    with closing(store), closing(Crowd(store.port, TORCH, 10)) as crowd:
+        crowd.gather()
+        load = crowd.arrive()
+    assert load.operations == 10
+    assert crowd.turned_away in range(4, 6)
+    assert next(turns) == 10 + crowd.turned_away
+
+
+def test_a_crowd_without_answers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowds, "ANSWER_LIMIT_S", 0.05)
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, closing(Crowd(server.getsockname()[1], TORCH, 3)) as crowd:
+        crowd.gather()
+        with pytest.raises(BenchError, match="3 of 3 new clients got no answer"):
+            crowd.arrive()
+
+
+# Swarms
+
+
+@pytest.fixture
+def parent() -> Iterator[int]:
+    """Standard input as a swarm has it: a pipe. The other end of it."""
+    before = os.dup(0)
+    reading, writing = os.pipe()
+    os.dup2(reading, 0)
+    os.close(reading)
+    yield writing
+    os.dup2(before, 0)
+    for each in (before, writing):
+        os.close(each)
+
+
+@pytest.fixture
+def ranks(parent: int) -> Iterator[Swarm]:
+    assert parent
+    both = Swarm()
+    yield both
+    both.leave()
+
+
+def come_up(ranks: Swarm, port: int, count: int, dialect: str = "torch") -> Message:
+    return ranks.connect(dialect, [("127.0.0.1", port, "", count)], SECONDS)
+
+
+@both_dialects
+def test_ranks_come_up_pass_barriers_wait_and_come_back(dialect: str, ranks: Swarm) -> None:
+    with serving(dialect) as port:
+        for before in (0, 70):
+            places = [("127.0.0.1", port, "", 64), ("127.0.0.1", port, "127.1.1.9", 6)]
+            said = ranks.connect(dialect, places, SECONDS)
+            assert said["operations"] == 70
+            assert {rank.getsockname()[0] for rank in ranks._ranks[64:]} == {"127.1.1.9"}
+            check_counts(70, [said], before)
+            for at_once in (True, False):
+                said = ranks.barrier(f"{before}/{at_once}", 70, at_once, SECONDS)
+                check_counts(70, [said])
+                assert said["full"] >= 1
+                expect_times(said, 70)
+            key = f"wake/{before}"
+            begun = time.monotonic()
+            assert ranks.wait(key) == {}
+            until(lambda begun=begun: time.monotonic() > begun + 0.05, "what they wait is not their time")  # type: ignore[misc]
+            assert ranks.check_asleep() == {}
+            expect_times(ranks.wake(key, True, time.monotonic(), SECONDS), 70)
+            assert ranks.leave() == {}
+
+
+def expect_times(said: Message, count: int) -> None:
+    """Each rank has a time of its own, none longer than the whole."""
+    taken = unpack("f", said["taken"])
+    assert len(taken) == count
+    assert 0 < min(taken) <= max(taken) <= said["end"] - said["start"] + 0.001
+
+
+def test_ranks_that_trickle_find_the_count_full_only_at_the_end(ranks: Swarm, port: int) -> None:
+    total = swarm.UNCOUNTED + 3 * swarm.BEGIN_TOGETHER
+    come_up(ranks, port, total)
+    at_once = ranks.barrier("at once", total, True, SECONDS)
+    trickled = ranks.barrier("trickled", total, False, SECONDS)
+    assert at_once["most"] == trickled["most"] == total
+    assert trickled["full"] < total
+
+
+def test_ranks_of_two_processes_meet(workers: Workers) -> None:
+    with serving("torch") as port:
+        both = [workers.start("swarm") for _ in range(2)]
+        place = ("127.0.0.1", port, "", 20)
+        check_counts(40, everyone(both, do="connect", dialect="torch", places=[place], limit_s=SECONDS))
+        check_counts(40, everyone(both, do="barrier", name="1", ranks=40, at_once=True, limit_s=SECONDS))
+        everyone(both, do="wait", key="wake")
+        everyone(both, do="check_asleep")
+        since = time.monotonic()
+        for number, worker in enumerate(both):
+            worker.order(do="wake", key="wake", release=number == 0, since=since, limit_s=SECONDS)
+        assert [said["operations"] for said in gather(both, SECONDS)] == [20, 20]
+
+
+def everyone(workers: Sequence[Worker], **order: object) -> list[Message]:
+    for worker in workers:
+        worker.order(**order)
+    return gather(workers, SECONDS)
+
+
+@both_fakes
+def test_ranks_take_answers_in_pieces(dialect: str, ranks: Swarm) -> None:
+    with faking(dialect, in_pieces) as port:
+        check_counts(5, [come_up(ranks, port, 5, dialect)])
+        check_counts(5, [ranks.barrier("1", 5, True, SECONDS)])
+        ranks.wait("wake")
+        assert ranks.wake("wake", True, time.monotonic(), SECONDS)["operations"] == 5
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+@both_fakes
+@some_wrong
+def test_ranks_notice_a_wrong_hello(
+    make: Callable[[bytes], Sequence[bytes]], dialect: str, number: int, ranks: Swarm
+) -> None:
+    twist, words = twist_one("ping", number, make), r"coming up: .*of 5 ranks"
+    with faking(dialect, twist) as port, pytest.raises(BenchError, match=words):
+        come_up(ranks, port, 5, dialect)
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        *(("add", name) for name in WRONG if name != "another"),
+        *(("look", name) for name in WRONG if not name.startswith("another")),
+        *(("wait", name) for name in WRONG),
+    ],
+)
+@both_fakes
+def test_ranks_notice_a_wrong_answer_at_a_barrier(
+    operation: str, name: str, dialect: str, ranks: Swarm
+) -> None:
+    number = 8 if operation == "add" else 3  # five of the ADDs are those at init/
+    with faking(dialect, twist_one(operation, number, WRONG[name])) as port:
+        come_up(ranks, port, 5, dialect)
+        with pytest.raises((BenchError, OverflowError, ValueError)):  # all of them end a worker with a fault
+            pass_two_barriers(ranks, 5)
+
+
+def pass_two_barriers(ranks: Swarm, count: int) -> None:
+    """What is too much may come after all are done: the next barrier is soon enough."""
+    for name in ("1", "2"):
+        check_counts(count, [ranks.barrier(name, count, True, 5)])
+
+
+@both_fakes
+def test_ranks_notice_a_count_that_falls(dialect: str, ranks: Swarm) -> None:
+    """All but the last find 1, though most of them were told more when they added to it."""
+    one = DIALECTS[dialect].number(1)
+    twist: Twist = lambda name, count, reply: [one if name == "look" and count < 5 else reply]  # noqa: E731
+    with faking(dialect, twist) as port:
+        come_up(ranks, port, 5, dialect)
+        with pytest.raises(BenchError):
+            check_counts(5, [ranks.barrier("1", 5, True, SECONDS)])
+
+
+@both_fakes
+def test_ranks_notice_a_count_that_is_more_than_they_are(dialect: str, ranks: Swarm) -> None:
+    with faking(dialect, twist_one("look", 3, lambda _: [DIALECTS[dialect].number(99)])) as port:
+        come_up(ranks, port, 5, dialect)
+        with pytest.raises(BenchError, match=r"found \d to 99"):
+            check_counts(5, [ranks.barrier("1", 5, True, SECONDS)])
+
+
+@both_fakes
+def test_ranks_notice_a_count_that_was_given_twice(dialect: str, ranks: Swarm) -> None:
+    speech = DIALECTS[dialect]
+    with faking(dialect, twist_one("add", 7, lambda _: [speech.number(1)])) as port:
+        come_up(ranks, port, 5, dialect)
+        with pytest.raises(BenchError, match="5 ADDs are not so many numbers from 1 on"):
+            check_counts(5, [ranks.barrier("1", 5, True, SECONDS)])
+
+
+def test_ranks_say_how_many_got_which_wrong_answer(ranks: Swarm) -> None:
+    with faking("torch", lambda name, _, reply: [b"\1"] if name == "wait" else [reply]) as port:
+        come_up(ranks, port, 3)
+        with pytest.raises(BenchError, match=r"3 ranks got b'\\x01' for WAIT, not b'\\x00'"):
+            ranks.barrier("1", 3, True, SECONDS)
+
+
+@both_fakes
+def test_ranks_notice_a_barrier_that_lets_the_first_pass_before_the_last_came(
+    dialect: str, ranks: Swarm
+) -> None:
+    count = 2 * swarm.UNCOUNTED // 8
+    with faking(dialect, wakes_early=True) as port, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(swarm, "UNCOUNTED", 8)
+        patch.setattr(swarm, "BEGIN_TOGETHER", 4)
+        come_up(ranks, port, count, dialect)
+        with pytest.raises(BenchError):
+            ranks.barrier("1", count, False, SECONDS)
+
+
+@both_fakes
+def test_ranks_notice_that_they_were_woken_before_anybody_woke_them(dialect: str, ranks: Swarm) -> None:
+    with faking(dialect, wakes_early=True) as port:
+        come_up(ranks, port, 3, dialect)
+        ranks.wait("wake")
+        until(lambda: len(ranks._poll.poll(0)) == 3, "all are awake")
+        with pytest.raises(BenchError):
+            ranks.check_asleep()
+
+
+def test_ranks_notice_what_they_had_not_asked_for(ranks: Swarm) -> None:
+    """A second answer to the WAIT, when all is over."""
+    with faking("torch", lambda name, _, reply: [reply, b"?"] if name == "wait" else [reply]) as port:
+        come_up(ranks, port, 3)
+        with pytest.raises(BenchError, match="more than"):
+            pass_two_barriers(ranks, 3)
+
+
+def test_a_second_answer_to_one_rank_is_not_taken_for_that_of_another(ranks: Swarm) -> None:
+    over = threading.Event()
+
+    def twist(name: str, count: int, reply: bytes) -> Sequence[bytes]:
+        if name == "wait" and count == 2:
+            over.wait(SECONDS)
+        return [reply, reply] if name == "wait" and count == 1 else [reply]
+
+    with faking("torch", twist) as port:
+        come_up(ranks, port, 2)
+        try:
+            with pytest.raises(BenchError, match=r"more than the reply to WAIT; of 2 ranks .*, 1 are done"):
+                ranks.barrier("1", 2, True, SECONDS)
+        finally:
+            over.set()
+
+
+def test_ranks_look_for_more_when_they_are_done(ranks: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes between the last answer and the look: so the look is put off until it is there."""
+    stray = lambda _: until(lambda: ranks._poll.poll(0), "more has come")  # noqa: E731
+    with faking("torch", twist_one("wait", 1, lambda reply: [reply, b"?"])) as port:
+        come_up(ranks, port, 1)
+        monkeypatch.setattr(swarm.Step, "check", stray)
+        with pytest.raises(BenchError, match="1 ranks got more than they had asked for"):
+            ranks.barrier("1", 1, True, SECONDS)
+
+
+def test_ranks_that_wait_too_long_say_how_far_they_are(ranks: Swarm, port: int) -> None:
+    come_up(ranks, port, 3)
+    words = (
+        "of 3 ranks 0 had not begun, 0 wait for ADD of 1, 0 wait for ADD of 0, 3 wait for WAIT, 0 are done"
+    )
+    with pytest.raises(BenchError, match=f"barrier never: time is up; {words}"):
+        ranks.barrier("never", 4, True, 0.3)
+
+
+def test_ranks_that_find_no_server_are_a_fault(ranks: Swarm) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with pytest.raises(BenchError, match=r"coming up: .*refused"):
+            come_up(ranks, nobody.getsockname()[1], 3)
+
+
+def test_ranks_whose_server_ends_are_a_fault(ranks: Swarm) -> None:
+    with faking("torch") as port:
+        come_up(ranks, port, 3)
+    with pytest.raises(BenchError, match=r"disconnected|[Rr]eset|Broken pipe"):
+        ranks.barrier("1", 3, True, SECONDS)
+
+
+def test_ranks_end_with_their_parent(ranks: Swarm, parent: int, port: int) -> None:
+    come_up(ranks, port, 2)
+    os.write(parent, b"\n")
+    with pytest.raises(SystemExit) as ending:
+        ranks.barrier("1", 3, True, SECONDS)
+    assert ending.value.code == 1
+
+
+def test_numbers_go_as_text() -> None:
+    assert list(unpack("I", swarm.pack("I", array("q", [1, 2**32 - 1])))) == [1, 2**32 - 1]
+    assert list(unpack("f", swarm.pack("f", array("d", [0.5, 0.25])))) == [0.5, 0.25]
+    for wrong in (-1, 2**32):
+        with pytest.raises(OverflowError):
+            swarm.pack("I", array("q", [wrong]))
+
+
+# What a load tells of itself
+
+
+def test_a_stopwatch_has_the_quantiles_of_what_was_timed() -> None:
+    begun, watch = time.monotonic(), Stopwatch()
+    load = watch.stop(7, [n / 100 for n in range(100, 0, -1)])
+    assert (load.operations, load.p50, load.p99) == (7, 0.51, 1.0)
+    assert begun <= load.start <= load.end <= time.monotonic()
+    assert (watch.stop(1).p50, watch.stop(1).p99) == (None, None)
+    assert Load(**load.message()) == load
+
+
+def test_a_sample_is_of_all_loads_from_the_first_start_to_the_last_end() -> None:
+    loads = [Load(30, 10.0, 12.0, 1.0, 0.1, 0.5), Load(10, 11.0, 14.0, 2.7, 0.2, 0.4)]
+    made = sample(5.0, loads, 2.0)
+    assert (made.value, made.cpu, made.server_share) == (5.0, 2.0 / 40, 0.5)
+    assert made.load_share == pytest.approx(0.9)
+    assert (made.p50, made.p99) == (0.2, 0.5)
+    assert sample(5.0, loads, 2.0, 4).cpu == 0.5
+    assert sample(5.0, [Load(1, 0.0, 1.0, 0.5)], 2.0).p50 is None

@@ -1,0 +1,874 @@
+"""A run of `rallypoint bench`: what is planned, how long that may take, targets in turns, all sessions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+
+from rallypoint.bench import (
+    arriving,
+    bulk,
+    catalogue,
+    machine,
+    names,
+    operations,
+    planning,
+    ranks,
+    running,
+    targets,
+    waiting,
+)
+from rallypoint.bench.contest import Contest
+from rallypoint.bench.faults import BenchError
+from rallypoint.bench.pace import Pace
+from rallypoint.bench.planning import Plan, Wish, make_plan
+from rallypoint.bench.ranks import SwarmProcesses, check_counts
+from rallypoint.bench.results import Results, Sample
+from rallypoint.bench.session import Measurement, Session
+from rallypoint.bench.swarm import pack
+from rallypoint.bench.targets import KINDS, BehindOneRelay, BehindRelays, Hosts, Shape, Target, make_target
+from rallypoint.bench.workers import Message
+from rallypoint.errors import RallypointError, UsageError
+from raw import SECONDS, until
+
+# What is planned
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with room for all, which has all that can be measured: whatever this one has."""
+    settings: dict[str, Callable[[], object]] = {
+        "most_connections": lambda: 20_000,
+        "available_bytes": lambda: 64 * GIB,
+        "room_for_files": lambda: 1 << 30,
+        "look_up": lambda: machine.LookUps(64, 0.01),
+    }
+    for name, value in settings.items():
+        monkeypatch.setattr(machine, name, value)
+    monkeypatch.setattr(planning, "absences", lambda _: {})
+
+
+def sizes_of(plan: Plan, name: str) -> dict[int, tuple[str, ...]]:
+    """With whom a measurement is planned, at which size."""
+    return {each.ranks: each.targets for each in plan.measurements if each.name == name}
+
+
+def find(plan: Plan, name: str) -> Measurement:
+    (found,) = [each for each in plan.measurements if each.name == name]
+    return found
+
+
+def test_all_is_planned_where_there_is_room() -> None:
+    plan = make_plan(Wish())
+    planned = {each.name for each in plan.measurements}
+    every = (*catalogue.WITH_RANKS, catalogue.AS_IS, *catalogue.TUTORIAL, *catalogue.WITH_CLIENTS)
+    assert planned == {each.name for each in every}
+    assert {each.command for each in plan.measurements} == set(names.COMMANDS)
+    for each in plan.measurements:
+        assert not set(each.targets) & set(each.unfit)
+        assert each.rounds >= 1
+        assert each.ranks == 0 or f"{each.ranks:,} " in each.load
+
+
+def test_sizes_beyond_what_a_process_may_hold_are_measured_through_relays_alone() -> None:
+    plan = make_plan(Wish(("init", "barrier")))
+    for name in ("init", "barrier", "barrier-trickle"):
+        planned = sizes_of(plan, name)
+        assert planned[16_384] == names.TARGETS
+        assert planned[98_304] == (names.RELAY,)
+        direct = ", ".join(each for each in names.TARGETS if each != names.RELAY)
+        why = "a process may have 20,000 connections here; through relays it is measured"
+        assert f"{name}, 98,304 ranks: {direct} left out: {why}" in plan.notes
+
+
+def test_as_many_ranks_as_a_process_may_hold_are_not_too_many() -> None:
+    wish = Wish(("init",), (20_000, 20_001), ("redis", names.RELAY))
+    assert sizes_of(make_plan(wish), "init") == {20_000: ("redis", names.RELAY), 20_001: (names.RELAY,)}
+
+
+def test_very_many_ranks_are_brought_up_where_that_is_the_point_and_seldom() -> None:
+    plan = make_plan(Wish(("init", "wakeup", "restart")))
+    assert 98_304 not in sizes_of(plan, "wakeup")
+    assert 98_304 not in sizes_of(plan, "restart")
+    rounds = {each.ranks: each.rounds for each in plan.measurements if each.name == "init"}
+    assert (rounds[16_384], rounds[98_304]) == (5, 3)
+
+
+def test_sizes_without_memory_for_them_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: 10_000 * planning.BYTES_PER_RANK)
+    plan = make_plan(Wish(("init",), (4_000, 4_001), ("redis", "rallypoint-libuv")))
+    assert list(sizes_of(plan, "init")) == [4_000]
+    assert plan.notes == ["init, 4,001 ranks: redis, rallypoint-libuv left out: there is not enough memory"]
+
+
+def test_sizes_without_files_for_them_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank is a file on either side; behind a relay, so is the relay's connection."""
+    monkeypatch.setattr(machine, "room_for_files", lambda: 600)
+    plan = make_plan(Wish(("wakeup",), (100, 101), ("redis", names.RELAY)))
+    plan.notes.remove("cancel: redis left out: it has no such thing")
+    assert list(sizes_of(plan, "wakeup")) == [100]
+    why = "this system may not open so many files"
+    assert plan.notes == [f"wakeup, 101 ranks: redis, {names.RELAY} left out: {why}"]
+
+
+def test_what_is_not_installed_is_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = {name: "torch is not installed" for name in names.TARGETS if name.startswith("torch-")}
+    monkeypatch.setattr(planning, "absences", lambda _: {**absent, "redis": "redis-server is not installed"})
+    plan = make_plan(Wish())
+    assert plan.notes[:3] == [
+        "torch-libuv is left out: torch is not installed",
+        "torch-legacy is left out: torch is not installed",
+        "redis is left out: redis-server is not installed",
+    ]
+    took_part = {name for each in plan.measurements for name in each.targets}
+    assert took_part == {"rallypoint-libuv", "rallypoint-legacy", names.RELAY}
+    assert not any(each.name.startswith(("tutorial", "init-as-is")) for each in plan.measurements)
+    assert not any("look-ups" in note for note in plan.notes)
+
+
+def test_an_absence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert targets.absences(["rallypoint-legacy"]) == {}
+    monkeypatch.setattr(targets, "find_spec", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert targets.absences(names.TARGETS) == {
+        "rallypoint-libuv": "uvloop is not installed",
+        names.RELAY: "uvloop is not installed",
+        "torch-libuv": "torch is not installed",
+        "torch-legacy": "torch is not installed",
+        "redis": "redis-server is not installed",
+    }
+
+
+def test_wishes_are_heeded() -> None:
+    plan = make_plan(Wish(("barrier", "ops"), (64, 8), ("redis", "rallypoint-legacy"), repeat=7, quick=True))
+    assert sizes_of(plan, "barrier") == dict.fromkeys((64, 8), ("redis", "rallypoint-legacy"))
+    assert {each.rounds for each in plan.measurements} == {7}
+    assert {each.command for each in plan.measurements} == {"barrier", "ops"}
+
+
+def test_quick_is_less_of_everything() -> None:
+    usual, quick = make_plan(Wish()), make_plan(Wish(quick=True))
+    assert list(sizes_of(quick, "init")) == [1_024, 4_096]
+    assert find(usual, "get").rounds == 5
+    assert find(quick, "get").rounds == 3
+    assert find(quick, "get").seconds == find(usual, "get").seconds / 2
+    assert find(quick, "one-get").seconds == find(usual, "one-get").seconds
+    assert (find(usual, "tutorial-init").ranks, find(quick, "tutorial-init").ranks) == (64, 16)
+
+
+def test_real_ranks_are_as_many_as_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: 10 * planning.REAL_RANK_BYTES)
+    plan = make_plan(Wish(("barrier",), (2,)))
+    assert find(plan, "tutorial-barrier").ranks == 8
+
+
+def test_torch_as_it_comes_takes_part_where_torch_does() -> None:
+    plan = make_plan(Wish(("init",), (2,), ("torch-legacy", "rallypoint-libuv", "redis")))
+    planned = find(plan, "init-as-is")
+    assert planned.targets == ("torch-legacy-as-is", "rallypoint-libuv")
+    assert (planned.ranks, planned.rounds) == (256, 5)
+    assert plan.notes == ["64 look-ups of ::ffff:127.0.0.1 took 0.01 s"]
+
+
+def test_where_look_ups_stall_torch_as_it_comes_has_fewer_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "look_up", lambda: machine.LookUps(1, 5.0))
+    plan = make_plan(Wish(("init",), (2,)))
+    planned = find(plan, "init-as-is")
+    assert (planned.ranks, planned.rounds, planned.seconds) == (64, 3, planning.STALL_S)
+    assert "every rank" in plan.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        Wish(("restart",), (30_000,), ("redis",)),
+        Wish(("wakeup",), (30_000,), ("redis",)),
+        pytest.param(Wish(("restart",), (4,), (names.RELAY,))),
+    ],
+)
+def test_if_nothing_is_left_that_is_told_with_reasons(wish: Wish) -> None:
+    with pytest.raises(UsageError, match="nothing to measure") as failure:
+        make_plan(wish)
+    assert failure.value.hint
+
+
+def test_relays_are_not_recommended_where_they_are_unfit() -> None:
+    plan = make_plan(Wish(("restart",), (64, 30_000)))
+    beyond = [note for note in plan.notes if note.startswith("restart, 30,000 ranks")]
+    assert len(beyond) == 1
+    assert "through relays" not in beyond[0]
+
+
+def test_an_unknown_target_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="'torch' is no target") as failure:
+        make_plan(Wish(targets=("torch",)))
+    assert "torch-libuv" in failure.value.hint
+
+
+def test_a_size_that_is_given_twice_is_measured_once() -> None:
+    plan = make_plan(Wish(("restart",), (8, 8), ("redis",)))
+    assert len(plan.measurements) == 1
+
+
+# How long it may take
+
+
+def test_a_pace_begins_with_what_was_guessed() -> None:
+    pace = Pace([("get", "a", 3, 2.0), ("get", "b", 2, 4.0)])
+    assert (pace.total, pace.done) == (7, 0)
+    assert pace.remaining() == (3.0 + 3 * 2) + (5.0 + 2 * 4)
+
+
+def test_a_pace_goes_by_what_it_has_seen_of_the_same_and_scales_the_rest() -> None:
+    pace = Pace([("get", "a", 3, 2.0), ("get", "b", 2, 4.0)])
+    pace.took(("get", "a", True), 6.0)
+    assert (pace.done, pace.remaining()) == (1, 2 * (3 * 2 + 5 + 2 * 4))
+    pace.took(("get", "a", False), 1.0)
+    scale = (6 + 1) / (3 + 2)
+    assert pace.remaining() == pytest.approx(2 * 1.0 + scale * (5 + 2 * 4))
+    pace.took(("get", "a", False), 3.0)
+    assert pace.remaining() == pytest.approx(2.0 + 10 / 7 * (5 + 2 * 4))
+
+
+def test_a_pace_ends_with_nothing_left() -> None:
+    pace = Pace([("get", "a", 1, 2.0)])
+    for is_start in (True, False):
+        pace.took(("get", "a", is_start), 1.0)
+    assert (pace.done, pace.remaining()) == (pace.total, 0.0)
+
+
+def test_rounds_that_are_dropped_are_done() -> None:
+    pace = Pace([("get", "a", 3, 2.0), ("get", "b", 2, 4.0), ("set", "a", 1, 1.0)])
+    pace.drop("get", "a")
+    assert pace.done == 4
+    assert pace.remaining() == 5 + 8 + 2 + 1
+
+
+# Targets in turns
+
+
+class FakeTarget(Target):
+    """A target without a process."""
+
+    def __init__(self, name: str, log: list[str], fails: str = "") -> None:
+        self.name, self.pid, self.port = name, os.getpid(), 1
+        self.log, self.fails = log, fails
+
+    def start(self) -> None:
+        self.log.append(f"start {self.name}")
+        if self.fails == "start":
+            raise BenchError("it does not start")
+
+    def stop(self) -> None:
+        self.log.append(f"stop {self.name}")
+
+    def check_alive(self) -> None:
+        if self.fails == "dead":
+            raise BenchError("it died")
+
+
+class FakeSession(Session):
+    """Rounds that take a number each."""
+
+    number = 0
+    target: FakeTarget
+
+    def open(self) -> None:
+        self.target.log.append(f"open {self.target.name}")
+        if self.target.fails == "open":
+            raise OSError("it does not open")
+
+    def round(self) -> Sample:
+        self.number += 1
+        self.target.log.append(f"{self.target.name}{self.number}")
+        if self.target.fails == f"round {self.number}":
+            raise BenchError("a wrong answer")
+        if self.target.fails == f"interrupt {self.number}":
+            raise KeyboardInterrupt(signal.SIGTERM)
+        return Sample(float(self.number))
+
+    def close(self) -> None:
+        self.target.log.append(f"close {self.target.name}")
+        super().close()
+
+
+class FakeWatcher:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, int]] = []
+        self.ends = 0
+        self.drops: list[tuple[str, str]] = []
+
+    def begin(self, measurement: Measurement, target: str, round_number: int) -> None:
+        self.steps.append((target, round_number))
+
+    def end(self) -> None:
+        self.ends += 1
+
+    def drop(self, measurement: Measurement, target: str, fault: str) -> None:
+        self.drops.append((target, fault))
+
+
+class Game:
+    """A contest of fakes, and what happened."""
+
+    def __init__(self, rounds: int = 3, **fails: str) -> None:
+        self.log: list[str] = []
+        self.watcher = FakeWatcher()
+        who = tuple("abc")
+        self.measurement = Measurement(
+            *("ops", "get", "a load", "GET", "rate"),
+            session=FakeSession,
+            targets=who,
+            rounds=rounds,
+            make_target=lambda name, _, __: FakeTarget(name, self.log, fails.get(name, "")),
+        )
+        self.contest = Contest(self.measurement, Hosts(ExitStack()), self.watcher)
+
+    def play(self) -> Game:
+        with self.contest:
+            self.contest.run()
+        return self
+
+    @property
+    def turns(self) -> str:
+        return " ".join(entry for entry in self.log if " " not in entry)
+
+    @property
+    def faults(self) -> dict[str, str]:
+        return {name: entry.fault for name, entry in self.contest.record.entries.items() if entry.fault}
+
+    def samples(self, name: str) -> list[float]:
+        return [sample.value for sample in self.contest.record.entries[name].samples]
+
+
+def test_targets_take_turns_and_another_is_first_and_follows_another_each_time() -> None:
+    game = Game(4).play()
+    assert game.turns == "c1 b1 a1 b2 c2 a2 a3 c3 b3 c4 a4 b4"
+    assert [game.samples(name) for name in "abc"] == [[1, 2, 3, 4]] * 3
+    assert game.faults == {}
+    begun = [("a", 0), ("b", 0), ("c", 0), ("b", 1), ("c", 1), ("a", 1), ("c", 2)]
+    assert game.watcher.steps[: len(begun)] == begun
+    assert game.watcher.ends == len(game.watcher.steps) == 15
+
+
+def test_all_servers_start_before_any_load_does_and_all_ends_in_reverse() -> None:
+    game = Game(0).play()
+    assert game.log[:6] == [f"{what} {name}" for what in ("start", "open") for name in "abc"]
+    assert game.log[6:] == [f"{what} {name}" for what in ("close", "stop") for name in "cba"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "fault", "turns"),
+    [
+        ("start", "it does not start", "c1 a1 c2 a2 a3 c3"),
+        ("open", "it does not open", "c1 a1 c2 a2 a3 c3"),
+        ("round 2", "a wrong answer", "c1 b1 a1 b2 c2 a2 a3 c3"),
+    ],
+)
+def test_a_target_that_fails_is_left_out_and_the_others_go_on(fails: str, fault: str, turns: str) -> None:
+    game = Game(b=fails).play()
+    assert game.faults == {"b": fault}
+    assert game.turns == turns
+    assert game.samples("b") == ([1] if fails == "round 2" else [])
+    assert game.samples("a") == game.samples("c") == [1, 2, 3]
+    assert game.watcher.drops == [("b", f"get: {fault}")]
+    assert ("close b" in game.log) == (fails != "start")
+    assert {"stop a", "stop b", "stop c", "close a", "close c"} < set(game.log)
+
+
+def test_a_server_that_has_died_is_told_besides_what_it_led_to() -> None:
+    game = Game(1, a="dead").play()
+    assert game.faults["a"].endswith("it died")
+
+
+def test_a_contest_whose_targets_all_fail_ends() -> None:
+    game = Game(a="start", b="open", c="round 1").play()
+    assert set(game.faults) == set("abc")
+    assert game.turns == "c1"
+
+
+def test_what_has_been_measured_when_it_is_interrupted_is_kept_and_all_is_ended() -> None:
+    game = Game(b="interrupt 2")
+    first, second = game.measurement, replace(game.measurement, name="never")
+    results = Results("a command", "now")
+    with pytest.raises(KeyboardInterrupt) as stop:
+        running.measure(Plan([first, second]), results, game.watcher)
+    assert stop.value.args == (signal.SIGTERM,)
+    assert results.interrupted
+    assert results.seconds > 0
+    (record,) = results.records
+    assert {name: len(entry.samples) for name, entry in record.entries.items()} == {"a": 1, "b": 1, "c": 1}
+    assert game.log[-6:] == [f"{what} {name}" for what in ("close", "stop") for name in "cba"]
+
+
+def test_a_whole_run_has_a_record_for_each_measurement() -> None:
+    game = Game(1)
+    plan = Plan([game.measurement, replace(game.measurement, name="set")], ["a note"])
+    results = running.new_results("a command", plan)
+    running.measure(plan, results, game.watcher)
+    assert [record.name for record in results.records] == ["get", "set"]
+    assert (results.interrupted, results.notes) == (False, ["a note"])
+    assert {"rallypoint", "python", "torch", "redis"} <= set(results.versions)
+
+
+@pytest.mark.parametrize("fails", ["start", "open", "round 1"])
+def test_a_pace_is_right_about_a_target_that_failed(fails: str) -> None:
+    """Every contest ends with all steps done and none left, whatever has failed."""
+
+    class PacingWatcher(FakeWatcher):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pace = Pace(("get", name, 3, 1.0) for name in "abc")
+
+        def end(self) -> None:
+            name, number = self.steps[-1]
+            self.pace.took(("get", name, number == 0), 1.0)
+
+        def drop(self, measurement: Measurement, target: str, fault: str) -> None:
+            self.pace.drop("get", target)
+
+    watcher = PacingWatcher()
+    game = Game(b=fails)
+    game.contest._watcher = watcher
+    game.play()
+    assert (watcher.pace.done, watcher.pace.remaining()) == (watcher.pace.total, 0)
+
+
+# Counts and shares
+
+
+def counts(*numbers: int, **more: int) -> Message:
+    return {"counted": pack("I", array("q", numbers)), **more}
+
+
+def test_counts_that_were_each_given_once_are_right() -> None:
+    check_counts(4, [counts(4, 1), counts(2, 3)])
+    check_counts(2, [counts(8, 7)], before=6)
+    check_counts(2, [counts(2, least=2, most=2, full=1), counts(1, least=1, most=1, full=0)])
+    check_counts(3, [{}])  # they did not count themselves
+
+
+@pytest.mark.parametrize(
+    ("answers", "before"),
+    [
+        ([counts(1, 2), counts(2, 4)], 0),  # twice
+        ([counts(1, 2), counts(3)], 0),  # missing
+        ([counts(1, 2), counts(3, 5)], 0),  # left out
+        ([counts(0, 1), counts(2, 3)], 0),
+        ([counts(1, 2), counts(3, 4, 5)], 0),  # too many
+        ([counts(1, 2), counts(2, 3, 4)], 0),  # twice, and none missing
+        ([counts(1, 2), counts(3, 4)], 1),
+        ([counts(1, 2, least=0, most=4, full=1), counts(3, 4, least=1, most=4, full=1)], 0),
+        ([counts(1, 2, least=1, most=3, full=0), counts(3, 4, least=1, most=3, full=0)], 0),
+        ([counts(1, 2, least=1, most=5, full=0), counts(3, 4, least=1, most=4, full=1)], 0),
+    ],
+)
+def test_counts_that_are_not_are_a_fault(answers: list[Message], before: int) -> None:
+    with pytest.raises(BenchError, match="ADDs"):
+        check_counts(4, answers, before)
+
+
+class FakeWorker:
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("total", "most", "count"),
+    [(18_000, 20_000, 1), (18_001, 20_000, 2), (1_000, 300, 4), (54_000, 20_000, 3)],
+)
+def test_there_are_as_many_processes_as_ranks_need(
+    monkeypatch: pytest.MonkeyPatch, total: int, most: int, count: int
+) -> None:
+    monkeypatch.setattr(ranks, "Worker", FakeWorker)
+    monkeypatch.setattr(machine, "most_connections", lambda: most)
+    processes = SwarmProcesses(ExitStack(), total)
+    assert len(processes.workers) == count
+    assert processes.firsts() == [True] + [False] * (count - 1)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [("h", 1, "", 40_001)],
+        [("h", 1, "", 25_408), ("h", 1, "127.1.1.1", 14_593)],
+        [("h", port, "", 8) for port in range(24)],
+        [("h", port, "", 8) for port in range(5_000)] + [("h", 9_999, "", 1)],
+    ],
+    ids=["one", "two sources", "few relays", "many relays"],
+)
+def test_all_ranks_have_a_share_and_no_process_has_many_more(
+    monkeypatch: pytest.MonkeyPatch, places: list[targets.Place]
+) -> None:
+    monkeypatch.setattr(ranks, "Worker", FakeWorker)
+    processes = SwarmProcesses(ExitStack(), 40_000)
+    shares = processes.shares(places)
+    assert len(shares) == 3
+    given, parts = Counter[tuple[str, int, str]](), Counter[tuple[str, int, str]]()
+    for place in (place for share in shares for place in share):
+        given[place[:3]] += place[3]
+        parts[place[:3]] += 1
+    assert given == {place[:3]: place[3] for place in places}
+    assert max(parts.values()) == (1 if len(places) >= 24 else 3)
+    sums = [sum(place[3] for place in share) for share in shares]
+    assert max(sums) - min(sums) <= 8
+
+
+# Where ranks connect
+
+
+def test_ranks_that_need_more_ports_come_from_further_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "client_ports", lambda: (1_001, 2_000))
+    target = FakeTarget("a", [])
+    assert target.places(900) == [("127.0.0.1", 1, "", 900)]
+    assert target.places(2_000) == [
+        ("127.0.0.1", 1, "", 900),
+        ("127.0.0.1", 1, "127.1.1.1", 900),
+        ("127.0.0.1", 1, "127.1.1.2", 200),
+    ]
+    many = target.places(900 * 300)
+    assert len({source for _, _, source, _ in many}) == 300
+    for _, _, source, _ in many[1:]:
+        socket.inet_aton(source)
+        assert source.startswith("127.1.")
+
+
+def test_relays_have_eight_ranks_each_or_as_many_as_a_server_can_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert targets.fit(1_001) == Shape(1_001, 8)
+    assert (Shape(1_001, 8).relays, Shape(1_001, 8).hosts) == (126, 1)
+    assert targets.fit(98_304) == Shape(98_304, 8)
+    assert Shape(98_304, 8).hosts == 7
+    assert targets.fit(1_000_000) == Shape(1_000_000, 64)
+    monkeypatch.setattr(machine, "most_connections", lambda: 10)
+    assert targets.fit(1_000).per_relay == 128
+
+
+def test_where_no_connection_is_possible_relays_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = iter(range(100))
+
+    def most_connections() -> int:
+        assert next(asked, None) is not None, "it does not end"
+        return 0
+
+    monkeypatch.setattr(machine, "most_connections", most_connections)
+    with pytest.raises(RallypointError):
+        targets.fit(8)
+
+
+# Real targets
+
+needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis is not installed")
+some_targets = pytest.mark.parametrize(
+    "name", ["rallypoint-libuv", "rallypoint-legacy", pytest.param("redis", marks=needs_redis)]
+)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    """Hosts for all tests that leave them as they were."""
+    with ExitStack() as resources:
+        yield Hosts(resources)
+
+
+@contextmanager
+def running_target(name: str, hosts: Hosts, size: int = 0) -> Iterator[Target]:
+    target = make_target(name, hosts, size)
+    try:
+        target.start()
+        yield target
+    finally:
+        target.stop()
+
+
+@some_targets
+def test_a_target_starts_is_renewed_and_leaves_nothing(name: str, hosts: Hosts) -> None:
+    with running_target(name, hosts) as target:
+        first, port = target.pid, target.port
+        target.check_alive()
+        assert target.resident_bytes() > 1 << 20
+        assert target.open_files() > 3
+        target.renew()
+        assert target.port == port
+        assert target.pid != first
+        assert not psutil.pid_exists(first)
+        second = target.pid
+    assert not psutil.pid_exists(second)
+    assert target.pid == 0
+    target.stop()  # a second time is no fault
+
+
+@some_targets
+def test_a_server_that_was_killed_is_not_alive(name: str, hosts: Hosts) -> None:
+    with running_target(name, hosts) as target:
+        target.check_alive()
+        process = psutil.Process(target.pid)
+        process.kill()
+        until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "it is dead")
+        with pytest.raises(BenchError, match=f"{name} died"):
+            target.check_alive()
+
+
+def test_a_server_that_cannot_be_renewed_does_not_take_the_others_with_it() -> None:
+    with ExitStack() as resources:
+        own = Hosts(resources)
+        target = make_target("rallypoint-libuv", own, 0)
+        target.start()
+        process = psutil.Process(target.pid)
+        process.kill()
+        until(lambda: process.status() == psutil.STATUS_ZOMBIE, "it is dead")
+        with socket.create_server(("127.0.0.1", target.port)), pytest.raises(BenchError):
+            target.renew()
+        target.stop()
+        with running_target("rallypoint-legacy", own) as other:
+            other.check_alive()
+
+
+def test_a_host_survives_an_order_about_a_server_that_it_has_not() -> None:
+    with ExitStack() as resources:
+        own = Hosts(resources)
+        with pytest.raises(BenchError):
+            own.of(targets.OURS).ask(SECONDS, do="renew", pid=1)
+        with running_target("rallypoint-legacy", own) as target:
+            target.check_alive()
+
+
+def test_families_share_a_host(hosts: Hosts) -> None:
+    assert hosts.of(KINDS["rallypoint-legacy"].family) is hosts.of(KINDS[names.RELAY].family)
+    assert hosts.of(targets.OURS) is not hosts.of(targets.REDIS_FAMILY)
+
+
+def test_a_relay_is_between_clients_and_a_server(hosts: Hosts) -> None:
+    with running_target(names.RELAY, hosts) as target:
+        assert isinstance(target, BehindOneRelay)
+        relay = target._relay
+        assert {target.pid, relay} <= {p.pid for p in psutil.Process().children(recursive=True)}
+        assert target.relay_cpu_seconds() > 0
+    assert not psutil.pid_exists(relay)
+
+
+def test_relays_share_the_ranks(hosts: Hosts) -> None:
+    with running_target(names.RELAY, hosts, 19) as target:
+        assert isinstance(target, BehindRelays)
+        assert [count for _, _, _, count in target.places(19)] == [8, 8, 3]
+        assert len({(host, port) for host, port, _, _ in target.places(19)}) == 3
+        assert target.relays_bytes() > 1 << 20
+
+
+def test_waits_for_a_target_end(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_target("rallypoint-legacy", hosts) as target:
+        target.await_quiet()
+        target.await_open_files(target.open_files())
+        monkeypatch.setattr(targets, "LEAVE_LIMIT_S", 0.01)
+        with pytest.raises(BenchError, match="kept the connections"):
+            target.await_open_files(-100)
+        spent = iter(range(9))
+        monkeypatch.setattr(target, "cpu_seconds", lambda: next(spent))
+        with pytest.raises(BenchError, match="does not come to rest"):
+            target.await_quiet()
+
+
+# Sessions
+
+
+@contextmanager
+def in_session(
+    kind: Callable[[Target, Measurement], Session], target: Target, size: int = 0, seconds: float = 0.04
+) -> Iterator[Session]:
+    made = Measurement("ops", "a name", "a load", "thing", "time", kind, ranks=size, seconds=seconds)
+    session = kind(target, made)
+    try:
+        session.open()
+        yield session
+    finally:
+        session.close()
+
+
+SOME = ("rallypoint-libuv", pytest.param("redis", marks=needs_redis))
+LESS = ("rallypoint-libuv", pytest.param("redis", marks=[needs_redis, pytest.mark.slow]))
+RANKS = 20
+
+
+def expect_times(sample: Sample) -> None:
+    assert sample.p50 is not None
+    assert sample.p99 is not None
+    assert sample.cpu is not None
+    assert 0 < sample.p50 <= sample.p99 <= sample.value + 0.001
+    assert sample.cpu > 0
+
+
+@pytest.mark.parametrize("name", [*SOME, pytest.param(names.RELAY, marks=pytest.mark.slow)])
+def test_ranks_come_up_round_after_round(name: str, hosts: Hosts) -> None:
+    with running_target(name, hosts, RANKS) as target, in_session(ranks.ComingUp, target, RANKS) as session:
+        for _ in range(1 if name == names.RELAY else 2):
+            sample = session.round()
+            expect_times(sample)
+            assert sample.memory is not None
+            assert sample.extras["whole_seconds"] == session.start_seconds + sample.value
+            if name == names.RELAY:
+                assert sample.extras["relays"] == 3
+                assert 3 <= sample.extras["messages"] < 4 * RANKS
+            else:
+                assert sample.extras["messages"] == 4 * RANKS
+
+
+@pytest.mark.parametrize("kind", [ranks.Barriers, ranks.TrickledBarriers, waiting.Wakeups])
+@pytest.mark.parametrize("name", [*LESS, pytest.param(names.RELAY, marks=pytest.mark.slow)])
+def test_ranks_pass_round_after_round(name: str, kind: type[ranks.WithRanks], hosts: Hosts) -> None:
+    with running_target(name, hosts, RANKS) as target, in_session(kind, target, RANKS) as session:
+        samples = [session.round() for _ in range(2)]
+    for sample in samples:
+        expect_times(sample)
+        if kind is not waiting.Wakeups and name != names.RELAY:
+            assert 6 * RANKS + 1 <= sample.extras["messages"] <= 7 * RANKS
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_ranks_come_back_to_a_store_made_anew(name: str, hosts: Hosts) -> None:
+    with running_target(name, hosts) as target, in_session(ranks.Restarts, target, RANKS) as session:
+        for _ in range(2):
+            pid = target.pid
+            sample = session.round()
+            assert target.pid != pid
+            assert 0 < sample.extras["renew_seconds"] < sample.value
+
+
+def test_ranks_find_out_a_store_that_was_not_made_anew(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    target_of = running_target("rallypoint-libuv", hosts)
+    with target_of as target, in_session(ranks.Restarts, target, RANKS) as session:
+        monkeypatch.setattr(target, "renew", lambda: None)
+        with pytest.raises(BenchError, match="not so many numbers from 1 on"):
+            session.round()
+
+
+def test_ranks_whose_server_died_say_so(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die() -> None:
+        raise BenchError("it died")
+
+    target_of = running_target("rallypoint-libuv", hosts)
+    with target_of as target, in_session(ranks.Barriers, target, RANKS) as session:
+        monkeypatch.setattr(target, "check_alive", die)
+        monkeypatch.setattr(target, "await_quiet", lambda: None)
+        psutil.Process(target.pid).kill()
+        with pytest.raises(BenchError, match=r"(?s)barrier .*; it died"):
+            session.round()
+
+
+RATES = (operations.Gets, operations.PipelinedGets, operations.Sets, operations.Adds)
+TIMES = (operations.OneGet, operations.OneSet, operations.OneAdd)
+
+
+@pytest.mark.parametrize("name", LESS)
+def test_operations_one_after_the_other(name: str, hosts: Hosts) -> None:
+    with running_target(name, hosts) as target:
+        for kind in (*RATES, *TIMES):
+            with in_session(kind, target) as session:
+                samples = [session.round() for _ in range(2)]
+            for sample in samples:
+                assert sample.p50 is not None
+                assert sample.cpu is not None
+                assert sample.value == sample.p50 if kind in TIMES else sample.value > 100 / SECONDS
+                assert 0 < sample.cpu < 0.01
+
+
+def test_many_more_operations_are_done_when_pipelined(hosts: Hosts) -> None:
+    with running_target("rallypoint-libuv", hosts) as target:
+        rates = []
+        for kind in (operations.Gets, operations.PipelinedGets):
+            with in_session(kind, target, seconds=0.1) as session:
+                rates.append(session.round().value)
+    assert rates[1] > rates[0]
+
+
+@pytest.mark.parametrize("name", LESS)
+def test_new_clients(name: str, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    for constant, value in (("BUSY_CLIENTS", 5), ("NEW_CLIENTS", 30), ("STORM_CLIENTS", 60)):
+        monkeypatch.setattr(arriving, constant, value)
+    with running_target(name, hosts) as target:
+        for kind in (arriving.Accepts, arriving.AcceptsBesidePipelining, arriving.Storm):
+            with in_session(kind, target) as session:
+                sample = session.round()
+            expect_times(sample)
+            if kind is arriving.Storm:
+                assert sample.extras["turned_away"] == 0
+                assert sample.extras["dropped"] >= 0
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_many_keys(name: str, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "MANY_KEYS", 1_500)
+    with running_target(name, hosts) as target:
+        for kind in (bulk.MultiGet, bulk.MultiSet):
+            with in_session(kind, target) as session:
+                assert all(session.round().value > 0 for _ in range(2))
+
+
+@pytest.mark.parametrize("name", ["rallypoint-libuv", names.RELAY])
+def test_waits_are_given_up(name: str, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "MANY_KEYS", 500)
+    with running_target(name, hosts) as target, in_session(waiting.Cancels, target) as session:
+        assert 0 < session.round().value < 1
+
+
+def test_keys_and_values_differ() -> None:
+    keys, first, second = bulk.keys_of(1_000), bulk.values_of(1_000, 1), bulk.values_of(1_000, 2)
+    assert len(set(keys)) == len({*first, *second}) / 2 == 1_000
+    assert {len(value) for value in (*first, *second)} == {16}
+
+
+# The machine
+
+
+def test_what_a_process_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = os.getpid()
+    assert machine.cpu_seconds(me) == pytest.approx(sum(psutil.Process().cpu_times()[:2]), rel=0.2, abs=0.5)
+    assert machine.resident_bytes(me) == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    files = machine.open_files(me)
+    with open(os.devnull):
+        assert machine.open_files(me) == files + 1
+    monkeypatch.setattr(os, "scandir", no_scandir)
+    assert machine.cpu_seconds(me) == pytest.approx(sum(psutil.Process().cpu_times()[:2]), rel=0.2, abs=0.5)
+
+
+def no_scandir(_: str) -> Sequence[Any]:
+    raise FileNotFoundError
+
+
+def test_a_look_up_that_stalls_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    asked: list[object] = []
+    monkeypatch.setattr(socket, "getnameinfo", lambda *_: asked.append(1))
+    found = machine.look_up()
+    assert (found.count, len(asked), found.stall) == (64, 64, False)
+    clock = iter([0.0, 0.5, 5.5])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    found = machine.look_up()
+    assert (found.count, found.seconds, found.stall) == (2, 5.5, True)
+
+
+def test_measurements_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.check_system()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UsageError, match="needs Linux"):
+        machine.check_system()

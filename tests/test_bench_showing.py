@@ -537,6 +537,14 @@ def test_whoever_draws_nothing_imports_no_matplotlib() -> None:
 # The page
 
 
+def test_the_page_of_the_docs_is_what_its_result_file_says() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    drawn = {name: f"figures/{name}.svg" for name in figures.FIGURES}
+    assert all((docs / path).is_file() for path in drawn.values())
+    text = (docs / "benchmarks.md").read_text()
+    assert text == page(read(docs / "benchmarks.json"), drawn), "make it anew, as its first line says"
+
+
 def test_a_page_is_written_from_a_result_file(tmp_path: Path) -> None:
     source = tmp_path / "result.json"
     source.write_text(to_json(full_results()))

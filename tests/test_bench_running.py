@@ -165,9 +165,11 @@ def test_quick_is_less_of_everything() -> None:
     usual, quick = make_plan(Wish()), make_plan(Wish(quick=True))
     assert list(sizes_of(quick, "init")) == [1_024, 4_096]
     assert find(usual, "get").rounds == 5
-    assert find(quick, "get").rounds == 3
-    assert find(quick, "get").seconds == find(usual, "get").seconds / 2
-    assert find(quick, "one-get").seconds == find(usual, "one-get").seconds
+    assert list(sizes_of(quick, "restart")) == [4_096]
+    assert find(quick, "get").rounds == 2
+    for name in ("get", "one-get", "cancel"):
+        assert find(quick, name).seconds == find(usual, name).seconds / 4
+    assert find(quick, "multi-get").seconds == find(usual, "multi-get").seconds
     assert (find(usual, "tutorial-init").ranks, find(quick, "tutorial-init").ranks) == (64, 16)
 
 
@@ -363,7 +365,7 @@ def test_targets_take_turns_and_another_is_first_and_follows_another_each_time()
     assert game.turns == "c1 b1 a1 b2 c2 a2 a3 c3 b3 c4 a4 b4"
     assert [game.samples(name) for name in "abc"] == [[1, 2, 3, 4]] * 3
     assert game.faults == {}
-    begun = [("a", 0), ("b", 0), ("c", 0), ("b", 1), ("c", 1), ("a", 1), ("c", 2)]
+    begun = [("a", 0), ("b", 0), ("c", 0), ("c", 1), ("b", 1), ("a", 1), ("b", 2)]
     assert game.watcher.steps[: len(begun)] == begun
     assert game.watcher.ends == len(game.watcher.steps) == 15
 

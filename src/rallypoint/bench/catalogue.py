@@ -75,7 +75,7 @@ TUTORIAL: Final = (
 )
 
 WITH_CLIENTS: Final = (
-    Measurement("ops", "get", f"{_SOME} GET in flight each", "GET", "rate", operations.Gets),
+    Measurement("ops", "get", f"{_SOME} GET in flight each", "GET", "rate", operations.Gets, is_steady=True),
     Measurement(
         "ops",
         "get-pipelined",
@@ -83,12 +83,40 @@ WITH_CLIENTS: Final = (
         "GET",
         "rate",
         operations.PipelinedGets,
+        is_steady=True,
     ),
-    Measurement("ops", "set", f"{_SOME} SET in flight each", "SET", "rate", operations.Sets),
-    Measurement("ops", "add", f"{_SOME} ADD in flight each", "ADD", "rate", operations.Adds),
-    Measurement("ops", "one-get", f"{_ONE} GET at a time", "GET", "time", operations.OneGet, seconds=0.4),
-    Measurement("ops", "one-set", f"{_ONE} SET at a time", "SET", "time", operations.OneSet, seconds=0.4),
-    Measurement("ops", "one-add", f"{_ONE} ADD at a time", "ADD", "time", operations.OneAdd, seconds=0.4),
+    Measurement("ops", "set", f"{_SOME} SET in flight each", "SET", "rate", operations.Sets, is_steady=True),
+    Measurement("ops", "add", f"{_SOME} ADD in flight each", "ADD", "rate", operations.Adds, is_steady=True),
+    Measurement(
+        "ops",
+        "one-get",
+        f"{_ONE} GET at a time",
+        "GET",
+        "time",
+        operations.OneGet,
+        seconds=0.4,
+        is_steady=True,
+    ),
+    Measurement(
+        "ops",
+        "one-set",
+        f"{_ONE} SET at a time",
+        "SET",
+        "time",
+        operations.OneSet,
+        seconds=0.4,
+        is_steady=True,
+    ),
+    Measurement(
+        "ops",
+        "one-add",
+        f"{_ONE} ADD at a time",
+        "ADD",
+        "time",
+        operations.OneAdd,
+        seconds=0.4,
+        is_steady=True,
+    ),
     Measurement(
         "accept",
         "accept",
@@ -99,7 +127,7 @@ WITH_CLIENTS: Final = (
         unfit=_BEHIND,
         connections=BUSY_CLIENTS + NEW_CLIENTS,
         rounds=15,  # short ones, that differ so much that a median needs more of them
-        quick_rounds=5,
+        quick_rounds=3,
     ),
     Measurement(
         "accept",
@@ -123,6 +151,7 @@ WITH_CLIENTS: Final = (
         arriving.Storm,
         unfit=_BEHIND,
         connections=STORM_CLIENTS,
+        quick_rounds=1,
         seconds=2.0,
     ),
     Measurement(
@@ -155,5 +184,6 @@ WITH_CLIENTS: Final = (
         "time",
         waiting.Cancels,
         unfit={REDIS: "it has no such thing"},
+        is_steady=True,
     ),
 )

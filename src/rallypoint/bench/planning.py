@@ -106,8 +106,9 @@ class _Planner:
     def _sizes(self, command: str) -> Sequence[int]:
         if self._wish.ranks:
             return list(dict.fromkeys(self._wish.ranks))
-        sizes = QUICK_RANKS if self._wish.quick else RANKS
-        return [size for size in sizes if size < MANY or command in ("init", "barrier")]
+        if command in ("init", "barrier"):  # where growth is the point
+            return QUICK_RANKS if self._wish.quick else RANKS
+        return QUICK_RANKS[-1:] if self._wish.quick else [size for size in RANKS if size < MANY]
 
     def _add_ranks(self, each: Measurement, size: int) -> None:
         able = self._fit_for(each, self._targets)
@@ -174,8 +175,7 @@ class _Planner:
         if not able:
             return
         rounds = self._wish.repeat or (each.quick_rounds if self._wish.quick else each.rounds)
-        is_steady = each.unit == "rate"
-        seconds = each.seconds / 2 if self._wish.quick and is_steady else each.seconds
+        seconds = each.seconds / 4 if self._wish.quick and each.is_steady else each.seconds
         words = f"{size:,} {each.load}" if size else each.load
         self.plan.measurements.append(
             replace(each, load=words, targets=able, rounds=rounds, seconds=seconds, ranks=size)

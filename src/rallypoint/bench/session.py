@@ -63,9 +63,11 @@ class Measurement:
     connections: int = 0
     """How many clients there are at a time, where that does not depend on the ranks."""
     rounds: int = 5
-    quick_rounds: int = 3
+    quick_rounds: int = 2
     seconds: float = 0.8
     """How long a round lasts, or may be thought to last."""
+    is_steady: bool = False
+    """Whether a round lasts as long as it is told to."""
     ranks: int = 0
     make_target: Callable[[str, Hosts, int], Target] = make_target
 

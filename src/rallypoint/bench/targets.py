@@ -123,12 +123,8 @@ class Target:
 
     def stop(self) -> None:
         """End it."""
-        if self.pid:
-            try:
-                self._host.ask(START_LIMIT_S, do="stop", pid=self.pid)
-            except BenchError:
-                pass  # it has ended before
-            self.pid = 0
+        self._end(self.pid)
+        self.pid = 0
 
     def places(self, ranks: int) -> list[Place]:
         """Where so many ranks connect: from as many addresses as they need ports."""
@@ -186,6 +182,14 @@ class Target:
         """What else can be counted; nothing, for a server that ranks are connected to themselves."""
         return {}
 
+    def _end(self, pid: int) -> None:
+        """Have the host end one of its processes, if it has been started."""
+        try:
+            if pid:
+                self._host.ask(START_LIMIT_S, do="stop", pid=pid)
+        except BenchError:
+            pass  # it has ended before
+
     def _take(self, answer: Message) -> None:
         self.pid, self.port = answer.get("pid", self.pid), answer["port"]
 
@@ -203,12 +207,8 @@ class BehindOneRelay(Target):
         self._relay, self.port = relay["pid"], relay["port"]
 
     def stop(self) -> None:
-        if self._relay:
-            try:
-                self._host.ask(START_LIMIT_S, do="stop", pid=self._relay)
-            except BenchError:
-                pass  # it has ended before
-            self._relay = 0
+        self._end(self._relay)
+        self._relay = 0
         super().stop()
 
     def relay_cpu_seconds(self) -> float:

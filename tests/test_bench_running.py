@@ -42,6 +42,8 @@ from rallypoint.bench.swarm import pack
 from rallypoint.bench.targets import KINDS, BehindOneRelay, BehindRelays, Hosts, Shape, Target, make_target
 from rallypoint.bench.workers import Message
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.system import names as system_names
+from rallypoint.system import ports
 from raw import SECONDS, until
 
 # What is planned
@@ -56,10 +58,10 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         "most_connections": lambda: 20_000,
         "available_bytes": lambda: 64 * GIB,
         "room_for_files": lambda: 1 << 30,
-        "look_up": lambda: machine.LookUps(64, 0.01),
     }
     for name, value in settings.items():
         monkeypatch.setattr(machine, name, value)
+    monkeypatch.setattr(system_names, "look_up", lambda: system_names.LookUps(64, 0.01))
     monkeypatch.setattr(planning, "absences", lambda _: {})
 
 
@@ -188,7 +190,7 @@ def test_torch_as_it_comes_takes_part_where_torch_does() -> None:
 
 
 def test_where_look_ups_stall_torch_as_it_comes_has_fewer_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "look_up", lambda: machine.LookUps(1, 5.0))
+    monkeypatch.setattr(system_names, "look_up", lambda: system_names.LookUps(1, 5.0))
     plan = make_plan(Wish(("init",), (2,)))
     planned = find(plan, "init-as-is")
     assert (planned.ranks, planned.rounds, planned.seconds) == (64, 3, planning.STALL_S)
@@ -540,7 +542,7 @@ def test_all_ranks_have_a_share_and_no_process_has_many_more(
 
 
 def test_ranks_that_need_more_ports_come_from_further_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "client_ports", lambda: (1_001, 2_000))
+    monkeypatch.setattr(ports, "client_ports", lambda: (1_001, 2_000))
     target = FakeTarget("a", [])
     assert target.places(900) == [("127.0.0.1", 1, "", 900)]
     assert target.places(2_000) == [
@@ -861,11 +863,11 @@ def test_a_look_up_that_stalls_is_the_last(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
     asked: list[object] = []
     monkeypatch.setattr(socket, "getnameinfo", lambda *_: asked.append(1))
-    found = machine.look_up()
+    found = system_names.look_up()
     assert (found.count, len(asked), found.stall) == (64, 64, False)
     clock = iter([0.0, 0.5, 5.5])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    found = machine.look_up()
+    found = system_names.look_up()
     assert (found.count, found.seconds, found.stall) == (2, 5.5, True)
 
 

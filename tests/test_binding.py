@@ -19,8 +19,8 @@ import pytest
 
 from processes import Server
 from rallypoint.errors import BindError, PortInUseError, UsageError
-from rallypoint.server import ports
 from rallypoint.server.binding import adopt, describe, find_place, listen, reachable_at
+from rallypoint.system import ports
 
 EVERYWHERE = {"0.0.0.0", "::"}
 UNUSED = "192.0.2.77"

@@ -19,12 +19,14 @@ ROOT = Path(rallypoint.__file__).parent
 # Lowest first. Parts of one level do not import each other, but for what SIDEWAYS allows.
 LEVELS = [
     {"errors"},
+    {"system"},
     {"engine", "wire"},
     {"server", "client"},
     {"relay", "stores"},
     {"meeting"},
     {"pytorch"},
-    {"doctor", "verify", "bench", "launch"},
+    {"explain"},
+    {"doctor", "verify", "bench", "launch", "builds"},
     {"cli"},
     {"__main__"},
 ]

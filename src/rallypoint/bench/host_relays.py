@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from rallypoint.bench.machine import client_ports
 from rallypoint.bench.workers import Message, answer
 from rallypoint.errors import RallypointError
 from rallypoint.relay.core import RelayCore
@@ -20,6 +19,7 @@ from rallypoint.relay.running import Place, Relay, find_upstream
 from rallypoint.server.backend import Choice, make_loop
 from rallypoint.server.process import settle_in
 from rallypoint.server.pump import TICK_SECONDS
+from rallypoint.system.ports import client_ports
 from rallypoint.wire.limits import Limits
 
 ORDERS = 0

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import sys
 import sysconfig
-import time
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 import rallypoint
 from rallypoint.errors import UsageError
+from rallypoint.system.limits import accept_backlog, syn_backlog
+from rallypoint.system.packages import installed
+from rallypoint.system.ports import client_ports
 
 SPARE_FILES: Final = 256
 """What a process may open besides its connections."""
-
-_LOOKUPS: Final = 64
-_STALL_S: Final = 1.0
 
 
 def check_system() -> None:
@@ -84,12 +80,6 @@ def most_connections() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
 
 
-def client_ports() -> tuple[int, int]:
-    """The first and the last port that the system gives to clients."""
-    low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    return int(low), int(high)
-
-
 def room_for_files() -> int:
     """How many files may still be opened on this system."""
     opened, _, most = Path("/proc/sys/fs/file-nr").read_text().split()
@@ -113,34 +103,6 @@ def dropped_connects() -> int:
     """How many connects this system has dropped so far because a backlog was full; they try again later."""
     names, values = Path("/proc/net/netstat").read_text().splitlines()[:2]
     return int(dict(zip(names.split(), values.split(), strict=True))["ListenOverflows"])
-
-
-@dataclass(frozen=True)
-class LookUps:
-    """How long reverse look-ups took, of the address that torch's own socket sees a local client under."""
-
-    count: int
-    seconds: float
-
-    @property
-    def stall(self) -> bool:
-        """Whether one of them had no answer in time: resolvers lose some, or answer none."""
-        return self.seconds > _STALL_S
-
-    def __str__(self) -> str:
-        return f"{self.count} look-ups of ::ffff:127.0.0.1 took {self.seconds:.3g} s"
-
-
-def look_up() -> LookUps:
-    """Some reverse look-ups, until one stalls."""
-    begun, count, taken = time.monotonic(), 0, 0.0
-    while count < _LOOKUPS and taken <= _STALL_S:
-        try:
-            socket.getnameinfo(("::ffff:127.0.0.1", 9, 0, 0), 0)
-        except OSError:
-            pass  # no name is an answer: what counts is when
-        count, taken = count + 1, time.monotonic() - begun
-    return LookUps(count, taken)
 
 
 # Facts
@@ -177,20 +139,12 @@ def versions() -> dict[str, str]:
     }
 
 
-def installed(package: str) -> str:
-    """The version of a package."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def limits() -> dict[str, str]:
     """What bounds the measurements."""
     low, high = client_ports()
     return {
         "open files per process": f"{most_connections() + SPARE_FILES:,}",
-        "backlog (somaxconn)": Path("/proc/sys/net/core/somaxconn").read_text().strip(),
-        "SYN backlog": Path("/proc/sys/net/ipv4/tcp_max_syn_backlog").read_text().strip(),
+        "backlog (somaxconn)": str(accept_backlog()),
+        "SYN backlog": str(syn_backlog()),
         "ports for clients": f"{high - low + 1:,}",
     }

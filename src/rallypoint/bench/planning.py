@@ -11,6 +11,7 @@ from rallypoint.bench.catalogue import AS_IS, TUTORIAL, WITH_CLIENTS, WITH_RANKS
 from rallypoint.bench.session import Measurement
 from rallypoint.bench.targets import absences
 from rallypoint.errors import UsageError
+from rallypoint.system import names as system_names
 
 RANKS: Final = (1_024, 4_096, 16_384, 98_304)
 QUICK_RANKS: Final = (1_024, 4_096)
@@ -145,7 +146,7 @@ class _Planner:
 
     def _add_as_is(self) -> None:
         """torch's servers as they come, which look up the name of each rank that connects."""
-        found = machine.look_up()
+        found = system_names.look_up()
         effect = "; torch's server as it comes does one for every rank" if found.stall else ""
         self.plan.notes.append(f"{found}{effect}")
         theirs = [name for name in names.AS_IS if name.removesuffix("-as-is") in self._targets]

@@ -18,6 +18,7 @@ from rallypoint.bench.host_redis import PROGRAM
 from rallypoint.bench.names import REDIS, RELAY
 from rallypoint.bench.sockets import HOST
 from rallypoint.bench.workers import Message, Worker, gather, start
+from rallypoint.system import ports as system_ports
 
 START_LIMIT_S: Final = 60.0
 LEAVE_LIMIT_S: Final = 60.0
@@ -128,7 +129,7 @@ class Target:
 
     def places(self, ranks: int) -> list[Place]:
         """Where so many ranks connect: from as many addresses as they need ports."""
-        low, high = machine.client_ports()
+        low, high = system_ports.client_ports()
         ports = (high - low + 1) * 9 // 10
         whole, rest = divmod(ranks, ports)
         counts = [ports] * whole + [rest] * bool(rest)

@@ -9,7 +9,6 @@ import errno
 import os
 import random
 import socket
-import threading
 import time
 from collections import Counter
 
@@ -22,6 +21,7 @@ from rallypoint.errors import (
     RallypointError,
     StoreTimeoutError,
 )
+from rallypoint.system.patience import within
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
@@ -135,27 +135,20 @@ def _try_one(family: int, address: tuple[str, int], deadline: Deadline, *, is_la
 
 def resolve(host: str, port: int, deadline: Deadline) -> list[tuple[int, tuple[str, int]]]:
     """Addresses of a host. The system's resolver knows no deadline, so a thread asks it."""
-    answer: list[list[tuple[int, tuple[str, int]]]] = []
-    failure: list[OSError] = []
 
-    def ask() -> None:
+    def ask() -> list[tuple[int, tuple[str, int]]]:
         try:
             found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-            answer.append([(family, address) for family, _, _, _, address in found])  # type: ignore[misc]
-        except (OSError, UnicodeError) as error:
-            failure.append(error if isinstance(error, OSError) else OSError(str(error)))
+        except UnicodeError as error:
+            raise OSError(str(error)) from error
+        return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]
 
     if _is_numeric(host):
-        ask()
-    else:
-        thread = threading.Thread(target=ask, daemon=True, name="rallypoint-resolver")
-        thread.start()
-        thread.join(deadline.remaining)
-    if failure:
-        raise failure[0]
-    if not answer:
-        raise socket.gaierror(socket.EAI_AGAIN, "the resolver does not answer")
-    return answer[0]
+        return ask()
+    try:
+        return within(deadline.remaining, ask)
+    except TimeoutError:
+        raise socket.gaierror(socket.EAI_AGAIN, "the resolver does not answer") from None
 
 
 def _is_numeric(host: str) -> bool:

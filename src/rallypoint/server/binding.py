@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rallypoint.errors import BindError, PortInUseError, UsageError
-from rallypoint.server.ports import holder_of
+from rallypoint.system.ports import holder_of
 
 logger = logging.getLogger("rallypoint.server")
 

@@ -1,13 +1,29 @@
-"""Who holds a port, where the system tells (Linux; elsewhere nobody is named)."""
+"""Who holds a port, where the system tells (Linux; elsewhere nobody is named), and which are for clients."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 _LISTENING = "0A"
 _PROC = Path("/proc")
+
+# What systems give to clients unless told otherwise; only Linux says by a file what it has been told.
+_OF_LINUX = (32_768, 60_999)
+_OF_OTHERS = (49_152, 65_535)
+
+
+def client_ports() -> tuple[int, int]:
+    """The first and the last port that the system gives to clients (its ephemeral range)."""
+    if sys.platform != "linux":
+        return _OF_OTHERS
+    try:
+        low, high = (_PROC / "sys/net/ipv4/ip_local_port_range").read_text().split()
+        return int(low), int(high)
+    except (OSError, ValueError):
+        return _OF_LINUX
 
 
 def holder_of(port: int) -> str | None:
@@ -20,6 +36,11 @@ def holder_of(port: int) -> str | None:
         if process.name.isdigit() and _holds(process, wanted):
             return f"process {process.name} ({_command_of(process)})"
     return None
+
+
+def listening_ports() -> set[int]:
+    """The ports on which somebody on this machine listens, as far as the system tells."""
+    return {port for _, port in _listening_sockets()}
 
 
 def _listening_sockets() -> Iterator[tuple[str, int]]:

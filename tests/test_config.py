@@ -57,7 +57,7 @@ def value_of(folder: Path, name: str, text: str) -> object:
 
 
 def test_there_is_a_setting_for_each_option_in_the_order_of_the_table() -> None:
-    assert [field.name for field in fields(Settings)] == [option.name for option in OPTIONS]
+    assert [field.name for field in fields(Settings)] == [*(option.name for option in OPTIONS), "variables"]
 
 
 BUILT_IN = {
@@ -369,7 +369,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(folder: Path) -> None:
         ("[@run]\n'' = 2", "no option ''", "known: nnodes"),
         ("[@run]\nrdzv-backend = 'c10d'", "no option 'rdzv-backend'", "rallypoint run -- torchrun"),
         ("[@run.env]\nA = '1'", "no option 'env'", ""),
-        ("[@run]\ntee = 1\n[@serve]\nport = 1", "there is no table @serve", "the only one is [@run]"),
+        ("[@run]\ntee = 1\n[@serve]\nport = 1", "there is no table @serve", "there are [@run] and [@env]"),
         ("@nnodes = 2", "there is no table @nnodes", "nnodes goes below [@run]"),
         ("@run = 2", "@run is 2, but must be a table", "write [@run]"),
         ("@run = [1]", "@run is [1], but must be a table", "write [@run]"),
@@ -434,6 +434,66 @@ def test_a_tool_table_that_is_no_table(folder: Path) -> None:
     (folder / PYPROJECT).write_text("tool.rallypoint = 3")
     with pytest.raises(UsageError, match=r"tool\.rallypoint is 3, but must be a table"):
         settled(folder)
+
+
+# Variables for the job ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "prefix"), [(OURS, ""), (PYPROJECT, "tool.rallypoint.")])
+def test_the_file_has_variables_for_the_job(folder: Path, name: str, prefix: str) -> None:
+    (folder / name).write_text(
+        f"[{prefix}env]\nGLOO_SOCKET_IFNAME = 'eth0'\nOMP_NUM_THREADS = 4\nEMPTY = ''\n"
+    )
+    found = settled(folder)
+    assert {key: each.value for key, each in found.variables.items()} == {
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": "4",
+        "EMPTY": "",
+    }
+    source = f"{folder / name} ({prefix}env.GLOO_SOCKET_IFNAME)"
+    assert found.variables["GLOO_SOCKET_IFNAME"] == Setting("eth0", source, Level.FILE)
+    assert found.describe()[len(OPTIONS)] == ("env.GLOO_SOCKET_IFNAME", "eth0", source)
+    assert found.as_json()["env.OMP_NUM_THREADS"]["value"] == "4"
+    assert not found.role.is_set
+
+
+@pytest.mark.parametrize("text", ["ib0", ""])
+def test_a_variable_that_is_set_wins_over_the_file(folder: Path, text: str) -> None:
+    (folder / OURS).write_text("[env]\nGLOO_SOCKET_IFNAME = 'eth0'\nA = '1'\n")
+    found = settled(folder, environ={"GLOO_SOCKET_IFNAME": text})
+    assert list(found.variables) == ["A"]
+
+
+def test_only_the_nearest_file_has_variables(folder: Path) -> None:
+    (folder.parent / OURS).write_text("[env]\nA = '1'\n")
+    assert list(settled(folder).variables) == ["A"]
+    (folder / OURS).write_text("[run]\n")
+    assert settled(folder).variables == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("[@env]\nA = true", "(@env.A) is True", 'write NAME = "text" or a whole number'),
+        ("[@env]\nA = 1.5", "(@env.A) is 1.5", "whole number"),
+        ("[@env]\nA = ['x']", "(@env.A) is ['x']", "whole number"),
+        ("[@env.A]\nB = 1", "(@env.A) is {'B': 1}", "whole number"),
+        ("[@env]\n'' = 'x'", "(@env.) is 'x'", "write NAME"),
+        ("[@env]\n'A=B' = 'x'", "(@env.A=B) is 'x'", "write NAME"),
+        ('[@env]\n"A\\u0000" = "x"', "is 'x'", "write NAME"),
+        ('[@env]\nA = "x\\u0000"', "is 'x\\x00'", "write NAME"),
+        ("@env = 3", "@env is 3, but must be a table", "write [@env]"),
+    ],
+)
+@pytest.mark.parametrize(("name", "prefix"), [(OURS, ""), (PYPROJECT, "tool.rallypoint.")])
+def test_variables_that_cannot_be_meant(
+    folder: Path, name: str, prefix: str, text: str, message: str, hint: str
+) -> None:
+    (folder / name).write_text(text.replace("@", prefix))
+    with pytest.raises(UsageError) as caught:
+        settled(folder)
+    assert message.replace("@", prefix) in caught.value.message
+    assert hint.replace("@", prefix) in caught.value.hint
 
 
 # What several options say together ------------------------------------------------------------------------

@@ -1,17 +1,18 @@
 """Where the value of each option comes from: command line over environment over file over built-in.
 
 The file is the nearest `rallypoint.toml`, or `pyproject.toml` with a table `[tool.rallypoint]`, in the
-folder or one above it; its table `run` has the options. Each value keeps its source, to be shown and to be
-named in errors. Two options may speak of the same thing: an endpoint can also be said by master_addr and
-standalone, and three settings by rdzv_conf. There, too, the higher source wins. No torch, no output.
+folder or one above it; its table `run` has the options, its table `env` variables for the job. Each value
+keeps its source, to be shown and to be named in errors. Two options may speak of the same thing: an endpoint
+can also be said by master_addr and standalone, and three settings by rdzv_conf. There, too, the higher source
+wins. No torch, no output.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, Generic, TypeVar, cast
@@ -96,6 +97,8 @@ class Settings:
     patch: Setting[str]
     client: Setting[str]
     use_libuv: Setting[str]
+    variables: Mapping[str, Setting[str]] = field(default_factory=dict)
+    """What the file says of the environment; a variable that is set already is not among them."""
 
     def __getitem__(self, name: str) -> Setting[object]:
         """The setting of that name, for code that goes through a table of names."""
@@ -103,14 +106,23 @@ class Settings:
 
     def describe(self) -> list[tuple[str, str, str]]:
         """Rows of name, value and source, to be printed; a value that is empty reads (none)."""
-        return [(name, self[name].text or "(none)", self[name].source) for name in _NAMES]
+        options = [(name, self[name].text or "(none)", self[name].source) for name in _NAMES]
+        return [
+            *options,
+            *((f"{ENV}.{name}", each.text, each.source) for name, each in self.variables.items()),
+        ]
 
     def as_json(self) -> dict[str, dict[str, object]]:
         """Value and source by name, of what JSON has: an endpoint and a range of machines are texts."""
-        return {name: {"value": _plain(self[name].value), "source": self[name].source} for name in _NAMES}
+        found = {name: _as_json(self[name]) for name in _NAMES}
+        return {**found, **{f"{ENV}.{name}": _as_json(each) for name, each in self.variables.items()}}
 
 
-_NAMES: Final = tuple(field.name for field in fields(Settings))
+_NAMES: Final = tuple(each.name for each in fields(Settings) if each.name in BY_NAME)
+
+
+def _as_json(setting: Setting[T]) -> dict[str, object]:
+    return {"value": _plain(setting.value), "source": setting.source}
 
 
 def _plain(value: object) -> object:
@@ -126,11 +138,13 @@ def settle(arguments: Mapping[str, str | None], environ: Mapping[str, str], fold
     as not there. A variable that is empty counts as not set. The search for a file begins in `folder`.
     UsageError says which value of which source cannot be meant, and what would be right.
     """
-    of_file = _settings_of_file(folder)
-    found = {option.name: _settle_one(option, arguments, environ, of_file) for option in OPTIONS}
+    file = _read_file(folder)
+    found = {option.name: _settle_one(option, arguments, environ, file.options) for option in OPTIONS}
     settings = _combine(Settings(**found))  # type: ignore[arg-type]
     _check(settings)
-    return settings
+    return replace(
+        settings, variables={name: each for name, each in file.variables.items() if name not in environ}
+    )
 
 
 def _settle_one(
@@ -161,7 +175,10 @@ FILES: Final[Mapping[str, tuple[str, ...]]] = {
 """The files that are read, the first one first, and the table in which each has what is ours."""
 
 RUN: Final = "run"
-"""The table with the options of `rallypoint run`; there are no others yet."""
+"""The table with the options of `rallypoint run`."""
+
+ENV: Final = "env"
+"""The table with variables for the jobs that it starts."""
 
 _TOML_NAMES: Final[Mapping[type, str]] = {
     str: "a string",
@@ -172,15 +189,34 @@ _TOML_NAMES: Final[Mapping[type, str]] = {
 }
 
 
-def _settings_of_file(folder: Path) -> dict[str, Setting[object]]:
+@dataclass(frozen=True)
+class _Content:
+    """What a file says, checked."""
+
+    options: Mapping[str, Setting[object]] = field(default_factory=dict)
+    variables: Mapping[str, Setting[str]] = field(default_factory=dict)
+
+
+def find_file(folder: Path) -> Path | None:
+    """The file that counts for jobs that are started in a folder."""
+    return next((path for path, _, _ in _files_about_us(folder)), None)
+
+
+def _read_file(folder: Path) -> _Content:
     """All settings of the file that counts, checked one by one; nothing if there is no file."""
+    for path, tables, ours in _files_about_us(folder):
+        return _read_tables(ours, path, tables)
+    return _Content()
+
+
+def _files_about_us(folder: Path) -> Iterator[tuple[Path, tuple[str, ...], object]]:
+    """Files with something for us, the nearest first: the path, the names of our table, and what it holds."""
     start = folder.resolve()
     for place in (start, *start.parents):
         for name, tables in FILES.items():
             ours = _our_table(place / name, tables)
             if ours is not None:
-                return _settings_of_table(ours, place / name, tables)
-    return {}
+                yield place / name, tables, ours
 
 
 def _our_table(path: Path, tables: tuple[str, ...]) -> object:
@@ -209,14 +245,31 @@ def _text_of_file(path: Path, mention: str) -> str | None:
         raise UsageError(f"{path} cannot be read: {error}", hint="it must be readable UTF-8") from None
 
 
-def _settings_of_table(ours: object, path: Path, tables: tuple[str, ...]) -> dict[str, Setting[object]]:
+def _read_tables(ours: object, path: Path, tables: tuple[str, ...]) -> _Content:
     known = _checked_table(ours, path, tables)
     for key in known:
-        if key != RUN:
+        if key not in (RUN, ENV):
             raise _unknown_table(key, path, tables)
+    return _Content(
+        _options_of_table(known.get(RUN, {}), path, (*tables, RUN)),
+        _variables_of_table(known.get(ENV, {}), path, (*tables, ENV)),
+    )
+
+
+def _variables_of_table(ours: object, path: Path, tables: tuple[str, ...]) -> dict[str, Setting[str]]:
+    found: dict[str, Setting[str]] = {}
+    for name, value in _checked_table(ours, path, tables).items():
+        source = f"{path} ({'.'.join((*tables, name))})"
+        if type(value) not in (str, int) or not name or "=" in name or "\0" in f"{name}{value}":
+            raise UsageError(f"{source} is {value!r}", hint='write NAME = "text" or a whole number')
+        found[name] = Setting(str(value), source, Level.FILE)
+    return found
+
+
+def _options_of_table(ours: object, path: Path, tables: tuple[str, ...]) -> dict[str, Setting[object]]:
     found: dict[str, Setting[object]] = {}
-    for key, value in _checked_table(known.get(RUN, {}), path, (*tables, RUN)).items():
-        source = f"{path} ({'.'.join((*tables, RUN, key))})"
+    for key, value in _checked_table(ours, path, tables).items():
+        source = f"{path} ({'.'.join((*tables, key))})"
         option = _option_of_key(key, source)
         if option.name in found:
             raise UsageError(f"{source}: {option.name} is there twice, with - and with _", hint="keep one")
@@ -244,7 +297,7 @@ def _unknown_table(key: str, path: Path, tables: tuple[str, ...]) -> UsageError:
     what = f"{path}: there is no table {'.'.join((*tables, key))}"
     if key.replace("-", "_") in BY_NAME:
         return UsageError(what, hint=f"{key} goes below {run}")
-    return UsageError(what, hint=f"the only one is {run}")
+    return UsageError(what, hint=f"there are {run} and [{'.'.join((*tables, ENV))}]")
 
 
 def _text_in_file(option: Option, value: object, source: str, folder: Path) -> str:

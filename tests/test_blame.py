@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.explain import explain
+from rallypoint.explain.failures import log_of
 from rallypoint.launch.blame import find_blame
 from rallypoint.launch.watching import Reports
 from rallypoint.pytorch import reports
@@ -103,19 +105,24 @@ def test_only_the_last_try_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "kind", "hint"),
+    ("message", "kind", "known"),
     [
-        ("CUDA out of memory. Tried to allocate 20 GiB", "OutOfMemoryError", "smaller batch"),
-        ("No module named 'banana'", "ModuleNotFoundError", "not installed"),
-        ("wait timeout after 300000ms, keys: /x", "DistStoreError", "late or gone"),
-        ("anything else", "ValueError", ""),
+        ("CUDA out of memory. Tried to allocate 20 GiB", "OutOfMemoryError", True),
+        ("No module named 'banana'", "ModuleNotFoundError", True),
+        ("use_libuv was requested but PyTorch was built without libuv support", "DistStoreError", True),
+        ("wait timeout after 300000ms, keys: /x", "DistStoreError", True),
+        ("port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: x", "DistNetworkError", True),
+        ("anything else", "ValueError", False),
     ],
 )
-def test_hints(message: str, kind: str, hint: str) -> None:
+def test_what_to_do_is_in_the_knowledge_base(message: str, kind: str, known: bool) -> None:
     blame = find_blame([_failure(0, 1.0, message, kind)], [])
     assert blame is not None
-    assert hint in blame.hint
-    assert bool(hint) == bool(blame.hint)
+    assert blame.cause is not None
+    assert blame.hint == ""
+    verdict = explain([log_of(blame.cause)]).verdict
+    assert verdict is not None
+    assert (verdict.told.cause is not None) == known
 
 
 # The reports themselves ------------------------------------------------------------------------------------

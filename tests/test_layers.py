@@ -18,7 +18,7 @@ ROOT = Path(rallypoint.__file__).parent
 
 # Lowest first. Parts of one level do not import each other, but for what SIDEWAYS allows.
 LEVELS = [
-    {"errors"},
+    {"errors", "findings"},
     {"system"},
     {"engine", "wire"},
     {"server", "client"},
@@ -36,14 +36,17 @@ SIDEWAYS = {("engine", "rallypoint.wire.limits")}
 
 PURE = {"engine", "wire"}
 PURE_MODULES = {
+    "rallypoint.findings",
     *(f"rallypoint.server.{name}" for name in ("core", "front", "sessions", "carrying")),
     *(
         f"rallypoint.relay.{name}"
         for name in ("combining", "slots", "known", "upstream", "ranks", "children", "core")
     ),
+    *(f"rallypoint.doctor.{name}" for name in ("outlook", "judging", "shell")),
     *(f"rallypoint.bench.{name}" for name in ("dialects", "growth", "goals", "names", "pace", "words")),
 }
 IMPURE_MODULES = {
+    "rallypoint.findings",
     *("socket", "time", "threading", "asyncio", "selectors", "select"),
     *("random", "os", "datetime", "logging"),
 }

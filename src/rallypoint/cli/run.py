@@ -96,9 +96,10 @@ def _command(settings: Settings, target: Target) -> list[str]:
 
 
 def _environment(settings: Settings, target: Target, folder: str) -> dict[str, str]:
-    environ: Mapping[str, str] = os.environ
+    of_file = {name: each.value for name, each in settings.variables.items()}
+    environ: Mapping[str, str] = {**of_file, **os.environ}
     if target.kind != "command":
-        environ = {**without_rank(torchrun_environment(os.environ)), reports.QUIET_VARIABLE: "1"}
+        environ = {**without_rank(torchrun_environment(environ)), reports.QUIET_VARIABLE: "1"}
     switches = {PATCH_VARIABLE: settings.patch.text, CLIENT_VARIABLE: settings.client.text}
     if settings.use_libuv.value != "auto":
         switches[LIBUV_VARIABLE] = settings.use_libuv.text
@@ -163,11 +164,13 @@ def _progress(roll: reports.Roll) -> str:
 
 def _explain(found: Reports) -> None:
     """Who failed first, apart from those who only followed."""
+    from rallypoint.explain import words  # late: a job that ends well does not need it
+
     lines: list[str] = []
     roll = found.roll()
     if roll.expected and not roll.complete:
         lines.append(_progress(roll))
-    lines += [f"on another machine: {_printable(text)}" for text in found.elsewhere()]
+    lines += [f"on another machine: {words.printable(text)}" for text in found.elsewhere()]
     blame = find_blame(found.failures(), found.exits())
     if blame is not None:
         lines.append(blame.headline)
@@ -179,11 +182,18 @@ def _explain(found: Reports) -> None:
         print("\nrallypoint: " + "\n".join(lines), file=sys.stderr)
     if blame is not None and blame.hint:
         print(f"\nhint: {blame.hint}", file=sys.stderr)
+    if blame is not None and blame.cause is not None:
+        _print_advice(blame.cause)
 
 
-def _printable(text: str) -> str:
-    """It came over the network: a terminal gets nothing that it would obey."""
-    return text if text.isprintable() else repr(text)[1:-1]
+def _print_advice(failure: reports.Failure) -> None:
+    """What is known of an error of this kind; nothing, if it is not known."""
+    from rallypoint.explain import explain, words
+    from rallypoint.explain.failures import log_of
+
+    advice = words.as_advice(explain([log_of(failure)]))
+    if advice:
+        print(f"\n{advice}", file=sys.stderr)
 
 
 def _print_help() -> None:

@@ -6,23 +6,13 @@ first cause is the earliest failure that is not of that kind.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rallypoint.pytorch.reports import Exit, Failure
 
-# What to do, by what the first failure says. The first that matches counts.
-_HINTS = (
-    (r"out of memory", "the device's memory is full: a smaller batch, or fewer ranks on it"),
-    (r"No module named 'torch._C._distributed_c10d'", "this torch was built without distributed"),
-    (r"No module named", "it is not installed in this Python environment, or not on its path"),
-    (r"without libuv", "RALLYPOINT_PATCH=never keeps Rallypoint from helping: leave it at auto"),
-    (r"wait timeout|[Tt]imed out|machines came within", "a rank or a machine is late or gone: see its log"),
-    (r"EADDRINUSE|is in use", "another process holds the port: leave the choice of a port to Rallypoint"),
-    (r"No such file or directory", "check the path, and that it is there on every machine"),
-)
+# An exception has words, which `rallypoint.explain` knows; a signal has none.
 _BY_SIGNAL = {
     "SIGKILL": "it was killed from outside, most likely because the machine's memory ran out",
     "SIGSEGV": "it crashed in native code: PYTHONFAULTHANDLER=1 shows where",
@@ -33,12 +23,15 @@ _BY_SIGNAL = {
 
 @dataclass(frozen=True)
 class Blame:
-    """What to tell: who failed first and how, its own traceback, who only followed, what to do."""
+    """What to tell: who failed first and how, its own traceback, who only followed."""
 
     headline: str
     detail: str
     followers: tuple[str, ...]
-    hint: str
+    cause: Failure | None = None
+    """The failure that came first; None if it was the end of a process that left no word."""
+    hint: str = ""
+    """What the end of such a process means."""
 
 
 def find_blame(failures: Sequence[Failure], exits: Sequence[Exit]) -> Blame | None:
@@ -59,14 +52,14 @@ def find_blame(failures: Sequence[Failure], exits: Sequence[Exit]) -> Blame | No
 def _of_exception(cause: Failure, told: Sequence[Failure]) -> Blame:
     headline = f"{cause.name} failed first: {cause.headline}"
     if cause.who.rank < 0:  # the launcher's own traceback would only show torchrun's insides
-        return Blame(f"{cause.name}: {cause.headline}", cause.message, _followers(told, cause), "")
-    return Blame(headline, cause.traceback, _followers(told, cause), _hint_for(cause))
+        return Blame(f"{cause.name}: {cause.headline}", cause.message, _followers(told, cause), cause)
+    return Blame(headline, cause.traceback, _followers(told, cause), cause)
 
 
 def _of_crash(crash: Exit, told: Sequence[Failure]) -> Blame:
     how = f"ended by {_signal_name(-crash.code)}" if crash.code < 0 else f"ended with exit code {crash.code}"
     hint = _BY_SIGNAL.get(_signal_name(-crash.code), "it left no traceback: see what it printed above")
-    return Blame(f"rank {crash.rank} (process {crash.pid}) {how}", "", _followers(told, None), hint)
+    return Blame(f"rank {crash.rank} (process {crash.pid}) {how}", "", _followers(told, None), hint=hint)
 
 
 def _is_crash(each: Exit) -> bool:
@@ -76,11 +69,6 @@ def _is_crash(each: Exit) -> bool:
 
 def _followers(told: Sequence[Failure], cause: Failure | None) -> tuple[str, ...]:
     return tuple(f"{failure.name}: {failure.kind}" for failure in told if failure is not cause)
-
-
-def _hint_for(failure: Failure) -> str:
-    text = f"{failure.kind}: {failure.message}"
-    return next((hint for pattern, hint in _HINTS if re.search(pattern, text)), "")
 
 
 def _signal_name(number: int) -> str:

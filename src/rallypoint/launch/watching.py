@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rallypoint.explain.ranks import runs_of
 from rallypoint.pytorch.reports import Exit, Failure, Identity, Roll, read, read_failures
 
 
@@ -39,15 +40,8 @@ class Reports:
 
 def describe_ranks(missing: dict[str, list[int]]) -> str:
     """`3 and 7 on node-b; 8 to 15 on node-c`."""
-    return "; ".join(f"{_runs(sorted(ranks))} on {host}" for host, ranks in missing.items())
+    return "; ".join(f"{_list(ranks)} on {host}" for host, ranks in missing.items())
 
 
-def _runs(ranks: list[int]) -> str:
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = [f"{run[0]} to {run[-1]}" if len(run) > 2 else " and ".join(map(str, run)) for run in runs]
-    return ", ".join(words)
+def _list(ranks: list[int]) -> str:
+    return ", ".join(name for name, _ in runs_of(sorted(ranks)))

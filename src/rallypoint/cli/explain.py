@@ -1,0 +1,105 @@
+"""`rallypoint explain`: what a log says of a failed job."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rallypoint.errors import UsageError
+
+if TYPE_CHECKING:
+    from rallypoint.explain import Report
+    from rallypoint.explain.scanning import Log
+
+_STANDARD_INPUT = "standard input"
+
+
+def explain(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]...", help="Logs of one job, or folders of them; - or none: standard input."
+        ),
+    ] = None,
+    as_list: Annotated[bool, typer.Option("--list", help="List all causes that are known.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Find the first cause in the logs of a failed job: what happened, why, what to do, how sure.
+
+    Exit 1 if something was found, 0 if nothing was, or only what is mostly harmless.
+    """
+    if as_list:
+        if files:
+            raise UsageError("--list takes no files", hint="leave out one of them")
+        _print_list(as_json)
+        return
+    try:
+        report = _read(files or ["-"])
+    except KeyboardInterrupt:
+        print("rallypoint: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+    _print_report(report, as_json)
+    raise typer.Exit(1 if report.found else 0)
+
+
+def _read(names: Sequence[str]) -> Report:
+    from rallypoint.explain import explain as explain_logs
+    from rallypoint.explain.reading import find_logs, open_log
+
+    if names == ["-"] and sys.stdin.isatty():
+        raise UsageError(
+            "there is no log to read", hint="name a file, or pipe one in: rallypoint explain train.log"
+        )
+    paths = find_logs([name for name in names if name != "-"])
+    logs = [*(open_log(path) for path in paths), *([_standard_input()] if "-" in names else [])]
+    plain = all(path.suffix != ".gz" for path in paths) and "-" not in names
+    with _progress(sum(path.stat().st_size for path in paths) if plain else None) as progress:
+        return explain_logs(logs, progress=progress)
+
+
+def _standard_input() -> Log:
+    from rallypoint.explain.reading import stream_log
+
+    return stream_log(sys.stdin.buffer, _STANDARD_INPUT, time.time())
+
+
+@contextmanager
+def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
+    """How far it is, on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda size: bar.advance(task, size)
+
+
+def _print_report(report: Report, as_json: bool) -> None:
+    from rallypoint.explain import words
+
+    text = json.dumps(words.as_json(report), indent=2) if as_json else words.as_text(report)
+    # A log may hold what the encoding of a console has no place for.
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _print_list(as_json: bool) -> None:
+    from rallypoint.explain.knowledge import causes
+
+    if as_json:
+        print(json.dumps([cause.as_json() for cause in causes()], indent=2))
+        return
+    rows = [(cause.id, cause.part, cause.title) for cause in causes()]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, part, title in rows:
+        print(f"{name:<{widths[0]}}  {part:<{widths[1]}}  {title}")

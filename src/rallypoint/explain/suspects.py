@@ -1,0 +1,96 @@
+"""Lines that look like the cause of a failure, for a log in which nothing is known. Pure.
+
+The score is the sum of the words below; nothing more is behind it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+_WORDS: Final = (
+    (r"\bfatal\b", 5),
+    (r"segmentation fault|core dumped", 5),
+    (r"\bterminate called\b|\bwhat\(\):", 5),
+    (r"\babort(?:ed|ing)?\b|\bpanic", 4),
+    (r"\bkilled\b", 4),
+    (
+        r"(?<![\w-])(?:\w+)?(?:error|exception)(?:s?\b)"
+        r"(?!(?: rate)?\s*(?:[:=|]|is|of)?\s*-?[\d.]+(?:e-?\d+)?\b)",
+        3,
+    ),
+    (r"\bfailed\b|\bfailure\b", 3),
+    (r"\bcannot\b|\bunable to\b|\bcould not\b", 2),
+    (r"\brefused\b|\bdenied\b|\binvalid\b", 2),
+    (r"\btimed out\b|\btimeout\b", 2),
+    (r"\bwarn(?:ing)?\b|\bretry(?:ing)?\b", -3),
+    (r"\bdeprecat|\bfuturewarning\b", -5),
+    (r"\b(?:no|0|without) (?:errors?|failures?)\b", -6),
+    (r"\bof \d+ (?:\w+ )?failed\b", -6),  # a count, such as that of a validation
+    (r"^Exception raised from \w+ at |^frame #\d+: ", -9),  # where in C++ a message above comes from
+    (r"^frame #\d+|^\S+ FAILED$", -9),  # a C++ backtrace; the heading of torchrun's table
+)
+_SCORES: Final = tuple((re.compile(pattern, re.IGNORECASE), points) for pattern, points in _WORDS)
+
+# One of these is in every line that scores: what the sieve must let through.
+MARKS: Final = (
+    *(
+        "fatal",
+        "segmentation fault",
+        "core dumped",
+        "terminate called",
+        "what():",
+        "abort",
+        "panic",
+        "killed",
+    ),
+    *("error", "exception", "failed", "failure"),
+)
+_LEAST: Final = 3
+_MOST: Final = 5
+_MOST_FORMS: Final = 10_000
+_NUMBERS: Final = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A line, and how much it looks like a cause."""
+
+    text: str
+    log: str
+    line: int
+    rank: int | None
+    score: int
+
+
+@dataclass
+class Suspects:
+    """The few that score most; of those that differ in numbers only, the first."""
+
+    _kept: dict[str, Suspect] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)
+
+    def add(self, text: str, log: str, line: int, rank: int | None) -> None:
+        form = _NUMBERS.sub("", text)
+        if form in self._seen:
+            return
+        if len(self._seen) < _MOST_FORMS:
+            self._seen.add(form)
+        points = score(text)
+        if points < _LEAST:
+            return
+        self._kept[form] = Suspect(text, log, line, rank, points)
+        if len(self._kept) > _MOST:
+            # Of several that score the least, the last one goes: what came first is nearer to the cause.
+            worst = min(reversed(self._kept.items()), key=lambda each: each[1].score)[0]
+            del self._kept[worst]
+
+    def best(self) -> list[Suspect]:
+        """Those that score most, first."""
+        return sorted(self._kept.values(), key=lambda each: -each.score)
+
+
+def score(text: str) -> int:
+    """How much a line looks like a cause."""
+    return sum(points for pattern, points in _SCORES if pattern.search(text))

@@ -1,0 +1,154 @@
+"""Python's tracebacks in a log: blocks of lines of one writer, with an exception at their end. Pure.
+
+Lines of several ranks may be mixed, so each writer has a state of its own. Of a chain ("During handling of
+the above exception, another exception occurred") the first exception is nearest to the cause: those after it
+are marked, so that none of them is taken for a failure of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+BEGIN: Final = "Traceback (most recent call last)"
+UNREADABLE: Final = 'File "'
+"""What begins the message about a script that Python cannot read: it has no head."""
+_UNREADABLE: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?P<function>)$')
+_CHAINED: Final = (
+    "During handling of the above exception, another exception occurred",
+    "The above exception was the direct cause of the following exception",
+)
+_FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+# A class, perhaps with its module, and a message. `INFO: x` or `Epoch: 3`, of another writer, is none.
+_EXCEPTION: Final = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?: ?:(?: (?P<message>.*))?)?$")
+_NAMED: Final = re.compile(r"(?:[Ee]rror|Exception|[Tt]imeout)$|\.[A-Z]\w*$|[A-Z]\w*[a-z]\w*[A-Z]\w*$")
+_LIBRARIES: Final = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|<frozen |[/\\]bin[/\\]"
+)
+_PLAIN: Final = (
+    *("AttributeError", "NameError", "TypeError", "KeyError", "IndexError", "ZeroDivisionError"),
+    *(
+        "UnboundLocalError",
+        "AssertionError",
+        "FileNotFoundError",
+    ),
+)
+_MOST_LINES: Final = 400
+_FOREIGN_LINES: Final = 50
+_AFTER_LINES: Final = 60  # torch's messages may hold a backtrace of C++
+
+
+@dataclass(frozen=True)
+class Place:
+    """A frame of a traceback."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}, line {self.line}"
+        return f"{where}, in {self.function}" if self.function else where
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The end of a traceback."""
+
+    kind: str
+    message: str
+    place: Place | None
+    """The innermost frame that is not of a library; of any, if there is no other."""
+    chained: bool
+    """Whether another exception came before it, of which this one is the consequence."""
+
+    @property
+    def name(self) -> str:
+        """The class without its module."""
+        return self.kind.rpartition(".")[2]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is of a kind that mostly comes from the code itself, whatever runs it."""
+        return self.kind in _PLAIN
+
+
+class Traceback:
+    """The state of one writer. It is `idle` when the next line of this writer means nothing to it."""
+
+    def __init__(self) -> None:
+        self.frame = False
+        """Whether the last line was one of the frames, or the head of a traceback."""
+        self._body = False
+        self._indent = 0
+        self._lines = 0
+        self._foreign = 0
+        self._after = 0
+        self._chained = False
+        self._place: Place | None = None
+        self._own_place: Place | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not self._body and not self._after
+
+    @property
+    def chained(self) -> bool:
+        """Whether what is being read follows from the exception before it."""
+        return self._chained
+
+    def take(self, text: str) -> Raised | None:
+        """The next line of this writer; the exception, if it is the line that names it."""
+        unreadable = None if self._body else _UNREADABLE.match(text)
+        self.frame = BEGIN in text or unreadable is not None
+        if self.frame:
+            self._begin(text)
+            if unreadable is not None:
+                self._take_frame(unreadable)
+            return None
+        if self._body:
+            return self._take_body(text)
+        if self._after:
+            self._after -= 1
+            if text.startswith(_CHAINED):
+                self._chained, self._after = True, _AFTER_LINES
+        return None
+
+    def _begin(self, text: str) -> None:
+        if not self._after:
+            self._chained = False
+        # Some print a traceback as part of a message, further in.
+        self._indent = len(text) - len(text.lstrip()) if text.lstrip().startswith(BEGIN) else 0
+        self._body, self._after = True, 0
+        self._lines = self._foreign = 0
+        self._place = self._own_place = None
+
+    def _take_body(self, text: str) -> Raised | None:
+        self._lines += 1
+        if self._lines > _MOST_LINES or self._foreign > _FOREIGN_LINES:
+            self._body = False
+            return None
+        if not text[: self._indent].strip():
+            text = text[self._indent :]
+        frame = _FRAME.match(text)
+        if frame:
+            self._take_frame(frame)
+        self.frame = frame is not None or text[:1] in ("", " ", "\t")
+        return None if self.frame else self._take_end(text)
+
+    def _take_frame(self, frame: re.Match[str]) -> None:
+        place = Place(frame["file"], int(frame["line"]), frame["function"] or "")
+        self._place = place
+        if not _LIBRARIES.search(place.file):
+            self._own_place = place
+
+    def _take_end(self, text: str) -> Raised | None:
+        found = _EXCEPTION.match(text)
+        if found is None or not _NAMED.search(found["kind"]):
+            self._foreign += 1  # another writer's line that does not say whose it is
+            return None
+        place = self._own_place or self._place
+        raised = Raised(found["kind"], found["message"] or "", place, self._chained)
+        self._body, self._after, self._chained = False, _AFTER_LINES, False
+        return raised

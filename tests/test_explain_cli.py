@@ -1,0 +1,230 @@
+"""`rallypoint explain`: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from explaining import report_of, traceback
+from rallypoint.cli import run
+from rallypoint.explain import Log, explain, words
+from rallypoint.explain.excerpts import excerpt
+from rallypoint.explain.knowledge import Cause, causes
+from rallypoint.launch.watching import Reports
+from rallypoint.pytorch import reports
+
+_LIBUV = "RuntimeError: use_libuv was requested but PyTorch was built without libuv support\n"
+_ABORTED = "Fatal Python error: Aborted\n"
+_KEYS = {
+    *(
+        "found",
+        "known",
+        "verdict",
+        "consequences",
+        "others",
+        "notices",
+        "other_tries",
+        "suspects",
+        "attempts",
+    ),
+    *("logs", "lines"),
+}
+
+
+def _explain(*arguments: str, text: str | bytes = b"") -> subprocess.CompletedProcess[str]:
+    content = text.encode() if isinstance(text, str) else text
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-m", "rallypoint", "explain", *arguments]
+    done = subprocess.run(
+        command, input=content, capture_output=True, env=environment, timeout=60, check=False
+    )
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_a_known_error_from_standard_input() -> None:
+    done = _explain(text=_LIBUV)
+    assert done.returncode == 1, done.stderr
+    for heading in ("What happened", "Why", "What to do", "How sure"):
+        assert f"\n{heading}\n  " in done.stdout
+    assert "(standard input, line 1)" in done.stdout
+    assert done.stderr == ""
+
+
+def test_nothing_found_is_exit_code_0(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("step 1 loss 0.5\n" * 3)
+    done = _explain(str(path))
+    assert (done.returncode, done.stdout) == (0, "No error was found in 3 lines.\n")
+
+
+def test_what_is_mostly_harmless_is_told_with_exit_code_0() -> None:
+    late = (
+        "[W1115 14:36:19.1 socket.cpp:764] [c10d] The IPv6 network addresses of (late-pod, 29781) cannot be "
+    )
+    late += "retrieved (gai error: -2 - Name or service not known).\n"
+    done = _explain(text=f"{late}Setting OMP_NUM_THREADS environment variable for each process to be 1\n")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith(
+        "No failure was found in 2 lines. This was seen, and is mostly harmless:\n\n"
+    )
+    assert "It was said in warnings only" in " ".join(done.stdout.split())
+    assert "has failed all the same: 1. " in " ".join(done.stdout.split())
+    assert "  (standard input, line 2)\n" in done.stdout
+    content = json.loads(_explain("--json", text=late).stdout)
+    assert (content["found"], content["verdict"]) == (False, None)
+    assert [told["id"] for told in content["notices"]] == ["name-not-resolved"]
+
+
+def test_an_unknown_error_is_said_to_be_unknown() -> None:
+    done = _explain("-", text=traceback("ValueError: the learning rate is a banana", "[rank3]: "))
+    assert done.returncode == 1
+    assert done.stdout.startswith("rank 3 failed first, with an error that is not known here\n")
+    assert "  | at train.py, line 8, in train\n" in done.stdout
+
+
+def test_json() -> None:
+    done = _explain("--json", text=_LIBUV)
+    content = json.loads(done.stdout)
+    assert content.keys() == _KEYS
+    assert content["known"]
+    assert content["verdict"]["text"] == _LIBUV.strip()
+    assert content["verdict"].keys() >= {"id", "title", "what", "why", "do", "sure", "reasons", "sources"}
+
+
+def test_the_list_is_whole() -> None:
+    lines = _explain("--list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [cause.id for cause in causes()]
+    content = json.loads(_explain("--list", "--json").stdout)
+    assert [entry["id"] for entry in content] == [cause.id for cause in causes()]
+    assert content[0]["patterns"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("no-such.log",), "cannot read no-such.log: No such file or directory"),
+        (("--list", "x.log"), "--list takes no files"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], message: str) -> None:
+    done = _explain(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "hint: " in done.stderr
+    assert done.stdout == ""
+
+
+# The words -------------------------------------------------------------------------------------------------
+
+
+def test_the_text_fits_into_80_columns_and_a_terminal_obeys_nothing_in_it() -> None:
+    evil = "\x1b]0;title\x07\x08\x9b31m\u202e" + "word " * 100
+    log = (
+        traceback(f"ValueError: {evil}", "[rank3]: ")
+        + f"[rank0]: RuntimeError: Connection closed by peer {evil}\n"
+        + "(errno: 97 - Address family not supported by protocol)\n"
+    )
+    text = words.as_text(report_of(log))
+    assert all(line.isprintable() and len(line) <= 80 for line in text.splitlines()), text
+    assert json.loads(json.dumps(words.as_json(report_of(log))))["found"]
+
+
+@pytest.mark.parametrize("cause", causes(), ids=lambda cause: str(cause.id))
+def test_what_is_to_be_pasted_is_kept_whole(cause: Cause) -> None:
+    report = explain(
+        [Log.of_text(f"{cause.example}\n{_ABORTED}")], [replace(cause, context=(), role="cause", over=())]
+    )
+    assert report.verdict is not None
+    text = words.as_text(report)
+    for command in re.findall("`[^`]*`", " ".join(report.verdict.told.do)):
+        assert command in text
+    broken = [line for line in text.splitlines() if len(line) > 80 and "`" not in line and "  | " not in line]
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("twelve signs", "twelve signs"),
+        ("some more words", "some more …"),
+        ("some mo words and", "some mo …"),
+        ("some/more/words", "some/more/ …"),
+    ],
+)
+def test_a_long_text_is_cut_between_words(text: str, cut: str) -> None:
+    assert excerpt(text, 12) == cut
+
+
+@given(st.text(), st.integers(2, 50))
+def test_a_text_is_cut_to_what_fits(text: str, most: int) -> None:
+    cut = excerpt(text, most)
+    assert len(cut) <= most
+    assert cut == text or (cut.endswith(" …") and text.startswith(cut[:-2]))
+
+
+def test_a_long_message_ends_with_a_sign_that_there_is_more() -> None:
+    for line in ("ValueError: " + "word " * 200, "EADDRINUSE " + "word " * 200):
+        text = words.as_text(report_of(traceback(line)))
+        assert " word …\n" in text
+        assert " wor …" not in text
+
+
+def test_all_sections() -> None:
+    end = "E1115 14:36:19.1 7 torch/x.py:869] failed (exitcode: 1) local_rank: 0 (pid: 1) of binary: python\n"
+    log = (
+        f"EADDRINUSE on port 29500\n{end}"
+        + traceback("ValueError: no", "[rank3]: ")
+        + f"(errno: 97 - Address family not supported)\n[rank0]: Broken pipe\n{end}"
+    )
+    text = words.as_text(report_of(log, "2026-11-15 14:36:19 - ERROR - CUDA out of memory\n"))
+    for heading in (
+        "What followed from that",
+        "Also found; it may be a cause of its own",
+        "Also seen, mostly harmless",
+        "  try 1: The port is taken",
+    ):
+        assert f"\n{heading}\n" in f"{text}\n"
+
+
+def test_lines_that_look_like_a_cause() -> None:
+    text = words.as_text(report_of("fine\n[rank2]: FATAL: the frobnicator failed\n"))
+    assert text.startswith("Nothing in this log is known here.")
+    assert "  | FATAL: the frobnicator failed\n  (rank 2, 0.log, line 2)\n" in text
+
+
+def test_advice_is_short() -> None:
+    advice = words.as_advice(report_of("EADDRINUSE on port 29500\n"))
+    assert advice.splitlines() == [
+        "The port is taken: Another process holds port 29500.",
+        "why: Two processes cannot listen on one port.",
+        "what to do:",
+        "  1. Use another port than 29500.",
+        "  2. End the other process.",
+    ]
+    assert words.as_advice(report_of(traceback("ValueError: no"))) == ""
+
+
+# At the end of `rallypoint run` ----------------------------------------------------------------------------
+
+
+def test_a_failed_job_ends_with_what_is_known_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(reports.VARIABLE, str(tmp_path))
+    monkeypatch.setenv("RANK", "2")
+    error = ModuleNotFoundError("No module named 'banana'")
+    reports.report_failure(ModuleNotFoundError, error, None)
+    run._explain(Reports(tmp_path))
+    told = capsys.readouterr().err
+    first, _, advice = told.partition("\nwhy: ")
+    assert "failed first: ModuleNotFoundError: No module named 'banana'\n" in first
+    assert "\nwhat to do:\n  1. " in advice

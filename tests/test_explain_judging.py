@@ -1,0 +1,484 @@
+"""The first cause, told from its consequences: small logs of jobs of several ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from explaining import report_of, traceback
+from rallypoint.explain import Log, Report
+from rallypoint.explain.failures import log_of
+from rallypoint.explain.stamps import complete_stamp
+from rallypoint.explain.words import describe_ranks
+from rallypoint.pytorch.reports import Failure, Identity
+
+_BANANA = "ValueError: the learning rate is a banana"
+_CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:9952."
+_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."
+
+
+def _title(report: Report) -> str:
+    return report.verdict.told.title if report.verdict is not None else ""
+
+
+def _order(report: Report) -> str:
+    return report.verdict.order if report.verdict is not None else ""
+
+
+def _ranks(report: Report) -> list[int]:
+    return report.verdict.told.ranks if report.verdict is not None else []
+
+
+def _consequences(report: Report) -> list[str]:
+    return [told.title for told in report.consequences]
+
+
+# Roles -----------------------------------------------------------------------------------------------------
+
+
+def test_an_ordinary_log_is_no_failure() -> None:
+    report = report_of("step 1 loss 0.5\nvalidation error: 0.25, 0 errors\nerror 0.3\n")
+    assert not report.found
+    assert report.lines == 3
+
+
+def test_a_known_cause_is_told_with_its_facts() -> None:
+    report = report_of("[E1115 14:36:19.1 socket.cpp:1] [c10d] EADDRINUSE on port 29500\n")
+    assert report.verdict is not None
+    told = report.verdict.told
+    assert (told.what, told.do[0]) == ("Another process holds port 29500.", "Use another port than 29500.")
+    assert (report.verdict.sure, report.verdict.order) == ("certain", "alone")
+
+
+def test_a_later_line_tells_what_the_first_left_open() -> None:
+    report = report_of("EADDRINUSE\nEADDRINUSE on port 29500\n")
+    assert report.verdict is not None
+    assert report.verdict.told.what == "Another process holds port 29500."
+
+
+def test_the_more_specific_entry_is_told_alone() -> None:
+    report = report_of("EADDRINUSE on port 40000\nEADDRINUSE\n")
+    assert _title(report) == "The port is one that the system hands out"
+    assert report.consequences == report.others == ()
+
+
+def test_an_entry_may_want_to_see_something_else_in_the_log() -> None:
+    error = "ncclInternalError: Internal check failed\n"
+    alone = report_of(error)
+    assert (_title(alone), [each.text for each in alone.suspects]) == ("", [error.strip()])
+    assert _title(report_of(traceback(error))) == error.strip()  # then it is an exception as any other
+    assert _title(report_of(f"{error}a stale id\n")) == "NCCL found the id of an earlier try"
+    assert _title(report_of(error, "a stale id\n")) == "NCCL found the id of an earlier try"
+
+
+def test_a_lost_connection_is_no_cause_though_it_came_first() -> None:
+    log = traceback(_CLOSED, "[rank0]: ") + traceback(_BANANA, "[rank3]: ")
+    report = report_of(log)
+    assert (_title(report), _ranks(report)) == (_BANANA, [3])
+    assert _consequences(report) == ["A connection to another rank was lost"]
+    assert report.consequences[0].ranks == [0]
+
+
+def test_consequences_alone_are_told_as_such() -> None:
+    report = report_of(traceback(_CLOSED, "[rank0]: "))
+    assert report.verdict is not None
+    assert report.verdict.told.role == "symptom"
+    assert report.verdict.sure == "likely"
+    assert "consequence" in report.verdict.reasons[-1]
+
+
+def test_an_exception_that_says_that_another_process_is_gone_is_no_cause() -> None:
+    log = traceback("ConnectionResetError: [Errno 104] reset", "[rank0]: ") + "EADDRINUSE\n"
+    report = report_of(log)
+    assert _title(report) == "The port is taken"
+    assert _consequences(report) == ["ConnectionResetError: [Errno 104] reset"]
+
+
+def test_a_wrapper_is_told_if_there_is_nothing_else() -> None:
+    report = report_of("torch.x.ChildFailedError: \nsomething fatal\n")
+    assert _title(report) == "torchrun ended because a rank failed"
+    assert report.verdict is not None
+    assert report.verdict.sure == "possible"
+    assert [suspect.text for suspect in report.suspects] == ["something fatal"]
+
+
+def test_what_is_mostly_harmless_is_told_apart() -> None:
+    report = report_of("(errno: 97 - Address family not supported by protocol)\nEADDRINUSE\n")
+    assert _title(report) == "The port is taken"
+    assert [told.title for told in report.notices] == ["IPv6 is off"]
+    alone = report_of("(errno: 97 - Address family not supported by protocol)\n")
+    assert (alone.verdict, alone.found) == (None, False)
+    assert [told.title for told in alone.notices] == ["IPv6 is off"]
+
+
+# Tracebacks ------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_exception_is_shown_with_its_place_in_the_script() -> None:
+    log = """
+        [rank3]: Traceback (most recent call last):
+        [rank3]:   File "/home/user/train.py", line 9, in <module>
+        [rank3]:     main()
+        [rank3]:   File "/home/user/train.py", line 5, in main
+        [rank3]:     dist.all_reduce(t)
+        [rank3]:   File "/opt/lib/python3.11/site-packages/torch/c10d.py", line 83, in wrapper
+        [rank3]:     return func(*args, **kwargs)
+        [rank3]:            ^^^^^^^^^^^^^^^^^^^^^
+        [rank3]: my.module.StrangeError: no
+    """
+    report = report_of(log)
+    assert report.verdict is not None
+    told = report.verdict.told
+    assert told.raised is not None
+    assert str(told.raised.place) == "/home/user/train.py, line 5, in main"
+    assert (told.title, told.first.line) == ("my.module.StrangeError: no", 9)
+
+
+def test_tracebacks_of_several_ranks_may_be_mixed() -> None:
+    three, five = traceback(_BANANA, "[rank3]: "), traceback("KeyError: 'x'", "[rank5]: ", "other.py")
+    pairs = zip(five.splitlines(), three.splitlines(), strict=True)
+    report = report_of("\n".join(line for pair in pairs for line in pair))
+    assert (_title(report), _ranks(report), _order(report)) == ("KeyError: 'x'", [5], "lines")
+    assert report.verdict is not None
+    assert "other.py" in str(report.verdict.told.raised)
+    assert [(told.title, told.ranks) for told in report.others] == [(_BANANA, [3])]
+
+
+def test_foreign_lines_between_do_not_break_a_traceback() -> None:
+    lines = traceback(_BANANA).splitlines()
+    foreign = ["step 12 loss 0.5", "node ready", "INFO: fine", "Epoch: 3", "train.py: fine"]
+    report = report_of("\n".join([*lines[:2], *foreign, *lines[2:]]))
+    assert _title(report) == _BANANA
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "KeyError: 'x'",
+        "StopIteration",
+        "queue.Empty",
+        "socket.timeout: timed out",
+        "etcd.EtcdKeyNotFound: Key not found : /torch/elastic",
+        "socket.gaierror: [Errno -2] Name or service not known",
+        "torch.distributed.DistStoreError: x",
+        "Exception: x",
+        "AssertionError",
+    ],
+)
+def test_names_of_exceptions(line: str) -> None:
+    assert _title(report_of(traceback(line))) == line
+
+
+@pytest.mark.parametrize(
+    "joint",
+    [
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+    ],
+)
+def test_the_first_exception_of_a_chain_is_nearest_to_the_cause(joint: str) -> None:
+    log = f"{traceback(_BANANA)}\n{joint}\n\n{traceback('RuntimeError: no training today')}"
+    report = report_of(log)
+    assert _title(report) == _BANANA
+    assert report.verdict is not None
+    assert report.verdict.told.became is not None
+    assert report.verdict.told.became.message == "no training today"
+    assert report.consequences == report.others == ()
+
+
+def test_a_chain_that_ends_with_a_known_cause_is_explained_by_it() -> None:
+    joint = "The above exception was the direct cause of the following exception:"
+    report = report_of(f"{traceback(_BANANA)}\n{joint}\n\n{traceback(_MEMORY)}")
+    assert _title(report) == "The memory of a GPU is full"
+    assert report.others == report.consequences == ()
+
+
+def test_what_others_say_after_an_exception_does_not_explain_it() -> None:
+    for line in ("[/gloo/pair.cc:9] Connection closed by peer", "\nBroken pipe", "ERROR:root:Broken pipe"):
+        report = report_of(f"{traceback(_BANANA)}{line}\n")
+        assert _title(report) == _BANANA, line
+
+
+def test_a_chain_that_ends_with_a_known_wrapper() -> None:
+    joint = "The above exception was the direct cause of the following exception:"
+    report = report_of(f"{traceback(_BANANA)}\n{joint}\n\n{traceback('x.ChildFailedError: ')}")
+    assert _title(report) == _BANANA
+    assert _consequences(report) == ["torchrun ended because a rank failed"]
+
+
+def test_a_traceback_may_stand_further_in() -> None:
+    indented = "".join(f"  {line}\n" for line in traceback(_BANANA).splitlines())
+    assert _title(report_of(f"rallypoint: rank 1 failed\n{indented}")) == _BANANA
+
+
+def test_two_tracebacks_without_a_joint_are_no_chain() -> None:
+    report = report_of(traceback(_BANANA) + traceback("RuntimeError: no training today"))
+    assert _title(report) == _BANANA
+    assert [told.title for told in report.others] == ["RuntimeError: no training today"]
+
+
+def test_a_later_line_of_the_message_may_tell_what_it_is() -> None:
+    log = traceback("torch.DistBackendError: NCCL error in: x.cpp:1", "[rank1]: ")
+    report = report_of(f"{log}[rank1]: ncclSystemError: x\n[rank1]: Last error: EADDRINUSE on port 1\n")
+    assert _title(report) == "The port is taken"
+    assert report.others == report.consequences == ()
+
+
+def test_an_empty_line_ends_a_message_only_where_nobody_says_who_writes() -> None:
+    more = "\nInvoked with: EADDRINUSE\n"
+    assert _title(report_of(f"{traceback(_BANANA)}{more}")) == _BANANA
+    ranked = traceback(_BANANA, "[rank0]: ") + "[rank0]: \n[rank0]: Invoked with: EADDRINUSE\n"
+    assert _title(report_of(ranked)) == "The port is taken"
+
+
+def test_the_source_of_a_frame_is_no_message() -> None:
+    log = """
+        Traceback (most recent call last):
+          File "train.py", line 5, in main
+            raise ValueError("no EADDRINUSE, and no CUDA out of memory")
+        ValueError: really not
+    """
+    assert _title(report_of(log)) == "ValueError: really not"
+
+
+def test_colours_and_progress_bars_are_no_text() -> None:
+    report = report_of("\r 10%|#   |\r 20%|##  |\x1b[31mEADDR\x1b[0mINUSE on \x1b[1;36mport 29500\x1b[0m\r\n")
+    assert report.verdict is not None
+    assert report.verdict.told.facts == {"port": "29500"}
+
+
+# Order -----------------------------------------------------------------------------------------------------
+
+
+def _stamped(time: str, text: str) -> str:
+    return f"{time},000 - ERROR - {text}\n"
+
+
+def test_times_go_before_lines() -> None:
+    log = _stamped("2026-11-15 14:36:20", "EADDRINUSE") + _stamped("2026-11-15 14:36:10", _MEMORY)
+    report = report_of(log)
+    assert (_title(report), _order(report)) == ("The memory of a GPU is full", "time")
+    assert report.verdict is not None
+    assert report.verdict.sure == "certain"
+
+
+def test_without_times_lines_of_a_log_have_an_order() -> None:
+    report = report_of(f"EADDRINUSE\n{_MEMORY}\n")
+    assert (_title(report), _order(report)) == ("The port is taken", "lines")
+
+
+def test_a_later_cause_is_no_consequence() -> None:
+    """A port that is taken fills no memory: both are told, and only torchrun or a later try proves more."""
+    report = report_of(f"EADDRINUSE\n{_MEMORY}\n[rank0]: Broken pipe\n")
+    assert [told.title for told in report.others] == ["The memory of a GPU is full"]
+    assert _consequences(report) == ["A connection to another rank was lost"]
+
+
+def test_a_traceback_has_the_time_of_the_line_before() -> None:
+    early = "2026-11-15 14:36:10 step 1\n" + traceback(_BANANA)
+    late = "2026-11-15 14:36:50 step 9\n" + traceback("KeyError: 'x'")
+    report = report_of(late, early)
+    assert (_title(report), _order(report)) == (_BANANA, "clocks")
+    assert report.verdict is not None
+    assert "clocks of different machines" in report.verdict.reasons[-1]
+
+
+def test_clocks_of_two_machines_that_differ_by_little_have_no_order() -> None:
+    logs = [f"2026-11-15T14:36:{second}Z EADDRINUSE\n" for second in ("10.0", "11.5")]
+    unknown = traceback(_BANANA, "2026-11-15T14:36:09.0Z ")
+    report = report_of(unknown, logs[1], logs[0])
+    assert (_title(report), _order(report)) == ("The port is taken", "none")  # what is known goes first
+    assert report.verdict is not None
+    assert report.verdict.sure == "likely"
+    assert [told.title for told in report.others] == [_BANANA]
+
+
+def test_times_with_and_without_a_zone_have_no_order() -> None:
+    report = report_of(
+        "2026-11-15T14:36:10Z EADDRINUSE\n", "2026-11-15 09:36:50 - ERROR - CUDA out of memory\n"
+    )
+    assert _order(report) == "none"
+
+
+def test_two_logs_without_times_have_no_order() -> None:
+    report = report_of(traceback(_BANANA), "EADDRINUSE\n")
+    assert (_title(report), _order(report)) == ("The port is taken", "none")
+
+
+def test_a_log_without_years_around_the_new_year() -> None:
+    log = "[E0101 00:00:01.1 x.cpp:1] EADDRINUSE\n[E1231 23:59:58.1 x.cpp:1] CUDA out of memory\n"
+    report = report_of(log)
+    assert (_title(report), _order(report)) == ("The memory of a GPU is full", "time")
+
+
+def test_a_log_without_years_beside_one_with_them() -> None:
+    """The times of the first mean the year of the second, whenever it is read."""
+    first = Log("a.log", [b"[E1115 14:36:50.1 x.cpp:1] EADDRINUSE\n"], host="a", modified=1.9e9)
+    second = Log("b.log", [b"2024-11-15 14:36:10.5 - ERROR - CUDA out of memory\n"], host="a", modified=1.9e9)
+    report = report_of(first, second)
+    assert (_title(report), _order(report)) == ("The memory of a GPU is full", "time")
+
+
+def test_a_log_without_years_is_not_of_the_future() -> None:
+    written = 1_794_700_000.0  # in November 2026
+    report = report_of(Log("a.log", [b"[E227 14:36:50.1 x.cpp:1] EADDRINUSE\n"], modified=written))
+    assert report.verdict is not None
+    assert str(report.verdict.told.first.time)[:10] == "2026-02-27"
+
+
+# torchrun --------------------------------------------------------------------------------------------------
+
+
+def _table(root: int, other: int, exitcode: str) -> str:
+    return f"""\
+x.ChildFailedError:
+Failures:
+[1]:
+  time      : 2026-11-15_14:41:26
+  host      : node-a
+  rank      : {other} (local_rank: 0)
+  exitcode  : {exitcode} (pid: 1)
+  error_file: <N/A>
+  traceback : x
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-15_14:41:26
+  host      : node-a
+  rank      : {root} (local_rank: 1)
+  exitcode  : 1 (pid: 2)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org
+============================================================
+"""
+
+
+def test_the_table_of_torchrun_is_proof_if_it_had_to_end_the_others() -> None:
+    failures = traceback("KeyError: 'x'", "[rank0]: ") + traceback(_BANANA, "[rank1]: ")
+    proof = report_of(failures + _table(1, 0, "-15"))
+    assert (_title(proof), _order(proof)) == (_BANANA, "torchrun")
+    none = report_of(failures + _table(1, 0, "1"))
+    assert (_title(none), _order(none)) == ("KeyError: 'x'", "lines")
+
+
+def test_a_traceback_in_the_table_is_that_of_its_rank() -> None:
+    inner = traceback(_BANANA).replace("\n", "\n  ").rstrip()
+    report = report_of(_table(5, 0, "-15").replace("To enable traceback see: https://pytorch.org", inner))
+    assert report.verdict is not None
+    assert (_title(report), _ranks(report), report.verdict.told.hosts) == (_BANANA, [5], ["node-a"])
+    assert str(report.verdict.told.first.time) == "2026-11-15 14:41:26"
+
+
+def _end_of_try(rank: int, agent: int = 7) -> str:
+    ended = f"failed (exitcode: 1) local_rank: {rank} (pid: 1) of binary: python"
+    return f"E1115 14:36:19.1 {agent} torch/x/api.py:869] {ended}\n"
+
+
+def test_lines_between_those_of_the_table_are_not_of_its_ranks() -> None:
+    begin, end = _table(5, 0, "-15").split("------------------------------------------------------------")
+    report = report_of(f"{begin}EADDRINUSE\n------\n{end}")
+    assert (_title(report), _ranks(report)) == ("The port is taken", [])
+
+
+def test_the_table_itself_is_no_cause() -> None:
+    report = report_of("train.py FAILED\n" + _table(1, 0, "-15"))
+    assert _title(report) == "torchrun ended because a rank failed"
+    assert report.suspects == ()
+
+
+def test_what_was_said_first_is_quoted_though_it_has_no_time() -> None:
+    inner = traceback(_BANANA).replace("\n", "\n  ").rstrip()
+    table = _table(1, 0, "-15").replace("To enable traceback see: https://pytorch.org", inner)
+    report = report_of(traceback(_BANANA, "[rank1]: ") + table)
+    assert report.verdict is not None
+    assert report.verdict.told.first.line == 4
+
+
+def test_the_last_try_counts() -> None:
+    log = f"EADDRINUSE\n{_end_of_try(0)}{traceback(_BANANA, '[rank1]: ')}{_end_of_try(1)}"
+    report = report_of(log)
+    assert report.verdict is not None
+    assert (_title(report), report.verdict.attempt, report.attempts) == (_BANANA, 1, 2)
+    assert [each.told.title for each in report.other_tries] == ["The port is taken"]
+    assert _consequences(report) == ["torchrun ended because a rank failed"]
+    assert report.others == ()
+
+
+def test_a_last_try_with_consequences_only_leads_to_the_one_before() -> None:
+    log = f"{traceback(_BANANA, '[rank1]: ')}{_end_of_try(1)}{traceback(_CLOSED)}{_end_of_try(0)}"
+    report = report_of(log)
+    assert report.verdict is not None
+    assert (_title(report), report.verdict.attempt, report.attempts) == (_BANANA, 0, 2)
+    assert "A connection to another rank was lost" in _consequences(report)
+
+
+def test_two_agents_that_fail_are_no_two_tries() -> None:
+    log = f"{traceback(_BANANA, '[rank1]: ')}{_end_of_try(1, 7)}EADDRINUSE\n{_end_of_try(0, 8)}"
+    assert report_of(log).attempts == 1
+
+
+# Many ------------------------------------------------------------------------------------------------------
+
+
+def test_thousands_of_ranks_are_one_finding() -> None:
+    log = "".join(f"[rank{rank}]: {_CLOSED}\n" for rank in range(3000) if rank != 7) * 2
+    report = report_of(traceback(_BANANA, "[rank7]: ") + log)
+    assert _ranks(report) == [7]
+    lost = report.consequences[0]
+    assert (lost.count, describe_ranks(lost.ranks)) == (5998, "ranks 0 to 6 and 8 to 2999")
+    assert sum(bool(seen.text) for seen in lost.seen) <= 3
+    assert lost.text == _CLOSED
+
+
+def test_thousands_of_unknown_exceptions_are_bounded() -> None:
+    kinds = [f"Error{letter * number}" for number in range(1, 60) for letter in "abcdefghi"]
+    report = report_of("".join(traceback(f"{kind}: x") for kind in kinds))
+    assert len(report.others) < 250
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([3], "rank 3"),
+        ([1, 2], "ranks 1 and 2"),
+        ([1, 2, 3, 4, 5, 6, 7, 9], "ranks 1 to 7 and 9"),
+        (list(range(0, 100, 2)), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 42 more"),
+    ],
+)
+def test_ranks_in_words(ranks: list[int], words: str) -> None:
+    assert describe_ranks(ranks) == words
+
+
+# Unknown ---------------------------------------------------------------------------------------------------
+
+
+def test_lines_that_look_like_a_cause() -> None:
+    report = report_of("fine\n[rank2]: FATAL: the frobnicator failed\nwarning: retrying, error\nerror: x\n")
+    assert report.verdict is None
+    assert report.found
+    assert [(each.text, each.rank) for each in report.suspects] == [
+        ("FATAL: the frobnicator failed", 2),
+        ("error: x", None),
+    ]
+
+
+# What `rallypoint run` knows -------------------------------------------------------------------------------
+
+
+def _failure(rank: int, time: float, text: str, tries: int = 0) -> Failure:
+    kind, _, message = text.partition(": ")
+    who = Identity(rank, rank, 4, 4, "node-a", 100, tries)
+    return Failure(who, time, kind, message, traceback(text).strip())
+
+
+def test_reports_of_failures_are_logs() -> None:
+    failures = [_failure(0, 1.5, _MEMORY), _failure(2, 1.25, _BANANA), _failure(1, 1.0, _CLOSED)]
+    report = report_of(*map(log_of, failures))
+    assert (_title(report), _ranks(report), _order(report)) == (_BANANA, [2], "time")
+    assert _consequences(report) == ["A connection to another rank was lost"]
+    assert [told.title for told in report.others] == ["The memory of a GPU is full"]
+
+
+def test_a_report_whose_traceback_was_cut_is_read() -> None:
+    cut = Failure(Identity(-1, -1, 1, 1, "a", 1, 0), 1.0, "ValueError", "x", "    step()\nValueError: x")
+    assert _title(report_of(log_of(cut))) == "ValueError: x"
+    assert complete_stamp(1.0) == log_of(cut).stamp

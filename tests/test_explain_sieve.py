@@ -1,0 +1,179 @@
+"""The quick way through a log finds what looking at every line finds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from explaining import CAUSES, traceback
+from rallypoint.explain import explain, words
+from rallypoint.explain.finding import Findings
+from rallypoint.explain.judging import judge
+from rallypoint.explain.knowledge import Cause, causes
+from rallypoint.explain.literals import VARIABLE, reduce, required_literals
+from rallypoint.explain.scanning import Log, scan
+from rallypoint.explain.sieve import BLOCK_BYTES, LONGEST_LINE, Sieve, blocks
+
+# Literals --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "literals"),
+    [
+        ("EADDRINUSE", {b"eaddrinuse"}),
+        ("(?i)Timed Out", {b"timedout"}),
+        (r"errno: 98.*port \d+", {b"errno:"}),
+        ("(?:first|second) things", {b"things"}),
+        ("first|second", {b"first", b"second"}),
+        ("a(?P<x>long text)?b", set()),
+        ("(?:long text)+", {b"longtext"}),
+        ("(?:long text)*", set()),
+        ("[abcd]efg", set()),
+        ("x{5}yes, it is", {b"yes,itis"}),
+        ("abc", set()),
+        ("1234567", set()),
+        ("long|a", set()),
+        ("(?=ahead)text", {b"text"}),
+        ("wörter", {b"rter"}),
+    ],
+)
+def test_required_literals(pattern: str, literals: set[bytes]) -> None:
+    assert required_literals(re.compile(pattern)) == literals
+
+
+@given(
+    st.data(),
+    st.sampled_from(["Timed out after (?P<n>\\d+) s", "(?:foo|bar) (?i:failed)+", "exit[A-Z]{2}code|lost"]),
+)
+def test_every_match_holds_a_literal(data: st.DataObject, text: str) -> None:
+    pattern = re.compile(text)
+    found = data.draw(st.from_regex(pattern))
+    assert any(literal in reduce(found.encode()) for literal in required_literals(pattern))
+
+
+@given(st.binary(), st.binary(min_size=1))
+def test_what_a_line_holds_its_reduced_form_holds(line: bytes, text: bytes) -> None:
+    assert reduce(text) in reduce(line + text + line)
+
+
+# Blocks ----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(max_size=20)))
+def test_blocks_lose_nothing(chunks: list[bytes]) -> None:
+    assert b"".join(blocks(chunks)) == b"".join(chunks)
+
+
+@given(st.lists(st.sampled_from([b"a\n", b"bb", b"\n", b"c\nd"])))
+def test_blocks_end_with_lines(chunks: list[bytes]) -> None:
+    found = list(blocks(chunks))
+    assert all(block.endswith(b"\n") for block in found[:-1])
+
+
+def test_a_line_that_does_not_end_is_cut() -> None:
+    endless = [b"x" * BLOCK_BYTES] * 5
+    found = list(blocks([*endless, b"x\nnext\n"]))
+    assert sum(map(len, found)) < LONGEST_LINE + 100
+    assert found[-1].endswith(b"next\n")
+
+
+def test_a_progress_bar_that_does_not_end_its_line_is_read() -> None:
+    found = list(blocks([b"\r 50%" * BLOCK_BYTES, b"\rTraceback\n"]))
+    assert found[-1].endswith(b"Traceback\n")
+    assert all(len(block) < 6 * BLOCK_BYTES for block in found)
+
+
+# The sieve -------------------------------------------------------------------------------------------------
+
+
+class _Open(Sieve):
+    """Lets everything through."""
+
+    def select(self, block: bytes) -> list[int]:
+        return list(range(block.count(b"\n") + 1))
+
+
+def _outcome(log: Sequence[bytes], known: Sequence[Cause], open_sieve: bool) -> object:
+    findings = Findings(known)
+    sieve = _Open([]) if open_sieve else Sieve(findings.texts())
+    scan(Log("log", log), findings, sieve, lambda _: None)
+    return words.as_json(judge(findings))
+
+
+_NOISE = [
+    "",
+    "step 12 loss 0.25",
+    "[rank3]: 2026-11-15 14:36:19,123 - INFO - step 12 loss 1.5e-05",
+    " 45%|####      | 45/100 [00:12<00:15]\r 46%|####      | 46/100",
+    "\x1b[32mINFO\x1b[0m fine",
+    "RuntimeWarning: fine",
+]
+_LINES = [
+    traceback("ValueError: the learning rate is a banana", "[rank1]: "),
+    traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"),
+    "[W1115 14:36:19.123 socket.cpp:601] [c10d] EADDRINUSE on port 29500",
+    "EADDR\x1b[1mINUSE on port 40000",
+    "EADDR\x1b]8;;x\x07INUSE",
+    "During handling of the above exception, another exception occurred:",
+    "[rank0]: RuntimeError: Connection closed by peer",
+    "ncclInternalError: Internal check failed",
+    "a stale id",
+    "(errno: 97 - Address family not supported by protocol)",
+    "E1115 14:36:20.123000 12345 torch/x/api.py:869] failed (exitcode: 1) local_rank: 1 (pid: 7) of binary",
+    "Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-15_14:41:26\n  rank      : 1 (x)\n",
+    "it is fatal",
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(_NOISE + _LINES), max_size=12), st.integers(1, 200))
+def test_the_sieve_loses_nothing(lines: list[str], size: int) -> None:
+    """Whatever the cuts between chunks, and whatever has been seen before."""
+    content = "\n".join(lines).encode()
+    chunks = [content[begin : begin + size] for begin in range(0, len(content), size)]
+    assert _outcome(chunks, CAUSES, open_sieve=False) == _outcome([content], CAUSES, open_sieve=True)
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([line.encode() for line in _LINES]))))
+def test_any_bytes_can_be_explained(parts: list[bytes]) -> None:
+    report = explain([Log("log", parts)], CAUSES)
+    assert all(line.isprintable() for line in words.as_text(report).splitlines())
+    json.dumps(words.as_json(report))
+
+
+def test_the_sieve_keeps_ordinary_lines_out() -> None:
+    sieve = Sieve(Findings(CAUSES).texts())
+    block = "\n".join(_NOISE).encode()
+    assert sieve.select(block) == []
+    assert sieve.select(block + b"\nEADDRINUSE\n" + block) == [len(_NOISE)]
+    assert sieve.select(block) == []
+
+
+def test_forms_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rallypoint.explain.sieve._MOST_FORMS", 10)
+    sieve = Sieve([b"text"])
+    for letter in "abcdefghijklmnopqrst":
+        assert sieve.select(f"{letter}\n".encode()) == []
+    assert len(sieve._clean) <= 11
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_every_match_of_the_knowledge_base_gets_through(data: st.DataObject) -> None:
+    """Also those that no sample shows: what a pattern matches, the sieve lets through."""
+    sieve = Sieve(Findings(causes()).texts())
+    pattern = data.draw(st.sampled_from([pattern for cause in causes() for pattern in cause.patterns]))
+    text = data.draw(st.from_regex(re.compile(pattern.pattern, pattern.flags & ~re.UNICODE | re.ASCII)))
+    line = text.replace("\n", " ").encode(errors="replace")
+    if pattern.search(line.decode()):
+        assert sieve.select(line) == [0]
+
+
+def test_digits_are_among_what_varies() -> None:
+    assert set(b"0123456789") <= set(VARIABLE)

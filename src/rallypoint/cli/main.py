@@ -8,7 +8,7 @@ import sys
 import typer
 
 import rallypoint
-from rallypoint.cli import bench, enable, explain, kv, relay, run, serve, verify
+from rallypoint.cli import bench, enable, explain, kv, relay, run, serve, torch, verify
 from rallypoint.errors import RallypointError, UsageError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("verify")(verify.verify)
 app.command("explain")(explain.explain)
 app.add_typer(kv.app, name="kv")
 app.add_typer(bench.app, name="bench")
+app.add_typer(torch.app, name="torch")
 
 
 def _print_version(wanted: bool) -> None:

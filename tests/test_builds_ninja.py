@@ -1,0 +1,227 @@
+"""The files of ninja, the progress that follows from them, and what is shown of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.builds.ninja import (
+    Console,
+    Output,
+    find_edge,
+    parse_console,
+    parse_log,
+    read_custom_outputs,
+    read_outputs,
+)
+from rallypoint.builds.progress import (
+    Libuv,
+    Load,
+    Snapshot,
+    count_steps,
+    libuv_of,
+    never_there,
+    of_this_run,
+    pace,
+    state_of,
+    targets_of,
+    time_left,
+)
+from rallypoint.builds.window import UnreadableError
+from rallypoint.cli.watching import describe
+
+_LINES = """0\t17\t1794753749936574438\tCMakeFiles/m.dir/m.c.o\t6747aa9e5bc3411a
+23\t69\t1794753749984574440\tlibuv_a.a\t560b02174eca31b3
+"""
+
+
+@pytest.mark.parametrize("version", [5, 6, 7])
+def test_logs_of_all_known_formats(version: int) -> None:
+    first, second = parse_log(f"# ninja log v{version}\n{_LINES}")
+    assert first == Output(0, 17, 1794753749936574438, "CMakeFiles/m.dir/m.c.o", "6747aa9e5bc3411a")
+    assert second.path == "libuv_a.a"
+
+
+def test_a_line_that_is_still_being_written() -> None:
+    assert len(parse_log(f"# ninja log v5\n{_LINES}74\t94\t179475375010940")) == 2
+    assert len(parse_log(f"# ninja log v5\n{_LINES}74\t94\t1794753750109\thalf of a na")) == 2
+    assert len(parse_log(f"# ninja log v5\n{_LINES}74\t94\t1794753750109\tname\t56")) == 2
+
+
+@pytest.mark.parametrize("text", ["", "nothing", "# ninja log v4\n", "# ninja log v8\n"])
+def test_other_logs_are_refused(text: str) -> None:
+    with pytest.raises(UnreadableError):
+        parse_log(text)
+
+
+@given(st.text())
+def test_any_text_behind_the_first_line_is_read(text: str) -> None:
+    for output in parse_log(f"# ninja log v6\n{text}\n"):
+        assert output.start <= output.end or output.end < output.start
+
+
+_BUILD = """rule CC
+  command = cc $in
+build all: phony a b
+build a$ b.o | implicit.o: CC in.c | header.h || order
+  FLAGS = -O2 -DX
+  DEP_FILE = a.d
+build $:odd c.o: CC in.c
+  FLAGS = -O0
+"""
+
+
+def test_steps_of_a_build_file() -> None:
+    lines = _BUILD.splitlines()
+    assert list(read_outputs(lines)) == ["a b.o", ":odd"]
+    assert list(read_custom_outputs(["build x: CUSTOM_COMMAND in", *lines])) == ["x"]
+    edge = find_edge(lines, "b.o")
+    assert edge is not None
+    assert edge.outputs == ("a b.o",)
+    assert edge.bindings == {"FLAGS": "-O2 -DX", "DEP_FILE": "a.d"}
+    last = find_edge(lines, "c.o")
+    assert last is not None
+    assert last.bindings == {"FLAGS": "-O0"}
+    assert find_edge(lines, "in.c") is None
+
+
+_CONSOLE = """ninja: Entering directory `build'
+[1/4] Building C object a.o
+[2/4] Building C object b.o
+FAILED: {code}b.o
+/usr/bin/cc -c b.c
+b.c:1:2: error: #error boom
+[3/4] Building C object c.o
+ninja: build stopped: subcommand failed.
+more
+"""
+
+
+@pytest.mark.parametrize("code", ["", "[code=1] "])
+def test_what_ninja_prints(code: str) -> None:
+    console = parse_console(_CONSOLE.format(code=code).splitlines())
+    assert (console.done, console.total, console.ended) == (2, 4, True)  # the one that failed is not done
+    (failure,) = console.failures
+    assert (failure.step, failure.lines) == ("b.o", ("/usr/bin/cc -c b.c", "b.c:1:2: error: #error boom"))
+
+
+def test_only_the_last_run_counts() -> None:
+    console = parse_console([*_CONSOLE.format(code="").splitlines(), "[1/2] Building", "  [2/2] Linking"])
+    assert (console.done, console.total, console.ended, console.failures) == (2, 2, False, ())
+    assert parse_console(["ninja: no work to do."]) == Console(ended=True, began=True)
+    assert parse_console(["[100%] Built target x", "-- Configuring done"]) == Console()
+
+
+@given(st.lists(st.text()))
+def test_any_output_is_read(lines: list[str]) -> None:
+    parse_console(lines)
+
+
+def _output(end: int, path: str = "a", stamp: float = 0.0, command: str = "", start: int = 0) -> Output:
+    return Output(start, end, int(stamp * 1e9), path, command or path)
+
+
+def test_steps_of_this_run() -> None:
+    """Neither what is too old, nor what ended later than what follows it: that was another run."""
+    new = [_output(2, "new", 100.5), _output(2, "twin", 100.5, "new"), _output(9, "always", 0)]
+    assert of_this_run([_output(1, "old", 90.0), *new], 100.0, 100.5) == new
+    assert of_this_run([_output(1, "old", 99.5), _output(5, "older run", 99.9), *new], 100.0, 100.5) == new
+    assert of_this_run([], 100.0, 0.0) == []
+    assert count_steps(new) == 2
+
+
+def test_what_the_run_before_has_done_is_not_counted() -> None:
+    """It may have ended a moment ago: its lines say that it began long before, the log's time as well."""
+    before = [_output(60_000, "made", 99.5, start=59_000), _output(60_500, "always", 0)]
+    assert of_this_run(before, 100.0, 99.9) == []
+    new = _output(60_700, "new", 159.5, start=59_500)
+    assert of_this_run([*before[:1], new], 100.0, 160.7) == [new]
+
+
+def test_steps_that_make_no_file() -> None:
+    target, made, symbolic = "a/CMakeFiles/always", "made.h", "symbolic"
+    custom = frozenset({target, made, symbolic})
+    outputs = [_output(1, made), _output(2, target), _output(3, symbolic), _output(4, "compiled.o")]
+    assert never_there(outputs, custom, lambda path: path == made) == 2
+    twice = [*outputs, _output(1, target), _output(2, symbolic)]
+    assert never_there(twice, custom, lambda path: path == made) == 2
+    failed = [*outputs, _output(1, symbolic)]  # made.h was removed by a run that did not make it again
+    assert never_there(failed, custom, lambda _: False) == 2
+
+
+def test_pace_is_that_of_the_last_minutes() -> None:
+    slow_then_quick = [_output(1_000, "a"), *(_output(900_000 + n, str(n)) for n in range(60))]
+    assert pace(slow_then_quick, 960.0) == 0.5
+    assert pace(slow_then_quick[:1], 2.0) == 0.5
+    assert pace([], 10.0) is None
+    assert time_left(40, 100, 0.5) == 120
+    assert time_left(1, None, 0.5) is None
+    assert time_left(1, 2, None) is None
+
+
+def test_libuv() -> None:
+    objects = {
+        "third_party/tensorpipe/tensorpipe/CMakeFiles/tensorpipe_uv.dir/__/third_party/libuv/src/idna.c.o",
+        "lib/libtensorpipe_uv.a",
+    }
+    server = "caffe2/CMakeFiles/torch_cpu.dir/__/torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.o"
+    known = frozenset({*objects, server, "libother.a"})
+    assert libuv_of(known, frozenset(objects)) == Libuv(2, 2, False)
+    assert libuv_of(known, known) == Libuv(2, 2, True)
+    assert libuv_of(frozenset({"lib/libtorch_cpu.so"}), frozenset()) == Libuv(0, 0, None)
+    assert libuv_of(frozenset({*objects, "a"}), frozenset()) is None
+
+
+@pytest.mark.parametrize(
+    ("console", "left", "code", "state"),
+    [
+        (None, 0, None, "complete"),
+        (None, 3, None, "stopped"),
+        (None, None, None, "stopped"),
+        (None, 3, 0, "complete"),
+        (None, 0, 2, "failed"),
+        (Console(2, 2, began=True), 3, None, "complete"),
+        (Console(1, 2, began=True), 0, None, "stopped"),
+        (Console(2, 2, ended=True, began=True), 0, None, "stopped"),
+        (parse_console(_CONSOLE.format(code="").splitlines()), 0, None, "failed"),
+        (Console(), 0, None, "complete"),
+    ],
+)
+def test_states(console: Console | None, left: int | None, code: int | None, state: str) -> None:
+    assert state_of(console, left, code, begun=True) == state
+
+
+def test_a_build_that_was_never_begun() -> None:
+    assert state_of(None, 3, None, begun=False) == "not begun"
+    assert state_of(None, 0, None, begun=False) == "complete"
+    assert state_of(None, 3, 1, begun=False) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "targets"),
+    [
+        ("ninja", []),
+        ("ninja -C build -j8 -j 8 -v torch_cpu torch_python", ["torch_cpu", "torch_python"]),
+        ("ninja --quiet -k0 install", ["install"]),
+        ("ninja -f other.ninja all", None),
+    ],
+)
+def test_targets_of_a_command_line(arguments: str, targets: list[str] | None) -> None:
+    assert targets_of(arguments.split()) == targets
+
+
+def test_a_line_about_a_build() -> None:
+    snapshot = Snapshot("running", 1200, 5000, 310.4, 735, Load(8, 790.2, 6 << 30), Libuv(30, 34, False))
+    assert describe(snapshot) == (
+        "running: 1,200 of 5,000 steps; 12 min left; 310 a minute; 8 at work, 790 % CPU, 6,144 MiB; "
+        "libuv: 30 of 34 files, its server is not"
+    )
+    done = Snapshot("complete", 5, 5, libuv=Libuv(2, 2, True))
+    assert describe(done) == "complete: 5 of 5 steps; libuv is built, its server too"
+    assert describe(Snapshot("stopped", 0, None)) == "stopped: 0 of ? steps"
+    without = Snapshot("stopped", 1, 2, libuv=Libuv(0, 0, None))
+    assert describe(without) == "stopped: 1 of 2 steps; no libuv in this build"
+    assert describe(Snapshot("failed", 5, 5, exit_code=1)) == "failed: 5 of 5 steps; the command ended with 1"
+    killed = Snapshot("failed", 5, 5, exit_code=-9)
+    assert describe(killed) == "failed: 5 of 5 steps; the command was ended by signal 9"

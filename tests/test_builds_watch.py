@@ -1,0 +1,353 @@
+"""`rallypoint torch watch` on a real project of CMake and ninja, whose progress the tests decide about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rallypoint.builds.asking import ask, find_program
+from rallypoint.builds.running import running_command
+from rallypoint.builds.watching import Watch
+from rallypoint.builds.window import UnreadableError
+from rallypoint.errors import UsageError
+
+_PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+_ENVIRONMENT = {**os.environ, "PATH": _PATH}
+
+pytestmark = pytest.mark.skipif(
+    not all(shutil.which(name, path=_PATH) for name in ("cmake", "ninja", "cc")) or not hasattr(os, "mkfifo"),
+    reason="there is no cmake, ninja or C compiler here",
+)
+
+# Six steps: an object and the library of libuv, a gate, the server, a library, and one that makes no file.
+# The gate says through one pipe that it has begun, and waits for a word through another.
+_PROJECT = """cmake_minimum_required(VERSION 3.18)
+project(small C)
+add_library(uv_a STATIC third_party/libuv/src/a.c)
+add_custom_command(OUTPUT gate.h
+  COMMAND sh -c "echo > ${CMAKE_SOURCE_DIR}/began && read word < ${CMAKE_SOURCE_DIR}/go && echo > gate.h"
+  DEPENDS uv_a VERBATIM)
+set_source_files_properties(TCPStoreLibUvBackend.cpp PROPERTIES
+  LANGUAGE C OBJECT_DEPENDS ${CMAKE_BINARY_DIR}/gate.h)
+add_custom_target(gate DEPENDS gate.h)
+add_library(torch_cpu SHARED TCPStoreLibUvBackend.cpp)
+add_dependencies(torch_cpu gate)
+add_custom_target(always ALL COMMAND ${CMAKE_COMMAND} -E echo always)
+add_dependencies(always torch_cpu)
+"""
+_STEPS = 6
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A configured project; its build folder is `build`."""
+    (tmp_path / "third_party" / "libuv" / "src").mkdir(parents=True)
+    (tmp_path / "third_party" / "libuv" / "src" / "a.c").write_text("int a(void) { return 1; }\n")
+    (tmp_path / "TCPStoreLibUvBackend.cpp").write_text("int b(void) { return 2; }\n")
+    (tmp_path / "CMakeLists.txt").write_text(_PROJECT)
+    os.mkfifo(tmp_path / "began")
+    os.mkfifo(tmp_path / "go")
+    _configure(tmp_path)
+    return tmp_path
+
+
+def _configure(project: Path, *options: str) -> None:
+    command = ["cmake", "-G", "Ninja", "-S", str(project), "-B", str(project / "build"), *options]
+    subprocess.run(command, env=_ENVIRONMENT, check=True, capture_output=True, timeout=60)
+
+
+@contextmanager
+def _building(project: Path, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A build that has come to the gate."""
+    program = find_program(project / "build")
+    assert program is not None
+    with (log or Path(os.devnull)).open("wb") as output:
+        process = subprocess.Popen(
+            [program, "-C", project / "build"], stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        (project / "began").read_text()
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _open_the_gate(project: Path) -> None:
+    (project / "go").write_text("\n")
+
+
+def _build(project: Path) -> None:
+    with _building(project) as process:
+        _open_the_gate(project)
+        assert process.wait(60) == 0
+
+
+def _command(project: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "rallypoint", "torch", "watch", str(project / "build"), *options]
+
+
+def _watch(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _command(project, *options), env=_ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+
+
+def _snapshot(project: Path, *options: str) -> dict[str, Any]:
+    document = json.loads(_watch(project, "--once", "--json", *options).stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+def _look(project: Path) -> tuple[str, int, int | None]:
+    seen = Watch(project / "build").look()
+    return seen.state, seen.done, seen.total
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_build_from_its_begin_to_its_end(project: Path) -> None:
+    before = _snapshot(project)
+    assert (before["state"], before["done"], before["total"]) == ("not begun", 0, _STEPS)
+    with _building(project) as process:
+        now = _snapshot(project)
+        assert (now["state"], now["done"], now["total"]) == ("running", 2, _STEPS)
+        assert now["libuv"] == {"done": 2, "total": 2, "server": False}
+        assert now["steps_per_minute"] > 0
+        assert now["seconds_left"] > 0
+        assert now["load"]["steps"] == 1
+        assert now["load"]["memory_bytes"] > 0
+        watcher = subprocess.Popen(_command(project), stdout=subprocess.PIPE, text=True)
+        assert watcher.stdout is not None
+        assert watcher.stdout.readline().startswith(f"running: 2 of {_STEPS} steps; ")
+        _open_the_gate(project)
+        rest, _ = watcher.communicate(timeout=60)
+        assert process.wait(60) == 0
+    assert rest == f"complete: {_STEPS} of {_STEPS} steps; libuv is built, its server too\n"
+    assert watcher.returncode == 0
+    assert _look(project) == ("complete", _STEPS, _STEPS)
+
+
+def test_a_build_that_follows_another_begins_at_nothing(project: Path) -> None:
+    """The last step of the one before makes no file, so that its line in the log has no time."""
+    _build(project)
+    log = project / "build" / ".ninja_log"
+    lines = [line.split("\t") for line in log.read_text().splitlines()[1:]]
+    for line in lines:  # as if that run had taken a minute
+        line[:2] = [str(60_000 + int(number)) for number in line[:2]]
+    log.write_text("\n".join([log.read_text().splitlines()[0], *map("\t".join, lines)]) + "\n")
+    (project / "third_party" / "libuv" / "src" / "a.c").write_text("int a(void) { return 3; }\n")
+    (project / "build" / "gate.h").unlink()
+    printed = project / "log"
+    with _building(project, printed):
+        assert _look(project) == ("running", 2, _STEPS)
+        assert Watch(project / "build", printed).look().done == 2
+
+
+def test_one_watch_of_two_builds(project: Path) -> None:
+    """However quickly the second one follows: what was logged before it is not its own."""
+    watch = Watch(project / "build")
+    _build(project)
+    assert watch.look().state == "complete"
+    (project / "build" / "gate.h").unlink()
+    with _building(project) as process:
+        assert (watch.look().done, watch.look().total) == (0, 4)
+        _open_the_gate(project)
+        assert process.wait(60) == 0
+        last = watch.look()
+        assert (last.state, last.done, last.total) == ("complete", 4, 4)
+
+
+def test_a_count_does_not_fall_when_what_is_printed_comes_late(project: Path, tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    late.touch()
+    with _building(project):
+        watch = Watch(project / "build", late)
+        assert watch.look().done == 2
+        late.write_text(f"[1/{_STEPS}] Building\n")
+        assert (watch.look().done, watch.look().total) == (2, _STEPS)
+
+
+def test_looking_changes_nothing(project: Path) -> None:
+    with _building(project):
+        before = _contents(project / "build")
+        assert _snapshot(project)["total"] == _STEPS
+        assert _contents(project / "build") == before
+
+
+def test_what_is_left_is_what_ninja_does(project: Path) -> None:
+    """After a change of a source, and after one of the flags alone, which leaves all times as they are."""
+    _build(project)
+    program = find_program(project / "build")
+    assert program is not None
+    for change in ("source", "flags"):
+        if change == "source":
+            (project / "TCPStoreLibUvBackend.cpp").write_text("int b(void) { return 3; }\n")
+        else:
+            _configure(project, "-DCMAKE_C_FLAGS=-DTORCH_USE_LIBUV")
+        log = (project / "build" / ".ninja_log").read_bytes()
+        left = ask(program, project / "build", log, ["torch_cpu"])
+        assert left is not None
+        command = [program, "-C", str(project / "build"), "torch_cpu"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            if change == "flags":
+                (project / "began").read_text()
+                _open_the_gate(project)
+            printed, _ = process.communicate(timeout=60)
+        totals = [int(total) for total in re.findall(r"^\[\d+/(\d+)\]", printed, re.MULTILINE)]
+        assert left.count == totals[-1] == {"source": 2, "flags": 5}[change]
+
+
+def test_a_failure_is_only_known_by_what_ninja_prints(project: Path) -> None:
+    (project / "TCPStoreLibUvBackend.cpp").write_text("#error boom\n")
+    log = project / "log"
+    with _building(project, log) as process:
+        _open_the_gate(project)
+        assert process.wait(60) == 1
+    blind = _watch(project)
+    assert blind.returncode == 1
+    assert blind.stdout == "stopped: 3 of 6 steps; libuv is built, its server is not\n"
+    assert "TCPStoreLibUvBackend.cpp.o" in blind.stderr
+    assert "--log" in blind.stderr
+    told = _watch(project, "--log", str(log))
+    assert told.returncode == 1
+    assert told.stdout.startswith("failed: 3 of 6 steps; ")
+    assert re.search(r"FAILED: .*TCPStoreLibUvBackend.cpp.o", told.stderr)
+    assert "error: #error boom" in told.stderr
+
+
+def test_a_failure_after_whole_builds_is_not_taken_for_an_end(project: Path) -> None:
+    """A compiler removes what it could not make; and what makes no file has been done several times."""
+    _build(project)
+    program = find_program(project / "build")
+    assert program is not None
+    subprocess.run([program, "-C", project / "build"], check=True, capture_output=True, timeout=60)
+    assert _look(project) == ("complete", _STEPS, _STEPS)
+    (project / "third_party" / "libuv" / "src" / "a.c").write_text("#error boom\n")
+    subprocess.run([program, "-C", project / "build", "-k", "0"], capture_output=True, timeout=60)
+    state, done, total = _look(project)
+    assert (state, total) == ("stopped", _STEPS)
+    assert done < _STEPS
+
+
+def test_a_command_is_run_and_watched(project: Path) -> None:
+    log = project / "log"
+    command = _command(project, "--log", str(log), "--", "cmake", "--build", str(project / "build"))
+    watcher = subprocess.Popen(command, env=_ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    (project / "began").read_text()
+    _open_the_gate(project)
+    printed, _ = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0
+    assert printed.splitlines()[-1].startswith("complete: ")
+    assert f"[{_STEPS}/{_STEPS}]" in log.read_text()
+
+
+def test_a_command_that_fails(project: Path) -> None:
+    done = _watch(project, "--", "sh", "-c", "echo no build today; exit 7")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("failed: ")
+    assert "no build today" in done.stderr
+    assert "the command ended with 7" in done.stdout
+
+
+def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match="cannot run /no/such/program: No such file"),
+        running_command(["/no/such/program"], None),
+    ):
+        pass
+    with (
+        pytest.raises(UsageError, match=f"cannot write to {tmp_path}: Is a directory"),
+        running_command(["true"], tmp_path),
+    ):
+        pass
+
+
+def test_a_command_that_fails_without_a_word(project: Path) -> None:
+    new = _watch(project, "--", "false")
+    assert (
+        new.stdout
+        == "failed: 0 of 6 steps; the command ended with 1; libuv: 0 of 2 files, its server is not\n"
+    )
+    assert "the command ended with 1, and has printed nothing" in new.stderr
+    assert "the first steps that are left to do" in new.stderr
+    _build(project)
+    done = _watch(project, "--", "false")
+    assert done.returncode == 1
+    assert done.stdout.startswith("failed: 6 of 6 steps; the command ended with 1")
+    assert "has printed nothing\nnothing was left to build\n" in done.stderr
+
+
+def test_a_terminal_obeys_nothing_that_a_build_prints(project: Path) -> None:
+    done = _watch(project, "--", "sh", "-c", r"printf 'FAILED: a\a\n\tb\b\033[2J\n'; exit 1")
+    assert "FAILED: a\\x07" in done.stderr
+    assert "  |         b\\x08\\x1b[2J" in done.stderr
+    assert all(each.isprintable() or each == "\n" for each in done.stderr)
+
+
+def test_an_interruption_ends_the_command(project: Path) -> None:
+    command = _command(project, "--", "cmake", "--build", str(project / "build"))
+    watcher = subprocess.Popen(command, env=_ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        (project / "began").read_text()
+        started = psutil.Process(watcher.pid).children(recursive=True)
+        watcher.send_signal(signal.SIGTERM)
+        watcher.communicate(timeout=30)
+    finally:
+        watcher.kill()
+        watcher.wait()
+    assert watcher.returncode == 128 + signal.SIGTERM
+    assert started
+    _, left = psutil.wait_procs(started, 20)
+    assert left == []
+
+
+def test_a_log_of_another_ninja_is_not_believed(project: Path) -> None:
+    program = find_program(project / "build")
+    assert program is not None
+    assert ask(program, project / "build", b"# ninja log v3\n", []) is None
+    assert ask(program, project / "build", b"", ["no such target"]) is None
+    assert ask("/no/such/ninja", project / "build", b"", []) is None
+
+
+def test_a_command_that_configures_first(project: Path) -> None:
+    shutil.rmtree(project / "build")
+    script = f"cmake -G Ninja -S {project} -B {project}/build && cmake --build {project}/build"
+    watcher = subprocess.Popen(
+        _command(project, "--", "sh", "-c", script), env=_ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
+    (project / "began").read_text()
+    _open_the_gate(project)
+    printed, _ = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0
+    assert printed.splitlines()[-1] == f"complete: {_STEPS} of {_STEPS} steps; libuv is built, its server too"
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no build\.ninja"):
+        Watch(tmp_path).look()
+    (tmp_path / "build.ninja").write_text("builddir = elsewhere\n")
+    assert Watch(tmp_path).look().total is None
+    (tmp_path / ".ninja_log").write_text("nothing\n")
+    with pytest.raises(UnreadableError, match=r"\.ninja_log"):
+        Watch(tmp_path).look()

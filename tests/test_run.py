@@ -74,6 +74,20 @@ def test_the_file_has_the_defaults(tmp_path: Path) -> None:
     assert done.stdout == "22", done.stderr
 
 
+def test_the_file_has_variables_for_a_command_and_the_environment_wins(tmp_path: Path) -> None:
+    (tmp_path / "rallypoint.toml").write_text("[env]\nMINE = 'of the file'\nOURS = 7\nRANK = '3'\n")
+    show = "import os; print([os.environ.get(name) for name in ('MINE', 'OURS', 'RANK')])"
+    done = _run("--", sys.executable, "-c", show, folder=tmp_path, environ={"MINE": "of the shell"})
+    assert (done.returncode, done.stdout) == (0, "['of the shell', '7', '3']\n"), done.stderr
+
+
+def test_the_file_has_variables_for_a_script_but_does_not_say_which_rank_it_is(tmp_path: Path) -> None:
+    (tmp_path / "rallypoint.toml").write_text("[env]\nMINE = 'x'\nRANK = '3'\n")
+    (tmp_path / "train.py").write_text("import os\nprint(os.environ['MINE'], os.environ['RANK'])\n")
+    done = _run("--nproc-per-node=1", "train.py", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "x 0\n"), done.stderr
+
+
 @pytest.mark.slow
 def test_two_machines_meet(tmp_path: Path) -> None:
     options = ["--nnodes=2", f"--rdzv-endpoint=localhost:{free_port()}", "--nproc-per-node=1"]

@@ -519,7 +519,7 @@ def test_torch_that_cannot_be_imported_in_time(monkeypatch: pytest.MonkeyPatch) 
     [
         ("import sys\nsys.modules['torch'] = None", "torch is not installed"),
         (
-            "import sys\nif 'training.py' in sys.argv[0]:\n    sys.modules['torch'] = None",
+            "import sys\nif sys.argv[0] == '-c':\n    sys.modules['torch'] = None",
             "cannot be imported",
         ),
     ],

@@ -8,7 +8,7 @@ import sys
 import typer
 
 import rallypoint
-from rallypoint.cli import bench, enable, explain, kv, relay, run, serve, torch, verify
+from rallypoint.cli import bench, doctor, enable, explain, kv, relay, run, serve, torch, verify
 from rallypoint.errors import RallypointError, UsageError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("enable")(enable.enable)
 app.command("disable")(enable.disable)
 app.command("verify")(verify.verify)
+app.command("doctor")(doctor.doctor)
 app.command("explain")(explain.explain)
 app.add_typer(kv.app, name="kv")
 app.add_typer(bench.app, name="bench")

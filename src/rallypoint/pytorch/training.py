@@ -8,8 +8,6 @@ any script has it; the rest comes from the environment:
     RALLYPOINT_VERIFY_INIT      the init_method; env:// if it is not set
     RALLYPOINT_VERIFY_SPAWN     how many ranks this process is to spawn, in place of being one
     RALLYPOINT_VERIFY_TIMEOUT   seconds that a rank waits for the others
-
-With the argument `--machine`, it only says what this torch and this machine have, as JSON.
 """
 
 from __future__ import annotations
@@ -251,24 +249,10 @@ def run_spawned(rank: int, world_size: int) -> None:
     run_rank("env://")
 
 
-def describe_machine() -> dict[str, object]:
-    """What decides which trainings can be run here."""
-    distributed = dist.is_available()
-    return {
-        "torch": torch.__version__,
-        "distributed": distributed,
-        "gloo": distributed and dist.is_gloo_available(),
-        "nccl": distributed and dist.is_nccl_available(),
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-    }
-
-
 def main() -> None:
     """As the environment says."""
     ranks = int(os.environ.get("RALLYPOINT_VERIFY_SPAWN") or 0)
-    if sys.argv[1:] == ["--machine"]:
-        sys.stdout.write(json.dumps(describe_machine()) + "\n")
-    elif ranks:
+    if ranks:
         torch.multiprocessing.spawn(run_spawned, args=(ranks,), nprocs=ranks)
     else:
         run_rank(os.environ.get("RALLYPOINT_VERIFY_INIT") or "env://")

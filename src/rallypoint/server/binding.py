@@ -60,6 +60,15 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return _listen_all(place.addresses, port)
 
 
+def try_port(host: str, port: int) -> None:
+    """Raise what `listen` would, where binding shows it, without anybody being able to connect meanwhile."""
+    for address in find_place(host).addresses:
+        try:
+            _bind(address, port).close()
+        except OSError as error:
+            raise _bind_failure(address, port, error) from error
+
+
 def adopt(fd: int) -> socket.socket:
     """The socket behind a file descriptor that the caller has bound, listening from now on."""
     try:
@@ -170,6 +179,16 @@ def _listen_on(address: str, port: int) -> list[socket.socket]:
 
 
 def _open(address: str, port: int, *, shared: bool = False) -> socket.socket:
+    listener = _bind(address, port, shared=shared)
+    try:
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
     listener = socket.socket(_family_of(address), socket.SOCK_STREAM)
     try:
         _allow_reuse(listener)
@@ -179,7 +198,6 @@ def _open(address: str, port: int, *, shared: bool = False) -> socket.socket:
             only_v6 = address != "::"
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
         listener.bind((address, port))
-        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

@@ -53,8 +53,11 @@ def run(build: Builder) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settle_in(logging.WARNING)
     commands = sys.stdin.buffer
+    line = commands.readline()
+    if not line:
+        return  # the parent has ended before it could say a word
     try:
-        order = json.loads(commands.readline())
+        order = json.loads(line)
         listeners = _take_listeners(order, commands)
         loop, warning = make_loop(Choice(order["backend"]))
         pump = build(order, loop, listeners)
@@ -116,8 +119,12 @@ def _watch_parent(loop: Loop, commands: BinaryIO, on_end: Callable[[], None]) ->
 
 def _report(message: dict[str, str]) -> None:
     # On a line of its own, whatever else has been printed.
-    sys.stdout.write(f"\n{ANSWER_MARK}{json.dumps(message)}\n")
-    sys.stdout.flush()
+    heard = sys.stderr is not None
+    try:
+        sys.stdout.write(f"\n{ANSWER_MARK}{json.dumps(message)}\n")
+        sys.stdout.flush()
+    except OSError:  # the parent has ended: what it was to hear goes nowhere
+        heard = False
     # Nobody reads the pipe from here on.
-    elsewhere = sys.stderr.fileno() if sys.stderr is not None else os.open(os.devnull, os.O_WRONLY)
+    elsewhere = sys.stderr.fileno() if heard else os.open(os.devnull, os.O_WRONLY)
     os.dup2(elsewhere, sys.stdout.fileno())

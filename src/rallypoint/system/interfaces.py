@@ -5,6 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+_VIRTUAL: Final = (
+    *("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "podman", "lxcbr", "lxdbr", "kube-"),
+    *("dummy", "tun", "tap", "wg", "tailscale", "zt", "utun", "vEthernet", "ifb", "awdl", "llw"),
+)
+_LINK_LOCAL: Final = ("fe80", "169.254.")
 
 
 @dataclass(frozen=True)
@@ -22,7 +29,7 @@ class Interface:
     @property
     def is_virtual(self) -> bool:
         """Whether it most likely leads to containers of this machine, and not to other machines."""
-        return self.name.startswith(("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "podman"))
+        return self.name.startswith(_VIRTUAL)
 
     @property
     def leads_out(self) -> bool:
@@ -45,10 +52,11 @@ def interfaces() -> list[Interface]:
 
 
 def _addresses(entries: Sequence[object]) -> tuple[str, ...]:
-    """IPv4 first; link-local ones of IPv6 lead nowhere without a scope, and nobody writes that."""
+    """IPv4 first; without those of one link, which lead nowhere else."""
     found = [
         (getattr(entry, "family", None) == socket.AF_INET6, str(getattr(entry, "address", "")))
         for entry in entries
         if getattr(entry, "family", None) in (socket.AF_INET, socket.AF_INET6)
     ]
-    return tuple(address for _, address in sorted(found) if not address.lower().startswith("fe80"))
+    ordered = sorted(found, key=lambda pair: pair[0])  # the first of its family stays the first
+    return tuple(address for _, address in ordered if not address.lower().startswith(_LINK_LOCAL))

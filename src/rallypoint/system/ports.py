@@ -75,5 +75,6 @@ def _command_of(process: Path) -> str:
         words = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
         return "ended"
-    text = " ".join(word.decode(errors="replace") for word in words)
+    # Of a program on the command line (python -c), the first line.
+    text = " ".join(word.decode(errors="replace").partition("\n")[0] for word in words)
     return " ".join(text.split())[:120]

@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from rallypoint.errors import RallypointError
 from rallypoint.pytorch import environment
+from rallypoint.pytorch.asking import ask
 from rallypoint.verify import SIMULATION
 from rallypoint.verify.judging import (
     PORT_TAKEN,
@@ -101,32 +102,21 @@ def examine_machine() -> Machine:
             "torch is not installed for this Python",
             hint=f"install it for {sys.executable}: pip install torch",
         )
-    content = _ask_torch()
-    machine = Machine(**{**content, "gpus": tuple(content["gpus"])})
+    answers = ask(("torch", "devices"), _clean(os.environ), _MACHINE_SECONDS)
+    problem = answers.error_of("torch") or answers.error_of("devices")
+    if problem:
+        raise RallypointError(f"torch cannot be imported: {problem}", hint="try python -c 'import torch'")
+    torch, devices = answers.parts["torch"], answers.parts["devices"]["devices"]
+    machine = Machine(
+        torch["version"],
+        torch["distributed"],
+        "gloo" in torch["backends"],
+        "nccl" in torch["backends"],
+        tuple(device["name"] for device in devices),
+    )
     if not machine.gloo:
         raise RallypointError(f"torch {machine.torch} was built without gloo", hint="install another build")
     return machine
-
-
-def _ask_torch() -> dict[str, Any]:
-    """In another process: torch takes seconds and much memory, and we only start others that need it."""
-    try:
-        asked = subprocess.run(
-            [sys.executable, str(SCRIPT), "--machine"],
-            env=_clean(os.environ),
-            capture_output=True,
-            text=True,
-            timeout=_MACHINE_SECONDS,
-            check=True,
-        )
-    except subprocess.TimeoutExpired:
-        problem = f"it is not done after {_MACHINE_SECONDS:g} s"
-    except subprocess.CalledProcessError as error:
-        problem = (str(error.stderr).strip() or f"exit code {error.returncode}").splitlines()[-1]
-    else:
-        content: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
-        return content
-    raise RallypointError(f"torch cannot be imported: {problem}", hint="try python -c 'import torch'")
 
 
 def is_missing(route: Route) -> bool:

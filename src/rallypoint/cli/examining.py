@@ -1,0 +1,237 @@
+"""What `rallypoint doctor` does and prints: apart, since it takes half a second to import."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+import rallypoint
+from rallypoint.cli.findings import conclude, print_findings, print_heading, print_matrix, print_outlook
+from rallypoint.doctor import checking
+from rallypoint.doctor.catalogue import CHECKS
+from rallypoint.doctor.everyone import attend_job, by_launcher, open_practice, own_address, visit
+from rallypoint.doctor.everyone import receive as receive_visitors
+from rallypoint.doctor.gathering import Gathered
+from rallypoint.doctor.judging import judge
+from rallypoint.doctor.outlook import Outlook, look_ahead
+from rallypoint.doctor.packages import versions
+from rallypoint.doctor.situation import Situation
+from rallypoint.errors import RallypointError
+from rallypoint.findings import Finding, State, failure, ok
+from rallypoint.launch.amending import Amendment, plan_amendment
+from rallypoint.meeting.endpoint import Endpoint
+from rallypoint.pytorch.environment import without_rank
+from rallypoint.system.packages import ABSENT
+
+_QUIET: Final = (State.OK, State.NOTE)
+
+
+def examine(situation: Situation, *, asked_for: bool, as_json: bool) -> bool:
+    """This machine; and the way to another one whose doctor listens at the endpoint, if it was named."""
+    begun = time.monotonic()
+    findings = _run_checks(situation, show_progress=True)
+    place = situation.endpoint if asked_for else None
+    gathered, between = _visit(place, findings) if place else (None, [])
+    outlook = _outlook(findings)
+    seconds = time.monotonic() - begun
+    if as_json:
+        own = findings if gathered else [*findings, *between]
+        print(json.dumps({**_document(own, outlook, seconds), **_about(gathered, between)}, indent=2))
+    else:
+        print_findings([*findings, *between])
+        if gathered:
+            print_matrix(gathered)
+        print_outlook(outlook)
+    return conclude([*findings, *between], seconds)
+
+
+def _visit(endpoint: Endpoint, findings: Sequence[Finding]) -> tuple[Gathered | None, list[Finding]]:
+    """What there is between this machine and the one of a doctor at the endpoint, if there is one."""
+    try:
+        gathered = visit(endpoint, findings)
+    except RallypointError as error:
+        return None, [failure("machines", f"the doctor at {endpoint} went away: {error.message}", error.hint)]
+    return gathered, judge(gathered) if gathered else []
+
+
+def examine_everyone(folder: Path, *, as_json: bool) -> bool:
+    """All machines of a launched job; the first one prints, the others only take part."""
+    job = by_launcher(os.environ)
+    if not job.is_first_here:
+        return True
+    begun = time.monotonic()
+    # What the launcher says of this rank is right for this job, and says nothing about the next one.
+    situation = Situation(without_rank(os.environ), None, folder)
+    gathered = attend_job(job, _run_checks(situation, show_progress=False))
+    if job.number != 0:
+        return True  # else a launcher would call it a failure of its own
+    between = judge(gathered)
+    if as_json:
+        print(json.dumps({"rallypoint": rallypoint.__version__, **_about(gathered, between)}, indent=2))
+    else:
+        _print_machines(gathered)
+        print_heading("between the machines")
+        print_findings(between)
+        print_matrix(gathered)
+    everything = [*(each for found in gathered.findings.values() for each in found), *between]
+    return conclude(everything, time.monotonic() - begun)
+
+
+def _print_machines(gathered: Gathered) -> None:
+    """What is not good, first what is so on all machines, then what is so on each."""
+    of_each = {
+        number: {(each.name, each.state, each.found): each for each in found if each.state not in _QUIET}
+        for number, found in gathered.findings.items()
+    }
+    common = set.intersection(*(set(found) for found in of_each.values())) if len(of_each) > 1 else set()
+    if common:
+        print_heading("on every machine")
+        print_findings([each for key, each in next(iter(of_each.values())).items() if key in common])
+    for number, found in sorted(of_each.items()):
+        print_heading(f"on {gathered.name(number)}")
+        own = [each for key, each in found.items() if key not in common]
+        print_findings(own or [ok("machine", "nothing else" if common else "nothing is wrong")])
+
+
+def receive(endpoint: Endpoint | None, *, as_json: bool) -> bool:
+    """Wait for doctors of other machines, until interrupted; whether all ways were good."""
+    good = [True]
+    turn = threading.Lock()
+
+    def tell(gathered: Gathered) -> None:
+        between = judge(gathered)
+        with turn:
+            good[0] = good[0] and all(each.state is not State.FAILURE for each in between)
+            if as_json:
+                print(json.dumps(_about(gathered, between)), flush=True)
+                return
+            print_heading(f"{gathered.name(1)} came" if 1 in gathered.cards else "somebody came, and left")
+            print_findings(between)
+            sys.stdout.flush()
+
+    with open_practice(endpoint) as store:
+        host = endpoint.host if endpoint else own_address()
+        where = Endpoint(host, store.port)
+        try:
+            print(
+                f"rallypoint: listening; on another machine: rallypoint doctor --endpoint {where}",
+                file=sys.stderr,
+            )
+            receive_visitors(store, tell)
+        except KeyboardInterrupt:
+            print("rallypoint: done", file=sys.stderr)
+    return good[0]
+
+
+def mend(situation: Situation, *, as_json: bool) -> bool:
+    """Examine this machine, show what would mend something, and write it."""
+    begun = time.monotonic()
+    findings = _run_checks(situation, show_progress=True)
+    # A variable that is set goes before the file: there, only the hint helps.
+    wanted = dict.fromkeys(each.fix for each in findings if each.fix)
+    fixes = [each for each in wanted if each and not (each.table == "env" and each.key in situation.environ)]
+    tables: dict[str, dict[str, str]] = {}
+    for each in fixes:
+        tables.setdefault(each.table, {})[each.key] = each.value
+    plan = plan_amendment(Path.cwd(), tables) if tables else None
+    has_all = plan is not None and not plan.added
+    if has_all:
+        plan = None
+    if as_json:
+        _apply(plan, ask=False)
+        document = _document(findings, _outlook(findings), time.monotonic() - begun)
+        print(json.dumps({**document, "written": _about_plan(plan)}, indent=2))
+    else:
+        print_findings([each for each in findings if each.state is not State.OK])
+        _print_plan(plan, has_all=has_all)
+        _apply(plan, ask=sys.stdin.isatty())
+    return conclude(findings, time.monotonic() - begun)
+
+
+def _apply(plan: Amendment | None, *, ask: bool) -> None:
+    if plan is None:
+        return
+    if ask and not typer.confirm(f"write {plan.path}?", default=True, err=True):
+        print("rallypoint: nothing was written", file=sys.stderr)
+        return
+    try:
+        plan.write()
+    except OSError as error:
+        raise RallypointError(f"{plan.path} cannot be written: {error.strerror or error}") from error
+    print(f"rallypoint: wrote {plan.path}; to undo it, {plan.undo}", file=sys.stderr)
+
+
+def _print_plan(plan: Amendment | None, *, has_all: bool) -> None:
+    if plan is None:
+        why = (
+            "rallypoint.toml has it all already" if has_all else "none of this is for rallypoint.toml to mend"
+        )
+        print(f"\nNothing to write: {why}.")
+        return
+    print(f"\n{plan.path} would be:\n")
+    print(textwrap.indent(plan.after, "    "))
+
+
+# Running ----------------------------------------------------------------------------------------------------
+
+
+def _run_checks(situation: Situation, *, show_progress: bool) -> list[Finding]:
+    """All checks, in the order of the catalogue."""
+    found: dict[str, Sequence[Finding]] = {}
+    with _progress(show_progress) as progress:
+        task = progress.add_task("examining", total=len(CHECKS)) if progress else None
+        for check, findings in checking.run(CHECKS, situation):
+            found[check.name] = findings
+            if progress is not None and task is not None:
+                progress.advance(task)
+    return [finding for check in CHECKS for finding in found.get(check.name, ())]
+
+
+def _progress(wanted: bool) -> AbstractContextManager[Progress | None]:
+    if not wanted or not sys.stderr.isatty():
+        return nullcontext()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def _outlook(findings: Sequence[Finding]) -> list[Outlook]:
+    return look_ahead(findings, {name: each for name, each in versions().items() if each != ABSENT})
+
+
+# As JSON ---------------------------------------------------------------------------------------------------
+
+
+def _document(findings: Sequence[Finding], outlook: Sequence[Outlook], seconds: float) -> dict[str, Any]:
+    return {
+        "rallypoint": rallypoint.__version__,
+        "seconds": round(seconds, 3),
+        "findings": [each.as_json() for each in findings],
+        "outlook": [each.as_json() for each in outlook],
+    }
+
+
+def _about_plan(plan: Amendment | None) -> dict[str, Any] | None:
+    if plan is None:
+        return None
+    tables: dict[str, dict[str, str]] = {}
+    for table, key, value in plan.added:
+        tables.setdefault(table, {})[key] = value
+    return {"file": str(plan.path), "settings": tables, "undo": plan.undo}
+
+
+def _about(gathered: Gathered | None, between: Sequence[Finding]) -> dict[str, Any]:
+    if gathered is None:
+        return {}
+    return {"machines": {**gathered.as_json(), "between": [each.as_json() for each in between]}}

@@ -1,0 +1,131 @@
+"""What this torch has and can do, found by trying it: a version number does not tell how it was built.
+
+It runs in a process of its own, started by `asking`, and prints one line of JSON for each part as soon as
+that is known: what hangs or crashes takes nothing along that was found before.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final
+
+_SECONDS: Final = 5.0
+_ROUND_TRIPS: Final = 100
+
+Facts = dict[str, Any]
+
+
+def main() -> None:
+    """The parts that the arguments name; `host:port` behind `store=` is of a store that is up."""
+    for word in sys.argv[1:]:
+        part, _, argument = word.partition("=")
+        try:
+            facts = _PARTS[part](argument)
+        except Exception as error:  # torch raises what it likes; all of it is an answer
+            facts = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+        sys.stdout.write(json.dumps({"part": part, **facts}) + "\n")
+        sys.stdout.flush()
+
+
+def _examine_torch(_: str) -> Facts:
+    import torch
+    import torch.distributed as dist
+
+    distributed = dist.is_available()
+    names = ("gloo", "nccl", "mpi", "ucc", "xccl")
+    has = {name: getattr(dist, f"is_{name}_available", lambda: False) for name in names}
+    return {
+        "version": torch.__version__,
+        "path": str(torch.__file__),
+        "cuda": torch.version.cuda or "",
+        "hip": getattr(torch.version, "hip", None) or "",
+        "distributed": distributed,
+        "backends": [name for name in names if distributed and has[name]()],
+        "nccl": _nccl_version(torch) if distributed and has["nccl"]() else "",
+    }
+
+
+def _nccl_version(torch: Any) -> str:
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+
+def _examine_devices(_: str) -> Facts:
+    import torch
+
+    cuda = torch.cuda
+    found = [_describe_device(cuda, index) for index in range(cuda.device_count())]
+    return {"devices": found, "kernels": cuda.get_arch_list() if found else []}
+
+
+def _describe_device(cuda: Any, index: int) -> Facts:
+    about = cuda.get_device_properties(index)
+    free, total = cuda.mem_get_info(index)
+    return {"name": about.name, "capability": [about.major, about.minor], "bytes": total, "free": free}
+
+
+def _examine_store(place: str) -> Facts:
+    """Whether torch's own client reaches a store, as it is made by default, and how quick it is."""
+    import torch.distributed as dist
+
+    from rallypoint.pytorch.probe import examine
+
+    host, _, port = place.rpartition(":")
+    fault = examine(host, int(port))
+    if fault is not None:
+        return {"fault": fault.name}
+    store = dist.TCPStore(host, int(port), None, False, timedelta(seconds=_SECONDS))
+    begun = time.perf_counter()
+    for _ in range(_ROUND_TRIPS):
+        store.add("examination", 1)
+    return {"fault": "", "round_trip": (time.perf_counter() - begun) / _ROUND_TRIPS}
+
+
+def _examine_gloo(_: str) -> Facts:
+    return _reduce("gloo", "cpu")
+
+
+def _examine_nccl(_: str) -> Facts:
+    return _reduce("nccl", "cuda")
+
+
+def _reduce(backend: str, device: str) -> Facts:
+    """One rank by itself: the backend finds an interface and a device, or says why not."""
+    import torch
+    import torch.distributed as dist
+
+    begun = time.perf_counter()
+    dist.init_process_group(
+        backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=_SECONDS)
+    )
+    try:
+        value = torch.ones(1, device=device)
+        dist.all_reduce(value)
+        if value.item() != 1.0:
+            raise RuntimeError(f"the sum of one 1 is {value.item()}")
+    finally:
+        dist.destroy_process_group()
+    return {"seconds": time.perf_counter() - begun}
+
+
+def _examine_plugin(_: str) -> Facts:
+    """Whether torchrun knows our rendezvous backend, and can load it."""
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    from rallypoint.pytorch.plugin import get_handler
+
+    get_handler()  # torchrun swallows what goes wrong here
+    return {"backends": sorted(getattr(rendezvous_handler_registry, "_registry", ()))}
+
+
+_PARTS: Final[dict[str, Callable[[str], Facts]]] = {
+    "torch": _examine_torch,
+    "devices": _examine_devices,
+    "store": _examine_store,
+    "gloo": _examine_gloo,
+    "nccl": _examine_nccl,
+    "plugin": _examine_plugin,
+}

@@ -1,0 +1,805 @@
+"""`rallypoint doctor` as a command: what it prints, writes and leaves behind, also on half a system."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import typer
+
+from jobs import free_port, job
+from namespaces import Machine, two_machines
+from processes import end
+from rallypoint.cli import examining
+from rallypoint.cli.findings import print_matrix
+from rallypoint.cli.main import main
+from rallypoint.doctor import everyone
+from rallypoint.doctor.catalogue import CHECKS
+from rallypoint.doctor.everyone import visit
+from rallypoint.doctor.gathering import Gathered
+from rallypoint.doctor.situation import Situation
+from rallypoint.errors import ConnectionLostError, UsageError
+from rallypoint.findings import Finding, Fix, failure, note, ok, unknown, warning
+from rallypoint.meeting.endpoint import Endpoint, parse_endpoint
+from rallypoint.pytorch.environment import put_on_path, without_rank
+from rallypoint.stores.prefix import PrefixStore
+from rallypoint.stores.tcp import TCPStore
+from raw import SECONDS, until
+from test_doctor_judging import gathering, way
+
+DOCTOR = (sys.executable, "-m", "rallypoint", "doctor")
+
+# torch takes seconds, and so do look-ups where the resolver does not answer: for tests of something else.
+QUICK = """
+import socket, sys
+sys.modules["torch"] = None
+socket.getnameinfo = lambda *_: ("localhost", "9")
+"""
+
+BARE = """
+import socket, sys
+sys.modules["torch"] = None
+
+class Socket(socket.socket):
+    def __init__(self, *_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+def refuse(*_, **__):
+    raise PermissionError(1, "Operation not permitted")
+
+socket.socket = Socket
+socket.getaddrinfo = socket.getnameinfo = refuse
+"""
+
+
+def environment(folder: Path, customisation: str = "", **more: str) -> dict[str, str]:
+    """Of a shell that knows of no job, with a program that every interpreter runs first."""
+    environ = {**without_rank(os.environ), "OMP_NUM_THREADS": "1", **more}
+    if not customisation:
+        return environ
+    place = folder / "customisation"
+    place.mkdir(exist_ok=True)
+    (place / "sitecustomize.py").write_text(customisation)
+    return put_on_path(environ, place)
+
+
+def doctor(
+    *words: str, environ: Mapping[str, str], folder: Path, prefix: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*prefix, *DOCTOR, *words],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS * 2,
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def by_name(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for each in document["findings"]:
+        found.setdefault(each["name"], []).append(each)
+    return found
+
+
+def states(document: dict[str, Any]) -> set[str]:
+    return {each["state"] for each in document["findings"]}
+
+
+# This machine ----------------------------------------------------------------------------------------------
+
+
+def test_this_machine_is_examined_in_time(tmp_path: Path) -> None:
+    port = free_port()
+    environ = environment(tmp_path, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    begun = time.monotonic()
+    done = doctor("--json", "--folder", str(tmp_path), environ=environ, folder=tmp_path)
+    seconds = time.monotonic() - begun
+    document = json.loads(done.stdout)
+    found = by_name(document)
+    of_torch = {"libuv", "gloo", "devices", "torchrun-plug-in"}
+    assert (
+        set(found) - {"known-defects", "nccl"} >= {check.name for check in CHECKS} - {"interface"} | of_torch
+    )
+    assert done.returncode == (1 if "failure" in states(document) else 0), done.stdout
+    assert "unknown" not in states(document), done.stdout
+    assert all(each["hint"] for each in document["findings"] if each["state"] == "failure")
+    assert str(port) in found["port"][0]["found"]
+    assert found["store"][0]["found"] == f"nothing listens at 127.0.0.1:{port} yet"
+    assert str(tmp_path.resolve()) in found["file-init"][0]["found"]
+    outlook = {each["name"]: each["prospect"] for each in document["outlook"]}
+    assert list(outlook) == ["plain (env://, tcp://)", "torchrun", "accelerate", "file init", "gloo", "NCCL"]
+    assert list(outlook.values()) == ["yes"] * 5 + ["no"]
+    assert re.search(r"^rallypoint: .* \(\d+ findings in [\d.]+ s\)$", done.stderr, re.MULTILINE), done.stderr
+    assert "Traceback" not in done.stderr
+    assert seconds < 10
+    assert document["seconds"] < seconds
+    names = [
+        each["name"] for each in document["findings"] if each["name"] in {check.name for check in CHECKS}
+    ]
+    order = [check.name for check in CHECKS]
+    assert names == sorted(names, key=order.index), "in the order of the catalogue, whenever they came"
+
+
+def without_proc() -> Sequence[str]:
+    """What stands in front of a command for it to have no /proc; nothing where that is not allowed."""
+    hide = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
+    if shutil.which("unshare") is None or subprocess.run([*hide, "true"], capture_output=True).returncode:
+        return ()
+    return hide
+
+
+@pytest.mark.parametrize("proc", [True, False], ids=["with /proc", "without /proc"])
+def test_without_torch_and_without_sockets_it_still_says_what_it_can(proc: bool, tmp_path: Path) -> None:
+    prefix = () if proc else without_proc()
+    if not proc and not prefix:
+        pytest.skip("no mount namespace can be had here")
+    environ = environment(tmp_path, BARE, MASTER_ADDR="127.0.0.1")
+    begun = time.monotonic()
+    asked_for = ("--endpoint", "127.0.0.1:29500") if proc else ()  # then a visit is tried, too
+    done = doctor("--json", *asked_for, environ=environ, folder=tmp_path, prefix=prefix)
+    assert "Traceback" not in done.stderr, done.stderr
+    document = json.loads(done.stdout)
+    found = by_name(document)
+    assert done.returncode == 1
+    assert found["torch"][0]["found"].startswith("not installed for")
+    assert found["loopback"][0]["state"] == "failure"
+    assert "Operation not permitted" in found["loopback"][0]["found"]
+    assert found["address-families"][0]["state"] == "failure"
+    assert found["store"][0]["state"] == "failure"
+    assert found["file-init"][0]["state"] == "ok", "files need no sockets"
+    assert {each["prospect"] for each in document["outlook"]} == {"no"}
+    assert ("unknown" in {each["state"] for each in found["backlog"]}) != proc
+    assert time.monotonic() - begun < 20
+
+
+# Usage -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--endpoint", "a b"], "'a b' is no endpoint"),
+        (["--endpoint", "node:70000"], "is no endpoint"),
+        (["--endpoint", "node:0"], "names no port"),
+        (["--endpoint", ""], "names no port"),
+        (["--folder", "/no/such/folder"], "/no/such/folder is not a folder"),
+        (["--listen", "--fix"], "--listen, --all and --fix are for different things"),
+        (["--listen", "--all"], "--listen, --all and --fix are for different things"),
+        (["--all", "--fix"], "--listen, --all and --fix are for different things"),
+        (["--all"], "--all is for a process that a launcher has started"),
+        (["--listen", "--endpoint", "192.0.2.1:29500"], "192.0.2.1 is not this machine"),
+    ],
+)
+def test_wrong_usage_exits_with_2(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["rallypoint", "doctor", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert "hint: " in said.err
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "endpoint", "asked_for"),
+    [
+        ([], Endpoint("by-variable", 29500), False),
+        (["--endpoint", "by-option:1"], Endpoint("by-option", 1), True),
+    ],
+)
+def test_only_an_endpoint_that_was_asked_for_is_visited(
+    words: list[str], endpoint: Endpoint, asked_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def examine(situation: Situation, **said: bool) -> bool:
+        assert (situation.endpoint, said) == (endpoint, {"asked_for": asked_for, "as_json": False})
+        return True
+
+    monkeypatch.setenv("MASTER_ADDR", "by-variable")
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    monkeypatch.setattr(examining, "examine", examine)
+    monkeypatch.setattr(sys, "argv", ["rallypoint", "doctor", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 0
+
+
+# What is printed -------------------------------------------------------------------------------------------
+
+WRONG = [
+    ok("python", "3.11"),
+    warning(
+        "host-name",
+        "me is 127.0.0.1",
+        "export GLOO_SOCKET_IFNAME=eth7",
+        Fix("env", "GLOO_SOCKET_IFNAME", "eth7"),
+    ),
+    unknown("interfaces", "the system does not tell them"),
+    failure("libuv", "it says \x1b[31mred", "rallypoint run --client=python", Fix("run", "client", "python")),
+    failure("gloo", "it fails", "export GLOO_SOCKET_IFNAME=eth7", Fix("env", "GLOO_SOCKET_IFNAME", "eth7")),
+]
+
+
+@pytest.fixture
+def findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Finding]:
+    """What the checks will have found, to be changed at will; in a folder of its own."""
+    found = list(WRONG)
+    monkeypatch.setattr(examining, "_run_checks", lambda *_, **__: list(found))
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+HERE = Situation({}, None, Path())
+
+
+def test_a_report_for_people(findings: list[Finding], capsys: pytest.CaptureFixture[str]) -> None:
+    assert not examining.examine(HERE, asked_for=False, as_json=False)
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[:3] == [
+        "ok       python      3.11",
+        "warning  host-name   me is 127.0.0.1",
+        "                     hint: export GLOO_SOCKET_IFNAME=eth7",
+    ]
+    assert "failure  libuv       it says \\x1b[31mred" in lines, "a terminal obeys nothing of it"
+    assert "What will work here:" in lines
+    assert said.err.startswith("rallypoint: 2 failed, 1 with a warning, 1 not known (5 findings in 0.0 s)")
+
+
+def test_what_is_good_to_know_is_told_and_no_reason_to_warn(
+    findings: list[Finding], capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings[:] = [ok("torch", "2"), note("known-defects", "it warns", "ignore it"), note("clock", "late")]
+    assert examining.examine(HERE, asked_for=False, as_json=False)
+    said = capsys.readouterr()
+    assert said.out.splitlines()[1:4] == [
+        "note     known-defects  it warns",
+        "                        hint: ignore it",
+        "note     clock          late",
+    ]
+    assert said.err.startswith("rallypoint: all is well (3 findings")
+
+
+def test_a_good_report(findings: list[Finding], capsys: pytest.CaptureFixture[str]) -> None:
+    findings[:] = [ok("torch", "2"), ok("libuv", "x")]
+    assert examining.examine(HERE, asked_for=False, as_json=False)
+    said = capsys.readouterr()
+    assert "hint" not in said.out
+    assert said.err.startswith("rallypoint: all is well (2 findings")
+
+
+@pytest.mark.parametrize(
+    ("state", "good"),
+    [(note, True), (warning, True), (unknown, True), (failure, False)],
+    ids=["note", "warning", "unknown", "failure"],
+)
+def test_only_failures_make_it_fail(
+    state: Any, good: bool, findings: list[Finding], capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings[:] = [state("x", "y")]
+    assert examining.examine(HERE, asked_for=False, as_json=True) == good
+
+
+def test_long_texts_are_wrapped_and_commands_kept_whole(
+    findings: list[Finding], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    command = "export LONG=one; export LONGER=" + "x" * 70
+    findings[:] = [warning("name", "word " * 30, command)]
+    examining.examine(HERE, asked_for=False, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{'':15}hint: {command}" in lines, "on one line, to be pasted"
+    assert all(len(line) <= 60 for line in lines[:4])
+    assert lines[1].startswith(" " * 15 + "word")
+
+
+def test_an_error_of_several_lines_is_told_in_one_text(
+    findings: list[Finding], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those of a store that cannot be reached, with a line for each address."""
+    findings[:] = [failure("machines", "cannot reach a:1 (9 tries):\n  10.0.0.1: refused")]
+    examining.examine(HERE, asked_for=False, as_json=False)
+    assert capsys.readouterr().out.startswith(
+        "failure  machines  cannot reach a:1 (9 tries): 10.0.0.1: refused\n"
+    )
+
+
+def test_a_matrix_for_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    print_matrix(gathering(2))
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "          0       1",
+        "  0       -  200 us",
+        "  1  200 us       -",
+    ]
+    print_matrix(gathering(16))
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 17
+    print_matrix(gathering(17))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_visit_is_told_with_its_matrix(
+    findings: list[Finding], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings[:] = [ok("torch", "2")]
+    place = Situation({}, Endpoint("a", 1), Path())
+    broken = gathering(2, replace(way(0, 1), error="no answer"))
+    for gathered, good in ((gathering(2), True), (broken, False)):
+        monkeypatch.setattr(examining, "visit", lambda *_, gathered=gathered: gathered)
+        assert examining.examine(place, asked_for=True, as_json=False) == good
+        assert "who reaches whom" in capsys.readouterr().out
+        assert examining.examine(place, asked_for=True, as_json=True) == good
+        between = json.loads(capsys.readouterr().out)["machines"]["between"]
+        assert ("failure" in {each["state"] for each in between}) != good
+    monkeypatch.setattr(examining, "visit", lambda *_: pytest.fail("nobody asked for it"))
+    assert examining.examine(place, asked_for=False, as_json=False)
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_a_doctor_that_goes_away_costs_nobody_the_own_findings(
+    as_json: bool,
+    findings: list[Finding],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def go_away(*_: object) -> None:
+        raise ConnectionLostError("the connection was lost", hint="look at its log")
+
+    findings[:] = [ok("python", "3.11")]
+    monkeypatch.setattr(examining, "visit", go_away)
+    assert not examining.examine(Situation({}, Endpoint("a", 1), Path()), asked_for=True, as_json=as_json)
+    said = capsys.readouterr()
+    lost = "the doctor at a:1 went away: the connection was lost"
+    if as_json:
+        found = by_name(json.loads(said.out))
+        assert found["python"][0]["state"] == "ok"
+        assert (found["machines"][0]["state"], found["machines"][0]["found"]) == ("failure", lost)
+    else:
+        assert said.out.startswith(
+            f"ok       python    3.11\nfailure  machines  {lost}\n{'':19}hint: look at its log\n"
+        )
+    assert said.err.startswith("rallypoint: 1 failed (2 findings")
+
+
+def test_who_listens_fails_if_any_visit_showed_a_way_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, broken = gathering(2), gathering(2, replace(way(0, 1), error="no answer"))
+    gone = replace(gathering(1), count=2)
+    monkeypatch.setattr(examining, "open_practice", lambda _: nullcontext(SimpleNamespace(port=7)))
+    for visits, expected in (([], True), ([good], True), ([good, broken, good], False), ([gone], False)):
+
+        def receive(_: object, tell: Callable[[Gathered], None], visits: list[Gathered] = visits) -> None:
+            for each in visits:
+                tell(each)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(examining, "receive_visitors", receive)
+        assert examining.receive(Endpoint("a", 7), as_json=False) == expected
+        said = capsys.readouterr()
+        assert said.out.count("node-1 (1) came\n") == len(visits) - visits.count(gone)
+        assert said.out.count("somebody came, and left\n") == visits.count(gone)
+        assert "rallypoint doctor --endpoint a:7" in said.err
+
+
+@pytest.mark.parametrize(
+    ("rank", "good", "prints"), [("0", False, True), ("1", True, False), ("2", True, False)]
+)
+def test_of_all_machines_the_first_tells_and_fails(
+    rank: str,
+    good: bool,
+    prints: bool,
+    findings: list[Finding],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ranks 0 and 1 are of the first machine, 2 of the second: one of them fails, not all."""
+    job = {"RANK": rank, "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(int(rank) % 2)}
+    for name, text in {**job, "MASTER_ADDR": "a"}.items():
+        monkeypatch.setenv(name, text)
+    for name in ("GROUP_RANK", "GROUP_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    findings[:] = [ok("python", "3.11"), warning("clock", "it is late")]
+    broken = gathering(2, replace(way(0, 1), error="no answer"))
+    everything = replace(broken, findings={0: tuple(findings), 1: (ok("python", "3.11"),)})
+    monkeypatch.setattr(examining, "attend_job", lambda *_: everything)
+    assert examining.examine_everyone(Path(), as_json=False) == good
+    said = capsys.readouterr().out
+    assert ("on node-0 (0)" in said) == ("does not reach" in said) == ("who reaches whom" in said) == prints
+    assert said.count("nothing is wrong\n") == prints, "of a machine without fault, one line"
+    assert "python  3.11" not in said
+
+
+def test_what_is_so_on_every_machine_is_told_once(
+    findings: list[Finding], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "a"}.items():
+        monkeypatch.setenv(name, text)
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    same = [warning("clock", "it is late", "wait"), ok("python", "3.11"), note("known-defects", "it warns")]
+    own = warning("backlog", "128 clients")
+    of_each = {0: tuple(same), 1: (*same, own), 2: tuple(replace(each, seconds=3.0) for each in same)}
+    monkeypatch.setattr(examining, "attend_job", lambda *_: replace(gathering(3), findings=of_each))
+    assert examining.examine_everyone(Path(), as_json=False)
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "\non every machine\n"
+        "warning  clock  it is late\n"
+        "                hint: wait\n"
+        "\non node-0 (0)\nok       machine  nothing else\n"
+        "\non node-1 (1)\nwarning  backlog  128 clients\n"
+        "\non node-2 (2)\nok       machine  nothing else\n"
+        "\nbetween the machines\n"
+    )
+    monkeypatch.setattr(examining, "attend_job", lambda *_: replace(gathering(1), findings={0: tuple(same)}))
+    assert examining.examine_everyone(Path(), as_json=False)
+    said = capsys.readouterr().out
+    assert "on every machine" not in said, "there is one"
+    assert "on node-0 (0)\nwarning  clock" in said
+
+
+# Mending ---------------------------------------------------------------------------------------------------
+
+MENDED = """[env]
+GLOO_SOCKET_IFNAME = "eth7"  # by rallypoint doctor --fix
+
+[run]
+client = "python"  # by rallypoint doctor --fix
+"""
+
+
+def test_what_mends_something_is_shown_then_written(
+    findings: list[Finding], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert not examining.mend(HERE, as_json=False), "what was wrong was wrong"
+    said = capsys.readouterr()
+    path = tmp_path.resolve() / "rallypoint.toml"
+    assert path.read_text() == MENDED
+    assert f"{path} would be:" in said.out
+    assert "    [env]\n" in said.out
+    assert "python      3.11" not in said.out, "what is well is not of interest here"
+    assert f"rallypoint: wrote {path}; to undo it, delete {path}" in said.err
+    examining.mend(HERE, as_json=False)
+    said = capsys.readouterr()
+    assert "Nothing to write: rallypoint.toml has it all already." in said.out
+    assert "wrote" not in said.err
+    assert [each.name for each in tmp_path.iterdir()] == ["rallypoint.toml"]
+
+
+def test_mending_as_json(findings: list[Finding], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    examining.mend(HERE, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    path = tmp_path.resolve() / "rallypoint.toml"
+    assert document["written"] == {
+        "file": str(path),
+        "settings": {"env": {"GLOO_SOCKET_IFNAME": "eth7"}, "run": {"client": "python"}},
+        "undo": f"delete {path}",
+    }
+    assert path.read_text() == MENDED
+    examining.mend(HERE, as_json=True)
+    assert json.loads(capsys.readouterr().out)["written"] is None
+
+
+def test_a_variable_that_is_set_is_not_written(
+    findings: list[Finding], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It goes before the file, so that would change nothing; the hint says what does."""
+    chosen = Situation({"GLOO_SOCKET_IFNAME": "eth0", "client": "x"}, None, Path())
+    examining.mend(chosen, as_json=False)
+    assert "hint: export GLOO_SOCKET_IFNAME=eth7" in capsys.readouterr().out
+    assert (tmp_path / "rallypoint.toml").read_text() == MENDED[MENDED.index("[run]") :]
+
+
+def test_with_nothing_to_mend_nothing_is_written(
+    findings: list[Finding], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    findings[:] = [failure("x", "y", "do it yourself")]
+    assert not examining.mend(HERE, as_json=False)
+    assert "Nothing to write: none of this is for rallypoint.toml to mend." in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_on_a_terminal_it_asks_first(
+    answer: bool,
+    findings: list[Finding],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", lambda *_, **__: answer)
+    examining.mend(HERE, as_json=False)
+    assert (tmp_path / "rallypoint.toml").exists() == answer
+    assert ("nothing was written" in capsys.readouterr().err) != answer
+
+
+def test_what_is_wrong_is_shown_though_the_file_is_not_ours_to_change(
+    findings: list[Finding], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.rallypoint.run]\n")
+    with pytest.raises(UsageError, match=r"pyproject\.toml"):
+        examining.mend(HERE, as_json=False)
+    assert (tmp_path / "pyproject.toml").read_text() == "[tool.rallypoint.run]\n"
+
+
+def test_a_file_that_cannot_be_written_is_named(
+    findings: list[Finding],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rallypoint.toml.draft").mkdir()
+    monkeypatch.setattr(sys, "argv", ["rallypoint", "doctor", "--fix"])
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1
+    said = capsys.readouterr().err
+    assert "standard output" not in said
+    assert "rallypoint.toml" in said
+
+
+def test_what_is_written_counts_for_run_and_can_be_undone(tmp_path: Path) -> None:
+    before = "# mine\n[run]\nnproc-per-node = 2\n"
+    path = tmp_path / "rallypoint.toml"
+    path.write_text(before)
+    port = free_port()  # of the range for clients
+    environ = environment(tmp_path, QUICK, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    done = doctor("--fix", environ=environ, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rdzv-endpoint = " in done.stdout
+    show = subprocess.run(
+        [sys.executable, "-m", "rallypoint", "run", "--show-config", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        timeout=SECONDS,
+    )
+    settings = json.loads(show.stdout)
+    assert re.fullmatch(r"127\.0\.0\.1:2\d{4}", settings["rdzv_endpoint"]["value"])
+    assert settings["nproc_per_node"]["value"] == 2
+    old, _, _ = done.stderr.partition(" back in the place of ")
+    Path(old.rpartition("put ")[2]).replace(path)
+    assert path.read_text() == before
+
+
+# Listening -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def listening(
+    folder: Path, *words: str, prefix: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Endpoint]]:
+    """A doctor that listens, and where."""
+    process = subprocess.Popen(
+        [*prefix, *DOCTOR, "--listen", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environ or environment(folder, QUICK),
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith("rallypoint: listening; on another machine: rallypoint doctor --endpoint "), (
+            line
+        )
+        yield process, parse_endpoint(line.split()[-1])
+    finally:
+        end(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_listens_and_is_told_to_end_ends_well(number: signal.Signals, tmp_path: Path) -> None:
+    with listening(tmp_path) as (process, _):
+        process.send_signal(number)
+        out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out, err) == (0, "", "rallypoint: done\n")
+
+
+def test_who_listens_tells_of_visitors_and_ends_well_while_one_is_there(tmp_path: Path) -> None:
+    """A second visitor comes, and nothing of it but the beginning: no thread leaves a traceback."""
+    with listening(tmp_path, "--endpoint", f"127.0.0.1:{free_port()}", "--json") as (process, endpoint):
+        found = visit(endpoint, [ok("a", "b")])
+        assert found is not None
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())["machines"]
+        assert (told["count"], told["missing"]) == (2, [])
+        assert [each["error"] for each in told["ways"]] == ["", ""]
+        assert {each["state"] for each in told["between"]} <= {"ok", "warning"}
+        with TCPStore(endpoint.host, endpoint.port, timeout=SECONDS) as store:
+            practice = PrefixStore(everyone._PREFIX, store)
+            number = practice.add(everyone._VISITS, 1)
+            practice.set(f"visitor/{number}", b"")
+            practice.wait([f"visit/{number}/card/0"], SECONDS)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert err == "rallypoint: done\n"
+
+
+def test_a_visitor_tells_of_both_machines_and_its_own(tmp_path: Path) -> None:
+    with listening(tmp_path) as (process, endpoint):
+        done = doctor("--endpoint", str(endpoint), environ=environment(tmp_path, QUICK), folder=tmp_path)
+        assert "machines" in done.stdout, done.stdout
+        assert "every machine reaches every other" in done.stdout
+        assert "who reaches whom" in done.stdout
+        assert done.returncode == 0, done.stdout + done.stderr
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=SECONDS)
+    assert "came" in out
+    assert "every machine reaches every other" in out
+    assert (process.returncode, err) == (0, "rallypoint: done\n")
+
+
+def test_a_port_that_is_in_use_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+        done = doctor("--listen", "--endpoint", place, environ=environment(tmp_path, QUICK), folder=tmp_path)
+    assert done.returncode == 1
+    assert f"process {os.getpid()}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_examination_that_is_interrupted_leaves_nothing_behind(tmp_path: Path) -> None:
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+
+    def ours() -> list[psutil.Process]:
+        found = []
+        for each in psutil.process_iter():
+            try:
+                if each.environ().get("TEST_DOCTOR") == mark and each.status() != psutil.STATUS_ZOMBIE:
+                    found.append(each)
+            except psutil.Error:
+                pass
+        return found
+
+    process = subprocess.Popen(
+        DOCTOR,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(tmp_path, TEST_DOCTOR=mark),
+    )
+    try:
+        until(
+            lambda: any("examination" in " ".join(each.cmdline()) for each in ours()), "torch is being asked"
+        )
+        process.terminate()
+        out, err = process.communicate(timeout=SECONDS)
+        assert (process.returncode, out, err) == (128 + signal.SIGTERM, "", "rallypoint: interrupted\n")
+        until(lambda: not ours(), "all that it started has ended")
+    finally:
+        for each in ours():
+            each.kill()
+        end(process)
+
+
+# Several machines ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_all_machines_of_a_job_that_torchrun_began(tmp_path: Path) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    # The agent starts a script; the script becomes the doctor.
+    words = ["rallypoint", "doctor", "--all", "--json"]
+    script = f"import os, sys; os.execv(sys.executable, [sys.executable, '-m', *{words}])"
+    options = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+    with job(tmp_path) as running:
+        for _ in range(2):
+            running.start(script, [*options, "--local-addr=127.0.0.1"])
+        codes = running.wait()
+        logs = [running.log(number) for number in (0, 1)]
+        assert running.processes() == []
+    [document] = [
+        json.loads(found[0]) for log in logs if (found := re.findall(r"^\{$.*^\}$", log, re.M | re.S))
+    ]
+    machines = document["machines"]
+    assert (machines["count"], machines["missing"]) == (2, [])
+    assert [(each["from"], each["to"], each["error"]) for each in machines["ways"]] == [
+        (0, 1, ""),
+        (1, 0, ""),
+    ]
+    assert {name for name, found in machines["findings"].items() if found} == {"0", "1"}
+    failed = [
+        each
+        for found in (*machines["findings"].values(), machines["between"])
+        for each in found
+        if each["state"] == "failure"
+    ]
+    assert codes == ([0, 0] if not failed else codes), logs
+
+
+# A listening socket with a filter that takes no packet: as a firewall that says nothing.
+DEAF = (
+    QUICK
+    + """
+import ctypes, struct
+from rallypoint.doctor import ears
+
+PROGRAM = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+listen = ears._listen
+
+def listen_deaf():
+    listener = listen()
+    listener.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(PROGRAM)))
+    return listener
+
+ears._listen = listen_deaf
+"""
+)
+
+
+def visit_from(
+    machines: list[Machine], folder: Path, customisation: str
+) -> tuple[dict[str, Any], dict[str, Any], int, int]:
+    """What both say, and how both end, when the second machine visits the first."""
+    if machines[0] == machines[1]:
+        pytest.skip("no network namespaces can be had here")
+    place = f"{machines[0].address}:29500"
+    words = ("--endpoint", place, "--json")
+    with listening(folder, *words, prefix=machines[0].prefix) as (process, _):
+        done = doctor(
+            *words, environ=environment(folder, customisation), folder=folder, prefix=machines[1].prefix
+        )
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())["machines"]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+    assert done.stdout, done.stderr
+    return told, json.loads(done.stdout)["machines"], process.returncode, done.returncode
+
+
+@pytest.mark.slow
+def test_two_machines_that_reach_each_other(tmp_path: Path) -> None:
+    with two_machines() as machines:
+        told, seen, first, second = visit_from(machines, tmp_path, QUICK)
+    assert told["ways"] == seen["ways"]
+    assert [each["error"] for each in seen["ways"]] == ["", ""]
+    assert [each["address"] for each in seen["ways"]] == [machines[1].address, machines[0].address]
+    assert [each["seen_as"] for each in seen["ways"]] == [machines[0].address, machines[1].address]
+    assert (first, second) == (0, 0)
+
+
+@pytest.mark.slow
+def test_two_machines_of_which_one_hears_nothing(tmp_path: Path) -> None:
+    with two_machines() as machines:
+        told, seen, first, second = visit_from(machines, tmp_path, DEAF)
+    assert told["ways"] == seen["ways"]
+    to_the_visitor, to_the_listener = seen["ways"]
+    assert f"{machines[1].address}: no answer within 3 s" in to_the_visitor["error"]
+    assert to_the_listener["error"] == ""
+    [broken] = [each for each in seen["between"] if each["state"] == "failure"]
+    host = socket.gethostname()
+    assert broken["found"].startswith(f"{host} (0) does not reach {host} (1): ")
+    assert broken["hint"].startswith(
+        f"let {host} (1) accept connections from {machines[0].address} on every port"
+    )
+    assert (first, second) == (1, 1)

@@ -1,0 +1,721 @@
+"""Doctors of several machines: ears, gatherings over a real store, visits, and what launchers say."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+
+import pytest
+
+from rallypoint.doctor import cards, ears, everyone, gathering
+from rallypoint.doctor.cards import Card, Way, own_card
+from rallypoint.doctor.ears import Ear, reach
+from rallypoint.doctor.everyone import Launched, by_launcher, receive, visit
+from rallypoint.doctor.gathering import Gathered, Place, gather
+from rallypoint.doctor.judging import judge
+from rallypoint.errors import RallypointError, UsageError
+from rallypoint.findings import Finding, State, ok, warning
+from rallypoint.meeting.endpoint import Endpoint
+from rallypoint.stores.prefix import PrefixStore
+from rallypoint.stores.tcp import TCPStore
+from rallypoint.system.interfaces import Interface
+from raw import SECONDS
+from threads import serving_in_a_thread
+
+HERE = "127.0.0.1"
+
+
+def card(number: int, port: int, *addresses: str, host: str = HERE) -> Card:
+    return Card(number, host, addresses or (HERE,), port, HERE, {"torch": "2"})
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ears, "_SECONDS", 0.2)
+
+
+@pytest.fixture
+def one_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ear that listens at one socket of one address."""
+    monkeypatch.setattr(ears, "_listen", lambda: socket.create_server((HERE, 0)))
+
+
+@contextmanager
+def talking(*replies: bytes | None) -> Iterator[int]:
+    """A listener that says something to each caller in turn, and ends the connection; None is nothing."""
+    with socket.create_server((HERE, 0)) as listener:
+        listener.settimeout(SECONDS)
+
+        def serve() -> None:
+            for words in replies:
+                caller, _ = listener.accept()
+                with caller:
+                    caller.settimeout(SECONDS)
+                    try:
+                        if words is not None:
+                            caller.sendall(words)
+                            caller.shutdown(socket.SHUT_WR)
+                        while caller.recv(100):
+                            pass
+                    except OSError:  # it has heard enough
+                        pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+# Ears ------------------------------------------------------------------------------------------------------
+
+
+def test_two_ears_reach_each_other() -> None:
+    with Ear(0) as first, Ear(1) as second:
+        for start, goal, port in ((0, 1, second.port), (1, 0, first.port)):
+            way = reach(start, card(goal, port))
+            assert (way.start, way.goal, way.address, way.error) == (start, goal, HERE, "")
+            assert 0 < way.round_trip < 1
+            assert (way.seen_as, way.resolved) == (HERE, (HERE,))
+            assert abs(way.clock) < 1
+
+
+def test_an_ear_hears_many_callers_one_after_the_other_and_at_once() -> None:
+    with Ear(3) as ear, ThreadPoolExecutor(16) as pool:
+        ways = list(pool.map(lambda number: reach(number, card(3, ear.port)), range(100)))
+    assert [way.error for way in ways] == [""] * 100
+
+
+def test_callers_that_leave_at_once_do_not_use_up_an_ear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ears, "_MOST_CALLERS", 20)
+    with Ear(0) as ear:
+        for _ in range(60):
+            socket.create_connection((HERE, ear.port), SECONDS).close()
+        assert reach(1, card(0, ear.port)).error == ""
+
+
+def test_an_ear_that_is_closed_hears_nothing(impatient: None) -> None:
+    with Ear(0) as ear:
+        port = ear.port
+    assert reach(1, card(0, port)).error == f"{HERE}: Connection refused"
+
+
+def test_an_ear_of_another_number_is_another_machine() -> None:
+    with Ear(5) as ear:
+        way = reach(0, card(4, ear.port))
+    assert way.error == f"{HERE}: another machine, or another program, answers there"
+    assert (way.round_trip, way.seen_as) == (0.0, "")
+
+
+STRANGER = "another machine, or another program, answers there"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (b"", "the connection was ended before a word was said"),
+        (b"SSH-2.0", "the connection was ended before a word was said"),
+        (b"HTTP/1.0 400\r\n", STRANGER),
+        (b"[1]\n", STRANGER),
+        (b"{}\n", STRANGER),
+        (b"\xff\xfe\n", ""),
+        (b"x" * 5000, ""),
+        (b"[" * 4000 + b"\n", ""),
+        (json.dumps({"mark": "rallypoint doctor", "number": 0}).encode() + b"\n", ""),
+        (
+            json.dumps({"mark": "rallypoint doctor", "number": 0, "you": "x", "time": "soon"}).encode()
+            + b"\n",
+            "",
+        ),
+    ],
+    ids=["end", "ssh", "web", "list", "nobody", "no text", "long", "deep", "ends", "odd"],
+)
+def test_what_is_no_ear_is_an_error_and_no_more(words: bytes, error: str) -> None:
+    with talking(words) as port:
+        way = reach(1, card(0, port))
+    assert way.error.startswith(f"{HERE}: {error}")
+    assert len(way.error) > len(HERE) + 2
+
+
+def test_an_ear_that_says_who_it_is_and_nothing_else(impatient: None) -> None:
+    """An answer of the right machine that lacks what it should say."""
+
+    with socket.create_server((HERE, 0)) as listener:
+        listener.settimeout(SECONDS)
+
+        def serve() -> None:
+            caller, _ = listener.accept()
+            with caller:
+                caller.sendall(json.dumps({"mark": "rallypoint doctor", "number": 0}).encode() + b"\n")
+                while data := caller.recv(64):
+                    caller.sendall(data)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            assert reach(1, card(0, listener.getsockname()[1])).error
+        finally:
+            thread.join(SECONDS)
+
+
+def test_a_listener_that_says_nothing(impatient: None) -> None:
+    with talking(None) as port:
+        assert reach(1, card(0, port)).error == f"{HERE}: no answer within 0.2 s"
+
+
+def test_the_next_address_is_tried(one_door: None) -> None:
+    with Ear(0) as ear:
+        way = reach(1, card(0, ear.port, "127.0.0.2", HERE))
+    assert (way.address, way.error) == (HERE, "")
+
+
+def test_every_address_that_fails_is_told(impatient: None) -> None:
+    with socket.create_server((HERE, 0)) as listener:
+        port = listener.getsockname()[1]
+    way = reach(1, card(0, port, HERE, "127.0.0.2"))
+    assert way.address == HERE
+    assert way.error == f"{HERE}: Connection refused; 127.0.0.2: Connection refused"
+
+
+def test_a_name_that_means_nothing_here_is_reached_by_its_address() -> None:
+    with Ear(0) as ear:
+        way = reach(1, card(0, ear.port, host="no-such-host.invalid"))
+    assert (way.error, way.resolved) == ("", ())
+
+
+def test_an_ear_has_no_more_than_so_many_callers(monkeypatch: pytest.MonkeyPatch, one_door: None) -> None:
+    """Who finds no place is not heard; when one leaves, there is one."""
+    monkeypatch.setattr(ears, "_MOST_CALLERS", 2)
+    monkeypatch.setattr(ears, "_SECONDS", SECONDS)
+    with Ear(0) as ear, ExitStack() as stack:
+        callers = [stack.enter_context(socket.create_connection((HERE, ear.port), SECONDS)) for _ in range(2)]
+        for caller in callers:
+            assert caller.recv(4096).endswith(b"\n")
+        monkeypatch.setattr(ears, "_SECONDS", 0.1)
+        assert "no answer within" in reach(1, card(0, ear.port)).error
+        monkeypatch.setattr(ears, "_SECONDS", SECONDS)
+        for caller in callers:
+            caller.close()
+        assert reach(1, card(0, ear.port)).error == ""
+
+
+def test_callers_who_say_nothing_do_not_keep_their_places(
+    monkeypatch: pytest.MonkeyPatch, one_door: None
+) -> None:
+    monkeypatch.setattr(ears, "_MOST_CALLERS", 1)
+    monkeypatch.setattr(ears, "_SECONDS", 0.05)
+    with Ear(0) as ear, socket.create_connection((HERE, ear.port), SECONDS) as caller:
+        assert caller.recv(4096).endswith(b"\n")
+        monkeypatch.setattr(ears, "_SECONDS", SECONDS)
+        assert reach(1, card(0, ear.port)).error == ""
+
+
+def test_trying_many_addresses_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose packets are dropped costs seconds; of eight, not all are waited for."""
+    monkeypatch.setattr(ears, "_LONGEST_CALL_S", -1.0)
+    with socket.create_server((HERE, 0)) as listener:
+        port = listener.getsockname()[1]
+    assert reach(1, card(0, port, HERE, "127.0.0.2")).error == f"{HERE}: Connection refused"
+
+
+# Cards -----------------------------------------------------------------------------------------------------
+
+
+def test_the_card_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [
+        Interface("lo", True, (HERE,)),
+        Interface("eth7", True, ("10.0.0.7", "fd00::7")),
+        Interface("docker0", True, ("172.17.0.1",)),
+    ]
+    monkeypatch.setattr(cards, "interfaces", lambda: there)
+    monkeypatch.setattr(socket, "gethostname", lambda: "127.0.0.9")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    found = own_card(3, "10.0.0.7", 4000)
+    assert (found.number, found.host, found.port, found.gloo) == (3, "127.0.0.9", 4000, "127.0.0.9")
+    assert found.addresses == ("10.0.0.7", "fd00::7")
+    assert found.name == "127.0.0.9 (3)"
+    assert own_card(3, "192.168.0.1", 4000).addresses == ("192.168.0.1", "10.0.0.7", "fd00::7")
+    assert set(found.versions) >= {"python", "torch", "rallypoint"}
+
+    def refuse() -> list[Interface]:
+        raise OSError("no")
+
+    monkeypatch.setattr(cards, "interfaces", refuse)
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    found = own_card(0, HERE, 1)
+    assert (found.addresses, found.gloo) == ((HERE,), "")
+
+
+def test_the_address_that_gloo_takes_is_that_of_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [
+        Interface("lo", True, (HERE,)),
+        Interface("eth7", True, ("10.0.0.7",)),
+        Interface("eth8", True, ()),
+    ]
+    monkeypatch.setattr(cards, "interfaces", lambda: there)
+    monkeypatch.setattr(socket, "gethostname", lambda: "127.0.0.9")
+    for name, address in (("eth7", "10.0.0.7"), ("eth8", "127.0.0.9"), ("", "127.0.0.9"), ("lo", HERE)):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+        assert own_card(0, HERE, 1).gloo == address
+
+
+def test_a_machine_of_many_addresses_tells_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = tuple(f"10.0.0.{number}" for number in range(30))
+    monkeypatch.setattr(cards, "interfaces", lambda: [Interface("eth7", True, many)])
+    assert own_card(0, "10.0.0.20", 1).addresses == ("10.0.0.20", *many[:7])
+
+
+# Gatherings ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store() -> Iterator[TCPStore]:
+    with serving_in_a_thread(0) as port, TCPStore(HERE, port, timeout=SECONDS) as found:
+        yield found
+
+
+def together(store: TCPStore, places: list[Place], found: list[list[Finding]]) -> list[Gathered]:
+    """What each member of a gathering comes to."""
+
+    def attend(place: Place, findings: list[Finding]) -> Gathered:
+        with store.clone() as own:
+            return gather(PrefixStore("room", own), place, findings)
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        futures = [pool.submit(attend, *each) for each in zip(places, found, strict=True)]
+        return [future.result(SECONDS) for future in futures]
+
+
+def places(count: int, *numbers: int, seconds: float = SECONDS) -> list[Place]:
+    return [Place(number, count, HERE, seconds) for number in numbers]
+
+
+def test_three_machines_know_of_each_other_and_of_all_ways(store: TCPStore) -> None:
+    found = [[ok("a", "0")], [], [warning("c", "2", "do")]]
+    first, *others = together(store, places(3, 0, 1, 2), found)
+    assert others == [first, first]
+    assert (first.missing, first.silent) == ([], [])
+    assert [(way.start, way.goal) for way in first.ways] == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+    assert [way.error for way in first.ways] == [""] * 6
+    assert first.findings == {number: tuple(each) for number, each in enumerate(found)}
+    assert [each.state for each in judge(first) if each.name in ("machines", "ways")] == [State.OK] * 2
+    assert json.loads(first.to_text())["count"] == 3
+
+
+def test_one_machine_gathers_by_itself(store: TCPStore) -> None:
+    [alone] = together(store, places(1, 0), [[ok("a", "b")]])
+    assert (alone.missing, alone.ways, alone.findings) == ([], (), {0: (ok("a", "b"),)})
+
+
+def test_a_machine_that_does_not_come(store: TCPStore) -> None:
+    first, second = together(store, places(3, 0, 2, seconds=0.3), [[], []])
+    assert first == second
+    assert (first.missing, first.silent) == ([1], [])
+    assert [(way.start, way.goal, way.error) for way in first.ways] == [(0, 2, ""), (2, 0, "")]
+    assert ("machines", State.FAILURE) in [(each.name, each.state) for each in judge(first)]
+
+
+def test_a_machine_that_comes_and_dies_before_it_says_what_it_reached(
+    store: TCPStore, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server((HERE, 0)) as closed:
+        dead = card(1, closed.getsockname()[1])
+    PrefixStore("room", store).set("card/1", json.dumps(asdict(dead)))
+    monkeypatch.setattr(gathering, "_FAREWELL_S", SECONDS)
+    begun = time.monotonic()
+    first, third = together(store, places(3, 0, 2, seconds=0.5), [[], []])
+    assert time.monotonic() - begun < SECONDS, "nobody waits for the farewell of the dead"
+    assert first == third
+    assert (first.missing, first.silent) == ([], [1])
+    assert {(way.start, way.goal) for way in first.ways if way.error} == {(0, 1), (2, 1)}
+    names = [(each.name, each.state) for each in judge(first)]
+    assert names.count(("machines", State.FAILURE)) == 1
+    assert names.count(("ways", State.FAILURE)) == 2
+
+
+def test_ways_are_tried_some_at_a_time_in_threads_that_end_with_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    all_at_once, threads = threading.Barrier(16), set[threading.Thread]()
+
+    def try_one(start: int, goal: Card) -> Way:
+        threads.add(threading.current_thread())
+        if goal.number in range(4, 20):  # the first that are tried: 3 begins behind itself
+            all_at_once.wait(SECONDS)
+        return Way(start, goal.number, HERE)
+
+    monkeypatch.setattr(gathering, "reach", try_one)
+    found = gathering._try_all(3, {number: card(number, 1) for number in range(100)})
+    assert [way.goal for way in found] == [number for number in range(100) if number != 3]
+    assert len(threads) == 16
+    assert all(each.daemon for each in threads)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[" * 5000,
+        "[]",
+        "{}",
+        '{"number": 1, "host": "a", "addresses": [], "port": 1, "gloo": ""}',
+        json.dumps({**asdict(card(1, 1)), "addresses": ["node-a"]}),
+        json.dumps(asdict(card(2, 1))),
+    ],
+    ids=["nothing", "half", "deep", "list", "empty", "nowhere", "name", "of another"],
+)
+def test_a_card_that_cannot_be_read_is_as_good_as_none(text: str, store: TCPStore) -> None:
+    PrefixStore("room", store).set("card/1", text)
+    first, third = together(store, places(3, 0, 2, seconds=0.2), [[], []])
+    assert first == third
+    assert first.missing == [1]
+    assert [(way.start, way.goal, way.error) for way in first.ways] == [(0, 2, ""), (2, 0, "")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"ways": [], "findings": [{"name": "a"}]}', '{"ways": [{"from": 1}], "findings": []}'],
+)
+def test_a_row_that_cannot_be_read_is_as_good_as_none(text: str, store: TCPStore) -> None:
+    room = PrefixStore("room", store)
+    with Ear(1) as ear:
+        room.set("card/1", json.dumps(asdict(card(1, ear.port))))
+        room.set("row/1", text)
+        [found] = together(store, places(2, 0), [[ok("a", "b")]])
+    assert (found.missing, found.silent) == ([], [1])
+    assert found.findings == {0: (ok("a", "b"),)}
+
+
+def test_nobody_speaks_for_another(store: TCPStore) -> None:
+    """Nor of one who has not come."""
+    room = PrefixStore("room", store)
+    said = [Way(1, 0, HERE), Way(0, 1, HERE, "made up"), Way(2, 0, HERE, "made up"), Way(1, 2, HERE)]
+    with Ear(1) as ear:
+        room.set("card/1", json.dumps(asdict(card(1, ear.port))))
+        room.set("row/1", gathering._row_to_text(said, ()))
+        room.set("left/1", b"")
+        [found] = together(store, places(3, 0, seconds=0.2), [[]])
+    assert [(way.start, way.goal, way.error) for way in found.ways] == [(0, 1, ""), (1, 0, "")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"count": 2}',
+        '{"count": 1000000000, "cards": [], "ways": [], "findings": {}}',
+        '{"count": 2, "cards": [{}], "ways": [], "findings": {}}',
+    ],
+)
+def test_an_end_that_cannot_be_read_costs_nobody_the_own_results(text: str, store: TCPStore) -> None:
+    room = PrefixStore("room", store)
+    with Ear(0) as ear:
+        room.set("card/0", json.dumps(asdict(card(0, ear.port))))
+        room.set("end", text)
+        [found] = together(store, places(2, 1), [[ok("a", "b")]])
+    assert found.count == 2
+    assert (found.missing, found.findings) == ([], {1: (ok("a", "b"),)})
+    assert [(way.start, way.goal, way.error) for way in found.ways] == [(1, 0, "")]
+
+
+def test_without_the_first_each_has_what_it_saw_itself(store: TCPStore) -> None:
+    second, third = together(store, places(3, 1, 2, seconds=0.2), [[ok("a", "b")], []])
+    assert second.missing == [0]
+    assert [(way.start, way.goal) for way in second.ways] == [(1, 2)]
+    assert [(way.start, way.goal) for way in third.ways] == [(2, 1)]
+    assert second.findings == {1: (ok("a", "b"),)}
+
+
+def test_one_that_comes_late_is_missing_and_nothing_breaks(store: TCPStore) -> None:
+    """The first gives up on the third, which the second, more patient, still meets."""
+    room = PrefixStore("room", store)
+    with ThreadPoolExecutor(3) as pool, store.clone() as one, store.clone() as two, store.clone() as three:
+        first: Future[Gathered] = pool.submit(gather, PrefixStore("room", one), Place(0, 3, HERE, 1.0), ())
+        second = pool.submit(gather, PrefixStore("room", two), Place(1, 3, HERE, SECONDS), ())
+        room.wait(["row/0"], SECONDS)  # it has stopped waiting
+        third = pool.submit(gather, PrefixStore("room", three), Place(2, 3, HERE, SECONDS), ())
+        outcomes = [each.result(SECONDS) for each in (first, second, third)]
+    assert outcomes[0].missing == [2]
+    for gathered in outcomes:
+        assert State.FAILURE in [each.state for each in judge(gathered)]
+
+
+def test_the_first_stays_until_the_others_have_read_the_end(store: TCPStore) -> None:
+    """The store may be its own: it must not leave before them."""
+    left = threading.Event()
+    room = PrefixStore("room", store)
+
+    def first() -> Gathered:
+        with store.clone() as own:
+            try:
+                return gather(PrefixStore("room", own), Place(0, 2, HERE, SECONDS), ())
+            finally:
+                left.set()
+
+    with Ear(1) as ear, ThreadPoolExecutor(1) as pool:
+        room.set("card/1", json.dumps(asdict(card(1, ear.port))))
+        room.set("row/1", gathering._row_to_text((), ()))
+        future = pool.submit(first)
+        room.wait(["end"], SECONDS)
+        assert not left.wait(0.05)
+        room.set("left/1", b"")
+        assert left.wait(SECONDS)
+        told = Gathered.from_text(room.get("end"))
+        assert future.result(SECONDS) == told
+
+
+# Visits ----------------------------------------------------------------------------------------------------
+
+
+class _Practice:
+    """A doctor that listens, in threads of this process."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.visits: list[Gathered] = []
+        self._came = threading.Condition()
+
+    def note(self, gathered: Gathered) -> None:
+        with self._came:
+            self.visits.append(gathered)
+            self._came.notify_all()
+
+    def await_visits(self, count: int) -> list[Gathered]:
+        with self._came:
+            assert self._came.wait_for(lambda: len(self.visits) >= count, SECONDS)
+            return self.visits
+
+
+class _EndError(Exception):
+    pass
+
+
+@pytest.fixture
+def practice(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Practice]:
+    """It ends as an interrupt ends it: while it waits for somebody."""
+    monkeypatch.setattr(everyone, "_LOOK_S", 0.02)
+    monkeypatch.setattr(everyone, "own_address", lambda: HERE)
+    ending = threading.Event()
+
+    def until_the_end(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except _EndError:
+            pass
+
+    with everyone.open_practice(Endpoint(HERE, 0)) as store:
+        found = _Practice(store.port)
+        wait = PrefixStore.wait
+
+        def wait_or_end(self: PrefixStore, *words: object) -> None:
+            if ending.is_set() and threading.current_thread() is thread:
+                raise _EndError
+            wait(self, *words)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(PrefixStore, "wait", wait_or_end)
+        thread = threading.Thread(target=until_the_end, args=(lambda: receive(store, found.note),))
+        thread.start()
+        try:
+            yield found
+        finally:
+            ending.set()
+            thread.join(SECONDS)
+            assert not thread.is_alive()
+
+
+def test_a_visit_and_a_second_one(practice: _Practice) -> None:
+    for count in (1, 2):
+        found = visit(Endpoint(HERE, practice.port), [ok("a", "b")])
+        assert found is not None
+        assert practice.await_visits(count)[-1] == found
+        assert [(way.start, way.goal, way.error) for way in found.ways] == [(0, 1, ""), (1, 0, "")]
+        assert found.findings == {0: (), 1: (ok("a", "b"),)}
+        assert not [each for each in judge(found) if each.state is State.FAILURE]
+
+
+def test_many_visitors_at_once(practice: _Practice) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: visit(Endpoint(HERE, practice.port), ()), range(4)))
+    assert all(each is not None and not each.missing for each in found)
+    assert len(practice.await_visits(4)) == 4
+
+
+def test_a_visitor_that_dies_on_the_way_does_not_keep_out_the_next(
+    practice: _Practice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has taken its number, and no more."""
+    monkeypatch.setattr(everyone, "_VISIT_S", 1.0)
+    with TCPStore(HERE, practice.port, timeout=SECONDS) as store:
+        PrefixStore(everyone._PREFIX, store).add(everyone._VISITS, 1)
+    found = visit(Endpoint(HERE, practice.port), ())
+    assert found is not None
+    assert found.missing == []
+
+
+def test_numbers_that_nobody_took_in_earnest_keep_out_nobody(
+    practice: _Practice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has raised the counter: no thread waits for each, and who comes next is attended in time."""
+    monkeypatch.setattr(everyone, "_LOOK_S", 1.0)
+    before = threading.active_count()
+    with TCPStore(HERE, practice.port, timeout=SECONDS) as store:
+        PrefixStore(everyone._PREFIX, store).add(everyone._VISITS, 1500)
+        found = visit(Endpoint(HERE, practice.port), ())
+    assert found is not None
+    assert found.missing == []
+    assert threading.active_count() < before + 10
+
+
+@pytest.fixture
+def one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A practice that attends one visitor at a time; it has to be there before the practice is."""
+    monkeypatch.setattr(everyone, "_MOST_AT_ONCE", 1)
+
+
+def test_who_finds_no_place_is_attended_when_there_is_one(
+    one_place: None, practice: _Practice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(everyone, "_VISIT_S", 0.3)
+    with TCPStore(HERE, practice.port, timeout=SECONDS) as store:
+        room = PrefixStore(everyone._PREFIX, store)
+        room.set(f"visitor/{room.add(everyone._VISITS, 1)}", b"")
+        room.wait(["visit/1/card/0"], SECONDS)  # it is being attended, and never says a word
+        monkeypatch.setattr(everyone, "_VISIT_S", 4.0)
+        found = visit(Endpoint(HERE, practice.port), ())
+    assert found is not None
+    assert found.missing == []
+    assert practice.await_visits(2)[0].missing == [1]
+
+
+def test_nobody_can_be_met_at_an_endpoint_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everyone, "own_address", lambda: "10.0.0.7")
+    with (
+        pytest.raises(UsageError, match=r"^192\.0\.2\.1 is not this machine") as caught,
+        everyone.open_practice(Endpoint("192.0.2.1", 29500)),
+    ):
+        pass
+    assert "10.0.0.7" in caught.value.hint
+
+
+def test_a_visitor_that_dies_after_it_was_announced_is_told(
+    practice: _Practice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(everyone, "_VISIT_S", 0.2)
+    with TCPStore(HERE, practice.port, timeout=SECONDS) as store:
+        room = PrefixStore(everyone._PREFIX, store)
+        room.set(f"visitor/{room.add(everyone._VISITS, 1)}", b"")
+    [found] = practice.await_visits(1)
+    assert found.missing == [1]
+
+
+def test_there_is_no_visit_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everyone, "_CONNECT_S", 0.1)
+    with socket.create_server((HERE, 0)) as listener:
+        port = listener.getsockname()[1]
+    assert visit(Endpoint(HERE, port), ()) is None
+    assert visit(Endpoint("no-such-host.invalid", 1), ()) is None
+
+
+def test_there_is_no_visit_to_a_store_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_in_a_thread(0) as port:
+        assert visit(Endpoint(HERE, port), ()) is None
+        with TCPStore(HERE, port, timeout=SECONDS) as store:
+            assert store.num_keys() == 0, "nothing was left in it"
+
+
+def test_a_visit_to_one_that_ends_meanwhile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one's doctor is interrupted while it is visited; it may be looked for that long."""
+    monkeypatch.setattr(everyone, "_VISIT_S", 0.5)
+    with ThreadPoolExecutor(1) as pool:
+        with serving_in_a_thread(0) as port, TCPStore(HERE, port, timeout=SECONDS) as store:
+            practice = PrefixStore(everyone._PREFIX, store)
+            practice.set(everyone._OPEN, b"")
+            future = pool.submit(visit, Endpoint(HERE, port), ())
+            practice.wait(["visit/1/card/1"], SECONDS)
+        with pytest.raises(RallypointError):
+            future.result(SECONDS)
+
+
+# The addresses of this machine -----------------------------------------------------------------------------
+
+
+def test_the_address_towards_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everyone, "way_out", lambda: Interface("eth7", True, ("10.0.0.7", "fd00::7")))
+    with socket.create_server((HERE, 0)) as listener:
+        place = Endpoint(HERE, listener.getsockname()[1])
+        assert everyone.address_towards(place) == HERE
+    assert everyone.address_towards(place) == "10.0.0.7"
+    monkeypatch.setattr(everyone, "way_out", lambda: None)
+    assert everyone.own_address() == HERE
+
+
+# What a launcher says --------------------------------------------------------------------------------------
+
+PLAIN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "a",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_PORT": "1",
+    "TORCHELASTIC_RESTART_COUNT": "3",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+JOB = Launched(Endpoint("a", 1), 0, 2, True, True, "0")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (PLAIN, JOB),
+        ({**PLAIN, "RANK": "1"}, replace(JOB, number=1, holds_store=False)),
+        (TORCHRUN, Launched(Endpoint("a", 1), 1, 2, False, False, "3")),
+        ({**TORCHRUN, "RANK": "4", "LOCAL_RANK": "0"}, Launched(Endpoint("a", 1), 1, 2, True, False, "3")),
+        (
+            {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"},
+            Launched(Endpoint("a", 1), 0, 2, True, False, "3"),
+        ),
+        (
+            {**PLAIN, "RANK": "4", "WORLD_SIZE": "7", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "0"},
+            replace(JOB, number=1, holds_store=False),
+        ),
+        ({**PLAIN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, JOB),
+        (
+            {name: PLAIN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")},
+            replace(JOB, endpoint=Endpoint("a", 29500)),
+        ),
+    ],
+)
+def test_what_launchers_say(environ: dict[str, str], expected: Launched) -> None:
+    assert by_launcher(environ) == expected
+
+
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR"])
+def test_what_no_launcher_has_said(missing: str) -> None:
+    with pytest.raises(UsageError, match="--all is for a process that a launcher has started") as caught:
+        by_launcher({name: text for name, text in PLAIN.items() if name != missing})
+    assert "torchrun" in caught.value.hint
+    assert "--no-python rallypoint doctor --all" in caught.value.hint
+
+
+def test_a_launched_job_of_two_without_a_store_of_the_launchers() -> None:
+    with socket.create_server((HERE, 0)) as probe:
+        port = probe.getsockname()[1]
+    environ = {**PLAIN, "MASTER_ADDR": HERE, "MASTER_PORT": str(port)}
+    jobs = [by_launcher({**environ, "RANK": str(rank)}) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(everyone.attend_job, jobs, ([ok("a", "0")], [ok("a", "1")]))
+    assert first == second
+    assert (first.missing, set(first.findings)) == ([], {0, 1})

@@ -1,0 +1,539 @@
+"""What the doctor finds at an endpoint: a store, a stranger or nobody; and whether ports and locks hold."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from processes import Server
+from rallypoint.doctor import checking, endpoint, files, interfaces, stores, strangers
+from rallypoint.doctor.catalogue import CHECKS
+from rallypoint.doctor.situation import Situation
+from rallypoint.doctor.stores import Met, check_store, judge_store, meet
+from rallypoint.errors import BindError, ConnectError
+from rallypoint.findings import Finding, Fix, State, ok
+from rallypoint.meeting.endpoint import Endpoint
+from rallypoint.server import binding
+from rallypoint.system.interfaces import Interface
+from raw import SECONDS, RawClient, server_of_torch
+from threads import serving_in_a_thread
+
+F, W, OK = State.FAILURE, State.WARNING, State.OK
+HERE = "127.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for a stranger who says nothing."""
+    monkeypatch.setattr(stores, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(strangers, "_SECONDS", 0.3)
+
+
+def situation(port: int, host: str = HERE, **environ: str) -> Situation:
+    return Situation(environ, Endpoint(host, port), Path())
+
+
+Speak = Callable[[socket.socket], None]
+
+
+@contextmanager
+def stranger(speak: Speak) -> Iterator[int]:
+    """Something that accepts connections on a port, and is no store."""
+    with socket.create_server((HERE, 0)) as listener:
+        listener.settimeout(SECONDS)
+        done = threading.Event()
+
+        def serve() -> None:
+            while not done.is_set():
+                caller, _ = listener.accept()
+                with caller:
+                    caller.settimeout(SECONDS)
+                    if not done.is_set():
+                        speak(caller)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = listener.getsockname()[1]
+        try:
+            yield port
+        finally:
+            done.set()
+            socket.create_connection((HERE, port)).close()
+            thread.join(SECONDS)
+            assert not thread.is_alive()
+
+
+def says(words: bytes) -> Speak:
+    """A service that says the same, whatever it is told, once it is told something."""
+
+    def speak(caller: socket.socket) -> None:
+        try:
+            if caller.recv(100):
+                caller.sendall(words)
+                while caller.recv(100):
+                    pass
+        except OSError:  # the caller has heard enough
+            pass
+
+    return speak
+
+
+def greets(words: bytes) -> Speak:
+    def speak(caller: socket.socket) -> None:
+        try:
+            caller.sendall(words)
+            while caller.recv(100):
+                pass
+        except OSError:
+            pass
+
+    return speak
+
+
+def hangs_up(caller: socket.socket) -> None:
+    caller.close()
+
+
+def is_silent(caller: socket.socket) -> None:
+    try:
+        while caller.recv(100):
+            pass
+    except OSError:
+        pass
+
+
+# Stores ----------------------------------------------------------------------------------------------------
+
+
+def test_our_own_store_is_met_and_not_changed(server: Server) -> None:
+    with RawClient(server.port) as client:
+        client.set(b"a", b"1")
+        found = meet(Endpoint(HERE, server.port))
+        assert found.kind == "a store of Rallypoint's"
+        assert 0 < found.round_trip < 1
+        assert found.keys == 1
+        assert meet(Endpoint(HERE, server.port)).keys == 1
+        assert client.get(b"a") == b"1"
+
+
+def test_our_own_store_is_met_through_a_relay() -> None:
+    with serving_in_a_thread(1) as port:
+        found = meet(Endpoint(HERE, port))
+        assert (found.kind, found.keys) == ("a store of Rallypoint's", 0)
+
+
+@pytest.mark.parametrize(
+    ("use_libuv", "kind"),
+    [(True, "a store of torch's (libuv)"), (False, "a store of torch's (legacy, or older than 2.7)")],
+)
+def test_a_store_of_torchs_is_told_apart(use_libuv: bool, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "_PATIENCE_S", SECONDS)
+    with server_of_torch(use_libuv) as port:
+        found = meet(Endpoint(HERE, port), SECONDS)
+        assert found.kind == kind
+        before = found.keys
+        [finding] = check_store(situation(port))
+        assert finding.found.startswith(f"{kind} at {HERE}:{port}, with {before} key")
+        assert finding.state is not F
+
+
+def test_nobody_is_met_where_nobody_is() -> None:
+    with socket.create_server((HERE, 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ConnectError):
+        meet(Endpoint(HERE, port), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "seconds", "state", "text"),
+    [
+        (0.05, 2.0, OK, "X at a:1, with 3 keys, answers in 50.0 ms"),
+        (0.0501, 2.0, W, "X at a:1, with 3 keys, answers in 50.1 ms: slow"),
+        (0.001, 2.001, W, "but took 2.0 s to accept us: it looks up names, or is held up"),
+    ],
+)
+def test_stores_that_are_slow(round_trip: float, seconds: float, state: State, text: str) -> None:
+    found = judge_store(Endpoint("a", 1), Met("X", round_trip, 3), seconds)
+    assert found.state is state
+    assert text in found.found
+    assert bool(found.hint) == (state is W)
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 keys"), (1, "1 key"), (2, "2 keys")])
+def test_the_keys_of_a_store_are_counted(count: int, text: str) -> None:
+    assert judge_store(Endpoint("a", 1), Met("X", 0.0, count), 0.0).found == (
+        f"X at a:1, with {text}, answers in 0 us"
+    )
+
+
+def test_a_store_of_ours_at_the_endpoint() -> None:
+    with serving_in_a_thread(0) as port:
+        [found] = check_store(situation(port))
+        assert (found.name, found.state) == ("store", OK)
+        assert found.found.startswith(f"a store of Rallypoint's at {HERE}:{port}, with 0 keys, answers in ")
+
+
+def test_our_own_stores_on_the_addresses_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    [found] = stores.check_loopback(situation(1))
+    assert (found.name, found.state) == ("loopback", OK)
+    assert found.found.startswith("a store of ours at 127.0.0.1 answers in ")
+    monkeypatch.setattr(interfaces, "interfaces", lambda: [Interface("eth7", True, ("127.0.0.2",))])
+    monkeypatch.setattr(Interface, "leads_out", True)
+    [found] = stores.check_interface(situation(1))
+    assert (found.name, found.state) == ("interface", OK)
+    assert found.found.startswith("a store of ours at 127.0.0.2 answers in ")
+    monkeypatch.setattr(interfaces, "interfaces", list)
+    assert list(stores.check_interface(situation(1))) == []
+
+
+@pytest.mark.parametrize("switch", ["0", "1", "perhaps"])
+def test_a_switch_for_libuv_has_no_effect_on_a_store_of_the_doctors(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong with the variable is another check's business."""
+    monkeypatch.setenv("USE_LIBUV", switch)
+    [found] = stores.check_loopback(situation(1))
+    assert found.state is OK
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "hint"),
+    [
+        (
+            BindError("no such address", hint="take another"),
+            "no store can be used at 127.0.0.1: no such address",
+            "take",
+        ),
+        (
+            PermissionError(1, "Operation not permitted"),
+            "sockets cannot be used: Operation not permitted",
+            "file://",
+        ),
+    ],
+)
+def test_stores_of_ours_that_cannot_be(
+    error: Exception, text: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(stores, "TCPStore", refuse)
+    [found] = stores.check_loopback(situation(1))
+    assert (found.state, found.found) == (F, text)
+    assert found.hint.startswith(hint)
+
+
+# Strangers -------------------------------------------------------------------------------------------------
+
+WEB = b"HTTP/1.0 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("speak", "what"),
+    [
+        pytest.param(says(WEB), "a web server", id="web"),
+        pytest.param(greets(b"SSH-2.0-OpenSSH_9.6\r\n"), "an SSH server", id="ssh"),
+        pytest.param(says(b"-ERR unknown command\r\n"), "a Redis server", id="redis"),
+        pytest.param(says(b"\x15\x03\x01\x00\x02\x02\x46"), "a server that speaks TLS", id="tls"),
+        pytest.param(greets(b"220 mail.example.org ESMTP\r\n"), "a mail or FTP server", id="mail"),
+        pytest.param(greets(b"welcome"), "a program that says b'welcome'", id="other"),
+        pytest.param(hangs_up, "a program that ends every connection", id="hangs up"),
+        pytest.param(is_silent, "a program that accepts connections and does not answer", id="silent"),
+    ],
+)
+def test_a_stranger_is_recognised_and_its_process_named(speak: Speak, what: str) -> None:
+    with stranger(speak) as port:
+        [found] = check_store(situation(port))
+    assert (found.name, found.state) == ("store", F)
+    assert found.found.startswith(f"at {HERE}:{port} is {what}: no store, held by process {os.getpid()} (")
+    assert found.hint == "take another port, the same on all machines"
+
+
+def test_a_stranger_elsewhere_has_no_process_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "is_this_machine", lambda _: False)
+    with stranger(says(WEB)) as port:
+        text, _ = strangers.describe_stranger(Endpoint(HERE, port))
+    assert text == f"at {HERE}:{port} is a web server: no store"
+
+
+# Nobody ----------------------------------------------------------------------------------------------------
+
+
+def refused_port() -> int:
+    with socket.create_server((HERE, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_nothing_listens_here_yet_which_is_right_before_a_job() -> None:
+    port = refused_port()
+    assert list(check_store(situation(port))) == [ok("store", f"nothing listens at {HERE}:{port} yet")]
+
+
+def test_nothing_listens_elsewhere_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "is_this_machine", lambda _: False)
+    port = refused_port()
+    [found] = check_store(situation(port))
+    assert (found.state, found.found) == (
+        W,
+        f"the machine at {HERE} answers, but nothing listens on port {port} yet",
+    )
+    assert f"rallypoint doctor --listen --endpoint {HERE}:{port}" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "here", "text"),
+    [
+        (TimeoutError("timed out"), False, "a:1 cannot be reached: no answer within 2 s"),
+        (OSError(113, "No route to host"), False, "a:1 cannot be reached: No route to host"),
+        (
+            OSError(113, "No route to host"),
+            True,
+            "a:1 is this machine, but cannot be reached: No route to host",
+        ),
+        (
+            socket.gaierror(-2, "Name or service not known"),
+            False,
+            "a:1 cannot be reached: Name or service not known",
+        ),
+        (OSError("odd"), False, "a:1 cannot be reached: odd"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_reached(
+    error: OSError, here: bool, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    monkeypatch.setattr(stores, "is_this_machine", lambda _: here)
+    [found] = check_store(situation(1, "a"))
+    assert (found.state, found.found) == (F, text)
+    assert "firewall" in found.hint
+
+
+def test_a_name_that_does_not_resolve() -> None:
+    [found] = check_store(situation(1, "no-such-host.invalid"))
+    assert found.state is F
+    assert "no-such-host.invalid:1 cannot be reached" in found.found
+
+
+def test_without_an_endpoint_there_is_nothing_to_knock_at() -> None:
+    nowhere = Situation({}, None, Path())
+    assert list(check_store(nowhere)) == list(endpoint.check_port(nowhere)) == []
+    assert list(check_store(situation(0))) == list(endpoint.check_port(situation(0))) == []
+
+
+# The port --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system whose clients get ports that nothing here uses."""
+    monkeypatch.setattr(endpoint, "client_ports", lambda: (65_534, 65_535))
+
+
+def test_a_port_that_is_free(few_for_clients: None) -> None:
+    port = refused_port()
+    assert list(endpoint.check_port(situation(port))) == [ok("port", f"{port} is free")]
+
+
+def test_a_port_that_is_in_use_and_by_whom(few_for_clients: None) -> None:
+    with socket.create_server((HERE, 0)) as listener:
+        port = listener.getsockname()[1]
+        [found] = endpoint.check_port(situation(port))
+    assert (found.state, found.fix) == (W, None)
+    assert found.found.startswith(f"{port} is in use by process {os.getpid()} (")
+    assert "take another port: 2" in found.hint
+
+
+def test_a_port_of_the_range_for_clients_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = refused_port()
+    monkeypatch.setattr(endpoint, "client_ports", lambda: (port, port))
+    [found] = endpoint.check_port(situation(port))
+    assert found.state is W
+    assert found.found.startswith(f"{port} is free, but of the range {port} to {port} that the system gives")
+    assert found.fix is not None
+    assert found.fix == Fix("run", "rdzv-endpoint", f"{HERE}:{found.hint.rpartition(' ')[2]}")
+    free = int(found.fix.value.rpartition(":")[2])
+    assert free in (*range(29_500, 29_550), *range(20_000, 20_050))
+
+
+def test_a_free_port_is_none_of_those_in_use_or_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def try_port(_: str, port: int) -> None:
+        asked.append(port)
+        if port < 20_003:
+            raise BindError("no rights")
+
+    monkeypatch.setattr(endpoint, "try_port", try_port)
+    monkeypatch.setattr(endpoint, "client_ports", lambda: (29_500, 60_999))
+    assert endpoint._free_port(Endpoint(HERE, 20_000)) == 20_003
+    assert asked == [20_001, 20_002, 20_003]
+    monkeypatch.setattr(endpoint, "client_ports", lambda: (1024, 65_535))
+    assert endpoint._free_port(Endpoint(HERE, 20_000)) == 0
+    [found] = endpoint.check_port(situation(30_000))
+    assert (found.state, found.fix) == (W, None)
+
+
+def test_a_port_that_may_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str, port: int) -> None:
+        raise BindError(f"port {port} is not for you")
+
+    monkeypatch.setattr(endpoint, "try_port", refuse)
+    [found] = endpoint.check_port(situation(80))
+    assert (found.state, found.found) == (F, "port 80 is not for you")
+    assert found.hint == "take another one: 29500"
+
+
+def test_a_port_of_another_machine_is_not_ours_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "is_this_machine", lambda _: False)
+    assert list(endpoint.check_port(situation(29_500))) == []
+
+
+def test_trying_the_port_does_not_look_like_somebody_who_listens_there(
+    monkeypatch: pytest.MonkeyPatch, few_for_clients: None
+) -> None:
+    """Checks run at the same time: what one of them binds for a moment, another must not meet."""
+    bound, met = threading.Event(), threading.Event()
+    port = refused_port()
+
+    def bind_a_while(address: str, port: int, *, shared: bool = False) -> socket.socket:
+        listener = bind(address, port, shared=shared)
+        bound.set()
+        met.wait(1.0)
+        return listener
+
+    def knock_meanwhile(place: Endpoint) -> OSError | None:
+        bound.wait(1.0)
+        try:
+            return knock(place)
+        finally:
+            met.set()
+
+    knock, bind = stores._knock, binding._bind
+    monkeypatch.setattr(binding, "_bind", bind_a_while)
+    monkeypatch.setattr(stores, "_knock", knock_meanwhile)
+    checks = [check for check in CHECKS if check.name in ("port", "store")]
+    found: list[Finding] = [each for _, some in checking.run(checks, situation(port)) for each in some]
+    assert {(each.name, each.state) for each in found} == {("port", OK), ("store", OK)}, found
+
+
+def test_trying_a_port_says_nothing_beside_its_finding(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, few_for_clients: None
+) -> None:
+    """A server that listens everywhere warns in its log; here nobody serves."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "me")
+    monkeypatch.setattr(binding, "_resolve", lambda _: [HERE])
+    port = refused_port()
+    assert list(endpoint.check_port(situation(port, "me"))) == [ok("port", f"{port} is free")]
+    assert caplog.messages == []
+
+
+# File init -------------------------------------------------------------------------------------------------
+
+
+def test_locks_hold_in_a_local_folder(tmp_path: Path) -> None:
+    [found] = files.check_file_init(Situation({}, None, tmp_path))
+    assert (found.name, found.state) == ("file-init", OK)
+    assert found.found.startswith(f"locks hold in {tmp_path.resolve()} (")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "works", "state", "text"),
+    [
+        ("ext4", True, OK, "locks hold in X: for jobs on this machine"),
+        ("", True, OK, "locks hold in X: for jobs on this machine"),
+        ("nfs4", True, OK, "locks hold in X, a shared file system"),
+        ("fuse.glusterfs", True, OK, "locks hold in X, a shared file system"),
+        ("ext4", False, F, "in X a second process gets a lock that the first one holds"),
+        ("nfs", False, F, "in X a second process gets a lock that the first one holds"),
+    ],
+)
+def test_kinds_of_file_systems(kind: str, works: bool, state: State, text: str) -> None:
+    found = files.judge_locks("X", kind, works)
+    assert found.state is state
+    assert found.found.startswith(text)
+    assert bool(found.hint) == (state is F)
+
+
+def test_locks_that_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks lets everybody in."""
+
+    @contextmanager
+    def open_unlocked(*_: object, **__: object) -> Iterator[int]:
+        yield 0
+
+    monkeypatch.setattr(files, "open_locked", open_unlocked)
+    [found] = files.check_file_init(Situation({}, None, tmp_path))
+    assert found.state is F
+    assert "keys would get lost" in found.found
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_locks_that_the_file_system_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_INTRUDER", "import sys; sys.exit('OSError: [Errno 95] not supported')")
+    [found] = files.check_file_init(Situation({}, None, tmp_path))
+    assert found.state is F
+    assert found.found.endswith("OSError: [Errno 95] not supported")
+    monkeypatch.setattr(files, "_INTRUDER", "import sys; sys.exit(7)")
+    [found] = files.check_file_init(Situation({}, None, tmp_path))
+    assert found.found.endswith("the lock failed")
+
+
+def test_a_process_that_hangs_on_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network file systems do that."""
+    monkeypatch.setattr(files, "_SECONDS", 0.2)
+    monkeypatch.setattr(files, "_INTRUDER", "import threading; threading.Event().wait()")
+    [found] = files.check_file_init(Situation({}, None, tmp_path))
+    assert found.state is F
+    assert "threading" not in found.found, "the program is not for people"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self").is_dir(), reason="there is no file system here that takes no files"
+)
+def test_a_folder_that_takes_no_files() -> None:
+    """Modes do not stop root; /proc stops everybody."""
+    [found] = files.check_file_init(Situation({}, None, Path("/proc")))
+    assert found.state is F
+    assert found.found.startswith("no file can be made and locked in /proc (proc): ")
+    assert "--folder" in found.hint
+
+
+def test_the_file_system_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mount(place: str, kind: str) -> object:
+        return SimpleNamespace(mountpoint=place, fstype=kind)
+
+    above = tmp_path.resolve()
+    mounts = [mount("/", "ext4"), mount(str(above), "nfs4"), mount(f"{above}/data", "xfs")]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
+    assert files.file_system_of(above / "data/below") == "xfs"
+    assert files.file_system_of(above / "data-2") == "nfs4"
+    assert files.file_system_of(above.parent) == "ext4"
+
+    def refuse(all: bool) -> object:
+        raise PermissionError(13, "no")
+
+    monkeypatch.setattr(psutil, "disk_partitions", refuse)
+    assert files.file_system_of(above) == ""
+
+
+def test_who_intrudes_is_kept_out_by_a_lock_and_let_in_without(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    command = [sys.executable, "-c", files._INTRUDER, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert done.stdout == "free\n"

@@ -1,0 +1,366 @@
+"""What torch's answers come to; and how it is asked: in a process that may crash or hang."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.doctor import interfaces, torch
+from rallypoint.doctor.outlook import NO_GPU
+from rallypoint.doctor.situation import Situation
+from rallypoint.errors import BindError
+from rallypoint.explain.knowledge import causes
+from rallypoint.findings import Finding, Fix, State
+from rallypoint.pytorch import asking
+from rallypoint.pytorch.asking import Answers, ask
+from rallypoint.system.interfaces import Interface
+
+F, W, OK, UNKNOWN = State.FAILURE, State.WARNING, State.OK, State.UNKNOWN
+GIB = 1 << 30
+
+TORCH = {
+    "version": "2.13.0",
+    "path": "/x",
+    "cuda": "12.8",
+    "hip": "",
+    "distributed": True,
+    "backends": ["gloo", "nccl"],
+    "nccl": "2.27.5",
+}
+GPU = {"name": "H200", "capability": [9, 0], "bytes": 140 * GIB, "free": 139 * GIB}
+GOOD: dict[str, dict[str, Any]] = {
+    "torch": TORCH,
+    "devices": {"devices": [GPU], "kernels": ["sm_80", "sm_90", "compute_90"]},
+    "gloo": {"seconds": 0.0146},
+    "plugin": {"backends": ["c10d", "rallypoint"]},
+    "store": {"fault": "", "round_trip": 16e-6},
+    "nccl": {"seconds": 1.25},
+}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(interfaces, "interfaces", lambda: [Interface("eth7", True, ("10.0.0.7",))])
+
+
+def judged(parts: Mapping[str, Mapping[str, Any]], problem: str = "") -> dict[str, Finding]:
+    """The findings by name, without those about defects that all torch of a version has."""
+    found = [each for each in torch.judge(Answers(parts, problem, "", 3.7)) if each.name != "known-defects"]
+    assert len({each.name for each in found}) == len(found)
+    return {each.name: each for each in found}
+
+
+def with_part(part: str, **facts: Any) -> dict[str, dict[str, Any]]:
+    return {**GOOD, part: {**GOOD[part], **facts}}
+
+
+def first_parts(count: int) -> dict[str, dict[str, Any]]:
+    """What is known when the process ends in the part behind these."""
+    return dict(list(GOOD.items())[:count])
+
+
+# What the answers come to ----------------------------------------------------------------------------------
+
+
+def test_a_torch_that_has_everything() -> None:
+    found = judged(GOOD)
+    assert {name: (each.state, each.found) for name, each in found.items()} == {
+        "torch": (OK, "2.13.0, CUDA 12.8; gloo, nccl; examined in 3.7 s"),
+        "devices": (OK, "0: H200, sm_90, 139.0 of 140.0 GiB free"),
+        "libuv": (OK, "torch's TCPStore has it; torch's client asks our server in 16 us"),
+        "gloo": (OK, "one rank by itself reduces, in 14.6 ms"),
+        "nccl": (OK, "NCCL 2.27.5: one rank by itself reduces, in 1.2 s"),
+        "torchrun-plug-in": (OK, "registered, and loads: --rdzv-backend=rallypoint"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"cuda": ""}, "2.13.0, CPU only; gloo, nccl;"),
+        ({"cuda": "", "hip": "6.4"}, "2.13.0, ROCm 6.4; gloo, nccl;"),
+        ({"backends": []}, "2.13.0, CUDA 12.8; no backend;"),
+    ],
+)
+def test_builds(facts: dict[str, Any], text: str) -> None:
+    assert judged(with_part("torch", **facts))["torch"].found.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem", "text"),
+    [
+        ({}, "exit code -11", "it cannot be imported: exit code -11"),
+        ({}, "", "it cannot be imported: it was not asked"),
+        (
+            {"torch": {"error": "ImportError: no libcudart"}},
+            "",
+            "it cannot be imported: ImportError: no libcudart",
+        ),
+    ],
+)
+def test_a_torch_that_cannot_be_imported(parts: dict[str, dict[str, Any]], problem: str, text: str) -> None:
+    found = judged(parts, problem)
+    assert list(found) == ["torch"]
+    assert (found["torch"].state, found["torch"].found) == (F, text)
+    assert "import torch" in found["torch"].hint
+
+
+def test_a_torch_without_distributed() -> None:
+    found = judged(with_part("torch", distributed=False, backends=[]))
+    assert set(found) == {"torch", "devices"}
+    assert found["torch"].state is F
+    assert found["torch"].found.endswith("built without torch.distributed")
+
+
+def test_a_torch_without_libuv() -> None:
+    found = judged(with_part("store", fault="NO_LIBUV"))["libuv"]
+    assert (found.state, found.fix) == (W, None)
+    assert "USE_LIBUV=0" in found.found
+    assert "rallypoint run -- torchrun" in found.hint
+
+
+def test_a_torch_whose_store_is_broken_gets_the_python_client() -> None:
+    found = judged(with_part("store", fault="BROKEN"))["libuv"]
+    assert (found.state, found.fix) == (F, Fix("run", "client", "python"))
+    assert found.hint.startswith("rallypoint run --client=python train.py")
+
+
+def test_a_store_that_torch_cannot_use() -> None:
+    found = judged({**GOOD, "store": {"error": "DistStoreError: no"}})["libuv"]
+    assert (found.state, found.found) == (
+        F,
+        "torch's client cannot use a store on loopback: DistStoreError: no",
+    )
+
+
+def test_a_store_that_was_not_tried() -> None:
+    parts = {part: facts for part, facts in GOOD.items() if part != "store"}
+    assert judged(parts)["libuv"].found == "torch's store was not tried: it was not asked"
+
+
+def test_a_process_that_hangs_in_the_store() -> None:
+    parts = {part: facts for part, facts in GOOD.items() if part not in ("store", "nccl")}
+    found = judged(parts, "it is not done after 59 s")["libuv"]
+    assert (found.state, found.found.partition(": ")[2]) == (F, "it is not done after 59 s")
+
+
+def test_gloo_that_fails_gets_an_interface() -> None:
+    found = judged({**GOOD, "gloo": {"error": "RuntimeError: no address"}})["gloo"]
+    assert (found.state, found.found) == (F, "one rank by itself fails: RuntimeError: no address")
+    assert found.fix == Fix("env", "GLOO_SOCKET_IFNAME", "eth7")
+    assert found.hint == "export GLOO_SOCKET_IFNAME=eth7"
+
+
+def test_gloo_that_fails_without_an_interface_to_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "interfaces", list)
+    found = judged({**GOOD, "gloo": {"error": "x"}})["gloo"]
+    assert (found.state, found.fix, found.hint) == (F, None, "")
+
+
+def test_backends_that_were_not_built() -> None:
+    found = judged(with_part("torch", backends=["mpi"]))
+    assert (found["gloo"].state, found["gloo"].found) == (W, "this torch was built without it")
+    assert "nccl" not in found
+
+
+def test_nccl_without_a_gpu_and_nccl_that_fails() -> None:
+    found = judged({**GOOD, "devices": {"devices": [], "kernels": []}, "nccl": {"error": "no GPU"}})
+    assert (found["nccl"].state, found["nccl"].found) == (OK, f"NCCL 2.27.5 is there; {NO_GPU}")
+    assert found["devices"].found == "no GPU that this torch can use: ranks compute on the CPU"
+    found = judged({**GOOD, "nccl": {"error": "NCCL error"}})
+    assert (found["nccl"].state, found["nccl"].hint) == (F, "NCCL_DEBUG=INFO shows more")
+    assert "one rank by itself fails: NCCL error" in found["nccl"].found
+
+
+def test_a_plug_in_that_is_not_registered_or_cannot_be_loaded() -> None:
+    found = judged(with_part("plugin", backends=["c10d"]))["torchrun-plug-in"]
+    assert found.state is W
+    found = judged({**GOOD, "plugin": {"error": "ImportError: x"}})["torchrun-plug-in"]
+    assert (found.state, found.found) == (F, "it cannot be loaded: ImportError: x")
+
+
+def test_devices_that_cannot_be_asked_for() -> None:
+    found = judged({**GOOD, "devices": {"error": "RuntimeError: driver too old"}})["devices"]
+    assert (found.state, found.found) == (F, "torch cannot ask for them: RuntimeError: driver too old")
+
+
+@pytest.mark.parametrize(
+    ("count", "part", "name"),
+    [(1, "devices", "devices"), (2, "gloo", "gloo"), (3, "plugin", "torchrun-plug-in"), (5, "nccl", "nccl")],
+)
+@pytest.mark.parametrize("problem", ["exit code -11", "it is not done after 59 s"])
+def test_a_process_that_ends_in_the_middle_blames_the_part_that_it_ended_in(
+    count: int, part: str, name: str, problem: str
+) -> None:
+    assert list(GOOD)[count] == part
+    found = judged(first_parts(count), problem)
+    assert found["torch"].state is OK
+    assert found[name].state is F
+    assert problem in found[name].found
+    innocent = {each for each, finding in found.items() if finding.state is F} - {name}
+    assert innocent == set(), "what was never tried has not failed"
+
+
+def test_without_an_answer_about_devices_nobody_knows_whether_nccl_has_one() -> None:
+    found = judged(first_parts(1), "exit code -11")["nccl"]
+    assert found.state is not OK
+    assert NO_GPU not in found.found
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernels", "good"),
+    [
+        ([9, 0], ["sm_90"], True),
+        ([8, 9], ["sm_80"], True),
+        ([8, 0], ["sm_86"], False),
+        ([12, 0], ["sm_80", "sm_90"], False),
+        ([12, 0], ["sm_90", "compute_90"], True),
+        ([12, 0], ["sm_120"], True),
+        ([12, 1], ["sm_120"], True),
+        ([12, 0], ["sm_121"], False),
+        ([7, 5], ["compute_80"], False),
+        ([9, 0], ["sm_90a"], True),
+        ([10, 3], ["sm_100f"], True),
+        ([9, 4], ["gfx942"], True),
+        ([9, 0], [], True),
+        ([9, 0], ["sm_x"], False),
+    ],
+)
+def test_code_for_a_gpu(capability: list[int], kernels: list[str], good: bool) -> None:
+    found = torch.judge_device(1, {**GPU, "capability": capability}, kernels)
+    assert found.state is (OK if good else F)
+    major, minor = capability
+    assert found.found.startswith(f"1: H200, sm_{major}{minor}, ")
+    if not good:
+        assert f"this torch has code for {', '.join(kernels)} only" in found.found
+        assert f"--cuda-arch {major}.{minor}" in found.hint
+
+
+@pytest.mark.parametrize(("free", "state"), [(70 * GIB, OK), (70 * GIB - 1, W), (0, W)])
+def test_memory_of_a_gpu(free: int, state: State) -> None:
+    assert torch.judge_device(0, {**GPU, "free": free}, ["sm_90"]).state is state
+
+
+def test_every_gpu_is_told() -> None:
+    parts = with_part("devices", devices=[GPU, {**GPU, "capability": [12, 0]}], kernels=["sm_90"])
+    found = [each for each in torch.judge(Answers(parts)) if each.name == "devices"]
+    assert [(each.found[0], each.state) for each in found] == [("0", OK), ("1", F)]
+
+
+@pytest.mark.parametrize("system", ["Linux", "Windows", "Darwin", "Plan 9"])
+def test_defects_of_a_version_are_told_with_what_to_do(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: system)
+    found = [each for each in torch.judge(Answers(GOOD)) if each.name == "known-defects"]
+    assert all(each.state is State.NOTE and each.found and each.hint for each in found)
+
+
+def test_defects_that_are_found_by_trying_are_not_told_as_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether torch lacks libuv, and whether look-ups stall, is what other checks say."""
+    known = {each.id: each for each in causes()}
+    assert set(torch._PROBED) <= set(known)
+    everywhere = [replace(each, versions="", platforms=()) for each in known.values()]
+    monkeypatch.setattr(torch, "causes", lambda: everywhere)
+    told = {each.found for each in torch.judge(Answers(GOOD)) if each.name == "known-defects"}
+    probed = {known[each].defect for each in torch._PROBED}
+    assert told == {each.defect for each in everywhere if each.defect} - probed
+    assert told
+
+
+# Asking ----------------------------------------------------------------------------------------------------
+
+SAYS = 'import sys; sys.stdout.write(\'{"part": "torch", "version": "1"}\\n\'); sys.stdout.flush();'
+
+
+def ask_program(monkeypatch: pytest.MonkeyPatch, program: str, seconds: float = 30.0) -> Answers:
+    monkeypatch.setattr(asking, "_PROGRAM", program)
+    return ask(("torch",), {}, seconds)
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        (SAYS, ""),
+        (SAYS + "sys.exit(3)", "exit code 3"),
+        (SAYS + "sys.exit('  it broke\\n\\n')", "exit code 1: it broke"),
+        (SAYS + "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "exit code -11"),
+    ],
+)
+def test_what_was_said_before_a_crash_counts(
+    program: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = ask_program(monkeypatch, program)
+    assert answers.parts == {"torch": {"version": "1"}}
+    assert answers.problem == problem
+    assert answers.error_of("torch") == ""
+    assert answers.error_of("gloo") == (problem or "it was not asked")
+    assert answers.seconds > 0
+
+
+def test_what_was_said_before_it_hangs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ask_program(monkeypatch, SAYS + "import threading; threading.Event().wait()", 1.0)
+    assert answers.parts == {"torch": {"version": "1"}}
+    assert answers.problem == "it is not done after 1 s"
+
+
+def test_lines_of_others_are_not_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = "print('hello'); print(3); print('[]'); print('{}'); print('\"x\"'); print('{\"part\": []}');"
+    answers = ask_program(monkeypatch, noise + SAYS + "sys.stderr.write('log')")
+    assert answers.parts == {"torch": {"version": "1"}}
+    assert answers.log == "log"
+
+
+def test_a_torch_in_the_folder_is_not_the_one_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    program = asking._PROGRAM.replace(
+        "from rallypoint.pytorch.examination import main\nmain()", "import json"
+    )
+    assert program != asking._PROGRAM
+    assert ask_program(monkeypatch, program).problem == ""
+
+
+def test_this_torch_says_all_that_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real one, with variables of a rank around it, which are not its business."""
+    answers = torch.ask_torch({**os.environ, "RANK": "7", "WORLD_SIZE": "8", "MASTER_ADDR": "nowhere"})
+    assert answers.problem == "", answers.log
+    assert list(answers.parts) == ["torch", "devices", "gloo", "plugin", "store", "nccl"]
+    assert answers.parts["torch"]["version"].startswith("2.13.0")
+    assert answers.parts["store"]["fault"] == ""
+    assert "rallypoint" in answers.parts["plugin"]["backends"]
+    assert not answers.error_of("gloo")
+
+
+def test_without_sockets_torch_is_asked_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BindError("no sockets here")
+
+    asked: list[list[str]] = []
+
+    def note(parts: list[str], environ: Mapping[str, str], seconds: float) -> Answers:
+        asked.append(parts)
+        assert "RANK" not in environ
+        assert seconds < torch.SECONDS
+        return Answers(problem="made up")
+
+    monkeypatch.setattr(torch, "open_store", refuse)
+    monkeypatch.setattr(torch, "ask", note)
+    [found] = torch.check_torch(Situation({"RANK": "0"}, None, Path()))
+    assert asked == [["torch", "devices", "gloo", "plugin", "nccl"]]
+    assert found.found == "it cannot be imported: made up"
+
+
+def test_a_torch_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "find_spec", lambda _: None)
+    [found] = torch.check_torch(Situation({}, None, Path()))
+    assert (found.name, found.state, found.hint) == ("torch", W, "pip install torch")
+    assert found.found.startswith("not installed for ")

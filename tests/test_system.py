@@ -1,0 +1,253 @@
+"""What the operating system says about itself: by what it says here, and by made-up files for the rest."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from rallypoint.system import interfaces, limits, names, packages, ports
+from rallypoint.system.interfaces import Interface
+from rallypoint.system.names import LookUps
+from rallypoint.system.patience import within
+from raw import SECONDS
+
+# Patience --------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_has_an_answer() -> None:
+    assert within(SECONDS, lambda: 3) == 3
+    assert within(SECONDS, lambda: None) is None
+
+
+def test_a_call_that_fails() -> None:
+    def fail() -> int:
+        raise socket.gaierror(-2, "no such name")
+
+    with pytest.raises(socket.gaierror, match="no such name"):
+        within(SECONDS, fail)
+
+
+def test_a_call_that_has_no_answer_in_time() -> None:
+    never = threading.Event()
+    try:
+        with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
+            within(0.01, lambda: never.wait(SECONDS))
+    finally:
+        never.set()
+
+
+# Interfaces ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interface", "leads_out"),
+    [
+        (Interface("eth0", True, ("10.0.0.1",)), True),
+        (Interface("eth0", True, ("fd00::1",)), True),
+        (Interface("eth0", False, ("10.0.0.1",)), False),
+        (Interface("eth0", True, ()), False),
+        (Interface("lo", True, ("127.0.0.1",)), False),
+        (Interface("lo0", True, ("::1",)), False),
+        (Interface("docker0", True, ("172.17.0.1",)), False),
+        (Interface("br-1234", True, ("172.18.0.1",)), False),
+        (Interface("veth12", True, ("10.0.0.1",)), False),
+        (Interface("bridge0", True, ("10.0.0.1",)), True),
+        *(
+            (Interface(name, True, ("10.0.0.1",)), False)
+            for name in (
+                "tun0",
+                "tap0",
+                "wg0",
+                "tailscale0",
+                "utun3",
+                "lxdbr0",
+                "kube-ipvs0",
+                "vEthernet (x)",
+            )
+        ),
+        *(
+            (Interface(name, True, ("10.0.0.1",)), True)
+            for name in ("ens3f1", "ib0", "bond0", "wlan0", "en0")
+        ),
+    ],
+)
+def test_interfaces_that_lead_out(interface: Interface, leads_out: bool) -> None:
+    assert interface.leads_out == leads_out
+
+
+def test_interfaces_with_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(family: int, address: str) -> object:
+        return SimpleNamespace(family=family, address=address)
+
+    six, four, link = socket.AF_INET6, socket.AF_INET, -1
+    there = {
+        "eth0": [
+            entry(six, "fd00::1"),
+            entry(link, "00:11"),
+            entry(four, "10.0.0.1"),
+            entry(six, "FE80::1%eth0"),
+            entry(four, "169.254.7.7"),
+        ],
+        "eth1": [entry(four, "169.254.7.8")],
+        "gone": [],
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: there)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {"eth0": SimpleNamespace(isup=True)})
+    assert interfaces.interfaces() == [
+        Interface("eth0", True, ("10.0.0.1", "fd00::1")),
+        Interface("eth1", False, ()),
+        Interface("gone", False, ()),
+    ]
+
+
+@pytest.mark.parametrize("error", [psutil.AccessDenied(1), RuntimeError("no"), PermissionError(13, "no")])
+def test_interfaces_that_the_system_does_not_tell(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise error
+
+    monkeypatch.setattr(psutil, "net_if_stats", refuse)
+    with pytest.raises(OSError):  # noqa: PT011 - whatever it says
+        interfaces.interfaces()
+
+
+def test_this_machine_has_a_loopback() -> None:
+    assert any(each.is_loopback and each.is_up for each in interfaces.interfaces())
+
+
+# Limits ----------------------------------------------------------------------------------------------------
+
+
+def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert limits.open_files_allowed() == resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, -1))
+    assert limits.open_files_allowed() == (1024, sys.maxsize)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert limits.open_files_allowed() is None
+
+
+def test_numbers_in_files(tmp_path: Path) -> None:
+    path = tmp_path / "number"
+    assert limits._number_in(str(path)) is None
+    path.write_text("4096\n")
+    assert limits._number_in(str(path)) == 4096
+    path.write_text("many\n")
+    assert limits._number_in(str(path)) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells them by files")
+def test_backlogs_of_this_machine() -> None:
+    for found in (limits.accept_backlog(), limits.syn_backlog()):
+        assert found is None or found > 0
+
+
+# Names and packages ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seconds", "stall"), [(0.0, False), (1.0, False), (1.001, True)])
+def test_look_ups_that_stall(seconds: float, stall: bool) -> None:
+    assert LookUps(3, seconds).stall == stall
+    assert str(LookUps(3, 0.5)) == "3 look-ups of ::ffff:127.0.0.1 took 0.5 s"
+
+
+def test_look_ups_end_when_one_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def quick(address: tuple[str, int, int, int], flags: int) -> tuple[str, str]:
+        assert (address[0], flags) == ("::ffff:127.0.0.1", 0)
+        clock[0] += 0.01
+        raise socket.gaierror(-2, "no name")
+
+    monkeypatch.setattr(socket, "getnameinfo", quick)
+    found = names.look_up()
+    assert (found.count, found.stall) == (64, False)
+
+    def slow(*_: object) -> tuple[str, str]:
+        clock[0] += 0.6
+        return "localhost", "9"
+
+    monkeypatch.setattr(socket, "getnameinfo", slow)
+    clock[0] = 0.0
+    answered: list[float] = []
+    found = names.look_up(answered.append)
+    assert (found.count, found.stall) == (2, True)
+    assert answered == [0.6, 1.2]
+
+
+def test_packages() -> None:
+    assert packages.installed("pytest") == pytest.__version__
+    assert packages.installed("no-such-package-at-all") == packages.ABSENT
+
+
+# Ports -----------------------------------------------------------------------------------------------------
+
+HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+
+
+def row(port: int, state: str, inode: int) -> str:
+    rest = f"00000000:00000000 00:00000000 00000000     0        0 {inode} 1 0000 100"
+    return f"   0: 0100007F:{port:04X} 00000000:0000 {state} {rest}\n"
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A /proc of two processes, of which the second holds a socket."""
+    (tmp_path / "net").mkdir()
+    (tmp_path / "sys/net/ipv4").mkdir(parents=True)
+    for number in ("41", "42"):
+        (tmp_path / number / "fd").mkdir(parents=True)
+    (tmp_path / "42/cmdline").write_bytes(b"python\0train.py\0--name=a\nb\0")
+    os.symlink("socket:[777]", tmp_path / "42/fd/3")
+    os.symlink("/dev/null", tmp_path / "42/fd/0")
+    monkeypatch.setattr(ports, "_PROC", tmp_path)
+    monkeypatch.setattr(sys, "platform", "linux")
+    return tmp_path
+
+
+def test_who_listens_on_a_port(proc: Path) -> None:
+    (proc / "net/tcp").write_text(HEADER + row(29_500, "0A", 777) + row(4000, "01", 778))
+    (proc / "net/tcp6").write_text(HEADER + row(5000, "0A", 779))
+    assert ports.holder_of(29_500) == "process 42 (python train.py --name=a)"
+    (proc / "42/cmdline").write_bytes(b"python\0-c\0import  torch\nsecret = 1\0--more\0")
+    assert ports.holder_of(29_500) == "process 42 (python -c import torch --more)", (
+        "no program, but its start"
+    )
+    assert ports.holder_of(5000) is None
+    assert ports.holder_of(4000) is None
+    assert ports.listening_ports() == {29_500, 5000}
+    (proc / "42/cmdline").unlink()
+    assert ports.holder_of(29_500) == "process 42 (ended)"
+
+
+def test_without_proc_nobody_is_named(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_PROC", proc / "none")
+    assert ports.holder_of(29_500) is None
+    assert ports.listening_ports() == set()
+    assert ports.client_ports() == (32_768, 60_999)
+
+
+def test_ports_for_clients(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = proc / "sys/net/ipv4/ip_local_port_range"
+    path.write_text("1024\t65000\n")
+    assert ports.client_ports() == (1024, 65_000)
+    path.write_text("odd\n")
+    assert ports.client_ports() == (32_768, 60_999)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert ports.client_ports() == (49_152, 65_535)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux names who holds a port")
+def test_this_process_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert (ports.holder_of(port) or "").startswith(f"process {os.getpid()} (")
+        assert port in ports.listening_ports()

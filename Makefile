@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SEEDS  ?= 20000
 
+# Two test modules at a time: most wait for processes of theirs, and none shares a port or a file with another.
+SIDE_BY_SIDE := -n 2 --dist loadfile
+
 .PHONY: demo tools test test-all check bench bench-full fuzz simulate clean
 
 $(STAMP): pyproject.toml
@@ -15,10 +18,10 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)        ## jobs come up by every quick route; two ranks train like one
 	$(BIN)/python examples/demo.py
 
-tools:                # what else is used: ss and redis-server, where they are missing and can be installed
-	@{ command -v ss && command -v redis-server; } > /dev/null || \
+tools:                # what else is used: ss, redis-server and a C compiler, where they can be installed
+	@{ command -v ss && command -v redis-server && command -v cc; } > /dev/null || \
 	  { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get update -qq && \
-	    RUNLEVEL=1 apt-get install -y -qq iproute2 redis-server; } > /dev/null 2>&1 || true
+	    RUNLEVEL=1 apt-get install -y -qq iproute2 redis-server gcc libc6-dev; } > /dev/null 2>&1 || true
 
 check: $(STAMP)       ## lint and types
 	$(BIN)/ruff check .
@@ -26,10 +29,10 @@ check: $(STAMP)       ## lint and types
 	$(BIN)/mypy
 
 test: check tools     ## lint, types and all tests but the slow ones
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow'
 
 test-all: check tools ## the slow ones as well: the whole matrix of launches
-	$(BIN)/pytest
+	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 bench: $(STAMP) tools ## all measurements, quickly: against torch's own servers and redis
 	$(BIN)/rallypoint bench all --quick

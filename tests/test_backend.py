@@ -76,9 +76,9 @@ def test_a_higher_route_is_not_disturbed_by_a_wrong_lower_one() -> None:
 
 
 def server_of_this_process() -> psutil.Process:
-    """The one hosted server that this process has."""
-    children = psutil.Process().children()
-    (server,) = (child for child in children if "rallypoint.server.child" in " ".join(child.cmdline()))
+    """The one hosted server that this process has; those that other tests left behind have ended."""
+    alive = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    (server,) = (child for child in alive if "rallypoint.server.child" in " ".join(child.cmdline()))
     return server
 
 

@@ -117,10 +117,14 @@ def known(text: str = KNOWN) -> tuple[Cause, ...]:
 CAUSES = known()
 
 
+def log_of_text(text: str, name: str = "log") -> Log:
+    return Log(name, [text.encode(errors="surrogateescape")])
+
+
 def report_of(*texts: str | Log) -> Report:
     """What is said of some logs, by the small knowledge base."""
     logs = [
-        text if isinstance(text, Log) else Log.of_text(dedent(text), f"{index}.log")
+        text if isinstance(text, Log) else log_of_text(dedent(text), f"{index}.log")
         for index, text in enumerate(texts)
     ]
     return explain(logs, CAUSES)

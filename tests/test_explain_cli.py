@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explaining import report_of, traceback
+from explaining import log_of_text, report_of, traceback
 from rallypoint.cli import run
-from rallypoint.explain import Log, explain, words
+from rallypoint.explain import explain, words
 from rallypoint.explain.excerpts import excerpt
 from rallypoint.explain.knowledge import Cause, causes
 from rallypoint.launch.watching import Reports
@@ -141,7 +141,7 @@ def test_the_text_fits_into_80_columns_and_a_terminal_obeys_nothing_in_it() -> N
 @pytest.mark.parametrize("cause", causes(), ids=lambda cause: str(cause.id))
 def test_what_is_to_be_pasted_is_kept_whole(cause: Cause) -> None:
     report = explain(
-        [Log.of_text(f"{cause.example}\n{_ABORTED}")], [replace(cause, context=(), role="cause", over=())]
+        [log_of_text(f"{cause.example}\n{_ABORTED}")], [replace(cause, context=(), role="cause", over=())]
     )
     assert report.verdict is not None
     text = words.as_text(report)

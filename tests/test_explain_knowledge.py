@@ -9,7 +9,7 @@ import pytest
 
 from explaining import KNOWN, known
 from rallypoint.explain import explain
-from rallypoint.explain.knowledge import Comparison, KnowledgeError, causes, fill, find_cause, in_versions
+from rallypoint.explain.knowledge import Comparison, KnowledgeError, causes, fill, in_versions
 from rallypoint.explain.page import page
 from rallypoint.explain.reading import open_log
 
@@ -110,11 +110,6 @@ def test_there_are_enough_entries() -> None:
     assert len(causes()) >= 40
 
 
-def test_an_entry_is_found_by_its_id() -> None:
-    assert find_cause(causes()[0].id) is causes()[0]
-    assert find_cause("no-such-entry") is None
-
-
 @pytest.mark.parametrize("name", [cause.id for cause in causes()])
 def test_every_entry_has_a_sample(name: str) -> None:
     assert [path for path in _SAMPLES if path.name.partition(".")[0] == name]
@@ -131,8 +126,7 @@ def test_every_sample_has_an_entry() -> None:
 @pytest.mark.parametrize("path", _SAMPLES, ids=lambda path: str(path.stem))
 def test_a_sample_is_explained_by_its_entry(path: Path) -> None:
     report = explain([open_log(path)])
-    cause = find_cause(path.name.partition(".")[0])
-    assert cause is not None
+    (cause,) = [each for each in causes() if each.id == path.name.partition(".")[0]]
     if cause.role == "notice":
         assert (report.verdict, [told.cause for told in report.notices]) == (None, [cause])
         return

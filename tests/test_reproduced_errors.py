@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from explaining import log_of_text
 from rallypoint.explain import Log, Report, explain
 
 _TESTS = Path(__file__).parent
@@ -210,7 +211,7 @@ def test_what_a_launcher_says_is_explained(name: str, tmp_path: Path) -> None:
     launch = LAUNCHES[name]
     with _started(launch, tmp_path) as process:
         output = process.communicate(timeout=_SECONDS)[0]
-    report = explain([Log.of_text(output)])
+    report = explain([log_of_text(output)])
     assert process.returncode != 0
     assert _verdict(report) == launch.verdict, output
     assert set(launch.consequences) <= {_name(told) for told in report.consequences}
@@ -226,7 +227,7 @@ def test_a_port_that_torchrun_cannot_have(option: str, tmp_path: Path) -> None:
         options = (*_TORCHRUN, option.format(port=port))
         with _started(Launch("", _INIT, options), tmp_path) as process:
             output = process.communicate(timeout=_SECONDS)[0]
-    report = explain([Log.of_text(output)])
+    report = explain([log_of_text(output)])
     assert _verdict(report) in ("port-in-use", "port-in-ephemeral-range"), output
     assert report.verdict is not None
     assert report.verdict.told.facts["port"] == str(port)
@@ -239,7 +240,7 @@ def test_a_launcher_that_is_told_to_end(tmp_path: Path) -> None:
         assert any("ready" in line for line in process.stdout)
         process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=_SECONDS)[0]
-    report = explain([Log.of_text(output)])
+    report = explain([log_of_text(output)])
     assert _verdict(report) == "told-to-end", output
     assert report.verdict is not None
     assert report.verdict.told.facts["signal"] == "15"

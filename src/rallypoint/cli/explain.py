@@ -24,7 +24,7 @@ def explain(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILE]...", help="Logs of one job, or folders of them; - or none: standard input."
+            metavar="FILE", help="Logs of one job, or folders of them; - or none: standard input."
         ),
     ] = None,
     as_list: Annotated[bool, typer.Option("--list", help="List all causes that are known.")] = False,

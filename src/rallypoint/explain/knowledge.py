@@ -157,11 +157,6 @@ def causes() -> tuple[Cause, ...]:
     return load(PATH)
 
 
-def find_cause(name: str) -> Cause | None:
-    """The entry of this id."""
-    return next((cause for cause in causes() if cause.id == name), None)
-
-
 def fill(text: str, facts: Facts) -> str:
     """A text with its facts, as `{port}`, or with the default of one that is unknown: `{port|PORT}`.
 

@@ -42,11 +42,6 @@ class Log:
     stamp: Stamp | None = None
     """When all of it was said, if that is known."""
 
-    @staticmethod
-    def of_text(text: str, name: str = "log") -> Log:
-        """A log that is already there as a text."""
-        return Log(name, [text.encode(errors="surrogateescape")])
-
 
 def scan(log: Log, findings: Findings, sieve: Sieve, progress: Callable[[int], None]) -> None:
     """Add what a log holds to the findings; `progress` hears of the bytes that were read."""

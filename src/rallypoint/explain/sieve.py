@@ -9,7 +9,7 @@ holds it in the reduced form as well (a test compares with looking at every line
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from rallypoint.explain.literals import VARIABLE
@@ -22,7 +22,7 @@ _MOST_FORMS: Final = 100_000
 _LONGEST_FORM: Final = 1024
 _LOWER: Final = bytes(range(256)).lower()
 ESCAPE: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-~])")
-"""What a terminal obeys: colours, titles, links. It is the same in the reduced form, but for numbers."""
+"""What a terminal obeys: colours, titles, links. It goes first: a reduced form no longer shows its end."""
 
 
 class Sieve:
@@ -34,7 +34,8 @@ class Sieve:
 
     def select(self, block: bytes) -> list[int]:
         """The indexes of the lines of a block that may be of interest."""
-        forms = block.translate(_LOWER, VARIABLE).split(b"\n")
+        plain = ESCAPE.sub(b"", block) if b"\x1b" in block else block
+        forms = plain.translate(_LOWER, VARIABLE).split(b"\n")
         new = set(forms) - self._clean
         if not new:
             return []
@@ -45,13 +46,9 @@ class Sieve:
         return [index for index, form in enumerate(forms) if form in hits] if hits else []
 
     def _examine(self, forms: set[bytes]) -> set[bytes]:
-        everything = ESCAPE.sub(b"", b"\n".join(forms))
+        everything = b"\n".join(forms)
         texts = [text for text in self._texts if text in everything]
-        return {form for form in forms if self._holds(form, texts)} if texts else set()
-
-    def _holds(self, form: bytes, texts: Sequence[bytes]) -> bool:
-        plain = ESCAPE.sub(b"", form) if b"\x1b" in form else form
-        return any(text in plain for text in texts)
+        return {form for form in forms if any(text in form for text in texts)} if texts else set()
 
 
 def _without_needless(texts: Iterable[bytes]) -> tuple[bytes, ...]:

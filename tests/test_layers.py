@@ -20,13 +20,13 @@ ROOT = Path(rallypoint.__file__).parent
 LEVELS = [
     {"errors", "findings"},
     {"system"},
-    {"engine", "wire"},
+    {"engine", "wire", "rollcall"},
     {"server", "client"},
     {"relay", "stores"},
     {"meeting"},
     {"pytorch"},
     {"explain"},
-    {"doctor", "verify", "bench", "launch", "builds"},
+    {"doctor", "verify", "bench", "launch", "builds", "web", "timeline"},
     {"cli"},
     {"__main__"},
 ]
@@ -34,15 +34,22 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 
 SIDEWAYS = {("engine", "rallypoint.wire.limits")}
 
-PURE = {"engine", "wire"}
+PURE = {"engine", "wire", "rollcall"}
 PURE_MODULES = {
     "rallypoint.findings",
-    *(f"rallypoint.server.{name}" for name in ("core", "front", "sessions", "carrying")),
+    *(
+        f"rallypoint.server.{name}"
+        for name in ("core", "front", "sessions", "carrying", "looking", "contents", "traffic")
+    ),
     *(
         f"rallypoint.relay.{name}"
         for name in ("combining", "slots", "known", "upstream", "ranks", "children", "core")
     ),
     *(f"rallypoint.doctor.{name}" for name in ("outlook", "judging", "shell")),
+    *(
+        f"rallypoint.timeline.{name}"
+        for name in ("blaming", "courses", "judging", "members", "records", "rows", "timeline")
+    ),
     *(f"rallypoint.bench.{name}" for name in ("dialects", "growth", "goals", "names", "pace", "words")),
 }
 IMPURE_MODULES = {

@@ -38,11 +38,13 @@ class Barriers(Generic[Member]):
 
     def __init__(self) -> None:
         self._by_name: dict[_Name, _Barrier[Member]] = {}
-        self.by_member: dict[Member, dict[_Name, None]] = {}
-        """Where each member waits that is not away; only to be read from outside."""
+        self.by_member: dict[Member, dict[_Name, float]] = {}
+        """Where each member waits that is not away, and since when; only to be read from outside."""
         self._away: dict[Member, dict[_Name, int]] = {}  # where those who are away were, and for how many
 
-    def arrive(self, member: Member, key: bytes, size: int, weight: int = 1) -> list[Member]:
+    def arrive(
+        self, member: Member, key: bytes, size: int, weight: int = 1, now: float = 0.0
+    ) -> list[Member]:
         """Count `member` in, for as many as `weight`; return who is released by that, itself included.
 
         Of a member that stands for several, some may be released: `count_at` tells how many are left. A
@@ -56,7 +58,7 @@ class Barriers(Generic[Member]):
             raise ProtocolError(f"BARRIER at key {key!r} by a client that already waits there")
         present[member] = weight
         present.total += weight
-        self.by_member.setdefault(member, {})[name] = None
+        self.by_member.setdefault(member, {})[name] = now
         return self._release(name, present) if present.total >= size else []
 
     def withdraw(self, member: Member) -> None:
@@ -105,6 +107,10 @@ class Barriers(Generic[Member]):
     def arrived(self, key: bytes) -> dict[int, list[Member]]:
         """Who waits at the barriers of `key`: for each size that was named, the members in their order."""
         return {size: list(members) for (name, size), members in self._by_name.items() if name == key}
+
+    def all(self) -> list[tuple[bytes, int, int, list[Member]]]:
+        """Every barrier: its key, its size, how many have arrived, and the members."""
+        return [(key, size, each.total, list(each)) for (key, size), each in self._by_name.items()]
 
     def arrive_away(self, member: Member, key: bytes, size: int, weight: int) -> None:
         """As `arrive`, for a member that is away: it counts from `resume` on."""

@@ -8,6 +8,7 @@ ProtocolError and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Generic, TypeVar
 
 from rallypoint.engine.barriers import Barriers
@@ -18,6 +19,12 @@ from rallypoint.errors import LimitError
 from rallypoint.wire.limits import Limits
 
 Member = TypeVar("Member")
+
+Clock = Callable[[], float]
+
+
+def _stand_still() -> float:
+    return 0.0
 
 
 class Engine(Generic[Member]):
@@ -109,8 +116,11 @@ class Engine(Generic[Member]):
         values, queues = self._space.values, self._space.queues
         return [key for key in dict.fromkeys(keys) if key not in values and key not in queues]
 
-    def wait(self, member: Member, keys: Sequence[bytes]) -> bool:
-        """Let `member` wait until all keys are there; True if they are, and it need not."""
+    def wait(self, member: Member, keys: Sequence[bytes], clock: Clock = _stand_still) -> bool:
+        """Let `member` wait until all keys are there; True if they are, and it need not.
+
+        The clock is asked only if it has to: nearly every key that is read is there.
+        """
         missing: Sequence[bytes]
         if len(keys) == 1:
             missing = () if keys[0] in self._space.values or keys[0] in self._space.queues else keys
@@ -119,7 +129,7 @@ class Engine(Generic[Member]):
         if not missing:
             return True
         self._check_waits(member, len(missing))
-        self._waiters.add(member, missing)
+        self._waiters.add(member, missing, clock())
         return False
 
     def wait_in_turn(self, member: Member, keys: Sequence[bytes]) -> bool:
@@ -138,7 +148,9 @@ class Engine(Generic[Member]):
                 self._calls.add(member, key)
         return True
 
-    def barrier(self, member: Member, key: bytes, size: int, weight: int = 1) -> Sequence[Member]:
+    def barrier(
+        self, member: Member, key: bytes, size: int, weight: int = 1, now: float = 0.0
+    ) -> Sequence[Member]:
         """Let `member` wait at a barrier, for as many as `weight`; return whom that releases.
 
         Of one who stands there for several, `count_at_barrier` are left. If it is away, it counts from
@@ -148,7 +160,7 @@ class Engine(Generic[Member]):
         if member in self._away:
             self._barriers.arrive_away(member, key, size, weight)
             return ()
-        return self._barriers.arrive(member, key, size, weight)
+        return self._barriers.arrive(member, key, size, weight, now)
 
     def leave_barrier(self, member: Member, count: int) -> int:
         """End the waiting of so many for whom `member` stands at a barrier; return how many there were."""
@@ -189,6 +201,36 @@ class Engine(Generic[Member]):
     def awaited_by(self, member: Member) -> list[bytes]:
         """The keys that `member` waits for and that are not there."""
         return self._waiters.awaited_by(member)
+
+    def waits_of(self, member: Member, most: int) -> list[tuple[list[bytes], int, float]]:
+        """Of each wait of `member`: the first `most` keys that are not there, how many, and since when."""
+        return self._waiters.pending_of(member, most)
+
+    def barriers_of(self, member: Member) -> dict[tuple[bytes, int], float]:
+        """The keys and sizes of the barriers at which `member` waits, and since when."""
+        return self._barriers.by_member.get(member, {})
+
+    def barriers(self) -> list[tuple[bytes, int, int, list[Member]]]:
+        """Every barrier: its key, its size, how many have arrived, and the members."""
+        return self._barriers.all()
+
+    @property
+    def waiting(self) -> int:
+        """How many members wait: for keys, or at barriers; who does both counts twice."""
+        return len(self._waiters.by_member) + len(self._barriers.by_member)
+
+    @property
+    def longest_waiting(self) -> list[Member]:
+        """Of those who wait for keys, and of those at barriers, whoever began first."""
+        return [*islice(self._waiters.by_member, 1), *islice(self._barriers.by_member, 1)]
+
+    def queues(self) -> list[tuple[bytes, int]]:
+        """The queues that hold something, and how many values."""
+        return [(key, len(queue)) for key, queue in self._space.queues.items()]
+
+    def queued(self, key: bytes) -> Iterable[bytes]:
+        """The values of a queue."""
+        return self._space.queues.get(key, ())
 
     def arrived(self, key: bytes) -> dict[int, list[Member]]:
         """Who waits at the barriers of `key`: the members for each size that was named."""

@@ -7,6 +7,7 @@ that a cancel or a close costs that member's own keys and no more.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Sequence
+from itertools import islice
 from typing import Generic, TypeVar
 
 Member = TypeVar("Member")
@@ -15,12 +16,13 @@ Member = TypeVar("Member")
 class _Wait(Generic[Member]):
     """One WAIT of one member: `left` of its keys have not arrived."""
 
-    __slots__ = ("keys", "left", "member")
+    __slots__ = ("keys", "left", "member", "since")
 
-    def __init__(self, member: Member, keys: Sequence[bytes]) -> None:
+    def __init__(self, member: Member, keys: Sequence[bytes], since: float) -> None:
         self.member = member
         self.keys = keys
         self.left = len(keys)
+        self.since = since
 
 
 class _Waits(dict[_Wait[Member], None]):
@@ -55,9 +57,9 @@ class Waiters(Generic[Member]):
         self.by_member: dict[Member, _Wait[Member] | _Waits[Member]] = {}
         """Who waits, and the one wait that nearly all have, or several; only to be read from outside."""
 
-    def add(self, member: Member, missing: Sequence[bytes]) -> None:
+    def add(self, member: Member, missing: Sequence[bytes], now: float = 0.0) -> None:
         """Let `member` wait for all of `missing`: distinct keys, at least one."""
-        wait = _Wait(member, missing)
+        wait = _Wait(member, missing, now)
         awaited = self.awaited
         for key in missing:
             waits = awaited.get(key)
@@ -117,6 +119,14 @@ class Waiters(Generic[Member]):
         """The keys that `member` waits for and that have not arrived."""
         waits = self._waits_of(member)
         return [key for wait in waits for key in wait.keys if wait in self.awaited.get(key, ())]
+
+    def pending_of(self, member: Member, most: int) -> list[tuple[list[bytes], int, float]]:
+        """Of each wait of `member`: the first `most` keys that have not arrived, how many, and since when."""
+        pending = []
+        for wait in self._waits_of(member):
+            missing = (key for key in wait.keys if wait in self.awaited.get(key, ()))
+            pending.append((list(islice(missing, most)), wait.left, wait.since))
+        return pending
 
     def count_of(self, member: Member) -> int:
         """How many keys the waits of `member` name, arrived or not."""

@@ -51,6 +51,9 @@ class Limits:
     session_seconds: float = 60.0
     """How long a relay's session is kept without a connection, and how long its clients wait for one."""
 
+    stall_seconds: float = 60.0
+    """How long nobody may make progress while clients wait, before the log says who waits for what."""
+
     relayed_bytes: int = 256 * _MIB
     """What a relay holds of its clients' requests until they are answered; it reads no more meanwhile."""
 

@@ -8,8 +8,8 @@ A blob is a u64 length and that many bytes: a key or a value. A counted request 
 `count` times. The tail is one integer of fixed size. All integers are little-endian. There is no error
 reply: who breaks the protocol is disconnected.
 
-From 32 on, the operations are Rallypoint's own, between a relay and a server (or another relay): see
-`sessions`. They are unknown to torch.
+From 32 on, the operations are Rallypoint's own: between a relay and a server (or another relay), see
+`sessions`; and LOOK, by which anyone may ask what a server or relay knows. They are unknown to torch.
 """
 
 from __future__ import annotations
@@ -65,13 +65,17 @@ class Op(IntEnum):
     WAIT_IN_TURN = 38
     RECALL = 39
     POP_CALLED = 40
+    TOLD = 41
+
+    LOOK = 48
 
 
 @dataclass(frozen=True)
 class Shape:
     """What follows an opcode: which blobs, how often, and the size of the tail.
 
-    A blob is a key (`K`), a value (`V`), the token of a session (`T`) or a whole batch (`B`).
+    A blob is a key (`K`; `H` where it may be a hello, see `rollcall.identity`), a value (`V`), the token of
+    a session (`T`), a whole batch (`B`), what a relay tells of itself (`R`) or a question (`Q`).
     """
 
     blobs: str = ""
@@ -88,7 +92,7 @@ SHAPES: Final[dict[Op, Shape]] = {
     Op.CHECK: Shape("K", counted=True),
     Op.WAIT: Shape("K", counted=True),
     Op.GETNUMKEYS: Shape(),
-    Op.DELETE_KEY: Shape("K"),
+    Op.DELETE_KEY: Shape("H"),
     Op.APPEND: Shape("KV"),
     Op.MULTI_GET: Shape("K", counted=True),
     Op.MULTI_SET: Shape("KV", counted=True),
@@ -108,4 +112,6 @@ SHAPES: Final[dict[Op, Shape]] = {
     Op.WAIT_IN_TURN: Shape("K", counted=True),
     Op.RECALL: Shape("K"),
     Op.POP_CALLED: Shape("K", tail=8),
+    Op.TOLD: Shape("R"),
+    Op.LOOK: Shape("Q"),
 }

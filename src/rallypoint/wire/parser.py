@@ -63,6 +63,12 @@ class SessionHandler(Handler, Protocol):
     def bye(self) -> bytes: ...
 
 
+class LookHandler(Handler, Protocol):
+    """Who tells what it knows."""
+
+    def look(self, question: bytes, /) -> bytes: ...
+
+
 class Carrier(Handler, Protocol):
     """Who takes requests as they are: the operation, its blobs and its tail."""
 
@@ -105,6 +111,9 @@ SESSIONS: Final[dict[Op, Deliver[SessionHandler]]] = {
 }
 """What a relay's connection asks for besides."""
 
+LOOKS: Final[dict[Op, Deliver[LookHandler]]] = {Op.LOOK: lambda handler, blobs, _: handler.look(blobs[0])}
+"""What somebody asks who wants to know how it stands."""
+
 
 def carried(ops: Iterable[Op]) -> dict[Op, Deliver[Carrier]]:
     """Operations that are handed over as they are."""
@@ -132,6 +141,10 @@ REPEATED: Final = (Op.SET, Op.ADD, Op.CHECK, Op.WAIT, Op.CANCEL_WAIT, Op.PING, O
 """The requests that may be known by their bytes. Their replies are short, so nothing has to count them: at
 most a byte for each wait of the client's own that one of them ends."""
 
+_HELLO_BYTES: Final = 1_024  # whatever the limit of keys is
+_QUESTION_BYTES: Final = 16_384
+_OTHER_BLOBS: Final = {"T": "token", "R": "report", "Q": "question"}
+
 _REPEATED_BYTES: Final = 256
 _REPEATED_READS: Final = 64
 
@@ -139,11 +152,14 @@ _REPEATED_READS: Final = 64
 class _Form(Generic[HandlerT]):
     """One row of the table of requests: a shape, its limits, and whom a complete request goes to."""
 
-    __slots__ = ("caps", "counted", "deliver", "kinds", "op", "period", "tail")
+    __slots__ = ("caps", "count", "counted", "deliver", "kinds", "op", "period", "tail")
 
     def __init__(self, op: Op, deliver: Deliver[HandlerT], limits: Limits) -> None:
         shape = SHAPES[op]
-        caps = {"K": limits.key_bytes, "V": limits.value_bytes, "T": 64, "B": limits.request_bytes}
+        whole = limits.request_bytes
+        caps = {"K": limits.key_bytes, "V": limits.value_bytes, "T": 64, "B": whole, "R": whole}
+        caps["H"] = max(limits.key_bytes, _HELLO_BYTES)
+        caps["Q"] = _QUESTION_BYTES
         self.op = op
         self.kinds = shape.blobs
         self.period = len(shape.blobs)
@@ -151,26 +167,53 @@ class _Form(Generic[HandlerT]):
         self.counted = shape.counted
         self.tail = shape.tail
         self.deliver = deliver
+        self.count = 0  # of the requests that were read by it
 
 
 class Forms(Generic[HandlerT]):
     """The table that all parsers of one server share: a form per opcode, under the server's limits."""
 
-    __slots__ = ("batch", "by_opcode", "get_cap", "limits", "repeated", "request_cap")
+    __slots__ = ("by_opcode", "get_cap", "limits", "repeated", "request_cap")
 
     def __init__(self, limits: Limits, deliveries: Mapping[Op, Deliver[HandlerT]]) -> None:
         self.limits = limits
         self.request_cap = limits.request_bytes
         self.get_cap = min(limits.key_bytes, limits.request_bytes - 9)  # for the key of a GET
-        self.batch = deliveries.get(Op.BATCH)
         # None where there is no operation, and for VALIDATE, which is read by itself.
         self.by_opcode: list[_Form[HandlerT] | None] = [None] * 256
         for op, deliver in deliveries.items():
             self.by_opcode[op] = _Form(op, deliver, limits)
         self.repeated: _Repeated[HandlerT] = _Repeated(limits, deliveries)
 
+    def counts(self, operations: int) -> dict[Op, int]:
+        """How many requests of each kind there have been, among so many of all parsers together.
+
+        GETs are not counted by themselves, as there are so many: they are what is left.
+        """
+        counts = self.repeated.counts()
+        for form in self.by_opcode:
+            if form is not None and form.count:
+                counts[form.op] = counts.get(form.op, 0) + form.count
+        counts.pop(Op.GET, None)  # those that came in pieces
+        counts[Op.GET] = operations - sum(counts.values())
+        return counts
+
 
 _Call = tuple[Deliver[HandlerT], list[bytes], bytes]
+
+
+class _Tally:
+    """How often some data has come that is known, and which requests it is."""
+
+    __slots__ = ("count", "ops")
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self.count = 0
+        self.ops = ops
+
+
+_Known = tuple[Deliver[HandlerT], list[bytes], bytes, int, _Tally]
+"""What data stands for: a call, how many requests that is, and where they are counted."""
 
 
 class _Repeated(Generic[HandlerT]):
@@ -184,11 +227,12 @@ class _Repeated(Generic[HandlerT]):
     an entry is the same whoever makes it.
     """
 
-    __slots__ = ("_deliveries", "_forms", "_last", "_limits", "calls")
+    __slots__ = ("_counts", "_deliveries", "_forms", "_last", "_limits", "calls")
 
     def __init__(self, limits: Limits, deliveries: Mapping[Op, Deliver[HandlerT]]) -> None:
-        self.calls: dict[bytes, _Call[HandlerT] | tuple[()]] = {}
+        self.calls: dict[bytes, _Known[HandlerT] | tuple[()]] = {}
         """What data stands for; nothing, if it has to be read. Where there is no entry, `notice` is due."""
+        self._counts: dict[Op, int] = {}  # of entries that are gone
         self._last = b""
         self._limits = limits
         self._deliveries = deliveries
@@ -200,10 +244,21 @@ class _Repeated(Generic[HandlerT]):
             self._last = data
             return
         if len(self.calls) >= _REPEATED_READS:
+            self._counts = self.counts()
             self.calls.clear()
         self.calls[data] = self._understand(data)
 
-    def _understand(self, data: bytes) -> _Call[HandlerT] | tuple[()]:
+    def counts(self) -> dict[Op, int]:
+        """How many requests of each kind have been known by their bytes."""
+        counts = dict(self._counts)
+        for known in self.calls.values():
+            if known:
+                tally = known[-1]
+                for op in tally.ops:
+                    counts[op] = counts.get(op, 0) + tally.count
+        return counts
+
+    def _understand(self, data: bytes) -> _Known[HandlerT] | tuple[()]:
         if self._forms is None:
             self._forms = Forms(self._limits, carried(op for op in REPEATED if op in self._deliveries))
         notes = _Notes()
@@ -215,7 +270,8 @@ class _Repeated(Generic[HandlerT]):
         if not parser.is_between_requests:
             return ()
         calls = [(self._deliveries[op], blobs, tail) for op, blobs, tail in notes.requests]
-        return calls[0] if len(calls) == 1 else (_in_turn(calls), [], b"")
+        call = calls[0] if len(calls) == 1 else (_in_turn(calls), [], b"")
+        return (*call, len(calls), _Tally([op for op, _, _ in notes.requests]))
 
 
 class _Notes:
@@ -262,6 +318,10 @@ class WholeRequests:
         self.limits = limits
         self._forms = {int(op): (op, _Form[Handler](op, _deliver_nothing, limits)) for op in ops}
 
+    def counts(self) -> dict[Op, int]:
+        """How many requests of each kind there have been."""
+        return {op: form.count for op, form in self._forms.values()}
+
     def read(self, data: bytes, start: int, stop: int) -> tuple[Op, list[bytes], bytes]:
         """The operation, the blobs and the tail of the request that is `data[start:stop]`.
 
@@ -270,6 +330,7 @@ class WholeRequests:
         if start == stop or data[start] not in self._forms:
             raise ProtocolError("there is no such operation in a batch")
         op, form = self._forms[data[start]]
+        form.count += 1
         position, left = start + 1, form.period
         if form.counted:
             count = unpack_u64(data, position)[0] if position + 8 <= stop else 0
@@ -301,9 +362,10 @@ def _deliver_nothing(*_: object) -> bytes:
 
 def _blob_too_long(form: _Form[HandlerT], length: int, index: int) -> LimitError:
     cap = form.caps[index]
-    if form.kinds[index] == "T":
-        return LimitError(f"{form.op.name} with a token of {length:,} bytes; {cap} are allowed")
-    what = "key" if form.kinds[index] == "K" else "value"
+    if form.kinds[index] in _OTHER_BLOBS:
+        what = _OTHER_BLOBS[form.kinds[index]]
+        return LimitError(f"{form.op.name} with a {what} of {length:,} bytes; {cap} are allowed")
+    what = "key" if form.kinds[index] in "KH" else "value"
     return LimitError(f"{form.op.name} with a {what} of {length:,} bytes; the limit {what}_bytes is {cap:,}")
 
 
@@ -312,7 +374,6 @@ class RequestParser(Generic[HandlerT]):
 
     __slots__ = (
         "_atom",
-        "_batch",
         "_blobs",
         "_blobs_left",
         "_form",
@@ -323,12 +384,12 @@ class RequestParser(Generic[HandlerT]):
         "_known",
         "_need",
         "_size",
+        "operations",
     )
 
     def __init__(self, handler: HandlerT, forms: Forms[HandlerT]) -> None:
         self._handler = handler
         self._forms = forms
-        self._batch = forms.batch
         self._get_cap = forms.get_cap
         self._known = forms.repeated.calls
         # The request under way: which atom comes next, how many bytes that takes (0: between two
@@ -340,11 +401,19 @@ class RequestParser(Generic[HandlerT]):
         self._blobs: list[bytes] = []
         self._blobs_left = 0
         self._size = 0
+        self.operations = 0
+        """Requests that it has handed over, but for the GETs of a read that ends in a violation."""
 
     @property
     def is_between_requests(self) -> bool:
         """Whether no request is under way."""
         return not self._need
+
+    def opcode_in(self, data: bytes) -> int:
+        """Of which kind the request is that is under way, or that the next bytes of the stream begin with."""
+        if not self._need:
+            return data[0]
+        return int(self._form.op if self._form is not None else Op.VALIDATE)
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the stream, and return the replies of the requests that they complete.
@@ -356,17 +425,23 @@ class RequestParser(Generic[HandlerT]):
             if size > 8 and data[0] == _GET:
                 (length,) = unpack_u64(data, 1)
                 if length == size - 9 and length <= self._get_cap:
+                    self.operations += 1
                     return self._handler.get(data[9:])
-            elif size > 8 and data[0] == _BATCH and self._batch is not None:
+            elif size > 8 and data[0] == _BATCH:
+                batch = self._forms.by_opcode[_BATCH]
                 (length,) = unpack_u64(data, 1)
-                if length == size - 9 and size <= self._forms.request_cap:
-                    return self._batch(self._handler, [data[9:]], b"")
+                if batch is not None and length == size - 9 and size <= self._forms.request_cap:
+                    self.operations += 1
+                    batch.count += 1
+                    return batch.deliver(self._handler, [data[9:]], b"")
             elif size <= _REPEATED_BYTES:
-                call = self._known.get(data)
-                if call:
-                    deliver, blobs, tail = call
+                known = self._known.get(data)
+                if known:
+                    deliver, blobs, tail, operations, tally = known
+                    tally.count += 1
+                    self.operations += operations
                     return deliver(self._handler, blobs, tail)
-                if call is None:
+                if known is None:
                     self._forms.repeated.notice(data)
         else:
             data = self._gather(data)
@@ -389,6 +464,7 @@ class RequestParser(Generic[HandlerT]):
         form, blobs, left = self._form, self._blobs, self._blobs_left
         end = len(data)
         large = 0  # bytes of the large ones among the replies
+        others = 0  # replies that are not to a GET
         while True:
             if form is None:
                 if position == end:
@@ -441,14 +517,18 @@ class RequestParser(Generic[HandlerT]):
                 break
             if stop - begin > request_cap:
                 raise self._too_long(form)
+            form.count += 1
+            self.operations += 1
             reply = form.deliver(handler, blobs, data[position:stop])
             if reply:
+                others += 1
                 replies.append(reply)
                 if len(reply) >= _LARGE_REPLY:
                     large = self._checked_replies(large + len(reply))
             position = stop
             form = None
         self._form, self._blobs, self._blobs_left = form, blobs, left
+        self.operations += len(replies) - others  # the GETs
         if form is not None:
             # The data ends within a request: keep the bytes of the atom that is not complete.
             self._size = position - begin

@@ -27,7 +27,7 @@ from rallypoint.wire.encoding import blob, blobs, counted_request, pack_u64, req
 from rallypoint.wire.opcodes import SHAPES, STOP_WAITING, Op
 
 ANNOUNCED: Final = b"rallypoint/sessions/1"
-"""What a server that knows sessions says is there."""
+"""What a server that knows sessions says is there; so does one that answers a LOOK."""
 
 ASK: Final = counted_request(Op.CHECK, [ANNOUNCED])
 
@@ -49,6 +49,8 @@ class Status(IntEnum):
     """A wait has ended because of a push: one of those who share it may pop. The content is as of DONE."""
     UNCHANGED = 3
     """The value is the one that was sent last for this key."""
+    TELL = 4
+    """Of no request, and with the tag UNASKED: the relay is to tell of itself, with a TOLD."""
 
 
 class Answer(IntEnum):
@@ -71,6 +73,9 @@ class Welcome(NamedTuple):
     most_bytes: int
     """The longest BATCH that it takes."""
 
+
+UNASKED: Final = (1 << 64) - 1
+"""The tag of what a server says without having been asked."""
 
 MOST_ARRIVALS: Final = 1 << 24
 """In one ARRIVE."""

@@ -1,0 +1,128 @@
+"""Who is behind a connection, as far as that is known, and how a client says it.
+
+A hello is a DELETE_KEY of a key that nobody has: `rallypoint/hello/1/` and JSON behind it. Every client of
+the protocol can send one, torch's own in C++ included; a relay keeps it to itself; and torch's server finds
+nothing to delete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final
+
+HELLO: Final = "rallypoint/hello/1/"
+_HELLO_ON_WIRE: Final = b"/" + HELLO.encode()
+_MOST_CHARACTERS: Final = 255
+
+
+class Role(str, Enum):
+    """What a client is in its job."""
+
+    RANK = "rank"
+    AGENT = "agent"
+    """A launcher of ranks: it is no rank itself."""
+    TOOL = "tool"
+    """Somebody who only looks, such as `rallypoint status` or `rallypoint kv`."""
+    UNKNOWN = ""
+
+
+class Source(str, Enum):
+    """How it is known who a client is, the most reliable first."""
+
+    HELLO = "hello"
+    """It has said so."""
+    PROCESS = "process"
+    """It runs on the machine of the server or relay, and its environment says so."""
+    KEYS = "keys"
+    """It has written a key that only this rank writes."""
+    NONE = ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a client is; -1, 0 or nothing where that is not known."""
+
+    host: str = ""
+    pid: int = 0
+    rank: int = -1
+    local_rank: int = -1
+    world_size: int = -1
+    role: Role = Role.UNKNOWN
+    source: Source = Source.NONE
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether it is a rank, and which one is known."""
+        return self.rank >= 0 and self.role in (Role.RANK, Role.UNKNOWN)
+
+    def as_json(self) -> dict[str, Any]:
+        """Only what is known."""
+        return {name: value for name, value in vars(self).items() if value != getattr(NOBODY, name)}
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> Identity:
+        """Raises ValueError or TypeError for what no identity says."""
+        return Identity(
+            host=_text(content.get("host", "")),
+            pid=_number(content.get("pid", 0), 0),
+            rank=_number(content.get("rank", -1), -1),
+            local_rank=_number(content.get("local_rank", -1), -1),
+            world_size=_number(content.get("world_size", -1), -1),
+            role=Role(content.get("role", "")),
+            source=Source(content.get("source", "")),
+        )
+
+
+NOBODY: Final = Identity()
+
+
+def identity_of(environ: Mapping[str, str], host: str, pid: int) -> Identity:
+    """Who a process is, as the launcher's variables in its environment say; a rank only if they name one."""
+
+    def number(name: str) -> int:
+        text = environ.get(name, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+
+    rank = number("RANK")
+    return Identity(
+        host=host[:_MOST_CHARACTERS],
+        pid=pid,
+        rank=rank,
+        local_rank=number("LOCAL_RANK"),
+        world_size=number("WORLD_SIZE"),
+        role=Role.RANK if rank >= 0 else Role.UNKNOWN,
+    )
+
+
+def hello_key(who: Identity) -> str:
+    """The key whose deletion says who a client is."""
+    return HELLO + json.dumps(who.as_json(), separators=(",", ":"))
+
+
+def is_hello(wire_key: bytes) -> bool:
+    """Whether the deletion of this key, as it comes over the wire, is a hello."""
+    return wire_key.startswith(_HELLO_ON_WIRE)
+
+
+def parse_hello(wire_key: bytes) -> Identity | None:
+    """Who a client says it is; None for a hello that cannot be read, which is no reason to disconnect it."""
+    try:
+        content = json.loads(wire_key[len(_HELLO_ON_WIRE) :])
+        return replace(Identity.from_json(content), source=Source.HELLO)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value[:_MOST_CHARACTERS]
+
+
+def _number(value: object, least: int) -> int:
+    if type(value) is not int or not least <= value < 1 << 32:
+        raise TypeError(f"{value!r} is no number that could be meant")
+    return value

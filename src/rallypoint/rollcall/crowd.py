@@ -1,0 +1,201 @@
+"""All clients of a snapshot, wherever they are connected, and who each of them is as far as that is known.
+
+A server tells of its own clients and, in their parts, of those of its relays, whose relays tell of theirs.
+Who a client is comes from itself or its process (`Client.who`), else from the key that only this rank writes.
+A key that came by way of a relay tells that the rank is one of the clients there, but not which one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rallypoint.rollcall.identity import Identity, Role, Source
+from rallypoint.rollcall.snapshot import Client, Gone, Relay, Snapshot
+
+SILENT_SECONDS: Final = 10.0
+"""What a relay said of itself longer ago may be over."""
+
+_NO_RANKS: Final = (Role.TOOL, Role.AGENT)
+
+
+@dataclass(frozen=True)
+class Presence:
+    """One connection, and who is behind it."""
+
+    client: Client
+    who: Identity
+    barriers: tuple[tuple[str, float], ...] = ()
+    """Where it waits, and for how many seconds."""
+
+
+@dataclass
+class Place:
+    """A server or a relay that tells of its clients."""
+
+    told: Snapshot
+    relay: Relay | None = None
+    """How the one above knows it; None: it was asked itself."""
+    below: dict[int, Place] = field(default_factory=dict)
+    """Its relays that have told of themselves, by their ids."""
+    unknown: list[Presence] = field(default_factory=list)
+    """Clients that may be ranks, but which ones they do not say."""
+    settled: int = 0
+    """How many of the unknown clients, here and below, are ranks in `Crowd.behind`."""
+
+    @property
+    def host(self) -> str:
+        """The machine of those clients that do not name their own; nothing: not known."""
+        return self.told.host if self.told.kind == "relay" else ""
+
+    @property
+    def strangers(self) -> int:
+        """How many the unknown clients are: a process may have several connections."""
+        named = {(each.who.host, each.who.pid) for each in self.unknown if each.who.pid}
+        return len(named) + sum(not each.who.pid for each in self.unknown)
+
+    def with_all_below(self) -> Iterator[Place]:
+        waiting = [self]
+        while waiting:
+            place = waiting.pop()
+            yield place
+            waiting += place.below.values()
+
+
+@dataclass
+class Crowd:
+    """Everybody who is here."""
+
+    places: list[Place]
+    """Those above before those below."""
+    by_rank: dict[int, list[Presence]] = field(default_factory=lambda: defaultdict(list))
+    behind: dict[int, str] = field(default_factory=dict)
+    """Ranks that are here, of which only the machine is known, if at all: a relay wrote their keys."""
+    left: set[int] = field(default_factory=set)
+    """Ranks that have written their keys, and whose clients cannot be found."""
+    gone: dict[int, Gone] = field(default_factory=dict)
+    """Ranks that were here, and are not any more: the last connection of each."""
+
+    @property
+    def relays(self) -> Iterator[Relay]:
+        return (relay for place in self.places for relay in place.told.relays)
+
+    @property
+    def unknown(self) -> int:
+        """Clients that may be ranks, but nobody knows which."""
+        return sum(place.strangers - place.settled for place in self.places)
+
+
+def is_heard(relay: Relay) -> bool:
+    """Whether what a relay last told of itself is of now."""
+    return relay.present and relay.part is not None and relay.part_seconds <= SILENT_SECONDS
+
+
+def gather(snapshot: Snapshot) -> Crowd:
+    """Everybody whom a snapshot knows."""
+    crowd = Crowd(list(_place(snapshot).with_all_below()))
+    for place in crowd.places:
+        _take_clients(crowd, place)
+    for place in reversed(crowd.places):  # from below: the nearest to a client knows most of it
+        _take_writers(crowd, place)
+    for place in crowd.places:
+        _take_gone(crowd, place)
+    return crowd
+
+
+def _place(snapshot: Snapshot) -> Place:
+    top = Place(snapshot)
+    waiting = [top]
+    while waiting:
+        place = waiting.pop()
+        for relay in place.told.relays:
+            if relay.part is not None:
+                place.below[relay.id] = Place(relay.part, relay)
+        waiting += place.below.values()
+    return top
+
+
+def _take_clients(crowd: Crowd, place: Place) -> None:
+    barriers: dict[int, list[tuple[str, float]]] = defaultdict(list)
+    for barrier in place.told.barriers:
+        for member, seconds in barrier.members:
+            barriers[member].append((barrier.key, seconds))
+    written: dict[int, list[int]] = defaultdict(list)
+    for rank, writer in place.told.group_writers:
+        written[writer].append(rank)
+    for client in place.told.clients:
+        if client.who.role in _NO_RANKS:
+            continue
+        who = client.who if client.who.host or not place.host else replace(client.who, host=place.host)
+        here = Presence(client, who, tuple(barriers.get(client.id, ())))
+        for rank in [who.rank] if who.rank >= 0 else written.get(client.id, ()):
+            crowd.by_rank[rank].append(here if who.rank >= 0 else _named(here, rank))
+        if who.rank < 0 and client.id not in written:
+            place.unknown.append(here)
+
+
+def _named(here: Presence, rank: int) -> Presence:
+    return replace(here, who=replace(here.who, rank=rank, source=Source.KEYS))
+
+
+def _take_writers(crowd: Crowd, place: Place) -> None:
+    """Ranks whose keys were written by a relay, or by a client that is not here any more."""
+    relays = {each.id for each in place.told.relays}
+    clients = {each.id for each in place.told.clients}
+    behind: dict[int, list[int]] = defaultdict(list)
+    for rank, writer in place.told.group_writers:
+        if rank in crowd.by_rank or rank in crowd.behind or writer in clients:
+            continue
+        if writer in relays:
+            behind[writer].append(rank)
+        else:
+            crowd.left.add(rank)
+    for writer, ranks in behind.items():
+        _take_behind(crowd, place.below.get(writer), ranks)
+
+
+def _take_behind(crowd: Crowd, place: Place | None, ranks: list[int]) -> None:
+    """Ranks whose keys came from a relay are its unknown clients, if there are as many."""
+    if place is None:
+        crowd.behind.update(dict.fromkeys(ranks, ""))  # it has not told of its clients yet
+        return
+    if _unsettled(place) < len(ranks):
+        crowd.left.update(ranks)  # some of them, or all, are not here any more
+        return
+    place.settled += len(ranks)
+    crowd.behind.update(dict.fromkeys(ranks, "" if place.told.relays else place.told.host))
+
+
+def _unsettled(place: Place) -> int:
+    return sum(each.strangers - each.settled for each in place.with_all_below())
+
+
+def _take_gone(crowd: Crowd, place: Place) -> None:
+    for each in place.told.gone:
+        rank = each.who.rank
+        if not each.who.is_rank or rank in crowd.by_rank or rank in crowd.behind:
+            continue
+        before = crowd.gone.get(rank)
+        if before is None or each.seconds < before.seconds:
+            host = each.who.host or place.host
+            crowd.gone[rank] = replace(each, who=replace(each.who, host=host))
+
+
+def doubtful_hosts(crowd: Crowd) -> set[str]:
+    """The machines of clients of which nobody knows which ranks they are; nothing: one that is not known."""
+    hosts = {""} if any(not is_heard(relay) for relay in crowd.relays) else set()
+    waiting = crowd.places[:1]
+    while waiting:
+        place = waiting.pop()
+        if _unsettled(place):
+            hosts.update(each.who.host for each in place.unknown)
+            waiting += place.below.values()
+    return hosts
+
+
+def sizes_told(crowd: Crowd) -> set[int]:
+    """How many ranks there are, as those who are here say; else as those said who have gone."""
+    here = {each.who.world_size for known in crowd.by_rank.values() for each in known}
+    return (here - {-1}) or ({each.who.world_size for each in crowd.gone.values()} - {-1})

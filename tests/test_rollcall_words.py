@@ -1,0 +1,248 @@
+"""The roll in words: what it says, that it is bounded, and that a terminal obeys nothing in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.rollcall.identity import NOBODY
+from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.roll import Awaited, Roll, Standing, State
+from rallypoint.rollcall.snapshot import Gone
+from rallypoint.rollcall.words import (
+    duration,
+    headline,
+    missing_text,
+    owed_text,
+    ranks_text,
+    shown,
+    stall_text,
+    unseen_text,
+    wait_text,
+)
+from rolls import GLOO, big_job, client, plan, rank, ranks, snapshot, wait
+
+EMPTY = judge(snapshot())
+
+
+def job(*absent: int, waiting: tuple[int, ...] = (0,)) -> Roll:
+    """Eight ranks of two machines, of which some are absent, and some wait for the first absentee."""
+    present = [number for number in range(8) if number not in absent]
+    pending = {number: (wait(GLOO.format(absent[0])),) for number in waiting} if absent else {}
+    clients = tuple(client(number + 1, rank(number), *pending.get(number, ())) for number in present)
+    return judge(snapshot(clients=clients, plan=plan(("node-a", 3), ("node-b", 5))))
+
+
+# The headline
+
+
+def test_the_headline_names_the_missing_and_the_longest_wait() -> None:
+    assert headline(job(3, 7)) == (
+        "6 of 8 ranks joined; missing: 3 and 7 on node-b; rank 0 waits for `default_pg/0//cpu//0/3` for 41 s"
+    )
+
+
+def test_the_headline_of_a_job_that_is_complete() -> None:
+    assert headline(job()) == "all 8 ranks joined"
+
+
+def test_the_headline_where_nobody_knows_who_is_expected() -> None:
+    assert headline(EMPTY) == "0 ranks joined; how many are expected is not known"
+    assert headline(judge(snapshot(clients=(client(1), *ranks([1]))))) == (
+        "1 rank joined, and 1 client whose rank is not known; how many are expected is not known"
+    )
+
+
+def test_the_headline_where_the_missing_cannot_be_told_from_strangers() -> None:
+    roll = judge(snapshot(clients=(*ranks([0, 1], world_size=4), client(9), client(10))))
+    assert headline(roll) == (
+        "2 of 4 ranks joined, and 2 clients whose rank is not known; not seen: 2 and 3 (machine not known)"
+    )
+    assert missing_text(roll) == ""
+    assert unseen_text(roll) == "2 and 3 (machine not known)"
+
+
+def test_one_rank_of_one_is_not_called_all() -> None:
+    assert headline(judge(snapshot(clients=ranks([0], world_size=1)))) == "1 of 1 ranks joined"
+
+
+# Who is missing
+
+
+def test_the_missing_are_named_by_machine_and_those_without_one_last() -> None:
+    standings = tuple(
+        Standing(number, State.LATE, host)
+        for number, host in [
+            (0, ""),
+            (3, "node-b"),
+            (7, "node-b"),
+            *((each, "node-c") for each in range(9, 16)),
+        ]
+    )
+    assert missing_text(replace(EMPTY, ranks=standings)) == (
+        "3 and 7 on node-b; 9 to 15 on node-c; 0 (machine not known)"
+    )
+
+
+def test_those_who_have_gone_are_told_from_those_who_never_came() -> None:
+    gone = (Gone(1, rank(1, "node-a"), 3.0, ""), Gone(2, rank(2, "node-b"), 3.0, ""))
+    roll = judge(snapshot(gone=gone, plan=plan(("node-a", 2), ("node-b", 2)), clients=ranks([3])))
+    assert missing_text(roll) == "0 on node-a; gone: 1 on node-a; 2 on node-b"
+
+
+def test_nobody_is_missing() -> None:
+    assert missing_text(job()) == ""
+
+
+def test_of_very_many_missing_the_first_are_named() -> None:
+    roll = judge(big_job(16_384, range(5, 16_384, 97)))
+    text = missing_text(roll)
+    assert text.startswith("5 on node-0; 102 on node-12; 199 on node-24; ")
+    assert text.endswith("; and 153 more")
+
+
+# Who waits
+
+
+@pytest.mark.parametrize(
+    ("awaited", "text"),
+    [
+        (Awaited("k", (0,), 0, 41.0), "rank 0 waits for `k` for 41 s"),
+        (Awaited("k", (0, 1, 2, 5), 0, 41.0), "ranks 0 to 2 and 5 wait for `k` for 41 s"),
+        (Awaited("k", (1,), 2, 41.0), "rank 1 and 2 clients wait for `k` for 41 s"),
+        (Awaited("k", (), 1, 41.0), "1 client waits for `k` for 41 s"),
+        (Awaited("b", (0, 1), 0, -1.0, is_barrier=True), "ranks 0 and 1 wait at the barrier `b`"),
+        (
+            Awaited("k", tuple(range(0, 2000, 2)), 0, 1.0),
+            "ranks 0, 2, 4 and 997 more wait for `k` for 1.0 s",
+        ),
+    ],
+)
+def test_a_wait(awaited: Awaited, text: str) -> None:
+    assert wait_text(awaited) == text
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (State.JOINED, "rank 3 on node-b should write it: it is here"),
+        (State.WAITING, "rank 3 on node-b should write it: it is here, and waits itself"),
+        (State.LATE, "rank 3 on node-b should write it: it has not come"),
+        (State.UNSEEN, "rank 3 on node-b should write it: it was not seen"),
+        (State.GONE, "rank 3 on node-b should write it: it has gone"),
+    ],
+)
+def test_who_owes_a_key_and_how_it_stands(state: State, text: str) -> None:
+    awaited = Awaited("k", (0,), 0, 41.0, owed_by=3, owed="rank 3")
+    assert owed_text(replace(EMPTY, ranks=(Standing(3, state, "node-b"),)), awaited) == text
+
+
+def test_who_owes_a_key_may_be_unknown_or_no_rank() -> None:
+    assert owed_text(EMPTY, Awaited("k", (0,), 0, 41.0)) == ""
+    agent = Awaited("k", (0,), 0, 41.0, owed="the agent of machine 1")
+    assert owed_text(EMPTY, agent) == "the agent of machine 1 should write it"
+    barrier = Awaited("b", (0,), 0, 41.0, is_barrier=True, owed_by=3, owed="rank 3")
+    assert owed_text(EMPTY, barrier) == "rank 3 should come"
+
+
+def test_a_stall_is_told_in_a_few_lines() -> None:
+    assert stall_text(job(3, 7, waiting=(0, 1)), 65.0).splitlines() == [
+        "no progress for 1 min 5 s: 6 of 8 ranks joined",
+        "  missing: 3 and 7 on node-b",
+        "  ranks 0 and 1 wait for `default_pg/0//cpu//0/3` for 41 s; "
+        "rank 3 on node-b should write it: it has not come",
+    ]
+
+
+def test_a_stall_with_many_waits_counts_those_that_are_left_out() -> None:
+    pending = wait(*(f"key {number}" for number in range(100)))
+    lines = stall_text(judge(snapshot(clients=(client(1, NOBODY, pending),))), 60.0).splitlines()
+    assert lines[-1] == "  waits for 93 more are left out"
+    assert len(lines) == 9
+
+
+# Names and numbers
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1.0, "0.0 s"),
+        (0.04, "0.0 s"),
+        (5.94, "5.9 s"),
+        (41.4, "41 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (200.0, "3 min 20 s"),
+        (7_500.0, "2 h 5 min"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf])
+def test_a_duration_that_is_no_number_is_a_long_one(seconds: float) -> None:
+    assert duration(seconds) == duration(1e10)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([], ""),
+        ([3], "3"),
+        ([3, 4], "3 and 4"),
+        ([3, 4, 5], "3 to 5"),
+        ([0, 1, 3], "0, 1 and 3"),
+        ([0, 2, 4, 6, 8, 10, 12, 14, 16, 17, 18], "0, 2, 4, 6, 8, 10, 12, 14 and 3 more"),
+    ],
+)
+def test_numbers_of_ranks(numbers: list[int], text: str) -> None:
+    assert ranks_text(numbers) == text
+
+
+def test_a_long_name_loses_its_middle() -> None:
+    name = shown("a" * 500 + "end")
+    assert len(name) == 80
+    assert name.startswith("aaa")
+    assert name.endswith("aend")
+    assert "..." in name
+
+
+NAMES = st.text(max_size=300)
+NUMBERS = st.integers(0, 1 << 20)
+STANDINGS = st.lists(
+    st.builds(Standing, NUMBERS, st.sampled_from(State), NAMES), max_size=40, unique_by=lambda each: each.rank
+)
+AWAITED = st.lists(
+    st.builds(
+        Awaited,
+        NAMES,
+        st.lists(NUMBERS, unique=True, max_size=50).map(lambda each: tuple(sorted(each))),
+        NUMBERS,
+        st.floats(),
+        st.booleans(),
+        NUMBERS,
+        NAMES,
+    ),
+    max_size=20,
+)
+
+
+@given(STANDINGS, AWAITED, st.integers(-1, 1 << 20), NUMBERS, st.floats())
+def test_whatever_the_names_texts_are_short_and_no_terminal_obeys_them(
+    standings: list[Standing], awaited: list[Awaited], expected: int, unknown: int, seconds: float
+) -> None:
+    ordered = tuple(sorted(standings, key=lambda each: each.rank))
+    roll = replace(EMPTY, expected=expected, ranks=ordered, unknown=unknown, awaited=tuple(awaited))
+    assert len(missing_text(roll)) <= 300
+    assert len(unseen_text(roll)) <= 300
+    assert len(headline(roll)) <= 1200
+    lines = stall_text(roll, seconds).split("\n")
+    assert len(lines) <= 12
+    for text in (headline(roll), missing_text(roll), unseen_text(roll), *lines):
+        assert text.isprintable()

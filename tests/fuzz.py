@@ -34,6 +34,7 @@ import psutil
 from rich.console import Console
 from rich.progress import Progress
 
+from rallypoint.rollcall.identity import HELLO
 from rallypoint.server.core import Core
 from rallypoint.wire.encoding import VALIDATE, blob, counted_request, pack_i64, pack_u64, request
 from rallypoint.wire.limits import Limits
@@ -180,6 +181,7 @@ def _relayed_requests(rng: Random) -> list[bytes]:
         counted_request(Op.WAIT_IN_TURN, rng.choices(POOL, k=rng.randrange(3))),
         request(Op.RECALL, key),
         request(Op.POP_CALLED, key, tail=pack_u64(tag)),
+        request(Op.TOLD, rng.choice([b"", some_value(rng), *TOLD])),
     ]
     return rng.choices(some, k=rng.randrange(1, 4))
 
@@ -188,7 +190,22 @@ MAKERS: list[Callable[[Random, int], Stream]] = [_noise, _mutated, _valid, _brok
 WEIGHTS = [20, 50, 15, 10, 5, 15]
 
 # Operations whose answer depends on what other clients do, or that end the connection by the oracle's book.
-SHARED = (Op.GETNUMKEYS, Op.LIST_KEYS)
+SHARED = (Op.GETNUMKEYS, Op.LIST_KEYS, Op.LOOK)
+
+LOOKS = 0.01
+"""How many of the requests ask what the server knows: all of them wait for the same few looks."""
+
+QUESTIONS = [
+    b"",
+    b"{}",
+    b'{"keys":1000}',
+    b'{"search":"7","value":"fuzz/1"}',
+    b'{"value":"\\ud800"}',
+    b"[]",
+    b"\xff",
+]
+HELLOS = [b'{"rank":3,"role":"rank"}', b'{"role":"tool","pid":1}', b'{"rank":-9}', b"{}", b"[", b"", b"\xff"]
+TOLD = [b"{}", b'{"kind":"relay","relays":[{"part":"{}"}]}', b"null", b"\xff", b"[" * 2_000]
 
 
 def some_requests(rng: Random, keys: list[bytes]) -> list[bytes]:
@@ -197,8 +214,12 @@ def some_requests(rng: Random, keys: list[bytes]) -> list[bytes]:
 
 
 def _one_request(rng: Random, keys: list[bytes]) -> bytes:
-    op = Op(rng.randrange(1, 19))
+    op = Op(rng.randrange(1, 19)) if rng.random() >= LOOKS else Op.LOOK
     *words, number = keys
+    if op is Op.LOOK:
+        return request(op, rng.choice(QUESTIONS))
+    if op is Op.DELETE_KEY and rng.random() < 0.3:
+        return request(op, b"/" + HELLO.encode() + rng.choice([some_value(rng)[:900], *HELLOS]))
     if op in (Op.SET, Op.APPEND, Op.QUEUE_PUSH):
         return request(op, rng.choice(words), some_value(rng))
     if op is Op.COMPARE_SET:

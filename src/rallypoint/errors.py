@@ -25,11 +25,17 @@ class UsageError(RallypointError, ValueError):
 
 
 class StoreTimeoutError(RallypointError, TimeoutError):
-    """A deadline passed. `keys` are the ones that were still missing, where keys were awaited."""
+    """A deadline passed. `keys` are the ones that were still missing, where keys were awaited.
 
-    def __init__(self, message: str, *, hint: str = "", keys: tuple[str, ...] = ()) -> None:
+    `missing` are the ranks that had not come, where that is known.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", keys: tuple[str, ...] = (), missing: tuple[int, ...] = ()
+    ) -> None:
         super().__init__(message, hint=hint)
         self.keys = keys
+        self.missing = missing
 
 
 class QueueEmptyError(RallypointError):
@@ -58,6 +64,10 @@ class BindError(RallypointError, ConnectionError):
 
 class ServerStartError(RallypointError):
     """The server process ended, or said nothing, before it was ready."""
+
+
+class NotOursError(RallypointError):
+    """The server is a store, but not one of Rallypoint's: it cannot be asked what only those know."""
 
 
 class JoinTimeoutError(StoreTimeoutError):

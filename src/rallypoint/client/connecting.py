@@ -14,6 +14,7 @@ from collections import Counter
 
 from rallypoint.client.connection import Connection
 from rallypoint.client.deadline import Deadline
+from rallypoint.client.naming import who_am_i
 from rallypoint.errors import (
     ConnectError,
     ConnectionLostError,
@@ -21,6 +22,7 @@ from rallypoint.errors import (
     RallypointError,
     StoreTimeoutError,
 )
+from rallypoint.rollcall.identity import Identity
 from rallypoint.system.patience import within
 
 _FIRST_PAUSE = 0.02
@@ -40,12 +42,16 @@ _HINTS = {
 }
 
 
-def connect(host: str, port: int, deadline: Deadline) -> Connection:
-    """A connection that has shaken hands; ConnectError when the deadline passes before."""
+def connect(host: str, port: int, deadline: Deadline, who: Identity | None = None) -> Connection:
+    """A connection that has shaken hands; ConnectError when the deadline passes before.
+
+    It says who it is: by default, what the launcher's variables say of this process.
+    """
     attempts = _Attempts(host, port)
     pause = _FIRST_PAUSE
+    who = who or who_am_i()
     while True:
-        connection = _try_all(host, port, deadline, attempts)
+        connection = _try_all(host, port, who, deadline, attempts)
         if connection is not None:
             return connection
         nap = pause * random.uniform(0.5, 1.0)
@@ -95,7 +101,9 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _try_all(host: str, port: int, deadline: Deadline, attempts: _Attempts) -> Connection | None:
+def _try_all(
+    host: str, port: int, who: Identity, deadline: Deadline, attempts: _Attempts
+) -> Connection | None:
     attempts.rounds += 1
     try:
         addresses = resolve(host, port, deadline)
@@ -105,7 +113,7 @@ def _try_all(host: str, port: int, deadline: Deadline, attempts: _Attempts) -> C
     stranger: ProtocolError | None = None
     for number, (family, address) in enumerate(addresses, 1):
         try:
-            return _try_one(family, address, deadline, is_last=number == len(addresses))
+            return _try_one(family, address, who, deadline, is_last=number == len(addresses))
         except (OSError, ConnectionLostError, StoreTimeoutError) as error:
             attempts.note(format_address(address[0], port), error)
         except ProtocolError as error:
@@ -115,7 +123,9 @@ def _try_all(host: str, port: int, deadline: Deadline, attempts: _Attempts) -> C
     return None
 
 
-def _try_one(family: int, address: tuple[str, int], deadline: Deadline, *, is_last: bool) -> Connection:
+def _try_one(
+    family: int, address: tuple[str, int], who: Identity, deadline: Deadline, *, is_last: bool
+) -> Connection:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(min(deadline.remaining, _CONNECT_SECONDS) or 1e-6)
@@ -126,7 +136,7 @@ def _try_one(family: int, address: tuple[str, int], deadline: Deadline, *, is_la
         connection = Connection(sock, format_address(address[0], address[1]))
         # One that accepts but says nothing must not use up the time of the addresses behind it.
         patience = deadline if is_last else Deadline(min(deadline.remaining, _CONNECT_SECONDS))
-        connection.shake_hands(patience)
+        connection.shake_hands(who, patience)
     except BaseException:
         sock.close()
         raise

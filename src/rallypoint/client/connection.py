@@ -7,6 +7,7 @@ import socket
 
 from rallypoint.client.deadline import Deadline
 from rallypoint.errors import ConnectionLostError, ProtocolError, StoreTimeoutError
+from rallypoint.rollcall.identity import Identity, hello_key
 from rallypoint.wire.encoding import VALIDATE, request, unpack_i64, unpack_u64
 from rallypoint.wire.opcodes import Op
 
@@ -29,11 +30,12 @@ class Connection:
         self.in_step = True
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def shake_hands(self, deadline: Deadline) -> None:
-        """VALIDATE, and a PING that shows that a store is at the other end."""
+    def shake_hands(self, who: Identity, deadline: Deadline) -> None:
+        """VALIDATE, a PING that shows that a store is at the other end, and a hello."""
         nonce = os.urandom(4)
+        hello = request(Op.DELETE_KEY, b"/" + hello_key(who).encode())
         try:
-            self.send(VALIDATE + request(Op.PING, tail=nonce), deadline)
+            self.send(VALIDATE + request(Op.PING, tail=nonce) + hello, deadline)
             answer = self.read(len(nonce), deadline)
         except StoreTimeoutError:
             raise StoreTimeoutError(
@@ -44,6 +46,7 @@ class Connection:
                 f"{self._server} answers, but not as a store does ({answer!r})",
                 hint="another service listens on that port",
             )
+        self.read_i64(deadline)  # whether there was such a key
         self.finish()
 
     def send(self, data: bytes, deadline: Deadline) -> None:

@@ -247,6 +247,10 @@ class RelayCarrier:
             self._core.combiner.dismiss(note.call)
         answer(1)
 
+    def _told(self, session: Session, _: Line, tag: int, blobs: list[bytes], __: bytes) -> None:
+        session.take_told(blobs[0], self._core.clock())
+        session.answer(tag, Status.DONE, b"")
+
     def _pop_called(self, session: Session, line: Line, tag: int, blobs: list[bytes], tail: bytes) -> None:
         note = session.notes.pop(unpack_u64(tail)[0], None)
         answer = partial(session.answer, tag)
@@ -264,4 +268,5 @@ _OWN: Final = {
     Op.ARRIVE: RelayCarrier._arrive,
     Op.LEAVE: RelayCarrier._leave,
     Op.POP_CALLED: RelayCarrier._pop_called,
+    Op.TOLD: RelayCarrier._told,
 }

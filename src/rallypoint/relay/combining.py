@@ -26,12 +26,12 @@ from rallypoint.relay.slots import (
     ArriveSlot,
     Call,
     EndOfWait,
-    LeaveSlot,
     Line,
     PlainSlot,
     Presence,
     SharedSlot,
     Slot,
+    UnprovenSlot,
     Waiter,
     WaitSlot,
 )
@@ -184,6 +184,10 @@ class Combiner:
         """A pop by the one who was called to it."""
         self._put(line, PlainSlot(Op.POP_CALLED, [key], pack_u64(call.tag), answer), [key])
 
+    def tell(self, report: bytes) -> None:
+        """Tell the other side what this relay knows."""
+        self._put(None, UnprovenSlot(Op.TOLD, [report], b"", lambda *_: None), [report])
+
     def dismiss(self, call: Call) -> None:
         """Who was called will not pop."""
         self._leave(call.tag, 1, lambda _: None)
@@ -326,7 +330,7 @@ class Combiner:
         def take(status: Status, content: bytes) -> None:
             answer(unpack_i64(content)[0] if status is Status.DONE else 0)
 
-        self._put(None, LeaveSlot(Op.LEAVE, (), pack_pair(tag, count), take), ())
+        self._put(None, UnprovenSlot(Op.LEAVE, (), pack_pair(tag, count), take), ())
 
     def _drop(self, slot: Slot) -> None:
         self._sent.pop(slot.tag, None)

@@ -15,10 +15,12 @@ from rallypoint.relay.combining import Combiner
 from rallypoint.relay.ranks import Rank
 from rallypoint.relay.slots import Answer, Line
 from rallypoint.relay.upstream import Upstream
+from rallypoint.rollcall.snapshot import KEYS_NAMED, Question
 from rallypoint.server.front import Front
+from rallypoint.server.looking import Fields, Pending, as_list, barrier_row
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
-from rallypoint.wire.parser import SERVED, SESSIONS, Forms, carried
+from rallypoint.wire.parser import LOOKS, SERVED, SESSIONS, Forms, carried
 
 _PLACE_BYTES: Final = 128
 
@@ -30,8 +32,11 @@ def _nothing(*_: object) -> None:
 class RelayCore(Front[Rank]):
     """One relay. Not safe for threads."""
 
+    kind = "relay"
+
     __slots__ = (
         "_is_pressed",
+        "_is_telling",
         "_make_token",
         "combiner",
         "forms",
@@ -44,7 +49,7 @@ class RelayCore(Front[Rank]):
     def __init__(self, make_token: Callable[[], bytes], limits: Limits | None = None) -> None:
         limits = limits or Limits()
         super().__init__(limits, RelayCarrier(self))
-        self.forms: Forms[Rank] = Forms(limits, {**carried(SERVED), **SESSIONS})
+        self.forms: Forms[Rank] = Forms(limits, {**carried(SERVED), **SESSIONS, **LOOKS})
         self._make_token = make_token
         self._is_pressed = False
         self.places = 0
@@ -58,6 +63,8 @@ class RelayCore(Front[Rank]):
     def _start_anew(self) -> None:
         self.combiner = Combiner()
         self.upstream = Upstream(self.combiner, self._make_token(), self.limits)
+        self.upstream.on_tell = self._tell
+        self._is_telling = False
 
     # Clients
 
@@ -87,6 +94,47 @@ class RelayCore(Front[Rank]):
         elif held <= limit // 2 and self._is_pressed:
             self._is_pressed = False
             self.on_pressure(False)
+
+    # What it knows
+
+    def counts(self) -> dict[Op, int]:
+        counts = self.forms.counts(self.operations)
+        for op, count in super().counts().items():
+            counts[op] = counts.get(op, 0) + count
+        return counts
+
+    @property
+    def waiting(self) -> int:
+        return sum(rank.is_waiting for rank in self.connections)
+
+    def waits_of(self, rank: Rank) -> Sequence[Pending]:
+        return rank.pending(KEYS_NAMED)
+
+    def describe(self, _: Question) -> Fields:
+        """The barriers at which its clients wait; others may be there through other relays."""
+        members: dict[tuple[bytes, int], list[tuple[int, float]]] = {}
+        now = self.clock()
+        for rank in list(self.connections):
+            for name, since in rank.barriers():
+                members.setdefault(name, []).append((rank.id, now - since))
+            yield None
+        rows = [barrier_row(*name, len(found), found) for name, found in members.items()]
+        yield "barriers", as_list(rows)
+
+    def _tell(self) -> None:
+        """The other side wants to know what this relay knows; once is enough."""
+        if self._is_telling:
+            return
+        self._is_telling = True
+        combiner = self.combiner
+
+        def deliver(snapshot: bytes) -> None:
+            if combiner is self.combiner:  # or the session that asked is lost
+                self._is_telling = False
+                combiner.tell(snapshot)
+                self.has_work()
+
+        self.looks.start(Question(), deliver)
 
     # Upstream
 

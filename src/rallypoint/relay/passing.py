@@ -72,6 +72,8 @@ class _Nobody:
 class PassingCore(Front[Passenger]):
     """All clients of such a relay."""
 
+    kind = "relay"
+
     __slots__ = ("_is_pressed", "addresses", "deliver", "loop", "on_pressure")
 
     deliver: Callable[[], None]

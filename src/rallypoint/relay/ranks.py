@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.relay.slots import Arrival, Call, Waiter
+from rallypoint.rollcall.identity import is_hello
+from rallypoint.rollcall.snapshot import Question
 from rallypoint.server.front import Client
-from rallypoint.wire.encoding import unpack_i64
+from rallypoint.server.looking import Pending
+from rallypoint.wire.encoding import blob, pack_i64, unpack_i64
 from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.wire.parser import RequestParser
 from rallypoint.wire.sessions import ANNOUNCED, Status
@@ -52,23 +55,24 @@ class Rank(Client):
     """One client. Made by `RelayCore.open` alone."""
 
     __slots__ = (
-        *("_arrivals", "_calls", "_core", "_is_ending", "_keys", "_out", "_out_bytes", "_places", "_waits"),
-        *("is_present", "last"),
+        *("_arrivals", "_calls", "_core", "_is_ending", "_is_looking", "_keys", "_out", "_out_bytes"),
+        *("_places", "_waits", "is_present", "last"),
     )
 
     def __init__(self, core: RelayCore, peer: str) -> None:
         super().__init__(core.sessions, peer)
-        self.receive = RequestParser(self, core.forms).feed
+        self.read_with(RequestParser(self, core.forms))
         self.last = 0  # it is a line of its own
         self.is_present = True
         self._core = core
         self._places: deque[_Place] = deque()
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._waits: dict[Waiter, _Place] = {}
+        self._waits: dict[Waiter, tuple[_Place, list[bytes], float]] = {}  # for what, and since when
         self._keys = 0  # that it waits for
         self._is_ending = False
-        self._arrivals: dict[tuple[bytes, int], tuple[Arrival, _Place]] = {}
+        self._is_looking = False
+        self._arrivals: dict[tuple[bytes, int], tuple[Arrival, _Place, float]] = {}
         self._calls: dict[bytes, Call] = {}
 
     @property
@@ -136,7 +140,7 @@ class Rank(Client):
                 self.refuse(place, refusal)
 
         waiter = self._core.combiner.wait(self, self, keys, end)
-        self._waits[waiter] = place
+        self._waits[waiter] = (place, keys, self._core.clock())
         self._keys += len(keys)
         self._core.has_work()
         return b""
@@ -150,12 +154,12 @@ class Rank(Client):
         place = self._waiting_place()
 
         def release(status: Status, content: bytes) -> None:
-            if self._arrivals.get(name, (None,))[0] is arrival:
+            if name in self._arrivals and self._arrivals[name][0] is arrival:
                 del self._arrivals[name]
             place.answer(status, content if status is Status.REFUSED else STOP_WAITING)
 
         arrival = self._core.combiner.arrive(self, key, size, 1, release)
-        self._arrivals[name] = (arrival, place)
+        self._arrivals[name] = (arrival, place, self._core.clock())
         self._core.has_work()
         return b""
 
@@ -169,6 +173,29 @@ class Rank(Client):
                 self._calls.pop(key, None)
             self._core.combiner.pop_called(self, call, blobs[0], place.answer)
             self._core.has_work()
+        return b""
+
+    def _delete(self, blobs: list[bytes], tail: bytes) -> bytes:
+        """A deletion; or a hello, which is for this relay."""
+        if is_hello(blobs[0]):
+            self._core.greet(self, blobs[0])
+            return self._reply(pack_i64(0))
+        self._core.ask(self, Op.DELETE_KEY, blobs, tail, self._next_place().answer)
+        return b""
+
+    def look(self, question: bytes) -> bytes:
+        """What this relay knows; not what the store does."""
+        if self._is_looking:
+            raise ProtocolError("a second LOOK before the first is answered")
+        asked = Question.from_json(question)
+        place = self._next_place()
+        self._is_looking = True
+
+        def deliver(snapshot: bytes) -> None:
+            self._is_looking = False
+            self.fill(place, blob(snapshot))
+
+        self._core.looks.start(asked, deliver)
         return b""
 
     def _cancel(self, _: list[bytes], __: bytes) -> bytes:
@@ -196,7 +223,7 @@ class Rank(Client):
     def _give_up(self, on_left: Callable[[], None]) -> None:
         """End all that it waits for; `on_left` is called for each barrier that it has left."""
         combiner = self._core.combiner
-        for waiter, place in self._waits.items():
+        for waiter, (place, _, _) in self._waits.items():
             combiner.cancel(waiter)
             self._withdraw(place)
         self._waits.clear()
@@ -205,7 +232,7 @@ class Rank(Client):
             combiner.dismiss(call)
         self._calls.clear()
         arrivals, self._arrivals = self._arrivals, {}
-        for arrival, place in arrivals.values():
+        for arrival, place, _ in arrivals.values():
             self._leave_barrier(arrival, place, on_left)
         self._core.has_work()
 
@@ -228,6 +255,18 @@ class Rank(Client):
             if before is not None and before is not call:
                 self._core.combiner.dismiss(before)
             self._calls[key] = call
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waits or self._arrivals)
+
+    def pending(self, most: int) -> list[Pending]:
+        """What it waits for; of keys that are there by now, only the store knows."""
+        return [(keys[:most], len(keys), since) for _, keys, since in self._waits.values()]
+
+    def barriers(self) -> list[tuple[tuple[bytes, int], float]]:
+        """The keys and sizes of the barriers at which it waits, and since when."""
+        return [(name, since) for name, (_, _, since) in self._arrivals.items()]
 
     # Replies
 
@@ -317,4 +356,5 @@ _OWN: Final = {
     Op.BARRIER: Rank._barrier,
     Op.QUEUE_POP: Rank._pop,
     Op.CANCEL_WAIT: Rank._cancel,
+    Op.DELETE_KEY: Rank._delete,
 }

@@ -14,11 +14,13 @@ from typing import Final, NamedTuple
 
 from rallypoint.client.connecting import connect, format_address, resolve
 from rallypoint.client.deadline import Deadline
+from rallypoint.client.naming import who_am_i
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core import RelayCore
 from rallypoint.relay.outgoing import Address, Outgoing
 from rallypoint.relay.ranks import Rank
 from rallypoint.relay.upstream import BYE, SessionLostError
+from rallypoint.rollcall.identity import Role
 from rallypoint.server.loop import Callback, Loop
 from rallypoint.server.pump import Pump
 from rallypoint.wire.limits import Limits
@@ -45,7 +47,7 @@ class Place(NamedTuple):
 def find_upstream(host: str, port: int, seconds: float) -> Place:
     """Reach the store or relay at an address; ConnectError when that takes longer than so many seconds."""
     deadline = Deadline(seconds)
-    connection = connect(host, port, deadline)
+    connection = connect(host, port, deadline, who_am_i(Role.AGENT))
     try:
         connection.send(ASK, deadline)
         knows_sessions = connection.read(1, deadline) == READY

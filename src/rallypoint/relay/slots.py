@@ -79,8 +79,8 @@ class PlainSlot(Slot):
         return True
 
 
-class LeaveSlot(PlainSlot):
-    """A LEAVE, which a relay on the way may answer by itself."""
+class UnprovenSlot(PlainSlot):
+    """What a relay on the way answers by itself, or may: a LEAVE, a TOLD."""
 
     __slots__ = ()
 

@@ -6,6 +6,7 @@ What is sent is kept until the other side has taken it, and sent again on the ne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -20,6 +21,7 @@ from rallypoint.wire.sessions import (
     Answer,
     FrameReader,
     Kept,
+    Status,
     batch,
     parse_head,
     parse_items,
@@ -51,6 +53,7 @@ class Upstream:
     __slots__ = (
         *("_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_reader", "_state", "_taken"),
         *("_ticks", "_told", "_token", "_untold_bytes", "batches", "frames", "keeps_seconds", "most_bytes"),
+        "on_tell",
     )
 
     def __init__(self, combiner: Combiner, token: bytes, limits: Limits) -> None:
@@ -69,6 +72,8 @@ class Upstream:
         self._untold_bytes = 0  # of those since
         self._ticks = 0  # since when it does not know of one
         self._kept = Kept()
+        self.on_tell: Callable[[], None] = lambda: None
+        """Called when the other side wants to know what this relay knows."""
         self.batches = 0
         """How many have been sent; repetitions do not count."""
         self.frames = 0
@@ -159,7 +164,10 @@ class Upstream:
             try:
                 self._kept.let_go(taken)
                 for tag, status, content in parse_items(payload):
-                    self._combiner.take(tag, status, content)
+                    if status is Status.TELL:
+                        self.on_tell()
+                    else:
+                        self._combiner.take(tag, status, content)
             except ProtocolError as error:  # what is behind it in the frame would not come again
                 raise SessionLostError(error.message) from error
 

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 class Ticket:
     """One wait of a session, or its arrivals at a barrier: the member that the engine knows."""
 
-    __slots__ = ("count", "session", "tag")
+    __slots__ = ("count", "session", "since", "tag")
 
-    def __init__(self, session: Session, tag: int, count: int = 0) -> None:
+    def __init__(self, session: Session, tag: int, since: float, count: int = 0) -> None:
         self.session = session
         self.tag = tag
+        self.since = since
         self.count = count  # of arrivals that are not released; 0: it is a wait
 
 
@@ -45,6 +46,7 @@ class StoreCarrier:
             if own is not None:
                 own(self, session, tag, blobs, tail)
             else:
+                self.proxy.id = session.id  # what it writes is the relay's
                 session.answer(tag, Status.DONE, SERVED[op](self.proxy, blobs, tail))
         except ProtocolError as error:
             session.answer(tag, Status.REFUSED, error.message.encode())
@@ -103,14 +105,14 @@ class StoreCarrier:
         session.answer_read(tag, key, same, content, recalled=recalled)
 
     def _wait(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
-        ticket = Ticket(session, tag)
+        ticket = Ticket(session, tag, self._core.clock())
         if self._engine.wait(ticket, blobs):
             session.answer(tag, Status.DONE, end_of_wait(session.taken))
         else:
             session.notes[tag] = ticket
 
     def _wait_in_turn(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
-        ticket = Ticket(session, tag)
+        ticket = Ticket(session, tag, self._core.clock())
         done = self._engine.wait_in_turn(ticket, blobs)
         session.notes[tag] = ticket
         if done:
@@ -118,12 +120,15 @@ class StoreCarrier:
 
     def _arrive(self, session: Session, tag: int, blobs: list[bytes], tail: bytes) -> None:
         size, weight = parse_arrive(tail)
-        ticket = Ticket(session, tag, weight)
+        ticket = Ticket(session, tag, self._core.clock(), weight)
         if not session.is_present:
             self._engine.suspend(ticket)  # those who have left meanwhile are taken back first
         released = self._engine.barrier(ticket, blobs[0], size, weight)
         session.notes[tag] = ticket
-        self._core.wake(released)
+        self.proxy.id = session.id
+        if released and self._core.observer is not None:
+            self._core.observer.gathered(blobs[0], size, released, self.proxy)
+        self._core.wake(released, self.proxy)
 
     def _leave(self, session: Session, tag: int, _: list[bytes], tail: bytes) -> None:
         """End a wait, or some arrivals, or the call of one who was woken and will not pop."""
@@ -143,13 +148,17 @@ class StoreCarrier:
 
     def _pop_called(self, session: Session, tag: int, blobs: list[bytes], tail: bytes) -> None:
         ticket = session.notes.get(unpack_u64(tail)[0])
-        length, value = self._engine.pop(ticket or Ticket(session, tag), blobs[0])
+        length, value = self._engine.pop(ticket or Ticket(session, tag, 0.0), blobs[0])
         if ticket is not None:
             # Whatever else it was called to, its relay counts the call as answered.
             del session.notes[ticket.tag]
             self._core.wake(self._engine.withdraw(ticket))
         content = pack_i64(length) if value is None else pack_i64(length) + blob(value)
         session.answer(tag, Status.DONE, content)
+
+    def _told(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
+        session.take_told(blobs[0], self._core.clock())
+        session.answer(tag, Status.DONE, b"")
 
 
 _OWN: Final = {
@@ -160,4 +169,5 @@ _OWN: Final = {
     Op.ARRIVE: StoreCarrier._arrive,
     Op.LEAVE: StoreCarrier._leave,
     Op.POP_CALLED: StoreCarrier._pop_called,
+    Op.TOLD: StoreCarrier._told,
 }

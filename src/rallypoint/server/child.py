@@ -18,13 +18,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
-from rallypoint.errors import RallypointError
+from rallypoint.errors import RallypointError, UsageError
 from rallypoint.server.backend import Choice, make_loop
 from rallypoint.server.core import Core
 from rallypoint.server.loop import Loop
+from rallypoint.server.observing import EVENTS_VARIABLE, observe
 from rallypoint.server.process import settle_in
 from rallypoint.server.pump import Pump
 from rallypoint.wire.limits import Limits
+
+logger = logging.getLogger("rallypoint.server")
 
 ANSWER_MARK = "rallypoint answers: "
 
@@ -42,6 +45,10 @@ def main() -> None:
 
 def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
     core = Core(Limits(**order["limits"]))
+    try:
+        observe(core, os.environ.get(EVENTS_VARIABLE, ""))
+    except UsageError as error:  # a job does not fail because nobody can write down how it went
+        logger.warning("the variable %s: %s", EVENTS_VARIABLE, error.message)
     if order["owner_key"]:
         core.live_with_owners(order["owner_key"].encode(), loop.stop)
     return Pump(loop, core, listeners)
@@ -58,18 +65,18 @@ def run(build: Builder) -> None:
         return  # the parent has ended before it could say a word
     try:
         order = json.loads(line)
-        listeners = _take_listeners(order, commands)
+        listeners = take_listeners(order, commands)
         loop, warning = make_loop(Choice(order["backend"]))
         pump = build(order, loop, listeners)
     except RallypointError as error:
-        _report({"error": str(error)})
+        report({"error": str(error)})
         sys.exit(1)
     except BaseException:
-        _report({"error": traceback.format_exc(limit=-3)})
+        report({"error": traceback.format_exc(limit=-3)})
         raise
     life = _Life(pump, stays_for_clients=order["stays_for_clients"])
     _watch_parent(loop, commands, life.leave)
-    pump.serve(on_ready=lambda: _report({"backend": loop.name, "warning": warning}), on_tick=life.check)
+    pump.serve(on_ready=lambda: report({"backend": loop.name, "warning": warning}), on_tick=life.check)
 
 
 class _Life:
@@ -95,7 +102,8 @@ class _Life:
             self._pump.loop.stop()
 
 
-def _take_listeners(order: Order, commands: BinaryIO) -> list[socket.socket]:
+def take_listeners(order: Order, commands: BinaryIO) -> list[socket.socket]:
+    """The sockets that the parent has handed over."""
     descriptors: list[int] = order["descriptors"]
     if sys.platform == "win32":
         return [socket.fromshare(commands.read(size)) for size in descriptors]
@@ -117,7 +125,8 @@ def _watch_parent(loop: Loop, commands: BinaryIO, on_end: Callable[[], None]) ->
     loop.watch_readable(commands.fileno(), end)
 
 
-def _report(message: dict[str, str]) -> None:
+def report(message: dict[str, str]) -> None:
+    """Give the parent its one answer."""
     # On a line of its own, whatever else has been printed.
     heard = sys.stderr is not None
     try:

@@ -12,7 +12,7 @@ import asyncio
 import importlib
 import socket
 
-from rallypoint.server.loop import Callback, Loop
+from rallypoint.server.loop import Callback, Loop, Sample
 from rallypoint.server.readers import make_readers
 
 
@@ -27,6 +27,15 @@ class LibuvLoop(Loop):
         self.tells_errors_once = self._readers is None
         if self._readers is not None:
             self._loop.add_reader(self._readers.fileno(), self._readers.call_back)
+
+    @property
+    def sample(self) -> Sample | None:
+        return self._readers.sample if self._readers is not None else None
+
+    @sample.setter
+    def sample(self, sample: Sample | None) -> None:
+        if self._readers is not None:
+            self._readers.sample = sample
 
     def watch_readable(self, file: socket.SocketType | int, callback: Callback | None) -> None:
         if self._readers is not None:

@@ -5,8 +5,19 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Final
 
 Callback = Callable[[], None]
+
+Sample = Callable[[Callback, float], None]
+
+SAMPLED: Final = 128
+"""One event of so many is timed."""
+
+
+def sampled_of(first: int, count: int) -> tuple[range, int]:
+    """Which of so many events are timed if `first` is the next one, and which is next behind them."""
+    return range(first, count, SAMPLED), (first - count) % SAMPLED
 
 
 class Loop(ABC):
@@ -17,6 +28,10 @@ class Loop(ABC):
 
     capacity: int | None = None
     """How many sockets the backend can watch, if it has a limit of its own."""
+
+    sample: Sample | None = None
+    """Called in the place of a callback here and there, with it and when the turn began: to see how long
+    clients wait. The time is of `time.monotonic`. Not every backend does so."""
 
     tells_errors_once = False
     """Whether an error of a socket leads to one last call back, even if that one finds data to read."""

@@ -16,11 +16,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from struct import Struct
 from typing import Any, Generic
 
+import rallypoint
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.server.front import ClientT, Front
+from rallypoint.server.looking import About
 from rallypoint.server.loop import Callback, Loop
+from rallypoint.server.processes import ProcessNames
+from rallypoint.server.stalls import StallReports
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -58,6 +63,12 @@ _READS_SOCKETS_ONLY = sys.platform == "win32"
 _read: Callable[[Any, int], bytes] = socket.socket.recv if _READS_SOCKETS_ONLY else os.read
 _write: Callable[[Any, bytes | bytearray], int] = socket.socket.send if _READS_SOCKETS_ONLY else os.write
 
+
+# Linux counts bytes for each connection, so nobody here needs to: `struct tcp_info` has them since Linux 4.1.
+_BYTE_COUNTS = Struct("=QQ")
+_TCP_INFO_BYTES = 136
+_CLOSE_WAIT = 8  # the state of a connection whose client has said that it ends; that counts as a byte
+_PEEKED_BYTES = 16
 
 # What `socket.socket` is made of. To accept by its means costs half as much: `socket.socket.accept` looks up
 # how family and type are called, for each client.
@@ -147,6 +158,27 @@ class _Link(Generic[ClientT]):
             if sent < len(data):
                 self._hold(data[sent:])
 
+    def on_readable_timed(self, began: float) -> None:
+        """As `on_readable`, in a turn of the loop that began then: see how long it took."""
+        try:
+            data = self.sock.recv(_PEEKED_BYTES, socket.MSG_PEEK)
+        except OSError:
+            data = b""
+        opcode = self.connection.opcode_in(data) if data else -1
+        self.on_readable()
+        self._pump.core.traffic.note_duration(opcode, time.monotonic() - began)
+
+    def count_bytes(self) -> tuple[int, int]:
+        """Bytes received and sent, as the system counts them; nothing where it does not."""
+        try:
+            info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except (OSError, AttributeError):
+            return 0, 0
+        if len(info) < _TCP_INFO_BYTES:
+            return 0, 0
+        sent, received = _BYTE_COUNTS.unpack_from(info, _TCP_INFO_BYTES - _BYTE_COUNTS.size)
+        return received - (info[0] == _CLOSE_WAIT), sent
+
     def _send_failed(self, error: OSError, data: bytes) -> None:
         if isinstance(error, _NOT_NOW):
             self._hold(data)
@@ -181,10 +213,9 @@ class _Link(Generic[ClientT]):
         self.unsent += data
         limit = self._pump.core.limits.unsent_bytes
         if len(self.unsent) > limit:
-            logger.warning(
-                "closed %s: it does not read; more than %s bytes wait for it, the limit unsent_bytes",
-                self.connection.peer,
-                f"{limit:,}",
+            self._pump.note_error(
+                self.connection,
+                f"it does not read; more than {limit:,} bytes wait for it, the limit unsent_bytes",
             )
             self._pump.drop(self)
 
@@ -195,6 +226,14 @@ class Pump(Generic[ClientT]):
     def __init__(self, loop: Loop, core: Front[ClientT], listeners: Sequence[socket.socket]) -> None:
         self.loop = loop
         self.core = core
+        core.clock, core.wall, core.began = time.monotonic, time.time, time.monotonic()
+        core.progressed = core.began
+        core.about = About(rallypoint.__version__, socket.gethostname(), os.getpid(), loop.name)
+        loop.sample = _sample
+        core.looks.has_work = lambda: loop.later(0, self._look_on)
+        core.looks.on_fault = lambda: logger.exception("what this server knows could not be put together")
+        self._names = ProcessNames(loop, core, listeners)
+        self._stalls = StallReports(core)
         self._listeners = list(listeners)
         self._links: dict[ClientT, _Link[ClientT]] = {}
         self.unanswered: set[_Link[ClientT]] = set()
@@ -228,8 +267,12 @@ class Pump(Generic[ClientT]):
             self._drop_broken()
             self._expire()
             self._resume_accepting()
+            self.core.end_second()
+            self._stalls.look()
             on_tick()
 
+        if self.core.observer is not None:
+            self.core.observer.started()
         for listener in self._listeners:
             _prepare(listener)
         self._resume_accepting()
@@ -239,6 +282,9 @@ class Pump(Generic[ClientT]):
         """Close every socket."""
         self._closed = True
         self.drop_all()
+        self._names.close()
+        if self.core.observer is not None:
+            self.core.observer.stopped()
         for listener in self._listeners:
             if self._accepting:
                 self.loop.watch_readable(listener, None)
@@ -255,6 +301,26 @@ class Pump(Generic[ClientT]):
         for link in self._links.values():
             if not link.ending:
                 self.loop.watch_readable(link.sock, None if hold else link.on_readable)
+
+    def note_error(self, connection: ClientT, reason: str) -> None:
+        """A connection is about to be closed because of what it did, or did not."""
+        connection.why = reason
+        logger.warning("closed %s: %s", connection.peer, reason)
+        self._remember_error(connection.peer, reason)
+
+    def _remember_error(self, peer: str, reason: str) -> None:
+        self.core.traffic.note_error(time.time(), peer, reason)
+        if self.core.observer is not None:
+            self.core.observer.erred(peer, reason)
+
+    def _look_on(self) -> None:
+        """Go on with what those asked for who look, for a moment in each turn."""
+        if self._closed:
+            return
+        pause = self.core.looks.go_on()
+        if pause is not None:
+            self.loop.later(pause, self._look_on)
+        self.deliver()
 
     def deliver(self) -> None:
         """Send each woken connection its notice.
@@ -298,7 +364,7 @@ class Pump(Generic[ClientT]):
 
     def refuse(self, link: _Link[ClientT], error: ProtocolError) -> None:
         """Close because of a violation: answer what came before it, say why, and wake whom that wakes."""
-        logger.warning("closed %s: %s", link.connection.peer, error.message)
+        self.note_error(link.connection, error.message)
         if error.replies:
             link.send(error.replies)
         self.end(link)
@@ -312,10 +378,10 @@ class Pump(Generic[ClientT]):
         if link.unsent is not None:
             self.loop.watch_writable(link.sock, None)
             link.unsent = None
-        link.sock.close()
         del self._links[link.connection]
         self.unanswered.discard(link)
-        self.core.close(link.connection)
+        self.core.close(link.connection)  # it counts the bytes of the socket
+        link.sock.close()
         self.deliver()
 
     def _stop_on_signals(self) -> None:
@@ -363,12 +429,14 @@ class Pump(Generic[ClientT]):
             connection = self.core.open(peer, now)
         except LimitError as error:
             logger.warning("refused %s: %s", peer, error.message)
+            self._remember_error(peer, f"refused: {error.message}")
             sock.close()
             return
         except OSError:  # it has gone already
             sock.close()
             return
         link = self._links[connection] = _Link(self, sock, connection)
+        connection.count_bytes = link.count_bytes
         if not self._holding:
             self.loop.watch_readable(sock, link.on_readable)
 
@@ -405,9 +473,18 @@ class Pump(Generic[ClientT]):
     def _expire(self) -> None:
         for connection, why in self.core.overdue(time.monotonic()):
             if connection in self._links:  # or it has gone because of one before it
-                logger.warning("closed %s: %s", connection.peer, why)
+                self.note_error(connection, why)
                 self.drop(self._links[connection])
         self.deliver()
+
+
+def _sample(callback: Callback, began: float) -> None:
+    """Call back, in a turn of the loop that began then, and see how long that took if it serves a client."""
+    link = getattr(callback, "__self__", None)
+    if isinstance(link, _Link):
+        link.on_readable_timed(began)
+    else:
+        callback()
 
 
 # Linux hands the options of a listening socket on to those that it accepts: no system call per client.

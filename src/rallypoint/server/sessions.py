@@ -18,6 +18,7 @@ from rallypoint.wire.sessions import (
     REMEMBERED,
     REMEMBERED_BYTES,
     TOKEN_BYTES,
+    UNASKED,
     WORTH_REMEMBERING,
     Answer,
     Kept,
@@ -34,7 +35,7 @@ from rallypoint.wire.sessions import (
 IN_BATCHES: Final = (
     *(Op.SET, Op.COMPARE_SET, Op.GET, Op.ADD, Op.CHECK, Op.WAIT, Op.GETNUMKEYS, Op.DELETE_KEY, Op.APPEND),
     *(Op.MULTI_GET, Op.MULTI_SET, Op.QUEUE_PUSH, Op.QUEUE_POP, Op.QUEUE_LEN, Op.LIST_KEYS),
-    *(Op.ARRIVE, Op.LEAVE, Op.WAIT_IN_TURN, Op.RECALL, Op.POP_CALLED),
+    *(Op.ARRIVE, Op.LEAVE, Op.WAIT_IN_TURN, Op.RECALL, Op.POP_CALLED, Op.TOLD),
 )
 """The operations that a batch may hold."""
 
@@ -66,7 +67,7 @@ class Session:
     __slots__ = (
         *("_batching", "_carrier", "_items", "_items_bytes", "_most_bytes", "_on_answer", "_remembered"),
         *("_remembered_bytes", "_requests", "_tags", "connection", "expires", "is_broken", "is_present"),
-        *("keeps_ms", "kept", "notes", "taken", "token"),
+        *("id", "keeps_ms", "kept", "notes", "peer", "since", "taken", "token", "told", "told_at"),
     )
 
     def __init__(
@@ -83,6 +84,14 @@ class Session:
         self.keeps_ms = 0
         self.expires: float | None = None
         self.taken = 0
+        self.id = 0
+        """Of the connection that opened it; so is `since`."""
+        self.since = 0.0
+        self.peer = ""
+        """Of the connection that it was last on."""
+        self.told: bytes | None = None
+        """What the relay last told of itself, as it came."""
+        self.told_at = float("-inf")
         self.notes: dict[int, Any] = {}
         """What the carrier keeps about this session, by the tag of a request."""
         self._carrier = carrier
@@ -146,6 +155,14 @@ class Session:
         if not self._batching:
             self._on_answer(self)
 
+    def ask_to_tell(self) -> None:
+        """Have the relay tell of itself, with a TOLD, soon."""
+        self.answer(UNASKED, Status.TELL, b"")
+
+    def take_told(self, told: bytes, now: float) -> None:
+        """The relay has told of itself."""
+        self.told, self.told_at = told, now
+
     def _has_room_for(self, content: bytes) -> bool:
         return self.kept.bytes + self._items_bytes + len(content) <= self._most_bytes
 
@@ -184,6 +201,7 @@ class Session:
     def attach(self, connection: Party, taken: int) -> None:
         self.kept.let_go(taken)
         self.connection = connection
+        self.peer = connection.peer
         connection.session = self
         self.expires = None
 
@@ -218,7 +236,7 @@ class Session:
 class Sessions:
     """All sessions of a server or a relay, by their token."""
 
-    __slots__ = ("_by_token", "_carrier", "_on_answer", "_on_displaced", "_requests")
+    __slots__ = ("_by_token", "_carrier", "_on_answer", "_on_displaced", "_on_opened", "_requests")
 
     def __init__(
         self,
@@ -226,13 +244,17 @@ class Sessions:
         carrier: Carrier,
         on_answer: Callable[[Session], None],
         on_displaced: Callable[[Party], None],
+        on_opened: Callable[[Party], None],
     ) -> None:
-        """`on_displaced` is told of a connection whose session is taken up on another one."""
+        """`on_opened` is told of a connection that has a session now; `on_displaced` of one that has lost its
+        session to another connection.
+        """
         self._by_token: dict[bytes, Session] = {}
         self._carrier = carrier
         self._requests = WholeRequests(limits, IN_BATCHES)
         self._on_answer = on_answer
         self._on_displaced = on_displaced
+        self._on_opened = on_opened
 
     def __len__(self) -> int:
         return len(self._by_token)
@@ -258,16 +280,22 @@ class Sessions:
             if len(self._by_token) >= limits.connections:
                 raise LimitError(f"one more session than {limits.connections:,}, the limit connections")
             session = self._by_token[token] = Session(token, self._carrier, self._requests, self._on_answer)
+            session.id, session.since = connection.id, connection.since
         elif not session.kept.reaches_back_to(taken):
             raise ProtocolError(f"a session has taken frame {taken}, but goes on elsewhere")
         elif session.connection is not None:
             self._on_displaced(session.connection)
             session.detach()
         session.attach(connection, taken)
+        self._on_opened(connection)
         session.keeps_ms = min(keep_ms, int(limits.session_seconds * 1000))
         most = limits.request_bytes
         welcome = pack_welcome(Welcome(answer, session.keeps_ms, session.taken, most))
         return b"".join([welcome, *session.kept.all()])
+
+    def counts(self) -> dict[Op, int]:
+        """How many requests of each kind there have been in batches."""
+        return self._requests.counts()
 
     def lose(self, session: Session) -> None:
         """The connection of a session is gone."""
@@ -300,10 +328,15 @@ class Sessions:
 class Party:
     """A connection that may carry a session: what the parser calls for that."""
 
-    __slots__ = ("_sessions", "session")
+    __slots__ = ("_sessions", "id", "peer", "session", "since")
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, peer: str = "") -> None:
         self._sessions = sessions
+        self.peer = peer
+        """Its name in messages."""
+        self.id = 0
+        """Counts connections, from 1."""
+        self.since = 0.0
         self.session: Session | None = None
 
     def open_session(self, token: bytes, tail: bytes) -> bytes:

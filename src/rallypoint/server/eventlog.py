@@ -1,0 +1,258 @@
+"""The events file: one line per event, written by a thread of its own, so that no disk delays the server.
+
+The server's loop only puts events into a queue. The thread looks after it a few times a second, turns what
+is there into lines, in slices so small that the loop never waits long for the interpreter, and appends them.
+When the file would grow beyond its size, it becomes `FILE.1`, what was `FILE.1` becomes `FILE.2`, and so on.
+
+Events are for people who ask afterwards, the store is for the job. So an event that finds the queue full, or
+that the disk refuses, is dropped and counted: the next line that can be written says how many are missing.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import stat
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from rallypoint.errors import UsageError
+from rallypoint.rollcall.events import Event, Lost, to_line
+
+logger = logging.getLogger("rallypoint.server")
+
+MOST_PENDING: Final = 1 << 17
+"""Events that wait to be written; those beyond are dropped."""
+
+_BATCH_SECONDS: Final = 0.1
+"""How long the first event of a batch waits for others."""
+_SLICE: Final = 64
+_SLICE_PAUSE: Final = 0.0005
+_CLOSE_SECONDS: Final = 5.0
+
+
+class EventLog:
+    """Writes events to a file until it is closed. Every thread may put events."""
+
+    def __init__(self, path: Path, most_bytes: int = 64 << 20, kept: int = 3) -> None:
+        """Append to `path`; keep so many older files, at least one. UsageError if it cannot be written."""
+        try:
+            # What a link leads to is rotated, not the link.
+            place = path.resolve() if path.is_file() else path.absolute()
+            self._file = _RotatingFile(place, most_bytes, kept)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write events to {path}: {error.strerror or error}",
+                hint="name a file in a folder that exists and that this process may write to",
+            ) from error
+        self._pid = os.getpid()
+        self._pending: SimpleQueue[Event | None] = SimpleQueue()
+        self._lost = 0
+        self._lost_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._complained = False
+        self._writer = threading.Thread(target=self._write_all, name="rallypoint-events", daemon=True)
+        self._writer.start()
+
+    def put(self, event: Event) -> None:
+        """Have an event written soon. Never blocks; once the log is closed, it does nothing."""
+        if self._closing.is_set():
+            return
+        if self._pending.qsize() < MOST_PENDING:
+            self._pending.put(event)
+        else:
+            self._lose(1)
+
+    def close(self) -> None:
+        """Write what is pending, and end the thread; a disk that does not answer is given up on."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._pending.put(None)
+        self._writer.join(_CLOSE_SECONDS)
+        if self._writer.is_alive():
+            logger.warning("the last events are lost: %s does not take them", self._file.path)
+
+    def _lose(self, count: int) -> None:
+        with self._lost_lock:
+            self._lost += count
+
+    # What the thread does
+
+    def _write_all(self) -> None:
+        is_open = True
+        while is_open:
+            events = [self._pending.get()]
+            self._closing.wait(_BATCH_SECONDS)
+            while events:
+                is_open = is_open and None not in events
+                self._write([to_line(event, self._pid) for event in events if event is not None])
+                time.sleep(_SLICE_PAUSE)  # the loop's turn
+                events = self._take_slice()
+        self._file.close()
+
+    def _take_slice(self) -> list[Event | None]:
+        events: list[Event | None] = []
+        try:
+            while len(events) < _SLICE:
+                events.append(self._pending.get_nowait())
+        except Empty:
+            pass
+        return events
+
+    def _write(self, lines: list[str]) -> None:
+        with self._lost_lock:
+            lost, self._lost = self._lost, 0
+        if lost:
+            lines.append(to_line(Lost(time.time(), lost), self._pid))
+        try:
+            self._file.append("".join(f"{line}\n" for line in lines).encode())
+        except _RefusedError as refusal:
+            # Lines are written from the first on: what is refused includes the one that tells of the lost.
+            self._lose(refusal.lines + (lost - 1 if lost else 0))
+            self._complain(refusal)
+
+    def _complain(self, refusal: _RefusedError) -> None:
+        """Once: a full disk stays full, and a log on it would only fill it further."""
+        if not self._complained:
+            self._complained = True
+            logger.warning(
+                "cannot write events to %s: %s; they are dropped until that works again",
+                *(self._file.path, refusal.reason),
+            )
+
+
+class _RefusedError(Exception):
+    """The disk has not taken so many lines."""
+
+    def __init__(self, lines: int, reason: str) -> None:
+        super().__init__(lines, reason)
+        self.lines = lines
+        self.reason = reason
+
+
+class _RotatingFile:
+    """A file of lines that does not grow beyond its size, and older ones beside it.
+
+    What is no regular file, such as a pipe or a device, is written to and never rotated.
+    """
+
+    def __init__(self, path: Path, most_bytes: int, kept: int) -> None:
+        """Raises OSError if it cannot be written."""
+        self.path = path
+        self._most_bytes = most_bytes
+        self._kept = kept
+        self._open()
+
+    def _open(self) -> None:
+        self._file = io.FileIO(self.path, "ab", opener=_open_at_once)
+        status = os.fstat(self._file.fileno())
+        self._rotates = stat.S_ISREG(status.st_mode)
+        self._size = status.st_size
+        self._is_torn = self._rotates and not _ends_with_line(self.path)
+
+    def append(self, lines: bytes) -> None:
+        """Write whole lines; _RefusedError for those that could not be; the first of them may be torn."""
+        left = lines
+        try:
+            self._follow()
+            if self._is_torn:
+                self._write(b"\n")
+            while left:
+                left = left[self._write(left[: self._make_room(left)]) :]
+        except OSError as error:
+            raise _RefusedError(left.count(b"\n"), error.strerror or str(error)) from None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _follow(self) -> None:
+        """Another server may write to the file as well, or somebody may have moved it."""
+        if self._rotates and not self._file.closed:
+            self._size = os.fstat(self._file.fileno()).st_size
+            if not self._is_in_place():
+                self._file.close()
+        if self._file.closed:
+            self._open()
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _write(self, data: bytes) -> int:
+        count = self._file.write(data)
+        self._size += count
+        self._is_torn = not data[:count].endswith(b"\n")
+        return count
+
+    def _make_room(self, lines: bytes) -> int:
+        """How many bytes of these lines come next: as many lines as fit, but at least one."""
+        if not self._rotates:
+            return len(lines)
+        end = _fitting(lines, self._most_bytes - self._size)
+        if not end and self._size and not self._is_torn:
+            self._rotate()
+            end = _fitting(lines, self._most_bytes)
+        return end or lines.index(b"\n") + 1
+
+    def _rotate(self) -> None:
+        """Rename it, unless another server did so before it got the lock."""
+        _lock(self._file)
+        if self._file.closed or self._is_in_place():
+            older = [self.path.with_name(f"{self.path.name}.{number + 1}") for number in range(self._kept)]
+            for before, after in reversed(list(pairwise([self.path, *older]))):
+                if before.exists():
+                    before.replace(after)
+        self._file.close()
+        self._open()
+
+
+if sys.platform == "win32":
+
+    def _lock(file: io.FileIO) -> None:
+        """A file is renamed there only while nobody has it open: thus nobody else can do so."""
+        file.close()
+
+else:
+    import fcntl
+
+    def _lock(file: io.FileIO) -> None:
+        """Until it is closed. Where there are no locks, it goes on without."""
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        except OSError:
+            pass
+
+
+def _fitting(lines: bytes, room: int) -> int:
+    """How many bytes of these lines have room, cut behind a line."""
+    return len(lines) if len(lines) <= room else lines.rfind(b"\n", 0, max(room, 0)) + 1
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, and do not wait for the other end of a pipe: if nobody reads it, that is an error."""
+    if sys.platform == "win32":
+        return os.open(path, flags, 0o666)
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def _ends_with_line(path: Path) -> bool:
+    """Whether a line can follow; a file that may only be written gets an empty line to be sure."""
+    try:
+        with path.open("rb") as file:
+            if not file.seek(0, os.SEEK_END):
+                return True
+            file.seek(-1, os.SEEK_END)
+            return file.read() == b"\n"
+    except OSError:
+        return False

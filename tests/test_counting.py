@@ -1,0 +1,290 @@
+"""How many requests of each kind there have been: the same as were sent, whatever came together or in pieces.
+
+GETs are not counted by themselves: they are what is left. So every other kind has to be right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ends import (
+    BYE,
+    PRESENT,
+    Desk,
+    End,
+    Played,
+    arrive,
+    batch,
+    leave,
+    recall,
+    relay_on,
+    session,
+    wait_in_turn,
+)
+from rallypoint.errors import ProtocolError
+from rallypoint.relay.core import RelayCore
+from rallypoint.server.core import Core
+from rallypoint.server.front import Front
+from rallypoint.wire import parser
+from rallypoint.wire.encoding import VALIDATE, counted_request, request
+from rallypoint.wire.opcodes import Op
+from rolls import rank
+from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
+from test_looking import PING, finish, hello, look, told
+
+repeatable = settings(derandomize=True, deadline=None, max_examples=60)
+
+CHECK = counted_request(Op.CHECK, [b"k"])
+KINDS = {
+    Op.SET: set_(b"k", b"v"),
+    Op.COMPARE_SET: request(Op.COMPARE_SET, b"k", b"", b"v"),
+    Op.GET: get(b"k"),
+    Op.ADD: add(b"n", 1),
+    Op.CHECK: CHECK,
+    Op.WAIT: wait(b"n"),
+    Op.GETNUMKEYS: request(Op.GETNUMKEYS),
+    Op.DELETE_KEY: request(Op.DELETE_KEY, b"k"),
+    Op.APPEND: request(Op.APPEND, b"a", b"v"),
+    Op.MULTI_GET: counted_request(Op.MULTI_GET, [b"k", b"n"]),
+    Op.MULTI_SET: counted_request(Op.MULTI_SET, [b"k", b"v"], blobs_each=2),
+    Op.CANCEL_WAIT: CANCEL_WAIT,
+    Op.PING: PING,
+    Op.QUEUE_PUSH: push(b"q", b"v"),
+    Op.QUEUE_POP: pop(b"q"),
+    Op.QUEUE_LEN: request(Op.QUEUE_LEN, b"q"),
+    Op.LIST_KEYS: request(Op.LIST_KEYS),
+    Op.BARRIER: barrier(b"b", 1),
+}
+"""A request of each kind, by which no client does anything that it may not do twice."""
+
+IN_BATCHES: list[Op] = [op for op in KINDS if op not in (Op.CANCEL_WAIT, Op.PING, Op.BARRIER)]
+
+some_kinds = st.lists(
+    st.sampled_from([*KINDS] + 4 * [Op.GET] + 2 * [Op.SET, Op.ADD, Op.CHECK, Op.WAIT, Op.PING]), max_size=12
+)
+
+
+def fronts() -> list[Callable[[], Desk]]:
+    return [lambda: Desk(Core()), lambda: relay_on(Desk(Core()))[0]]
+
+
+each_front = pytest.mark.parametrize("make", fronts(), ids=["server", "relay"])
+
+
+def counted(front: Front[object]) -> Counter[Op]:  # type: ignore[type-var]
+    """What a front says that it was asked, without what it was not."""
+    return Counter({op: count for op, count in front.counts().items() if count})
+
+
+class Tally:
+    """One client, what it has sent as a whole, and a rest that has not come yet."""
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+        self.sent: Counter[Op] = Counter()
+        self._pending: list[tuple[int, Op]] = []  # how many bytes each request still lacks
+        self._unsent = b""
+        self._barriers = 0
+
+    def plan(self, kinds: list[Op]) -> None:
+        for op in kinds:
+            self._barriers += op is Op.BARRIER  # a relay does not know at once that one is complete
+            data = barrier(b"%d" % self._barriers, 1) if op is Op.BARRIER else KINDS[op]
+            self._unsent += data
+            self._pending.append((len(data), op))
+
+    def send(self, size: int) -> None:
+        data, self._unsent = self._unsent[:size], self._unsent[size:]
+        if not data:
+            return
+        self.end.send(data)
+        left = len(data)
+        while self._pending and self._pending[0][0] <= left:
+            length, op = self._pending.pop(0)
+            left -= length
+            self.sent[op] += 1
+        if left:
+            length, op = self._pending[0]
+            self._pending[0] = (length - left, op)
+
+
+@each_front
+@repeatable
+@given(data=st.data())
+def test_whatever_is_sent_in_whatever_pieces_is_counted(
+    data: st.DataObject, make: Callable[[], Desk]
+) -> None:
+    desk = make()
+    clients = [Tally(end) for end in desk.open(3)]
+    gone: Counter[Op] = Counter()
+    for _ in range(data.draw(st.integers(1, 12))):
+        client = data.draw(st.sampled_from(clients))
+        client.plan(data.draw(some_kinds))
+        client.send(data.draw(st.one_of(st.just(1_000_000), st.integers(0, 60))))
+        if data.draw(st.integers(0, 7)) == 0:
+            client.end.close()
+            gone += client.sent
+            clients[clients.index(client)] = Tally(desk.open()[0])
+        assert counted(desk.front) == sum((each.sent for each in clients), gone)
+        for each in clients:
+            assert each.end.connection.operations == each.sent.total()
+    assert desk.front.operations == sum((each.sent for each in clients), gone).total()
+
+
+@each_front
+@pytest.mark.parametrize("times", [1, 2, 3, 50])
+@pytest.mark.parametrize(
+    "kinds", [[op] for op in KINDS] + [[Op.ADD, Op.WAIT, Op.PING], [Op.SET, Op.GET], [*KINDS]]
+)
+def test_what_all_clients_say_alike_is_counted(make: Callable[[], Desk], kinds: list[Op], times: int) -> None:
+    """Data that has come before is known by its bytes, and is not read again."""
+    desk = make()
+    clients = desk.open(times)
+    whole = b"".join(KINDS[op] for op in kinds)
+    for client in clients:
+        client.send(whole)
+    assert counted(desk.front) == Counter({op: times * kinds.count(op) for op in kinds})
+    assert {client.connection.operations for client in clients} == {len(kinds)}
+
+
+def test_what_was_known_once_is_counted_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so much data is known at a time; it is forgotten all at once."""
+    monkeypatch.setattr(parser, "_REPEATED_READS", 4)
+    desk = Desk(Core())
+    (client,) = desk.open()
+    for number in range(20):
+        for _ in range(5):
+            client.send(set_(b"%d" % number) + PING)
+            client.send(CHECK)
+            client.send(CHECK)
+    assert counted(desk.front) == {Op.SET: 100, Op.PING: 100, Op.CHECK: 200}
+    assert client.connection.operations == 400
+
+
+@each_front
+def test_what_is_told_to_those_who_look_counts_as_well(make: Callable[[], Desk]) -> None:
+    desk = make()
+    (client,) = desk.open()
+    client.send(hello(rank(3)) + look())
+    finish(desk.front)
+    desk.settle()
+    assert counted(desk.front) == {Op.DELETE_KEY: 1, Op.LOOK: 1}
+
+
+# Sessions
+
+
+@each_front
+def test_the_requests_of_a_relay_are_counted_by_their_kinds_and_its_batches_too(
+    make: Callable[[], Desk],
+) -> None:
+    desk = make()
+    relay = Played(desk)
+    relay.send(*[KINDS[op] for op in (Op.SET, Op.GET, Op.GET, Op.ADD)])
+    relay.send(recall(b"k"), arrive(b"b", 5, 2), leave(5), wait_in_turn(b"w"), told(b"{}"))
+    relay.send()
+    assert counted(desk.front) == {
+        Op.SESSION: 1,
+        Op.PRESENT: 1,
+        Op.BATCH: 3,
+        Op.SET: 1,
+        Op.GET: 2,
+        Op.ADD: 1,
+        Op.RECALL: 1,
+        Op.ARRIVE: 1,
+        Op.LEAVE: 1,
+        Op.WAIT_IN_TURN: 1,
+        Op.TOLD: 1,
+    }
+    assert relay.end.connection.operations == 5, "a batch is one"
+    relay.end.send(BYE)
+    relay.lose()
+    assert counted(desk.front)[Op.BATCH] == 3
+
+
+@repeatable
+@given(data=st.data())
+def test_batches_may_come_in_pieces_beside_other_requests(data: st.DataObject) -> None:
+    desk = Desk(Core())
+    (end,) = desk.open()
+    kinds = data.draw(st.lists(st.lists(st.sampled_from(IN_BATCHES), max_size=12), max_size=4))
+    whole = session() + PRESENT
+    for number, each in enumerate(kinds, 1):
+        whole += batch(number, 0, *(KINDS[op] for op in each)) + PING
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    for begin, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        if begin != stop:
+            end.send(whole[begin:stop])
+    expected = Counter(op for each in kinds for op in each)
+    expected += Counter({Op.SESSION: 1, Op.PRESENT: 1, Op.BATCH: len(kinds), Op.PING: len(kinds)})
+    assert counted(desk.front) == expected
+
+
+# Violations
+
+
+@pytest.mark.parametrize("before", [[], [Op.SET], [Op.SET, Op.PING, Op.ADD]])
+@pytest.mark.parametrize("violation", [b"\xff", add(b"word", 1), b"\x01" + b"\xff" * 8])
+def test_what_came_before_a_violation_counts_and_nothing_is_less_than_none(
+    before: list[Op], violation: bytes
+) -> None:
+    desk = Desk(Core())
+    other, client = desk.open(2)
+    other.send(set_(b"word", b"x") + get(b"k"))
+    client.send(get(b"k") + b"".join(KINDS[op] for op in before) + violation)
+    assert client.error is not None
+    found = counted(desk.front)
+    refused = Counter({Op.ADD: 1} if violation[0] == Op.ADD else {})  # it was read, though not carried out
+    assert found == Counter(before) + refused + Counter({Op.SET: 1, Op.GET: 1})
+    assert min(desk.front.counts().values()) >= 0
+
+
+def test_a_parser_counts_what_it_hands_over() -> None:
+    core = Core()
+    client = core.open("client", now=0.0)
+    client.receive(VALIDATE + PING)
+    with pytest.raises(ProtocolError):
+        client.receive(PING + PING + b"\xff")
+    assert client.operations == 3
+    core.close(client)
+    assert (client.operations, core.operations) == (0, 3)
+
+
+def test_which_request_is_under_way_is_known_without_reading_it() -> None:
+    core = Core()
+    client = core.open("client", now=0.0)
+    assert client.opcode_in(b"\x00") == Op.VALIDATE
+    client.receive(VALIDATE[:3])
+    assert client.opcode_in(b"\x99") == Op.VALIDATE
+    client.receive(VALIDATE[3:])
+    assert client.opcode_in(KINDS[Op.ADD]) == Op.ADD
+    for op, whole in KINDS.items():
+        for cut in range(1, len(whole)):
+            client.receive(whole[:cut])
+            assert client.opcode_in(whole[cut:]) == op
+            client.receive(whole[cut:])
+        assert client.opcode_in(b"\x03rest") == Op.GET
+    core.close(client)
+    assert client.opcode_in(b"\x03") == -1
+
+
+def test_a_relay_counts_what_its_clients_ask_not_what_it_asks() -> None:
+    relay, wire = relay_on(Desk(Core()))
+    ranks = relay.open(5)
+    for each in ranks:
+        each.send(add(b"n", 1) + get(b"k"))
+    wire.run()
+    assert counted(relay.front) == {Op.ADD: 5, Op.GET: 5}
+    assert isinstance(relay.front, RelayCore)
+    assert counted(wire.upstream.front) == {
+        Op.SESSION: 1,
+        Op.PRESENT: 1,
+        Op.BATCH: 1,
+        Op.ADD: 1,
+        Op.GET: 1,
+    }

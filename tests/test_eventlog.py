@@ -1,0 +1,325 @@
+"""The events file: all that is put into it is there, in order; and no disk stops whoever puts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint.errors import UsageError
+from rallypoint.rollcall.events import Connected, Erred, Event, Left, Lost, Started, Stopped, from_line
+from rallypoint.server import eventlog
+from rallypoint.server.eventlog import EventLog
+
+needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX system")
+
+
+def _numbered(numbers: Iterable[int]) -> list[Event]:
+    return [Left(1.0, number) for number in numbers]
+
+
+def _write(path: Path, events: Iterable[Event], most_bytes: int = 64 << 20, kept: int = 3) -> None:
+    log = EventLog(path, most_bytes, kept)
+    for event in events:
+        log.put(event)
+    log.close()
+
+
+def _events_in(path: Path) -> list[Event]:
+    found = [from_line(line) for line in path.read_bytes().splitlines() if line]
+    return [event for event in found if event is not None]
+
+
+def _parts(path: Path) -> list[Path]:
+    """The file and its older parts, the oldest first."""
+    return sorted(path.parent.glob(f"{path.name}*"), key=lambda part: part.name, reverse=True)
+
+
+def _all_in(path: Path) -> list[Event]:
+    return [event for part in _parts(path) for event in _events_in(part)]
+
+
+# What is put is there
+
+
+def test_all_events_are_there_in_order_when_it_is_closed(tmp_path: Path) -> None:
+    path, events = tmp_path / "events.jsonl", _numbered(range(2_000))
+    _write(path, events)
+    assert _events_in(path) == events
+    assert path.read_bytes().endswith(b"\n")
+
+
+def test_every_line_names_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    _write(path, [Stopped(1.0)])
+    assert f'"pid":{os.getpid()}' in path.read_text()
+
+
+def test_events_are_written_while_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    try:
+        log.put(Left(1.0, 5))
+        deadline = time.monotonic() + 30
+        while not path.read_bytes().endswith(b"\n"):
+            assert time.monotonic() < deadline
+        assert _events_in(path) == [Left(1.0, 5)]
+    finally:
+        log.close()
+
+
+def test_an_earlier_run_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    first, second = Started(1.0, "a", 1, "0", "libuv"), Started(2.0, "a", 2, "0", "libuv")
+    _write(path, [first])
+    _write(path, [second])
+    assert _events_in(path) == [first, second]
+
+
+def test_a_line_that_was_torn_harms_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"time":1.0,"event":"le')
+    _write(path, [Left(2.0, 5)])
+    torn, whole = path.read_text().splitlines()
+    assert torn == '{"time":1.0,"event":"le'
+    assert from_line(whole) == Left(2.0, 5)
+
+
+def test_closing_twice_and_putting_afterwards_do_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.put(Left(1.0, 1))
+    log.close()
+    log.put(Left(1.0, 2))
+    log.close()
+    assert _events_in(path) == [Left(1.0, 1)]
+    assert not any(thread.name == "rallypoint-events" for thread in threading.enumerate())
+
+
+def test_many_threads_put_at_the_same_time(tmp_path: Path) -> None:
+    """Each thread's events are there, in its order; rotation goes on meanwhile."""
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, 20_000, kept=9)
+    together = threading.Barrier(4)
+
+    def put_all(base: int) -> None:
+        together.wait()
+        for event in _numbered(range(base, base + 500)):
+            log.put(event)
+
+    threads = [threading.Thread(target=put_all, args=(base,)) for base in range(0, 4_000, 1_000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    numbers = [event.client for event in _all_in(path) if isinstance(event, Left)]
+    assert len(_parts(path)) > 3
+    for base in range(0, 4_000, 1_000):
+        assert [each for each in numbers if base <= each < base + 1_000] == list(range(base, base + 500))
+
+
+# Rotation
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 400), max_size=60),
+    most_bytes=st.integers(100, 2_000),
+    closings=st.sets(st.integers(0, 60), max_size=3),
+)
+def test_rotation_loses_nothing_while_there_is_room(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], most_bytes: int, closings: set[int]
+) -> None:
+    path = tmp_path_factory.mktemp("rotation") / "events.jsonl"
+    events: list[Event] = [Erred(float(at), "", "x" * length) for at, length in enumerate(lengths)]
+    # 60 events are not more than 60 files.
+    for begin, end in _stretches(len(events), closings):
+        _write(path, events[begin:end], most_bytes, kept=60)
+    # Names sort by their numbers here.
+    parts = sorted(path.parent.iterdir(), key=lambda part: -int(part.suffix[1:]) if part != path else 1)
+    assert [event for part in parts for event in _events_in(part)] == events
+    for part in parts:
+        assert part.stat().st_size <= most_bytes or part.read_bytes().count(b"\n") == 1
+
+
+def _stretches(count: int, closings: set[int]) -> list[tuple[int, int]]:
+    ends = [0, *sorted(each for each in closings if 0 < each < count), count]
+    return list(pairwise(ends))
+
+
+def test_the_oldest_go(tmp_path: Path) -> None:
+    path, events = tmp_path / "events.jsonl", _numbered(range(1_000))
+    _write(path, events, most_bytes=5_000, kept=2)
+    assert [part.name for part in _parts(path)] == ["events.jsonl.2", "events.jsonl.1", "events.jsonl"]
+    assert all(part.stat().st_size <= 5_000 for part in _parts(path))
+    left = _all_in(path)
+    assert 100 < len(left) < 1_000
+    assert left == events[-len(left) :]
+
+
+def test_who_moves_the_file_gets_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    path.rename(tmp_path / "moved")
+    log.put(Left(1.0, 1))
+    log.close()
+    assert _events_in(path) == [Left(1.0, 1)]
+    assert (tmp_path / "moved").read_bytes() == b""
+
+
+def test_two_servers_share_a_file(tmp_path: Path) -> None:
+    """When one of them rotates it, the other follows: lines stay whole, and all are there."""
+    path = tmp_path / "events.jsonl"
+    logs = [EventLog(path, 10_000, kept=20) for _ in range(2)]
+    for number in range(500):
+        for base, log in enumerate(logs):
+            log.put(Left(1.0, 1_000 * base + number))
+    for log in logs:
+        log.close()
+    numbers = {event.client for part in _parts(path) for event in _events_in(part) if isinstance(event, Left)}
+    assert numbers == {*range(500), *range(1_000, 1_500)}
+
+
+@needs_posix
+def test_what_a_link_leads_to_is_rotated(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.jsonl", tmp_path / "link.jsonl"
+    target.touch()
+    link.symlink_to(target)
+    _write(link, _numbered(range(200)), most_bytes=5_000)
+    assert link.is_symlink()
+    assert (tmp_path / "target.jsonl.1").is_file()
+    assert _all_in(target) == _numbered(range(200))
+
+
+# Disks
+
+
+@needs_posix
+def test_a_full_disk_is_told_once_and_delays_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "rallypoint.server"):
+        log = EventLog(Path("/dev/full"))
+        for event in _numbered(range(1_000)):
+            log.put(event)
+        log.close()
+    assert len(caplog.records) == 1
+    assert "/dev/full: No space left on device" in caplog.text
+
+
+@needs_posix
+def test_a_disk_that_has_room_again_is_told_how_many_are_lost(tmp_path: Path) -> None:
+    """In a process of its own, whose files may not grow beyond some size."""
+    path = tmp_path / "events.jsonl"
+    subprocess.run([sys.executable, "-c", _FULL_FOR_A_WHILE, str(path)], check=True, timeout=60)
+    garbage, events = 0, []
+    for line in path.read_bytes().splitlines():
+        try:
+            events.append(from_line(line))
+        except ValueError:
+            garbage += 1
+    lost = [event for event in events if isinstance(event, Lost)]
+    left = [event.client for event in events if isinstance(event, Left)]
+    assert len(lost) == 1
+    assert left[-1] == 1_000  # the one after the disk had room again
+    assert lost[0].count + len(left) == 1_001
+    assert left[:-1] == list(range(len(left) - 1))
+    assert garbage <= 1  # the line that was torn
+
+
+_FULL_FOR_A_WHILE = """
+import resource, sys
+from pathlib import Path
+from rallypoint.rollcall.events import Left
+from rallypoint.server.eventlog import EventLog
+
+path = Path(sys.argv[1])
+log = EventLog(path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, resource.RLIM_INFINITY))
+for number in range(1_000):
+    log.put(Left(1.0, number))
+while path.read_bytes().count(b"\\n") + log._lost < 1_000:
+    pass
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+log.put(Left(1.0, 1_000))
+log.close()
+"""
+
+
+@needs_posix
+def test_a_folder_that_may_not_be_written_is_told_at_once(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    with _not_as_root(), pytest.raises(UsageError, match="Permission denied"):
+        EventLog(tmp_path / "events.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def _not_as_root() -> Iterator[None]:
+    """Root may write everywhere."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+@pytest.mark.parametrize("name", ["nowhere/events.jsonl", "."])
+def test_what_cannot_be_written_is_told_at_once(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot write events to") as caught:
+        EventLog(tmp_path / name)
+    assert "name a file" in caught.value.hint
+    assert not any(thread.name == "rallypoint-events" for thread in threading.enumerate())
+
+
+@needs_posix
+def test_a_pipe_that_nobody_reads_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="cannot write events to"):
+        EventLog(path)
+
+
+@needs_posix
+def test_a_pipe_gets_events_and_is_never_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(end, "rb") as reader:
+        _write(path, _numbered(range(10)), most_bytes=100)
+        lines = reader.read().splitlines()
+    assert [from_line(line) for line in lines] == _numbered(range(10))
+    assert [part.name for part in tmp_path.iterdir()] == ["pipe"]
+
+
+@needs_posix
+def test_a_reader_that_hangs_delays_neither_putting_nor_closing_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pipe that is full, as a disk that does not answer; more events than may be pending are dropped."""
+    monkeypatch.setattr(eventlog, "MOST_PENDING", 5_000)
+    monkeypatch.setattr(eventlog, "_CLOSE_SECONDS", 0.2)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        log = EventLog(path)
+        for number in range(20_000):
+            log.put(Connected(1.0, number, "10.0.0.1:1"))
+        assert log._pending.qsize() <= 5_000
+        assert log._lost > 10_000
+        log.close()
+        assert "the last events are lost" in caplog.text
+        while log._writer.is_alive():  # what it still holds, so that no thread is left
+            reader.read()

@@ -1,0 +1,502 @@
+"""What a server tells of itself and of its clients: that it is right, and that any client may ask for it.
+
+Without sockets; the clock is moved by hand. Beside it: `test_looking_json`, `test_looking_names` for who they
+are, `test_looking_keys` for what is stored, `test_looking_relays`, and `test_looking_live` for real servers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from ends import Desk, End, Played, arrive, blob
+from rallypoint.errors import ProtocolError
+from rallypoint.relay.core import RelayCore
+from rallypoint.rollcall.identity import Identity, Role, hello_key
+from rallypoint.rollcall.snapshot import (
+    Barrier,
+    Client,
+    Question,
+    Snapshot,
+)
+from rallypoint.server import core as core_module
+from rallypoint.server import front as front_module
+from rallypoint.server.core import Core
+from rallypoint.server.front import Front
+from rallypoint.wire.encoding import VALIDATE, request
+from rallypoint.wire.opcodes import Op
+from rolls import rank
+from test_core import CANCEL_WAIT, barrier, get, push, set_, wait
+
+repeatable = settings(derandomize=True, deadline=None, max_examples=100)
+
+PING = request(Op.PING, tail=b"ping")
+
+
+class Clock:
+    """Stands still unless it is moved."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def look(question: bytes = b"{}") -> bytes:
+    return b"\x30" + blob(question)
+
+
+def told(report: bytes) -> bytes:
+    return b"\x29" + blob(report)
+
+
+def hello(who: Identity) -> bytes:
+    return request(Op.DELETE_KEY, b"/" + hello_key(who).encode())
+
+
+def finish(front: Front[Any]) -> None:
+    """Go on with all looks until they are there; time passes while they wait."""
+    for _ in range(1_000):
+        pause = front.looks.go_on()
+        if pause is None:
+            return
+        if isinstance(front.clock, Clock):
+            front.clock.now += pause
+    raise AssertionError("it waits for something that does not come")
+
+
+def seen_by(front: Front[Any], question: Question | None = None) -> Snapshot:
+    """A snapshot, made at once."""
+    found: list[bytes] = []
+    front.looks.start(question or Question(), found.append)
+    finish(front)
+    (data,) = found
+    return Snapshot.from_json(data)
+
+
+def taken(end: End) -> Snapshot:
+    """What a client has got, which is a snapshot and nothing else."""
+    data = end.take()
+    assert int.from_bytes(data[:8], "little") == len(data) - 8
+    return Snapshot.from_json(data[8:])
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(1_000.0)
+
+
+@pytest.fixture
+def core(clock: Clock) -> Core:
+    core = Core()
+    core.clock = clock
+    return core
+
+
+@pytest.fixture
+def desk(core: Core) -> Desk:
+    return Desk(core)
+
+
+# Questions
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        *(b"x", b"[]", b"1", b"\xff", b'{"keys":-1}', b'{"keys":true}', b'{"keys":1.0}', b'{"search":1}'),
+        *(b'{"value":1}', b'{"value_bytes":"1"}', b'{"unheard of":1}', b"[" * 10_000, b'{"\\ud800":1}'),
+    ],
+)
+@pytest.mark.parametrize("make", [Core, lambda: RelayCore(lambda: bytes(16))], ids=["server", "relay"])
+def test_a_question_that_is_none_ends_the_connection_of_who_asked(
+    make: Callable[[], Core | RelayCore], garbage: bytes
+) -> None:
+    first, second = Desk(make()).open(2)
+    first.send(look(garbage))
+    assert first.error is not None
+    assert "LOOK asks what cannot be understood" in first.error.message
+    assert second.ask(PING) == b"ping"
+
+
+def test_a_question_is_bounded(desk: Desk) -> None:
+    (client,) = desk.open()
+    client.send(look(b" " * 16_385))
+    assert client.error is not None
+    assert client.error.message == "LOOK with a question of 16,385 bytes; 16384 are allowed"
+    (client,) = desk.open()
+    client.send(look(b" " * 16_382 + b"{}"))
+    assert client.error is None
+
+
+def test_an_empty_question_asks_for_what_is_always_told(desk: Desk) -> None:
+    (client,) = desk.open()
+    assert client.ask(look(b"")) == b""
+    finish(desk.front)
+    desk.settle()
+    assert len(taken(client).clients) == 1
+
+
+@pytest.mark.parametrize("name", ["\ud800", "key\ud800", ""])
+def test_a_value_of_a_name_that_no_key_has_is_not_there(core: Core, name: str) -> None:
+    assert seen_by(core, Question(value=name)).value is None
+
+
+def test_a_look_that_fails_is_answered_all_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of ours is neither to end the server nor to let anybody wait for ever."""
+    first, second = desk.open(2)
+    faults: list[object] = []
+    desk.front.looks.on_fault = lambda: faults.append(sys.exc_info()[0])
+    monkeypatch.setattr(core_module, "describe_store", lambda *_: 1 / 0)
+    first.send(look())
+    finish(desk.front)
+    assert faults == [ZeroDivisionError]
+    monkeypatch.undo()
+    second.send(look())
+    finish(desk.front)
+    desk.settle()
+    assert first.take() == blob(b"")
+    assert len(taken(second).clients) == 2
+
+
+# Asking together
+
+
+def test_who_asks_the_same_before_it_is_begun_shares_it(core: Core) -> None:
+    found: dict[str, bytes] = {}
+
+    def ask(name: str, question: Question) -> None:
+        core.looks.start(question, lambda snapshot: found.update({name: snapshot}))
+
+    core.open("client", 0.0)
+    core.find_processes = lambda: lambda: "late" not in found and core.clock() < 1_000.5
+    ask("first", Question())
+    ask("second", Question())
+    core.looks.go_on()
+    ask("third", Question())
+    ask("other", Question(keys=1))
+    assert len(core.looks._under_way) == 2
+    while len(core.looks._under_way) == 2 and core.looks._under_way[0].is_open:
+        core.clock.now += 0.1  # type: ignore[attr-defined]
+        next(core.looks._under_way[0].steps)
+    ask("late", Question())
+    assert len(core.looks._under_way) == 3, "what has begun may have missed what was before it"
+    finish(core)
+    assert found["first"] is found["second"] is found["third"]
+    assert found["late"] is not found["first"]
+    assert found["other"] is not found["first"]
+
+
+def test_what_becomes_of_one_who_shares_a_look_is_nothing_to_the_others(core: Core) -> None:
+    got: list[tuple[str, bool]] = []
+    faults: list[object] = []
+    core.looks.on_fault = lambda: faults.append(sys.exc_info()[0])
+
+    def fail(_: bytes) -> None:
+        got.append(("failed", True))
+        raise RuntimeError("cannot start a thread")
+
+    core.looks.start(Question(), lambda snapshot: got.append(("first", bool(snapshot))))
+    core.looks.start(Question(), fail)
+    core.looks.start(Question(), lambda snapshot: got.append(("last", bool(snapshot))))
+    finish(core)
+    assert got == [("first", True), ("failed", True), ("last", True)], "each of them once"
+    assert faults == [RuntimeError]
+
+
+# Asking
+
+
+def test_few_snapshots_are_made_at_a_time(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes room while it is made, and anybody may ask."""
+    begun: list[Question] = []
+    done: list[bytes] = []
+
+    def describe(_: Core, question: Question) -> Iterator[None]:
+        begun.append(question)
+        assert len(begun) - len(done) <= 4
+        yield from [None] * 50
+
+    monkeypatch.setattr(core_module, "describe_store", describe)
+    for number in range(20):
+        core.looks.start(Question(keys=number), done.append)
+    finish(core)
+    assert len(done) == 20
+    assert {question.keys for question in begun} == set(range(20))
+
+
+def test_who_asks_the_same_at_the_same_time_shares_one_snapshot(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When thousands of ranks time out together, the server is not to tell each of them by itself."""
+    made: list[Question] = []
+
+    def describe(_: Core, question: Question) -> list[None]:
+        made.append(question)
+        return []
+
+    monkeypatch.setattr(core_module, "describe_store", describe)
+    found: dict[str, bytes] = {}
+    looks = desk.front.looks
+    looks.start(Question(), lambda snapshot: found.update(first=snapshot))
+    looks.start(Question(), lambda snapshot: found.update(second=snapshot))
+    looks.start(Question(keys=1), lambda snapshot: found.update(other=snapshot))
+    finish(desk.front)
+    assert made == [Question(), Question(keys=1)]
+    assert found["first"] is found["second"]
+    looks.start(Question(), lambda snapshot: found.update(later=snapshot))
+    finish(desk.front)
+    assert len(made) == 3, "what was put together before is not told again"
+
+
+def test_a_look_comes_behind_what_is_asked_while_it_is_made(desk: Desk) -> None:
+    (client,) = desk.open()
+    assert client.ask(get(b"k") + look() + PING) == blob(b"") + b"ping"
+    finish(desk.front)
+    assert client.take() == b""
+    desk.settle()
+    assert taken(client).clients[0].operations == 3
+    assert client.ask(look()) == b""
+
+
+def test_a_wait_may_end_while_a_look_is_made(desk: Desk) -> None:
+    first, second = desk.open(2)
+    first.send(wait(b"k") + look())
+    finish(desk.front)
+    second.connection.receive(set_(b"k"))  # both are there before either is sent
+    desk.settle()
+    data = first.take()
+    snapshot = Snapshot.from_json(data[8:-1])
+    assert data == blob(data[8:-1]) + b"\x00"
+    assert snapshot.clients[0].waits or snapshot.clients[1].waits
+
+
+@pytest.mark.parametrize("make", [Core, lambda: RelayCore(lambda: bytes(16))], ids=["server", "relay"])
+def test_one_look_at_a_time(make: Callable[[], Core | RelayCore]) -> None:
+    desk = Desk(make())
+    client, other = desk.open(2)
+    client.send(look() + look())
+    assert client.error is not None
+    assert client.error.message == "a second LOOK before the first is answered"
+    finish(desk.front)
+    desk.settle()
+    for _ in range(3):
+        other.send(look())
+        finish(desk.front)
+        desk.settle()
+        assert len(taken(other).clients) == 1
+
+
+def test_a_look_may_follow_one_that_could_not_be_understood() -> None:
+    """Nothing is under way then, though the connection is closed."""
+    desk = Desk(Core())
+    (client,) = desk.open()
+    with pytest.raises(ProtocolError, match="understood"):
+        client.connection.receive(look(b"x"))
+    assert not client.connection.is_owed
+
+
+@pytest.mark.parametrize("make", [Core, lambda: RelayCore(lambda: bytes(16))], ids=["server", "relay"])
+def test_who_looks_may_leave(make: Callable[[], Core | RelayCore]) -> None:
+    desk = Desk(make())
+    first, second = desk.open(2)
+    first.send(look())
+    second.send(look())
+    first.close()
+    finish(desk.front)
+    desk.settle()
+    assert [each.peer for each in taken(second).clients] == ["client 1"]
+    assert first.take() == b""
+
+
+def test_who_has_left_is_not_woken(desk: Desk) -> None:
+    first, second = desk.open(2)
+    first.send(look())
+    second.send(look())
+    first.close()
+    finish(desk.front)
+    assert desk.front.woken == [second.connection]
+
+
+def test_who_has_ended_is_owed_its_look(desk: Desk) -> None:
+    """As it is owed the reply to anything else: whoever pumps keeps the connection open for it."""
+    (client,) = desk.open()
+    assert not client.connection.is_owed
+    client.send(look())
+    assert client.connection.is_owed
+    desk.front.end(client.connection, 0.0)
+    finish(desk.front)
+    desk.settle()
+    assert len(taken(client).clients) == 1
+    assert not client.connection.is_owed
+
+
+def test_many_look_at_the_same_time(desk: Desk) -> None:
+    clients = desk.open(200)
+    for client in clients:
+        assert client.ask(look()) == b""
+    finish(desk.front)
+    desk.settle()
+    assert {len(taken(client).clients) for client in clients} == {200}
+
+
+def test_who_goes_while_a_look_is_made_is_gone_in_it_and_counted_once(core: Core, clock: Clock) -> None:
+    clients = [core.open(f"client {number}", 1_000.0) for number in range(3)]
+    for number, client in enumerate(clients):
+        client.receive(VALIDATE + hello(rank(number)))
+        client.count_bytes = lambda: (10, 20)
+    found: list[bytes] = []
+    core.looks.start(Question(), found.append)
+    steps = core.looks._under_way[0].steps
+    while not core.connections.isdisjoint(clients[:2]):  # goes one step on, then one of them goes
+        next(steps)
+        core.close(next(each for each in core.connections if each in clients[:2]))
+    finish(core)
+    snapshot = Snapshot.from_json(found[0])
+    assert (snapshot.received, snapshot.sent) == (30, 60)
+    here = {each.who.rank for each in snapshot.clients}
+    assert 2 in here
+    assert here | {each.who.rank for each in snapshot.gone} == {0, 1, 2}
+    assert not here & {each.who.rank for each in snapshot.gone}
+    assert all(each.operations == 1 and each.received == 10 for each in snapshot.clients)
+
+
+# Clients, and who they are
+
+
+def test_a_client_is_told_with_what_it_has_asked(desk: Desk, clock: Clock) -> None:
+    first, second = desk.open(2)
+    first.send(set_(b"k") + get(b"k") + get(b"k"))
+    second.send(PING)
+    clock.now += 1.5
+    snapshot = seen_by(desk.front)
+    assert sorted(snapshot.clients, key=lambda each: each.id) == [
+        Client(1, "client 0", 1_001.5, operations=3),
+        Client(2, "client 1", 1_001.5, operations=1),
+    ]
+    assert snapshot.accepted == 2
+
+
+def test_only_ranks_that_are_known_and_not_here_are_gone(desk: Desk, clock: Clock) -> None:
+    stranger, tool, agent, *others = desk.open(7)
+    tool.send(hello(Identity("node-a", 5, role=Role.TOOL)))
+    agent.send(hello(Identity("node-a", 6, 9, role=Role.AGENT)))
+    for end, number in zip(others, [0, 1, 1, 2], strict=True):
+        end.send(hello(rank(number)))
+    for end in (stranger, tool, agent, others[1], others[0], others[3]):
+        end.connection.why = "because"
+        end.close()
+        clock.now += 1.0
+    found = seen_by(desk.front).gone
+    assert [(each.who.rank, each.id, each.seconds, each.why) for each in found] == [
+        (0, 4, 2.0, "because"),
+        (2, 7, 1.0, "because"),
+    ], "rank 1 is here on another connection"
+
+
+def test_of_several_connections_of_a_rank_the_last_to_go_is_told_and_in_its_order(desk: Desk) -> None:
+    ends = desk.open(4)
+    for end, number in zip(ends, [0, 1, 0, 2], strict=True):
+        end.send(hello(rank(number)))
+    for end in ends:
+        end.close()
+    assert [(each.who.rank, each.id) for each in seen_by(desk.front).gone] == [(1, 2), (0, 3), (2, 4)]
+
+
+def test_not_all_who_have_ever_gone_are_kept(core: Core) -> None:
+    for number in range(front_module.GONE_KEPT + 3):
+        client = core.open("peer", now=0.0)
+        client.who = rank(number)
+        core.close(client)
+    found = seen_by(core).gone
+    assert len(found) == front_module.GONE_KEPT
+    assert (found[0].who.rank, found[-1].who.rank) == (3, front_module.GONE_KEPT + 2)
+
+
+# Waits and barriers
+
+
+def test_a_wait_is_told_with_the_keys_that_are_missing_still(desk: Desk, clock: Clock) -> None:
+    first, second = desk.open(2)
+    first.send(wait(b"/a", b"/b", b"/c"))
+    clock.now += 2.0
+    second.send(set_(b"/b"))
+    assert waits_of(desk, 1) == [(("a", "c"), 2, 2.0)]
+    second.send(set_(b"/a") + set_(b"/c"))
+    assert waits_of(desk, 1) == []
+
+
+def waits_of(desk: Desk, number: int) -> list[tuple[tuple[str, ...], int, float]]:
+    (client,) = [each for each in seen_by(desk.front).clients if each.id == number]
+    return [(each.keys, each.count, each.seconds) for each in client.waits]
+
+
+def test_several_waits_are_told_each_by_itself(desk: Desk, clock: Clock) -> None:
+    (client,) = desk.open()
+    client.send(wait(b"/a", b"/b"))
+    clock.now += 1.0
+    client.send(wait(b"/b") + wait(b"/c"))
+    clock.now += 1.0
+    assert waits_of(desk, 1) == [(("a", "b"), 2, 2.0), (("b",), 1, 1.0), (("c",), 1, 1.0)]
+    client.send(set_(b"/b"))
+    assert waits_of(desk, 1) == [(("a",), 1, 2.0), (("c",), 1, 1.0)]
+    client.send(CANCEL_WAIT)
+    assert waits_of(desk, 1) == []
+
+
+def test_of_many_keys_the_first_few_are_named(desk: Desk) -> None:
+    (client,) = desk.open()
+    client.send(wait(*(b"/%d" % number for number in range(100))))
+    client.send(set_(b"/0"))
+    assert waits_of(desk, 1) == [(tuple("12345678"), 99, 0.0)]
+
+
+def test_a_queue_that_is_waited_for_is_named(desk: Desk) -> None:
+    first, second = desk.open(2)
+    first.send(wait(b"/q"))
+    assert waits_of(desk, 1) == [(("q",), 1, 0.0)]
+    second.send(push(b"/q"))
+    assert waits_of(desk, 1) == []
+
+
+def test_a_barrier_is_told_with_who_waits_there(desk: Desk, clock: Clock) -> None:
+    first, second, third = desk.open(3)
+    first.send(barrier(b"/b", 3))
+    clock.now += 1.0
+    second.send(barrier(b"/b", 3) + barrier(b"/b", 4))
+    clock.now += 1.0
+    assert seen_by(desk.front).barriers == (
+        Barrier("b", 3, 2, ((1, 2.0), (2, 1.0))),
+        Barrier("b", 4, 1, ((2, 1.0),)),
+    )
+    second.send(CANCEL_WAIT)
+    assert seen_by(desk.front).barriers == (Barrier("b", 3, 1, ((1, 2.0),)),)
+    second.send(barrier(b"/b", 3))
+    third.send(barrier(b"/b", 3))
+    assert seen_by(desk.front).barriers == ()
+
+
+def test_a_relay_at_a_barrier_is_told_once_and_counts_for_its_ranks(desk: Desk, clock: Clock) -> None:
+    (client,) = desk.open()
+    relay = Played(desk)
+    relay.send(arrive(b"/b", 9, 3))
+    clock.now += 1.0
+    relay.send(arrive(b"/b", 9, 2), told(b"{}"))
+    client.send(barrier(b"/b", 9))
+    clock.now += 0.25
+    assert seen_by(desk.front).barriers == (Barrier("b", 9, 6, ((2, 1.25), (1, 0.25))),)
+
+
+def test_who_waits_is_counted(desk: Desk) -> None:
+    first, second = desk.open(2)
+    first.send(wait(b"/a") + wait(b"/b"))
+    second.send(barrier(b"/c", 2))
+    assert desk.front.waiting == 2
+    first.send(CANCEL_WAIT)
+    second.close()
+    assert desk.front.waiting == 0

@@ -1,0 +1,270 @@
+"""Snapshots as JSON: rows that are written by hand are as the dataclasses say; what comes is not trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rolls
+from ends import Desk, Played
+from rallypoint.errors import ProtocolError
+from rallypoint.rollcall.identity import Identity, Role, Source
+from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.snapshot import (
+    KEYS_NAMED,
+    Barrier,
+    Client,
+    Gone,
+    Key,
+    Mishap,
+    Operation,
+    Relay,
+    Second,
+    Snapshot,
+    Value,
+    Wait,
+    key_name,
+)
+from rallypoint.server.core import Core
+from rallypoint.server.looking import relay_row
+from rallypoint.wire.encoding import VALIDATE
+from rolls import part, plan, rank, ranks, snapshot
+from test_core import wait
+from test_looking import Clock, repeatable, seen_by, told
+
+# What is told
+
+moments = st.integers(0, 1 << 20).map(lambda eighths: eighths / 8)  # of three digits, so none is rounded
+numbers = st.integers(0, 1 << 40)
+identities = st.builds(
+    Identity,
+    host=st.text(max_size=20),
+    pid=st.integers(0, (1 << 32) - 1),
+    rank=st.integers(-1, 1 << 20),
+    local_rank=st.integers(-1, 64),
+    world_size=st.integers(-1, 1 << 20),
+    role=st.sampled_from(Role),
+    source=st.sampled_from(Source),
+)
+keys = st.binary(max_size=12)
+some_keys = st.lists(keys, min_size=1, max_size=2 * KEYS_NAMED, unique=True)
+
+
+@repeatable
+@given(
+    peer=st.text(),
+    who=identities,
+    counted=st.tuples(numbers, numbers),
+    waits=st.lists(st.tuples(moments, some_keys), max_size=3),
+    now=moments,
+)
+def test_a_client_is_told_as_its_dataclass_says(
+    peer: str,
+    who: Identity,
+    counted: tuple[int, int],
+    waits: list[tuple[float, list[bytes]]],
+    now: float,
+) -> None:
+    core, clock = Core(), Clock()
+    core.clock = clock
+    client = core.open(peer, now=0.125)
+    client.receive(VALIDATE)
+    for since, missing in waits:
+        clock.now = since
+        client.receive(wait(*missing))
+    client.who = who
+    client.count_bytes = lambda: counted
+    clock.now = now
+    expected = tuple(
+        Wait(tuple(map(key_name, missing[:KEYS_NAMED])), len(missing), now - since)
+        for since, missing in waits
+    )
+    found = seen_by(core)
+    assert found.clients == (Client(1, peer, now - 0.125, who, len(waits), *counted, expected),)
+    assert (found.received, found.sent) == counted
+
+
+@repeatable
+@given(who=identities.filter(lambda each: each.is_rank), why=st.text(), gone=moments, now=moments)
+def test_who_is_gone_is_told_as_its_dataclass_says(who: Identity, why: str, gone: float, now: float) -> None:
+    core, clock = Core(), Clock(gone)
+    core.clock = clock
+    client = core.open("peer", now=0.0)
+    client.who, client.why = who, why
+    core.close(client)
+    clock.now = now
+    assert seen_by(core).gone == (Gone(1, who, now - gone, why),)
+
+
+@repeatable
+@given(report=st.none() | st.binary(), peer=st.text(), present=st.booleans(), now=moments, missing=keys)
+def test_a_relay_is_told_as_its_dataclass_says(
+    report: bytes | None, peer: str, present: bool, now: float, missing: bytes
+) -> None:
+    """It may say anything of itself: what cannot be read is as good as nothing, and breaks nothing else."""
+    core, clock = Core(), Clock(0.25)
+    core.clock = clock
+    relay = Played(Desk(core))
+    relay.send(wait(missing), *([told(report)] if report is not None else []))
+    (session,) = core.sessions
+    session.peer, session.is_present = peer, present
+    row = relay_row(core, session, now)
+    age = now - 0.25 if report is not None else -1.0
+    waits = (Wait((key_name(missing),), 1, now - 0.25),)
+    assert _with("relays", f"[{row}]").relays == (Relay(1, peer, now, present, None, age, waits),)
+
+
+def _with(name: str, text: str) -> Snapshot:
+    whole = Snapshot("server", "1", "node-a", 1, "libuv", 0.0, 0.0, 0.0).to_json()
+    return Snapshot.from_json(f'{whole[:-1]},"{name}":{text}}}')
+
+
+def test_a_part_is_read_as_it_was_told() -> None:
+    core = Core()
+    core.clock = Clock(1_000.0)
+    part = Snapshot("relay", "1", 'no"de\\', 1, "libuv", 2.0, 3.0, 4.0, clients=(Client(7, "peer", 1.0),))
+    relay = Played(Desk(core))
+    relay.send(told(part.to_json().encode()))
+    (session,) = core.sessions
+    (found,) = _with("relays", f"[{relay_row(core, session, 1_001.0)}]").relays
+    assert (found.part, found.part_seconds) == (part, 1.0)
+
+
+texts = st.text(st.characters(blacklist_categories=[]), max_size=8)  # surrogates as well
+waits = st.lists(st.builds(Wait, st.lists(texts).map(tuple), numbers, moments), max_size=2).map(tuple)
+
+
+def _several(each: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(each, max_size=2).map(tuple)
+
+
+def _snapshots(relays: st.SearchStrategy[tuple[Relay, ...]]) -> st.SearchStrategy[Snapshot]:
+    return st.builds(
+        Snapshot,
+        *(texts, texts, texts, numbers, texts, moments, moments, moments),
+        clients=_several(
+            st.builds(Client, numbers, texts, moments, identities, numbers, numbers, numbers, waits)
+        ),
+        relays=relays,
+        barriers=_several(st.builds(Barrier, texts, numbers, numbers, _several(st.tuples(numbers, moments)))),
+        gone=_several(st.builds(Gone, numbers, identities, moments, texts)),
+        keys=_several(st.builds(Key, texts, numbers, numbers, numbers, texts)),
+        value=st.none() | st.builds(Value, texts, numbers, texts),
+        group_writers=_several(st.tuples(numbers, numbers)),
+        rosters=_several(st.tuples(texts, texts)),
+        operations=_several(st.builds(Operation, texts, numbers, moments, moments, moments)),
+        history=_several(st.builds(Second, moments, numbers, moments, numbers, numbers)),
+        errors=_several(st.builds(Mishap, moments, texts, texts)),
+        incomplete=texts,
+        plan=texts,
+        sent=numbers,
+    )
+
+
+some_snapshots = st.recursive(
+    _snapshots(st.just(())),
+    lambda parts: _snapshots(
+        _several(st.builds(Relay, numbers, texts, moments, st.booleans(), st.none() | parts, moments, waits))
+    ),
+    max_leaves=3,
+)
+
+
+@settings(repeatable, max_examples=50)
+@given(some_snapshots)
+def test_a_snapshot_is_the_same_when_it_has_been_written_and_read(known: Snapshot) -> None:
+    assert Snapshot.from_json(known.to_json()) == known
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-2, 20)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["[]", "{}", "1e999", '{"kind":""}']),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _places(content: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to everything in some JSON."""
+    yield way
+    if isinstance(content, dict | list):
+        for name, each in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from _places(each, (*way, name))
+
+
+def _replaced(content: Any, way: tuple[Any, ...], value: Any) -> Any:
+    if not way:
+        return value
+    copy = dict(content) if isinstance(content, dict) else list(content)
+    copy[way[0]] = _replaced(copy[way[0]], way[1:], value)
+    return copy
+
+
+_PART = part("node-b", clients=ranks([2], "node-b"), barriers=(Barrier("b", 4, 1, ((3, 1.0),)),))
+WHOLE: Any = json.loads(
+    snapshot(
+        clients=(rolls.client(1, rank(0), Wait(("k", "l"), 9, 1.5)), rolls.client(2)),
+        relays=(rolls.relay(5, part("node-c", relays=(rolls.relay(6, _PART, waits=(rolls.wait("k"),)),))),),
+        barriers=(Barrier("b", 4, 3, ((1, 2.0), (5, 1.0))),),
+        gone=(Gone(8, rank(3), 2.0, "why"),),
+        keys=(Key("k", 1, 2, 3, "rank 0"),),
+        value=Value("k", 1, "00"),
+        group_writers=((0, 1), (2, 5)),
+        rosters=(("job", "{}"),),
+        plan=plan(("node-a", 4)),
+        operations=(Operation("GET", 1, 2.0, 3.0, 4.0),),
+        history=(Second(1.0, 2, 3.0, 4, 5),),
+        errors=(Mishap(1.0, "peer", "reason"),),
+    ).to_json()
+)
+
+
+@settings(repeatable, max_examples=600)
+@given(way=st.sampled_from(list(_places(WHOLE))), value=json_values)
+def test_what_comes_over_the_network_is_read_or_refused_and_what_is_read_has_a_meaning(
+    way: tuple[Any, ...], value: Any
+) -> None:
+    try:
+        found = Snapshot.from_json(json.dumps(_replaced(WHOLE, way, value)))
+    except ProtocolError:
+        return
+    judge(found)
+
+
+@repeatable
+@given(st.binary() | json_values.map(lambda each: json.dumps(each).encode()))
+def test_what_is_no_snapshot_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        Snapshot.from_json(data)
+
+
+@pytest.mark.parametrize("data", ["[" * 100_000, '{"relays":' * 100_000, b"\xff", "1" * 5_000])
+def test_what_python_refuses_to_read_is_refused(data: str | bytes) -> None:
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        Snapshot.from_json(data)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"quiet_seconds":{}',
+        '"clients":[{{"id":1,"peer":"p","seconds":{}}}]',
+        '"barriers":[{{"key":"b","size":2,"arrived":1,"members":[[1,{}]]}}]',
+    ],
+)
+def test_what_is_no_number_of_seconds_is_refused(text: str, number: str) -> None:
+    """Python reads them all, and so they would come into sums and texts."""
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        Snapshot.from_json(json.dumps(WHOLE)[:-1] + "," + text.format(number) + "}")
+    Snapshot.from_json(json.dumps(WHOLE)[:-1] + "," + text.format("1.5") + "}")

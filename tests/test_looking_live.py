@@ -1,0 +1,513 @@
+"""Looking at real servers: nobody waits for who looks, and who does not say who it is may be found."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from processes import BACKENDS, Server, end, relaying, serving
+from rallypoint.client.connecting import connect
+from rallypoint.client.deadline import Deadline
+from rallypoint.client.looking import look
+from rallypoint.errors import NotOursError
+from rallypoint.rollcall.identity import Identity, Role, Source, hello_key
+from rallypoint.rollcall.snapshot import Client, Question, Snapshot
+from rallypoint.server.binding import listen
+from rallypoint.server.core import Connection, Core
+from rallypoint.server.legacy import LegacyLoop
+from rallypoint.server.pump import Pump
+from rallypoint.wire.encoding import VALIDATE, pack_i64, request
+from rallypoint.wire.opcodes import Op
+from raw import SECONDS, RawClient, server_of_torch, until
+from rolls import rank
+from test_core import barrier, set_, wait
+from test_looking import look as look_request
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what only Linux tells")
+
+
+def look_at(server: Server, question: Question | None = None) -> Snapshot:
+    return look(server.host, server.port, question or Question(), Deadline(SECONDS))
+
+
+def await_look(server: Server, holds: Callable[[Snapshot], bool]) -> Snapshot:
+    """A snapshot, as soon as it is as it should be."""
+    found = look_at(server)
+
+    def is_so() -> bool:
+        nonlocal found
+        found = look_at(server)
+        return holds(found)
+
+    until(is_so, "it says something else")
+    return found
+
+
+def others_in(snapshot: Snapshot) -> list[Client]:
+    """The clients but for who looks."""
+    return [each for each in snapshot.clients if each.who.role is not Role.TOOL]
+
+
+# In slices
+
+CONNECTIONS = 16_000
+WORST_CPU_SECONDS = 0.060
+"""What a slice may take: a few times what it does, and less than what anything takes that is not sliced."""
+
+
+@pytest.fixture(scope="module")
+def crowd() -> tuple[Core, list[Connection]]:
+    """As many clients as a large job has, and very many keys."""
+    core = Core()
+    core.clock = time.monotonic
+    clients = []
+    for number in range(CONNECTIONS):
+        client = core.open(f"10.0.{number >> 8}.{number & 255}:4000", 0.0)
+        client.receive(VALIDATE)
+        client.who = Identity(f"node-{number // 8}", number, number, number % 8, CONNECTIONS, Role.RANK)
+        clients.append(client)
+    for number in range(100_000):
+        clients[number % CONNECTIONS].receive(set_(b"/some/key/of/a/job/%d" % number, b"value"))
+    for _ in range(300):
+        core.end_second()
+    return core, clients
+
+
+def slices_of(core: Core, question: Question) -> tuple[list[float], bytes]:
+    """The CPU time of each slice of a look: nothing else on the machine is in it."""
+    found: list[bytes] = []
+    times: list[float] = []
+    core.looks.start(question, found.append)
+    pause: float | None = 0.0
+    while pause is not None:
+        began = time.thread_time()
+        pause = core.looks.go_on()
+        times.append(time.thread_time() - began)
+    return times, found[0]
+
+
+def check_slices(core: Core, question: Question, clients: int = CONNECTIONS) -> Snapshot:
+    times, data = slices_of(core, question)
+    assert len(times) > 20
+    assert statistics.median(times) < 0.006
+    assert max(times) < WORST_CPU_SECONDS
+    snapshot = Snapshot.from_json(data)
+    assert len(snapshot.clients) == clients
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    "question",
+    [Question(), Question(keys=100_000), Question(keys=1_000, search="77")],
+    ids=["clients", "all keys", "a search"],
+)
+def test_a_look_takes_a_moment_at_a_time(crowd: tuple[Core, list[Connection]], question: Question) -> None:
+    check_slices(crowd[0], question)
+
+
+def test_so_it_does_when_all_are_at_a_barrier(crowd: tuple[Core, list[Connection]]) -> None:
+    core, clients = crowd
+    for client in clients:
+        client.receive(barrier(b"/b", CONNECTIONS + 1))
+    try:
+        (found,) = check_slices(core, Question()).barriers
+    finally:
+        for client in clients:
+            client.receive(request(Op.CANCEL_WAIT))
+    assert (found.arrived, len(found.members)) == (CONNECTIONS, CONNECTIONS)
+
+
+def test_so_it_does_when_all_wait_for_many_keys(crowd: tuple[Core, list[Connection]]) -> None:
+    core, clients = crowd
+    keys = [b"/missing/%d" % number for number in range(20)]
+    for client in clients:
+        client.receive(wait(*keys))
+    try:
+        snapshot = check_slices(core, Question())
+    finally:
+        for client in clients:
+            client.receive(request(Op.CANCEL_WAIT))
+    assert {each.waits[0].count for each in snapshot.clients} == {20}
+
+
+def test_so_it_does_when_most_are_gone(crowd: tuple[Core, list[Connection]]) -> None:
+    """The last of these tests: they do not come back."""
+    core, clients = crowd
+    for client in clients[1_000:]:
+        core.close(client)
+    assert len(check_slices(core, Question(), clients=1_000).gone) == CONNECTIONS - 1_000
+
+
+def test_a_slice_ends_when_its_time_is_over_and_looks_take_turns() -> None:
+    core = Core()
+    for number in range(100):
+        core.open(f"client {number}", 0.0)
+    calls = 0
+
+    def clock() -> float:
+        nonlocal calls
+        calls += 1
+        return calls * 0.0005
+
+    core.clock = clock
+    found: list[int] = []
+    for number in range(3):
+        core.looks.start(Question(keys=number), lambda _, number=number: found.append(number))  # type: ignore[misc]
+    turns = 0
+    while (pause := core.looks.go_on()) is not None:
+        assert pause == 0.0
+        turns += 1
+    assert turns > 40, "two milliseconds are a few steps by that clock"
+    assert found == [0, 1, 2]
+
+
+def test_while_all_wait_nothing_is_tried_again_and_again() -> None:
+    core = Core()
+    core.find_processes = lambda: lambda: True
+    clock = core.clock = lambda: 1.0
+    core.looks.start(Question(), lambda _: None)
+    core.looks.start(Question(keys=1), lambda _: None)
+    assert core.looks.go_on() == pytest.approx(0.01)
+    core.clock = lambda: clock() + 1.0
+    while core.looks.go_on() is not None:
+        pass
+
+
+def test_it_is_said_once_that_there_is_work() -> None:
+    core = Core()
+    said: list[int] = []
+    core.looks.has_work = lambda: said.append(1)
+    for _ in range(3):
+        core.looks.start(Question(), lambda _: None)
+    assert said == [1]
+    while core.looks.go_on() is not None:
+        pass
+    core.looks.start(Question(), lambda _: None)
+    assert said == [1, 1]
+
+
+# Beside clients
+
+CROWD = 5_000
+
+
+@contextmanager
+def crowded(server: Server, count: int) -> Iterator[list[socket.socket]]:
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(count):
+            client = stack.enter_context(socket.create_connection((server.host, server.port), SECONDS))
+            client.sendall(VALIDATE + request(Op.PING, tail=b"here"))
+            clients.append(client)
+        for client in clients:
+            assert client.recv(4) == b"here"
+        yield clients
+
+
+def pings(client: RawClient, is_over: Callable[[], bool]) -> list[float]:
+    """How long each answer takes, one behind the other, until it is over."""
+    found = []
+    while not is_over():
+        began = time.monotonic()
+        assert client.answers()
+        found.append(time.monotonic() - began)
+    return found
+
+
+def looks(server: Server, count: int, data: list[bytes]) -> None:
+    """Ask again and again, and read nothing into it: this process is to see to the other client."""
+    with RawClient(server.port) as client:
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        for _ in range(count):
+            client.send(look_request())
+            length = int.from_bytes(client.read(8), "little")
+            data.append(client.read(length))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[0] < CROWD + 500, reason="too few files may be open"
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nobody_waits_for_who_looks(
+    backend: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """With very many clients, which the system is asked about as well."""
+    with (
+        (tmp_path / "log").open("w+") as log,
+        serving(backend, log) as server,
+        crowded(server, CROWD),
+        RawClient(server.port) as client,
+    ):
+        calm = pings(client, iter([False] * 2_000 + [True]).__next__)
+        data: list[bytes] = []
+        asking = threading.Thread(target=looks, args=(server, 10, data))
+        asking.start()
+        busy = pings(client, lambda: not asking.is_alive())
+        asking.join(SECONDS)
+        assert len(data) == 10
+        assert len(others_in(Snapshot.from_json(data[-1]))) == CROWD + 2
+        for name, times in (("calm", calm), ("looked at", busy)):
+            cuts = statistics.quantiles(times, n=1000)
+            figures = [1e3 * statistics.median(times), 1e3 * cuts[989], 1e3 * cuts[998], 1e3 * max(times)]
+            record_property(name, figures)
+            print(f"{backend}, {name}: {len(times)} pings, ms:", *(f"{each:.2f}" for each in figures))
+        assert max(busy) < 0.250
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_look_is_answered_though_its_client_has_ended(backend: str, tmp_path: Path) -> None:
+    with (
+        (tmp_path / "log").open("w+") as log,
+        serving(backend, log) as server,
+        RawClient(server.port) as client,
+    ):
+        client.send(look_request())
+        client.sock.shutdown(socket.SHUT_WR)
+        data = client.read_rest()
+        assert len(Snapshot.from_json(data[8:]).clients) == 1
+        assert len(others_in(look_at(server))) == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_how_long_answers_take_is_told(backend: str, tmp_path: Path) -> None:
+    with (
+        (tmp_path / "log").open("w+") as log,
+        serving(backend, log) as server,
+        RawClient(server.port) as client,
+    ):
+        client.set(b"/k", b"value")
+        for _ in range(1_000):
+            assert client.get(b"/k") == b"value"
+
+        def is_told(snapshot: Snapshot) -> bool:
+            return any(each.p99 > 0 for each in snapshot.history)
+
+        snapshot = await_look(server, is_told)
+        (gets,) = [each for each in snapshot.operations if each.name == "GET"]
+        assert gets.count == 1_000
+        assert 0 < gets.p50 <= gets.p99 < SECONDS
+        assert snapshot.backend == backend
+        assert snapshot.pid == server.process.pid
+        assert snapshot.host == socket.gethostname()
+        assert sum(each.operations for each in snapshot.history) >= 1_002
+
+
+# Bytes
+
+
+@linux
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bytes_are_counted_as_they_went_over_the_socket(backend: str, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+") as log, serving(backend, log) as server, ExitStack() as stack:
+        client = stack.enter_context(RawClient(server.port))
+        value = bytes(100_000)
+        sent = VALIDATE + set_(b"/k", value) + request(Op.GET, b"/k") + request(Op.PING, tail=b"ping")
+        client.send(sent[len(VALIDATE) :])
+        client.read(8 + len(value) + 4)
+        counts = (len(sent), 8 + len(value) + 4)
+
+        def found(snapshot: Snapshot) -> tuple[int, int]:
+            (here,) = others_in(snapshot)
+            return here.received, here.sent
+
+        await_look(server, lambda snapshot: found(snapshot) == counts)  # the last byte may be unconfirmed
+        before = look_at(server)
+        assert before.received > counts[0]
+
+
+@linux
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ending", ["end", "reset", "violation"])
+def test_the_bytes_of_those_who_are_gone_are_counted(backend: str, ending: str, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+") as log, serving(backend, log) as server, ExitStack() as stack:
+        watcher = stack.enter_context(RawClient(server.port))
+
+        def totals() -> tuple[int, int, int]:
+            """Without the looks themselves: this client makes them, and no other."""
+            watcher.send(look_request())
+            data = watcher.read(int.from_bytes(watcher.read(8), "little"))
+            snapshot = Snapshot.from_json(data)
+            (own,) = [each for each in snapshot.clients if each.peer == watcher.name]
+            return snapshot.received - own.received, snapshot.sent - own.sent, len(snapshot.clients)
+
+        assert totals() == (0, 0, 1)
+        client = RawClient(server.port)
+        client.send(set_(b"/k", bytes(10_000)) + request(Op.PING, tail=b"ping"))
+        assert client.read(4) == b"ping"
+        received = len(VALIDATE + set_(b"/k", bytes(10_000))) + 5
+        if ending == "violation":
+            client.send(b"\xff")
+            received += 1
+        elif ending == "reset":
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if ending != "violation":
+            client.close()
+        until(lambda: totals()[2] == 1, "the client is still there")
+        assert totals() == (received, 4, 1)
+        client.close()
+
+
+def test_who_has_gone_is_freed_without_a_collection() -> None:
+    """What counts its bytes refers to the socket, and that to the connection, until it is closed."""
+    loop, core = LegacyLoop(), Core()
+    pump = Pump(loop, core, listen("127.0.0.1", 0))
+    pump.start()
+    thread = threading.Thread(target=loop.run)
+    gc.collect()
+    gc.disable()
+    thread.start()
+    try:
+        with RawClient(pump._listeners[0].getsockname()[1]) as client:
+            assert client.answers()
+            assert _connections_of(core) == 2, "that of the client, and the one that stands for relays"
+        until(lambda: _connections_of(core) == 1, "it is kept")
+    finally:
+        gc.enable()
+        loop.stop()
+        thread.join(SECONDS)
+        pump.close()
+        loop.close()
+
+
+def _connections_of(core: Core) -> int:
+    return sum(type(each) is Connection and each._core is core for each in gc.get_objects())
+
+
+def test_why_clients_are_gone_is_told(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+") as log, serving("libuv", log) as server:
+        for number in range(2):
+            connection = connect(server.host, server.port, Deadline(SECONDS), rank(number, "node-a"))
+            if number:
+                connection.send(b"\xff", Deadline(SECONDS))
+            else:
+                connection.close()
+            await_look(server, lambda snapshot, count=number + 1: len(snapshot.gone) == count)  # type: ignore[misc]
+            connection.close()
+        snapshot = look_at(server)
+        assert [(each.who.rank, each.why) for each in snapshot.gone] == [
+            (0, ""),
+            (1, "there is no operation 255"),
+        ]
+        assert [(each.reason, snapshot.error_count) for each in snapshot.errors] == [
+            ("there is no operation 255", 1)
+        ]
+
+
+# Who somebody is
+
+CLIENT = """
+import socket, sys
+from rallypoint.wire.encoding import VALIDATE, request
+from rallypoint.wire.opcodes import Op
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as sock:
+    sock.sendall(VALIDATE + request(Op.PING, tail=b"ping"))
+    assert sock.recv(4) == b"ping"
+    print("here", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def stranger(port: int, **environ: str) -> Iterator[int]:
+    """A client in a process of its own, which does not say who it is."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, str(port)],
+        env={**os.environ, **environ},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        yield process.pid
+    finally:
+        end(process)
+
+
+@linux
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_process_behind_a_client_tells_who_it_is(backend: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "log").open("w+"))
+        server = stack.enter_context(serving(backend, log))
+        ranks = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+        pids = [stack.enter_context(stranger(server.port, **each)) for each in (ranks, {"RANK": "x"})]
+        snapshot = await_look(server, lambda found: all(each.who.pid for each in others_in(found)))
+        found = {each.who.pid: each.who for each in others_in(snapshot)}
+        host = socket.gethostname()
+        assert found == {
+            pids[0]: Identity(host, pids[0], 3, 1, 4, Role.RANK, Source.PROCESS),
+            pids[1]: Identity(host, pids[1], source=Source.PROCESS),
+        }
+        late = stack.enter_context(stranger(server.port, RANK="2"))
+        await_look(
+            server, lambda found: (2, late) in {(each.who.rank, each.who.pid) for each in found.clients}
+        )
+
+
+@linux
+def test_a_relay_finds_the_processes_of_its_own_clients(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        logs = [stack.enter_context((tmp_path / name).open("w+")) for name in ("server", "relay")]
+        server = stack.enter_context(serving("libuv", logs[0]))
+        relay = stack.enter_context(relaying(server.address, logs[1]))
+        pid = stack.enter_context(stranger(relay.port, RANK="5"))
+
+        def names(snapshot: Snapshot) -> Sequence[tuple[int, int]]:
+            parts = [each.part for each in snapshot.relays if each.part is not None]
+            return [(each.who.rank, each.who.pid) for part in parts for each in part.clients]
+
+        snapshot = await_look(server, lambda found: names(found) == [(5, pid)])
+        assert others_in(snapshot) == []
+
+
+def test_who_says_who_it_is_is_not_asked_about(tmp_path: Path) -> None:
+    who = rank(9, "elsewhere", pid=1)
+    with (
+        (tmp_path / "log").open("w+") as log,
+        serving("libuv", log) as server,
+        closing(connect(server.host, server.port, Deadline(SECONDS), who)),
+    ):
+        for _ in range(3):
+            (found,) = others_in(look_at(server))
+            assert (found.who.host, found.who.rank, found.who.source) == ("elsewhere", 9, Source.HELLO)
+
+
+def test_a_server_with_short_keys_takes_hellos(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "log").open("w+") as log,
+        serving("libuv", log, ["--limit", "key_bytes=32"]) as server,
+        closing(connect(server.host, server.port, Deadline(SECONDS), rank(9, "h" * 200))) as connection,
+    ):
+        connection.send(request(Op.GETNUMKEYS), Deadline(SECONDS))
+        assert connection.read_i64(Deadline(SECONDS)) == 0
+        assert [each.who.rank for each in others_in(look_at(server))] == [9]
+
+
+@pytest.mark.parametrize("use_libuv", [True, False], ids=["libuv", "legacy"])
+def test_torchs_own_server_takes_a_hello_for_a_key_that_is_not_there(use_libuv: bool) -> None:
+    with server_of_torch(use_libuv) as port, RawClient(port) as client:
+        hello = request(Op.DELETE_KEY, b"/" + hello_key(rank(3, "node-a")).encode())
+        client.send(request(Op.SET, b"/k", b"v") + request(Op.GETNUMKEYS))
+        before = client.read(8)
+        client.send(hello + request(Op.GETNUMKEYS))
+        assert client.read(16) == pack_i64(0) + before
+        assert client.get(b"/k") == b"v"
+        with pytest.raises(NotOursError, match="is not Rallypoint's"):
+            look("127.0.0.1", port, Question(), Deadline(SECONDS))
+        assert client.get(b"/k") == b"v"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,21 @@ def test_a_machine_that_is_not_the_first_speaks_for_itself(
     assert Reports(folder).roll() == Roll(1, 2, whole=False)
 
 
+def test_of_the_ranks_of_a_machine_those_that_are_missing_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RESTART_COUNT": "0"}
+    for rank, local_rank in (("4", "0"), ("6", "2")):
+        for name, value in {**environ, "RANK": rank, "LOCAL_RANK": local_rank}.items():
+            monkeypatch.setenv(name, value)
+        reports.report_joined()
+    missing = f"missing: 5 and 7 on {socket.gethostname()}"
+    assert Reports(folder).roll() == Roll(2, 4, missing, whole=False)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    reports.report_joined()
+    assert Reports(folder).roll().joined == 1, "who joined an earlier try has not joined this one"
+
+
 def test_who_is_no_rank_does_not_join(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     reports.report_joined()
@@ -160,8 +176,8 @@ def test_who_is_no_rank_does_not_join(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_roll_of_the_whole_job_goes_first(folder: Path) -> None:
-    reports.report_roll(Roll(5, 8, {"node-b": [3, 7]}))
-    assert Reports(folder).roll() == Roll(5, 8, {"node-b": [3, 7]})
+    reports.report_roll(Roll(5, 8, "missing: 3 and 7 on node-b"))
+    assert Reports(folder).roll() == Roll(5, 8, "missing: 3 and 7 on node-b")
     assert not Reports(folder).roll().complete
 
 

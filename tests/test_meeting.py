@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from random import Random
 from typing import Generic, TypeVar
 
@@ -411,6 +412,24 @@ def test_machines_without_ranks_are_missed_without_names(hall: Hall) -> None:
     with pytest.raises(JoinTimeoutError) as caught:
         machine.enter()
     assert caught.value.message == "1 of 2 machines came within 0 s: host-a (process 100)"
+
+
+def test_who_waits_for_a_rank_that_is_taken_is_said(hall: Hall) -> None:
+    """As two agents of one machine do that were given the same rank."""
+    first, second = hall.machine("a", Size(2, 2), 0), hall.machine("b", Size(2, 2), 0)
+    second.member = replace(second.member, host="host-a")
+    coming = first.coming()
+    until(lambda: len(first.roster.present) == 1, "the first has come")
+    second.coming()
+    until(lambda: len(first.roster.waiting) == 1, "the second waits")
+    hall.time.await_looks("a")
+    hall.time.advance(60, "a")
+    with pytest.raises(JoinTimeoutError) as caught:
+        coming.result()
+    assert caught.value.message == (
+        "1 of 2 machines came within 60 s: machine rank 0 on host-a (process 100); missing: machine rank 1; "
+        "waiting for a rank that is taken: machine rank 0 on host-a (process 101)"
+    )
 
 
 def test_who_was_lost_meanwhile_is_said(hall: Hall) -> None:
@@ -814,7 +833,7 @@ def test_changes_at_the_same_time_are_all_kept(any_hall: Hall) -> None:
     assert set(machines[0].roster.present) == {*halves[0], *halves[1]}
     assert machines[0].roster == machines[1].roster
     change(lambda roster, each: roster.leave(each.id, size))
-    assert machines[0].roster == machines[1].roster == Roster(version=200)
+    assert machines[0].roster == machines[1].roster == Roster(version=200, least=1, most=1000)
 
 
 def test_what_another_program_wrote_is_said_to_be_that(hall: Hall) -> None:

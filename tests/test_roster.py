@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
 from rallypoint.meeting.roster import Member, Roster, Size
+from rallypoint.rollcall.meetings import meetings_of
 
 TWO = Size(2, 2)
 THREE = Size(3, 3)
@@ -78,6 +79,28 @@ def test_who_is_known_may_join_again_though_the_meeting_is_closed() -> None:
     roster = gather(TWO, A, B, C).close("over")
     for each in (A, C):
         assert roster.join(each, TWO) is roster
+
+
+def test_how_many_are_to_come_is_written_down_for_those_who_look() -> None:
+    roster = gather(Size(2, 4), A)
+    assert (roster.least, roster.most) == (2, 4)
+    roster = roster.join(B, Size(2, 3))  # which is another --nnodes: the last word counts
+    assert (roster.least, roster.most) == (2, 3)
+    (meeting,) = meetings_of(None, [("job", roster.to_json())])
+    assert (meeting.expected, meeting.joined, meeting.missing) == (2, ("host-a", "host-b"), 0)
+    (meeting,) = meetings_of(None, [("job", gather(THREE, A).to_json())])
+    assert (meeting.expected, meeting.joined, meeting.missing) == (3, ("host-a",), 2)
+
+
+def test_that_wakes_nobody() -> None:
+    before = gather(Size(2, 4), A)
+    assert not before.join(B, Size(2, 3)).turned_from(before, Size(2, 4))
+
+
+def test_a_roster_that_does_not_say_it_can_be_read() -> None:
+    text = Roster().to_json().replace('"least":-1,"most":-1,', "")
+    assert "least" not in text
+    assert Roster.from_json(text) == Roster()
 
 
 # Ranks
@@ -178,7 +201,7 @@ def test_publish_says_where_the_store_is() -> None:
 
 def test_who_leaves_an_open_round_makes_room() -> None:
     roster = gather(TWO, A).leave("a", TWO)
-    assert roster == Roster()
+    assert roster == Roster(least=2, most=2)
     assert roster.join(B, TWO).present == (B,)
 
 
@@ -199,7 +222,7 @@ def test_the_last_to_leave_opens_the_next_round_for_those_who_wait() -> None:
         roster = roster.leave(each.id, THREE).join(each, THREE)
         assert (roster.round, roster.store, len(roster.waiting)) == (0, "host-a:1", number + 1)
     roster = roster.leave("c", THREE)
-    assert roster == Roster(round=1, present=(B, A))
+    assert roster == Roster(round=1, least=3, most=3, present=(B, A))
     roster = roster.join(C, THREE)
     assert (roster.round, roster.complete, roster.present) == (1, True, (B, A, C))
 
@@ -313,7 +336,8 @@ def test_a_meeting_is_closed_once() -> None:
 
 
 def test_a_closed_meeting_stays_closed_in_the_next_round() -> None:
-    assert gather(TWO, A, B).close("over").leave("a", TWO).leave("b", TWO) == Roster(round=1, closed="over")
+    roster = gather(TWO, A, B).close("over").leave("a", TWO).leave("b", TWO)
+    assert roster == Roster(round=1, least=2, most=2, closed="over")
 
 
 def test_a_closed_meeting_has_no_next_round() -> None:
@@ -331,6 +355,8 @@ groups = st.lists(members, max_size=4).map(tuple)
 rosters = st.builds(
     Roster,
     round=st.integers(0, 99),
+    least=st.integers(-1, 9),
+    most=st.integers(-1, 9),
     complete=st.booleans(),
     closed=texts,
     present=groups,
@@ -502,6 +528,7 @@ class Histories(RuleBasedStateMachine):
             self._check_new_round(before, after)
         assert after.closed == before.closed or not before.closed
         assert after.told[: len(before.told)] == before.told
+        assert (after.least, after.most) in ((before.least, before.most), (self.size.least, self.size.most))
 
     def _check_state(self, roster: Roster) -> None:
         present, waiting = roster.present, roster.waiting

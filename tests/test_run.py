@@ -19,9 +19,9 @@ import pytest
 
 from jobs import DONE, TRAIN, Job, free_port, job
 from rallypoint.launch.running import comes_from_terminal, end_as, signals_to_pass
-from rallypoint.launch.watching import describe_ranks
 from rallypoint.pytorch.environment import put_on_path
 from rallypoint.verify import SIMULATION
+from raw import until
 
 _RUN = ("-m", "rallypoint", "run")
 _SECONDS = 60
@@ -246,7 +246,23 @@ dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
     with job(tmp_path) as running:
         running.start(script, ["--nproc-per-node=4"], command=_RUN)
         assert running.wait() == [1], running.logs()
-        assert re.search(r"2 of 4 ranks have joined; missing: 1, 3 on \S+", running.log()), running.log()
+        assert re.search(r"2 of 4 ranks have joined; missing: 1 and 3 on \S+", running.log()), running.log()
+
+
+@pytest.mark.slow
+def test_a_job_that_is_ended_while_ranks_are_missing_names_them(tmp_path: Path) -> None:
+    script = TRAIN.replace("dist.init", "time.sleep(600 * int(os.environ['RANK']))\ndist.init")
+    with job(tmp_path) as running:
+        agent = running.start(script, ["--nproc-per-node=2"], {"TMPDIR": str(tmp_path)}, command=_RUN)
+        until(lambda: "missing: 1 on" in _roll(tmp_path), "rank 1 is missed", _SECONDS)
+        agent.send_signal(signal.SIGTERM)
+        assert running.wait() == [-signal.SIGTERM]
+        assert re.search(r"^rallypoint: 1 of 2 ranks have joined; missing: 1 on \S+$", running.log(), re.M)
+
+
+def _roll(folder: Path) -> str:
+    """What the agent of a job has reported of its ranks."""
+    return "".join(path.read_text() for path in folder.glob("rallypoint-*/roll.json"))
 
 
 # When it fails ---------------------------------------------------------------------------------------------
@@ -344,13 +360,6 @@ def test_help_names_every_option() -> None:
 
 
 # Pure parts ------------------------------------------------------------------------------------------------
-
-
-def test_ranks_are_described_in_runs() -> None:
-    assert (
-        describe_ranks({"a": [3, 7], "b": [8, 9, 10, 11], "c": [1, 2]})
-        == "3, 7 on a; 8 to 11 on b; 1 and 2 on c"
-    )
 
 
 def test_the_signals_of_each_platform() -> None:

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.rollcall.identity import Role
 from rallypoint.stores.tcp import TCPStore
 
 app = typer.Typer(help="Look into a TCPStore, torch's own included, and change it.", no_args_is_help=True)
@@ -143,7 +144,7 @@ def _open(store: str, timeout: float = 0.0) -> TCPStore:
             f"the store (--store, or RALLYPOINT_STORE) is {store!r}",
             hint="write HOST:PORT, for example localhost:29500",
         )
-    client = TCPStore(host.strip("[]"), int(port), timeout=_CONNECT_SECONDS)
+    client = TCPStore(host.strip("[]"), int(port), timeout=_CONNECT_SECONDS, role=Role.TOOL)
     if timeout > 0:
         client.set_timeout(timeout)
     return client

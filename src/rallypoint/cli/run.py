@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from rallypoint.launch.config import Settings, settle
 from rallypoint.launch.options import BY_NAME, FLAGS, OPTIONS, USAGE, Target, split_arguments
 from rallypoint.launch.running import end_as, run_command
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
-from rallypoint.launch.watching import Reports, describe_ranks
+from rallypoint.launch.watching import Reports
 from rallypoint.pytorch import reports
 from rallypoint.pytorch.environment import inject, without_rank
 from rallypoint.pytorch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
@@ -77,6 +78,7 @@ def _run(settings: Settings, target: Target) -> int:
         ended = run_command(_command(settings, target), environ, line.look)
         line.clear()
         if ended.code and ended.told_to and target.kind != "command":
+            _tell_missing(found)
             return -ended.told_to  # torchrun ends with 1, and that is no failure of a rank
         if ended.code:
             _explain(found)
@@ -127,17 +129,22 @@ class _JoinLine:
             self._say(f"rallypoint: {_progress(roll)} after {seconds:.1f} s")
             return False
         if self._live and (roll.joined or self._from_start):
-            self._redraw(f"rallypoint: {_progress(roll)}, {seconds:.0f} s")
+            self._redraw(f"rallypoint: {_progress(roll)}, {seconds:.0f} s{self._advice(roll, seconds)}")
         elif roll.expected and seconds > self._remark_after:
             self._remark_after *= 2
-            self._say(f"rallypoint: {_progress(roll)} after {seconds:.0f} s")
+            self._say(f"rallypoint: after {seconds:.0f} s, {_progress(roll)}{self._advice(roll, seconds)}")
         return True
+
+    def _advice(self, roll: reports.Roll, seconds: float) -> str:
+        """Where to ask for more, when it takes long."""
+        return f"; see `rallypoint status {roll.store}`" if roll.store and seconds > _FIRST_REMARK else ""
 
     def clear(self) -> None:
         if self._shown:
             self._redraw("")
 
     def _redraw(self, text: str) -> None:
+        text = text[: shutil.get_terminal_size().columns - 1]  # or it could not be drawn over
         if text != self._shown:
             self._write("\r" + text.ljust(len(self._shown)) + ("" if text else "\r"))
             self._shown = text
@@ -159,7 +166,14 @@ def _progress(roll: reports.Roll) -> str:
         return "no rank has joined yet"
     whose = "" if roll.whole else " of this machine"
     text = f"{roll.joined} of {roll.expected} ranks{whose} have joined"
-    return f"{text}; missing: {describe_ranks(roll.missing)}" if roll.missing else text
+    return f"{text}; {roll.absent}" if roll.absent else text
+
+
+def _tell_missing(found: Reports) -> None:
+    """Who has not joined by the end of a job that somebody has ended; nothing if all had, or nobody."""
+    roll = found.roll()
+    if roll.joined and not roll.complete:
+        print(f"rallypoint: {_progress(roll)}", file=sys.stderr)
 
 
 def _explain(found: Reports) -> None:

@@ -16,6 +16,7 @@ from rallypoint.doctor.situation import MOST_RANKS, endpoint_of, number_in
 from rallypoint.errors import RallypointError, StoreTimeoutError, UsageError
 from rallypoint.findings import Finding
 from rallypoint.meeting.endpoint import Endpoint
+from rallypoint.rollcall.identity import Role
 from rallypoint.server.binding import is_this_machine
 from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.tcp import TCPStore
@@ -44,7 +45,7 @@ def open_practice(endpoint: Endpoint | None) -> Iterator[TCPStore]:
             hint=f"name an address of this machine, or none: rallypoint doctor --listen ({own_address()})",
         )
     host, port = endpoint if endpoint else ("", 0)
-    with TCPStore(host, port, is_master=True, timeout=_VISIT_S) as store:
+    with TCPStore(host, port, is_master=True, timeout=_VISIT_S, role=Role.TOOL) as store:
         PrefixStore(_PREFIX, store).set(_OPEN, b"")
         yield store
 
@@ -104,7 +105,7 @@ def visit(endpoint: Endpoint, findings: Sequence[Finding]) -> Gathered | None:
     RallypointError if it goes away meanwhile.
     """
     try:
-        store = TCPStore(endpoint.host, endpoint.port, timeout=_CONNECT_S)
+        store = TCPStore(endpoint.host, endpoint.port, timeout=_CONNECT_S, role=Role.TOOL)
     except RallypointError:
         return None
     with store:
@@ -163,7 +164,7 @@ def by_launcher(environ: Mapping[str, str]) -> Launched:
 def attend_job(job: Launched, findings: Sequence[Finding]) -> Gathered:
     """Take part for this machine, with what was found on it."""
     host, port = job.endpoint
-    with TCPStore(host, port, is_master=job.holds_store, timeout=_JOB_S) as store:
+    with TCPStore(host, port, is_master=job.holds_store, timeout=_JOB_S, role=Role.TOOL) as store:
         room = PrefixStore(f"{_PREFIX}/{job.round}", store)
         place = Place(job.number, job.count, address_towards(job.endpoint), _JOB_S)
         return gather(room, place, findings)

@@ -14,12 +14,14 @@ from typing import Final
 
 from rallypoint.client.connecting import connect
 from rallypoint.client.deadline import Deadline
+from rallypoint.client.naming import who_am_i
 from rallypoint.doctor.interfaces import way_out
 from rallypoint.doctor.situation import Situation
 from rallypoint.doctor.strangers import describe_stranger
 from rallypoint.errors import ConnectError, ConnectionLostError, ProtocolError, RallypointError
 from rallypoint.findings import Finding, duration, failure, ok, warning
 from rallypoint.meeting.endpoint import Endpoint
+from rallypoint.rollcall.identity import Role
 from rallypoint.server.backend import LOOP_PACKAGE
 from rallypoint.server.binding import is_this_machine
 from rallypoint.stores.tcp import TCPStore
@@ -141,7 +143,7 @@ def judge_store(endpoint: Endpoint, met: Met, seconds: float) -> Finding:
 def meet(endpoint: Endpoint, seconds: float = _SECONDS) -> Met:
     """Use a store a little, without changing anything in it. The errors are `connect`'s."""
     deadline = Deadline(seconds)
-    with closing(connect(endpoint.host, endpoint.port, deadline)) as connection:
+    with closing(connect(endpoint.host, endpoint.port, deadline, who_am_i(Role.TOOL))) as connection:
         connection.send(ASK, deadline)
         is_ours = connection.read(1, deadline) == READY
         connection.send(request(Op.GETNUMKEYS), deadline)
@@ -160,7 +162,7 @@ def meet(endpoint: Endpoint, seconds: float = _SECONDS) -> Met:
 
 def _kind_of_torch(endpoint: Endpoint, deadline: Deadline) -> str:
     """By what only the libuv server answers; the other one ends the connection."""
-    with closing(connect(endpoint.host, endpoint.port, deadline)) as connection:
+    with closing(connect(endpoint.host, endpoint.port, deadline, who_am_i(Role.TOOL))) as connection:
         try:
             connection.send(request(Op.QUEUE_LEN, _QUEUE), deadline)
             connection.read_i64(deadline)

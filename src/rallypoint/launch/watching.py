@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from rallypoint.explain.ranks import runs_of
 from rallypoint.pytorch.reports import Exit, Failure, Identity, Roll, read, read_failures
+from rallypoint.rollcall.words import ranks_text, shown
 
 
 class Reports:
@@ -19,10 +20,8 @@ class Reports:
         for content in read(self._folder, "roll"):
             return Roll(**content)
         joined = [Identity(**content) for content in read(self._folder, "joined-*")]
-        ranks = {each.rank for each in joined}
-        expected = max((each.local_world_size for each in joined), default=0)
-        whole = all(each.world_size == each.local_world_size for each in joined)
-        return Roll(len(ranks), max(expected, 0), whole=whole)
+        tries = max((each.tries for each in joined), default=0)
+        return _roll_of_machine([each for each in joined if each.tries == tries])
 
     def failures(self) -> list[Failure]:
         """Exceptions that ended a process of this machine, first come first."""
@@ -38,10 +37,13 @@ class Reports:
         return sorted(found, key=lambda each: each.time)
 
 
-def describe_ranks(missing: dict[str, list[int]]) -> str:
-    """`3 and 7 on node-b; 8 to 15 on node-c`."""
-    return "; ".join(f"{_list(ranks)} on {host}" for host, ranks in missing.items())
-
-
-def _list(ranks: list[int]) -> str:
-    return ", ".join(name for name, _ in runs_of(sorted(ranks)))
+def _roll_of_machine(joined: Sequence[Identity]) -> Roll:
+    ranks = {each.rank for each in joined}
+    expected = max((each.local_world_size for each in joined), default=0)
+    whole = all(each.world_size == each.local_world_size for each in joined)
+    firsts = {each.rank - each.local_rank for each in joined if each.local_rank >= 0}
+    absent = ""
+    if len(firsts) == 1:  # else nobody knows how the ranks of this machine are numbered
+        missing = sorted({first + number for first in firsts for number in range(expected)} - ranks)
+        absent = f"missing: {ranks_text(missing)} on {shown(joined[0].host)}" if missing else ""
+    return Roll(len(ranks), max(expected, 0), absent, whole)

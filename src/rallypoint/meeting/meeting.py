@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rallypoint.errors import JoinTimeoutError, RallypointError, StoreTimeoutError
@@ -203,15 +203,16 @@ class Meeting:
             raise self._missing(roster)
 
     def _missing(self, roster: Roster) -> JoinTimeoutError:
-        came = ", ".join(map(str, roster.present))
         asked = {each.rank for each in roster.present}
         absent = [str(rank) for rank in range(self.size.least) if rank not in asked]
         named = f"; missing: machine rank {', '.join(absent)}" if -1 not in asked else ""
         before = roster.gone + roster.lost
-        lost = f"; lost before: {', '.join(map(str, before))}" if before else ""
+        lost = f"; lost before: {_list(before)}" if before else ""
+        # Nobody waits for an open round but for a rank that somebody else has.
+        rivals = f"; waiting for a rank that is taken: {_list(roster.waiting)}" if roster.waiting else ""
         return JoinTimeoutError(
             f"{len(roster.present)} of {self.size.least} machines came within {self.pace.join:g} s: "
-            f"{came}{named}{lost}",
+            f"{_list(roster.present)}{named}{lost}{rivals}",
             hint="look at the launcher's log on the machines that did not come: same endpoint, same id, "
             "same --nnodes, and the endpoint's port reachable from there?",
         )
@@ -358,6 +359,10 @@ def _next_to(roster: Roster, member: Member) -> Member | None:
     if place is None or len(ring) < 2:
         return None
     return ring[(place + 1) % len(ring)]
+
+
+def _list(members: Sequence[Member]) -> str:
+    return ", ".join(map(str, members))
 
 
 def _turn_key(turn: int) -> str:

@@ -11,6 +11,7 @@ import socket
 from rallypoint.errors import BindError, ConnectError, PortInUseError, ServerStartError, UsageError
 from rallypoint.meeting.endpoint import Endpoint
 from rallypoint.relay.hosting import host_relay
+from rallypoint.rollcall.identity import Role
 from rallypoint.server.backend import choose
 from rallypoint.server.binding import is_this_machine
 from rallypoint.server.hosting import HostedServer, Lifespan, host_server
@@ -116,7 +117,7 @@ def open_place(
     if is_this_machine(endpoint.host) if hosts is None else hosts:
         server, seconds = _hold(endpoint, seconds)
     place = server.address if server else endpoint
-    store = TCPStore(*place, timeout=seconds)
+    store = TCPStore(*place, timeout=seconds, role=Role.AGENT)
     store.set_timeout(min(seconds, _ANSWER_SECONDS))  # it is up now, and answers at once
     reachable = endpoint.host if server else local_address or _own_address(endpoint)
     return MeetingPlace(endpoint, store, server, reachable)
@@ -130,7 +131,7 @@ def _hold(endpoint: Endpoint, seconds: float) -> tuple[HostedServer | None, floa
         # Most likely another agent of the same job on this machine.
         logger.info("%s: joining what is there", error.message)
         try:
-            TCPStore(*endpoint, timeout=min(seconds, _TENANT_SECONDS)).close()
+            TCPStore(*endpoint, timeout=min(seconds, _TENANT_SECONDS), role=Role.AGENT).close()
         except ConnectError:
             raise error from None  # it is no store: say who holds the port
         return None, seconds

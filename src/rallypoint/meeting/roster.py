@@ -54,6 +54,10 @@ class Roster:
     turn: int = 0
     """Counts the changes that others wait for."""
     round: int = 0
+    least: int = -1
+    """How many machines a round takes, as who joined last was told; -1: nobody has joined yet. For those who
+    look from outside: the rules go by what each machine itself was told."""
+    most: int = -1
     complete: bool = False
     closed: str = ""
     """Why nobody may join any more; empty while the meeting is open."""
@@ -111,7 +115,8 @@ class Roster:
         if self.closed:
             raise closed_error(self.closed)
         self._check_rank(member, size)
-        return replace(self, waiting=(*self.waiting, member))._settle(size)
+        waiting = (*self.waiting, member)
+        return replace(self, least=size.least, most=size.most, waiting=waiting)._settle(size)
 
     def fill(self) -> Roster:
         """Complete the round with those who are present: they have ranks from now on."""
@@ -176,6 +181,8 @@ class Roster:
                 return self
             fresh = Roster(
                 round=self.round + 1,
+                least=self.least,
+                most=self.most,
                 closed=self.closed,
                 waiting=self.waiting,
                 gone=(*self.gone, *self.lost)[-_GONE_KEPT:],

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -31,6 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from rallypoint.client.deadline import Deadline
+from rallypoint.client.naming import who_am_i
 from rallypoint.errors import (
     ConnectError,
     ConnectionLostError,
@@ -47,10 +47,10 @@ from rallypoint.pytorch import reports
 from rallypoint.pytorch.conf import Conf
 from rallypoint.pytorch.environment import inject
 from rallypoint.pytorch.probe import examine
-from rallypoint.pytorch.rollcall import AGENTS, ROUND_VARIABLE, RollCall
+from rallypoint.pytorch.rollcall import AGENTS, RollCall
 from rallypoint.pytorch.substitution import Order, make_store
 from rallypoint.pytorch.switches import Patch, client_of, patch_of
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.rollcall.identity import Role
 
 logger = logging.getLogger("rallypoint.torchrun")
 
@@ -99,8 +99,9 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             local_address=params.local_addr,
             seconds=conf.pace.join,
         )
-        host = params.local_addr or socket.gethostname()
-        member = Member(secrets.token_hex(8), host, os.getpid(), conf.rank, self._place.is_here)
+        # As ranks and relays name their machine, so that it goes by one name: not by its local_addr.
+        who = who_am_i(Role.AGENT)
+        member = Member(secrets.token_hex(8), who.host, who.pid, conf.rank, self._place.is_here)
         self._meeting = Meeting(self._place.store, params.run_id, member, size, conf.pace)
         self._heart = Heart(self._meeting) if size.most > 1 else None
         self._look = Deadline(0.0)
@@ -174,11 +175,11 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
                 "this torch's TCPStore is no good (%s): the workers get Rallypoint's help", fault.name
             )
             os.environ.update(inject(os.environ))
-        os.environ[ROUND_VARIABLE] = str(met.number)
         order = Order(host, port, timeout=timedelta(seconds=self._meeting.pace.join), use_libuv=False)
-        store = make_store(order, client_of(), Patch.AUTO)
+        store = make_store(order, client_of(), Patch.AUTO, Role.AGENT)
         self._agent_store = store  # C++ keeps no Python object alive
-        self._call_the_roll(met)
+        if met.rank == 0:  # others need not say and ask the same
+            self._roll_call = RollCall(store_place, met.number, met.members)
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),
             met.rank,
@@ -199,12 +200,6 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             self._meeting.tell(f"{cause.name} failed: {cause.headline}")
         else:
             reports.report_elsewhere(self._meeting.await_told(_TOLD_SECONDS))
-
-    def _call_the_roll(self, met: Round) -> None:
-        """From the first machine, for the launcher there; others need not ask the same."""
-        if met.rank == 0 and reports.folder_of(os.environ) is not None:
-            store = TCPStore(*parse_endpoint(met.store), timeout=self._meeting.pace.join)
-            self._roll_call = RollCall(store, met.members)
 
     def _stop_roll_call(self) -> None:
         if self._roll_call is not None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from rallypoint.client.naming import who_am_i
 
 VARIABLE = "RALLYPOINT_REPORTS"
 QUIET_VARIABLE = "RALLYPOINT_QUIET_AGENT"
@@ -98,9 +99,11 @@ class Roll:
 
     joined: int
     expected: int
-    missing: dict[str, list[int]] | None = None
-    """Machines and their ranks; None: not looked up."""
+    absent: str = ""
+    """Who is missing, with their machines, in words; nothing: not known."""
     whole: bool = True
+    store: str = ""
+    """Where the store is that knows more, HOST:PORT; nothing: not known."""
 
     @property
     def complete(self) -> bool:
@@ -112,29 +115,28 @@ def folder_of(environ: Mapping[str, str]) -> Path | None:
     return Path(environ[VARIABLE]) if environ.get(VARIABLE) else None
 
 
-def identity_of(environ: Mapping[str, str]) -> Identity:
-    """Who this process is."""
-
-    def number(name: str) -> int:
-        try:
-            return int(environ.get(name, ""))
-        except ValueError:
-            return -1
-
+def _identity() -> Identity:
+    """Who this process is: as it tells a store's server, and what else the launcher's variables say."""
+    who = who_am_i()
     return Identity(
-        rank=number("RANK"),
-        local_rank=number("LOCAL_RANK"),
-        world_size=number("WORLD_SIZE"),
-        local_world_size=number("LOCAL_WORLD_SIZE"),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        tries=max(number("TORCHELASTIC_RESTART_COUNT"), 0),
+        rank=who.rank,
+        local_rank=who.local_rank,
+        world_size=who.world_size,
+        local_world_size=_number("LOCAL_WORLD_SIZE"),
+        host=who.host,
+        pid=who.pid,
+        tries=max(_number("TORCHELASTIC_RESTART_COUNT"), 0),
     )
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else -1
 
 
 def report_joined() -> None:
     """Leave word that this process has reached the store, if it is a rank and somebody wants to know."""
-    who = identity_of(os.environ)
+    who = _identity()
     if who.rank >= 0:
         _leave(f"joined-{who.rank}-{who.pid}", asdict(who))
 
@@ -170,7 +172,7 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
 
     True if it need not be printed here: it is torchrun's agent's, for which the launcher speaks.
     """
-    who = identity_of(os.environ)
+    who = _identity()
     quiet = who.rank < 0 and bool(os.environ.get(QUIET_VARIABLE))
     if kind.__name__ == "ChildFailedError":
         _report_exits(error)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from rallypoint.client.deadline import Deadline
 from rallypoint.errors import ConnectionLostError, PortInUseError, RallypointError
+from rallypoint.rollcall.identity import Role
 from rallypoint.server.backend import Choice
 from rallypoint.server.hosting import HostedServer, Lifespan, host_server
 from rallypoint.stores.tcp import TCPStore
@@ -48,7 +49,7 @@ class OwnedServer:
             if deadline.passed:
                 return True  # it runs, but does not answer: leave it alone
             try:
-                with TCPStore(*self.server.address, timeout=_PROBE_SECONDS) as probe:
+                with TCPStore(*self.server.address, timeout=_PROBE_SECONDS, role=Role.TOOL) as probe:
                     if probe.delete_key(self.owner_key):
                         return True
             except RallypointError:

@@ -5,6 +5,9 @@ was built without libuv, a client is made with `use_libuv=False`, which concerns
 master gets our server and such a client. Where torch's client does not work at all, ours takes its place. A
 torch that works is left alone, unless RALLYPOINT_PATCH or RALLYPOINT_CLIENT ask for more.
 
+Every store that comes up says who it is, as our own client does: one request, which torch's own server does
+not understand, and does not mind.
+
 It all happens in `__new__`, because only that can return an object of another type; and on the class
 itself, because other modules have their own references to it.
 """
@@ -21,13 +24,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rallypoint.client.naming import who_am_i
 from rallypoint.errors import RallypointError, StoreTimeoutError
-from rallypoint.pytorch.reports import folder_of, identity_of, report_joined
-from rallypoint.pytorch.rollcall import ROUND_VARIABLE, joined_key
+from rallypoint.pytorch.reports import folder_of, report_joined
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
 from rallypoint.pytorch.store import PythonStore
 from rallypoint.pytorch.switches import Client, Patch, client_of, patch_of
 from rallypoint.pytorch.translation import to_torch
+from rallypoint.rollcall.identity import Role, hello_key
 from rallypoint.server.backend import Choice, choose
 from rallypoint.stores.tcp import TCPStore
 
@@ -112,9 +116,12 @@ def uninstall() -> None:
         _TorchStore.clone = _clone
 
 
-def make_store(order: Order, client: Client, patch: Patch) -> Any:
-    """A torch store for `order`: torch's own, or ours in its place, as the two switches say."""
-    return _make((), order.as_given(), client, patch)
+def make_store(order: Order, client: Client, patch: Patch, role: Role = Role.UNKNOWN) -> Any:
+    """A torch store for `order`: torch's own, or ours in its place, as the two switches say.
+
+    `role` is for launchers, which are no rank.
+    """
+    return _make((), order.as_given(), client, patch, role)
 
 
 def make_own_client(host: str, port: int, timeout: timedelta) -> None:
@@ -125,50 +132,41 @@ def make_own_client(host: str, port: int, timeout: timedelta) -> None:
 def _patched_new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if cls is not _TorchStore:  # a subclass, which initialises itself
         return _new(cls)
-    store = _make(args, kwargs, client_of(), patch_of())
-    if folder_of(os.environ) is not None:
-        _tell_joined(store, Order(*args, **kwargs))
+    store = _make(args, kwargs, client_of(), patch_of(), Role.UNKNOWN)
+    if folder_of(os.environ) is not None and Order(*args, **kwargs).is_for_job:
+        report_joined()
     return store
 
 
 def _patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
     if type(self) is not _TorchStore:
-        _come_up(self, args, kwargs, patch_of())
+        _come_up(self, args, kwargs, patch_of(), Role.UNKNOWN)
 
 
 def _patched_clone(self: Any) -> Any:
     twin = _clone(self)
+    _say_hello(twin, Role.UNKNOWN)
     owned = owned_at(self.port)
     if owned is not None:
         twin.delete_key(owned.owner_key)  # a clone holds the server as well; elsewhere it is no key
     return twin
 
 
-def _tell_joined(store: Any, order: Order) -> None:
-    """Leave word for the launcher; and the rank's name in the store, if that is the round's own."""
-    if not order.is_for_job:
-        return
-    report_joined()
-    who = identity_of(os.environ)
-    if ROUND_VARIABLE in os.environ and who.rank >= 0:
-        store.set(joined_key(who.rank), who.host)
-
-
-def _make(args: tuple[Any, ...], kwargs: dict[str, Any], client: Client, patch: Patch) -> Any:
+def _make(args: tuple[Any, ...], kwargs: dict[str, Any], client: Client, patch: Patch, role: Role) -> Any:
     if client is not Client.PYTHON:
         store = _new(_TorchStore)
         try:
-            _come_up(store, args, kwargs, patch)
+            _come_up(store, args, kwargs, patch, role)
         except RuntimeError as error:
             if client is Client.TORCH or patch is Patch.NEVER or fault_in(error) is not Fault.BROKEN:
                 raise
             logger.warning("torch's TCPStore does not work here (%s): using Rallypoint's client", error)
         else:
             return store
-    return _make_python_store(Order(*args, **kwargs))
+    return _make_python_store(Order(*args, **kwargs), role)
 
 
-def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch) -> None:
+def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch, role: Role) -> None:
     """Initialise a C++ store: as torch does, or in our way."""
     if patch is not Patch.ALWAYS:
         try:
@@ -177,15 +175,16 @@ def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: P
             if patch is Patch.NEVER or fault_in(error) is not Fault.NO_LIBUV:
                 raise
         else:
+            _say_hello(store, role)
             return
     order = Order(*args, **kwargs)
     if order.is_master:
-        _become_master(store, order)
+        _become_master(store, order, role)
     else:
-        _connect(store, order)
+        _connect(store, order, role)
 
 
-def _connect(store: Any, order: Order) -> None:
+def _connect(store: Any, order: Order, role: Role) -> None:
     """A C++ client. `use_libuv=False` concerns servers alone, and skips the check that would refuse."""
     _init(
         store,
@@ -197,20 +196,29 @@ def _connect(store: Any, order: Order) -> None:
         order.wait_for_workers,
         use_libuv=False,
     )
+    _say_hello(store, role)
 
 
-def _become_master(store: Any, order: Order) -> None:
+def _say_hello(store: Any, role: Role) -> None:
+    """Tell the server who is behind a C++ client; a job does not fail because that did."""
+    try:
+        store.delete_key(hello_key(who_am_i(role)))
+    except RuntimeError as error:
+        logger.debug("the store was not told who its client is: %s", error)
+
+
+def _become_master(store: Any, order: Order, role: Role) -> None:
     """A C++ client that owns a server of ours, and waits for the workers as torch's master does."""
     began = time.monotonic()
     try:
-        owned = _own(store, order)
+        owned = _own(store, order, role)
         if order.world_size is not None and order.world_size > 0 and order.wait_for_workers:
             _await_workers(owned, order, began)
     except RallypointError as error:
         raise to_torch(error) from error
 
 
-def _own(store: Any, order: Order) -> OwnedServer:
+def _own(store: Any, order: Order, role: Role) -> OwnedServer:
     owned = open_server(
         order.host_name,
         order.port,
@@ -219,7 +227,7 @@ def _own(store: Any, order: Order) -> OwnedServer:
         listen_fd=order.master_listen_fd,
     )
     host, port = owned.server.address
-    _connect(store, replace(order, host_name=host, port=port))
+    _connect(store, replace(order, host_name=host, port=port), role)
     owned.take(store)
     return owned
 
@@ -227,20 +235,21 @@ def _own(store: Any, order: Order) -> OwnedServer:
 def _await_workers(owned: OwnedServer, order: Order, began: float) -> None:
     seconds = max(order.seconds - (time.monotonic() - began), 0.001)
     try:
-        with TCPStore(*owned.server.address, timeout=seconds) as watcher:
+        with TCPStore(*owned.server.address, timeout=seconds, role=Role.TOOL) as watcher:
             watcher.await_workers(order.world_size or 1)
     except StoreTimeoutError as error:
         # torch's words, which log readers know, then ours.
         raise StoreTimeoutError(
             f"Timed out after {order.seconds:g} seconds waiting for clients. {error.message}",
             hint=error.hint,
+            missing=error.missing,
         ) from error
 
 
 _python_masters: dict[int, PythonStore] = {}
 
 
-def _make_python_store(order: Order) -> PythonStore:
+def _make_python_store(order: Order, role: Role) -> PythonStore:
     """Our own client, and our own server for a master, as a torch store."""
     if order.is_master:
         _forget_destroyed(order)
@@ -255,6 +264,7 @@ def _make_python_store(order: Order) -> PythonStore:
             order.multi_tenant,
             order.master_listen_fd,
             False if order.use_libuv is False else None,
+            role=role,
         )
     except RallypointError as error:
         raise to_torch(error) from error

@@ -102,6 +102,7 @@ def _meet_at(
         request.timeout,
         multi_tenant=True,
         use_libuv=request.use_libuv,
+        rank=rank,
     )
     return Rendezvous(store, rank, world_size)
 

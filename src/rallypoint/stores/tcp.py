@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from rallypoint.client.connecting import connect, format_address
 from rallypoint.client.connection import Connection
 from rallypoint.client.deadline import Deadline
+from rallypoint.client.naming import who_am_i
 from rallypoint.client.pool import ConnectionPool
 from rallypoint.errors import (
     ConnectionLostError,
@@ -25,8 +27,11 @@ from rallypoint.errors import (
     StoreTimeoutError,
     UsageError,
 )
+from rallypoint.rollcall.identity import Identity, Role
+from rallypoint.rollcall.roll import Roll
 from rallypoint.server.backend import Choice, choose
 from rallypoint.server.hosting import HostedServer, host_server, share_server
+from rallypoint.stores.absence import NOT_KNOWN, Inquiry, of_barrier, of_keys, of_workers
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
     Store,
@@ -54,7 +59,9 @@ class TCPStore(Store):
     """A client of a store server, which the master starts, in a process of its own.
 
     Parameters as torch's. `use_libuv=None` leaves the backend to the variable USE_LIBUV, then to what is
-    installed. Close it, or use it with `with`; the master's server ends with it.
+    installed. The server hears who this process is: the rank that is given, or that its variable RANK names;
+    `role` is for launchers and tools, which are none. Close it, or use it with `with`; the master's server
+    ends with it.
     """
 
     def __init__(
@@ -68,6 +75,9 @@ class TCPStore(Store):
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
         use_libuv: bool | None = None,
+        *,
+        role: Role = Role.UNKNOWN,
+        rank: int = -1,
     ) -> None:
         super().__init__(timeout)
         if not isinstance(port, int):
@@ -79,7 +89,8 @@ class TCPStore(Store):
         if is_master:
             start = share_server if multi_tenant else host_server
             server = start(host_name, port, backend=choice, listen_fd=master_listen_fd)
-        self._attach(host_name, port, server, choice)
+        who = partial(who_am_i, role, rank, world_size or -1)
+        self._attach(host_name, port, server, choice, who)
         try:
             self._check_port(port)
             self._enter(world_size if wait_for_workers else None, is_master)
@@ -87,14 +98,18 @@ class TCPStore(Store):
             self.close()
             raise
 
-    def _attach(self, host: str, port: int, server: HostedServer | None, choice: Choice) -> None:
+    def _attach(
+        self, host: str, port: int, server: HostedServer | None, choice: Choice, who: Callable[[], Identity]
+    ) -> None:
         self.host = host
+        self._who = who
         self.port = server.port if server else port
         self._choice = choice
         self._server = server
         self._address = server.address if server else (host, port)
         address = self._address
-        self._pool = ConnectionPool(lambda deadline: connect(*address, deadline))
+        self._pool = ConnectionPool(lambda deadline: connect(*address, deadline, who()))
+        self._inquiry = Inquiry(self._pool, format_address(*address), who())
         self._let_go = weakref.finalize(self, _let_go, self._pool, server)
 
     def _check_port(self, port: int) -> None:
@@ -179,12 +194,14 @@ class TCPStore(Store):
             connection.send(
                 request(Op.BARRIER, _wire_key(key), tail=to_i64(world_size, "the barrier's size")), deadline
             )
-            if not _stopped(connection, deadline):
-                raise StoreTimeoutError(
-                    f"not all {world_size} members came to the barrier {key!r} within {deadline.seconds:g} s",
-                    hint="one of them is late or gone, or names another key or size",
-                    keys=(key,),
-                )
+            stopped, roll = self._await_stop(connection, deadline)
+        if not stopped:
+            late = StoreTimeoutError(
+                f"not all {world_size} members came to the barrier {key!r} within {deadline.seconds:g} s",
+                hint="one of them is late or gone, or names another key or size",
+                keys=(key,),
+            )
+            raise of_barrier(roll, key, world_size).named_in(late)
 
     # Queues
 
@@ -218,7 +235,7 @@ class TCPStore(Store):
             raise RallypointError("this store is closed", hint="clone it before it is closed")
         twin = TCPStore.__new__(TCPStore)
         Store.__init__(twin, self._timeout)
-        twin._attach(self.host, self.port, self._server, self._choice)
+        twin._attach(self.host, self.port, self._server, self._choice, self._who)
         return twin
 
     def close(self) -> None:
@@ -267,18 +284,30 @@ class TCPStore(Store):
 
     def _wait_for(self, connection: Connection, keys: Sequence[str], deadline: Deadline) -> None:
         connection.send(counted_request(Op.WAIT, _wire_keys(keys)), deadline)
-        if _stopped(connection, deadline):
+        stopped, roll = self._await_stop(connection, deadline)
+        if stopped:
             return
         missing = _missing(connection, keys[:_KEYS_NAMED])
         if missing or len(keys) > _KEYS_NAMED:  # else they came in the last moment
             place = f"the store {format_address(self.host, self.port)}"
-            raise keys_missing(place, missing, len(keys), deadline.seconds)
+            late = keys_missing(place, missing, len(keys), deadline.seconds)
+            raise of_keys(roll, missing).named_in(late)
 
     def _wait_for_push(self, connection: Connection, key: str, deadline: Deadline) -> None:
+        connection.send(counted_request(Op.WAIT, [_wire_key(key)]), deadline)
+        stopped, roll = self._await_stop(connection, deadline)
+        if not stopped and _missing(connection, [key]):
+            raise of_keys(roll, [key]).named_in(_still_empty(key, deadline))
+
+    def _await_stop(self, connection: Connection, deadline: Deadline) -> tuple[bool, Roll | None]:
+        """Await the end of a wait; False at the deadline, and who is here, if that was asked and told."""
         try:
-            self._wait_for(connection, [key], deadline)
-        except StoreTimeoutError as late:
-            raise (_still_empty(key, deadline) if late.keys else late) from None
+            _expect(connection.read(1, self._inquiry.moment(deadline)), STOP_WAITING)
+        except StoreTimeoutError:
+            roll = self._inquiry.ask(deadline) if self._inquiry.is_asker else None
+            return _stopped(connection, deadline), roll
+        connection.finish()
+        return True, None
 
     # Coming together
 
@@ -303,21 +332,27 @@ class TCPStore(Store):
         return self._add(_WORKERS, 0)
 
     def _await_workers(self, world_size: int, deadline: Deadline) -> None:
+        place = format_address(self.host, self.port)
         next_report = _FIRST_REPORT
+        moment = self._inquiry.moment(deadline)
+        asked, absence = -1, NOT_KNOWN
         count = self.count_workers()
         while count < world_size:
             if deadline.passed:
-                raise StoreTimeoutError(
-                    f"{count} of {world_size} workers have come to the store "
-                    f"{format_address(self.host, self.port)} within {deadline.seconds:g} s",
+                late = StoreTimeoutError(
+                    f"{count} of {world_size} workers have come to the store {place} "
+                    f"within {deadline.seconds:g} s",
                     hint="the others did not start, or cannot reach this machine: see their logs",
                 )
+                raise (absence if count == asked else NOT_KNOWN).named_in(late)
+            if moment.passed and asked < 0:
+                asked, absence = count, of_workers(self._inquiry.ask(deadline), world_size)
             if deadline.elapsed > next_report:
                 logger.warning(
                     "%d of %d workers have come to %s after %.0f s",
                     count,
                     world_size,
-                    format_address(self.host, self.port),
+                    place,
                     deadline.elapsed,
                 )
                 next_report *= 2

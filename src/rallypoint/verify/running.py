@@ -41,7 +41,7 @@ SCRIPT: Final = Path(environment.__file__).with_name("training.py")
 FOLDER: Final = "RALLYPOINT_VERIFY_FOLDER"
 
 # What another launcher, or another training, may have left in the environment, besides a rank's own.
-_DROPPED: Final = ("USE_LIBUV", "RALLYPOINT_REPORTS", "RALLYPOINT_ROUND", "RALLYPOINT_QUIET_AGENT")
+_DROPPED: Final = ("USE_LIBUV", "RALLYPOINT_REPORTS", "RALLYPOINT_QUIET_AGENT")
 _DROPPED_PREFIXES: Final = ("PET_", "ACCELERATE_", "RALLYPOINT_VERIFY_")
 
 _POLL_SECONDS: Final = 0.05

@@ -1,0 +1,531 @@
+"""`rallypoint status`: against servers and relays, torch's own server, and a job with a rank held back."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from processes import Server, end, relaying, serving, torch_serving
+from rallypoint.cli.main import main
+from rallypoint.client.connecting import connect
+from rallypoint.client.connection import Connection
+from rallypoint.client.deadline import Deadline
+from rallypoint.client.looking import look, look_through
+from rallypoint.rollcall.identity import NOBODY, Identity, Role
+from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.roll import Roll
+from rallypoint.rollcall.snapshot import Question
+from rallypoint.stores.tcp import TCPStore
+from rallypoint.wire.encoding import counted_request, request
+from rallypoint.wire.opcodes import Op
+from rolls import GLOO
+
+SECONDS = 30.0
+HOSTS = ("node-a", "node-b")
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+Status = Callable[..., Outcome]
+
+
+@pytest.fixture
+def status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Status:
+    """The command line in this process: a new interpreter for each call would take minutes."""
+
+    def call(*words: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["rallypoint", "status", *words])
+        with pytest.raises(SystemExit) as end_of_it:
+            main()
+        captured = capsys.readouterr()
+        assert isinstance(end_of_it.value.code, int)
+        return Outcome(end_of_it.value.code, captured.out, captured.err)
+
+    return call
+
+
+class Job:
+    """Ranks that are only connections, at a server or a relay."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self.ranks: dict[int, Connection] = {}
+
+    def join(self, server: Server, rank: int, *, world_size: int = 4, says_who: bool = True) -> Connection:
+        who = Identity(HOSTS[rank // 2], 100 + rank, rank, rank % 2, world_size, Role.RANK)
+        connection = connect(server.host, server.port, Deadline(SECONDS), who if says_who else NOBODY)
+        self.ranks[rank] = self._stack.enter_context(closing(connection))
+        return connection
+
+    def wait(self, rank: int, key: str) -> None:
+        self.ranks[rank].send(counted_request(Op.WAIT, [b"/" + key.encode()]), Deadline(SECONDS))
+
+    def enter(self, rank: int, key: str, size: int) -> None:
+        message = request(Op.BARRIER, b"/" + key.encode(), tail=struct.pack("<q", size))
+        self.ranks[rank].send(message, Deadline(SECONDS))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """One backend is enough here: what both tell is a test of the server's."""
+    with (tmp_path / "log").open("w+") as log, serving("libuv", log) as running:
+        yield running
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    with ExitStack() as stack:
+        yield Job(stack)
+
+
+def until(server: Server, holds: Callable[[Roll], bool]) -> Roll:
+    """The roll, as soon as it is as it should be."""
+    deadline = Deadline(SECONDS)
+    while not deadline.passed:
+        roll = judge(look(server.host, server.port, Question(), deadline))
+        if holds(roll):
+            return roll
+    raise AssertionError(roll)
+
+
+def all_wait(count: int) -> Callable[[Roll], bool]:
+    return lambda roll: sum(len(each.ranks) + each.others for each in roll.awaited) == count
+
+
+# One look
+
+
+def test_the_missing_come_first_and_make_it_fail(server: Server, job: Job, status: Status) -> None:
+    for rank in (0, 1, 2):
+        job.join(server, rank)
+        job.wait(rank, GLOO.format(3))
+    until(server, all_wait(3))
+    found = status(server.address)
+    assert found.code == 1
+    assert found.lines[0].startswith(
+        "3 of 4 ranks joined; missing: 3 (machine not known); ranks 0 to 2 wait for"
+    )
+    assert found.lines[2].startswith("waits     ")
+    assert "machines  machine not known: rank 3: 1 late" in found.lines
+    assert "          node-a: ranks 0 and 1: 2 waiting" in found.lines
+    assert any(line.startswith("store     0 keys, 0 B; 3 clients") for line in found.lines)
+    assert found.err == ""
+
+
+def test_a_complete_job_is_good(server: Server, job: Job, status: Status) -> None:
+    for rank in range(4):
+        job.join(server, rank)
+    found = status(server.address)
+    assert (found.code, found.lines[0]) == (0, "all 4 ranks joined")
+
+
+def test_a_plan_tells_the_machine_of_the_missing(server: Server, job: Job, status: Status) -> None:
+    job.join(server, 0)
+    with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.TOOL) as store:
+        store.set("rallypoint/roll", '{"round":1,"machines":[["node-a",0,2],["node-b",2,2]]}')
+    found = status(server.address)
+    assert found.lines[0] == "1 of 4 ranks joined; missing: 1 on node-a; 2 and 3 on node-b"
+    assert "rounds    round 1, 2 of 2 machines; joined: node-a, node-b" in found.lines
+
+
+def test_a_rank_that_leaves_has_gone(server: Server, job: Job, status: Status) -> None:
+    job.join(server, 0, world_size=2)
+    job.join(server, 1, world_size=2).close()
+    until(server, lambda roll: roll.joined == 1)
+    found = status(server.address)
+    assert (found.code, found.lines[0]) == (1, "1 of 2 ranks joined; missing: gone: 1 on node-a")
+    gone = status(server.address, "--rank", "1")
+    assert (gone.code, gone.lines[0].startswith("rank 1: gone ")) == (1, True)
+
+
+def test_barriers(server: Server, job: Job, status: Status) -> None:
+    for rank in (0, 1, 3):
+        job.join(server, rank)
+    for rank in (0, 3):
+        job.enter(rank, "epoch", 4)
+    until(server, all_wait(2))
+    (line,) = (line for line in status(server.address).lines if line.startswith("barriers"))
+    assert line.startswith("barriers  `epoch`: 2 of 4 arrived, for ")
+    assert line.endswith("; missing: 1 and 2")
+
+
+def test_waits_keys_and_a_rank(server: Server, job: Job, status: Status) -> None:
+    job.join(server, 0)
+    job.wait(0, GLOO.format(3))
+    with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.TOOL) as store:
+        store.set("alpha", b"12345")
+        store.set("beta", b"")
+    until(server, all_wait(1))
+    (line,) = status(server.address, "--waits").lines
+    assert line.endswith(f": rank 0 for `{GLOO.format(3)}`; rank 3 should write it: it has not come")
+    keys = status(server.address, "--keys").lines
+    assert [each.split()[-1] for each in keys] == ["key", "alpha", "beta"]
+    assert keys[1].split()[:2] == ["5", "B"]
+    assert [each.split()[-1] for each in status(server.address, "--keys", "--search", "alp").lines] == [
+        "key",
+        "alpha",
+    ]
+    here = status(server.address, "--rank", "0")
+    assert (here.code, here.lines[1]) == (0, "machine   node-a, process 100, local rank 0")
+    assert status(server.address, "--rank", "3").code == 1
+
+
+def test_json(server: Server, job: Job, status: Status) -> None:
+    job.join(server, 0, world_size=2)
+    found = status(server.address, "--json", "--keys")
+    content = json.loads(found.out)
+    assert found.code == 1
+    assert (content["roll"]["missing"], content["roll"]["expected"]) == ([1], 2)
+    assert content["snapshot"]["kind"] == "server"
+    ids = [each["who"].get("rank") for each in content["snapshot"]["clients"]]
+    assert 0 in ids
+
+
+def test_a_terminal_obeys_no_key(server: Server, job: Job, status: Status) -> None:
+    job.join(server, 0)
+    job.wait(0, "\x1b[2J\nall 4 ranks joined")
+    with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.TOOL) as store:
+        store.set("\x1b[31m", b"")
+    until(server, all_wait(1))
+    for words in ((), ("--waits",), ("--keys",), ("--rank", "0")):
+        text = status(server.address, *words).out
+        assert "\x1b" not in text
+        assert "all 4 ranks joined" not in text.splitlines()
+
+
+def test_looking_changes_nothing(server: Server, status: Status) -> None:
+    for words in ((), ("--waits",), ("--keys",), ("--rank", "0"), ("--json",)):
+        status(server.address, *words)
+    told = look(server.host, server.port, Question(keys=9), Deadline(SECONDS))
+    assert (told.keys, told.key_count, told.workers) == ((), 0, 0)
+
+
+# Relays
+
+
+def test_a_relay_tells_its_part_and_the_server_the_whole(tmp_path: Path, job: Job, status: Status) -> None:
+    with (tmp_path / "log").open("w+") as log, serving("libuv", log) as server:
+        with relaying(server.address, log) as relay:
+            job.join(server, 0)
+            job.join(relay, 2)
+            job.wait(0, "k")
+            job.wait(2, "k")
+            until(server, all_wait(2))
+            whole = status(server.address)
+            assert whole.lines[0].startswith(
+                "2 of 4 ranks joined; missing: 1 and 3 (machine not known); ranks 0 and 2"
+            )
+            assert any("1 client, 1 relay" in line for line in whole.lines)
+            mine = status(relay.address)
+            assert mine.code == 0
+            assert mine.lines[0].startswith(
+                "1 rank joined; how many are expected is not known; rank 2 waits for `k`"
+            )
+            assert any(line.startswith("remarks   this is a relay") for line in mine.lines)
+            with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.TOOL) as store:
+                for value, row in (
+                    (f'["node-a", {server.port}]', f"relay     of the server node-a:{server.port}; up "),
+                    ('["node-a"]', "relay     up "),
+                    ("junk", "relay     up "),
+                ):
+                    store.set("rallypoint/head", value)
+                    assert any(line.startswith(row) for line in status(relay.address).lines)
+            assert status(server.address, "--rank", "2").code == 0
+        until(server, lambda roll: bool(roll.unseen))
+        lost = status(server.address)
+        assert lost.lines[0].startswith("2 of 4 ranks joined; not seen: 1 and 3")
+        assert any("has lost its connection" in line for line in lost.lines)
+
+
+# Torch's own server
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_torchs_own_server_is_told_by_its_keys(use_libuv: bool, status: Status) -> None:
+    with torch_serving(use_libuv) as port, TCPStore("127.0.0.1", port, 3, timeout=SECONDS) as store:
+        for rank in (0, 2):
+            store.set(GLOO.format(rank), struct.pack("<Q", 6) + b"node-a" + b"rest")
+        found = status(f"127.0.0.1:{port}")
+        assert found.code == 0
+        assert (
+            found.lines[0]
+            == f"127.0.0.1:{port} is a server of torch's own, which does not tell who its clients are"
+        )
+        assert found.lines[2:5] == [
+            "keys      3",
+            "workers   1 counted in; of how many is not known",
+            "ranks     0 and 2 on node-a came; who is still here is not known",
+        ]
+        assert status(f"127.0.0.1:{port}", "--keys").lines == [GLOO.format(0), GLOO.format(2)]
+        content = json.loads(status(f"127.0.0.1:{port}", "--json").out)
+        assert content["torch"]["writers"] == {"0": "node-a", "2": "node-a"}
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_nothing_changes_in_torchs_own_server(use_libuv: bool, status: Status) -> None:
+    with torch_serving(use_libuv) as port, TCPStore("127.0.0.1", port, timeout=SECONDS) as store:
+        for words in ((), ("--keys",), ("--json",)):
+            assert status(f"127.0.0.1:{port}", *words).code == 0
+        assert store.num_keys() == 0
+
+
+@pytest.mark.parametrize("words", [("--waits",), ("--rank", "0")])
+def test_what_torchs_own_server_cannot_tell_is_an_error(words: tuple[str, ...], status: Status) -> None:
+    with torch_serving(True) as port:
+        found = status(f"127.0.0.1:{port}", *words)
+    assert found.code == 1
+    assert "is not Rallypoint's" in found.err
+    assert "hint: " in found.err
+
+
+@contextmanager
+def without_lists(port: int) -> Iterator[int]:
+    """A way to a server that ends each connection that asks for a list of keys, as older ones do."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+
+        def pass_on(client: socket.socket) -> None:
+            server = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            threading.Thread(target=_copy, args=(server, client), daemon=True).start()
+            _copy(client, server)
+
+        def accept() -> None:
+            while True:
+                try:
+                    client = stack.enter_context(listener.accept()[0])
+                except OSError:
+                    return
+                threading.Thread(target=pass_on, args=(client,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while (data := source.recv(65536)) and data != bytes([Op.LIST_KEYS]):
+            target.sendall(data)
+    except OSError:
+        pass
+    for each in (source, target):
+        try:
+            each.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+
+def test_a_server_that_lists_no_keys_is_asked_for_those_of_ranks(status: Status) -> None:
+    with torch_serving(True) as port, TCPStore("127.0.0.1", port, timeout=SECONDS) as store:
+        store.set(GLOO.format(1), b"")
+        with without_lists(port) as other:
+            found = status(f"127.0.0.1:{other}")
+            keys = status(f"127.0.0.1:{other}", "--keys")
+    assert found.lines[2:4] == ["keys      1", "ranks     1 came; who is still here is not known"]
+    assert keys.lines == ["1 key; this version of torch's server does not list them"]
+
+
+# Usage
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("localhost",), "the store is 'localhost'"),
+        (("localhost:0",), "the store is 'localhost:0'"),
+        (("a/b:1",), "'a/b:1' is no endpoint"),
+        (("localhost:1", "--waits", "--keys"), "--waits, --keys and --rank are for different things"),
+        (("localhost:1", "--waits", "--rank", "0"), "--waits, --keys and --rank are for different things"),
+        (("localhost:1", "--search", "x"), "--search is for keys"),
+        (("localhost:1", "--watch", "--json"), "--watch shows no JSON"),
+    ],
+)
+def test_what_cannot_be_meant(words: Sequence[str], message: str, status: Status) -> None:
+    found = status(*words)
+    assert (found.code, found.out) == (2, "")
+    assert message in found.err
+    assert "hint: " in found.err
+
+
+def test_a_rank_below_zero_is_wrong_usage(status: Status) -> None:
+    assert status("localhost:1", "--rank", "-1").code == 2
+
+
+def test_the_store_may_stand_in_the_environment(
+    server: Server, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RALLYPOINT_STORE", server.address)
+    assert status().lines[0] == "0 ranks joined; how many are expected is not known"
+
+
+def test_a_server_that_is_not_there(status: Status) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    found = status(f"127.0.0.1:{port}")
+    assert (found.code, found.out) == (1, "")
+    assert f"127.0.0.1:{port}" in found.err
+
+
+# Watching
+
+
+class Screen:
+    """What a process has written to a pipe or a terminal so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+        self.process = process
+        self._descriptor = descriptor
+        self._read = 0
+        self.all = ""
+
+    def await_text(self, text: str) -> None:
+        """Read on until this has been written behind what was awaited before."""
+        deadline = Deadline(SECONDS)
+        while (found := self.all.find(text, self._read)) < 0:
+            assert select.select([self._descriptor], [], [], deadline.remaining)[0], self.all
+            data = os.read(self._descriptor, 65536)
+            assert data, self.all
+            self.all += data.decode(errors="replace")
+        self._read = found + len(text)
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(SECONDS)
+
+
+@contextmanager
+def watching(*words: str, terminal: bool) -> Iterator[Screen]:
+    ours, theirs = os.openpty() if terminal else os.pipe()
+    command = [sys.executable, "-m", "rallypoint", "status", *words, "--watch"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield Screen(process, ours)
+    finally:
+        end(process)
+        os.close(ours)
+
+
+@pytest.mark.parametrize(
+    "terminal",
+    [False, pytest.param(True, marks=pytest.mark.skipif(sys.platform == "win32", reason="no such terminal"))],
+)
+def test_watching_a_server_that_goes_and_comes_back(terminal: bool, tmp_path: Path, job: Job) -> None:
+    with (tmp_path / "log").open("w+") as log, ExitStack() as stack:
+        first = stack.enter_context(ExitStack())
+        server = first.enter_context(serving("libuv", log))
+        screen = stack.enter_context(watching(server.address, terminal=terminal))
+        screen.await_text("0 ranks joined")
+        job.join(server, 0)
+        screen.await_text("1 of 4 ranks joined")
+        first.close()
+        screen.await_text("no answer")
+        again = stack.enter_context(serving("libuv", log, ["--port", str(server.port)]))
+        job.join(again, 1)
+        screen.await_text("1 of 4 ranks joined; missing: 0")
+        assert screen.interrupt() == 0
+
+
+def test_without_a_terminal_only_news_is_printed(server: Server, job: Job) -> None:
+    with (
+        watching(server.address, terminal=False) as screen,
+        closing(connect(server.host, server.port, Deadline(SECONDS), Identity(role=Role.TOOL))) as eyes,
+    ):
+        screen.await_text("0 ranks joined")
+        await_looks(eyes, 3)
+        job.join(server, 0)
+        screen.await_text("1 of 4 ranks joined")
+        assert screen.all.count("ranks joined") == 2
+
+
+def await_looks(eyes: Connection, count: int) -> None:
+    """Until others have connected so often."""
+    deadline = Deadline(SECONDS)
+    before = look_through(eyes, "it", Question(), deadline).accepted
+    while look_through(eyes, "it", Question(), deadline).accepted < before + count:
+        assert not deadline.passed
+
+
+def test_watching_what_torch_cannot_tell_ends_at_once() -> None:
+    with torch_serving(True) as port, watching(f"127.0.0.1:{port}", "--waits", terminal=False) as screen:
+        screen.await_text("is not Rallypoint's")
+        assert screen.process.wait(SECONDS) == 1
+
+
+# A real job
+
+SCRIPT = """
+import os, sys
+import torch.distributed as dist
+
+if int(os.environ["RANK"]) == 2:
+    sys.stdin.read()
+dist.init_process_group("gloo", init_method="env://")
+dist.barrier()
+sys.stdin.read()
+"""
+
+
+def test_a_job_of_torch_with_a_rank_held_back(tmp_path: Path, status: Status) -> None:
+    """Unmodified torch clients, of which nothing is known but their processes and their keys."""
+    with (tmp_path / "log").open("w+") as log, serving("libuv", log) as server, ExitStack() as stack:
+        workers = [stack.enter_context(torch_rank(rank, server)) for rank in range(3)]
+        until(server, all_wait(2))
+        held = status(server.address)
+        assert held.code == 1
+        assert held.lines[0].startswith(
+            "2 of 3 ranks joined; missing: 2 (machine not known); "
+            "ranks 0 and 1 wait for `default_pg/0//cpu//0/2` for "
+        )
+        late = status(server.address, "--rank", "2")
+        assert late.lines[-1].startswith("owes      `default_pg/0//cpu//0/2`: ranks 0 and 1 wait for ")
+        assert workers[2].stdin is not None
+        workers[2].stdin.close()
+        until(server, lambda roll: roll.is_complete and not roll.awaited)
+        assert status(server.address).lines[0] == "all 3 ranks joined"
+
+
+@contextmanager
+def torch_rank(rank: int, server: Server) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": server.host,
+        "MASTER_PORT": str(server.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], env=environment, stdin=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        end(process)

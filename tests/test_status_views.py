@@ -1,0 +1,433 @@
+"""The lines of `rallypoint status`: one screen, the missing first, and nothing that a terminal obeys."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.cli.foreign import ForeignStore, describe, describe_keys, host_of
+from rallypoint.cli.reporting import Asked, ForeignReport, RollReport
+from rallypoint.cli.rolls import all_keys, all_waits, one_rank, summary
+from rallypoint.meeting.endpoint import Endpoint
+from rallypoint.rollcall.identity import Identity, Role, Source
+from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.roll import Awaited, Gathering, Machine, Meeting, Roll, Standing, State
+from rallypoint.rollcall.snapshot import Barrier, Gone, Key, Mishap, Operation, Second, Snapshot
+from rolls import GLOO, big_job, client, part, plan, rank, ranks, relay, snapshot, wait
+
+TWO_NODES = plan(("node-a", 3), ("node-b", 5))
+HELD = wait(GLOO.format(3))
+STALLED = snapshot(
+    clients=tuple(
+        client(number + 1, rank(number, "node-a" if number < 3 else "node-b"), HELD)
+        for number in (0, 1, 2, 4, 5, 6)
+    ),
+    plan=TWO_NODES,
+)
+
+
+def summary_of(told: Snapshot, width: int | None = None) -> list[str]:
+    return summary(told, judge(told), width)
+
+
+def test_the_summary_of_a_job_that_waits_for_two_ranks() -> None:
+    told = replace(
+        STALLED,
+        barriers=(Barrier("epoch", 8, 2, ((1, 3.0), (2, 2.0))),),
+        key_count=7,
+        queue_count=1,
+        stored_bytes=2048,
+        workers=6,
+        received=1536,
+        sent=3072,
+        operations=(Operation("GET", 10, 2.0), Operation("SET", 90, 40.0), Operation("PING", 1, 0.0)),
+        history=(Second(1.0, 5, 0.0004, 6, 6), Second(2.0, 0, -1.0, 6, 6)),
+        errors=(
+            Mishap(1.0, "10.0.0.9:1", "first"),
+            Mishap(999_988.0, "10.0.0.9:1", "an unknown operation, 200"),
+        ),
+        error_count=2,
+    )
+    assert summary_of(told) == [
+        "6 of 8 ranks joined; missing: 3 and 7 on node-b; "
+        "ranks 0 to 2 and 4 to 6 wait for `default_pg/0//cpu//0/3` for 41 s",
+        "",
+        "waits     41 s: ranks 0 to 2 and 4 to 6 for `default_pg/0//cpu//0/3`; "
+        "rank 3 on node-b should write it: it has not come",
+        "          3.0 s: ranks 0 and 1 at the barrier `epoch`",
+        "barriers  `epoch`: 2 of 8 arrived, for 3.0 s; missing: 2 to 7",
+        "machines  node-b: ranks 3 to 7: 3 waiting, 2 late",
+        "          node-a: ranks 0 to 2: 3 waiting",
+        "rounds    round 0, 2 of 2 machines; joined: node-a, node-b",
+        "store     7 keys, 2.00 KiB, 1 queue; 6 clients; 6 workers counted in",
+        "traffic   42/s; p99 400 us; received 1.50 KiB, sent 3.00 KiB; most: SET 40/s, GET 2.00/s",
+        "errors    2; the last 12 s ago, 10.0.0.9:1: an unknown operation, 200",
+        "server    up 1 min 0 s, last progress 41 s ago; process 4242 on node-a, Rallypoint 0.7.0, libuv",
+    ]
+
+
+def test_a_relay_has_no_keys_and_says_what_it_cannot_tell() -> None:
+    told = part("node-b", clients=(*ranks([4]), client(9, Identity(role=Role.TOOL))))
+    lines = summary(told, judge(told), head="node-a:1")
+    assert "store     1 client" in lines
+    assert any(line.startswith("relay     of the server node-a:1; up ") for line in lines)
+    assert any(line.startswith("remarks   this is a relay") for line in lines)
+
+
+def test_a_round_is_told_with_all_that_went_wrong() -> None:
+    hosts = ("node-a", "node-b", "node-c", "node-d")
+    roll = replace(
+        judge(snapshot()),
+        meetings=(
+            Meeting("job", 2, 5, hosts, ("node-e",), ("node-f",), ("first", "last"), "it is over", "a:1"),
+            Meeting("x", 0, -1, ()),
+        ),
+    )
+    assert [line for line in summary(snapshot(), roll) if "round" in line] == [
+        "rounds    job: round 2, 4 of 5 machines; its store: a:1; joined: node-a, node-b, node-c, "
+        "and 1 more; waiting: node-e; lost: node-f; closed: it is over; told: last",
+        "          x: round 0, 0 machines",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 40, 200])
+def test_sixteen_thousand_ranks_fit_on_a_screen(width: int) -> None:
+    job = big_job(16_384, range(5, 16_384, 97))
+    troubled = replace(
+        job,
+        errors=(Mishap(0.0, "10.0.0.9:1", "reason"),) * 9,
+        error_count=9,
+        relays=tuple(relay(number, None) for number in range(100, 120)),
+        barriers=tuple(Barrier(f"b{number}", 16_384, 2, ((1, 9.0), (2, 9.0))) for number in range(30)),
+        rosters=tuple(
+            (
+                f"job {number}",
+                '{"round":0,"complete":false,"closed":"","present":[],"members":[],"waiting":[],"lost":[],"told":[]}',
+            )
+            for number in range(9)
+        ),
+    )
+    lines = summary_of(troubled, width)
+    assert len(lines) <= 24
+    assert all(len(line) <= width for line in lines)
+    assert lines[0].startswith("16,215 of 16,384 ranks joined"[:width])
+    assert any(line.strip().startswith("and 2,045 more") for line in lines)
+
+
+NAMES = st.text(max_size=100)
+RANKS = st.lists(st.integers(0, 99), unique=True, max_size=9).map(lambda each: tuple(sorted(each)))
+ROLLS = st.builds(
+    Roll,
+    st.integers(-1, 100),
+    st.lists(
+        st.builds(Standing, st.integers(0, 99), st.sampled_from(State), NAMES, why=NAMES),
+        unique_by=lambda each: each.rank,
+    ).map(tuple),
+    st.integers(0, 9),
+    st.just(()),
+    st.lists(
+        st.builds(
+            Awaited, NAMES, RANKS, st.integers(0, 9), st.floats(), st.booleans(), st.integers(-1, 99), NAMES
+        )
+    ).map(tuple),
+    st.lists(
+        st.builds(
+            Gathering,
+            NAMES,
+            st.integers(-1, 9),
+            st.integers(0, 9),
+            RANKS,
+            st.one_of(st.none(), RANKS),
+            st.floats(),
+        )
+    ).map(tuple),
+    st.lists(
+        st.builds(
+            Meeting, NAMES, st.integers(0, 9), st.integers(-1, 9), *([st.lists(NAMES).map(tuple)] * 4), NAMES
+        )
+    ).map(tuple),
+    st.lists(NAMES).map(tuple),
+).map(lambda roll: replace(roll, machines=tuple(Machine(each.host, (each.rank,)) for each in roll.ranks)))
+TOLD: dict[str, st.SearchStrategy[Any]] = {
+    "kind": NAMES,
+    "version": NAMES,
+    "host": NAMES,
+    "backend": NAMES,
+    "errors": st.lists(st.builds(Mishap, st.floats(), NAMES, NAMES)).map(tuple),
+    "operations": st.lists(st.builds(Operation, NAMES, st.integers(0, 9), st.floats(0, 9))).map(tuple),
+    "keys": st.lists(
+        st.builds(Key, NAMES, st.integers(-1, 9), st.integers(0, 9), st.integers(0, 9), NAMES)
+    ).map(tuple),
+    "clients": st.lists(
+        st.builds(client, st.integers(1, 9), st.builds(Identity, NAMES, rank=st.integers(0, 9)), peer=NAMES)
+    ).map(tuple),
+}
+
+
+@given(st.builds(snapshot, **TOLD), ROLLS)
+def test_whatever_is_told_fits_on_a_screen_and_no_terminal_obeys_it(told: Snapshot, roll: Roll) -> None:
+    lines = summary(told, roll, 80)
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    everything = [
+        *lines,
+        *all_waits(roll),
+        *all_keys(told),
+        *(row for each in range(10) for row in one_rank(told, roll, each)),
+    ]
+    assert all(line.isprintable() for line in everything)
+
+
+EVIL = "\x1b[2J\n\u202e"
+
+
+def test_no_text_that_came_over_the_network_is_printed_as_it_is() -> None:
+    who = Identity(EVIL, 5, rank=0)
+    roll = Roll(
+        expected=2,
+        ranks=(Standing(0, State.WAITING, EVIL, waits=(EVIL,)), Standing(1, State.GONE, EVIL, why=EVIL)),
+        unknown=0,
+        machines=(Machine(EVIL, (0, 1)),),
+        awaited=(Awaited(EVIL, (0,), 0, 1.0, owed_by=1, owed=EVIL),),
+        gatherings=(Gathering(EVIL, 2, 1, (0,), (1,), 1.0),),
+        meetings=(Meeting(EVIL, 0, 1, (EVIL,), (EVIL,), (EVIL,), (EVIL,), EVIL, EVIL),),
+        remarks=(EVIL,),
+    )
+    told = snapshot(
+        kind=EVIL,
+        version=EVIL,
+        host=EVIL,
+        backend=EVIL,
+        clients=(client(1, who, peer=EVIL),),
+        keys=(Key(EVIL, 1, 0, 1, EVIL),),
+        operations=(Operation(EVIL, 1, 1.0),),
+        errors=(Mishap(0.0, EVIL, EVIL),),
+    )
+    lines = [
+        *summary(told, roll, head=EVIL),
+        *all_waits(roll),
+        *all_keys(told),
+        *one_rank(told, roll, 0),
+        *one_rank(told, roll, 1),
+        *one_rank(told, roll, 2),
+        *describe(ForeignStore(EVIL, 0, (EVIL,), 1, {0: EVIL})),
+        *describe_keys(ForeignStore(EVIL, 0, (EVIL,), 1, {0: EVIL}), ""),
+    ]
+    assert [line for line in lines if not line.isprintable()] == []
+
+
+# The whole of one thing
+
+
+def test_all_waits() -> None:
+    assert all_waits(judge(snapshot())) == ["nobody waits"]
+    many = tuple(
+        client(number, Identity(), wait(f"k{number}", seconds=float(number))) for number in range(1, 41)
+    )
+    lines = all_waits(judge(snapshot(clients=many)))
+    assert len(lines) == 40
+    assert lines[0] == "40 s: 1 client for `k40`"
+
+
+def test_all_keys() -> None:
+    assert all_keys(snapshot()) == ["0 keys found"]
+    keys = (
+        Key("a", 3, 0, 1, "rank 3"),
+        Key("queue", 4096, 2),
+        Key("long queue", -1, 20_000),
+        Key("\x1b[2J", 0, 0, 2, "process 12 on node-a"),
+    )
+    assert all_keys(snapshot(keys=keys, keys_found=7)) == [
+        "         size  last writer           key",
+        "          3 B  rank 3                a",
+        "4.00 KiB in 2  not known             queue",
+        "20,000 queued  not known             long queue",
+        "          0 B  process 12 on node-a  \\x1b[2J",
+        "and 3 more",
+    ]
+
+
+def one(told: Snapshot, number: int) -> list[str]:
+    return one_rank(told, judge(told), number)
+
+
+def test_a_rank_that_waits() -> None:
+    told = snapshot(
+        clients=(client(1, rank(0, "node-a", local_rank=0), HELD, operations=13, received=634, sent=600),)
+    )
+    assert one(told, 0) == [
+        "rank 0: here, and waiting for 41 s",
+        "machine   node-a, process 100, local rank 0",
+        "known     it said so itself",
+        "clients   10.0.0.1:4000, connected 50 s ago",
+        "traffic   13 operations; received 634 B, sent 600 B, as the store sees it",
+        "waits     for `default_pg/0//cpu//0/3`",
+    ]
+
+
+def test_a_rank_that_is_late_and_owes_a_key() -> None:
+    assert one(STALLED, 3) == [
+        "rank 3: late: it is expected, and has not come",
+        "machine   node-b",
+        "owes      `default_pg/0//cpu//0/3`: ranks 0 to 2 and 4 to 6 wait for 41 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        (snapshot(clients=ranks([5])), "rank 5: here"),
+        (
+            snapshot(gone=(Gone(1, rank(5), 3.0, "it broke the protocol"),)),
+            "rank 5: gone 3.0 s ago: it broke the protocol",
+        ),
+        (
+            snapshot(clients=(client(1), *ranks([0], world_size=6))),
+            "rank 5: not seen: it is expected, and may be one of the clients whose rank is not known",
+        ),
+        (snapshot(), "rank 5: nothing is known of it"),
+    ],
+)
+def test_how_a_rank_stands(told: Snapshot, line: str) -> None:
+    assert one(told, 5)[0] == line
+
+
+def test_a_rank_known_by_its_key_alone() -> None:
+    told = snapshot(relays=(relay(7, part("node-b", clients=(client(1),))),), group_writers=((5, 7),))
+    assert one(told, 5) == [
+        "rank 5: here",
+        "machine   node-b",
+        "known     it wrote a key that only this rank writes",
+    ]
+
+
+# What it comes to
+
+
+def report(told: Snapshot, **asked: Any) -> RollReport:
+    return RollReport(Asked(Endpoint("localhost", 1), **asked), told, judge(told))
+
+
+@pytest.mark.parametrize(
+    ("told", "good"),
+    [
+        (snapshot(), True),
+        (snapshot(clients=ranks([0, 1], world_size=2)), True),
+        (snapshot(clients=ranks([0], world_size=2)), False),
+        (snapshot(clients=(*ranks([0], world_size=2), client(9))), True),
+        (snapshot(clients=(*ranks([0], world_size=3), client(9))), False),
+        (snapshot(gone=(Gone(1, rank(5), 3.0, ""),)), False),
+    ],
+    ids=["nobody", "all", "one is late", "one may be here", "one of two may be here", "one has gone"],
+)
+def test_when_somebody_is_missing(told: Snapshot, good: bool) -> None:
+    assert report(told).is_good == good
+
+
+@pytest.mark.parametrize(("number", "good"), [(0, True), (3, False), (99, False)])
+def test_when_one_rank_is_missing(number: int, good: bool) -> None:
+    assert report(STALLED, rank=number).is_good == good
+
+
+def test_time_alone_is_no_news() -> None:
+    later = replace(
+        STALLED,
+        seconds=99.0,
+        quiet_seconds=99.0,
+        clients=tuple(
+            replace(each, seconds=99.0, waits=(replace(HELD, seconds=99.0),)) for each in STALLED.clients
+        ),
+    )
+    assert report(STALLED).essence == report(later).essence
+    assert report(STALLED).essence != report(replace(STALLED, clients=STALLED.clients[1:])).essence
+    assert hash(report(STALLED).essence)
+
+
+def test_the_report_as_json() -> None:
+    content = report(STALLED).content()
+    assert content["roll"]["missing"] == [3, 7]
+    assert content["roll"]["unseen"] == []
+    assert content["roll"]["joined"] == 6
+    assert content["roll"]["expected"] == 8
+    assert content["roll"]["headline"].startswith("6 of 8 ranks joined; missing: 3 and 7 on node-b")
+    assert content["roll"]["ranks"][3]["state"] == "late"
+    assert content["roll"]["awaited"][0]["owed_by"] == 3
+    assert content["snapshot"]["clients"][0]["who"]["rank"] == 0
+
+
+# A store of torch's own
+
+
+FOREIGN = ForeignStore("127.0.0.1:1", 5, ("a", "b\x1b"), 3, {0: "node-a", 1: "node-a", 2: "", 4: "node-b"})
+
+
+def test_what_torchs_own_store_tells() -> None:
+    assert list(describe(FOREIGN)) == [
+        "127.0.0.1:1 is a server of torch's own, which does not tell who its clients are",
+        "",
+        "keys      5",
+        "workers   3 counted in; of how many is not known",
+        "ranks     0 and 1 on node-a came; who is still here is not known",
+        "          2 came; who is still here is not known",
+        "          4 on node-b came; who is still here is not known",
+        "not told  who is connected, who waits for what, who is missing: torch's protocol does not have it",
+        "hint      serve the store with `rallypoint serve`, or start the job with `rallypoint run`",
+    ]
+
+
+def test_an_empty_store_of_torchs_own() -> None:
+    lines = list(describe(ForeignStore("127.0.0.1:1", 0, (), None, {})))
+    assert [line.split()[0] for line in lines if line] == ["127.0.0.1:1", "keys", "not", "hint"]
+
+
+def test_many_machines_are_counted() -> None:
+    many = replace(FOREIGN, writers={number: f"node-{number}" for number in range(100)})
+    lines = list(describe(many))
+    assert len(lines) < 24
+    assert "          and those of 92 machines more" in lines
+
+
+def test_the_keys_of_torchs_own_store() -> None:
+    assert list(describe_keys(FOREIGN, "")) == ["a", "b\\x1b"]
+    assert list(describe_keys(FOREIGN, "a")) == ["a"]
+    assert list(describe_keys(replace(FOREIGN, keys=None), "")) == [
+        "5 keys; this version of torch's server does not list them"
+    ]
+
+
+def test_a_foreign_report() -> None:
+    found = ForeignReport(Asked(Endpoint("localhost", 1)), FOREIGN)
+    assert found.is_good
+    assert max(map(len, found.lines(40))) == 40
+    assert found.content()["torch"]["workers"] == 3
+    assert hash(found.essence)
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        (struct.pack("<Q", 6) + b"node-a" + b"rest", "node-a"),
+        (struct.pack("<Q", 6) + b"node-", ""),
+        (struct.pack("<Q", 0), ""),
+        (struct.pack("<Q", 256) + b"x" * 300, ""),
+        (b"short", ""),
+        (b"", ""),
+    ],
+)
+def test_the_machine_in_an_address_of_gloo(address: bytes, host: str) -> None:
+    assert host_of(address) == host
+
+
+def test_sources_and_states_all_have_words() -> None:
+    for source in Source:
+        for state in State:
+            roll = replace(
+                judge(snapshot()), ranks=(Standing(0, state, source=source),), machines=(Machine("", (0,)),)
+            )
+            assert one_rank(snapshot(), roll, 0)
+            assert summary(snapshot(), roll)

@@ -1,0 +1,210 @@
+"""What an events file tells of one run of a server or relay, put in order. Pure.
+
+A file of a long run may have a million lines. So a record keeps what a start-up is judged by, client by
+client, and no event that another one has made obsolete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from rallypoint.rollcall.events import (
+    BarrierComplete,
+    Connected,
+    Erred,
+    Event,
+    Joined,
+    Left,
+    Lost,
+    RoundPlanned,
+    Stalled,
+    Started,
+    Stopped,
+    Waited,
+    Waiting,
+)
+from rallypoint.rollcall.identity import NOBODY, Identity
+from rallypoint.rollcall.plan import Plan
+
+
+class Ending(str, Enum):
+    """How a wait ended."""
+
+    MET = "met"
+    """What it was for has come."""
+    GIVEN_UP = "given up"
+    """It was cancelled, or the client left."""
+    OPEN = "open"
+    """It had not ended when the events did."""
+
+
+class Wait(NamedTuple):
+    """One wait of a client; times are unix times. There may be a million of them."""
+
+    client: int
+    began: float
+    ended: float
+    """Of one that has not ended: the time of the last event that is known."""
+    keys: tuple[str, ...]
+    key_count: int
+    ending: Ending
+    by: int = 0
+    """The client that has ended it; 0: not known."""
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+@dataclass
+class Client:
+    """One connection; times are unix times, None: not known, or not yet."""
+
+    id: int
+    peer: str = ""
+    connected: float | None = None
+    joined: float | None = None
+    who: Identity = NOBODY
+    left: float | None = None
+    why: str = ""
+
+
+@dataclass
+class Record:
+    """One run."""
+
+    writers: list[Started] = field(default_factory=list)
+    """Who wrote the events; nobody: the beginning of the run is not in the file any more."""
+    first: float = 0.0
+    """The time of its first event; 0: there is none."""
+    last: float = 0.0
+    stopped: float | None = None
+    clients: dict[int, Client] = field(default_factory=dict)
+    waits: list[Wait] = field(default_factory=list)
+    """Those that have ended, as they ended."""
+    barriers: list[BarrierComplete] = field(default_factory=list)
+    stalls: list[Stalled] = field(default_factory=list)
+    errors: list[Erred] = field(default_factory=list)
+    plan: Plan | None = None
+    """The last one."""
+    lost: int = 0
+    """Events that could not be written."""
+    _open: dict[int, dict[float, Waiting]] = field(default_factory=dict)
+    """By their clients and beginnings."""
+
+    @property
+    def open_waits(self) -> list[Wait]:
+        """Those that have not ended, as far as the file goes."""
+        return [
+            Wait(each.client, each.began, self.last, each.keys, each.count, Ending.OPEN)
+            for waits in self._open.values()
+            for each in waits.values()
+        ]
+
+    def add(self, event: Event) -> None:
+        """Take the next event. Those of clients behind relays may come later than they happened."""
+        time = event.time
+        if time > self.last:
+            self.last = time
+        if time < self.first or not self.first:
+            self.first = time
+        _TAKES[type(event)](self, event)
+
+    def _client(self, number: int) -> Client:
+        found = self.clients.get(number)
+        if found is None:
+            found = self.clients[number] = Client(number)
+        return found
+
+    def _take_start(self, event: Started) -> None:
+        self.writers.append(event)
+
+    def _take_connected(self, event: Connected) -> None:
+        client = self._client(event.client)
+        client.peer, client.connected = event.peer, event.time
+
+    def _take_joined(self, event: Joined) -> None:
+        client = self._client(event.client)
+        client.who = event.who
+        if client.joined is None:
+            client.joined = event.time
+
+    def _take_left(self, event: Left) -> None:
+        client = self._client(event.client)
+        client.left, client.why = event.time, event.why
+        for each in self._open.pop(event.client, {}).values():
+            self.waits.append(
+                Wait(event.client, each.began, event.time, each.keys, each.count, Ending.GIVEN_UP)
+            )
+
+    def _take_waiting(self, event: Waiting) -> None:
+        self._open.setdefault(event.client, {})[event.began] = event
+
+    def _take_waited(self, event: Waited) -> None:
+        if event.client in self._open:
+            self._open[event.client].pop(event.began, None)
+        ended = event.began + event.seconds
+        ending = Ending.GIVEN_UP if event.gave_up else Ending.MET
+        self.waits.append(Wait(event.client, event.began, ended, event.keys, event.count, ending, event.by))
+
+    def _take_barrier(self, event: BarrierComplete) -> None:
+        self.barriers.append(event)
+
+    def _take_round(self, event: RoundPlanned) -> None:
+        self.plan = event.plan
+
+    def _take_stall(self, event: Stalled) -> None:
+        self.stalls.append(event)
+
+    def _take_error(self, event: Erred) -> None:
+        self.errors.append(event)
+
+    def _take_stop(self, event: Stopped) -> None:
+        self.stopped = event.time
+
+    def _take_lost(self, event: Lost) -> None:
+        self.lost += event.count
+
+
+def merge(records: Sequence[Record]) -> Record:
+    """One record of several servers and relays of one job, whose clients get new numbers."""
+    whole = Record(first=min(each.first for each in records), last=max(each.last for each in records))
+    for each in records:
+        _merge(whole, each, shift=max(whole.clients, default=0))
+    return whole
+
+
+def _merge(whole: Record, part: Record, shift: int) -> None:
+    def shifted(number: int) -> int:
+        return number and number + shift
+
+    whole.writers += part.writers
+    whole.clients |= {each + shift: replace(client, id=each + shift) for each, client in part.clients.items()}
+    whole.waits += [
+        each._replace(client=shifted(each.client), by=shifted(each.by))
+        for each in [*part.waits, *part.open_waits]
+    ]
+    whole.barriers += [replace(each, last=shifted(each.last)) for each in part.barriers]
+    whole.stalls += part.stalls
+    whole.errors += part.errors
+    whole.plan = part.plan or whole.plan
+    whole.lost += part.lost
+
+
+_TAKES: Final[dict[type[Event], Callable[[Record, Any], None]]] = {
+    Started: Record._take_start,
+    Connected: Record._take_connected,
+    Joined: Record._take_joined,
+    Left: Record._take_left,
+    Waiting: Record._take_waiting,
+    Waited: Record._take_waited,
+    BarrierComplete: Record._take_barrier,
+    RoundPlanned: Record._take_round,
+    Stalled: Record._take_stall,
+    Erred: Record._take_error,
+    Stopped: Record._take_stop,
+    Lost: Record._take_lost,
+}

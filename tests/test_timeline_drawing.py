@@ -1,0 +1,283 @@
+"""The timeline as a figure: the straggler stands out, nothing covers anything, and a crowd stays readable."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from rallypoint.errors import RallypointError, UsageError
+from rallypoint.rollcall.events import Connected, Event, RoundPlanned, Stopped
+from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.timeline import drawing, paper
+from rallypoint.timeline.judging import judge
+from rallypoint.timeline.rows import MOST_ROWS, counts, rows_of, spans_of
+from rallypoint.timeline.timeline import Timeline
+from startups import BEGIN, START, arrival, key_of, open_wait, record_of, straggler, wait
+
+
+def _judged(*events: Event) -> Timeline:
+    return judge(record_of(events))
+
+
+def _draw(timeline: Timeline) -> Figure:
+    with paper.drawing():
+        figure = drawing.draw(timeline)
+        figure.draw_without_rendering()  # lays it out
+    return figure
+
+
+def _missing() -> Timeline:
+    plan = RoundPlanned(BEGIN - 1, Plan(0, (Machine("node-a", 0, 2), Machine("node-b", 2, 2))))
+    events = [event for rank in range(3) for event in arrival(rank, 0.1 * rank, f"node-{'aab'[rank]}")]
+    waits = [open_wait(rank, 0.5, key_of(3)) for rank in range(3)]
+    return _judged(START, plan, *events, *waits, Stopped(BEGIN + 50))
+
+
+def _strangers() -> Timeline:
+    names = ["gpu-$1$" + "-long" * 30, "größe $\\frac$", "\x1b[31m", "<b>&amp;"]
+    events = [event for rank in range(4) for event in arrival(rank, 0.1 * rank, names[rank], 6)]
+    others = [Connected(BEGIN + at, 50 + at, f"[fe80::{at}]:5000") for at in (5, 12)]
+    waits = [*wait(0, 1.0, 12.0, "$x^", by=1), *wait(1, 1.0, 6.0, "k", gave_up=True)]
+    return _judged(START, *events, *others, *waits, Stopped(BEGIN + 20))
+
+
+def _alone() -> Timeline:
+    return _judged(START, *arrival(0, 0.0))
+
+
+CASES: dict[str, Callable[[], Timeline]] = {
+    "straggler": lambda: _judged(*straggler(8, last=5, late=41.2)),
+    "late writer": lambda: _judged(START, *arrival(0, 0.0), *arrival(1, 0.1), *wait(0, 0.5, 30.0, "x", by=1)),
+    "missing": _missing,
+    "strangers": _strangers,
+    "nobody": lambda: _judged(START),
+    "alone": _alone,
+    "128": lambda: _judged(*straggler(128, last=99, late=20.0, per_machine=8)),
+    "128 machines": lambda: _judged(*straggler(128, last=99, late=20.0, per_machine=1)),
+    "crowd": lambda: _judged(*straggler(2_048, last=999, late=20.0, per_machine=8)),
+    "crowd on one machine": lambda: _judged(*straggler(200, last=99, late=20.0, per_machine=200)),
+    "even crowd": lambda: _judged(*straggler(200, last=99, late=0.5, per_machine=8)),
+}
+
+
+@pytest.fixture(params=CASES, scope="module")
+def case(request: pytest.FixtureRequest) -> tuple[Timeline, Figure]:
+    timeline = CASES[request.param]()
+    return timeline, _draw(timeline)
+
+
+def _texts(figure: Figure) -> list[Text]:
+    """All that is written, but for ticks beyond the ends of an axis, which are not drawn."""
+    found = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    for axes in figure.axes:
+        found += [*axes.texts, axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]  # type: ignore[attr-defined]
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            ticks = axis.get_major_ticks()
+            found += [each.label1 for each in ticks if min(limits) <= each.get_loc() <= max(limits)]
+    return [each for each in found if each.get_visible() and each.get_text().strip()]
+
+
+def _words(figure: Figure) -> list[str]:
+    return [each.get_text() for each in _texts(figure)]
+
+
+def _rows_axes(figure: Figure) -> Axes:
+    return figure.axes[-1]
+
+
+# What it shows
+
+
+def test_no_text_covers_another_or_leaves_the_figure(case: tuple[Timeline, Figure]) -> None:
+    _, figure = case
+    boxes = [(each.get_text(), each.get_window_extent()) for each in _texts(figure)]
+    for (one, here), (other, there) in combinations(boxes, 2):
+        assert not _overlap(here, there), f"{one!r} and {other!r}"
+    for text, box in boxes:
+        assert box.x0 >= 0, text
+        assert box.x1 <= figure.bbox.width, text
+        assert box.y0 >= 0, text
+        assert box.y1 <= figure.bbox.height, text
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    """By more than the space that letters leave."""
+    width = min(one.x1, other.x1) - max(one.x0, other.x0)
+    height = min(one.y1, other.y1) - max(one.y0, other.y0)
+    return bool(width > 1 and height > 3)
+
+
+def test_the_straggler_has_its_colour_and_its_label(case: tuple[Timeline, Figure]) -> None:
+    timeline, figure = case
+    late = {each.name for each in timeline.straggling.members} if timeline.straggling else set()
+    coloured = [each.get_text() for each in _texts(figure) if to_hex(each.get_color()) == drawing.LATE]
+    for name in late:
+        assert any(label.startswith(name) for label in coloured)
+    assert bool(late) == any(("came" in each) or ("others waited" in each) for each in coloured)
+    assert ("late" in _words(figure)) is bool(late)
+
+
+def test_every_row_is_a_member_or_the_name_of_a_machine(case: tuple[Timeline, Figure]) -> None:
+    timeline, figure = case
+    rows = rows_of(timeline)
+    labels = [each.get_text() for each in _rows_axes(figure).get_yticklabels()]
+    assert len(labels) == sum(row.member is not None for row in rows)
+    if len(timeline.members) <= MOST_ROWS:
+        assert len(labels) == len(timeline.members)
+    else:
+        assert 8 <= len(labels) <= 40
+        assert len(figure.axes) == 2
+
+
+def test_the_axis_is_in_seconds_and_covers_the_start_up(case: tuple[Timeline, Figure]) -> None:
+    timeline, figure = case
+    low, high = _rows_axes(figure).get_xlim()
+    assert low == 0
+    assert timeline.seconds <= high <= max(timeline.seconds * 1.1, 0.1)
+    assert _rows_axes(figure).get_xlabel() == "seconds after the first came"
+
+
+def test_all_that_is_drawn_stands_out_from_white_and_from_dark(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.svg"
+    drawing.save(_missing(), path)
+    drawing.save(_strangers(), tmp_path / "more.svg")
+    text = path.read_text() + (tmp_path / "more.svg").read_text()
+    colours = {word[:7] for word in text.split("#")[1:] for word in [f"#{word}"] if _is_colour(word[1:7])}
+    assert {drawing.WAITS, drawing.IN_VAIN, drawing.LATE, paper.INK} <= colours
+    for colour in colours:
+        for ground in ("#ffffff", "#0d1117"):
+            assert _contrast(colour, ground) >= 3, f"{colour} on {ground}"
+
+
+def _is_colour(text: str) -> bool:
+    return len(text) == 6 and all(each in "0123456789abcdef" for each in text)
+
+
+def _contrast(one: str, other: str) -> float:
+    """By the definition of WCAG."""
+
+    def luminance(colour: str) -> float:
+        channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels]
+        return sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+# Rows
+
+
+def test_rows_are_grouped_by_machine() -> None:
+    rows = rows_of(_judged(*straggler(4, last=3, late=9.0, per_machine=2)))
+    assert [(row.label, row.is_late) for row in rows] == [
+        ("node-0000", False),
+        ("rank 0", False),
+        ("rank 1", False),
+        ("node-0001", False),
+        ("rank 2", False),
+        ("rank 3", True),
+    ]
+
+
+def test_machines_of_one_rank_need_no_line_of_their_own() -> None:
+    rows = rows_of(_judged(*straggler(3, last=1, late=9.0, per_machine=1)))
+    assert [row.label for row in rows] == [
+        "rank 0 on node-0000",
+        "rank 1 on node-0001",
+        "rank 2 on node-0002",
+    ]
+    assert [row.label for row in rows_of(_judged(START, *arrival(0, 0.0, "")))] == ["rank 0"]
+
+
+def test_of_a_crowd_the_machines_of_the_last_are_shown() -> None:
+    rows = rows_of(_judged(*straggler(4_096, last=999, late=20.0, per_machine=8)))
+    assert [row.label for row in rows if row.member is None] == [
+        "node-0124",
+        *(f"node-{machine:04}" for machine in range(508, 512)),
+    ]
+    assert [row.label for row in rows if row.is_late] == ["rank 999"]
+
+
+def test_waits_that_cannot_be_told_apart_are_one_bar() -> None:
+    waits = [each for at in range(1_000) for each in wait(0, 0.01 * at, 0.01 * at + 0.009, "k")]
+    timeline = _judged(START, *arrival(0, 0.0), *arrival(1, 10.0), *waits)
+    assert len(spans_of(timeline, timeline.members[-1].waits, met=True)) == 1
+    assert spans_of(timeline, timeline.members[-1].waits, met=False) == []
+
+
+def test_counts() -> None:
+    assert counts([(0.0, 2.0), (1.0, 3.0)], [0.0, 0.5, 1.0, 2.0, 2.5, 3.0]) == [1, 1, 2, 1, 1, 0]
+
+
+# Files
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf", ".SVG"])
+def test_files_are_written_and_the_same_each_time(suffix: str, tmp_path: Path) -> None:
+    timeline = _judged(*straggler(8, last=5, late=41.2))
+    paths = [tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"]
+    for path in paths:
+        paper.check_plot(path)
+        drawing.save(timeline, path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    starts = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}
+    assert paths[0].read_bytes().startswith(starts[suffix.lower()])
+
+
+def test_an_svg_says_in_words_what_it_shows(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.svg"
+    drawing.save(_judged(*straggler(8, last=5, late=41.2)), path)
+    text = path.read_text()
+    assert "<dc:title>rank 5 on node-0001 came 41.2 s after the first;" in text
+    assert "<dc:date>" not in text
+
+
+@pytest.mark.parametrize("name", ["plot.gif", "plot", ".svg"])
+def test_other_suffixes_are_refused_beforehand(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no SVG, PNG or PDF"):
+        paper.check_plot(tmp_path / name)
+
+
+def test_a_folder_that_is_not_there_is_told_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no folder"):
+        paper.check_plot(tmp_path / "nowhere" / "plot.svg")
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "plot.svg").mkdir()
+    with pytest.raises(RallypointError, match="cannot write"):
+        drawing.save(_alone(), tmp_path / "plot.svg")
+
+
+def test_without_matplotlib_it_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError("No module named 'matplotlib'")
+        return original(name, *args, **kwargs)
+
+    original = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(UsageError, match="figures need matplotlib") as caught:
+        paper.check_plot(tmp_path / "plot.svg")
+    assert "rallypoint[bench]" in caught.value.hint
+
+
+@pytest.fixture(autouse=True)
+def _strict_about_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
+    """matplotlib warns of letters that its font does not have, and of layouts that do not fit."""
+    yield
+    assert [str(each.message) for each in recwarn.list] == []
+    assert "matplotlib.pyplot" not in sys.modules

@@ -8,7 +8,21 @@ import sys
 import typer
 
 import rallypoint
-from rallypoint.cli import bench, doctor, enable, explain, kv, relay, run, serve, torch, verify
+from rallypoint.cli import (
+    bench,
+    doctor,
+    enable,
+    explain,
+    kv,
+    relay,
+    run,
+    serve,
+    status,
+    timeline,
+    torch,
+    verify,
+    web,
+)
 from rallypoint.errors import RallypointError, UsageError
 
 app = typer.Typer(
@@ -24,6 +38,9 @@ app.command("run", context_settings=run.CONTEXT)(run.run)
 app.command("enable")(enable.enable)
 app.command("disable")(enable.disable)
 app.command("verify")(verify.verify)
+app.command("status")(status.status)
+app.command("web")(web.web)
+app.command("timeline")(timeline.timeline)
 app.command("doctor")(doctor.doctor)
 app.command("explain")(explain.explain)
 app.add_typer(kv.app, name="kv")

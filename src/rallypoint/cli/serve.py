@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from rallypoint.cli.serving import BackendOption, LimitOption, PortOption, announce, logger, open_loop
 from rallypoint.server.backend import Choice
-from rallypoint.server.binding import describe, listen
+from rallypoint.server.binding import describe, listen, reachable_at
 from rallypoint.server.core import Core
+from rallypoint.server.observing import EVENTS_VARIABLE, observe
 from rallypoint.server.process import limits_of_environment, settle_in
 from rallypoint.server.pump import Pump
 
@@ -26,6 +29,16 @@ def serve(
     port: PortOption = 29500,
     backend: BackendOption = Choice.AUTO,
     limit: LimitOption = None,
+    events: Annotated[
+        str,
+        typer.Option(metavar="FILE", envvar=EVENTS_VARIABLE, help="Write what happens, a line of JSON each."),
+    ] = "",
+    web: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", help="Show who is here on a page at this port of localhost; 0 takes a free one."
+        ),
+    ] = None,
 ) -> None:
     """Serve a TCPStore until SIGINT or SIGTERM.
 
@@ -34,6 +47,24 @@ def serve(
     settle_in(logging.INFO)
     core = Core(limits_of_environment().override(limit or ()))
     listeners = listen(host, port)
+    observe(core, events)
     loop = open_loop(backend)
     logger.info("listening on %s", describe(listeners))
-    Pump(loop, core, listeners).serve(announce(host, listeners, loop))
+    with _page(web, reachable_at(listeners[0])):
+        Pump(loop, core, listeners).serve(announce(host, listeners, loop))
+
+
+@contextmanager
+def _page(port: int | None, store: tuple[str, int]) -> Iterator[None]:
+    """The page for a store, in a process of its own, for as long as that is served."""
+    if port is None:
+        yield
+        return
+    from rallypoint.web.hosting import host_web  # late: most servers have no page
+
+    page = host_web(store, port=port)
+    logger.info("the page is at %s", page.url)
+    try:
+        yield
+    finally:
+        page.stop()

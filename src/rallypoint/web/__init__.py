@@ -1,0 +1,9 @@
+"""A page, and figures for Prometheus, about one store: who is here, who is missing, who waits for what.
+
+A process of its own asks the store while somebody looks, and pushes what has changed to their browsers. It
+only reads. starlette, uvicorn and prometheus-client (the extra `web`) are imported by `app`, `metrics` and
+`serving` alone.
+
+`picture` is what a browser is shown, as JSON, `patching` how one picture becomes the next, `access` who may
+see it: all three are pure. `page/` is what runs in the browser.
+"""

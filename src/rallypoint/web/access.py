@@ -1,0 +1,108 @@
+"""Who may see the page. On loopback, everybody on this machine; anywhere else, who has the token.
+
+A token comes in the header `Authorization: Bearer …`, or once as `?token=…`, which a browser exchanges for a
+cookie. The cookie is made from the token, and is not the token. Where only loopback is served, the name under
+which the page is asked for has to be one of loopback: else a page of somebody else's, whose name is made to
+lead here, could read this one.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from rallypoint.errors import UsageError
+
+LEAST_CHARACTERS: Final = 16
+_HOST: Final = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::[0-9]*)?")
+TOKEN_VARIABLE: Final = "RALLYPOINT_WEB_TOKEN"  # noqa: S105 its name, and not its value
+_HINT: Final = "python -c 'import secrets; print(secrets.token_urlsafe())' prints one"
+
+
+class Verdict(Enum):
+    """What becomes of a request."""
+
+    ALLOW = "allow"
+    ADMIT = "admit"
+    """It brought the token in its address: set the cookie, and send it on to the address without it."""
+    REFUSE = "refuse"
+    """It has no token, or a wrong one."""
+    STRANGE_NAME = "strange name"
+    """It asks for a name that is not this machine's own."""
+
+
+@dataclass(frozen=True)
+class Bearing:
+    """What a request brings along."""
+
+    host: str = ""
+    authorization: str = ""
+    cookies: Mapping[str, str] | None = None
+    token: str | None = None
+    """From its address; None: there is none in it."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """The rules for one page."""
+
+    token: str = ""
+    """Nothing: everybody may see it."""
+    loopback: bool = True
+    """Whether only this machine reaches it."""
+    cookie: str = "rallypoint"
+    """The name of the cookie: pages on other ports of the same machine need others."""
+
+    @property
+    def pass_(self) -> str:
+        """What the cookie says."""
+        return hmac.new(self.token.encode(), b"rallypoint web page", "sha256").hexdigest()
+
+    def judge(self, bearing: Bearing) -> Verdict:
+        if self.loopback and not is_loopback_name(bearing.host):
+            return Verdict.STRANGE_NAME
+        if not self.token:
+            return Verdict.ALLOW
+        if bearing.token is not None:
+            return Verdict.ADMIT if _equal(bearing.token, self.token) else Verdict.REFUSE
+        kind, _, given = bearing.authorization.partition(" ")
+        if kind.lower() == "bearer":
+            return Verdict.ALLOW if _equal(given.strip(), self.token) else Verdict.REFUSE
+        cookie = (bearing.cookies or {}).get(self.cookie, "")
+        return Verdict.ALLOW if _equal(cookie, self.pass_) else Verdict.REFUSE
+
+
+def check_token(token: str, *, loopback: bool, place: str) -> None:
+    """UsageError for a page that others could see without a token, or with one that is easily guessed."""
+    if not token and not loopback:
+        raise UsageError(
+            f"on {place}, others could see the page",
+            hint=f"give a token (--token or {TOKEN_VARIABLE}; {_HINT}), or listen on localhost",
+        )
+    if token and len(token) < LEAST_CHARACTERS:
+        raise UsageError(f"a token of {len(token)} characters could be guessed", hint=_HINT)
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError("a token has to be of plain letters, digits and signs", hint=_HINT)
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether what a browser was told to ask (`Host`, with a port or without) can only be this machine."""
+    match = _HOST.fullmatch(host)
+    name = (match[1] or match[2]).lower().rstrip(".") if match else ""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _equal(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())

@@ -1,0 +1,68 @@
+// Elements. Text is always set as text: nothing that comes from a store is ever read as HTML.
+
+export const byId = (id) => document.getElementById(id);
+
+/** A copy of what is in a template of the page. */
+export const clone = (id) => byId(id).content.firstElementChild.cloneNode(true);
+
+/** The part of such a copy that has a name. */
+export const part = (element, name) => element.querySelector(`[data-part="${name}"]`);
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element of a drawing, with attributes and children; strings become text. */
+export function makeSvg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** Set a text only if it is another one: who reads the page aloud is told of every change. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Show an element or not. */
+export function show(element, wanted) {
+  if (element.hidden === wanted) element.hidden = !wanted;
+}
+
+/** Children of a list, known again by their keys: those that stay keep their focus and their selection. */
+export function syncList(list, entries, create, update) {
+  const before = new Map([...list.children].map((child) => [child.dataset.key, child]));
+  let place = list.firstElementChild;
+  for (const [key, value] of entries) {
+    let child = before.get(key);
+    before.delete(key);
+    if (!child) {
+      child = create(key);
+      child.dataset.key = key;
+    }
+    update(child, value, key);
+    if (child === place) place = place.nextElementSibling;
+    else list.insertBefore(child, place);
+  }
+  for (const child of before.values()) child.remove();
+}
+
+const ages = new Set();
+
+let now = 0; // by the store's clock
+
+/** Let an element say how long ago a moment is; `tick` counts on. */
+export function showAge(element, moment, text) {
+  ages.add(element);
+  element.moment = moment;
+  element.ageText = text;
+  setText(element, text(Math.max(now - moment, 0)));
+}
+
+/** Let all of them say how long ago it is, now that it is this time. */
+export function tick(time) {
+  now = time;
+  for (const element of ages) {
+    if (!element.isConnected) ages.delete(element);
+    else setText(element, element.ageText(Math.max(now - element.moment, 0)));
+  }
+}

@@ -1,0 +1,84 @@
+"""Who may see the page."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.errors import UsageError
+from rallypoint.web.access import Access, Bearing, Verdict, check_token, is_loopback_name
+
+TOKEN = "correct-horse-battery"
+LOCAL = Access()
+GUARDED = Access(TOKEN, loopback=False, cookie="here")
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        *[(name, True) for name in ("localhost", "localhost:80", "LOCALHOST.", "page.localhost:8080")],
+        *[(name, True) for name in ("127.0.0.1:8080", "127.3.2.1", "[::1]", "[::1]:8080")],
+        *[(name, False) for name in ("", "evil.example", "evil.example:8080", "10.0.0.1", "0.0.0.0:80")],
+        *[(name, False) for name in ("localhost.evil.example", "127.0.0.1.evil.example", "[fd00::1]:80")],
+        *[(name, False) for name in ("notlocalhost", "[", "]", "[::1].evil.example")],
+    ],
+)
+def test_names_of_loopback(host: str, expected: bool) -> None:
+    assert is_loopback_name(host) is expected
+
+
+@pytest.mark.parametrize("access", [LOCAL, Access(TOKEN, loopback=True)])
+def test_a_strange_name_is_refused_before_all_else(access: Access) -> None:
+    """As a page elsewhere asks for whose name was made to lead here."""
+    bearing = Bearing("evil.example", authorization=f"Bearer {TOKEN}", token=TOKEN)
+    assert access.judge(bearing) is Verdict.STRANGE_NAME
+
+
+def test_on_loopback_without_a_token_everybody_may() -> None:
+    assert LOCAL.judge(Bearing("localhost:8080")) is Verdict.ALLOW
+
+
+@pytest.mark.parametrize(
+    ("bearing", "verdict"),
+    [
+        (Bearing(), Verdict.REFUSE),
+        (Bearing(authorization=f"Bearer {TOKEN}"), Verdict.ALLOW),
+        (Bearing(authorization=f"bearer   {TOKEN} "), Verdict.ALLOW),
+        (Bearing(authorization=f"Bearer {TOKEN}x"), Verdict.REFUSE),
+        (Bearing(authorization=TOKEN), Verdict.REFUSE),
+        (Bearing(authorization=f"Basic {TOKEN}"), Verdict.REFUSE),
+        (Bearing(token=TOKEN), Verdict.ADMIT),
+        (Bearing(token=""), Verdict.REFUSE),
+        (Bearing(token="wörse"), Verdict.REFUSE),
+        (Bearing(token="\udc80"), Verdict.REFUSE),
+        (Bearing(cookies={"here": GUARDED.pass_}), Verdict.ALLOW),
+        (Bearing(cookies={"there": GUARDED.pass_}), Verdict.REFUSE),
+        (Bearing(cookies={"here": TOKEN}), Verdict.REFUSE),
+        (Bearing(cookies={"here": Access("another-token-of-old").pass_}), Verdict.REFUSE),
+        (Bearing(authorization="Bearer wrong", cookies={"here": GUARDED.pass_}), Verdict.REFUSE),
+        (Bearing(token="wrong", cookies={"here": GUARDED.pass_}), Verdict.REFUSE),
+    ],
+)
+def test_with_a_token_every_request_needs_it(bearing: Bearing, verdict: Verdict) -> None:
+    assert GUARDED.judge(bearing) is verdict
+
+
+def test_the_cookie_does_not_tell_the_token() -> None:
+    assert TOKEN not in GUARDED.pass_
+
+
+def test_where_others_reach_it_a_token_is_needed() -> None:
+    check_token("", loopback=True, place="127.0.0.1")
+    check_token(TOKEN, loopback=True, place="127.0.0.1")
+    check_token(TOKEN, loopback=False, place="0.0.0.0")
+    with pytest.raises(UsageError, match=r"on 0\.0\.0\.0, others could see the page") as found:
+        check_token("", loopback=False, place="0.0.0.0")
+    assert "RALLYPOINT_WEB_TOKEN" in found.value.hint
+
+
+@pytest.mark.parametrize(
+    "token", ["short", "fifteen-letters", "with a space in it", "\N{SNOWMAN}" * 20, "x\n" * 9]
+)
+def test_a_token_that_is_none(token: str) -> None:
+    with pytest.raises(UsageError) as found:
+        check_token(token, loopback=True, place="127.0.0.1")
+    assert token not in str(found.value)

@@ -1,0 +1,421 @@
+"""The page over HTTP: what is answered, to whom, and by which process."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import psutil
+import pytest
+from starlette.types import Message
+
+from processes import end, serving
+from rallypoint.errors import ConnectError, PortInUseError, UsageError
+from rallypoint.web import events, extra, watching
+from rallypoint.web.events import MOST_VIEWERS, EventStream
+from rallypoint.web.hosting import HostedPage, host_web
+from rallypoint.web.watching import Watch
+from raw import until
+from web_stores import ScriptedStore, job, page_about
+
+SECONDS = 30.0
+TOKEN = "correct-horse-battery"
+EIGHT = {"node-a": 4, "node-b": 4}
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self.body)
+        return content
+
+
+def ask(url: str, path: str = "", headers: Mapping[str, str] | None = None, method: str = "GET") -> Answer:
+    """One request; what it is answered."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=SECONDS)
+    try:
+        connection.request(method, parts.path + path, headers=dict(headers or {}))
+        response = connection.getresponse()
+        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+@contextmanager
+def viewing(url: str) -> Iterator[http.client.HTTPResponse]:
+    """Look on, as a browser does."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=SECONDS)
+    try:
+        connection.request("GET", "/events")
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def store() -> ScriptedStore:
+    values = {"plain": b"hello", "binary": bytes(range(256)) * 40, "odd \udcff": b"x", "empty": b""}
+    return ScriptedStore(job(EIGHT, late=[7], waits={0: ("key", 41.0)}), values)
+
+
+@pytest.fixture(scope="module")
+def url(store: ScriptedStore) -> Iterator[str]:
+    with page_about(store) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def guarded(store: ScriptedStore) -> Iterator[str]:
+    with page_about(store, token=TOKEN, loopback=False) as found:
+        yield found
+
+
+# Answers
+
+
+def test_every_answer_forbids_what_the_page_does_not_need(url: str) -> None:
+    for path in ("", "assets/main.js", "metrics", "healthz", "api/keys", "nowhere"):
+        headers = ask(url, path).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert "unsafe" not in policy
+        assert "require-trusted-types-for 'script'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+        assert "server" not in headers
+
+
+def test_the_page_names_only_files_that_there_are(url: str) -> None:
+    page = ask(url).body.decode()
+    names = {part.split('"')[0] for part in page.split('"assets/')[1:]}
+    assert names == {
+        "icon.svg",
+        "main.js",
+        *(f"{name}.css" for name in ("colours", "base", "panels", "page")),
+    }
+    for name in names:
+        assert ask(url, f"assets/{name}").status == 200
+    assert "<style" not in page
+    assert "style=" not in page
+    assert "//" not in page.replace("<!doctype", "")
+
+
+@pytest.mark.parametrize("path", ["assets/no.js", "assets/../app.py", "assets/%2e%2e%2fapp.py", "nowhere"])
+def test_nothing_else_is_served(url: str, path: str) -> None:
+    assert ask(url, path).status == 404
+
+
+@pytest.mark.parametrize("path", ["", "events", "metrics", "healthz", "api/keys", "api/value", "api/ranks/0"])
+def test_it_only_reads(url: str, path: str) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        assert ask(url, path, method=method).status == 405
+
+
+def test_a_rank(url: str) -> None:
+    told = ask(url, "api/ranks/0").json
+    assert (told["rank"], told["host"], told["state"], told["waits"]) == (0, "node-a", "waiting", ["key"])
+    assert ask(url, "api/ranks/7").json["state"] == "late"
+    assert ask(url, "api/ranks/8").status == 404
+
+
+def test_keys_and_their_values(url: str) -> None:
+    told = ask(url, "api/keys?search=in").json
+    assert [each["key"] for each in told["keys"]] == ["binary", "plain"]
+    assert (told["found"], told["count"]) == (2, 4)
+    value = ask(url, "api/value?key=" + quote('"binary"')).json
+    assert value["size"] == 10_240
+    assert value["data"] == (bytes(range(256)) * 16).hex()
+    assert ask(url, "api/value?key=" + quote('"empty"')).json["data"] == ""
+
+
+def test_a_key_that_is_no_text(url: str) -> None:
+    (told,) = ask(url, "api/keys?search=odd").json["keys"]
+    assert told["key"] == "odd \udcff"
+    assert ask(url, "api/value?key=" + quote(json.dumps(told["key"]))).json["data"] == "78"
+
+
+@pytest.mark.parametrize(("key", "status"), [("", 400), ("plain", 400), ("7", 400), ('"nothing"', 404)])
+def test_a_value_that_cannot_be_told(url: str, key: str, status: int) -> None:
+    assert ask(url, "api/value?key=" + quote(key)).status == status
+
+
+def test_health_and_metrics_of_a_store_that_answers(url: str) -> None:
+    health = ask(url, "healthz")
+    assert (health.status, health.json) == (200, {"status": "ok"})
+    metrics = ask(url, "metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert b"\nrallypoint_ranks_missing 1.0\n" in metrics.body
+
+
+def test_health_and_metrics_of_one_that_does_not() -> None:
+    gone = ScriptedStore(job(EIGHT), failure=ConnectError("cannot reach the store", hint="is it up?"))
+    with page_about(gone) as url:
+        health = ask(url, "healthz")
+        assert (health.status, health.json["status"]) == (503, "unavailable")
+        assert health.json["message"] == "cannot reach the store"
+        assert health.json["hint"] == "is it up?"
+        assert ask(url, "metrics").body.endswith(b"\nrallypoint_up 0.0\n")
+        assert ask(url, "api/keys").status == ask(url, "api/ranks/0").status == 503
+
+
+# Events
+
+
+def test_events_come_as_they_happen(url: str) -> None:
+    with viewing(url) as response:
+        assert response.getheader("content-type") == "text/event-stream; charset=utf-8"
+        first = [response.readline() for _ in range(4)]
+        assert first[0] == b"event: whole\n"
+        assert json.loads(first[2].removeprefix(b"data: "))["counts"]["late"] == 1
+        assert response.readline() == b"event: change\n"
+
+
+def test_one_viewer_too_many() -> None:
+    store = ScriptedStore(job({"node-a": 2}))
+    with page_about(store) as url:
+        sockets = []
+        try:
+            for _ in range(MOST_VIEWERS):
+                each = socket.create_connection(("127.0.0.1", urlsplit(url).port or 0))
+                each.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert each.recv(12) == b"HTTP/1.1 200"
+                sockets.append(each)
+            refused = ask(url, "events")
+            assert refused.status == 503
+            assert b"look already" in refused.body
+            assert ask(url, "healthz").status == 200
+            sockets.pop().close()
+            until(lambda: is_shown(url), "a place is free again")
+        finally:
+            for each in sockets:
+                each.close()
+
+
+def is_shown(url: str) -> bool:
+    with viewing(url) as response:
+        return response.status == 200
+
+
+@pytest.mark.parametrize("takes", [0, 1, 3])
+def test_who_takes_nothing_any_more_is_dropped(
+    takes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is on its way is all that is kept for somebody who does not read."""
+    monkeypatch.setattr(watching, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(events, "_TAKE_SECONDS", 0.05)
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if len(sent) > 1 + takes:
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def work() -> Watch:
+        watch = Watch(ScriptedStore(job(EIGHT)).look, "")
+        await asyncio.wait_for(EventStream(watch)({"type": "http"}, receive, send), SECONDS)
+        return watch
+
+    assert asyncio.run(work()).viewers == 0
+    assert len(sent) == 2 + takes
+    assert "has taken nothing for 0.05 s" in caplog.text
+
+
+# Who may see it
+
+
+def test_a_strange_name_is_refused(url: str) -> None:
+    assert ask(url, headers={"Host": "evil.example"}).status == 403
+    assert ask(url, "metrics", {"Host": "evil.example:80"}).status == 403
+    assert ask(url, "metrics", {"Host": "localhost:1"}).status == 200
+
+
+@pytest.mark.parametrize("path", ["", "assets/page.css", "events", "metrics", "healthz", "api/keys"])
+def test_without_the_token_nothing_is_told(guarded: str, path: str) -> None:
+    cookie = f"rallypoint_{urlsplit(guarded).port}=x"
+    bearings: list[dict[str, str]] = [{}, {"Authorization": "Bearer wrong"}, {"Cookie": cookie}]
+    for headers in bearings:
+        answer = ask(guarded, path, headers)
+        assert answer.status == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert b"rallypoint_" not in answer.body
+    assert ask(guarded, f"{path}?token=wrong").status == 401
+
+
+def test_with_the_token_in_a_header(guarded: str) -> None:
+    answer = ask(guarded, "metrics", {"Authorization": f"Bearer {TOKEN}"})
+    assert answer.status == 200
+    assert b"rallypoint_up 1.0" in answer.body
+
+
+def test_a_token_in_the_address_becomes_a_cookie(guarded: str) -> None:
+    answer = ask(guarded, f"api/keys?search=a%26b&token={TOKEN}")
+    assert answer.status == 303
+    assert answer.headers["location"] == "/api/keys?search=a%26b"
+    cookie, *traits = answer.headers["set-cookie"].split("; ")
+    assert {each.lower() for each in traits} >= {"httponly", "samesite=strict", "path=/"}
+    assert TOKEN not in cookie
+    assert ask(guarded, "api/keys", {"Cookie": cookie}).status == 200
+
+
+def test_a_token_sends_nobody_elsewhere(guarded: str) -> None:
+    for path in ("/evil.example/", "//evil.example/", "%2F%2Fevil.example"):
+        location = ask(guarded, f"{path}?token={TOKEN}").headers["location"]
+        assert location.startswith("/")
+        assert not location.startswith(("//", "/\\"))
+
+
+# Processes
+
+
+@pytest.fixture(scope="module")
+def real_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    with (tmp_path_factory.mktemp("web") / "log").open("w+") as log, serving("libuv", log) as server:
+        yield server.host, server.port
+
+
+@contextmanager
+def hosted(store: tuple[str, int], **options: object) -> Iterator[HostedPage]:
+    page = host_web(store, **options)  # type: ignore[arg-type]
+    try:
+        yield page
+    finally:
+        page.stop()
+
+
+def test_a_page_in_a_process_of_its_own(real_store: tuple[str, int]) -> None:
+    with hosted(real_store) as page:
+        assert ask(page.url, "healthz").json == {"status": "ok"}
+        process = psutil.Process(page.pid)
+        assert TOKEN not in " ".join(process.cmdline())
+    assert not process.is_running()
+
+
+def test_a_page_on_a_port_that_is_taken(real_store: tuple[str, int]) -> None:
+    with hosted(real_store) as page, pytest.raises(PortInUseError):
+        host_web(real_store, port=urlsplit(page.url).port or 0)
+
+
+def test_a_page_for_others_needs_a_token(real_store: tuple[str, int]) -> None:
+    with pytest.raises(UsageError, match="others could see the page"):
+        host_web(real_store, host="0.0.0.0")
+    with hosted(real_store, host="0.0.0.0", token=TOKEN) as page:
+        port = urlsplit(page.url).port
+        local = f"http://127.0.0.1:{port}/"
+        assert ask(local, "healthz").status == 401
+        named = {"Authorization": f"Bearer {TOKEN}", "Host": "the-name-of-this-machine"}
+        assert ask(local, "healthz", named).status == 200
+
+
+def test_without_the_extra_it_says_what_to_install(
+    real_store: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "uvicorn" else object())
+    with pytest.raises(UsageError, match="needs uvicorn: not installed") as found:
+        host_web(real_store)
+    assert found.value.hint == "pip install 'rallypoint[web]'"
+
+
+PARENT = """
+import sys
+from rallypoint.web.hosting import host_web
+page = host_web((sys.argv[1], int(sys.argv[2])))
+print(page.url, page.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+def test_it_ends_with_its_parent_however_that_ends(real_store: tuple[str, int]) -> None:
+    command = [sys.executable, "-c", PARENT, real_store[0], str(real_store[1])]
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        url, pid = parent.stdout.readline().split()
+        page = psutil.Process(int(pid))
+        with viewing(url) as response:
+            assert response.readline() == b"event: whole\n"
+            parent.send_signal(signal.SIGKILL)
+            page.wait(SECONDS)
+    finally:
+        end(parent)
+
+
+# The command
+
+
+@contextmanager
+def web(*options: str, environ: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rallypoint", "web", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environ or {})},
+    )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_ends_in_good_order_also_if_somebody_looks(
+    real_store: tuple[str, int], number: signal.Signals
+) -> None:
+    with web("--store", f"{real_store[0]}:{real_store[1]}") as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("rallypoint: page on http://localhost:")
+        with viewing(line.split()[-1]) as response:
+            assert response.readline() == b"event: whole\n"
+            process.send_signal(number)
+            rest, log = process.communicate(timeout=SECONDS)
+    assert (process.returncode, rest, log) == (0, "", "")
+
+
+def test_the_command_comes_up_without_a_store() -> None:
+    with socket.socket() as held:  # a port that refuses connections
+        held.bind(("127.0.0.1", 0))
+        with web("--store", f"127.0.0.1:{held.getsockname()[1]}", "--token", TOKEN) as process:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            assert ask(url).status == 401
+            assert ask(url, headers={"Authorization": f"Bearer {TOKEN}"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--store", "localhost"], "the store (--store, or RALLYPOINT_STORE) is 'localhost'"),
+        (["--store", "localhost:1", "--host", "0.0.0.0"], "others could see the page"),
+    ],
+)
+def test_wrong_usage(options: list[str], message: str) -> None:
+    with web(*options) as process:
+        _, log = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert message in log
+    assert "\nhint: " in log

@@ -252,7 +252,7 @@ def test_options_are_documented(command: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("op", Op)
 def test_operations_are_documented(op: Op) -> None:
-    page = "protocol.md" if op < Op.SESSION else "sessions.md"
+    page = "protocol.md" if op < Op.SESSION or op is Op.LOOK else "sessions.md"
     text = (_REFERENCE / page).read_text()
     assert re.search(rf"^\| {op.value} \| `{op.name}` \|", text, flags=re.MULTILINE)
 

@@ -714,11 +714,12 @@ LESS = ("rallypoint-libuv", pytest.param("redis", marks=[needs_redis, pytest.mar
 RANKS = 20
 
 
-def expect_times(sample: Sample) -> None:
+def expect_times(sample: Sample, most: float | None = None) -> None:
+    """`most` is what a single rank may have taken; by default, as long as all of them."""
     assert sample.p50 is not None
     assert sample.p99 is not None
     assert sample.cpu is not None
-    assert 0 < sample.p50 <= sample.p99 <= sample.value + 0.001
+    assert 0 < sample.p50 <= sample.p99 <= (sample.value + 0.001 if most is None else most)
     assert sample.cpu > 0
 
 
@@ -741,9 +742,13 @@ def test_ranks_come_up_round_after_round(name: str, hosts: Hosts) -> None:
 @pytest.mark.parametrize("name", [*LESS, pytest.param(names.RELAY, marks=pytest.mark.slow)])
 def test_ranks_pass_round_after_round(name: str, kind: type[ranks.WithRanks], hosts: Hosts) -> None:
     with running_target(name, hosts, RANKS) as target, in_session(kind, target, RANKS) as session:
-        samples = [session.round() for _ in range(2)]
-    for sample in samples:
-        expect_times(sample)
+        samples = []
+        for _ in range(2):
+            began = time.monotonic()
+            samples.append((session.round(), time.monotonic() - began))
+    for sample, seconds in samples:
+        # What wakes ranks is an order, and each is timed from there on: it may take a while to get through.
+        expect_times(sample, seconds if kind is waiting.Wakeups else None)
         if kind is not waiting.Wakeups and name != names.RELAY:
             assert 6 * RANKS + 1 <= sample.extras["messages"] <= 7 * RANKS
 

@@ -268,3 +268,11 @@ def test_what_is_no_number_of_seconds_is_refused(text: str, number: str) -> None
     with pytest.raises(ProtocolError, match="cannot be read"):
         Snapshot.from_json(json.dumps(WHOLE)[:-1] + "," + text.format(number) + "}")
     Snapshot.from_json(json.dumps(WHOLE)[:-1] + "," + text.format("1.5") + "}")
+
+
+@pytest.mark.parametrize("number", [1 << 64, -1 << 64, 10**4_000])
+def test_what_nobody_can_have_counted_is_refused(number: int) -> None:
+    """Nothing could be reckoned with it, as with a duration."""
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        Snapshot.from_json(json.dumps(WHOLE | {"accepted": number}))
+    assert Snapshot.from_json(json.dumps(WHOLE | {"accepted": (1 << 64) - 1})).accepted == (1 << 64) - 1

@@ -25,7 +25,7 @@ class StallReports:
     def look(self) -> None:
         """About once a second."""
         core = self._core
-        lasted = core.stalled_seconds if core.kind == "server" else 0.0
+        lasted = core.stalled_seconds
         if lasted < core.limits.stall_seconds:
             self._due = core.limits.stall_seconds
         elif lasted >= self._due:

@@ -1,14 +1,32 @@
-"""Fixtures that more than one test module uses."""
+"""What holds for every test, and the fixtures that more than one test module uses."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from processes import BACKENDS, Server, relaying, serving
+from raw import empty
+
+
+def pytest_configure() -> None:
+    """Undo what the caller's shell has set: nohup ignores SIGHUP, a job in the background ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGCHLD"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+
+
+# The same examples on every machine, and no complaint that a busy one is slow to draw them.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
 
 
 @contextmanager
@@ -21,22 +39,45 @@ def _serving(backend: str, relays: int, folder: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(params=BACKENDS)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """A server process, once on each backend."""
-    with _serving(request.param, 0, tmp_path) as running:
+@pytest.fixture(scope="module", params=BACKENDS)
+def server_of_module(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    with _serving(request.param, 0, tmp_path_factory.mktemp("server")) as running:
         yield running
 
 
+@pytest.fixture
+def server(server_of_module: Server) -> Iterator[Server]:
+    """A server process, once on each backend. It serves all tests of a module, which find it without keys.
+
+    So none may end it. Queues are not emptied: each test has its own.
+    """
+    yield server_of_module
+    empty(server_of_module.port)
+
+
 @pytest.fixture(
+    scope="module",
     params=[
         *(pytest.param((backend, 0), id=backend) for backend in BACKENDS),
         pytest.param(("libuv", 1), id="relay"),
         pytest.param(("libuv", 2), id="relay on a relay", marks=pytest.mark.slow),
-    ]
+    ],
 )
-def any_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """What clients may find at the address that they are given: a server on each backend, or a relay."""
+def any_server_of_module(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     backend, relays = request.param
-    with _serving(backend, relays, tmp_path) as running:
+    with _serving(backend, relays, tmp_path_factory.mktemp("server")) as running:
         yield running
+
+
+@pytest.fixture
+def any_server(any_server_of_module: Server) -> Iterator[Server]:
+    """What clients may find at the address that they are given: a server on each backend, or a relay.
+
+    It serves all tests of a module, which find it without keys. So none may end it. Queues are not emptied.
+    """
+    yield any_server_of_module
+    empty(any_server_of_module.port)

@@ -10,13 +10,17 @@ from types import FrameType
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt, with the signal's number, for SIGTERM and SIGHUP as well."""
+    """Raise KeyboardInterrupt, with the signal's number, for SIGTERM and SIGHUP as well.
+
+    A signal that was ignored when the command started stays ignored, as nohup asks for.
+    """
 
     def interrupt(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
 
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:

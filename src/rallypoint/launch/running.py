@@ -105,21 +105,25 @@ class _Relay:
 
     def __init__(self) -> None:
         self.seen: list[int] = []
+        self._waiting: list[int] = []
         self._had_terminal = has_terminal()
         self._process: subprocess.Popen[bytes] | None = None
 
     def open(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        for number in self.seen[:]:  # they came while it was started
-            self._pass_on(number)
+        self._pass_on()  # what came while it was started
 
     def take(self, number: int, _: FrameType | None) -> None:
         self.seen.append(number)
-        self._pass_on(number)
+        self._waiting.append(number)
+        self._pass_on()
 
-    def _pass_on(self, number: int) -> None:
-        if self._process is not None and not comes_from_terminal(number, self._had_terminal):
-            self._process.send_signal(number)
+    def _pass_on(self) -> None:
+        """Pass each signal on once, also if another one comes meanwhile and calls this again."""
+        while self._process is not None and self._waiting:
+            number = self._waiting.pop(0)
+            if not comes_from_terminal(number, self._had_terminal):
+                self._process.send_signal(number)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from torch.nn import Linear, Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from joining import LONG, LOOPBACK, init, init_by_file, variables
+from joining import LONG, LOOPBACK, SHORT, init_by_file, variables
 from rallypoint.stores.tcp import TCPStore
-from staging import Case, ImpossibleError, Stage
+from staging import Case, ImpossibleError, Stage, listen
 
 _SIMULATION = Path(__file__).parent.parent / "src/rallypoint/verify/simulation"
 _SCRIPT = "import torch.distributed as dist; dist.init_process_group('gloo')"
@@ -69,13 +70,18 @@ def gloo_interface_missing(folder: Path) -> Stage:
 
 
 def too_many_open_files(folder: Path) -> Stage:
-    def use_up_descriptors() -> None:
-        free = os.dup(0)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 8, free + 8))
-        os.close(free)
-        init(0, 1, 0)
+    """All files that the rank may open are in use: then torch can open none, however many it would take."""
+    held = listen()
 
-    return Stage([use_up_descriptors])
+    def connect_without_files() -> None:
+        free = os.dup(1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 8, free + 8))
+        with suppress(OSError):
+            while True:
+                os.dup(1)
+        dist.TCPStore(LOOPBACK, held.getsockname()[1], None, False, timeout=SHORT)
+
+    return Stage([connect_without_files], held=[held])
 
 
 def disk_full(folder: Path) -> Stage:

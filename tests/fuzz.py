@@ -1,6 +1,6 @@
 """Random and mutated streams against a live server, beside a client that must not notice.
 
-    python tests/fuzz.py --streams 100000 [--seed N] [--backend libuv|legacy|both] [--json]
+    python tests/fuzz.py --streams 100000 [--seed N] [--target libuv|legacy|relay|all] [--json]
 
 Stream number n of seed s is always the same bytes in the same pieces. What is asserted:
 

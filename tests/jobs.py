@@ -70,15 +70,16 @@ class Job:
         environ: Mapping[str, str] | None = None,
         command: Sequence[str] = ("-m", "torch.distributed.run"),
         prefix: Sequence[str] = (),
+        arguments: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
-        """Start one agent: `<prefix> python <command> <options> script.py`."""
+        """Start one agent: `<prefix> python <command> <options> script.py <arguments>`."""
         number = len(self.agents)
         path = self._folder / f"script-{number}.py"
         path.write_text(script)
         log = (self._folder / f"log-{number}").open("w+")
         self._logs.append(log)
         agent = subprocess.Popen(
-            [*prefix, sys.executable, *command, *options, str(path)],
+            [*prefix, sys.executable, *command, *options, str(path), *arguments],
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,

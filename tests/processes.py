@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-import torch.distributed as dist
-
 BACKENDS = ("libuv", "legacy")
 
 
@@ -67,6 +65,16 @@ def _running(command: Sequence[str], host: str, log: IO[str]) -> Iterator[Server
         end(process)
 
 
+def has_ipv6() -> bool:
+    """Whether this machine has an IPv6 loopback, whatever Python was built with."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
 def end(process: subprocess.Popen[Any]) -> None:
     """End a process that this test started, and close its pipes."""
     if process.poll() is None:
@@ -77,6 +85,8 @@ def end(process: subprocess.Popen[Any]) -> None:
 @contextmanager
 def torch_serving(use_libuv: bool) -> Iterator[int]:
     """torch's own server, on an IPv4 loopback port: so the hosts file answers its reverse look-ups."""
+    import torch.distributed as dist  # late: it takes seconds, and most servers here are ours
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         probe.listen(4096)

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 
 import psutil
-import torch.distributed as dist
 
 from processes import Server, torch_serving
 from rallypoint.wire.encoding import VALIDATE, blob, request
@@ -45,6 +44,12 @@ class RawClient:
             data += piece
         return bytes(data)
 
+    def read_number(self) -> int:
+        return int.from_bytes(self.read(8), "little", signed=True)
+
+    def read_blob(self) -> bytes:
+        return self.read(self.read_number())
+
     def read_rest(self) -> bytes:
         """All that comes until the server ends the connection."""
         data = bytearray()
@@ -59,7 +64,7 @@ class RawClient:
 
     def get(self, key: bytes) -> bytes:
         self.send(request(Op.GET, key))
-        return self.read(int.from_bytes(self.read(8), "little"))
+        return self.read_blob()
 
     def set(self, key: bytes, value: bytes) -> None:
         self.send(request(Op.SET, key, value))
@@ -75,6 +80,18 @@ class RawClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def empty(port: int) -> None:
+    """Delete all keys of a server, that of the workers included, which is listed nowhere."""
+    with RawClient(port) as client:
+        client.send(request(Op.LIST_KEYS))
+        keys = [client.read_blob() for _ in range(client.read_number())]
+        for key in (*keys, b"init/"):
+            client.send(request(Op.DELETE_KEY, key))
+            client.read_number()
+        client.send(request(Op.GETNUMKEYS))
+        assert client.read_number() == 0, "somebody still writes"
 
 
 def values_reply(*values: bytes) -> bytes:
@@ -122,6 +139,8 @@ def server_of_torch(use_libuv: bool) -> Iterator[int]:
         with torch_serving(use_libuv=True) as port:
             yield port
     else:
+        import torch.distributed as dist  # late: it takes seconds, and most servers here are ours
+
         master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
         yield master.port
         del master

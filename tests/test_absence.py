@@ -6,14 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from processes import Server, relaying, serving, torch_serving
+from processes import relaying, serving, torch_serving
 from rallypoint.client.connecting import connect
 from rallypoint.client.connection import Connection
 from rallypoint.client.deadline import Deadline
@@ -23,7 +25,7 @@ from rallypoint.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.rollcall.judging import judge
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import PLAN, Barrier
-from rallypoint.stores import absence, tcp
+from rallypoint.stores import absence
 from rallypoint.stores.absence import (
     ASKERS,
     HEAD,
@@ -224,19 +226,26 @@ def _late(call: Callable[[], object]) -> StoreTimeoutError:
     return caught.value
 
 
+def _all_late(*calls: Callable[[], object]) -> list[StoreTimeoutError]:
+    """Several at the same time, as each takes its time."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(_late, calls))
+
+
 MISSING = "2 of 4 ranks joined; missing: 1 on node-a; 3 on node-b"
 
 
-def test_waits_name_who_is_missing(store: TCPStore, port: int, join: Join) -> None:
+def test_waits_name_who_is_missing(
+    store: TCPStore, port: int, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
     join(port, 2)
-    late = _late(lambda: store.get("key"))
+    with _rank_0(port, monkeypatch) as other:
+        first, second = _all_late(lambda: store.get("key"), lambda: other.queue_pop("queue"))
     place = f"the store 127.0.0.1:{port}"
-    assert late.message == f"waited 1 s at {place}; 1 of 1 keys are missing: key; {MISSING}"
-    assert late.keys == ("key",)
-    assert late.missing == (1, 3)
-    late = _late(lambda: store.queue_pop("queue"))
-    assert late.message == f"waited 1 s: the queue 'queue' is empty; {MISSING}"
-    assert late.missing == (1, 3)
+    assert first.message == f"waited 1 s at {place}; 1 of 1 keys are missing: key; {MISSING}"
+    assert first.keys == ("key",)
+    assert second.message == f"waited 1 s: the queue 'queue' is empty; {MISSING}"
+    assert first.missing == second.missing == (1, 3)
     assert store.add("count", 1) == 1
 
 
@@ -278,12 +287,14 @@ def test_a_master_names_nobody_if_one_came_since_it_asked(
 def test_launchers_tools_and_polls_do_not_ask(
     store: TCPStore, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(absence, "look_through", lambda *_: asked.append(True))
     asked: list[bool] = []
-    _late(lambda: store.wait(["key"], 0.5))
-    for role in (Role.AGENT, Role.TOOL):
-        with TCPStore("127.0.0.1", port, timeout=1, role=role) as other:
-            _late(lambda: other.wait(["key"]))
+    monkeypatch.setattr(absence, "look_through", lambda *_: asked.append(True))
+    roles = (Role.AGENT, Role.TOOL)
+    with ExitStack() as stack:
+        agent, tool = (
+            stack.enter_context(TCPStore("127.0.0.1", port, timeout=1, role=role)) for role in roles
+        )
+        _all_late(lambda: agent.wait(["key"]), lambda: tool.wait(["key"]), lambda: store.wait(["key"], 0.5))
     assert not asked
     _late(lambda: store.wait(["key"]))
     assert asked, "the test sees who asks"
@@ -297,58 +308,66 @@ def test_who_asks_again_and_again_is_not_always_answered(
     assert _late(lambda: store.wait(["key"])).missing == ()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """One in a process of its own."""
-    with (tmp_path / "log").open("w+") as log, serving("libuv", log) as running:
-        yield running
-
-
 def test_behind_a_relay_the_store_itself_is_asked(
-    server: Server, join: Join, monkeypatch: pytest.MonkeyPatch, unhurried: None
+    port: int, join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unhurried: None
 ) -> None:
-    join(server.port, 2)
-    with relaying(server.address, server.log) as relay:
+    join(port, 2)
+    with (tmp_path / "log").open("w+") as log, relaying(f"127.0.0.1:{port}", log) as relay:
         with _rank_0(relay.port, monkeypatch) as store:
             store.set(PLAN, TWO_MACHINES)
             assert _late(lambda: store.get("key")).missing == (), "a relay does not know who is expected"
-            store.set(HEAD, f'["{server.host}", {server.port}]')
+            store.set(HEAD, f'["127.0.0.1", {port}]')
         with _rank_0(relay.port, monkeypatch) as store:
             late = _late(lambda: store.get("key"))
             assert late.message.endswith(MISSING)
             assert late.missing == (1, 3)
 
 
-@pytest.mark.parametrize("head", ["{}", '["nowhere.invalid", 1]'])
 def test_whoever_writes_nonsense_into_the_store_spoils_no_error(
-    head: str, monkeypatch: pytest.MonkeyPatch, unhurried: None
+    monkeypatch: pytest.MonkeyPatch, unhurried: None
 ) -> None:
-    with serving_in_a_thread(1) as port, _rank_0(port, monkeypatch) as store:
-        store.set(PLAN, "no plan")
-        store.set(HEAD, head)
-        late = _late(lambda: store.get("key"))
-        assert late.message == f"waited 1 s at the store 127.0.0.1:{port}; 1 of 1 keys are missing: key"
-        assert store.add("count", 1) == 1
+    with ExitStack() as stack:
+        ports = [stack.enter_context(serving_in_a_thread(1)) for _ in range(2)]
+        stores = [stack.enter_context(_rank_0(port, monkeypatch)) for port in ports]
+        for store, head in zip(stores, ["{}", '["nowhere.invalid", 1]'], strict=True):
+            store.set(PLAN, "no plan")
+            store.set(HEAD, head)
+        for port, late in zip(
+            ports, _all_late(*(partial(store.get, "key") for store in stores)), strict=True
+        ):
+            assert late.message == f"waited 1 s at the store 127.0.0.1:{port}; 1 of 1 keys are missing: key"
+        assert [store.add("count", 1) for store in stores] == [1, 1]
 
 
-@pytest.mark.parametrize("use_libuv", [True, False])
-def test_a_server_of_torch_is_asked_in_vain(use_libuv: bool, unhurried: None) -> None:
-    with torch_serving(use_libuv) as port, TCPStore("127.0.0.1", port, timeout=1) as store:
-        late = _late(lambda: store.get("key"))
-        assert late.message == f"waited 1 s at the store 127.0.0.1:{port}; 1 of 1 keys are missing: key"
-        assert store.add("count", 1) == 1
+def test_a_server_of_torch_is_asked_in_vain(unhurried: None) -> None:
+    with ExitStack() as stack:
+        ports = [stack.enter_context(torch_serving(use_libuv)) for use_libuv in (True, False)]
+        stores = [stack.enter_context(TCPStore("127.0.0.1", port, timeout=1)) for port in ports]
+        for port, late in zip(
+            ports, _all_late(*(partial(store.get, "key") for store in stores)), strict=True
+        ):
+            assert late.message == f"waited 1 s at the store 127.0.0.1:{port}; 1 of 1 keys are missing: key"
+        assert [store.add("count", 1) for store in stores] == [1, 1]
 
 
 def test_a_server_that_does_not_answer_makes_the_error_no_later(
-    server: Server, monkeypatch: pytest.MonkeyPatch, unhurried: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unhurried: None
 ) -> None:
-    with _rank_0(server.port, monkeypatch) as store:
-        os.kill(server.process.pid, signal.SIGSTOP)
+    """No later than for one who does not ask at all, at the same time."""
+
+    def seconds_of(call: Callable[[], object]) -> tuple[StoreTimeoutError, float]:
         began = time.monotonic()
-        late = _late(lambda: store.get("key"))
-        seconds = time.monotonic() - began
-    assert "gave no answer within 1 s" in late.message
-    assert seconds < 1 + tcp._GRACE_SECONDS + 1
+        return _late(call), time.monotonic() - began
+
+    with (tmp_path / "log").open("w+") as log, serving("libuv", log) as server, ExitStack() as stack:
+        store = stack.enter_context(_rank_0(server.port, monkeypatch))
+        tool = stack.enter_context(TCPStore("127.0.0.1", server.port, timeout=1, role=Role.TOOL))
+        os.kill(server.process.pid, signal.SIGSTOP)
+        with ThreadPoolExecutor(2) as pool:
+            asks, does_not = pool.map(seconds_of, [lambda: store.get("key"), lambda: tool.get("key")])
+    for late, _ in (asks, does_not):
+        assert "gave no answer within 1 s" in late.message
+    assert asks[1] < does_not[1] + 1
 
 
 def test_what_comes_while_it_asks_is_not_missed(

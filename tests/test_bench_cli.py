@@ -16,12 +16,13 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from bench_results import make_record
 from processes import end
-from rallypoint.bench import names
-from rallypoint.bench.results import read
+from rallypoint.bench import machine, names, running
+from rallypoint.bench.results import Results, read
 from rallypoint.cli.bench import _sizes as sizes_of
 from rallypoint.cli.bench import app
-from rallypoint.errors import UsageError
+from rallypoint.errors import RallypointError, UsageError
 from raw import SECONDS, is_gone, until
 
 # A loaded machine may take long for anything.
@@ -52,34 +53,34 @@ def plain() -> dict[str, str]:
 # What comes of it
 
 
-@pytest.fixture(scope="module")
-def ops(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """A run of `ops`, and its file."""
-    file = tmp_path_factory.mktemp("ops") / "ops.json"
-    return bench("ops", *QUICK, *ONE, "--json", file), file
-
-
 Run = tuple[subprocess.CompletedProcess[str], Path]
-RECORDS = ["get", "get-pipelined", "set", "add", "one-get", "one-set", "one-add"]
+RECORDS = ["barrier", "barrier-trickle"]
 
 
-def test_a_run_ends_well_with_a_table_and_its_progress_elsewhere(ops: Run) -> None:
-    run, _ = ops
+@pytest.fixture(scope="module")
+def barriers(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of two records, and its file."""
+    file = tmp_path_factory.mktemp("barrier") / "barrier.json"
+    return bench("barrier", *SMALL, *ONE, "--quick", "--json", file), file
+
+
+def test_a_run_ends_well_with_a_table_and_its_progress_elsewhere(barriers: Run) -> None:
+    run, _ = barriers
     assert run.returncode == 0, run.stderr
     for name in RECORDS:
         assert f"| {name} " in run.stdout
-        assert f"rallypoint: {name}: " in run.stderr
+        assert f"rallypoint: {name}, 16 ranks: " in run.stderr
     assert "rallypoint-libuv" in run.stdout
     assert "about" not in run.stdout
     assert run.stderr.count("\n") == len(RECORDS)
 
 
-def test_a_run_writes_every_round(ops: Run) -> None:
-    _, file = ops
+def test_a_run_writes_every_round(barriers: Run) -> None:
+    _, file = barriers
     results = read(file)
-    assert [record.name for record in results.records] == RECORDS
+    assert [(record.name, record.ranks) for record in results.records] == [(name, 16) for name in RECORDS]
     assert all(len(record.entries["rallypoint-libuv"].samples) == 1 for record in results.records)
-    assert results.command == "rallypoint bench ops --targets rallypoint-libuv --repeat 1 --quick"
+    assert results.command == " ".join(["rallypoint bench barrier --ranks 16", *ONE, "--repeat 1 --quick"])
     assert not results.interrupted
     assert not results.faults()
     assert 0 < results.seconds < LIMIT_S
@@ -87,8 +88,8 @@ def test_a_run_writes_every_round(ops: Run) -> None:
     assert (summary["against"], summary["ratio"]["median"]) == ("rallypoint-libuv", 1.0)
 
 
-def test_two_runs_are_compared(ops: Run) -> None:
-    files = [str(ops[1])] * 2
+def test_two_runs_are_compared(barriers: Run) -> None:
+    files = [str(barriers[1])] * 2
     told = CliRunner().invoke(app, ["compare", *files], env=plain())
     assert (told.exit_code, told.stderr) == (0, "")
     assert "1.00x" in told.stdout
@@ -96,40 +97,22 @@ def test_two_runs_are_compared(ops: Run) -> None:
     assert [row["record"] for row in json.loads(as_json.stdout)["rows"]] == RECORDS
 
 
-def test_a_run_becomes_a_page(ops: Run, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    run = bench("page", ops[1], "--output", page)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert "rallypoint-libuv" in page.read_text()
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has measured something already: for tests of what comes after that."""
+
+    def measure(_: object, results: Results, __: object) -> None:
+        results.records.append(make_record("init", "time", {"rallypoint-libuv": [1.0]}, 16, "init"))
+
+    monkeypatch.setattr(running, "measure", measure)
+    monkeypatch.setattr(machine, "raise_open_file_limit", lambda: None)
 
 
-def test_json_for_standard_output_is_all_that_is_there() -> None:
-    others = ["rallypoint-libuv", names.RELAY, *(["redis"] if HAS_REDIS else [])]
-    run = bench("init", "--ranks", 64, "--targets", ",".join(others), "--repeat", 1, "--json", "-")
-    assert run.returncode == 0, run.stderr
-    document = json.loads(run.stdout)
-    (record,) = document["records"]
-    assert (record["name"], record["ranks"], list(record["entries"])) == ("init", 64, others)
-    assert all(len(entry["samples"]) == 1 for entry in record["entries"].values())
-    assert record["entries"][names.RELAY]["samples"][0]["extras"]["relays"] == 8
-
-
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("restart", "restart"),
-        ("wakeup", "wakeup"),
-        pytest.param("barrier", "barrier-trickle", marks=pytest.mark.slow),
-    ],
-)
-def test_other_loads(command: str, name: str, tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
-    others = ("rallypoint-libuv", *(["redis"] if HAS_REDIS else []))
-    run = bench(command, *SMALL, "--targets", ",".join(others), "--json", file)
-    assert run.returncode == 0, run.stderr
-    (record,) = [each for each in read(file).records if each.name == name]
-    assert [len(entry.samples) for entry in record.entries.values()] == [1] * len(others)
-    assert record.ranks == 16
+def test_json_for_standard_output_is_all_that_is_there(measured: None) -> None:
+    run = CliRunner().invoke(app, ["init", *SMALL, *ONE, "--json", "-"])
+    assert run.exit_code == 0
+    (record,) = json.loads(run.stdout)["records"]
+    assert (record["name"], record["ranks"], list(record["entries"])) == ("init", 16, ["rallypoint-libuv"])
 
 
 @pytest.mark.slow
@@ -163,21 +146,23 @@ def test_every_load_with_every_target(command: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_told_before_anything_starts(
-    arguments: list[str], message: str, hint: str, tmp_path: Path
+    arguments: list[str], message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = bench("restart", *SMALL, *ONE, *arguments, cwd=tmp_path)
-    assert run.returncode == 2
-    assert message in run.stderr
-    assert hint in run.stderr.partition("\nhint: ")[2]
-    assert run.stdout == ""
-    assert "ranks leave" not in run.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "measure", lambda *_: pytest.fail("it has begun"))
+    monkeypatch.setattr(machine, "raise_open_file_limit", lambda: None)
+    run = CliRunner().invoke(app, ["restart", *SMALL, *ONE, *arguments])
+    assert isinstance(run.exception, UsageError)
+    assert message in run.exception.message
+    assert hint in run.exception.hint
+    assert run.output == ""
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["1", "0", "-8", "8.0", "8,", ",", "1000001", "8 ,9", "many"])
-def test_sizes_are_numbers_of_ranks(text: str) -> None:
-    with pytest.raises(UsageError, match="--ranks has"):
-        sizes_of(text)
+def test_sizes_are_numbers_of_ranks() -> None:
+    for text in ("1", "-8", "8.0", "8,", "1000001", "8 ,9"):
+        with pytest.raises(UsageError, match="--ranks has"):
+            sizes_of(text)
     assert (sizes_of(""), sizes_of("2"), sizes_of("8,1000000")) == ((), (2,), (8, 1_000_000))
 
 
@@ -186,25 +171,25 @@ def test_a_wrong_command_line_is_wrong_usage(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
-@pytest.mark.parametrize("command", [*names.COMMANDS, "all"])
-def test_every_command_takes_the_same_options(command: str) -> None:
-    said = CliRunner().invoke(app, [command, "--help"], env=plain()).output
-    assert all(
-        option in said for option in ("--ranks", "--targets", "--repeat", "--json", "--plot", "--quick")
-    )
+def test_one_and_all_take_the_same_options() -> None:
+    for command in (names.COMMANDS[0], "all"):
+        said = CliRunner().invoke(app, [command, "--help"], env=plain()).output
+        assert all(
+            each in said for each in ("--ranks", "--targets", "--repeat", "--json", "--plot", "--quick")
+        )
 
 
-def test_a_file_that_cannot_be_written_at_the_end_loses_nothing() -> None:
-    run = bench("restart", *SMALL, *ONE, "--json", "/dev/full")
-    assert run.returncode == 1
-    assert "| restart " in run.stdout
-    assert "/dev/full" in run.stderr
+def test_a_file_that_cannot_be_written_at_the_end_loses_nothing(measured: None) -> None:
+    run = CliRunner().invoke(app, ["init", *SMALL, *ONE, "--json", "/dev/full"], env=plain())
+    assert isinstance(run.exception, RallypointError)
+    assert "/dev/full" in run.exception.message
+    assert "| init " in run.stdout
 
 
 # Interruptions
 
 
-class Running:
+class Command:
     """The command in progress."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
@@ -252,32 +237,34 @@ def command_of(process: psutil.Process) -> str:
 
 
 @contextmanager
-def benching(folder: Path, *arguments: object) -> Iterator[Running]:
+def benching(folder: Path, *arguments: object) -> Iterator[Command]:
     log = folder / "stderr.txt"
     with log.open("w") as errors, (folder / "stdout.txt").open("w") as output:
         process = subprocess.Popen(words_of(arguments), stdout=output, stderr=errors, text=True, env=plain())
-    running = Running(process, log)
+    command = Command(process, log)
     try:
-        yield running
+        yield command
     finally:
         end(process)
-        until(lambda: all(map(is_gone, running._seen)), "nothing is left behind", SECONDS)
+        until(lambda: all(map(is_gone, command._seen)), "nothing is left behind", SECONDS)
 
 
 SERVER = "a server process of rallypoint"
 MANY_ROUNDS = ("--ranks", "16", "--repeat", "100000")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_an_interruption_ends_all_and_what_was_measured_is_told(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     file = tmp_path / "result.json"
-    with benching(tmp_path, "ops", *QUICK, *ONE, "--json", file) as running:
-        running.await_log("rallypoint: get-pipelined: ")
-        running.await_family(SERVER)
-        assert running.end(number) == code
-        assert "interrupted; every process of the measurement has been ended" in running.log()
+    with benching(tmp_path, "ops", *QUICK, *ONE, "--json", file) as command:
+        command.await_log("rallypoint: get-pipelined: ")
+        command.await_family(SERVER)
+        assert command.end(number) == code
+        assert "interrupted; every process of the measurement has been ended" in command.log()
     results = read(file)
     assert results.interrupted
     assert [record.name for record in results.records] == ["get", "get-pipelined"]
@@ -289,46 +276,41 @@ def test_an_interruption_ends_all_and_what_was_measured_is_told(
     ("module", "number", "code"),
     [
         ("rallypoint.bench.host_ours", signal.SIGHUP, 129),
-        (SERVER, signal.SIGTERM, 143),
-        ("rallypoint.bench.swarm", signal.SIGINT, 130),
+        pytest.param(SERVER, signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param("rallypoint.bench.swarm", signal.SIGINT, 130, marks=pytest.mark.slow),
     ],
 )
 def test_an_interruption_at_the_start_leaves_nothing(
     module: str, number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     """As soon as the host process, the server or the ranks are there."""
-    with benching(tmp_path, "barrier", *MANY_ROUNDS, *ONE) as running:
-        running.await_family(module)
-        assert running.end(number) == code
+    with benching(tmp_path, "barrier", *MANY_ROUNDS, *ONE) as command:
+        command.await_family(module)
+        assert command.end(number) == code
 
 
 def test_a_second_interruption_leaves_nothing_either(tmp_path: Path) -> None:
-    with benching(tmp_path, "barrier", *MANY_ROUNDS, *TWO) as running:
-        running.await_family("rallypoint.bench.swarm", 2)
-        assert running.end(signal.SIGINT, signal.SIGTERM) in (130, 143)
+    with benching(tmp_path, "barrier", *MANY_ROUNDS, *ONE) as command:
+        command.await_family("rallypoint.bench.swarm")
+        assert command.end(signal.SIGINT, signal.SIGTERM) in (130, 143)
 
 
 def test_the_death_of_the_command_ends_all(tmp_path: Path) -> None:
     others = f"rallypoint-libuv,{names.RELAY}" + (",redis" if HAS_REDIS else "")
-    with benching(tmp_path, "init", *MANY_ROUNDS, "--targets", others) as running:
-        running.await_family("rallypoint.bench.swarm", 1)
-        running.await_family("rallypoint.bench.host_relays", 1)
-        assert running.end(signal.SIGKILL) == -signal.SIGKILL
+    with benching(tmp_path, "init", *MANY_ROUNDS, "--targets", others) as command:
+        command.await_family("rallypoint.bench.swarm", 1)
+        command.await_family("rallypoint.bench.host_relays", 1)
+        assert command.end(signal.SIGKILL) == -signal.SIGKILL
 
 
 # Faults
 
 
-def kill_first(running: Running, module: str) -> None:
-    running.await_family(module, 1)[0].kill()
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kill", "words"),
-    [
-        pytest.param(SERVER, "rallypoint-libuv died", id="the server"),
-        pytest.param("rallypoint.bench.swarm", "ended early", id="the ranks", marks=pytest.mark.slow),
-    ],
+    [(SERVER, "rallypoint-libuv died"), ("rallypoint.bench.swarm", "ended early")],
+    ids=["the server", "the ranks"],
 )
 def test_a_target_that_fails_in_the_middle_is_told_and_the_other_goes_on(
     kill: str, words: str, tmp_path: Path
@@ -336,11 +318,11 @@ def test_a_target_that_fails_in_the_middle_is_told_and_the_other_goes_on(
     file = tmp_path / "result.json"
     rounds = 5
     arguments = ("barrier", "--ranks", 16, "--repeat", rounds, *TWO, "--json", file)
-    with benching(tmp_path, *arguments) as running:
-        running.await_family("rallypoint.bench.swarm", 2)
-        kill_first(running, kill)
-        assert running.process.wait(LIMIT_S) == 1
-        assert "rallypoint-libuv failed" in running.log()
+    with benching(tmp_path, *arguments) as command:
+        command.await_family("rallypoint.bench.swarm", 2)
+        command.await_family(kill)[0].kill()
+        assert command.process.wait(LIMIT_S) == 1
+        assert "rallypoint-libuv failed" in command.log()
     results = read(file)
     first = results.records[0].entries
     assert first["rallypoint-libuv"].fault

@@ -20,43 +20,9 @@ def find(results: Results, start: str, part: str = "") -> Verdict:
     return found[0]
 
 
-def test_the_goals_are_those_that_were_set() -> None:
-    wanted = [(each.goal, each.wanted) for each in verdicts(make_results())]
-    assert len(wanted) == len(dict(wanted)) == 24
-    assert dict(wanted) == {
-        "get: rallypoint-libuv against torch-libuv": "at least 0.85x",
-        "get-pipelined: rallypoint-libuv against torch-libuv": "at least 3x",
-        "accept: rallypoint-libuv against torch-libuv": "at least 10x",
-        "accept-pipelined: rallypoint-libuv against torch-libuv": "at least 10x",
-        "multi-get: rallypoint-libuv against torch-libuv": "at least 20x",
-        "multi-set: rallypoint-libuv against torch-libuv": "at least 20x",
-        "cancel: rallypoint-libuv against torch-libuv": "at least 50x",
-        "connect-storm: rallypoint-libuv against torch-libuv": "at least 1.5x",
-        "init at 16,384 ranks: rallypoint-libuv against torch-libuv": "at least 1x",
-        "barrier at 16,384 ranks: rallypoint-libuv against torch-libuv": "at least 1x",
-        **{
-            f"{name} at 16,384 ranks: {what}, rallypoint-relay against rallypoint-libuv": wanted
-            for name in ("barrier", "barrier-trickle")
-            for what, wanted in (
-                ("CPU time of the server", "at least 5x"),
-                ("messages at the server", "at least 6x"),
-            )
-        },
-        **{
-            f"{name}: what rallypoint-relay adds to rallypoint-libuv, at the median operation": wanted
-            for name, wanted in dict.fromkeys(("one-get", "one-set", "one-add"), "at most 150 us").items()
-        },
-        "init at 98,304 ranks: all of it, with the start of all processes": "at most 60 s",
-        **{
-            f"{name}: exponent of the time over the ranks, rallypoint-{backend}": "at most 1.1"
-            for name in ("init", "barrier")
-            for backend in ("libuv", "legacy", "relay")
-        },
-    }
-
-
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     found = verdicts(make_results())
+    assert len({each.goal for each in found}) == len(found) == 24
     assert {each.met for each in found} == {None}
     assert {each.word for each in found} == {"not measured"}
 
@@ -67,13 +33,12 @@ def test_a_full_run_measures_all_goals() -> None:
     assert all(each.measured != "-" for each in found)
 
 
-@pytest.mark.parametrize(("name", "wanted"), RATE_GOALS)
-def test_a_ratio_to_torch_is_met_from_the_wanted_one_on(name: str, wanted: float) -> None:
-    for factor, met in ((1.0, True), (1.01, True), (0.99, False)):
-        values = {"rallypoint-libuv": [100 * wanted * factor], "torch-libuv": [100.0]}
-        verdict = find(make_results(make_record(name, "rate", values)), f"{name}:", "against")
-        assert verdict.met is met
-        assert verdict.word == ("met" if met else "not met")
+def test_a_ratio_to_torch_is_met_from_the_wanted_one_on() -> None:
+    for name, wanted in RATE_GOALS:
+        for factor, met in ((1.0, True), (0.99, False)):
+            values = {"rallypoint-libuv": [100 * wanted * factor], "torch-libuv": [100.0]}
+            verdict = find(make_results(make_record(name, "rate", values)), f"{name}:", "against")
+            assert (verdict.met, verdict.word) == (met, "met" if met else "not met")
 
 
 @pytest.mark.parametrize("name", ["init", "barrier"])
@@ -164,35 +129,28 @@ def _largest(**seconds: float) -> Results:
     return make_results(record)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "target", "met"),
-    [
+def test_the_largest_job_counts_with_the_start_of_its_processes() -> None:
+    """Without relays, if that was measured."""
+    for seconds, target, met in (
         ({"relay": 59.0}, "rallypoint-relay", True),
         ({"relay": 61.0}, "rallypoint-relay", False),
         ({"relay": 61.0, "libuv": 59.0}, "rallypoint-libuv", True),
         ({"relay": 59.0, "libuv": 61.0}, "rallypoint-libuv", False),
-    ],
-)
-def test_the_largest_job_counts_with_the_start_of_its_processes(
-    seconds: dict[str, float], target: str, met: bool
-) -> None:
-    verdict = find(_largest(**seconds), "init at 98,304")
-    assert verdict.goal.endswith(target)
-    assert verdict.met is met
+    ):
+        verdict = find(_largest(**seconds), "init at 98,304")
+        assert verdict.goal.endswith(target)
+        assert verdict.met is met
 
 
 # Growth
 
 
-@pytest.mark.parametrize(("exponent", "met"), [(1.0, True), (1.09, True), (1.11, False), (2.0, False)])
 @pytest.mark.parametrize("name", ["init", "barrier"])
 @pytest.mark.parametrize("target", ["rallypoint-libuv", "rallypoint-legacy", "rallypoint-relay"])
-def test_times_are_to_grow_no_faster_than_the_ranks(
-    target: str, name: str, exponent: float, met: bool
-) -> None:
-    records = [
-        make_record(name, "time", {target: [1e-4 * size**exponent]}, size) for size in (1_024, 4_096, 16_384)
-    ]
-    verdict = find(make_results(*records), f"{name}: exponent", target)
-    assert verdict.met is met
-    assert verdict.measured == f"{exponent:.2f} from 1,024 to 16,384 ranks"
+def test_times_are_to_grow_no_faster_than_the_ranks(target: str, name: str) -> None:
+    for exponent, met in ((1.0, True), (1.09, True), (1.11, False)):
+        times = {size: 1e-4 * size**exponent for size in (1_024, 4_096, 16_384)}
+        records = [make_record(name, "time", {target: [time]}, size) for size, time in times.items()]
+        verdict = find(make_results(*records), f"{name}: exponent", target)
+        assert verdict.met is met
+        assert verdict.measured == f"{exponent:.2f} from 1,024 to 16,384 ranks"

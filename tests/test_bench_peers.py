@@ -19,8 +19,6 @@ from rallypoint.pytorch.switches import PATCH_VARIABLE
 from rallypoint.server.backend import VARIABLE as LIBUV_VARIABLE
 from raw import SECONDS, until
 
-TARGETS = ("torch-libuv", "torch-legacy", "rallypoint-libuv", "rallypoint-legacy")
-
 
 class Program:
     """`python -m rallypoint.pytorch.peers`, seen from who leads it."""
@@ -94,9 +92,15 @@ def is_alive(process: psutil.Process) -> bool:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Program]:
-    """One for all tests that leave it as it was; importing torch takes seconds."""
-    with leading() as program:
-        yield program
+    """One for all tests, until the last ends it; importing torch takes seconds.
+
+    What the user has asked for elsewhere concerns nothing here.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PATCH_VARIABLE, "always")
+        patch.setenv(LIBUV_VARIABLE, "0")
+        with leading() as program:
+            yield program
 
 
 @pytest.fixture
@@ -126,9 +130,8 @@ def test_torch_serves_is_renewed_and_stopped(peers: Program, backend: str) -> No
     assert "no server" in peers.ask(do="stop", pid=pid)["error"]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_torch_serves_as_it_comes(peers: Program, backend: str) -> None:
-    pid, port = peers.serve(backend, as_is=True)
+def test_torch_serves_as_it_comes(peers: Program) -> None:
+    pid, port = peers.serve("libuv", as_is=True)
     assert peers.ask(do="renew", pid=pid) == {"port": port}
     with connect(port) as store:
         assert store.add("n", 1) == 1
@@ -142,7 +145,13 @@ def test_a_server_that_has_died_is_an_error_and_is_reaped(peers: Program) -> Non
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("torch-libuv", "torch-legacy", "rallypoint-libuv"),
+        pytest.param("rallypoint-legacy", marks=pytest.mark.slow),
+    ],
+)
 def test_the_tutorial_is_timed_with_every_target(peers: Program, target: str) -> None:
     answer = peers.ask(do="tutorial", target=target, ranks=4, barriers=3, limit_s=SECONDS)
     assert set(answer) == {"init", "barrier"}, answer
@@ -150,30 +159,27 @@ def test_the_tutorial_is_timed_with_every_target(peers: Program, target: str) ->
     assert all(0 < seconds < SECONDS for seconds in [answer["init"], *answer["barrier"]])
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["torch-libuv", "rallypoint-libuv"])
 def test_a_limit_that_passes_names_ranks_and_leaves_none(peers: Program, target: str) -> None:
     answer = peers.ask(do="tutorial", target=target, ranks=4, barriers=1, limit_s=0.001)
     assert "rank 0" in answer["error"]
 
 
-@pytest.mark.parametrize(
-    ("order", "word"),
-    [
-        ("no JSON", "JSONDecodeError"),
-        ("[]", "no order"),
-        ('{"do": "dance"}', "no order"),
-        ('{"do": ["serve"]}', "TypeError"),
-        ('{"do": "serve"}', "backend"),
-        ('{"do": "serve", "backend": "epoll"}', "no backend"),
-        ('{"do": "renew", "pid": 1}', "no server"),
-        ('{"do": "tutorial", "target": "?", "ranks": 1, "barriers": 1, "limit_s": 1}', "no target"),
-        ('{"do": "tutorial", "target": "torch-libuv", "ranks": 0, "barriers": 1, "limit_s": 1}', "0 ranks"),
-    ],
-)
-def test_a_wrong_order_is_an_error_and_no_more(peers: Program, order: str, word: str) -> None:
-    peers.order(order)
-    assert word in peers.answer()["error"]
-    assert peers.process.poll() is None
+def test_a_wrong_order_is_an_error_and_no_more(peers: Program) -> None:
+    for order, word in {
+        "no JSON": "JSONDecodeError",
+        "[]": "no order",
+        '{"do": "dance"}': "no order",
+        '{"do": ["serve"]}': "TypeError",
+        '{"do": "serve"}': "backend",
+        '{"do": "serve", "backend": "epoll"}': "no backend",
+        '{"do": "renew", "pid": 1}': "no server",
+        '{"do": "tutorial", "target": "?", "ranks": 1, "barriers": 1, "limit_s": 1}': "no target",
+        '{"do": "tutorial", "target": "torch-libuv", "ranks": 0, "barriers": 1, "limit_s": 1}': "0 ranks",
+    }.items():
+        peers.order(order)
+        assert word in peers.answer()["error"]
+        assert peers.process.poll() is None
 
 
 def test_it_is_a_single_thread(peers: Program) -> None:
@@ -182,20 +188,16 @@ def test_it_is_a_single_thread(peers: Program) -> None:
     assert psutil.Process(peers.pid).num_threads() == 1
 
 
-def test_the_end_of_orders_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in the middle of an order. What the user has asked for elsewhere concerns nothing here."""
-    monkeypatch.setenv(PATCH_VARIABLE, "always")
-    monkeypatch.setenv(LIBUV_VARIABLE, "0")
-    with leading() as program:
-        answer = program.ask(do="tutorial", target="rallypoint-libuv", ranks=2, barriers=1, limit_s=SECONDS)
-        assert "init" in answer, answer
-        program.serve("libuv")
-        family = start_long_tutorial(program)
-        program.close_orders()
-        assert program.process.wait(SECONDS) == 0
-        await_end(family)
+def test_the_end_of_orders_ends_all(shared: Program) -> None:
+    """Also in the middle of an order. It is the last test of the program that all share."""
+    shared.serve("libuv")
+    family = start_long_tutorial(shared)
+    shared.close_orders()
+    assert shared.process.wait(SECONDS) == 0
+    await_end(family)
 
 
+@pytest.mark.slow
 def test_no_process_outlives_a_program_that_is_killed() -> None:
     with leading() as program:
         program.serve("legacy")

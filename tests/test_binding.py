@@ -9,6 +9,8 @@ import logging
 import os
 import re
 import socket
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from processes import Server
+from processes import end, has_ipv6
 from rallypoint.errors import BindError, PortInUseError, UsageError
 from rallypoint.server.binding import adopt, describe, find_place, listen, reachable_at
 from rallypoint.system import ports
@@ -91,7 +93,7 @@ def test_localhost_has_one_port_for_both_families() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "[::1]"])
 def test_a_loopback_address_binds_itself_alone(host: str, caplog: pytest.LogCaptureFixture) -> None:
-    if ":" in host and not socket.has_ipv6:
+    if ":" in host and not has_ipv6():
         pytest.skip("no IPv6 here")
     with listening(host) as listeners:
         assert places_of(listeners[0].getsockname()[1]) == {host.strip("[]")}
@@ -185,7 +187,7 @@ def test_port_0_gives_the_real_port() -> None:
 
 
 def test_an_ipv6_place_is_described_in_brackets() -> None:
-    if not socket.has_ipv6:
+    if not has_ipv6():
         pytest.skip("no IPv6 here")
     with listening("::1") as listeners:
         assert describe(listeners) == f"[::1]:{listeners[0].getsockname()[1]}"
@@ -203,19 +205,34 @@ def test_this_machine_reaches_what_it_binds(host: str, expected: set[str]) -> No
             pass
 
 
-def test_a_port_in_use_names_who_holds_it(server: Server) -> None:
-    with pytest.raises(PortInUseError) as caught:
-        listen("127.0.0.1", server.port)
+LISTEN = """import socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_port_in_use_names_who_holds_it() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LISTEN, "the-holder"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        with pytest.raises(PortInUseError) as caught:
+            listen("127.0.0.1", port)
+    finally:
+        end(process)
     error = caught.value
-    assert f"port {server.port} on 127.0.0.1 is in use by process {server.process.pid} (" in error.message
-    assert "-m rallypoint serve" in error.message
+    assert f"port {port} on 127.0.0.1 is in use by process {process.pid} (" in error.message
+    assert "the-holder" in error.message
     assert "port 0" in error.hint
     assert error.holder is not None
     assert error.holder in error.message
 
 
 def test_a_port_in_use_leaves_no_socket_open() -> None:
-    if not socket.has_ipv6:
+    if not has_ipv6():
         pytest.skip("no IPv6 here")
     with socket.socket(socket.AF_INET6) as holder:
         holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

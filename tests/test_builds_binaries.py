@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build_files import WITH, elf, macho, pe, universal
@@ -75,29 +75,28 @@ def test_a_real_library() -> None:
     assert any(name.startswith("libc.") for name in binary.needed)
 
 
-@pytest.mark.parametrize(
-    "head", [b"", b"#!/bin/sh\n", b"PK\x03\x04", b"\xca\xfe\xba\xbe\x00\x00\x00\x41" + bytes(64)]
-)
-def test_other_files_are_refused(head: bytes) -> None:
-    with pytest.raises(UnreadableError, match="no library"):
-        identify(head)
+def test_other_files_are_refused() -> None:
+    a_class_of_java = b"\xca\xfe\xba\xbe\x00\x00\x00\x41" + bytes(64)
+    for head in (b"", b"#!/bin/sh\n", b"PK\x03\x04", a_class_of_java):
+        with pytest.raises(UnreadableError, match="no library"):
+            identify(head)
 
 
-@pytest.mark.parametrize("name", _MAKERS)
-def test_cut_off_anywhere(name: str) -> None:
+def test_cut_off_anywhere() -> None:
     """However much is missing: it is read, since the headers are complete, or refused."""
-    whole = _MAKERS[name]()
-    refused = 0
-    for size in range(len(whole)):
-        try:
-            read_headers(io.BytesIO(whole[:size]))
-        except UnreadableError:
-            refused += 1
-    assert refused > 40
+    for name, make in _MAKERS.items():
+        whole = make()
+        refused = 0
+        for size in range(len(whole)):
+            try:
+                read_headers(io.BytesIO(whole[:size]))
+            except UnreadableError:
+                refused += 1
+        assert refused > 40, name
 
 
-@pytest.mark.parametrize("name", _MAKERS)
-@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+@given(name=st.sampled_from(sorted(_MAKERS)), data=st.data())
 def test_changed_bytes_never_raise_anything_else(name: str, data: st.DataObject) -> None:
     content = bytearray(_MAKERS[name]())
     for _ in range(data.draw(st.integers(1, 8))):

@@ -7,9 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -145,7 +146,7 @@ _PLATFORMS = st.sampled_from([Platform.LINUX, Platform.MACOS])
 _TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     _PLATFORMS,
     _TEXTS,
@@ -184,12 +185,10 @@ def test_the_plan_for_windows_says_what_it_cannot_do() -> None:
     assert not any(line.startswith("del") for line in script.splitlines())
 
 
-def test_one_rank_comes_up_on_libuv() -> None:
+def test_one_rank_comes_up_on_libuv(capsys: pytest.CaptureFixture[str]) -> None:
     """The lines of that step, on the torch of these tests, which has the server."""
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(ONE_RANK)], capture_output=True, text=True, timeout=100
-    )
-    assert done.stdout == "one rank came up on a libuv store\n", done.stderr
+    exec("\n".join(ONE_RANK), {})
+    assert capsys.readouterr().out == "one rank came up on a libuv store\n"
 
 
 # --run, with stand-ins for the programs that a build takes
@@ -216,22 +215,29 @@ def _stand_ins(
     return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
 
 
-def _run_plan(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_command(folder), env=environment, capture_output=True, text=True, timeout=60)
+class Said(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
 
 
-def _command(folder: Path) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "rallypoint",
-        "torch",
-        "plan",
-        str(folder / "pytorch"),
-        "--run",
-        "--python",
-        "python",
-    ]
+Run = Callable[[Path, dict[str, str]], Said]
+
+
+@pytest.fixture
+def run_plan(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process: its exit code, and what it and the script print."""
+
+    def run(folder: Path, environment: dict[str, str]) -> Said:
+        monkeypatch.setenv("PATH", environment["PATH"])
+        code = app(_words(folder), standalone_mode=False)
+        return Said(code, *capfd.readouterr())
+
+    return run
+
+
+def _words(folder: Path) -> list[str]:
+    return ["torch", "plan", str(folder / "pytorch"), "--run", "--python", "python"]
 
 
 def _built_tree(folder: Path) -> tuple[Path, Path]:
@@ -244,10 +250,10 @@ def _built_tree(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the plan for Linux is run")
-def test_run_does_all_steps_in_order(tmp_path: Path) -> None:
+def test_run_does_all_steps_in_order(run_plan: Run, tmp_path: Path) -> None:
     built, installed = _built_tree(tmp_path)
-    done = _run_plan(tmp_path, _stand_ins(tmp_path))
-    assert done.returncode == 0, done.stderr
+    done = run_plan(tmp_path, _stand_ins(tmp_path))
+    assert done.code == 0, done.stderr
     steps = [line for line in done.stderr.splitlines() if line.startswith("== ")]
     assert [step.partition(". ")[2] for step in steps] == [
         *("tools", "submodules", "what the build needs of Python", "options", "configure", "build", "copy"),
@@ -277,21 +283,21 @@ def test_run_does_all_steps_in_order(tmp_path: Path) -> None:
     ("fails", "step"),
     [("git submodule update", "2. submodules"), ("cmake --build", "6. build"), ("torch check", "8. check")],
 )
-def test_run_stops_at_the_first_failure(fails: str, step: str, tmp_path: Path) -> None:
+def test_run_stops_at_the_first_failure(fails: str, step: str, run_plan: Run, tmp_path: Path) -> None:
     _built_tree(tmp_path)
-    done = _run_plan(tmp_path, _stand_ins(tmp_path, fails))
-    assert done.returncode == 1
+    done = run_plan(tmp_path, _stand_ins(tmp_path, fails))
+    assert done.code == 1
     assert f"stopped in step: {step}" in done.stderr
     assert fails in (tmp_path / "notes").read_text().splitlines()[-1]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the plan for Linux is run")
-def test_run_stops_before_the_build_without_the_macro(tmp_path: Path) -> None:
+def test_run_stops_before_the_build_without_the_macro(run_plan: Run, tmp_path: Path) -> None:
     _built_tree(tmp_path)
     build_file = tmp_path / "pytorch" / "build" / "build.ninja"
     build_file.write_text(build_file.read_text().replace("-DTORCH_USE_LIBUV", ""))
-    done = _run_plan(tmp_path, _stand_ins(tmp_path))
-    assert done.returncode == 1
+    done = run_plan(tmp_path, _stand_ins(tmp_path))
+    assert done.code == 1
     assert "configured, but TORCH_USE_LIBUV is not set" in done.stderr
     assert "cmake --build" not in (tmp_path / "notes").read_text()
 
@@ -302,7 +308,10 @@ def test_an_interruption_ends_all_of_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "began")
     environment = _stand_ins(tmp_path, waits="cmake --build")
     process = subprocess.Popen(
-        _command(tmp_path), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "rallypoint", *_words(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     try:
         sleeper = psutil.Process(int((tmp_path / "began").read_text()))
@@ -344,7 +353,7 @@ def test_a_script_is_run_on_its_own_system_only(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the plan for Linux is run")
 @pytest.mark.parametrize("macro", [True, False])
-def test_run_where_there_is_no_tree_yet(macro: bool, tmp_path: Path) -> None:
+def test_run_where_there_is_no_tree_yet(macro: bool, run_plan: Run, tmp_path: Path) -> None:
     """The tree is cloned; torch's own build is asked to configure, and without the macro nothing is built."""
     template = tree(tmp_path / "template")
     configured = "-DTORCH_USE_LIBUV" if macro else ""
@@ -355,12 +364,12 @@ def test_run_where_there_is_no_tree_yet(macro: bool, tmp_path: Path) -> None:
             "--cmake-only": f"mkdir build; echo {configured} > build/build.ninja",
         },
     )
-    done = _run_plan(tmp_path, environment)
+    done = run_plan(tmp_path, environment)
     notes = (tmp_path / "notes").read_text()
     assert (
         f"git clone --recursive --branch v2.13.0 https://github.com/pytorch/pytorch {tmp_path}/pytorch"
         in notes
     )
-    assert (done.returncode == 0) == macro, done.stderr
+    assert (done.code == 0) == macro, done.stderr
     assert ("pip install --no-build-isolation -v -e ." in notes) == macro
     assert ("stopped in step: 6. configure" in done.stderr) != macro

@@ -10,18 +10,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from rallypoint.builds.asking import ask, find_program
 from rallypoint.builds.running import running_command
 from rallypoint.builds.watching import Watch
 from rallypoint.builds.window import UnreadableError
+from rallypoint.cli.main import app
 from rallypoint.errors import UsageError
 
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -51,17 +54,34 @@ add_dependencies(always torch_cpu)
 _STEPS = 6
 
 
+@pytest.fixture(autouse=True)
+def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", _PATH)
+
+
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a configured project, as `template`; made as `project`, for cmake notes the place."""
+    folder = tmp_path_factory.mktemp("watched")
+    project = folder / "project"
+    (project / "third_party" / "libuv" / "src").mkdir(parents=True)
+    (project / "third_party" / "libuv" / "src" / "a.c").write_text("int a(void) { return 1; }\n")
+    (project / "TCPStoreLibUvBackend.cpp").write_text("int b(void) { return 2; }\n")
+    (project / "CMakeLists.txt").write_text(_PROJECT)
+    _configure(project)
+    project.rename(folder / "template")
+    return folder
+
+
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(configured: Path) -> Iterator[Path]:
     """A configured project; its build folder is `build`."""
-    (tmp_path / "third_party" / "libuv" / "src").mkdir(parents=True)
-    (tmp_path / "third_party" / "libuv" / "src" / "a.c").write_text("int a(void) { return 1; }\n")
-    (tmp_path / "TCPStoreLibUvBackend.cpp").write_text("int b(void) { return 2; }\n")
-    (tmp_path / "CMakeLists.txt").write_text(_PROJECT)
-    os.mkfifo(tmp_path / "began")
-    os.mkfifo(tmp_path / "go")
-    _configure(tmp_path)
-    return tmp_path
+    project = configured / "project"
+    shutil.copytree(configured / "template", project, symlinks=True)
+    os.mkfifo(project / "began")
+    os.mkfifo(project / "go")
+    yield project
+    shutil.rmtree(project)
 
 
 def _configure(project: Path, *options: str) -> None:
@@ -75,15 +95,12 @@ def _building(project: Path, log: Path | None = None) -> Iterator[subprocess.Pop
     program = find_program(project / "build")
     assert program is not None
     with (log or Path(os.devnull)).open("wb") as output:
-        process = subprocess.Popen(
-            [program, "-C", project / "build"], stdout=output, stderr=output, start_new_session=True
-        )
+        process = subprocess.Popen([program, "-C", project / "build"], stdout=output, stderr=output)
     try:
         (project / "began").read_text()
         yield process
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        process.terminate()  # so that it ends its steps, which are in process groups of their own
         process.wait()
 
 
@@ -101,10 +118,30 @@ def _command(project: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "rallypoint", "torch", "watch", str(project / "build"), *options]
 
 
-def _watch(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        _command(project, *options), env=_ENVIRONMENT, capture_output=True, text=True, timeout=60
-    )
+class Said(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+def _watch(project: Path, *options: str) -> Said:
+    """The command, in this process."""
+    result = CliRunner().invoke(app, ["torch", "watch", str(project / "build"), *options])
+    return Said(result.exit_code, result.stdout, result.stderr)
+
+
+@contextmanager
+def _opening_the_gate(project: Path) -> Iterator[None]:
+    """The build in the block finds the gate open when it comes to it."""
+
+    def open_when_reached() -> None:
+        (project / "began").read_text()
+        _open_the_gate(project)
+
+    keeper = threading.Thread(target=open_when_reached, daemon=True)
+    keeper.start()
+    yield
+    keeper.join(60)
 
 
 def _snapshot(project: Path, *options: str) -> dict[str, Any]:
@@ -225,12 +262,12 @@ def test_a_failure_is_only_known_by_what_ninja_prints(project: Path) -> None:
         _open_the_gate(project)
         assert process.wait(60) == 1
     blind = _watch(project)
-    assert blind.returncode == 1
+    assert blind.code == 1
     assert blind.stdout == "stopped: 3 of 6 steps; libuv is built, its server is not\n"
     assert "TCPStoreLibUvBackend.cpp.o" in blind.stderr
     assert "--log" in blind.stderr
     told = _watch(project, "--log", str(log))
-    assert told.returncode == 1
+    assert told.code == 1
     assert told.stdout.startswith("failed: 3 of 6 steps; ")
     assert re.search(r"FAILED: .*TCPStoreLibUvBackend.cpp.o", told.stderr)
     assert "error: #error boom" in told.stderr
@@ -252,19 +289,16 @@ def test_a_failure_after_whole_builds_is_not_taken_for_an_end(project: Path) -> 
 
 def test_a_command_is_run_and_watched(project: Path) -> None:
     log = project / "log"
-    command = _command(project, "--log", str(log), "--", "cmake", "--build", str(project / "build"))
-    watcher = subprocess.Popen(command, env=_ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-    (project / "began").read_text()
-    _open_the_gate(project)
-    printed, _ = watcher.communicate(timeout=60)
-    assert watcher.returncode == 0
-    assert printed.splitlines()[-1].startswith("complete: ")
+    with _opening_the_gate(project):
+        done = _watch(project, "--log", str(log), "--", "cmake", "--build", str(project / "build"))
+    assert done.code == 0
+    assert done.stdout.splitlines()[-1].startswith("complete: ")
     assert f"[{_STEPS}/{_STEPS}]" in log.read_text()
 
 
 def test_a_command_that_fails(project: Path) -> None:
     done = _watch(project, "--", "sh", "-c", "echo no build today; exit 7")
-    assert done.returncode == 1
+    assert done.code == 1
     assert done.stdout.splitlines()[-1].startswith("failed: ")
     assert "no build today" in done.stderr
     assert "the command ended with 7" in done.stdout
@@ -293,7 +327,7 @@ def test_a_command_that_fails_without_a_word(project: Path) -> None:
     assert "the first steps that are left to do" in new.stderr
     _build(project)
     done = _watch(project, "--", "false")
-    assert done.returncode == 1
+    assert done.code == 1
     assert done.stdout.startswith("failed: 6 of 6 steps; the command ended with 1")
     assert "has printed nothing\nnothing was left to build\n" in done.stderr
 
@@ -333,14 +367,11 @@ def test_a_log_of_another_ninja_is_not_believed(project: Path) -> None:
 def test_a_command_that_configures_first(project: Path) -> None:
     shutil.rmtree(project / "build")
     script = f"cmake -G Ninja -S {project} -B {project}/build && cmake --build {project}/build"
-    watcher = subprocess.Popen(
-        _command(project, "--", "sh", "-c", script), env=_ENVIRONMENT, stdout=subprocess.PIPE, text=True
-    )
-    (project / "began").read_text()
-    _open_the_gate(project)
-    printed, _ = watcher.communicate(timeout=60)
-    assert watcher.returncode == 0
-    assert printed.splitlines()[-1] == f"complete: {_STEPS} of {_STEPS} steps; libuv is built, its server too"
+    with _opening_the_gate(project):
+        done = _watch(project, "--", "sh", "-c", script)
+    assert done.code == 0
+    last = f"complete: {_STEPS} of {_STEPS} steps; libuv is built, its server too"
+    assert done.stdout.splitlines()[-1] == last
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +21,6 @@ from rallypoint.launch.options import (
     OPTIONS,
     TORCHRUN_ONLY,
     Nodes,
-    Option,
     Order,
     Target,
     split_arguments,
@@ -53,6 +52,15 @@ def value_of(folder: Path, name: str, text: str) -> object:
     return settled(folder, {**needs.get(name, {}), name: text})[name].value
 
 
+def refusal(act: Callable[[], object], case: object) -> UsageError:
+    """The error with which a case is refused."""
+    try:
+        act()
+    except UsageError as error:
+        return error
+    raise AssertionError(f"{case} was not refused")
+
+
 # Values ---------------------------------------------------------------------------------------------------
 
 
@@ -60,38 +68,12 @@ def test_there_is_a_setting_for_each_option_in_the_order_of_the_table() -> None:
     assert [field.name for field in fields(Settings)] == [*(option.name for option in OPTIONS), "variables"]
 
 
-BUILT_IN = {
-    "nnodes": Nodes(1, 1),
-    "nproc_per_node": "devices",
-    "node_rank": None,
-    "rdzv_endpoint": None,
-    "standalone": False,
-    "rdzv_id": None,
-    "rdzv_conf": {},
-    "max_restarts": 0,
-    "monitor_interval": 0.1,
-    "start_method": "spawn",
-    "role": "default",
-    "local_addr": None,
-    "log_dir": None,
-    "redirects": "0",
-    "tee": "0",
-    "local_ranks_filter": "",
-    "master_addr": None,
-    "master_port": None,
-    "join_timeout": 600.0,
-    "relay": "auto",
-    "patch": "auto",
-    "client": "auto",
-    "use_libuv": "auto",
-}
-
-
-def test_built_in_values(folder: Path) -> None:
+def test_what_nobody_speaks_of_is_built_in(folder: Path) -> None:
     result = settled(folder)
-    assert {name: result[name].value for name in BUILT_IN} == BUILT_IN
-    assert {result[name].source for name in BUILT_IN} == {"built-in"}
-    assert not any(result[name].is_set for name in BUILT_IN)
+    assert {option.name: result[option.name] for option in OPTIONS} == {
+        option.name: Setting(option.default, "built-in", Level.BUILT_IN) for option in OPTIONS
+    }
+    assert not any(result[option.name].is_set for option in OPTIONS)
 
 
 OWN_VARIABLES = {
@@ -108,154 +90,148 @@ def test_variables_are_those_of_torchrun_and_five_of_our_own() -> None:
     assert {option.name: option.variable for option in OPTIONS} == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("nnodes", "1", Nodes(1, 1)),
-        ("nnodes", "2", Nodes(2, 2)),
-        ("nnodes", "1:4", Nodes(1, 4)),
-        ("nnodes", " 3:3 ", Nodes(3, 3)),
-        ("nproc_per_node", "8", 8),
-        *(("nproc_per_node", word, word) for word in ("devices", "auto", "gpu", "cpu", "xpu")),
-        ("node_rank", "0", 0),
-        ("node_rank", "98", 98),
-        ("rdzv_endpoint", "", None),
-        ("rdzv_endpoint", "head", Endpoint("head", 29400)),
-        ("rdzv_endpoint", "head-0.example.org:1", Endpoint("head-0.example.org", 1)),
-        ("rdzv_endpoint", "10.0.0.1:65535", Endpoint("10.0.0.1", 65535)),
-        ("rdzv_endpoint", "[::1]:5000", Endpoint("::1", 5000)),
-        ("rdzv_endpoint", "[fe80::1%eth0]", Endpoint("fe80::1%eth0", 29400)),
-        ("rdzv_endpoint", "::1", Endpoint("::1", 29400)),
-        ("standalone", "1", True),
-        ("standalone", "0", False),
-        ("rdzv_id", "job 7", "job 7"),
-        ("rdzv_conf", "", {}),
-        ("rdzv_conf", "a=1, b = x=y", {"a": "1", "b": "x=y"}),
-        ("max_restarts", "3", 3),
-        ("monitor_interval", "5", 5.0),
-        ("monitor_interval", "1e-3", 0.001),
-        ("start_method", "forkserver", "forkserver"),
-        ("role", "trainer", "trainer"),
-        ("local_addr", "node-3", "node-3"),
-        ("log_dir", "logs", "logs"),
-        ("redirects", "3", "3"),
-        ("redirects", "0:1,1:2", "0:1,1:2"),
-        ("tee", "0", "0"),
-        ("local_ranks_filter", "0,1,12", "0,1,12"),
-        ("local_ranks_filter", "", ""),
-        ("master_addr", "[::1]", "::1"),
-        ("master_addr", "::1", "::1"),
-        ("master_port", "29501", 29501),
-        ("join_timeout", "0.5", 0.5),
-        ("patch", "always", "always"),
-        ("patch", "never", "never"),
-        ("client", "torch", "torch"),
-        ("client", "python", "python"),
-        ("use_libuv", "AUTO", "auto"),
-        *(("use_libuv", word, "1") for word in ("1", "true", "On")),
-        *(("use_libuv", word, "0") for word in ("0", "False", "off")),
-    ],
-)
-def test_what_is_allowed(folder: Path, name: str, text: str, value: object) -> None:
-    assert value_of(folder, name, text) == value
-
-
-REFUSED = [
-    *(
-        ("nnodes", text)
-        for text in ("", "0", "0:2", "3:2", "-1", "1:", ":2", "1:2:3", "two", "1.5", "\u0661")
-    ),
-    *(("nproc_per_node", text) for text in ("", "0", "-1", "gpus", "GPU", "1.5")),
-    *(("node_rank", text) for text in ("", "-1", "first", "1_0")),
-    *(("rdzv_endpoint", text) for text in ("head:0", "head:65536", "head:", "head:x", ":29400")),
-    *(("rdzv_endpoint", text) for text in ("[::1", "[head]:1", "tcp://head:1", "a b", "a:1:2", "head:-1")),
-    *(("standalone", text) for text in ("", "yes", "2")),
-    ("rdzv_id", ""),
-    *(("rdzv_conf", text) for text in ("a", "a=", "=1", "a=1,", ",", "a=1,b")),
-    *(("max_restarts", text) for text in ("", "-1", "many", "0.5")),
-    *(("monitor_interval", text) for text in ("", "0", "-1", "nan", "inf", "soon")),
-    *(("start_method", text) for text in ("", "SPAWN", "thread", "forks")),
-    ("role", ""),
-    *(("local_addr", text) for text in ("", "node:1", "a b")),
-    ("log_dir", ""),
-    *(("redirects", text) for text in ("", "4", "0:4", "0:1,", "10:1", "out")),
-    *(("tee", text) for text in ("", "4", "12")),
-    *(("local_ranks_filter", text) for text in ("a", "0,", "-1", "0 1")),
-    *(("master_addr", text) for text in ("", "head:1", "[head]")),
-    *(("master_port", text) for text in ("", "0", "65536", "http")),
-    *(("join_timeout", text) for text in ("", "0", "-3", "nan", "10m")),
-    *(("relay", text) for text in ("", "1", "On", "maybe")),
-    *(("patch", text) for text in ("", "1", "Always", "autoalways")),
-    *(("client", text) for text in ("", "rallypoint", "c++")),
-    *(("use_libuv", text) for text in ("", "2", "libuv")),
+ALLOWED = [
+    ("nnodes", "1", Nodes(1, 1)),
+    ("nnodes", "1:4", Nodes(1, 4)),
+    ("nnodes", " 3:3 ", Nodes(3, 3)),
+    ("nproc_per_node", "8", 8),
+    *(("nproc_per_node", word, word) for word in ("devices", "auto", "gpu", "cpu", "xpu")),
+    ("node_rank", "0", 0),
+    ("node_rank", "98", 98),
+    ("rdzv_endpoint", "", None),
+    ("rdzv_endpoint", "head", Endpoint("head", 29400)),
+    ("rdzv_endpoint", "head-0.example.org:1", Endpoint("head-0.example.org", 1)),
+    ("rdzv_endpoint", "10.0.0.1:65535", Endpoint("10.0.0.1", 65535)),
+    ("rdzv_endpoint", "[::1]:5000", Endpoint("::1", 5000)),
+    ("rdzv_endpoint", "[fe80::1%eth0]", Endpoint("fe80::1%eth0", 29400)),
+    ("rdzv_endpoint", "::1", Endpoint("::1", 29400)),
+    ("standalone", "1", True),
+    ("standalone", "0", False),
+    ("rdzv_id", "job 7", "job 7"),
+    ("rdzv_conf", "", {}),
+    ("rdzv_conf", "a=1, b = x=y", {"a": "1", "b": "x=y"}),
+    ("max_restarts", "0", 0),
+    ("monitor_interval", "1e-3", 0.001),
+    ("start_method", "forkserver", "forkserver"),
+    ("log_dir", "logs", "logs"),
+    ("redirects", "3", "3"),
+    ("redirects", "0:1,1:2", "0:1,1:2"),
+    ("local_ranks_filter", "0,1,12", "0,1,12"),
+    ("local_ranks_filter", "", ""),
+    ("master_addr", "[::1]", "::1"),
+    ("master_addr", "::1", "::1"),
+    ("master_port", "65535", 65535),
+    ("patch", "always", "always"),
+    ("client", "python", "python"),
+    ("use_libuv", "AUTO", "auto"),
+    *(("use_libuv", word, "1") for word in ("1", "true", "On")),
+    *(("use_libuv", word, "0") for word in ("0", "False", "off")),
 ]
 
 
-@pytest.mark.parametrize(("name", "text"), REFUSED)
-def test_what_is_refused_names_key_source_value_and_what_is_allowed(
-    folder: Path, name: str, text: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        settled(folder, {name: text})
-    option = BY_NAME[name]
-    assert caught.value.message == f"command line ({option.flag}): {name} cannot be {text!r}"
-    assert caught.value.hint == f"write {option.kind.allowed}"
+def test_what_is_allowed(folder: Path) -> None:
+    for name, text, value in ALLOWED:
+        assert value_of(folder, name, text) == value, (name, text)
+
+
+REFUSED = {
+    "nnodes": ("", "0", "0:2", "3:2", "-1", "1:", ":2", "1:2:3", "two", "1.5", "\u0661"),
+    "nproc_per_node": ("", "0", "gpus", "GPU", "1.5"),
+    "node_rank": ("-1", "first", "1_0"),
+    "rdzv_endpoint": (
+        *("head:0", "head:65536", "head:", "head:x", ":29400"),
+        *("[::1", "[head]:1", "tcp://head:1", "a b", "a:1:2", "head:-1"),
+    ),
+    "standalone": ("", "yes", "2"),
+    "rdzv_id": ("",),
+    "rdzv_conf": ("a", "a=", "=1", "a=1,", ",", "a=1,b"),
+    "max_restarts": ("-1", "0.5"),
+    "monitor_interval": ("0", "-1", "nan", "inf", "soon"),
+    "start_method": ("SPAWN", "forks"),
+    "role": ("",),
+    "local_addr": ("", "node:1", "a b"),
+    "log_dir": ("",),
+    "redirects": ("", "4", "0:4", "0:1,", "10:1", "out"),
+    "tee": ("4",),
+    "local_ranks_filter": ("a", "0,", "-1", "0 1"),
+    "master_addr": ("", "head:1", "[head]"),
+    "master_port": ("", "0", "65536", "http"),
+    "join_timeout": ("0", "10m"),
+    "relay": ("", "1", "On"),
+    "patch": ("Always", "autoalways"),
+    "client": ("c++",),
+    "use_libuv": ("", "2", "libuv"),
+}
+
+
+def test_what_is_refused_names_key_source_value_and_what_is_allowed(folder: Path) -> None:
+    for name, text in ((name, text) for name, texts in REFUSED.items() for text in texts):
+        error, option = refusal(lambda: settled(folder, {name: text}), (name, text)), BY_NAME[name]  # noqa: B023
+        assert error.message == f"command line ({option.flag}): {name} cannot be {text!r}"
+        assert error.hint == f"write {option.kind.allowed}"
 
 
 def test_every_option_refuses_something() -> None:
-    assert {name for name, _ in REFUSED} == set(BY_NAME)
+    assert REFUSED.keys() == BY_NAME.keys()
 
 
-@pytest.mark.parametrize(
-    "option", [each for each in OPTIONS if each.default is not None], ids=lambda each: str(each.name)
-)
-def test_a_built_in_value_is_one_that_could_have_been_written(option: Option) -> None:
-    assert option.read(text_of(option.default), "test") == option.default
+def test_a_built_in_value_is_one_that_could_have_been_written() -> None:
+    for option in OPTIONS:
+        if option.default is not None:
+            assert option.read(text_of(option.default), "test") == option.default, option.name
 
 
 # Sources --------------------------------------------------------------------------------------------------
 
-# For one option of each kind: what command line, environment and file say, and what each comes to.
-SAID: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, object]]] = {
-    "nnodes": (("2", Nodes(2, 2)), ("1:3", Nodes(1, 3)), ("4", Nodes(4, 4))),
-    "nproc_per_node": (("2", 2), ("gpu", "gpu"), ("'cpu'", "cpu")),
-    "node_rank": (("0", 0), ("1", 1), ("2", 2)),
-    "rdzv_endpoint": (("a", Endpoint("a", 29400)), ("b:1", Endpoint("b", 1)), ("'c:2'", Endpoint("c", 2))),
-    "standalone": (("false", False), ("0", False), ("false", False)),
-    "rdzv_id": (("a", "a"), ("b", "b"), ("'c'", "c")),
-    "rdzv_conf": (("a=1", {"a": "1"}), ("b=2", {"b": "2"}), ("{c = 3, d = true}", {"c": "3", "d": "true"})),
-    "max_restarts": (("1", 1), ("2", 2), ("3", 3)),
-    "monitor_interval": (("1", 1.0), ("0.25", 0.25), ("0.5", 0.5)),
-    "start_method": (("spawn", "spawn"), ("fork", "fork"), ("'forkserver'", "forkserver")),
-    "redirects": (("1", "1"), ("0:2", "0:2"), ("3", "3")),
-    "local_ranks_filter": (("", ""), ("1", "1"), ("'2,3'", "2,3")),
-    "master_addr": (("a", "a"), ("b", "b"), ("'c'", "c")),
-    "master_port": (("1", 1), ("2", 2), ("3", 3)),
-    "log_dir": (("a", "a"), ("b", "b"), ("'/c'", "/c")),
-    "join_timeout": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
-    "relay": (("on", "on"), ("off", "off"), ("'auto'", "auto")),
-    "patch": (("never", "never"), ("always", "always"), ("'auto'", "auto")),
-    "client": (("torch", "torch"), ("python", "python"), ("'auto'", "auto")),
-    "use_libuv": (("0", "0"), ("on", "1"), ("false", "0")),
+# For one option of each kind: what the file says, and what it comes to.
+IN_FILE: dict[str, tuple[str, object]] = {
+    "nnodes": ("4", Nodes(4, 4)),
+    "nproc_per_node": ("'cpu'", "cpu"),
+    "node_rank": ("2", 2),
+    "rdzv_endpoint": ("'c:2'", Endpoint("c", 2)),
+    "standalone": ("false", False),
+    "rdzv_id": ("'c'", "c"),
+    "rdzv_conf": ("{c = 3, d = true}", {"c": "3", "d": "true"}),
+    "max_restarts": ("3", 3),
+    "monitor_interval": ("0.5", 0.5),
+    "start_method": ("'forkserver'", "forkserver"),
+    "redirects": ("3", "3"),
+    "local_ranks_filter": ("'2,3'", "2,3"),
+    "master_addr": ("'c'", "c"),
+    "master_port": ("3", 3),
+    "log_dir": ("'/c'", "/c"),
+    "join_timeout": ("3", 3.0),
+    "relay": ("'off'", "off"),
+    "patch": ("'never'", "never"),
+    "client": ("'torch'", "torch"),
+    "use_libuv": ("false", "0"),
 }
 
 
-def test_one_option_of_each_kind_is_in_the_table_of_sources() -> None:
-    assert {BY_NAME[name].kind.metavar for name in SAID} | {"TEXT"} == {each.kind.metavar for each in OPTIONS}
+def test_the_file_has_values_of_each_kind(folder: Path) -> None:
+    kinds = {BY_NAME[name].kind.metavar for name in IN_FILE}
+    assert kinds | {"TEXT"} == {each.kind.metavar for each in OPTIONS}
+    toml = folder / "rallypoint.toml"
+    for name, (text, value) in IN_FILE.items():
+        beside = {"nnodes": "9", "rdzv_endpoint": "head"} if name in ("nnodes", "node_rank") else {}
+        toml.write_text(f"[run]\n{name} = {text}\n")
+        result = settled(folder, {each: said for each, said in beside.items() if each != name})[name]
+        assert result == Setting(value, f"{toml} (run.{name})", Level.FILE), name
 
 
-@pytest.mark.parametrize("levels", [c for n in range(4) for c in combinations(range(3), n)], ids=str)
+# What command line, environment and file say, and what each comes to: with a variable of torchrun's, with one
+# of our own, and with a table in the file.
+SAID: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, object]]] = {
+    "nproc_per_node": (("2", 2), ("gpu", "gpu"), ("'cpu'", "cpu")),
+    "join_timeout": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
+    "rdzv_conf": (("a=1", {"a": "1"}), ("b=2", {"b": "2"}), ("{c = 3, d = true}", {"c": "3", "d": "true"})),
+}
+
+
 @pytest.mark.parametrize("name", SAID)
-def test_command_line_over_environment_over_file_over_built_in(
-    folder: Path, name: str, levels: tuple[int, ...]
-) -> None:
+def test_command_line_over_environment_over_file_over_built_in(folder: Path, name: str) -> None:
     """With each of the eight sets of sources that can speak, the highest counts, and says so."""
     option, toml = BY_NAME[name], folder / "rallypoint.toml"
-    texts = [text if level in levels else None for level, (text, _) in enumerate(SAID[name])]
-    arguments = {"nnodes": "9", "rdzv_endpoint": "head"} if name in ("nnodes", "node_rank") else {}
-    arguments = {each: text for each, text in arguments.items() if each != name}
-    toml.write_text(f"[run]\n{name} = {texts[2]}\n" if texts[2] is not None else "[run]\n")
-    result = settled(folder, {**arguments, name: texts[0]}, {option.variable: texts[1] or ""})[name]
     values = [*(value for _, value in SAID[name]), option.default]
     sources = [
         f"command line ({option.flag})",
@@ -263,8 +239,12 @@ def test_command_line_over_environment_over_file_over_built_in(
         f"{toml} (run.{name})",
         "built-in",
     ]
-    highest = min(levels, default=3)
-    assert result == Setting(values[highest], sources[highest], Level(highest))
+    for levels in (chosen for count in range(4) for chosen in combinations(range(3), count)):
+        texts = [text if level in levels else None for level, (text, _) in enumerate(SAID[name])]
+        toml.write_text(f"[run]\n{name} = {texts[2]}\n" if texts[2] is not None else "[run]\n")
+        result = settled(folder, {name: texts[0]}, {option.variable: texts[1] or ""})[name]
+        highest = min(levels, default=3)
+        assert result == Setting(values[highest], sources[highest], Level(highest)), levels
 
 
 def test_an_empty_variable_is_as_good_as_none(folder: Path) -> None:
@@ -284,33 +264,30 @@ HERE, ABOVE = "", ".."
 OURS, PYPROJECT, FOREIGN = "rallypoint.toml", "pyproject.toml", "[project]\nname = 'x'\n"
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ([], 0),
-        ([(HERE, OURS, 1)], 1),
-        ([(HERE, PYPROJECT, 1)], 1),
-        ([(ABOVE, OURS, 1)], 1),
-        ([(ABOVE, PYPROJECT, 1)], 1),
-        ([("../..", PYPROJECT, 1)], 1),
-        ([(HERE, OURS, 1), (HERE, PYPROJECT, 2)], 1),
-        ([(ABOVE, OURS, 1), (ABOVE, PYPROJECT, 2)], 1),
-        ([(HERE, OURS, 1), (ABOVE, OURS, 2)], 1),
-        ([(HERE, PYPROJECT, 1), (ABOVE, OURS, 2)], 1),
-        ([(HERE, PYPROJECT, 1), (ABOVE, PYPROJECT, 2)], 1),
-        ([(HERE, PYPROJECT, None), (ABOVE, PYPROJECT, 2)], 2),
-        ([(HERE, PYPROJECT, None), (ABOVE, OURS, 2)], 2),
-        ([(ABOVE, OURS, 1), ("../..", OURS, 2)], 1),
-    ],
-)
-def test_the_nearest_folder_wins_and_in_it_our_own_file(
-    folder: Path, files: list[tuple[str, str, int | None]], expected: int
-) -> None:
-    for place, name, value in files:
-        table = "[run]" if name == OURS else "[tool.rallypoint.run]"
-        text = FOREIGN if value is None else f"{table}\nmax-restarts = {value}\n"
-        (folder / place / name).write_text(text)
-    assert settled(folder).max_restarts.value == expected
+# What is in which folder, and which value counts.
+PLACES: list[tuple[list[tuple[str, str, int | None]], int]] = [
+    ([], 0),
+    ([(HERE, OURS, 1)], 1),
+    ([(HERE, PYPROJECT, 1)], 1),
+    ([(ABOVE, OURS, 1)], 1),
+    ([("../..", PYPROJECT, 1)], 1),
+    ([(HERE, OURS, 1), (HERE, PYPROJECT, 2)], 1),
+    ([(HERE, OURS, 1), (ABOVE, OURS, 2)], 1),
+    ([(HERE, PYPROJECT, 1), (ABOVE, OURS, 2)], 1),
+    ([(HERE, PYPROJECT, None), (ABOVE, PYPROJECT, 2)], 2),
+    ([(HERE, PYPROJECT, None), (ABOVE, OURS, 2)], 2),
+]
+
+
+def test_the_nearest_folder_wins_and_in_it_our_own_file(tmp_path: Path) -> None:
+    for number, (files, expected) in enumerate(PLACES):
+        folder = tmp_path / str(number) / "project" / "scripts"
+        folder.mkdir(parents=True)
+        for place, name, value in files:
+            table = "[run]" if name == OURS else "[tool.rallypoint.run]"
+            text = FOREIGN if value is None else f"{table}\nmax-restarts = {value}\n"
+            (folder / place / name).write_text(text)
+        assert settled(folder).max_restarts.value == expected, files
 
 
 def test_an_empty_file_of_ours_ends_the_search(folder: Path) -> None:
@@ -325,8 +302,10 @@ def test_the_folder_may_be_relative(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert settled(Path()).tee.value == "3"
 
 
-@pytest.mark.parametrize("key", ["nproc-per-node", "nproc_per_node", "nproc_per-node"])
-@pytest.mark.parametrize(("name", "table"), [(OURS, "run"), (PYPROJECT, "tool.rallypoint.run")])
+@pytest.mark.parametrize(
+    ("name", "table", "key"),
+    [(OURS, "run", "nproc_per-node"), (PYPROJECT, "tool.rallypoint.run", "nproc-per-node")],
+)
 def test_keys_in_both_spellings_in_both_files(folder: Path, name: str, table: str, key: str) -> None:
     (folder / name).write_text(f"[{table}]\n{key} = 2\n")
     result = settled(folder).nproc_per_node
@@ -354,58 +333,59 @@ def test_a_file_may_begin_with_a_byte_order_mark(folder: Path) -> None:
     assert settled(folder).tee.value == "3"
 
 
-# The same in rallypoint.toml and in pyproject.toml: @ stands for the tables around ours.
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        (
-            "[@run]\nnproc-per-nod = 2",
-            "(@run.nproc-per-nod): there is no option",
-            "did you mean nproc_per_node",
-        ),
-        ("[@run]\nrestarts = 2", "no option 'restarts'", "did you mean max_restarts?"),
-        ("[@run]\nrdzv = ''", "no option 'rdzv'", "did you mean rdzv_endpoint?"),
-        ("[@run]\nzzz = 2", "no option 'zzz'", "known: nnodes, nproc_per_node"),
-        ("[@run]\n'' = 2", "no option ''", "known: nnodes"),
-        ("[@run]\nrdzv-backend = 'c10d'", "no option 'rdzv-backend'", "rallypoint run -- torchrun"),
-        ("[@run.env]\nA = '1'", "no option 'env'", ""),
-        ("[@run]\ntee = 1\n[@serve]\nport = 1", "there is no table @serve", "there are [@run] and [@env]"),
-        ("@nnodes = 2", "there is no table @nnodes", "nnodes goes below [@run]"),
-        ("@run = 2", "@run is 2, but must be a table", "write [@run]"),
-        ("@run = [1]", "@run is [1], but must be a table", "write [@run]"),
-        ("[@run]\nmax-restarts = 1\nmax_restarts = 1", "max_restarts is there twice", "keep one"),
-        ("[@run]\nmax-restarts = '1'", "max_restarts cannot be '1'", "0 or more; in TOML, an integer"),
-        ("[@run]\nmax-restarts = true", "max_restarts cannot be True", "in TOML, an integer"),
-        ("[@run]\nmax-restarts = 1.0", "max_restarts cannot be 1.0", "in TOML, an integer"),
-        ("[@run]\nmax-restarts = -1", "max_restarts cannot be '-1'", "0 or more"),
-        ("[@run]\nnnodes = [1, 4]", "nnodes cannot be [1, 4]", "in TOML, an integer or a string"),
-        ("[@run]\nnnodes = '4:1'", "nnodes cannot be '4:1'", "MIN not above MAX"),
-        ("[@run]\njoin-timeout = nan", "join_timeout cannot be 'nan'", "a number of seconds above 0"),
-        ("[@run]\njoin-timeout = 2020-01-01", "join_timeout cannot be datetime", "an integer or a float"),
-        ("[@run]\nrole = 3", "role cannot be 3", "in TOML, a string"),
-        ("[@run]\nrole = ''", "role cannot be ''", "not empty"),
-        ("[@run]\nlog-dir = ''", "log_dir cannot be ''", "a folder"),
-        ("[@run]\nstandalone = 1", "standalone cannot be 1", "in TOML, true or false"),
-        ("[@run]\nuse-libuv = 2", "use_libuv cannot be '2'", "auto"),
-        ("[@run]\nrdzv-conf = 'a'", "rdzv_conf cannot be 'a'", "KEY=VALUE"),
-        ("[@run.rdzv-conf]\na = 'b,c=d'", "rdzv_conf cannot be {'a': 'b,c=d'}", "no commas"),
-        ("[@run.rdzv-conf]\n'a=b' = 'c'", "rdzv_conf cannot be {'a=b': 'c'}", "KEY=VALUE"),
-        ("[@run.rdzv-conf]\na = [1]", "rdzv_conf cannot be {'a': [1]}", "plain values"),
-        ("[@run.rdzv-conf]\na = ''", "rdzv_conf cannot be 'a='", "KEY=VALUE"),
-        ("[@run]\nnnodes = \n", "is not valid TOML", "correct it"),
-        ("[@run]\nnnodes = \n", "(at line 2, column 10)", "correct it"),
-    ],
-)
-@pytest.mark.parametrize(("name", "prefix"), [(OURS, ""), (PYPROJECT, "tool.rallypoint.")])
-def test_what_is_wrong_in_a_file(
-    folder: Path, name: str, prefix: str, text: str, message: str, hint: str
-) -> None:
-    (folder / name).write_text(text.replace("@", prefix))
-    with pytest.raises(UsageError) as caught:
-        settled(folder)
-    assert caught.value.message.startswith(str(folder / name))
-    assert message.replace("@", prefix) in caught.value.message
-    assert hint.replace("@", prefix) in caught.value.hint
+# In rallypoint.toml and in pyproject.toml: @ stands for the tables around ours.
+WRONG_IN_A_FILE = [
+    (
+        "[@run]\nnproc-per-nod = 2",
+        "(@run.nproc-per-nod): there is no option",
+        "did you mean nproc_per_node",
+    ),
+    ("[@run]\nrestarts = 2", "no option 'restarts'", "did you mean max_restarts?"),
+    ("[@run]\nzzz = 2", "no option 'zzz'", "known: nnodes, nproc_per_node"),
+    ("[@run]\nrdzv-backend = 'c10d'", "no option 'rdzv-backend'", "rallypoint run -- torchrun"),
+    ("[@run.env]\nA = '1'", "no option 'env'", ""),
+    ("[@run]\ntee = 1\n[@serve]\nport = 1", "there is no table @serve", "there are [@run] and [@env]"),
+    ("@nnodes = 2", "there is no table @nnodes", "nnodes goes below [@run]"),
+    ("@run = 2", "@run is 2, but must be a table", "write [@run]"),
+    ("[@run]\nmax-restarts = 1\nmax_restarts = 1", "max_restarts is there twice", "keep one"),
+    ("[@run]\nmax-restarts = '1'", "max_restarts cannot be '1'", "0 or more; in TOML, an integer"),
+    ("[@run]\nmax-restarts = true", "max_restarts cannot be True", "in TOML, an integer"),
+    ("[@run]\nmax-restarts = 1.0", "max_restarts cannot be 1.0", "in TOML, an integer"),
+    ("[@run]\nmax-restarts = -1", "max_restarts cannot be '-1'", "0 or more"),
+    ("[@run]\nnnodes = [1, 4]", "nnodes cannot be [1, 4]", "in TOML, an integer or a string"),
+    ("[@run]\nnnodes = '4:1'", "nnodes cannot be '4:1'", "MIN not above MAX"),
+    ("[@run]\njoin-timeout = nan", "join_timeout cannot be 'nan'", "a number of seconds above 0"),
+    ("[@run]\njoin-timeout = 2020-01-01", "join_timeout cannot be datetime", "an integer or a float"),
+    ("[@run]\nrole = 3", "role cannot be 3", "in TOML, a string"),
+    ("[@run]\nrole = ''", "role cannot be ''", "not empty"),
+    ("[@run]\nstandalone = 1", "standalone cannot be 1", "in TOML, true or false"),
+    ("[@run]\nuse-libuv = 2", "use_libuv cannot be '2'", "auto"),
+    ("[@run]\nrdzv-conf = 'a'", "rdzv_conf cannot be 'a'", "KEY=VALUE"),
+    ("[@run.rdzv-conf]\na = 'b,c=d'", "rdzv_conf cannot be {'a': 'b,c=d'}", "no commas"),
+    ("[@run.rdzv-conf]\n'a=b' = 'c'", "rdzv_conf cannot be {'a=b': 'c'}", "KEY=VALUE"),
+    ("[@run.rdzv-conf]\na = [1]", "rdzv_conf cannot be {'a': [1]}", "plain values"),
+    ("[@run.rdzv-conf]\na = ''", "rdzv_conf cannot be 'a='", "KEY=VALUE"),
+    ("[@run]\nnnodes = \n", "is not valid TOML: Invalid value (at line 2, column 10)", "correct it"),
+]
+
+
+def _assert_refused(folder: Path, name: str, wrong: Sequence[tuple[str, str, str]]) -> None:
+    prefix = "" if name == OURS else "tool.rallypoint."
+    for text, message, hint in wrong:
+        (folder / name).write_text(text.replace("@", prefix))
+        error = refusal(lambda: settled(folder), text)
+        assert error.message.startswith(str(folder / name)), text
+        assert message.replace("@", prefix) in error.message, text
+        assert hint.replace("@", prefix) in error.hint, text
+
+
+def test_what_is_wrong_in_a_file(folder: Path) -> None:
+    _assert_refused(folder, OURS, WRONG_IN_A_FILE)
+
+
+def test_what_is_wrong_in_a_pyproject(folder: Path) -> None:
+    """The same, in other tables: those rows that name them."""
+    _assert_refused(folder, PYPROJECT, [row for row in WRONG_IN_A_FILE if "@" in row[1] + row[2]])
 
 
 @pytest.mark.parametrize("text", [b"[run]\nrole = '\xff'\n", b"\x00\xff"])
@@ -471,29 +451,23 @@ def test_only_the_nearest_file_has_variables(folder: Path) -> None:
     assert settled(folder).variables == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        ("[@env]\nA = true", "(@env.A) is True", 'write NAME = "text" or a whole number'),
-        ("[@env]\nA = 1.5", "(@env.A) is 1.5", "whole number"),
-        ("[@env]\nA = ['x']", "(@env.A) is ['x']", "whole number"),
-        ("[@env.A]\nB = 1", "(@env.A) is {'B': 1}", "whole number"),
-        ("[@env]\n'' = 'x'", "(@env.) is 'x'", "write NAME"),
-        ("[@env]\n'A=B' = 'x'", "(@env.A=B) is 'x'", "write NAME"),
-        ('[@env]\n"A\\u0000" = "x"', "is 'x'", "write NAME"),
-        ('[@env]\nA = "x\\u0000"', "is 'x\\x00'", "write NAME"),
-        ("@env = 3", "@env is 3, but must be a table", "write [@env]"),
-    ],
-)
-@pytest.mark.parametrize(("name", "prefix"), [(OURS, ""), (PYPROJECT, "tool.rallypoint.")])
-def test_variables_that_cannot_be_meant(
-    folder: Path, name: str, prefix: str, text: str, message: str, hint: str
-) -> None:
-    (folder / name).write_text(text.replace("@", prefix))
-    with pytest.raises(UsageError) as caught:
-        settled(folder)
-    assert message.replace("@", prefix) in caught.value.message
-    assert hint.replace("@", prefix) in caught.value.hint
+VARIABLES_THAT_CANNOT_BE_MEANT = [
+    ("[@env]\nA = true", "(@env.A) is True", 'write NAME = "text" or a whole number'),
+    ("[@env]\nA = 1.5", "(@env.A) is 1.5", "whole number"),
+    ("[@env]\nA = ['x']", "(@env.A) is ['x']", "whole number"),
+    ("[@env.A]\nB = 1", "(@env.A) is {'B': 1}", "whole number"),
+    ("[@env]\n'' = 'x'", "(@env.) is 'x'", "write NAME"),
+    ("[@env]\n'A=B' = 'x'", "(@env.A=B) is 'x'", "write NAME"),
+    ('[@env]\n"A\\u0000" = "x"', "is 'x'", "write NAME"),
+    ('[@env]\nA = "x\\u0000"', "is 'x\\x00'", "write NAME"),
+    ("@env = 3", "@env is 3, but must be a table", "write [@env]"),
+]
+
+
+def test_variables_that_cannot_be_meant(folder: Path) -> None:
+    _assert_refused(folder, OURS, VARIABLES_THAT_CANNOT_BE_MEANT)
+    (folder / OURS).unlink()
+    _assert_refused(folder, PYPROJECT, VARIABLES_THAT_CANNOT_BE_MEANT[:1])
 
 
 # What several options say together ------------------------------------------------------------------------
@@ -513,111 +487,105 @@ def settled_from(folder: Path, *said: tuple[Level, str, str]) -> Settings:
     return settled(folder, arguments, environ)
 
 
-@pytest.mark.parametrize(
-    ("said", "endpoint", "source"),
-    [
-        ([(CLI, "master_addr", "a")], "a:29500", "command line (--master-addr)"),
-        ([(ENV, "master_addr", "::1")], "[::1]:29500", "environment (PET_MASTER_ADDR)"),
-        ([(CLI, "master_port", "7")], "127.0.0.1:7", "command line (--master-port)"),
-        ([(CLI, "master_addr", "a"), (CLI, "master_port", "7")], "a:7", "command line (--master-addr)"),
-        ([(FILE, "master_addr", "a"), (ENV, "master_port", "7")], "a:7", "environment (PET_MASTER_PORT)"),
-        (
-            [(CLI, "master_addr", "a"), (CLI, "rdzv_endpoint", "b")],
-            "b:29400",
-            "command line (--rdzv-endpoint)",
-        ),
-        (
-            [(ENV, "master_addr", "a"), (CLI, "rdzv_endpoint", "b")],
-            "b:29400",
-            "command line (--rdzv-endpoint)",
-        ),
-        ([(CLI, "master_addr", "a"), (ENV, "rdzv_endpoint", "b")], "a:29500", "command line (--master-addr)"),
-        (
-            [(ENV, "master_addr", "a"), (FILE, "rdzv_endpoint", "b")],
-            "a:29500",
-            "environment (PET_MASTER_ADDR)",
-        ),
-        ([(ENV, "master_addr", "a"), (CLI, "rdzv_endpoint", "")], "", "command line (--rdzv-endpoint)"),
-        ([(CLI, "standalone", "true")], "", "command line (--standalone)"),
-        ([(CLI, "standalone", "true"), (ENV, "rdzv_endpoint", "b")], "", "command line (--standalone)"),
-        ([(ENV, "standalone", "1"), (FILE, "master_addr", "b")], "", "environment (PET_STANDALONE)"),
-        (
-            [(CLI, "standalone", "0"), (ENV, "rdzv_endpoint", "b")],
-            "b:29400",
-            "environment (PET_RDZV_ENDPOINT)",
-        ),
-        (
-            [(FILE, "standalone", "true"), (ENV, "rdzv_endpoint", "b:1")],
-            "b:1",
-            "environment (PET_RDZV_ENDPOINT)",
-        ),
-        ([(CLI, "standalone", "1"), (CLI, "rdzv_endpoint", "")], "", "command line (--standalone)"),
-    ],
-)
-def test_the_endpoint_by_the_highest_source(
-    folder: Path, said: list[tuple[Level, str, str]], endpoint: str, source: str
-) -> None:
-    result = settled_from(folder, *said).rdzv_endpoint
-    assert (result.text, result.source) == (endpoint, source)
-    assert result.is_set
+ENDPOINTS: list[tuple[list[tuple[Level, str, str]], str, str]] = [
+    ([(CLI, "master_addr", "a")], "a:29500", "command line (--master-addr)"),
+    ([(ENV, "master_addr", "::1")], "[::1]:29500", "environment (PET_MASTER_ADDR)"),
+    ([(CLI, "master_port", "7")], "127.0.0.1:7", "command line (--master-port)"),
+    ([(CLI, "master_addr", "a"), (CLI, "master_port", "7")], "a:7", "command line (--master-addr)"),
+    ([(FILE, "master_addr", "a"), (ENV, "master_port", "7")], "a:7", "environment (PET_MASTER_PORT)"),
+    (
+        [(CLI, "master_addr", "a"), (CLI, "rdzv_endpoint", "b")],
+        "b:29400",
+        "command line (--rdzv-endpoint)",
+    ),
+    (
+        [(ENV, "master_addr", "a"), (CLI, "rdzv_endpoint", "b")],
+        "b:29400",
+        "command line (--rdzv-endpoint)",
+    ),
+    ([(CLI, "master_addr", "a"), (ENV, "rdzv_endpoint", "b")], "a:29500", "command line (--master-addr)"),
+    (
+        [(ENV, "master_addr", "a"), (FILE, "rdzv_endpoint", "b")],
+        "a:29500",
+        "environment (PET_MASTER_ADDR)",
+    ),
+    ([(ENV, "master_addr", "a"), (CLI, "rdzv_endpoint", "")], "", "command line (--rdzv-endpoint)"),
+    ([(CLI, "standalone", "true")], "", "command line (--standalone)"),
+    ([(CLI, "standalone", "true"), (ENV, "rdzv_endpoint", "b")], "", "command line (--standalone)"),
+    ([(ENV, "standalone", "1"), (FILE, "master_addr", "b")], "", "environment (PET_STANDALONE)"),
+    (
+        [(CLI, "standalone", "0"), (ENV, "rdzv_endpoint", "b")],
+        "b:29400",
+        "environment (PET_RDZV_ENDPOINT)",
+    ),
+    (
+        [(FILE, "standalone", "true"), (ENV, "rdzv_endpoint", "b:1")],
+        "b:1",
+        "environment (PET_RDZV_ENDPOINT)",
+    ),
+    ([(CLI, "standalone", "1"), (CLI, "rdzv_endpoint", "")], "", "command line (--standalone)"),
+]
 
 
-@pytest.mark.parametrize(
-    ("said", "node_rank", "join_timeout"),
-    [
-        ([(CLI, "rdzv_conf", "rank=0,join_timeout=5")], 0, 5.0),
-        ([(CLI, "rdzv_conf", "rank=0"), (ENV, "node_rank", "7")], 0, 600.0),
-        ([(ENV, "rdzv_conf", "join_timeout=5"), (CLI, "join_timeout", "6")], None, 6.0),
-        ([(FILE, "rdzv_conf", "join_timeout=5"), (ENV, "join_timeout", "6")], None, 6.0),
-        ([(CLI, "rdzv_conf", "join_timeout=5"), (CLI, "join_timeout", "5.0")], None, 5.0),
-        ([(CLI, "rdzv_conf", "x=5"), (FILE, "join_timeout", "6")], None, 6.0),
-    ],
-)
-def test_rdzv_conf_may_say_rank_and_join_timeout(
-    folder: Path, said: list[tuple[Level, str, str]], node_rank: int | None, join_timeout: float
-) -> None:
-    result = settled_from(folder, *said)
-    assert (result.node_rank.value, result.join_timeout.value) == (node_rank, join_timeout)
+def test_the_endpoint_by_the_highest_source(folder: Path) -> None:
+    for said, endpoint, source in ENDPOINTS:
+        result = settled_from(folder, *said).rdzv_endpoint
+        assert (result.text, result.source, result.is_set) == (endpoint, source, True), said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "hint"),
-    [
-        ({"nnodes": "2"}, "nnodes is 2 by command line (--nnodes), but nothing says", "--rdzv-endpoint HOST"),
-        ({"nnodes": "1:2"}, "nnodes is 1:2", "--rdzv-endpoint"),
-        ({"nnodes": "2", "master_port": "7"}, "nothing says where the machines meet", "--rdzv-endpoint"),
-        ({"nnodes": "2", "standalone": "1"}, "nothing says where the machines meet", "--rdzv-endpoint"),
-        ({"node_rank": "1"}, "node_rank is 1 by command line (--node-rank), but nnodes is 1", "from 0 to 0"),
-        ({"node_rank": "4", "nnodes": "2:4", "rdzv_endpoint": "a"}, "nnodes is 2:4", "from 0 to 3"),
-        ({"rdzv_conf": "rank=1"}, "node_rank is 1 by command line (--rdzv-conf)", "from 0 to 0"),
-        (
-            {"rdzv_conf": "rank=x"},
-            "command line (--rdzv-conf), rank: node_rank cannot be 'x'",
-            "whole number",
-        ),
-        ({"rdzv_conf": "join_timeout=5", "join_timeout": "6"}, "join_timeout is 6 by", "leave out one"),
-        ({"standalone": "1", "rdzv_endpoint": "a"}, "there is a:29400 as well", "leave out one"),
-        ({"standalone": "1", "master_addr": "a"}, "there is a:29500 as well", "leave out one"),
-    ],
-)
-def test_contradictions(folder: Path, arguments: dict[str, str], message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
+IN_RDZV_CONF: list[tuple[list[tuple[Level, str, str]], int | None, float]] = [
+    ([(CLI, "rdzv_conf", "rank=0,join_timeout=5")], 0, 5.0),
+    ([(CLI, "rdzv_conf", "rank=0"), (ENV, "node_rank", "7")], 0, 600.0),
+    ([(ENV, "rdzv_conf", "join_timeout=5"), (CLI, "join_timeout", "6")], None, 6.0),
+    ([(FILE, "rdzv_conf", "join_timeout=5"), (ENV, "join_timeout", "6")], None, 6.0),
+    ([(CLI, "rdzv_conf", "join_timeout=5"), (CLI, "join_timeout", "5.0")], None, 5.0),
+    ([(CLI, "rdzv_conf", "x=5"), (FILE, "join_timeout", "6")], None, 6.0),
+]
+
+
+def test_rdzv_conf_may_say_rank_and_join_timeout(folder: Path) -> None:
+    for said, node_rank, join_timeout in IN_RDZV_CONF:
+        result = settled_from(folder, *said)
+        assert (result.node_rank.value, result.join_timeout.value) == (node_rank, join_timeout), said
+
+
+CONTRADICTIONS = [
+    ({"nnodes": "2"}, "nnodes is 2 by command line (--nnodes), but nothing says", "--rdzv-endpoint HOST"),
+    ({"nnodes": "1:2"}, "nnodes is 1:2", "--rdzv-endpoint"),
+    ({"nnodes": "2", "master_port": "7"}, "nothing says where the machines meet", "--rdzv-endpoint"),
+    ({"nnodes": "2", "standalone": "1"}, "nothing says where the machines meet", "--rdzv-endpoint"),
+    ({"node_rank": "1"}, "node_rank is 1 by command line (--node-rank), but nnodes is 1", "from 0 to 0"),
+    ({"node_rank": "4", "nnodes": "2:4", "rdzv_endpoint": "a"}, "nnodes is 2:4", "from 0 to 3"),
+    ({"rdzv_conf": "rank=1"}, "node_rank is 1 by command line (--rdzv-conf)", "from 0 to 0"),
+    (
+        {"rdzv_conf": "rank=x"},
+        "command line (--rdzv-conf), rank: node_rank cannot be 'x'",
+        "whole number",
+    ),
+    ({"rdzv_conf": "join_timeout=5", "join_timeout": "6"}, "join_timeout is 6 by", "leave out one"),
+    ({"standalone": "1", "rdzv_endpoint": "a"}, "there is a:29400 as well", "leave out one"),
+    ({"standalone": "1", "master_addr": "a"}, "there is a:29500 as well", "leave out one"),
+]
+
+
+def test_contradictions(folder: Path) -> None:
+    for arguments, message, hint in CONTRADICTIONS:
+        error = refusal(lambda: settled(folder, arguments), arguments)  # noqa: B023
+        assert message in error.message, arguments
+        assert hint in error.hint, arguments
+
+
+TOGETHER = [
+    {"nnodes": "1:4", "node_rank": "3", "rdzv_endpoint": "head"},
+    {"nnodes": "2", "master_addr": "head"},
+    {"nnodes": "2", "master_addr": "head", "master_port": "7"},
+    {"nnodes": "1", "rdzv_endpoint": "head"},
+]
+
+
+def test_what_goes_together(folder: Path) -> None:
+    for arguments in TOGETHER:
         settled(folder, arguments)
-    assert message in caught.value.message
-    assert hint in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"nnodes": "1:4", "node_rank": "3", "rdzv_endpoint": "head"},
-        {"nnodes": "2", "master_addr": "head"},
-        {"nnodes": "2", "master_addr": "head", "master_port": "7"},
-        {"nnodes": "1", "rdzv_endpoint": "head"},
-    ],
-)
-def test_what_goes_together(folder: Path, arguments: dict[str, str]) -> None:
-    settled(folder, arguments)
 
 
 # Shown ----------------------------------------------------------------------------------------------------
@@ -651,97 +619,96 @@ def test_json(folder: Path) -> None:
 # The command line -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("train.py", Order({}, TRAIN)),
-        (
-            "train.py --lr 1 --nnodes 2 -h",
-            Order({}, Target("script", ("train.py", "--lr", "1", "--nnodes", "2", "-h"))),
-        ),
-        ("--nnodes 2 train.py", Order({"nnodes": "2"}, TRAIN)),
-        ("--nnodes=2 train.py", Order({"nnodes": "2"}, TRAIN)),
-        ("--nproc-per-node 2 train.py", Order({"nproc_per_node": "2"}, TRAIN)),
-        ("--nproc_per_node=2 train.py", Order({"nproc_per_node": "2"}, TRAIN)),
-        ("--rdzv_conf=a=1,b=2 train.py", Order({"rdzv_conf": "a=1,b=2"}, TRAIN)),
-        ("--rdzv-id=a_b train.py", Order({"rdzv_id": "a_b"}, TRAIN)),
-        ("--rdzv-endpoint= train.py", Order({"rdzv_endpoint": ""}, TRAIN)),
-        ("--log-dir=-x train.py", Order({"log_dir": "-x"}, TRAIN)),
-        ("--nnodes 1 --nnodes 2 train.py", Order({"nnodes": "2"}, TRAIN)),
-        ("-t 3 -r 1 train.py", Order({"tee": "3", "redirects": "1"}, TRAIN)),
-        ("-t3 -r=0:1 train.py", Order({"tee": "3", "redirects": "0:1"}, TRAIN)),
-        ("--standalone train.py", Order({"standalone": "true"}, TRAIN)),
-        ("--rdzv-backend=rallypoint train.py", Order({}, TRAIN)),
-        ("--rdzv_backend rallypoint train.py", Order({}, TRAIN)),
-        ("-m pkg.train -m x", Order({}, Target("module", ("pkg.train", "-m", "x")))),
-        ("--module pkg.train", Order({}, Target("module", ("pkg.train",)))),
-        ("-m --nnodes 2 pkg.train", Order({"nnodes": "2"}, Target("module", ("pkg.train",)))),
-        ("-- torchrun --nnodes 2 x.py", Order({}, Target("command", ("torchrun", "--nnodes", "2", "x.py")))),
-        ("--patch always -- -- a", Order({"patch": "always"}, Target("command", ("--", "a")))),
-        ("- x", Order({}, Target("script", ("-", "x")))),
-        ("train.py -- x", Order({}, Target("script", ("train.py", "--", "x")))),
-        ("--show-config", Order(show_config=True)),
-        ("--show_config --json --tee 1", Order({"tee": "1"}, show_config=True, json=True)),
-        ("--show-config train.py", Order({}, TRAIN, show_config=True)),
-        ("-m --show-config", Order(show_config=True)),
-        ("--help --no-such", Order(help=True)),
-        ("--nnodes 2 -h", Order(help=True)),
-    ],
-)
-def test_command_lines(line: str, expected: Order) -> None:
-    assert split_arguments(line.split()) == expected
+LINES = [
+    ("train.py", Order({}, TRAIN)),
+    (
+        "train.py --lr 1 --nnodes 2 -h",
+        Order({}, Target("script", ("train.py", "--lr", "1", "--nnodes", "2", "-h"))),
+    ),
+    ("--nnodes 2 train.py", Order({"nnodes": "2"}, TRAIN)),
+    ("--nnodes=2 train.py", Order({"nnodes": "2"}, TRAIN)),
+    ("--nproc-per-node 2 train.py", Order({"nproc_per_node": "2"}, TRAIN)),
+    ("--nproc_per_node=2 train.py", Order({"nproc_per_node": "2"}, TRAIN)),
+    ("--rdzv_conf=a=1,b=2 train.py", Order({"rdzv_conf": "a=1,b=2"}, TRAIN)),
+    ("--rdzv-id=a_b train.py", Order({"rdzv_id": "a_b"}, TRAIN)),
+    ("--rdzv-endpoint= train.py", Order({"rdzv_endpoint": ""}, TRAIN)),
+    ("--log-dir=-x train.py", Order({"log_dir": "-x"}, TRAIN)),
+    ("--nnodes 1 --nnodes 2 train.py", Order({"nnodes": "2"}, TRAIN)),
+    ("-t 3 -r 1 train.py", Order({"tee": "3", "redirects": "1"}, TRAIN)),
+    ("-t3 -r=0:1 train.py", Order({"tee": "3", "redirects": "0:1"}, TRAIN)),
+    ("--standalone train.py", Order({"standalone": "true"}, TRAIN)),
+    ("--rdzv-backend=rallypoint train.py", Order({}, TRAIN)),
+    ("--rdzv_backend rallypoint train.py", Order({}, TRAIN)),
+    ("-m pkg.train -m x", Order({}, Target("module", ("pkg.train", "-m", "x")))),
+    ("--module pkg.train", Order({}, Target("module", ("pkg.train",)))),
+    ("-m --nnodes 2 pkg.train", Order({"nnodes": "2"}, Target("module", ("pkg.train",)))),
+    ("-- torchrun --nnodes 2 x.py", Order({}, Target("command", ("torchrun", "--nnodes", "2", "x.py")))),
+    ("--patch always -- -- a", Order({"patch": "always"}, Target("command", ("--", "a")))),
+    ("- x", Order({}, Target("script", ("-", "x")))),
+    ("train.py -- x", Order({}, Target("script", ("train.py", "--", "x")))),
+    ("--show-config", Order(show_config=True)),
+    ("--show_config --json --tee 1", Order({"tee": "1"}, show_config=True, json=True)),
+    ("--show-config train.py", Order({}, TRAIN, show_config=True)),
+    ("-m --show-config", Order(show_config=True)),
+    ("--help --no-such", Order(help=True)),
+    ("--nnodes 2 -h", Order(help=True)),
+]
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: str(option.name))
-def test_every_option_in_both_spellings_with_and_without_a_blank(option: Option) -> None:
-    expected = {option.name: "x" if option.takes_value else "true"}
-    for flag in (option.flag, f"--{option.name}", *([option.short] if option.short else [])):
-        for line in [[flag, "x"], [f"{flag}=x"]] if option.takes_value else [[flag]]:
-            assert split_arguments([*line, "train.py"]) == Order(expected, TRAIN)
+def test_command_lines() -> None:
+    for line, expected in LINES:
+        assert split_arguments(line.split()) == expected, line
 
 
-@pytest.mark.parametrize(
-    ("line", "message", "hint"),
-    [
-        ([], "there is no script to start", "rallypoint run [options] script.py"),
-        (["--nnodes", "2"], "there is no script to start", "script.py"),
-        ([""], "there is no script to start", "script.py"),
-        (["--json"], "there is no script", "script.py"),
-        (["-m"], "there is no module to start", "-m module"),
-        (["--"], "there is no command behind --", "-- command"),
-        (["--", ""], "there is no command behind --", "-- command"),
-        (["-m", "--", "x"], "both -m and a command", "-m module"),
-        (["-m", "train.py"], "-m takes a module, but train.py is a script", "leave out -m"),
-        (["-m", "pkg/train"], "-m takes a module, but pkg/train is a script", "leave out -m"),
-        (["--nnode", "2", "x.py"], "there is no option --nnode", "did you mean --nnodes?"),
-        (["--nproc=2", "x.py"], "there is no option --nproc", "did you mean --nproc-per-node?"),
-        (["-nnodes=2", "x.py"], "there is no option -nnodes", "did you mean --nnodes?"),
-        (["--nproc_per_nodes", "2"], "no option --nproc_per_nodes", "did you mean --nproc-per-node?"),
-        (["--show-conf"], "no option --show-conf", "did you mean --show-config?"),
-        (["--qqqq"], "there is no option --qqqq", "known: --nnodes, --nproc-per-node"),
-        (["-q"], "there is no option -q", "known: --nnodes"),
-        (["-_nnodes=2", "x.py"], "there is no option -_nnodes", "did you mean --nnodes?"),
-        (["--no-python", "x"], "there is no option --no-python", "torchrun's: use it with rallypoint run --"),
-        (["--numa_binding=node", "x"], "no option --numa_binding", "--numa-binding is torchrun's"),
-        (["--nnodes"], "--nnodes needs a value", "--nnodes VALUE"),
-        (["--nnodes", "--tee", "3", "x.py"], "--nnodes needs a value", "--nnodes=VALUE"),
-        (["--nnodes", "--", "x"], "--nnodes needs a value", "--nnodes=VALUE"),
-        (["-t"], "-t needs a value", "-t VALUE"),
-        (["--standalone=1", "x.py"], "--standalone takes no value", "by itself"),
-        (["-mpkg"], "-m takes no value, but -mpkg gives it one", "by itself"),
-        (
-            ["--rdzv-backend", "c10d", "x.py"],
-            "--rdzv-backend is 'c10d'",
-            "run -- torchrun --rdzv-backend=c10d",
-        ),
-        (["--rdzv_backend=", "x.py"], "--rdzv-backend is ''", "leave it out"),
-    ],
-)
-def test_command_lines_that_cannot_be_meant(line: list[str], message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        split_arguments(line)
-    assert message in caught.value.message
-    assert hint in caught.value.hint
+def test_every_option_in_both_spellings_with_and_without_a_blank() -> None:
+    for option in OPTIONS:
+        expected = {option.name: "x" if option.takes_value else "true"}
+        for flag in (option.flag, f"--{option.name}", *([option.short] if option.short else [])):
+            for line in [[flag, "x"], [f"{flag}=x"]] if option.takes_value else [[flag]]:
+                assert split_arguments([*line, "train.py"]) == Order(expected, TRAIN), line
+
+
+WRONG_LINES: list[tuple[list[str], str, str]] = [
+    ([], "there is no script to start", "rallypoint run [options] script.py"),
+    (["--nnodes", "2"], "there is no script to start", "script.py"),
+    ([""], "there is no script to start", "script.py"),
+    (["--json"], "there is no script", "script.py"),
+    (["-m"], "there is no module to start", "-m module"),
+    (["--"], "there is no command behind --", "-- command"),
+    (["--", ""], "there is no command behind --", "-- command"),
+    (["-m", "--", "x"], "both -m and a command", "-m module"),
+    (["-m", "train.py"], "-m takes a module, but train.py is a script", "leave out -m"),
+    (["-m", "pkg/train"], "-m takes a module, but pkg/train is a script", "leave out -m"),
+    (["--nnode", "2", "x.py"], "there is no option --nnode", "did you mean --nnodes?"),
+    (["--nproc=2", "x.py"], "there is no option --nproc", "did you mean --nproc-per-node?"),
+    (["-nnodes=2", "x.py"], "there is no option -nnodes", "did you mean --nnodes?"),
+    (["--nproc_per_nodes", "2"], "no option --nproc_per_nodes", "did you mean --nproc-per-node?"),
+    (["--show-conf"], "no option --show-conf", "did you mean --show-config?"),
+    (["--qqqq"], "there is no option --qqqq", "known: --nnodes, --nproc-per-node"),
+    (["-q"], "there is no option -q", "known: --nnodes"),
+    (["-_nnodes=2", "x.py"], "there is no option -_nnodes", "did you mean --nnodes?"),
+    (["--no-python", "x"], "there is no option --no-python", "torchrun's: use it with rallypoint run --"),
+    (["--numa_binding=node", "x"], "no option --numa_binding", "--numa-binding is torchrun's"),
+    (["--nnodes"], "--nnodes needs a value", "--nnodes VALUE"),
+    (["--nnodes", "--tee", "3", "x.py"], "--nnodes needs a value", "--nnodes=VALUE"),
+    (["--nnodes", "--", "x"], "--nnodes needs a value", "--nnodes=VALUE"),
+    (["-t"], "-t needs a value", "-t VALUE"),
+    (["--standalone=1", "x.py"], "--standalone takes no value", "by itself"),
+    (["-mpkg"], "-m takes no value, but -mpkg gives it one", "by itself"),
+    (
+        ["--rdzv-backend", "c10d", "x.py"],
+        "--rdzv-backend is 'c10d'",
+        "run -- torchrun --rdzv-backend=c10d",
+    ),
+    (["--rdzv_backend=", "x.py"], "--rdzv-backend is ''", "leave it out"),
+]
+
+
+def test_command_lines_that_cannot_be_meant() -> None:
+    for line, message, hint in WRONG_LINES:
+        error = refusal(lambda: split_arguments(line), line)  # noqa: B023
+        assert message in error.message, line
+        assert hint in error.hint, line
 
 
 def test_an_option_that_torchrun_alone_has_is_none_of_ours() -> None:
@@ -769,7 +736,7 @@ MODES = st.sampled_from(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=80)
 @given(PREFIX, MODES, st.lists(WORDS, max_size=6))
 @example([], ([], "script", "train.py"), ["--", "--nnodes=3"])
 def test_what_stands_behind_the_target_is_untouched(
@@ -785,68 +752,65 @@ def test_what_stands_behind_the_target_is_untouched(
 # torchrun -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "endpoint"),
-    [
-        ({}, "localhost:0"),
-        ({"standalone": "true"}, "localhost:0"),
-        ({"rdzv_endpoint": "head"}, "head:29400"),
-        ({"master_addr": "::1", "master_port": "7"}, "[::1]:7"),
-    ],
-)
-def test_torchrun_gets_an_endpoint(folder: Path, arguments: dict[str, str], endpoint: str) -> None:
-    assert to_torchrun(settled(folder, arguments), TRAIN, 1)[1] == f"--rdzv-endpoint={endpoint}"
+TORCHRUN_ENDPOINTS: list[tuple[dict[str, str], str]] = [
+    ({}, "localhost:0"),
+    ({"standalone": "true"}, "localhost:0"),
+    ({"rdzv_endpoint": "head"}, "head:29400"),
+    ({"master_addr": "::1", "master_port": "7"}, "[::1]:7"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "ranks", "expected"),
-    [
-        ({}, 1, []),
-        ({}, 8, ["--nproc-per-node=8"]),
-        ({"nproc_per_node": "1"}, 1, ["--nproc-per-node=1"]),
-        ({"nproc_per_node": "gpu"}, "gpu", ["--nproc-per-node=gpu"]),
-        ({"nnodes": "1"}, 1, ["--nnodes=1"]),
-        ({"nnodes": "1:4", "rdzv_endpoint": "head"}, 1, ["--nnodes=1:4"]),
-        ({"rdzv_id": "a b"}, 1, ["--rdzv-id=a b"]),
-        ({"max_restarts": "3", "monitor_interval": "2"}, 1, ["--max-restarts=3", "--monitor-interval=2"]),
-        ({"start_method": "fork", "role": "r"}, 1, ["--start-method=fork", "--role=r"]),
-        ({"local_addr": "n", "log_dir": "-l"}, 1, ["--local-addr=n", "--log-dir=-l"]),
-        ({"tee": "3", "redirects": "1"}, 1, ["--redirects=1", "--tee=3"]),
-        ({"local_ranks_filter": "0,1"}, 1, ["--local-ranks-filter=0,1"]),
-        ({"patch": "never", "client": "python", "use_libuv": "0"}, 1, []),
-    ],
-)
-def test_torchrun_gets_what_was_set(
-    folder: Path, arguments: dict[str, str], ranks: int | str, expected: list[str]
-) -> None:
-    words = to_torchrun(settled(folder, arguments), TRAIN, ranks)
-    backend, _, conf, *given_on = words[: words.index("--")]
-    assert (backend, conf) == ("--rdzv-backend=rallypoint", "--rdzv-conf=join_timeout=600")
-    assert given_on == expected
+def test_torchrun_gets_an_endpoint(folder: Path) -> None:
+    for arguments, endpoint in TORCHRUN_ENDPOINTS:
+        words = to_torchrun(settled(folder, arguments), TRAIN, 1)
+        assert words[1] == f"--rdzv-endpoint={endpoint}", arguments
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ([(CLI, "join_timeout", "0.5")], {"join_timeout": "0.5"}),
-        ([(CLI, "node_rank", "0")], {"join_timeout": "600", "rank": "0"}),
-        ([(CLI, "relay", "off")], {"join_timeout": "600", "relay": "off"}),
-        ([(CLI, "rdzv_conf", "a=1,join_timeout=5")], {"a": "1", "join_timeout": "5"}),
-        ([(CLI, "rdzv_conf", "rank=0,a=1")], {"a": "1", "join_timeout": "600", "rank": "0"}),
-        (
-            [(ENV, "rdzv_conf", "join_timeout=5,a=1"), (CLI, "join_timeout", "6")],
-            {"a": "1", "join_timeout": "6"},
-        ),
-    ],
-)
-def test_torchrun_gets_rank_and_join_timeout_with_the_settings_of_the_rendezvous(
-    folder: Path, said: list[tuple[Level, str, str]], expected: dict[str, str]
-) -> None:
-    conf = to_torchrun(settled_from(folder, *said), TRAIN, 1)[2].removeprefix("--rdzv-conf=")
-    assert dict(pair.split("=") for pair in conf.split(",")) == expected
+TORCHRUN_OPTIONS: list[tuple[dict[str, str], int | str, list[str]]] = [
+    ({}, 1, []),
+    ({}, 8, ["--nproc-per-node=8"]),
+    ({"nproc_per_node": "1"}, 1, ["--nproc-per-node=1"]),
+    ({"nproc_per_node": "gpu"}, "gpu", ["--nproc-per-node=gpu"]),
+    ({"nnodes": "1"}, 1, ["--nnodes=1"]),
+    ({"nnodes": "1:4", "rdzv_endpoint": "head"}, 1, ["--nnodes=1:4"]),
+    ({"rdzv_id": "a b"}, 1, ["--rdzv-id=a b"]),
+    ({"max_restarts": "3", "monitor_interval": "2"}, 1, ["--max-restarts=3", "--monitor-interval=2"]),
+    ({"start_method": "fork", "role": "r"}, 1, ["--start-method=fork", "--role=r"]),
+    ({"local_addr": "n", "log_dir": "-l"}, 1, ["--local-addr=n", "--log-dir=-l"]),
+    ({"tee": "3", "redirects": "1"}, 1, ["--redirects=1", "--tee=3"]),
+    ({"local_ranks_filter": "0,1"}, 1, ["--local-ranks-filter=0,1"]),
+    ({"patch": "never", "client": "python", "use_libuv": "0"}, 1, []),
+]
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+def test_torchrun_gets_what_was_set(folder: Path) -> None:
+    for arguments, ranks, expected in TORCHRUN_OPTIONS:
+        words = to_torchrun(settled(folder, arguments), TRAIN, ranks)
+        backend, _, conf, *given_on = words[: words.index("--")]
+        assert (backend, conf) == ("--rdzv-backend=rallypoint", "--rdzv-conf=join_timeout=600")
+        assert given_on == expected, arguments
+
+
+TORCHRUN_CONF: list[tuple[list[tuple[Level, str, str]], dict[str, str]]] = [
+    ([(CLI, "join_timeout", "0.5")], {"join_timeout": "0.5"}),
+    ([(CLI, "node_rank", "0")], {"join_timeout": "600", "rank": "0"}),
+    ([(CLI, "relay", "off")], {"join_timeout": "600", "relay": "off"}),
+    ([(CLI, "rdzv_conf", "a=1,join_timeout=5")], {"a": "1", "join_timeout": "5"}),
+    ([(CLI, "rdzv_conf", "rank=0,a=1")], {"a": "1", "join_timeout": "600", "rank": "0"}),
+    (
+        [(ENV, "rdzv_conf", "join_timeout=5,a=1"), (CLI, "join_timeout", "6")],
+        {"a": "1", "join_timeout": "6"},
+    ),
+]
+
+
+def test_torchrun_gets_rank_and_join_timeout_with_the_settings_of_the_rendezvous(folder: Path) -> None:
+    for said, expected in TORCHRUN_CONF:
+        conf = to_torchrun(settled_from(folder, *said), TRAIN, 1)[2].removeprefix("--rdzv-conf=")
+        assert dict(pair.split("=") for pair in conf.split(",")) == expected, said
+
+
+@settings(derandomize=True, deadline=None, max_examples=80)
 @given(st.booleans(), st.lists(WORDS, max_size=6))
 @example(False, ["--", "x"])
 def test_torchruns_own_parser_leaves_the_arguments_alone(as_module: bool, rest: list[str]) -> None:

@@ -11,16 +11,16 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from processes import Server, end
+from processes import Server, end, has_ipv6, serving
 from rallypoint.client import connecting
 from rallypoint.client.connection import Connection
 from rallypoint.client.deadline import Deadline
@@ -33,7 +33,7 @@ from rallypoint.errors import (
 )
 from rallypoint.stores import tcp
 from rallypoint.stores.tcp import TCPStore
-from raw import SECONDS, RawClient, server_of_torch, until
+from raw import SECONDS, RawClient, until
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def asked(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a request has been sent and its answer is awaited; the store is connected before."""
+def asked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a request has been sent and its answer is awaited."""
     event = threading.Event()
     read = Connection.read
 
@@ -99,7 +99,11 @@ def test_every_address_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"\n  {host}:{port}: Connection refused" in caught.value.message
 
 
-def test_a_name_that_is_not_known() -> None:
+def test_a_name_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> list[Any]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
     with pytest.raises(ConnectError) as caught:
         TCPStore("no-such-host.invalid", 29500, timeout=0.5)
     assert "no-such-host.invalid: name not resolved" in caught.value.message
@@ -115,11 +119,9 @@ def test_a_resolver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> Non
         raise socket.gaierror(socket.EAI_AGAIN, "too late")
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    began = time.monotonic()
     try:
         with pytest.raises(ConnectError, match="the resolver does not answer"):
             TCPStore("slow.example.org", 29500, timeout=0.2)
-        assert time.monotonic() - began < 5
     finally:
         over.set()
 
@@ -163,13 +165,11 @@ def strange_server(answer: Callable[[socket.socket, bytes], None]) -> Iterator[i
 
 
 def test_another_service_is_told_apart_at_once() -> None:
-    with strange_server(lambda client, _: client.sendall(b"HTTP/1.1 400 Bad Request\r\n")) as port:
-        began = time.monotonic()
-        with pytest.raises(
-            ProtocolError, match=f"127.0.0.1:{port} answers, but not as a store does"
-        ) as caught:
-            TCPStore("127.0.0.1", port, timeout=SECONDS)
-        assert time.monotonic() - began < 5
+    with (
+        strange_server(lambda client, _: client.sendall(b"HTTP/1.1 400 Bad Request\r\n")) as port,
+        pytest.raises(ProtocolError, match=f"127.0.0.1:{port} answers, but not as a store does") as caught,
+    ):
+        TCPStore("127.0.0.1", port, timeout=100 * SECONDS)
     assert "another service" in caught.value.hint
 
 
@@ -201,14 +201,14 @@ def test_a_server_that_comes_late(monkeypatch: pytest.MonkeyPatch, pool: ThreadP
             assert late.get("key") == b"value"
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
-def test_a_time_out_that_is_none(timeout: float) -> None:
-    with pytest.raises(UsageError, match="must be positive"):
-        TCPStore("localhost", 29500, timeout=timeout)
+def test_a_time_out_that_is_none() -> None:
+    for timeout in (0, -1, float("nan")):
+        with pytest.raises(UsageError, match="must be positive"):
+            TCPStore("localhost", 29500, timeout=timeout)
 
 
 def test_brackets_round_an_ipv6_address() -> None:
-    if not socket.has_ipv6:
+    if not has_ipv6():
         pytest.skip("no IPv6 here")
     with (
         TCPStore("::1", 0, is_master=True) as master,
@@ -235,6 +235,7 @@ def test_what_is_set_is_there_for_others_at_once(server: Server, store: TCPStore
 def test_a_wait_in_one_thread_does_not_hold_up_another(
     store: TCPStore, asked: threading.Event, pool: ThreadPoolExecutor
 ) -> None:
+    asked.clear()  # the store has connected
     waiting: Future[None] = pool.submit(store.wait, ["go"])
     assert asked.wait(SECONDS)
     store.set("key", "value")
@@ -242,23 +243,6 @@ def test_a_wait_in_one_thread_does_not_hold_up_another(
     assert not waiting.done()
     store.set("go", "")
     waiting.result(SECONDS)
-
-
-def test_a_get_waits_for_its_key(store: TCPStore, asked: threading.Event, pool: ThreadPoolExecutor) -> None:
-    waiting = pool.submit(store.get, "key")
-    assert asked.wait(SECONDS)
-    store.set("key", "value")
-    assert waiting.result(SECONDS) == b"value"
-
-
-@pytest.mark.parametrize("use_libuv", [True, False])
-def test_a_get_waits_for_its_key_at_a_server_of_torch(use_libuv: bool, pool: ThreadPoolExecutor) -> None:
-    with server_of_torch(use_libuv) as port, TCPStore("127.0.0.1", port, timeout=SECONDS) as store:
-        early = pool.submit(store.multi_get, ["key", "other"])
-        with pytest.raises(StoreTimeoutError):
-            store.wait(["other"], 0.1)
-        store.multi_set(["key", "other"], ["value", "too"])
-        assert early.result(SECONDS) == [b"value", b"too"]
 
 
 def test_threads_get_the_answers_to_their_own_questions(store: TCPStore, pool: ThreadPoolExecutor) -> None:
@@ -330,15 +314,19 @@ def test_a_server_that_answers_something_else() -> None:
 
 
 def test_a_server_that_dies_ends_a_wait(
-    server: Server, store: TCPStore, asked: threading.Event, pool: ThreadPoolExecutor
+    tmp_path: Path, asked: threading.Event, pool: ThreadPoolExecutor
 ) -> None:
-    waiting: Future[None] = pool.submit(store.wait, ["never"])
-    assert asked.wait(SECONDS)
-    server.process.kill()
-    began = time.monotonic()
-    with pytest.raises(ConnectionLostError, match=f"{server.address} was lost"):
-        waiting.result(SECONDS)
-    assert time.monotonic() - began < 5
+    with (
+        (tmp_path / "log").open("w+") as log,
+        serving("auto", log) as server,
+        TCPStore(server.host, server.port, timeout=10 * SECONDS) as store,
+    ):
+        asked.clear()  # the store has connected
+        waiting: Future[None] = pool.submit(store.wait, ["never"])
+        assert asked.wait(SECONDS)
+        server.process.kill()
+        with pytest.raises(ConnectionLostError, match=f"{server.address} was lost"):
+            waiting.result(SECONDS)
 
 
 def test_an_idle_connection_that_the_server_has_ended_is_replaced() -> None:
@@ -404,14 +392,11 @@ def test_waiting_for_workers_is_logged(
     assert reports[0].startswith("1 of 2 workers")
 
 
-@pytest.mark.parametrize("world_size", [None, -1])
-def test_without_a_world_size_nobody_is_counted(world_size: int | None) -> None:
-    with TCPStore("localhost", 0, world_size, True, timeout=5) as store:
-        assert store.num_keys() == 0
-
-
-def test_a_master_that_does_not_wait() -> None:
-    with TCPStore("localhost", 0, 3, True, timeout=5, wait_for_workers=False) as store:
+@pytest.mark.parametrize(("world_size", "waits"), [(None, True), (-1, True), (3, False)])
+def test_without_a_world_size_or_without_waiting_nobody_is_counted(
+    world_size: int | None, waits: bool
+) -> None:
+    with TCPStore("localhost", 0, world_size, True, timeout=SECONDS, wait_for_workers=waits) as store:
         assert store.num_keys() == 0
 
 
@@ -539,12 +524,19 @@ def time_out(store: TCPStore) -> tuple[str, ...]:
     return ()
 
 
+@pytest.fixture(scope="module")
+def served() -> Iterator[int]:
+    """The port of a server for those whose calls leave it as it is."""
+    with TCPStore("localhost", 0, is_master=True) as master:
+        yield master.port
+
+
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # it may be interrupted before it closes
 @pytest.mark.parametrize(("call", "expected"), CALLS.values(), ids=CALLS.keys())
 def test_an_exception_at_any_line_leaves_no_connection_out_of_step(
-    call: Callable[[TCPStore], object], expected: object
+    served: int, call: Callable[[TCPStore], object], expected: object
 ) -> None:
-    with TCPStore("localhost", 0, is_master=True, timeout=SECONDS) as store:
+    with TCPStore("127.0.0.1", served, timeout=SECONDS) as store:
         store.multi_set(["key", "other"], ["value", "other value"])
         line = 1
         while _interrupted(lambda: call(store), line):

@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 import rallypoint
 from rallypoint import errors
 from rallypoint.cli.main import app
+from rallypoint.launch.options import FLAGS, OPTIONS
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 
@@ -95,12 +96,13 @@ def _examples() -> Iterator[Example]:
         yield from page.examples
 
 
-# Their examples are jobs of several seconds, of a kind that other tests have as well.
-_SLOW_PAGES = ("init-methods.md", "without-libuv.md", "torch-script.md", "torchrun.md")
+_QUICK_PAGES = ("README.md", "docs/index.md", "docs/guides/first-store.md")
+"""What everybody reads first; what the other pages show, other tests do as well."""
 
 
 def _marked(example: Example) -> Any:
-    marks = [pytest.mark.slow] if example.page.name in _SLOW_PAGES else []
+    quick = str(example.page.relative_to(_ROOT)) in _QUICK_PAGES
+    marks = [] if quick else [pytest.mark.slow]
     return pytest.param(example, id=str(example), marks=marks)
 
 
@@ -186,16 +188,16 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in _LINK.findall(_FENCED.sub("", page.read_text())):
-        if "://" in target:
-            continue
-        file, _, anchor = target.partition("#")
-        goal = (page.parent / file).resolve() if file else page
-        assert goal.exists(), f"{target} leads nowhere"
-        if anchor:
-            assert anchor in _anchors(goal), f"{target} names no heading"
+def _leads_nowhere(page: Path, target: str) -> bool:
+    file, _, anchor = target.partition("#")
+    goal = (page.parent / file).resolve() if file else page
+    return not goal.exists() or bool(anchor and anchor not in _anchors(goal))
+
+
+def test_links_lead_somewhere() -> None:
+    links = [(page, link) for page in _PAGES for link in _LINK.findall(_FENCED.sub("", page.read_text()))]
+    inner = [(page, link) for page, link in links if "://" not in link]
+    assert [(page.name, link) for page, link in inner if _leads_nowhere(page, link)] == []
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -215,52 +217,56 @@ def _public_members(name: str) -> Iterator[str]:
         yield from (member for member in vars(value) if not member.startswith("_"))
 
 
-@pytest.mark.parametrize("name", rallypoint.__all__)
-def test_public_names_are_documented(name: str) -> None:
+def test_public_names_are_documented() -> None:
     text = (_REFERENCE / "python.md").read_text()
-    assert f"`{name}" in text
-    for member in _public_members(name):
-        assert re.search(rf"`[^`\n]*\b{member}\b", text), f"{name}.{member} is not in the reference"
+    assert [name for name in rallypoint.__all__ if f"`{name}" not in text] == []
+    members = [(name, member) for name in rallypoint.__all__ for member in _public_members(name)]
+    assert [pair for pair in members if not re.search(rf"`[^`\n]*\b{pair[1]}\b", text)] == []
 
 
-@pytest.mark.parametrize("limit", fields(Limits), ids=lambda limit: str(limit.name))
-def test_limits_are_documented(limit: object) -> None:
-    name, default = getattr(limit, "name", ""), getattr(limit, "default", 0)
-    shown = f"{default:,}" if isinstance(default, int) else f"{default:g}"
+def test_limits_are_documented() -> None:
     rows = [line.split("|") for line in (_ROOT / "docs/guides/limits.md").read_text().splitlines()]
-    assert any(len(row) > 3 and row[1].strip() == f"`{name}`" and row[2].strip() == shown for row in rows)
+    told = {row[1].strip(): row[2].strip() for row in rows if len(row) > 3}
+    for limit in fields(Limits):
+        shown = f"{limit.default:,}" if isinstance(limit.default, int) else f"{limit.default:g}"
+        assert told.get(f"`{limit.name}`") == shown, limit.name
 
 
-def _commands() -> Iterator[tuple[str, ...]]:
-    waiting: list[tuple[tuple[str, ...], object]] = [((), typer.main.get_command(app))]
+def _commands() -> Iterator[tuple[tuple[str, ...], set[str]]]:
+    """Each command, and the options that it has."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app))]
     while waiting:
         path, command = waiting.pop()
-        yield path
+        names = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        if path == ("run",):  # it takes its command line apart by itself
+            names = {each.flag for each in OPTIONS} | {each.flag for each in FLAGS}
+        yield path, {name for name in names if name.startswith("--")} - {"--help"}
         waiting += [((*path, name), each) for name, each in getattr(command, "commands", {}).items()]
 
 
-@pytest.mark.parametrize("command", list(_commands()), ids=" ".join)
-def test_options_are_documented(command: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert result.exit_code == 0
-    heading = "`" + " ".join(("rallypoint", *command)) + "`"
+def test_options_are_documented() -> None:
     sections = re.split(r"^#+ +", (_REFERENCE / "cli.md").read_text(), flags=re.MULTILINE)
-    section = next(text for text in sections if text.startswith(heading + "\n"))
-    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", result.output)) - {"--help"}
-    assert {option for option in options if f"`{option}" not in section} == set()
+    for command, options in _commands():
+        heading = "`" + " ".join(("rallypoint", *command)) + "`"
+        section = next((text for text in sections if text.startswith(heading + "\n")), "")
+        assert section, f"{heading} is not in the reference"
+        assert {option for option in options if f"`{option}" not in section} == set(), heading
 
 
-@pytest.mark.parametrize("op", Op)
-def test_operations_are_documented(op: Op) -> None:
-    page = "protocol.md" if op < Op.SESSION or op is Op.LOOK else "sessions.md"
-    text = (_REFERENCE / page).read_text()
-    assert re.search(rf"^\| {op.value} \| `{op.name}` \|", text, flags=re.MULTILINE)
+def test_a_command_can_be_asked_what_it_does() -> None:
+    result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert result.exit_code == 0
+    assert "--backend" in result.output
 
 
-def _error_names() -> Iterator[str]:
-    return (name for name, value in vars(errors).items() if isinstance(value, type))
+def test_operations_are_documented() -> None:
+    for op in Op:
+        page = "protocol.md" if op < Op.SESSION or op is Op.LOOK else "sessions.md"
+        row = rf"^\| {op.value} \| `{op.name}` \|"
+        assert re.search(row, (_REFERENCE / page).read_text(), flags=re.MULTILINE), op
 
 
-@pytest.mark.parametrize("name", list(_error_names()))
-def test_errors_are_documented(name: str) -> None:
-    assert f"\n## `{name}`\n" in (_REFERENCE / "errors.md").read_text()
+def test_errors_are_documented() -> None:
+    text = (_REFERENCE / "errors.md").read_text()
+    names = [name for name, value in vars(errors).items() if isinstance(value, type)]
+    assert [name for name in names if f"\n## `{name}`\n" not in text] == []

@@ -21,19 +21,20 @@ from typing import Any
 import psutil
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from jobs import free_port, job
 from namespaces import Machine, two_machines
 from processes import end
 from rallypoint.cli import examining
 from rallypoint.cli.findings import print_matrix
-from rallypoint.cli.main import main
+from rallypoint.cli.main import app, main
 from rallypoint.doctor import everyone
 from rallypoint.doctor.catalogue import CHECKS
 from rallypoint.doctor.everyone import visit
 from rallypoint.doctor.gathering import Gathered
 from rallypoint.doctor.situation import Situation
-from rallypoint.errors import ConnectionLostError, UsageError
+from rallypoint.errors import ConnectionLostError
 from rallypoint.findings import Finding, Fix, failure, note, ok, unknown, warning
 from rallypoint.meeting.endpoint import Endpoint, parse_endpoint
 from rallypoint.pytorch.environment import put_on_path, without_rank
@@ -42,6 +43,7 @@ from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS, until
 from test_doctor_judging import gathering, way
 
+Said = tuple[str | int | None, str, str]
 DOCTOR = (sys.executable, "-m", "rallypoint", "doctor")
 
 # torch takes seconds, and so do look-ups where the resolver does not answer: for tests of something else.
@@ -106,12 +108,10 @@ def states(document: dict[str, Any]) -> set[str]:
 # This machine ----------------------------------------------------------------------------------------------
 
 
-def test_this_machine_is_examined_in_time(tmp_path: Path) -> None:
+def test_this_machine_is_examined(tmp_path: Path) -> None:
     port = free_port()
     environ = environment(tmp_path, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    begun = time.monotonic()
     done = doctor("--json", "--folder", str(tmp_path), environ=environ, folder=tmp_path)
-    seconds = time.monotonic() - begun
     document = json.loads(done.stdout)
     found = by_name(document)
     of_torch = {"libuv", "gloo", "devices", "torchrun-plug-in"}
@@ -126,15 +126,11 @@ def test_this_machine_is_examined_in_time(tmp_path: Path) -> None:
     assert str(tmp_path.resolve()) in found["file-init"][0]["found"]
     outlook = {each["name"]: each["prospect"] for each in document["outlook"]}
     assert list(outlook) == ["plain (env://, tcp://)", "torchrun", "accelerate", "file init", "gloo", "NCCL"]
-    assert list(outlook.values()) == ["yes"] * 5 + ["no"]
+    assert list(outlook.values())[:5] == ["yes"] * 5  # NCCL needs a GPU
     assert re.search(r"^rallypoint: .* \(\d+ findings in [\d.]+ s\)$", done.stderr, re.MULTILINE), done.stderr
     assert "Traceback" not in done.stderr
-    assert seconds < 10
-    assert document["seconds"] < seconds
-    names = [
-        each["name"] for each in document["findings"] if each["name"] in {check.name for check in CHECKS}
-    ]
     order = [check.name for check in CHECKS]
+    names = [each["name"] for each in document["findings"] if each["name"] in order]
     assert names == sorted(names, key=order.index), "in the order of the catalogue, whenever they came"
 
 
@@ -146,13 +142,18 @@ def without_proc() -> Sequence[str]:
     return hide
 
 
-@pytest.mark.parametrize("proc", [True, False], ids=["with /proc", "without /proc"])
+@pytest.mark.parametrize(
+    "proc",
+    [
+        pytest.param(True, id="with /proc"),
+        pytest.param(False, id="without /proc", marks=pytest.mark.slow),
+    ],
+)
 def test_without_torch_and_without_sockets_it_still_says_what_it_can(proc: bool, tmp_path: Path) -> None:
     prefix = () if proc else without_proc()
     if not proc and not prefix:
         pytest.skip("no mount namespace can be had here")
     environ = environment(tmp_path, BARE, MASTER_ADDR="127.0.0.1")
-    begun = time.monotonic()
     asked_for = ("--endpoint", "127.0.0.1:29500") if proc else ()  # then a visit is tried, too
     done = doctor("--json", *asked_for, environ=environ, folder=tmp_path, prefix=prefix)
     assert "Traceback" not in done.stderr, done.stderr
@@ -167,63 +168,63 @@ def test_without_torch_and_without_sockets_it_still_says_what_it_can(proc: bool,
     assert found["file-init"][0]["state"] == "ok", "files need no sockets"
     assert {each["prospect"] for each in document["outlook"]} == {"no"}
     assert ("unknown" in {each["state"] for each in found["backlog"]}) != proc
-    assert time.monotonic() - begun < 20
 
 
 # Usage -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--endpoint", "a b"], "'a b' is no endpoint"),
-        (["--endpoint", "node:70000"], "is no endpoint"),
-        (["--endpoint", "node:0"], "names no port"),
-        (["--endpoint", ""], "names no port"),
-        (["--folder", "/no/such/folder"], "/no/such/folder is not a folder"),
-        (["--listen", "--fix"], "--listen, --all and --fix are for different things"),
-        (["--listen", "--all"], "--listen, --all and --fix are for different things"),
-        (["--all", "--fix"], "--listen, --all and --fix are for different things"),
-        (["--all"], "--all is for a process that a launcher has started"),
-        (["--listen", "--endpoint", "192.0.2.1:29500"], "192.0.2.1 is not this machine"),
-    ],
-)
+def said_by_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> Said:
+    """How the command ends in this process, and what it says."""
+    monkeypatch.setattr(sys, "argv", ["rallypoint", "doctor", *words])
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    said = capsys.readouterr()
+    return caught.value.code, said.out, said.err
+
+
 def test_wrong_usage_exits_with_2(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", ["rallypoint", "doctor", *words])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert "hint: " in said.err
-    assert said.out == ""
+    apart = "--listen, --all and --fix are for different things"
+    for line, message in {
+        "--endpoint a,b": "'a,b' is no endpoint",
+        "--endpoint node:70000": "is no endpoint",
+        "--endpoint node:0": "names no port",
+        "--endpoint=": "names no port",
+        "--folder /no/such/folder": "/no/such/folder is not a folder",
+        "--listen --fix": apart,
+        "--listen --all": apart,
+        "--all --fix": apart,
+        "--all": "--all is for a process that a launcher has started",
+        "--listen --endpoint 192.0.2.1:29500": "192.0.2.1 is not this machine",
+    }.items():
+        code, out, err = said_by_main(monkeypatch, capsys, *line.split())
+        assert (code, out) == (2, ""), line
+        assert message in err
+        assert "hint: " in err
 
 
-@pytest.mark.parametrize(
-    ("words", "endpoint", "asked_for"),
-    [
-        ([], Endpoint("by-variable", 29500), False),
-        (["--endpoint", "by-option:1"], Endpoint("by-option", 1), True),
-    ],
-)
 def test_only_an_endpoint_that_was_asked_for_is_visited(
-    words: list[str], endpoint: Endpoint, asked_for: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    asked: list[tuple[Endpoint | None, dict[str, bool]]] = []
+
     def examine(situation: Situation, **said: bool) -> bool:
-        assert (situation.endpoint, said) == (endpoint, {"asked_for": asked_for, "as_json": False})
+        asked.append((situation.endpoint, said))
         return True
 
     monkeypatch.setenv("MASTER_ADDR", "by-variable")
     monkeypatch.delenv("MASTER_PORT", raising=False)
     monkeypatch.setattr(examining, "examine", examine)
-    monkeypatch.setattr(sys, "argv", ["rallypoint", "doctor", *words])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 0
+    for words in ((), ("--endpoint", "by-option:1")):
+        assert said_by_main(monkeypatch, capsys, *words) == (0, "", "")
+    assert asked == [
+        (Endpoint("by-variable", 29500), {"asked_for": False, "as_json": False}),
+        (Endpoint("by-option", 1), {"asked_for": True, "as_json": False}),
+    ]
 
 
 # What is printed -------------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ def test_a_report_for_people(findings: list[Finding], capsys: pytest.CaptureFixt
     ]
     assert "failure  libuv       it says \\x1b[31mred" in lines, "a terminal obeys nothing of it"
     assert "What will work here:" in lines
-    assert said.err.startswith("rallypoint: 2 failed, 1 with a warning, 1 not known (5 findings in 0.0 s)")
+    assert said.err.startswith("rallypoint: 2 failed, 1 with a warning, 1 not known (5 findings in ")
 
 
 def test_what_is_good_to_know_is_told_and_no_reason_to_warn(
@@ -282,24 +283,10 @@ def test_what_is_good_to_know_is_told_and_no_reason_to_warn(
     assert said.err.startswith("rallypoint: all is well (3 findings")
 
 
-def test_a_good_report(findings: list[Finding], capsys: pytest.CaptureFixture[str]) -> None:
-    findings[:] = [ok("torch", "2"), ok("libuv", "x")]
-    assert examining.examine(HERE, asked_for=False, as_json=False)
-    said = capsys.readouterr()
-    assert "hint" not in said.out
-    assert said.err.startswith("rallypoint: all is well (2 findings")
-
-
-@pytest.mark.parametrize(
-    ("state", "good"),
-    [(note, True), (warning, True), (unknown, True), (failure, False)],
-    ids=["note", "warning", "unknown", "failure"],
-)
-def test_only_failures_make_it_fail(
-    state: Any, good: bool, findings: list[Finding], capsys: pytest.CaptureFixture[str]
-) -> None:
-    findings[:] = [state("x", "y")]
-    assert examining.examine(HERE, asked_for=False, as_json=True) == good
+def test_only_failures_make_it_fail(findings: list[Finding], capsys: pytest.CaptureFixture[str]) -> None:
+    for state, good in ((note, True), (warning, True), (unknown, True), (failure, False)):
+        findings[:] = [state("x", "y")]
+        assert examining.examine(HERE, asked_for=False, as_json=True) == good
 
 
 def test_long_texts_are_wrapped_and_commands_kept_whole(
@@ -339,46 +326,25 @@ def test_a_matrix_for_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_a_visit_is_told_with_its_matrix(
-    findings: list[Finding], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    findings[:] = [ok("torch", "2")]
-    place = Situation({}, Endpoint("a", 1), Path())
-    broken = gathering(2, replace(way(0, 1), error="no answer"))
-    for gathered, good in ((gathering(2), True), (broken, False)):
-        monkeypatch.setattr(examining, "visit", lambda *_, gathered=gathered: gathered)
-        assert examining.examine(place, asked_for=True, as_json=False) == good
-        assert "who reaches whom" in capsys.readouterr().out
-        assert examining.examine(place, asked_for=True, as_json=True) == good
-        between = json.loads(capsys.readouterr().out)["machines"]["between"]
-        assert ("failure" in {each["state"] for each in between}) != good
-    monkeypatch.setattr(examining, "visit", lambda *_: pytest.fail("nobody asked for it"))
-    assert examining.examine(place, asked_for=False, as_json=False)
-
-
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_a_doctor_that_goes_away_costs_nobody_the_own_findings(
-    as_json: bool,
-    findings: list[Finding],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    findings: list[Finding], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def go_away(*_: object) -> None:
         raise ConnectionLostError("the connection was lost", hint="look at its log")
 
     findings[:] = [ok("python", "3.11")]
     monkeypatch.setattr(examining, "visit", go_away)
-    assert not examining.examine(Situation({}, Endpoint("a", 1), Path()), asked_for=True, as_json=as_json)
-    said = capsys.readouterr()
+    place = Situation({}, Endpoint("a", 1), Path())
     lost = "the doctor at a:1 went away: the connection was lost"
-    if as_json:
-        found = by_name(json.loads(said.out))
-        assert found["python"][0]["state"] == "ok"
-        assert (found["machines"][0]["state"], found["machines"][0]["found"]) == ("failure", lost)
-    else:
-        assert said.out.startswith(
-            f"ok       python    3.11\nfailure  machines  {lost}\n{'':19}hint: look at its log\n"
-        )
+    assert not examining.examine(place, asked_for=True, as_json=True)
+    found = by_name(json.loads(capsys.readouterr().out))
+    assert found["python"][0]["state"] == "ok"
+    assert (found["machines"][0]["state"], found["machines"][0]["found"]) == ("failure", lost)
+    assert not examining.examine(place, asked_for=True, as_json=False)
+    said = capsys.readouterr()
+    assert said.out.startswith(
+        f"ok       python    3.11\nfailure  machines  {lost}\n{'':19}hint: look at its log\n"
+    )
     assert said.err.startswith("rallypoint: 1 failed (2 findings")
 
 
@@ -403,41 +369,36 @@ def test_who_listens_fails_if_any_visit_showed_a_way_that_fails(
         assert "rallypoint doctor --endpoint a:7" in said.err
 
 
-@pytest.mark.parametrize(
-    ("rank", "good", "prints"), [("0", False, True), ("1", True, False), ("2", True, False)]
-)
-def test_of_all_machines_the_first_tells_and_fails(
-    rank: str,
-    good: bool,
-    prints: bool,
-    findings: list[Finding],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Ranks 0 and 1 are of the first machine, 2 of the second: one of them fails, not all."""
-    job = {"RANK": rank, "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(int(rank) % 2)}
-    for name, text in {**job, "MASTER_ADDR": "a"}.items():
-        monkeypatch.setenv(name, text)
+def be_a_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int, per_machine: int) -> None:
+    job = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": per_machine, "MASTER_ADDR": "a"}
+    for name, text in {**job, "LOCAL_RANK": rank % per_machine}.items():
+        monkeypatch.setenv(name, str(text))
     for name in ("GROUP_RANK", "GROUP_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
+
+
+def test_of_all_machines_the_first_tells_and_fails(
+    findings: list[Finding], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks 0 and 1 are of the first machine, 2 of the second: one of them fails, not all."""
     findings[:] = [ok("python", "3.11"), warning("clock", "it is late")]
     broken = gathering(2, replace(way(0, 1), error="no answer"))
     everything = replace(broken, findings={0: tuple(findings), 1: (ok("python", "3.11"),)})
     monkeypatch.setattr(examining, "attend_job", lambda *_: everything)
-    assert examining.examine_everyone(Path(), as_json=False) == good
-    said = capsys.readouterr().out
-    assert ("on node-0 (0)" in said) == ("does not reach" in said) == ("who reaches whom" in said) == prints
-    assert said.count("nothing is wrong\n") == prints, "of a machine without fault, one line"
-    assert "python  3.11" not in said
+    for rank in range(3):
+        be_a_rank(monkeypatch, rank, 4, 2)
+        assert examining.examine_everyone(Path(), as_json=False) == (rank != 0)
+        said = capsys.readouterr().out
+        for words in ("on node-0 (0)", "does not reach", "who reaches whom"):
+            assert (words in said) == (rank == 0)
+        assert said.count("nothing is wrong\n") == (rank == 0), "of a machine without fault, one line"
+        assert "python  3.11" not in said
 
 
 def test_what_is_so_on_every_machine_is_told_once(
     findings: list[Finding], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, text in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "a"}.items():
-        monkeypatch.setenv(name, text)
-    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+    be_a_rank(monkeypatch, 0, 3, 1)
     same = [warning("clock", "it is late", "wait"), ok("python", "3.11"), note("known-defects", "it warns")]
     own = warning("backlog", "128 clients")
     of_each = {0: tuple(same), 1: (*same, own), 2: tuple(replace(each, seconds=3.0) for each in same)}
@@ -521,28 +482,18 @@ def test_with_nothing_to_mend_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("answer", [True, False])
 def test_on_a_terminal_it_asks_first(
-    answer: bool,
     findings: list[Finding],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr(typer, "confirm", lambda *_, **__: answer)
-    examining.mend(HERE, as_json=False)
-    assert (tmp_path / "rallypoint.toml").exists() == answer
-    assert ("nothing was written" in capsys.readouterr().err) != answer
-
-
-def test_what_is_wrong_is_shown_though_the_file_is_not_ours_to_change(
-    findings: list[Finding], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "pyproject.toml").write_text("[tool.rallypoint.run]\n")
-    with pytest.raises(UsageError, match=r"pyproject\.toml"):
+    for answer in (False, True):
+        monkeypatch.setattr(typer, "confirm", lambda *_, answer=answer, **__: answer)
         examining.mend(HERE, as_json=False)
-    assert (tmp_path / "pyproject.toml").read_text() == "[tool.rallypoint.run]\n"
+        assert (tmp_path / "rallypoint.toml").exists() == answer
+        assert ("nothing was written" in capsys.readouterr().err) != answer
 
 
 def test_a_file_that_cannot_be_written_is_named(
@@ -552,17 +503,15 @@ def test_a_file_that_cannot_be_written_is_named(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "rallypoint.toml.draft").mkdir()
-    monkeypatch.setattr(sys, "argv", ["rallypoint", "doctor", "--fix"])
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 1
-    said = capsys.readouterr().err
-    assert "standard output" not in said
-    assert "rallypoint.toml" in said
+    code, _, err = said_by_main(monkeypatch, capsys, "--fix")
+    assert code == 1
+    assert "standard output" not in err
+    assert "rallypoint.toml" in err
 
 
-def test_what_is_written_counts_for_run_and_can_be_undone(tmp_path: Path) -> None:
+def test_what_is_written_counts_for_run_and_can_be_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = "# mine\n[run]\nnproc-per-node = 2\n"
     path = tmp_path / "rallypoint.toml"
     path.write_text(before)
@@ -571,15 +520,8 @@ def test_what_is_written_counts_for_run_and_can_be_undone(tmp_path: Path) -> Non
     done = doctor("--fix", environ=environ, folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rdzv-endpoint = " in done.stdout
-    show = subprocess.run(
-        [sys.executable, "-m", "rallypoint", "run", "--show-config", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        timeout=SECONDS,
-    )
+    monkeypatch.chdir(tmp_path)
+    show = CliRunner().invoke(app, ["run", "--show-config", "--json"])
     settings = json.loads(show.stdout)
     assert re.fullmatch(r"127\.0\.0\.1:2\d{4}", settings["rdzv_endpoint"]["value"])
     assert settings["nproc_per_node"]["value"] == 2
@@ -615,14 +557,6 @@ def listening(
         end(process)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_listens_and_is_told_to_end_ends_well(number: signal.Signals, tmp_path: Path) -> None:
-    with listening(tmp_path) as (process, _):
-        process.send_signal(number)
-        out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, out, err) == (0, "", "rallypoint: done\n")
-
-
 def test_who_listens_tells_of_visitors_and_ends_well_while_one_is_there(tmp_path: Path) -> None:
     """A second visitor comes, and nothing of it but the beginning: no thread leaves a traceback."""
     with listening(tmp_path, "--endpoint", f"127.0.0.1:{free_port()}", "--json") as (process, endpoint):
@@ -651,20 +585,21 @@ def test_a_visitor_tells_of_both_machines_and_its_own(tmp_path: Path) -> None:
         assert "every machine reaches every other" in done.stdout
         assert "who reaches whom" in done.stdout
         assert done.returncode == 0, done.stdout + done.stderr
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=SECONDS)
     assert "came" in out
     assert "every machine reaches every other" in out
     assert (process.returncode, err) == (0, "rallypoint: done\n")
 
 
-def test_a_port_that_is_in_use_is_told(tmp_path: Path) -> None:
+def test_a_port_that_is_in_use_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         place = f"127.0.0.1:{listener.getsockname()[1]}"
-        done = doctor("--listen", "--endpoint", place, environ=environment(tmp_path, QUICK), folder=tmp_path)
-    assert done.returncode == 1
-    assert f"process {os.getpid()}" in done.stderr
-    assert "Traceback" not in done.stderr
+        code, _, err = said_by_main(monkeypatch, capsys, "--listen", "--endpoint", place)
+    assert code == 1
+    assert f"process {os.getpid()}" in err
 
 
 def test_an_examination_that_is_interrupted_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import pytest
@@ -75,26 +76,27 @@ gatherings = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(cards, ways)
 def test_cards_and_ways_survive_json(one: Card, other: Way) -> None:
     assert Card.from_json(asdict(one)) == one
     assert Way.from_json(other.as_json()) == other
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(gatherings)
 def test_a_gathering_survives_json(gathered: Gathered) -> None:
     assert Gathered.from_text(gathered.to_text().encode()) == gathered
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(gatherings)
 def test_whatever_machines_say_of_each_other_can_be_told(gathered: Gathered) -> None:
     assert judge(gathered)
     assert len(matrix(gathered)) == gathered.count
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.lists(ways, max_size=3), st.lists(findings, max_size=3))
 def test_a_row_survives_json(some: list[Way], found: list[Finding]) -> None:
     assert _row_from_text(_row_to_text(some, found).encode()) == (some, tuple(found))
@@ -121,32 +123,19 @@ def test_what_another_version_says_besides_is_not_known_here_and_no_reason_to_fa
     assert Finding.from_json({**ok("a", "b").as_json(), **more}) == ok("a", "b")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"number": "0"},
-        {"number": None},
-        {"host": 7},
-        {"host": "x" * 300},
-        {"addresses": []},
-        {"addresses": None},
-        {"addresses": ["node-a"]},
-        {"addresses": [["10.0.0.1"]]},
-        {"addresses": "10.0.0.1"},
-        {"port": 0},
-        {"port": 65_536},
-        {"port": "80"},
-        {"gloo": "eth0"},
-        {"versions": ["torch"]},
-        {"versions": {"torch": 2}},
-        {"versions": {"torch": "x" * 300}},
-    ],
-    ids=str,
-)
-def test_a_card_that_is_none_is_refused(change: dict[str, object]) -> None:
+def test_a_card_that_is_none_is_refused() -> None:
     assert _card_from_text(json.dumps(asdict(card(0))).encode()) == card(0)
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-        _card_from_text(json.dumps({**asdict(card(0)), **change}).encode())
+    for name, values in {
+        "number": ("0", None),
+        "host": (7, "x" * 300),
+        "addresses": ([], None, ["node-a"], [["10.0.0.1"]], "10.0.0.1"),
+        "port": (0, 65_536, "80"),
+        "gloo": ("eth0",),
+        "versions": (["torch"], {"torch": 2}, {"torch": "x" * 300}),
+    }.items():
+        for value in values:
+            with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+                _card_from_text(json.dumps({**asdict(card(0)), name: value}).encode())
 
 
 def test_of_many_addresses_the_first_are_tried() -> None:
@@ -154,27 +143,21 @@ def test_of_many_addresses_the_first_are_tried() -> None:
     assert _card_from_text(json.dumps(asdict(many)).encode()).addresses == many.addresses[:8]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"from": None},
-        {"to": "1"},
-        {"address": 7},
-        {"error": ["no"]},
-        {"round_trip": "soon"},
-        {"round_trip": float("nan")},
-        {"clock": float("inf")},
-        {"clock": 10**400},
-        {"seen_as": "node-a"},
-        {"seen_as": ["10.0.0.1"]},
-        {"resolved": 7},
-    ],
-    ids=lambda change: str(change)[:30],
-)
-def test_a_way_that_is_none_is_refused(change: dict[str, object]) -> None:
-    row = {"ways": [{**way(0, 1).as_json(), **change}], "findings": []}
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-        _row_from_text(json.dumps(row).encode())
+def test_a_way_that_is_none_is_refused() -> None:
+    for name, values in {
+        "from": (None,),
+        "to": ("1",),
+        "address": (7,),
+        "error": (["no"],),
+        "resolved": (7,),
+        "round_trip": ("soon", float("nan")),
+        "clock": (float("inf"), 10**400),
+        "seen_as": ("node-a", ["10.0.0.1"]),
+    }.items():
+        for value in values:
+            row = {"ways": [{**way(0, 1).as_json(), name: value}], "findings": []}
+            with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+                _row_from_text(json.dumps(row).encode())
 
 
 anything = st.recursive(
@@ -209,23 +192,22 @@ MOULDS: list[st.SearchStrategy[object]] = [
 ]
 
 
-@pytest.mark.parametrize("read", [_card_from_text, _row_from_text, Gathered.from_text])
-@settings(max_examples=60)
+READERS: tuple[Callable[[bytes], object], ...] = (_card_from_text, _row_from_text, Gathered.from_text)
+
+
+@settings(max_examples=40)
 @given(content=st.one_of(MOULDS))
-def test_of_any_text_there_is_something_or_one_kind_of_error(
-    read: Callable[[bytes], object], content: object
-) -> None:
-    try:
-        read(json.dumps(content).encode())
-    except ValueError:
-        pass
+def test_of_any_text_there_is_something_or_one_kind_of_error(content: object) -> None:
+    for read in READERS:
+        with suppress(ValueError):
+            read(json.dumps(content).encode())
 
 
-@pytest.mark.parametrize("read", [_card_from_text, _row_from_text, Gathered.from_text])
-@pytest.mark.parametrize("text", [b"", b"\xff\xfe", b"{", b"[" * 100_000, b"9" * 5000], ids=range(5))
-def test_what_is_no_json_is_refused(read: Callable[[bytes], object], text: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-        read(text)
+def test_what_is_no_json_is_refused() -> None:
+    for text in (b"", b"\xff\xfe", b"{", b"[" * 100_000, b"9" * 5000):
+        for read in READERS:
+            with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+                read(text)
 
 
 # Judging ---------------------------------------------------------------------------------------------------
@@ -292,21 +274,22 @@ def test_addresses_that_are_translated() -> None:
     assert text.startswith("node-0 (0) sees node-1 (1) as 192.168.7.7, which is none of its addresses")
 
 
-@pytest.mark.parametrize("seen", ["127.0.0.1", "::1", "fd00::2", "10.0.0.2", ""])
-def test_addresses_that_are_not_translated(seen: str) -> None:
-    assert problems(gathering(2, replace(way(1, 0), seen_as=seen))) == []
+def test_addresses_that_are_not_translated() -> None:
+    for seen in ("127.0.0.1", "::1", "fd00::2", "10.0.0.2", ""):
+        assert problems(gathering(2, replace(way(1, 0), seen_as=seen))) == []
 
 
-@pytest.mark.parametrize(
-    ("resolved", "seen"),
-    [((), "nothing"), (("127.0.1.1",), "127.0.1.1"), (("10.9.9.9", "fd09::1"), "10.9.9.9, fd09::1")],
-)
-def test_a_name_that_means_something_else_elsewhere(resolved: tuple[str, ...], seen: str) -> None:
-    found = judge(gathering(3, replace(way(2, 1), resolved=resolved)))
-    [finding] = [each for each in found if each.state is not OK]
-    assert (finding.name, finding.state) == ("names", W)
-    assert finding.found == f"node-1 resolves to {seen} on node-2 (2), but has 10.0.0.2, fd00::2"
-    assert finding.hint == "as endpoint, use 10.0.0.2 and not the name node-1"
+def test_a_name_that_means_something_else_elsewhere() -> None:
+    for resolved, seen in (
+        ((), "nothing"),
+        (("127.0.1.1",), "127.0.1.1"),
+        (("10.9.9.9", "fd09::1"), "10.9.9.9, fd09::1"),
+    ):
+        found = judge(gathering(3, replace(way(2, 1), resolved=resolved)))
+        [finding] = [each for each in found if each.state is not OK]
+        assert (finding.name, finding.state) == ("names", W)
+        assert finding.found == f"node-1 resolves to {seen} on node-2 (2), but has 10.0.0.2, fd00::2"
+        assert finding.hint == "as endpoint, use 10.0.0.2 and not the name node-1"
 
 
 def test_a_name_with_one_right_address_will_do() -> None:
@@ -348,14 +331,13 @@ def test_machines_are_two_if_name_or_addresses_differ(other: Card) -> None:
     assert ("gloo", W) in [(each.name, each.state) for each in found]
 
 
-@pytest.mark.parametrize(("gloo", "said"), [("127.0.1.1", "127.0.1.1"), ("::1", "::1"), ("", "not known")])
-def test_a_machine_whose_own_name_is_loopback(gloo: str, said: str) -> None:
-    found = [
-        each for each in judge(gathering(2, cards=[replace(card(1), gloo=gloo)])) if each.state is not OK
-    ]
-    assert [(each.name, each.state) for each in found] == [("gloo", W)]
-    assert found[0].found.startswith(f"on node-1 (1), its own name is {said}: gloo would publish")
-    assert "GLOO_SOCKET_IFNAME" in found[0].hint
+def test_a_machine_whose_own_name_is_loopback() -> None:
+    for gloo, said in {"127.0.1.1": "127.0.1.1", "::1": "::1", "": "not known"}.items():
+        gathered = gathering(2, cards=[replace(card(1), gloo=gloo)])
+        [found] = [each for each in judge(gathered) if each.state is not OK]
+        assert (found.name, found.state) == ("gloo", W)
+        assert found.found.startswith(f"on node-1 (1), its own name is {said}: gloo would publish")
+        assert "GLOO_SOCKET_IFNAME" in found.hint
 
 
 def test_versions_that_differ() -> None:
@@ -366,10 +348,10 @@ def test_versions_that_differ() -> None:
     assert found == [("versions", W, text)]
 
 
-@pytest.mark.parametrize("clock", [-2.001, 2.001, 3600.0])
-def test_clocks_that_are_apart(clock: float) -> None:
-    found = problems(gathering(3, replace(way(0, 2), clock=clock)))
-    assert found == [("clocks", W, f"those of node-0 (0) and node-2 (2) are {abs(clock):.1f} s apart")]
+def test_clocks_that_are_apart() -> None:
+    for clock in (-2.001, 2.001):
+        found = problems(gathering(3, replace(way(0, 2), clock=clock)))
+        assert found == [("clocks", W, "those of node-0 (0) and node-2 (2) are 2.0 s apart")]
 
 
 def test_clocks_that_are_near_enough_and_of_a_way_that_was_none() -> None:
@@ -391,39 +373,33 @@ def test_a_machine_that_only_some_have_seen() -> None:
 
 # Many machines ---------------------------------------------------------------------------------------------
 
-MANY = 100
+MANY = 40
 
 
-def test_a_hundred_machines_that_all_reach_each_other() -> None:
+def test_many_machines_that_all_reach_each_other() -> None:
     found = judge(gathering(MANY))
     assert [each.state for each in found] == [OK] * 4
-    assert found[0].found.endswith("node-7 (7) and 92 more")
+    assert found[0].found.endswith("node-7 (7) and 32 more")
     rows = matrix(gathering(MANY))
     assert len(rows) == MANY
     assert all(len(row) == MANY + 1 and row[number + 1] == "-" for number, row in enumerate(rows))
 
 
-def test_of_a_hundred_machines_of_which_none_reaches_another_some_are_named() -> None:
+def test_of_many_machines_of_which_none_reaches_another_some_are_named() -> None:
     gathered = gathering(MANY)
     gathered = replace(gathered, ways=tuple(replace(each, error="no") for each in gathered.ways))
     found = [each for each in judge(gathered) if each.name == "ways"]
     assert len(found) == 9
-    assert found[-1] == failure("ways", "9,892 more findings of this kind")
+    assert found[-1] == failure("ways", "1,552 more findings of this kind")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"seen_as": "192.168.7.7"},
-        {"address": "fd00::ff"},
-        {"resolved": ()},
-    ],
-    ids=["translated", "another address", "unknown names"],
-)
-def test_what_is_wrong_everywhere_does_not_fill_pages(change: dict[str, object]) -> None:
+def test_what_is_wrong_everywhere_does_not_fill_pages() -> None:
     gathered = gathering(MANY)
-    gathered = replace(gathered, ways=tuple(replace(each, **change) for each in gathered.ways))  # type: ignore[arg-type]
-    assert 4 < len(judge(gathered)) < 30
+    wrong = [
+        replace(each, seen_as="192.168.7.7", address="fd00::ff", resolved=("10.9.9.9",))
+        for each in gathered.ways
+    ]
+    assert 20 < len(judge(replace(gathered, ways=tuple(wrong)))) < 40
 
 
 few = st.integers(0, 4)

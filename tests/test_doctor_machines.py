@@ -81,9 +81,9 @@ def test_two_ears_reach_each_other() -> None:
         for start, goal, port in ((0, 1, second.port), (1, 0, first.port)):
             way = reach(start, card(goal, port))
             assert (way.start, way.goal, way.address, way.error) == (start, goal, HERE, "")
-            assert 0 < way.round_trip < 1
+            assert 0 < way.round_trip < SECONDS
             assert (way.seen_as, way.resolved) == (HERE, (HERE,))
-            assert abs(way.clock) < 1
+            assert abs(way.clock) < SECONDS
 
 
 def test_an_ear_hears_many_callers_one_after_the_other_and_at_once() -> None:
@@ -116,31 +116,24 @@ def test_an_ear_of_another_number_is_another_machine() -> None:
 STRANGER = "another machine, or another program, answers there"
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (b"", "the connection was ended before a word was said"),
-        (b"SSH-2.0", "the connection was ended before a word was said"),
+def test_what_is_no_ear_is_an_error_and_no_more() -> None:
+    mark = {"mark": "rallypoint doctor", "number": 0}
+    ended = "the connection was ended before a word was said"
+    for words, error in (
+        (b"", ended),
+        (b"SSH-2.0", ended),
         (b"HTTP/1.0 400\r\n", STRANGER),
-        (b"[1]\n", STRANGER),
         (b"{}\n", STRANGER),
         (b"\xff\xfe\n", ""),
         (b"x" * 5000, ""),
         (b"[" * 4000 + b"\n", ""),
-        (json.dumps({"mark": "rallypoint doctor", "number": 0}).encode() + b"\n", ""),
-        (
-            json.dumps({"mark": "rallypoint doctor", "number": 0, "you": "x", "time": "soon"}).encode()
-            + b"\n",
-            "",
-        ),
-    ],
-    ids=["end", "ssh", "web", "list", "nobody", "no text", "long", "deep", "ends", "odd"],
-)
-def test_what_is_no_ear_is_an_error_and_no_more(words: bytes, error: str) -> None:
-    with talking(words) as port:
-        way = reach(1, card(0, port))
-    assert way.error.startswith(f"{HERE}: {error}")
-    assert len(way.error) > len(HERE) + 2
+        (json.dumps(mark).encode() + b"\n", ""),
+        (json.dumps({**mark, "you": "x", "time": "soon"}).encode() + b"\n", ""),
+    ):
+        with talking(words) as port:
+            way = reach(1, card(0, port))
+        assert way.error.startswith(f"{HERE}: {error}"), words
+        assert len(way.error) > len(HERE) + 2
 
 
 def test_an_ear_that_says_who_it_is_and_nothing_else(impatient: None) -> None:
@@ -265,12 +258,6 @@ def test_the_address_that_gloo_takes_is_that_of_its_interface(monkeypatch: pytes
         assert own_card(0, HERE, 1).gloo == address
 
 
-def test_a_machine_of_many_addresses_tells_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = tuple(f"10.0.0.{number}" for number in range(30))
-    monkeypatch.setattr(cards, "interfaces", lambda: [Interface("eth7", True, many)])
-    assert own_card(0, "10.0.0.20", 1).addresses == ("10.0.0.20", *many[:7])
-
-
 # Gatherings ------------------------------------------------------------------------------------------------
 
 
@@ -314,7 +301,7 @@ def test_one_machine_gathers_by_itself(store: TCPStore) -> None:
 
 
 def test_a_machine_that_does_not_come(store: TCPStore) -> None:
-    first, second = together(store, places(3, 0, 2, seconds=0.3), [[], []])
+    first, second = together(store, places(3, 0, 2, seconds=0.5), [[], []])
     assert first == second
     assert (first.missing, first.silent) == ([1], [])
     assert [(way.start, way.goal, way.error) for way in first.ways] == [(0, 2, ""), (2, 0, "")]
@@ -357,37 +344,20 @@ def test_ways_are_tried_some_at_a_time_in_threads_that_end_with_the_process(
     assert all(each.daemon for each in threads)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[" * 5000,
-        "[]",
-        "{}",
-        '{"number": 1, "host": "a", "addresses": [], "port": 1, "gloo": ""}',
-        json.dumps({**asdict(card(1, 1)), "addresses": ["node-a"]}),
-        json.dumps(asdict(card(2, 1))),
-    ],
-    ids=["nothing", "half", "deep", "list", "empty", "nowhere", "name", "of another"],
-)
+@pytest.mark.parametrize("text", ["{", json.dumps(asdict(card(2, 1)))], ids=["half", "of another"])
 def test_a_card_that_cannot_be_read_is_as_good_as_none(text: str, store: TCPStore) -> None:
     PrefixStore("room", store).set("card/1", text)
-    first, third = together(store, places(3, 0, 2, seconds=0.2), [[], []])
+    first, third = together(store, places(3, 0, 2, seconds=0.5), [[], []])
     assert first == third
     assert first.missing == [1]
     assert [(way.start, way.goal, way.error) for way in first.ways] == [(0, 2, ""), (2, 0, "")]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", '{"ways": [], "findings": [{"name": "a"}]}', '{"ways": [{"from": 1}], "findings": []}'],
-)
-def test_a_row_that_cannot_be_read_is_as_good_as_none(text: str, store: TCPStore) -> None:
+def test_a_row_that_cannot_be_read_is_as_good_as_none(store: TCPStore) -> None:
     room = PrefixStore("room", store)
     with Ear(1) as ear:
         room.set("card/1", json.dumps(asdict(card(1, ear.port))))
-        room.set("row/1", text)
+        room.set("row/1", "{")
         [found] = together(store, places(2, 0), [[ok("a", "b")]])
     assert (found.missing, found.silent) == ([], [1])
     assert found.findings == {0: (ok("a", "b"),)}
@@ -401,21 +371,11 @@ def test_nobody_speaks_for_another(store: TCPStore) -> None:
         room.set("card/1", json.dumps(asdict(card(1, ear.port))))
         room.set("row/1", gathering._row_to_text(said, ()))
         room.set("left/1", b"")
-        [found] = together(store, places(3, 0, seconds=0.2), [[]])
+        [found] = together(store, places(3, 0, seconds=0.5), [[]])
     assert [(way.start, way.goal, way.error) for way in found.ways] == [(0, 1, ""), (1, 0, "")]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        '{"count": 2}',
-        '{"count": 1000000000, "cards": [], "ways": [], "findings": {}}',
-        '{"count": 2, "cards": [{}], "ways": [], "findings": {}}',
-    ],
-)
+@pytest.mark.parametrize("text", ["{", '{"count": 1000000000, "cards": [], "ways": [], "findings": {}}'])
 def test_an_end_that_cannot_be_read_costs_nobody_the_own_results(text: str, store: TCPStore) -> None:
     room = PrefixStore("room", store)
     with Ear(0) as ear:
@@ -428,7 +388,7 @@ def test_an_end_that_cannot_be_read_costs_nobody_the_own_results(text: str, stor
 
 
 def test_without_the_first_each_has_what_it_saw_itself(store: TCPStore) -> None:
-    second, third = together(store, places(3, 1, 2, seconds=0.2), [[ok("a", "b")], []])
+    second, third = together(store, places(3, 1, 2, seconds=0.5), [[ok("a", "b")], []])
     assert second.missing == [0]
     assert [(way.start, way.goal) for way in second.ways] == [(1, 2)]
     assert [(way.start, way.goal) for way in third.ways] == [(2, 1)]
@@ -512,8 +472,9 @@ def practice(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Practice]:
         except _EndError:
             pass
 
-    with everyone.open_practice(Endpoint(HERE, 0)) as store:
-        found = _Practice(store.port)
+    with serving_in_a_thread(0) as port, TCPStore(HERE, port, timeout=SECONDS) as store:
+        PrefixStore(everyone._PREFIX, store).set(everyone._OPEN, b"")
+        found = _Practice(port)
         wait = PrefixStore.wait
 
         def wait_or_end(self: PrefixStore, *words: object) -> None:
@@ -565,7 +526,7 @@ def test_numbers_that_nobody_took_in_earnest_keep_out_nobody(
     practice: _Practice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody has raised the counter: no thread waits for each, and who comes next is attended in time."""
-    monkeypatch.setattr(everyone, "_LOOK_S", 1.0)
+    monkeypatch.setattr(everyone, "_LOOK_S", 0.3)
     before = threading.active_count()
     with TCPStore(HERE, practice.port, timeout=SECONDS) as store:
         PrefixStore(everyone._PREFIX, store).add(everyone._VISITS, 1500)
@@ -676,38 +637,28 @@ TORCHRUN = {
 JOB = Launched(Endpoint("a", 1), 0, 2, True, True, "0")
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
+def test_what_launchers_say() -> None:
+    other = replace(JOB, number=1, holds_store=False)
+    agent = Launched(Endpoint("a", 1), 1, 2, True, False, "3")
+    without_port = {name: text for name, text in PLAIN.items() if name != "MASTER_PORT"}
+    for environ, expected in (
         (PLAIN, JOB),
-        ({**PLAIN, "RANK": "1"}, replace(JOB, number=1, holds_store=False)),
-        (TORCHRUN, Launched(Endpoint("a", 1), 1, 2, False, False, "3")),
-        ({**TORCHRUN, "RANK": "4", "LOCAL_RANK": "0"}, Launched(Endpoint("a", 1), 1, 2, True, False, "3")),
-        (
-            {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"},
-            Launched(Endpoint("a", 1), 0, 2, True, False, "3"),
-        ),
-        (
-            {**PLAIN, "RANK": "4", "WORLD_SIZE": "7", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "0"},
-            replace(JOB, number=1, holds_store=False),
-        ),
+        ({**PLAIN, "RANK": "1"}, other),
+        (TORCHRUN, replace(agent, is_first_here=False)),
+        ({**TORCHRUN, "RANK": "4", "LOCAL_RANK": "0"}, agent),
+        ({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}, replace(agent, number=0)),
+        ({**PLAIN, "RANK": "4", "WORLD_SIZE": "7", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "0"}, other),
         ({**PLAIN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, JOB),
-        (
-            {name: PLAIN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")},
-            replace(JOB, endpoint=Endpoint("a", 29500)),
-        ),
-    ],
-)
-def test_what_launchers_say(environ: dict[str, str], expected: Launched) -> None:
-    assert by_launcher(environ) == expected
+        (without_port, replace(JOB, endpoint=Endpoint("a", 29500))),
+    ):
+        assert by_launcher(environ) == expected, environ
 
 
-@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR"])
-def test_what_no_launcher_has_said(missing: str) -> None:
-    with pytest.raises(UsageError, match="--all is for a process that a launcher has started") as caught:
-        by_launcher({name: text for name, text in PLAIN.items() if name != missing})
-    assert "torchrun" in caught.value.hint
-    assert "--no-python rallypoint doctor --all" in caught.value.hint
+def test_what_no_launcher_has_said() -> None:
+    for missing in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        with pytest.raises(UsageError, match="--all is for a process that a launcher has started") as caught:
+            by_launcher({name: text for name, text in PLAIN.items() if name != missing})
+        assert "--no-python rallypoint doctor --all" in caught.value.hint
 
 
 def test_a_launched_job_of_two_without_a_store_of_the_launchers() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,12 +13,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from processes import Server
 from rallypoint.doctor import checking, endpoint, files, interfaces, stores, strangers
 from rallypoint.doctor.catalogue import CHECKS
 from rallypoint.doctor.situation import Situation
 from rallypoint.doctor.stores import Met, check_store, judge_store, meet
-from rallypoint.errors import BindError, ConnectError
+from rallypoint.errors import BindError
 from rallypoint.findings import Finding, Fix, State, ok
 from rallypoint.meeting.endpoint import Endpoint
 from rallypoint.server import binding
@@ -100,36 +97,21 @@ def greets(words: bytes) -> Speak:
     return speak
 
 
-def hangs_up(caller: socket.socket) -> None:
-    caller.close()
-
-
-def is_silent(caller: socket.socket) -> None:
-    try:
-        while caller.recv(100):
-            pass
-    except OSError:
-        pass
-
-
 # Stores ----------------------------------------------------------------------------------------------------
 
 
-def test_our_own_store_is_met_and_not_changed(server: Server) -> None:
-    with RawClient(server.port) as client:
+@pytest.mark.parametrize("relays", [0, 1])
+def test_our_own_store_is_met_and_not_changed(relays: int) -> None:
+    with serving_in_a_thread(relays) as port, RawClient(port) as client:
         client.set(b"a", b"1")
-        found = meet(Endpoint(HERE, server.port))
-        assert found.kind == "a store of Rallypoint's"
-        assert 0 < found.round_trip < 1
-        assert found.keys == 1
-        assert meet(Endpoint(HERE, server.port)).keys == 1
-        assert client.get(b"a") == b"1"
-
-
-def test_our_own_store_is_met_through_a_relay() -> None:
-    with serving_in_a_thread(1) as port:
         found = meet(Endpoint(HERE, port))
-        assert (found.kind, found.keys) == ("a store of Rallypoint's", 0)
+        assert found.kind == "a store of Rallypoint's"
+        assert 0 < found.round_trip < SECONDS
+        assert found.keys == 1
+        [finding] = check_store(situation(port))
+        assert (finding.name, finding.state) == ("store", OK)
+        assert finding.found.startswith(f"a store of Rallypoint's at {HERE}:{port}, with 1 key, answers in ")
+        assert client.get(b"a") == b"1"
 
 
 @pytest.mark.parametrize(
@@ -147,43 +129,20 @@ def test_a_store_of_torchs_is_told_apart(use_libuv: bool, kind: str, monkeypatch
         assert finding.state is not F
 
 
-def test_nobody_is_met_where_nobody_is() -> None:
-    with socket.create_server((HERE, 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(ConnectError):
-        meet(Endpoint(HERE, port), 0.1)
-
-
-@pytest.mark.parametrize(
-    ("round_trip", "seconds", "state", "text"),
-    [
-        (0.05, 2.0, OK, "X at a:1, with 3 keys, answers in 50.0 ms"),
-        (0.0501, 2.0, W, "X at a:1, with 3 keys, answers in 50.1 ms: slow"),
-        (0.001, 2.001, W, "but took 2.0 s to accept us: it looks up names, or is held up"),
-    ],
-)
-def test_stores_that_are_slow(round_trip: float, seconds: float, state: State, text: str) -> None:
-    found = judge_store(Endpoint("a", 1), Met("X", round_trip, 3), seconds)
-    assert found.state is state
-    assert text in found.found
-    assert bool(found.hint) == (state is W)
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 keys"), (1, "1 key"), (2, "2 keys")])
-def test_the_keys_of_a_store_are_counted(count: int, text: str) -> None:
-    assert judge_store(Endpoint("a", 1), Met("X", 0.0, count), 0.0).found == (
-        f"X at a:1, with {text}, answers in 0 us"
-    )
-
-
-def test_a_store_of_ours_at_the_endpoint() -> None:
-    with serving_in_a_thread(0) as port:
-        [found] = check_store(situation(port))
-        assert (found.name, found.state) == ("store", OK)
-        assert found.found.startswith(f"a store of Rallypoint's at {HERE}:{port}, with 0 keys, answers in ")
+def test_stores_that_are_slow() -> None:
+    for keys, round_trip, seconds, state, text in (
+        (3, 0.05, 2.0, OK, "X at a:1, with 3 keys, answers in 50.0 ms"),
+        (1, 0.0501, 2.0, W, "X at a:1, with 1 key, answers in 50.1 ms: slow"),
+        (0, 0.001, 2.001, W, "but took 2.0 s to accept us: it looks up names, or is held up"),
+    ):
+        found = judge_store(Endpoint("a", 1), Met("X", round_trip, keys), seconds)
+        assert found.state is state
+        assert text in found.found
+        assert bool(found.hint) == (state is W)
 
 
 def test_our_own_stores_on_the_addresses_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USE_LIBUV", "perhaps")  # which is another check's business
     [found] = stores.check_loopback(situation(1))
     assert (found.name, found.state) == ("loopback", OK)
     assert found.found.startswith("a store of ours at 127.0.0.1 answers in ")
@@ -196,41 +155,21 @@ def test_our_own_stores_on_the_addresses_of_this_machine(monkeypatch: pytest.Mon
     assert list(stores.check_interface(situation(1))) == []
 
 
-@pytest.mark.parametrize("switch", ["0", "1", "perhaps"])
-def test_a_switch_for_libuv_has_no_effect_on_a_store_of_the_doctors(
-    switch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is wrong with the variable is another check's business."""
-    monkeypatch.setenv("USE_LIBUV", switch)
-    [found] = stores.check_loopback(situation(1))
-    assert found.state is OK
+def test_stores_of_ours_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a sandbox, there may be no sockets at all."""
+    taken = BindError("no such address", hint="take another")
+    for error, text, hint in (
+        (taken, "no store can be used at 127.0.0.1: no such address", "take another"),
+        (PermissionError(1, "Not permitted"), "sockets cannot be used: Not permitted", "file://"),
+    ):
 
+        def refuse(_: str, error: Exception = error) -> None:
+            raise error
 
-@pytest.mark.parametrize(
-    ("error", "text", "hint"),
-    [
-        (
-            BindError("no such address", hint="take another"),
-            "no store can be used at 127.0.0.1: no such address",
-            "take",
-        ),
-        (
-            PermissionError(1, "Operation not permitted"),
-            "sockets cannot be used: Operation not permitted",
-            "file://",
-        ),
-    ],
-)
-def test_stores_of_ours_that_cannot_be(
-    error: Exception, text: str, hint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(stores, "TCPStore", refuse)
-    [found] = stores.check_loopback(situation(1))
-    assert (found.state, found.found) == (F, text)
-    assert found.hint.startswith(hint)
+        monkeypatch.setattr(stores, "open_store", refuse)
+        [found] = stores.check_loopback(situation(1))
+        assert (found.state, found.found) == (F, text)
+        assert found.hint.startswith(hint)
 
 
 # Strangers -------------------------------------------------------------------------------------------------
@@ -247,8 +186,8 @@ WEB = b"HTTP/1.0 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
         pytest.param(says(b"\x15\x03\x01\x00\x02\x02\x46"), "a server that speaks TLS", id="tls"),
         pytest.param(greets(b"220 mail.example.org ESMTP\r\n"), "a mail or FTP server", id="mail"),
         pytest.param(greets(b"welcome"), "a program that says b'welcome'", id="other"),
-        pytest.param(hangs_up, "a program that ends every connection", id="hangs up"),
-        pytest.param(is_silent, "a program that accepts connections and does not answer", id="silent"),
+        pytest.param(socket.socket.close, "a program that ends every connection", id="hangs up"),
+        pytest.param(greets(b""), "a program that accepts connections and does not answer", id="silent"),
     ],
 )
 def test_a_stranger_is_recognised_and_its_process_named(speak: Speak, what: str) -> None:
@@ -290,35 +229,17 @@ def test_nothing_listens_elsewhere_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"rallypoint doctor --listen --endpoint {HERE}:{port}" in found.hint
 
 
-@pytest.mark.parametrize(
-    ("error", "here", "text"),
-    [
+def test_an_endpoint_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, here, text in (
         (TimeoutError("timed out"), False, "a:1 cannot be reached: no answer within 2 s"),
-        (OSError(113, "No route to host"), False, "a:1 cannot be reached: No route to host"),
-        (
-            OSError(113, "No route to host"),
-            True,
-            "a:1 is this machine, but cannot be reached: No route to host",
-        ),
-        (
-            socket.gaierror(-2, "Name or service not known"),
-            False,
-            "a:1 cannot be reached: Name or service not known",
-        ),
+        (OSError(113, "No route"), True, "a:1 is this machine, but cannot be reached: No route"),
         (OSError("odd"), False, "a:1 cannot be reached: odd"),
-    ],
-)
-def test_an_endpoint_that_cannot_be_reached(
-    error: OSError, here: bool, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(socket, "create_connection", fail)
-    monkeypatch.setattr(stores, "is_this_machine", lambda _: here)
-    [found] = check_store(situation(1, "a"))
-    assert (found.state, found.found) == (F, text)
-    assert "firewall" in found.hint
+    ):
+        monkeypatch.setattr(stores, "_knock", lambda _, error=error: error)
+        monkeypatch.setattr(stores, "is_this_machine", lambda _, here=here: here)
+        [found] = check_store(situation(1, "a"))
+        assert (found.state, found.found) == (F, text)
+        assert "firewall" in found.hint
 
 
 def test_a_name_that_does_not_resolve() -> None:
@@ -450,22 +371,18 @@ def test_locks_hold_in_a_local_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "works", "state", "text"),
-    [
-        ("ext4", True, OK, "locks hold in X: for jobs on this machine"),
-        ("", True, OK, "locks hold in X: for jobs on this machine"),
-        ("nfs4", True, OK, "locks hold in X, a shared file system"),
-        ("fuse.glusterfs", True, OK, "locks hold in X, a shared file system"),
-        ("ext4", False, F, "in X a second process gets a lock that the first one holds"),
-        ("nfs", False, F, "in X a second process gets a lock that the first one holds"),
-    ],
-)
-def test_kinds_of_file_systems(kind: str, works: bool, state: State, text: str) -> None:
-    found = files.judge_locks("X", kind, works)
-    assert found.state is state
-    assert found.found.startswith(text)
-    assert bool(found.hint) == (state is F)
+def test_kinds_of_file_systems() -> None:
+    for kind, works, text in (
+        ("ext4", True, "locks hold in X: for jobs on this machine"),
+        ("", True, "locks hold in X: for jobs on this machine"),
+        ("nfs4", True, "locks hold in X, a shared file system"),
+        ("fuse.glusterfs", True, "locks hold in X, a shared file system"),
+        ("nfs", False, "in X a second process gets a lock that the first one holds"),
+    ):
+        found = files.judge_locks("X", kind, works)
+        assert found.state is (OK if works else F)
+        assert found.found.startswith(text)
+        assert bool(found.hint) != works
 
 
 def test_locks_that_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,11 +446,3 @@ def test_the_file_system_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(psutil, "disk_partitions", refuse)
     assert files.file_system_of(above) == ""
-
-
-def test_who_intrudes_is_kept_out_by_a_lock_and_let_in_without(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    command = [sys.executable, "-c", files._INTRUDER, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
-    assert done.stdout == "free\n"

@@ -33,136 +33,94 @@ def situation(environ: Mapping[str, str] | None = None) -> Situation:
 # The shell -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("platform", "commands"),
-    [
-        ("linux", ["export A=1", "unset A B", "export GLOO=eth0", "rallypoint run --rdzv-endpoint=a:1 ..."]),
-        ("darwin", ["export A=1", "unset A B", "export GLOO=eth0", "rallypoint run --rdzv-endpoint=a:1 ..."]),
-        (
-            "win32",
-            [
-                '$env:A = "1"',
-                "Remove-Item Env:A, Env:B",
-                '$env:GLOO = "eth0"',
-                "rallypoint run --rdzv-endpoint=a:1 ...",
-            ],
-        ),
-    ],
-)
-def test_commands_are_in_the_words_of_the_shell(
-    platform: str, commands: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", platform)
-    assert [
-        shell.set_variable("A", "1"),
-        shell.unset_variable("A", "B"),
-        shell.apply(Fix("env", "GLOO", "eth0")),
-        shell.apply(Fix("run", "rdzv_endpoint", "a:1")),
-    ] == commands
+def test_commands_are_in_the_words_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    posix = ["export A=1", "unset A B", "export GLOO=eth0"]
+    powershell = ['$env:A = "1"', "Remove-Item Env:A, Env:B", '$env:GLOO = "eth0"']
+    for platform, commands in {"linux": posix, "darwin": posix, "win32": powershell}.items():
+        monkeypatch.setattr(sys, "platform", platform)
+        assert [
+            shell.set_variable("A", "1"),
+            shell.unset_variable("A", "B"),
+            shell.apply(Fix("env", "GLOO", "eth0")),
+            shell.apply(Fix("run", "rdzv_endpoint", "a:1")),
+        ] == [*commands, "rallypoint run --rdzv-endpoint=a:1 ..."]
 
 
 # Variables -----------------------------------------------------------------------------------------------
 
+ONE_MACHINE, TWO_MACHINES = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, {"GROUP_WORLD_SIZE": "2"}
 RANK = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node-a", "MASTER_PORT": "29500"}
 
-SANE: list[tuple[dict[str, str], str]] = [
-    ({}, "none that concerns a job is set: the launcher sets them"),
-    ({"PATH": "/bin", "HOME": "/root"}, "none that concerns a job is set: the launcher sets them"),
-    (RANK, "MASTER_ADDR=node-a, MASTER_PORT=29500, RANK=1, WORLD_SIZE=4"),
-    (
-        {"PET_NNODES": "2", "TORCHELASTIC_RUN_ID": "x", "USE_LIBUV": "0", "LANG": "C"},
-        "PET_NNODES=2, TORCHELASTIC_RUN_ID=x, USE_LIBUV=0",
-    ),
-    ({"MASTER_ADDR": "fd00::1"}, "MASTER_ADDR=fd00::1"),
-    ({"MASTER_ADDR": "localhost"}, "MASTER_ADDR=localhost"),
-    ({"MASTER_PORT": "1024"}, "MASTER_PORT=1024"),
-    ({"MASTER_PORT": "32767"}, "MASTER_PORT=32767"),
-    ({"MASTER_PORT": "61000"}, "MASTER_PORT=61000"),
-    ({"MASTER_PORT": "65535"}, "MASTER_PORT=65535"),
-    ({"MASTER_PORT": " 29500 "}, "MASTER_PORT= 29500 "),
-    ({"USE_LIBUV": ""}, "USE_LIBUV="),
-    ({"RALLYPOINT_PATCH": "always"}, "RALLYPOINT_PATCH=always"),
-    ({"RALLYPOINT_CLIENT": "python"}, "RALLYPOINT_CLIENT=python"),
-    ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}, "TORCH_DEVICE_BACKEND_AUTOLOAD=1"),
-    (
-        {"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_BLOCKING_WAIT": "1"},
-        "TORCH_NCCL_BLOCKING_WAIT=1",
-    ),
-    (
-        {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"},
-        "GROUP_RANK=0, GROUP_WORLD_SIZE=1, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1",
-    ),
-    # One machine may call itself by loopback.
-    (
-        {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"},
-        "LOCAL_WORLD_SIZE=8, MASTER_ADDR=127.0.0.1, WORLD_SIZE=8",
-    ),
-]
+NONE = "none that concerns a job is set: the launcher sets them"
 
 
-@pytest.mark.parametrize(("environ", "text"), SANE)
-def test_sane_variables_are_told_in_one_finding(environ: dict[str, str], text: str) -> None:
-    assert list(variables.check_variables(situation(environ))) == [ok("variables", text)]
+def test_sane_variables_are_told_in_one_finding() -> None:
+    for environ, text in (
+        ({}, NONE),
+        ({"PATH": "/bin", "HOME": "/root"}, NONE),
+        (RANK, "MASTER_ADDR=node-a, MASTER_PORT=29500, RANK=1, WORLD_SIZE=4"),
+        ({"PET_NNODES": "2", "TORCHELASTIC_RUN_ID": "x", "LANG": "C"}, "PET_NNODES=2, TORCHELASTIC_RUN_ID=x"),
+        ({"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_BLOCKING_WAIT": "1"}, "TORCH_NCCL_BLOCKING_WAIT=1"),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK=0, LOCAL_WORLD_SIZE=1"),
+        ({"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}, "GROUP_RANK=0, GROUP_WORLD_SIZE=1"),
+        ({"MASTER_ADDR": "::1", **ONE_MACHINE}, "LOCAL_WORLD_SIZE=8, MASTER_ADDR=::1, WORLD_SIZE=8"),
+    ):
+        assert list(variables.check_variables(situation(environ))) == [ok("variables", text)]
+    for name, texts in {
+        "MASTER_ADDR": ("fd00::1", "localhost"),
+        "MASTER_PORT": ("1024", "32767", "61000", "65535", " 29500 "),
+        "USE_LIBUV": ("", "0"),
+        "RALLYPOINT_PATCH": ("always",),
+        "RALLYPOINT_CLIENT": ("python",),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": ("1",),
+    }.items():
+        for text in texts:
+            assert list(variables.check_variables(situation({name: text}))) == [
+                ok("variables", f"{name}={text}")
+            ]
 
 
 OTHER_PORT = "export MASTER_PORT=29500"
 F, W = State.FAILURE, State.WARNING
 
 WRONG: list[tuple[dict[str, str], State, str, str]] = [
-    ({"MASTER_ADDR": ""}, F, "MASTER_ADDR is set, but empty", "unset MASTER_ADDR"),
-    ({"MASTER_ADDR": "  "}, F, "MASTER_ADDR is set, but empty", "unset MASTER_ADDR"),
-    (
-        {"MASTER_ADDR": "[fd00::1]"},
-        F,
-        "MASTER_ADDR is [fd00::1]: torch takes the brackets for a part of the name",
-        "export MASTER_ADDR=fd00::1",
-    ),
-    (
-        {"MASTER_ADDR": "tcp://node-a:29500"},
-        F,
-        "MASTER_ADDR is tcp://node-a:29500, which is a URL and no host",
-        "export MASTER_ADDR=node-a",
-    ),
-    (
-        {"MASTER_ADDR": "node-a/x"},
-        F,
-        "MASTER_ADDR is node-a/x, which is a URL and no host",
-        "export MASTER_ADDR=node-a",
-    ),
-    (
-        {"MASTER_ADDR": " node-a"},
-        F,
-        "MASTER_ADDR is ' node-a', with spaces around it",
-        "export MASTER_ADDR=node-a",
-    ),
-    (
-        {"MASTER_ADDR": "node-a:1234"},
-        F,
-        "MASTER_ADDR is node-a:1234: a port belongs into MASTER_PORT",
-        "export MASTER_ADDR=node-a; export MASTER_PORT=1234",
+    *(
+        ({"MASTER_ADDR": address}, F, f"MASTER_ADDR is {found}", hint)
+        for address, found, hint in (
+            ("", "set, but empty", "unset MASTER_ADDR"),
+            ("  ", "set, but empty", "unset MASTER_ADDR"),
+            ("[fd00::1]", "[fd00::1]: torch takes the brackets for a part", "export MASTER_ADDR=fd00::1"),
+            (
+                "tcp://node-a:29500",
+                "tcp://node-a:29500, which is a URL and no host",
+                "export MASTER_ADDR=node-a",
+            ),
+            ("node-a/x", "node-a/x, which is a URL and no host", "export MASTER_ADDR=node-a"),
+            (" node-a", "' node-a', with spaces around it", "export MASTER_ADDR=node-a"),
+            ("a:1", "a:1: a port belongs into MASTER_PORT", "export MASTER_ADDR=a; export MASTER_PORT=1"),
+        )
     ),
     *(
         ({"MASTER_ADDR": each, **more}, state, "which leads every machine to itself", hint)
         for each in ("0.0.0.0", "::")
         for more, state, hint in (
             ({}, W, "export MASTER_ADDR=127.0.0.1"),
-            ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, W, "export MASTER_ADDR=127.0.0.1"),
-            ({"GROUP_WORLD_SIZE": "2"}, F, "set MASTER_ADDR to the first machine's address"),
+            (ONE_MACHINE, W, "export MASTER_ADDR=127.0.0.1"),
+            (TWO_MACHINES, F, "set MASTER_ADDR to the first machine's address"),
         )
     ),
     *(
         (
-            {"MASTER_ADDR": each, **more},
+            {"MASTER_ADDR": each, **TWO_MACHINES},
             F,
             f"MASTER_ADDR is {each}, which each of the 2 machines",
-            "hostname -I",
+            "hostname",
         )
-        for each in ("127.0.0.1", "127.1.2.3", "localhost", "LocalHost", "::1")
-        for more in ({"GROUP_WORLD_SIZE": "2"}, {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"})
+        for each in ("127.1.2.3", "LocalHost", "::1")
     ),
     *(
         ({"MASTER_PORT": each}, F, f"MASTER_PORT is {each!r}: ports are numbers from 1 to 65535", OTHER_PORT)
-        for each in ("", "http", "65536", "-1", "29500x", "1e4", "9" * 30, "9" * 5000, "²")
+        for each in ("", "http", "65536", "-1", "29500x", "9" * 5000, "²")
     ),
     ({"MASTER_PORT": "0"}, W, "every process would take a free port of its own", OTHER_PORT),
     ({"MASTER_PORT": "1"}, W, "MASTER_PORT is 1: ports below 1024 are for administrators", OTHER_PORT),
@@ -170,31 +128,26 @@ WRONG: list[tuple[dict[str, str], State, str, str]] = [
     ({"MASTER_PORT": "32768"}, W, "of the range 32768 to 60999 that the system gives to clients", OTHER_PORT),
     ({"MASTER_PORT": "60999"}, W, "any program may hold it by chance", OTHER_PORT),
     *(
-        ({**RANK, name: "x"}, F, f"{name} is 'x': it has to be a number from {least} on", f"unset {name}")
-        for name, least in (
-            *(("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)),
-            *(("GROUP_RANK", 0), ("GROUP_WORLD_SIZE", 1)),
+        (
+            {**(RANK if name == "RANK" else {}), name: text},
+            F,
+            f"{name} is {text!r}: it has to be a number from {least} on",
+            f"unset {name}",
+        )
+        for name, text, least in (
+            *(("RANK", "x", 0), ("WORLD_SIZE", "0", 1), ("LOCAL_RANK", "-1", 0)),
+            *(("LOCAL_WORLD_SIZE", "0", 1), ("GROUP_RANK", "-1", 0), ("GROUP_WORLD_SIZE", "0", 1)),
         )
     ),
-    ({"WORLD_SIZE": "0"}, F, "WORLD_SIZE is '0': it has to be a number from 1 on", "unset WORLD_SIZE"),
-    ({"LOCAL_RANK": "-1"}, F, "LOCAL_RANK is '-1': it has to be a number from 0 on", "unset LOCAL_RANK"),
-    (
-        {**RANK, "RANK": "4"},
-        F,
-        "RANK is 4, but WORLD_SIZE is 4: ranks go from 0 to 3",
-        "unset RANK WORLD_SIZE",
-    ),
-    (
-        {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
-        F,
-        "LOCAL_RANK is 2, but LOCAL_WORLD_SIZE is 2: ranks go from 0 to 1",
-        "unset LOCAL_RANK LOCAL_WORLD_SIZE",
-    ),
-    (
-        {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "1"},
-        F,
-        "GROUP_RANK is 1, but GROUP_WORLD_SIZE is 1",
-        "unset GROUP_RANK GROUP_WORLD_SIZE",
+    *(
+        (
+            {**(RANK if not group else {}), rank: "4", size: "4"},
+            F,
+            f"{rank} is 4, but {size} is 4: ranks go from 0 to 3",
+            f"unset {rank} {size}",
+        )
+        for group in ("", "LOCAL_", "GROUP_")
+        for rank, size in [(f"{group}RANK", f"{group}WORLD_SIZE")]
     ),
     ({**RANK, "LOCAL_RANK": "2"}, F, "LOCAL_RANK is 2, but RANK is only 1", "unset LOCAL_RANK RANK"),
     (
@@ -215,22 +168,10 @@ WRONG: list[tuple[dict[str, str], State, str, str]] = [
         "export TORCH_NCCL_BLOCKING_WAIT=1; unset NCCL_BLOCKING_WAIT",
     ),
     (
-        {"NCCL_ASYNC_ERROR_HANDLING": "3"},
-        W,
-        "NCCL_ASYNC_ERROR_HANDLING is an old name",
-        "export TORCH_NCCL_ASYNC_ERROR_HANDLING=3; unset NCCL_ASYNC_ERROR_HANDLING",
-    ),
-    (
         {"RANK": "1"},
         F,
         "RANK is 1, but WORLD_SIZE and MASTER_ADDR and MASTER_PORT are not set",
         "rallypoint run",
-    ),
-    (
-        {name: text for name, text in RANK.items() if name != "MASTER_PORT"},
-        F,
-        "RANK is 1, but MASTER_PORT is not set: init_process_group would fail",
-        "unset RANK, and start the job with rallypoint run",
     ),
 ]
 
@@ -252,17 +193,14 @@ def test_each_variable_that_is_wrong_is_told() -> None:
     assert [each.found.split()[0] for each in found] == ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "the"]
 
 
-@pytest.mark.parametrize(
-    ("address", "hint"),
-    [
-        ("[fd00::1]:29400", "export MASTER_ADDR=fd00::1; export MASTER_PORT=29400"),
-        ("tcp://[fd00::1]:29400", "export MASTER_ADDR=fd00::1"),
-        ("file:///x", "export MASTER_ADDR=HOST"),
-    ],
-)
-def test_the_hint_names_the_host_of_a_url_and_of_brackets(address: str, hint: str) -> None:
-    [found] = variables.check_variables(situation({"MASTER_ADDR": address}))
-    assert found.hint == hint
+def test_the_hint_names_the_host_of_a_url_and_of_brackets() -> None:
+    for address, hint in {
+        "[fd00::1]:29400": "export MASTER_ADDR=fd00::1; export MASTER_PORT=29400",
+        "tcp://[fd00::1]:29400": "export MASTER_ADDR=fd00::1",
+        "file:///x": "export MASTER_ADDR=HOST",
+    }.items():
+        [found] = variables.check_variables(situation({"MASTER_ADDR": address}))
+        assert found.hint == hint
 
 
 @given(
@@ -298,43 +236,25 @@ def test_what_a_launcher_sets_is_sane(rank: tuple[int, int], host: str, port: in
 # What the user has said ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, None),
-        ({"MASTER_ADDR": " "}, None),
-        ({"MASTER_PORT": "1"}, None),
-        ({"MASTER_ADDR": "a"}, Endpoint("a", 29500)),
-        ({"MASTER_ADDR": " a ", "MASTER_PORT": "65535"}, Endpoint("a", 65535)),
-        ({"MASTER_ADDR": "[::1]", "MASTER_PORT": "1"}, Endpoint("::1", 1)),
-        ({"MASTER_ADDR": "a", "MASTER_PORT": " 29500\n"}, Endpoint("a", 29500)),
-        *(
-            ({"MASTER_ADDR": "a", "MASTER_PORT": text}, None)
-            for text in ("", "0", "65536", "x", "-1", "²", "9" * 5000)
-        ),
-    ],
-)
-def test_the_endpoint_of_the_variables(environ: dict[str, str], expected: Endpoint | None) -> None:
-    assert endpoint_of(environ) == expected
+def test_the_endpoint_of_the_variables() -> None:
+    for address, port, expected in (
+        (None, "1", None),
+        (" ", None, None),
+        ("a", None, Endpoint("a", 29500)),
+        (" a ", " 65535\n", Endpoint("a", 65535)),
+        ("[::1]", "1", Endpoint("::1", 1)),
+        *(("a", text, None) for text in ("", "0", "65536", "x")),
+    ):
+        environ = {"MASTER_ADDR": address, "MASTER_PORT": port}
+        assert endpoint_of({name: text for name, text in environ.items() if text is not None}) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("4", 4),
-        (" 4\t", 4),
-        ("-3", -3),
-        ("007", 7),
-        ("9" * 18, 10**18 - 1),
-        *(
-            (text, None)
-            for text in ("", " ", "x", "²", "4.0", "+4", "1_000", "0x4", "- 4", "9" * 19, "9" * 5000)
-        ),
-    ],
-)
-def test_a_number_in_a_variable(text: str, number: int | None) -> None:
+def test_a_number_in_a_variable() -> None:
     """Python itself reads more as numbers than launchers do, and refuses those of thousands of digits."""
-    assert number_in({"A": text}, "A") == number
+    for text, number in (("4", 4), (" 4\t", 4), ("-3", -3), ("007", 7), ("9" * 18, 10**18 - 1)):
+        assert number_in({"A": text}, "A") == number
+    for text in ("", " ", "x", "²", "4.0", "+4", "1_000", "0x4", "- 4", "9" * 19, "9" * 5000):
+        assert number_in({"A": text}, "A") is None
     assert number_in({}, "A") is None
 
 
@@ -361,40 +281,35 @@ def test_a_launcher_that_says_absurd_numbers_is_refused(environ: dict[str, str])
     assert 0 <= job.number < job.count <= 10_000_000
 
 
-@pytest.mark.parametrize(
-    ("environ", "host", "machines"),
-    [
-        ({}, None, 1),
-        ({}, "127.0.0.1", 1),
-        ({}, "localhost", 1),
-        ({}, "0.0.0.0", 1),
-        ({}, "::", 1),
-        ({}, "node-a", 2),
-        ({}, "10.0.0.1", 2),
-        ({"GROUP_WORLD_SIZE": "5"}, "node-a", 5),
-        ({"GROUP_WORLD_SIZE": "5"}, None, 5),
-        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, None, 2),
-        ({"WORLD_SIZE": "16"}, None, 1),
-        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "0"}, None, 1),
-        ({"GROUP_WORLD_SIZE": "-5"}, None, 1),
-    ],
-)
-def test_how_many_machines_are_meant(environ: dict[str, str], host: str | None, machines: int) -> None:
-    place = Endpoint(host, 29500) if host else None
-    assert Situation(environ, place, Path()).machines == machines
+def test_how_many_machines_are_meant() -> None:
+    for host, machines in {
+        "127.0.0.1": 1,
+        "localhost": 1,
+        "0.0.0.0": 1,
+        "::": 1,
+        "node-a": 2,
+        "10.0.0.1": 2,
+    }.items():
+        assert Situation({}, Endpoint(host, 29500), Path()).machines == machines
+    assert Situation({"GROUP_WORLD_SIZE": "5"}, Endpoint("node-a", 29500), Path()).machines == 5
+    for groups, world, local, machines in (
+        *(("", "", "", 1), ("5", "", "", 5), ("-5", "", "", 1)),
+        *(("", "16", "8", 2), ("", "16", "", 1), ("", "16", "0", 1)),
+    ):
+        environ = {"GROUP_WORLD_SIZE": groups, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local}
+        assert situation({name: text for name, text in environ.items() if text}).machines == machines
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("4", 4),
-        (" 4 ", 4),
-        ("10000000", 10_000_000),
-        *((text, None) for text in ("0", "", "x", "²", "-4", "10000001", "9" * 5000)),
-    ],
-)
-def test_the_world_size_if_it_is_one(text: str, size: int | None) -> None:
-    assert situation({"WORLD_SIZE": text}).world_size == size
+def test_the_world_size_if_it_is_one() -> None:
+    for text, size in {
+        "4": 4,
+        " 4 ": 4,
+        "10000000": 10_000_000,
+        "10000001": None,
+        "0": None,
+        "x": None,
+    }.items():
+        assert situation({"WORLD_SIZE": text}).world_size == size
     assert situation().world_size is None
 
 

@@ -28,6 +28,7 @@ def _start() -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_eight_ranks_meet() -> None:
     with _start() as demo:
         try:

@@ -7,10 +7,14 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from rallypoint.cli.main import app
+from rallypoint.errors import RallypointError
 from rallypoint.pytorch import autoload
 from rallypoint.pytorch.environment import put_on_path
 from rallypoint.verify import SIMULATION
@@ -41,16 +45,37 @@ class _Environment:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="environments are laid out otherwise there")
-def test_enable_and_disable(tmp_path: Path) -> None:
+def test_in_an_environment_that_says_so_torch_comes_up_by_itself(tmp_path: Path) -> None:
     place = _Environment(tmp_path / "env")
-    assert "without libuv" in place.run("-c", _STORE, simulate="no-libuv").stderr
     enabled = place.run("-m", "rallypoint", "enable")
     assert enabled.returncode == 0, enabled.stderr
     helped = place.run("-c", _STORE, simulate="no-libuv")
     assert (helped.returncode, helped.stdout) == (0, "TCPStore\n"), helped.stderr
-    assert place.run("-m", "rallypoint", "disable").returncode == 0
-    assert place.run("-m", "rallypoint", "disable").returncode == 0  # again: nothing to do
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="environments are laid out otherwise there")
+def test_before_and_after_that_it_does_not(tmp_path: Path) -> None:
+    place = _Environment(tmp_path / "env")
     assert "without libuv" in place.run("-c", _STORE, simulate="no-libuv").stderr
+    for command in ("enable", "disable"):
+        assert place.run("-m", "rallypoint", command).returncode == 0
+    assert "without libuv" in place.run("-c", _STORE, simulate="no-libuv").stderr
+
+
+def test_torch_is_helped_from_enable_to_disable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What torch calls when it is imported, in this process."""
+    calls: list[str] = []
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr("rallypoint.pytorch.worker.substitute", lambda: calls.append("helped"))
+    monkeypatch.setitem(sys.modules, "torch.distributed", sys)  # it has been imported
+    helped = []
+    for command in ("enable", "disable", "disable"):  # the last: nothing to do
+        assert CliRunner().invoke(app, [command]).exit_code == 0
+        calls.clear()
+        autoload.activate()
+        helped.append(len(calls))
+    assert helped == [1, 0, 0]
 
 
 def test_nothing_escapes_into_the_import_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +89,6 @@ def test_nothing_escapes_into_the_import_of_torch(monkeypatch: pytest.MonkeyPatc
 def test_an_environment_that_cannot_be_written_is_explained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from typer.testing import CliRunner
-
-    from rallypoint.cli.main import app
-    from rallypoint.errors import RallypointError
-
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setattr("rallypoint.cli.enable.enabling_file", lambda: blocked / "rallypoint" / "enabled")
@@ -78,7 +98,5 @@ def test_an_environment_that_cannot_be_written_is_explained(
 
 
 def test_the_plug_ins_are_registered() -> None:
-    from importlib.metadata import entry_points
-
     assert [each.value for each in entry_points(group="torchrun.handlers", name="rallypoint")]
     assert [each.value for each in entry_points(group="torch.backends", name="rallypoint")]

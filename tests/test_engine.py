@@ -93,9 +93,8 @@ def test_multi_set_sets_all_and_the_last_of_equal_keys_wins(engine: Engine[str])
     assert not engine.multi_set([])
 
 
-@pytest.mark.parametrize(
-    ("present", "expected", "after", "stored"),
-    [
+def test_compare_set(engine: Engine[str]) -> None:
+    for present, expected, after, stored in (
         (None, b"", b"new", b"new"),
         (None, b"old", b"old", None),
         (b"old", b"old", b"new", b"new"),
@@ -103,15 +102,12 @@ def test_multi_set_sets_all_and_the_last_of_equal_keys_wins(engine: Engine[str])
         (b"old", b"", b"old", b"old"),
         (b"", b"", b"new", b"new"),
         (b"", b"old", b"", b""),
-    ],
-)
-def test_compare_set(
-    engine: Engine[str], present: bytes | None, expected: bytes, after: bytes, stored: bytes | None
-) -> None:
-    if present is not None:
-        engine.set(b"k", present)
-    assert engine.compare_set(b"k", expected, b"new")[0] == after
-    assert engine.get(b"k") == stored
+    ):
+        engine.delete(b"k")
+        if present is not None:
+            engine.set(b"k", present)
+        assert engine.compare_set(b"k", expected, b"new")[0] == after
+        assert engine.get(b"k") == stored, (present, expected)
 
 
 # Numbers
@@ -143,53 +139,35 @@ def test_add_to_what_others_wrote_since(engine: Engine[str]) -> None:
         engine.add(b"other", 0)
 
 
-@pytest.mark.parametrize("number", [b"41", b"+41", b" 41", b"41\n", b"041"])
-def test_add_to_a_number_that_was_set(engine: Engine[str], number: bytes) -> None:
-    engine.set(b"k", number)
-    assert engine.add(b"k", 1)[0] == 42
-    assert engine.get(b"k") == b"42"
-    engine.check_invariants()
+def test_add_to_a_number_that_was_set(engine: Engine[str]) -> None:
+    for number in (b"41", b"+41", b" 41", b"41\n", b"041"):
+        engine.set(b"k", number)
+        assert engine.add(b"k", 1)[0] == 42
+        assert engine.get(b"k") == b"42"
+        engine.check_invariants()
 
 
-NO_NUMBERS = [
-    b"",
-    b" ",
-    b"abc",
-    b"12abc",
-    b"1_0",
-    b"0x10",
-    b"1.0",
-    b"- 1",
-    b"--1",
-    b"1" * 65,
-    b"0" * 1000,
-    b"\xb2",
-]
+def test_add_to_no_number_raises_and_changes_nothing(engine: Engine[str]) -> None:
+    words = [b"", b" ", b"abc", b"12abc", b"1_0", b"0x10", b"1.0", b"- 1", b"--1", b"\xb2"]
+    for value in (*words, b"1" * 65, b"0" * 1000):
+        for first, appended in ((value, None), (b"", value)):
+            engine.set(b"k", first)
+            if appended is not None:
+                engine.append(b"k", appended)
+            before = snapshot(engine)
+            with pytest.raises(ProtocolError, match="number"):
+                engine.add(b"k", 1)
+            assert snapshot(engine) == before, value
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
-@pytest.mark.parametrize("appended", [False, True])
-def test_add_to_no_number_raises_and_changes_nothing(
-    engine: Engine[str], value: bytes, appended: bool
-) -> None:
-    engine.set(b"k", b"" if appended else value)
-    if appended:
-        engine.append(b"k", value)
-    before = snapshot(engine)
-    with pytest.raises(ProtocolError, match="number"):
-        engine.add(b"k", 1)
-    assert snapshot(engine) == before
-
-
-@pytest.mark.parametrize(
-    ("start", "amount"), [(I64_MAX, 1), (I64_MIN, -1), (I64_MAX, I64_MAX), (-2, I64_MIN)]
-)
-def test_add_beyond_64_bits_raises_and_changes_nothing(engine: Engine[str], start: int, amount: int) -> None:
-    assert engine.add(b"k", start)[0] == start
-    before = snapshot(engine)
-    with pytest.raises(ProtocolError, match="64 bits"):
-        engine.add(b"k", amount)
-    assert snapshot(engine) == before
+def test_add_beyond_64_bits_raises_and_changes_nothing(engine: Engine[str]) -> None:
+    for start, amount in ((I64_MAX, 1), (I64_MIN, -1), (I64_MAX, I64_MAX), (-2, I64_MIN)):
+        engine.delete(b"k")
+        assert engine.add(b"k", start)[0] == start
+        before = snapshot(engine)
+        with pytest.raises(ProtocolError, match="64 bits"):
+            engine.add(b"k", amount)
+        assert snapshot(engine) == before
 
 
 # Waiting
@@ -428,11 +406,11 @@ def test_arriving_twice_is_a_violation_and_changes_nothing(engine: Engine[str]) 
     engine.check_invariants()
 
 
-@pytest.mark.parametrize("size", [1, 0, -1, I64_MIN])
-def test_a_barrier_of_one_or_fewer_is_complete_at_once(engine: Engine[str], size: int) -> None:
-    assert engine.barrier("A", b"k", size) == ["A"]
-    assert engine.barrier("A", b"k", size) == ["A"]
-    engine.check_invariants()
+def test_a_barrier_of_one_or_fewer_is_complete_at_once(engine: Engine[str]) -> None:
+    for size in (1, 0, -1, I64_MIN):
+        assert engine.barrier("A", b"k", size) == ["A"]
+        assert engine.barrier("A", b"k", size) == ["A"]
+        engine.check_invariants()
 
 
 def test_a_barrier_of_the_largest_size_takes_no_room(engine: Engine[str]) -> None:
@@ -982,9 +960,8 @@ class Operations(Queues):
 
 TestQueues = Queues.TestCase
 TestOperations = Operations.TestCase
-TestQueues.settings = TestOperations.settings = settings(
-    derandomize=True, deadline=None, max_examples=120, stateful_step_count=40
-)
+TestOperations.settings = settings(derandomize=True, deadline=None, max_examples=100, stateful_step_count=40)
+TestQueues.settings = settings(TestOperations.settings, max_examples=60)
 
 
 # What it costs
@@ -1046,7 +1023,7 @@ def test_a_withdrawal_costs_nothing_for_those_who_stay(position: int) -> None:
         engine, waiting = crowd(count, b"k")
         return count_steps(lambda: engine.withdraw(waiting[position]))
 
-    assert steps_beside(100) == steps_beside(10_000)
+    assert steps_beside(100) == steps_beside(3_000)
 
 
 def test_a_withdrawal_costs_nothing_for_the_keys_of_others() -> None:
@@ -1057,7 +1034,7 @@ def test_a_withdrawal_costs_nothing_for_the_keys_of_others() -> None:
         engine.wait(own, [b"/key/0"])
         return count_steps(lambda: engine.withdraw(own))
 
-    assert steps_beside(10) == steps_beside(10_000)
+    assert steps_beside(10) == steps_beside(3_000)
 
 
 def test_a_withdrawal_costs_its_own_keys() -> None:
@@ -1071,7 +1048,7 @@ def test_a_withdrawal_costs_its_own_keys() -> None:
     assert steps_for(4_000) < 5 * steps_for(1_000)
 
 
-def test_waking_16000_waiters_is_one_pass() -> None:
+def test_waking_a_crowd_is_one_pass() -> None:
     def steps_for(count: int) -> int:
         engine, _ = crowd(count, b"k")
         woken: list[Counted] = []
@@ -1079,7 +1056,7 @@ def test_waking_16000_waiters_is_one_pass() -> None:
         assert len(woken) == count
         return steps
 
-    assert steps_for(16_000) < 4.5 * steps_for(4_000)
+    assert steps_for(4_000) < 4.5 * steps_for(1_000)
 
 
 def test_waking_costs_nothing_for_the_other_keys_of_the_woken_or_of_those_who_stay() -> None:
@@ -1090,17 +1067,17 @@ def test_waking_costs_nothing_for_the_other_keys_of_the_woken_or_of_those_who_st
         engine.wait(woken, [b"k"])
         return count_steps(lambda: engine.set(b"k", b""))
 
-    assert steps_beside(10) == steps_beside(10_000)
+    assert steps_beside(10) == steps_beside(3_000)
 
 
-def test_releasing_a_barrier_of_16000_is_one_pass() -> None:
+def test_releasing_a_barrier_is_one_pass() -> None:
     def steps_for(count: int) -> int:
         engine: Engine[Counted] = Engine()
         for _ in range(count - 1):
             engine.barrier(Counted(), b"k", count)
         return count_steps(lambda: engine.barrier(Counted(), b"k", count))
 
-    assert steps_for(16_000) < 4.5 * steps_for(4_000)
+    assert steps_for(4_000) < 4.5 * steps_for(1_000)
 
 
 def test_a_push_costs_the_same_before_any_crowd() -> None:
@@ -1108,7 +1085,7 @@ def test_a_push_costs_the_same_before_any_crowd() -> None:
         engine, _ = crowd(count, b"q")
         return count_steps(lambda: engine.push(b"q", b"v"))
 
-    assert steps_beside(100) == steps_beside(10_000)
+    assert steps_beside(100) == steps_beside(3_000)
 
 
 def test_draining_a_crowd_push_by_push_is_linear() -> None:

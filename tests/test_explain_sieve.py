@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -46,6 +47,7 @@ def test_required_literals(pattern: str, literals: set[bytes]) -> None:
     assert required_literals(re.compile(pattern)) == literals
 
 
+@settings(max_examples=50)
 @given(
     st.data(),
     st.sampled_from(["Timed out after (?P<n>\\d+) s", "(?:foo|bar) (?i:failed)+", "exit[A-Z]{2}code|lost"]),
@@ -130,7 +132,7 @@ _LINES = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(_NOISE + _LINES), max_size=12), st.integers(1, 200))
 def test_the_sieve_loses_nothing(lines: list[str], size: int) -> None:
     """Whatever the cuts between chunks, and whatever has been seen before."""
@@ -139,7 +141,7 @@ def test_the_sieve_loses_nothing(lines: list[str], size: int) -> None:
     assert _outcome(chunks, CAUSES, open_sieve=False) == _outcome([content], CAUSES, open_sieve=True)
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([line.encode() for line in _LINES]))))
 def test_any_bytes_can_be_explained(parts: list[bytes]) -> None:
     report = explain([Log("log", parts)], CAUSES)
@@ -172,11 +174,16 @@ def test_an_escape_ends_where_it_ends_in_the_line(line: bytes) -> None:
     assert Sieve([reduce(b"EADDRINUSE")]).select(line) == [0]
 
 
-@settings(max_examples=100, deadline=None)
+@cache
+def _sieve_of_all() -> Sieve:
+    return Sieve(Findings(causes()).texts())
+
+
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_every_match_of_the_knowledge_base_gets_through(data: st.DataObject) -> None:
     """Also those that no sample shows: what a pattern matches, the sieve lets through."""
-    sieve = Sieve(Findings(causes()).texts())
+    sieve = _sieve_of_all()
     pattern = data.draw(st.sampled_from([pattern for cause in causes() for pattern in cause.patterns]))
     text = data.draw(st.from_regex(re.compile(pattern.pattern, pattern.flags & ~re.UNICODE | re.ASCII)))
     line = text.replace("\n", " ").encode(errors="replace")

@@ -321,7 +321,7 @@ def test_newcomers_and_leavers_do_not_meet_in_a_removed_file(path: Path) -> None
     program = """
 import sys
 from rallypoint.stores.file import FileStore
-for number in range(100):
+for number in range(60):
     with FileStore(sys.argv[1], timeout=20) as store:
         count = store.add("n", 1)
         mine = f"{sys.argv[2]} {number}".encode()

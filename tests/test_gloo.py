@@ -6,10 +6,11 @@ import multiprocessing
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from processes import Server
+from processes import BACKENDS, Server
 
 _RANKS = 4
 _TIMEOUT = timedelta(seconds=60)
@@ -31,6 +32,15 @@ def _train(rank: int, host: str, port: int, results: Any) -> None:
     results.put((rank, total.item(), part.item(), objects))
 
 
+@pytest.mark.parametrize(
+    "any_server_of_module",
+    [
+        *(pytest.param((backend, 0), id=backend, marks=pytest.mark.slow) for backend in BACKENDS),
+        pytest.param(("libuv", 1), id="relay"),
+        pytest.param(("legacy", 2), id="relay on a relay", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
 def test_gloo_with_four_processes(any_server: Server) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed"])

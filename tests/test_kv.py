@@ -9,12 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-from processes import Server, serving
+from processes import serving
 from rallypoint.cli import kv
 from rallypoint.cli.main import main
 from rallypoint.stores.tcp import TCPStore
@@ -32,7 +31,10 @@ class KV(Protocol):
     def __call__(self, *words: str, stdin: bytes = b"", options: tuple[str, ...] = ()) -> Outcome: ...
 
 
-@pytest.fixture(scope="module", params=["libuv", "legacy", "torch", "torch legacy"])
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("legacy", "torch legacy")]
+
+
+@pytest.fixture(scope="module", params=["libuv", "torch", *OTHERS])
 def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a server: ours, and torch's, on each backend."""
     if request.param.startswith("torch"):
@@ -80,10 +82,15 @@ def run(port: int, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureF
     return call
 
 
-def test_set_and_get(run: KV, store: TCPStore) -> None:
+def test_set_append_and_get(run: KV, store: TCPStore) -> None:
     assert run("set", "key", "value") == Outcome(0, b"", "")
     assert store.get("key") == b"value"
     assert run("get", "key") == Outcome(0, b"value\n", "")
+    assert run("set", "key", "").code == 0
+    assert run("get", "key") == Outcome(0, b"\n", ""), "an empty value is a value"
+    assert run("append", "key", "one").code == 0
+    assert run("append", "key", "two").code == 0
+    assert store.get("key") == b"onetwo"
 
 
 def test_a_value_from_standard_input_is_taken_as_it_is(run: KV, store: TCPStore) -> None:
@@ -109,17 +116,6 @@ def test_get_waits_if_told_to(run: KV, store: TCPStore) -> None:
     assert "1 of 1 keys are missing: nothing" in outcome.err
 
 
-def test_an_empty_value_is_a_value(run: KV, store: TCPStore) -> None:
-    assert run("set", "key", "").code == 0
-    assert run("get", "key") == Outcome(0, b"\n", "")
-
-
-def test_append(run: KV, store: TCPStore) -> None:
-    assert run("append", "key", "one").code == 0
-    assert run("append", "key", "two").code == 0
-    assert store.get("key") == b"onetwo"
-
-
 def test_add(run: KV, store: TCPStore) -> None:
     assert run("add", "count", "5") == Outcome(0, b"5\n", "")
     assert run("add", "count", "-7") == Outcome(0, b"-2\n", "")
@@ -139,6 +135,14 @@ def test_wait(run: KV, store: TCPStore) -> None:
     outcome = run("wait", "a", "nothing", options=("--timeout", "0.1"))
     assert (outcome.code, outcome.out) == (1, b"")
     assert "1 of 2 keys are missing: nothing" in outcome.err
+
+
+def test_a_wait_of_no_time_looks_once(run: KV, store: TCPStore) -> None:
+    store.set("here", "1")
+    assert run("wait", "here", options=("--timeout", "0")) == Outcome(0, b"", "")
+    missed = run("wait", "here", "gone", options=("--timeout", "0"))
+    assert missed.code == 1
+    assert "1 of 2 keys are missing: gone" in missed.err
 
 
 def test_check(run: KV, store: TCPStore) -> None:
@@ -253,15 +257,16 @@ def in_a_process(port: int, *words: str, stdin: bytes = b"") -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr.decode())
 
 
-@pytest.fixture
-def own_port(tmp_path: Path) -> Iterator[int]:
-    with (tmp_path / "log").open("w+") as log, serving("auto", log) as server:
+@pytest.fixture(scope="module")
+def own_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with (tmp_path_factory.mktemp("kv") / "log").open("w+") as log, serving("auto", log) as server:
         yield server.port
 
 
 def test_as_a_command(own_port: int) -> None:
     assert in_a_process(own_port, "set", "key", "-", stdin=b"\0value\xff") == Outcome(0, b"", "")
-    assert in_a_process(own_port, "get", "key") == Outcome(0, b"\0value\xff\n", "")
+    with RawClient(own_port) as client:
+        assert client.get(b"/key") == b"\0value\xff"
     outcome = in_a_process(own_port, "get", "nothing")
     assert outcome == Outcome(1, b"", "rallypoint: there is no key 'nothing'\n")
 
@@ -269,24 +274,14 @@ def test_as_a_command(own_port: int) -> None:
 def test_a_key_that_is_no_text_is_listed(own_port: int) -> None:
     with RawClient(own_port) as client:
         client.set(b"/caf\xe9", b"latin")
-    outcome = in_a_process(own_port, "list")
+    outcome = in_a_process(own_port, "list", "caf")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith(b"caf")
 
 
-def test_a_wait_of_no_time_looks_once(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "rallypoint", "kv"]
-    place = ["--store", server.address]
-    subprocess.run([*command, "set", "here", "1", *place], check=True, timeout=SECONDS)
-    looked = subprocess.run([*command, "wait", "here", "--timeout", "0", *place], timeout=SECONDS)
-    assert looked.returncode == 0
-    missed = subprocess.run([*command, "wait", "here", "gone", "--timeout", "0", *place], timeout=SECONDS)
-    assert missed.returncode == 1
-    assert "1 of 2 keys are missing: gone" in capfd.readouterr().err
-
-
-def test_output_that_cannot_be_written(server: Server) -> None:
-    command = [sys.executable, "-m", "rallypoint", "kv", "add", "n", "1", "--store", server.address]
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
+def test_output_that_cannot_be_written(own_port: int) -> None:
+    command = [sys.executable, "-m", "rallypoint", "kv", "add", "n", "1", "--store", f"127.0.0.1:{own_port}"]
     with open("/dev/full", "w") as full:
         run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
     assert run.returncode == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import resource
 import socket
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -25,9 +27,9 @@ from rallypoint.client.looking import look
 from rallypoint.errors import NotOursError
 from rallypoint.rollcall.identity import Identity, Role, Source, hello_key
 from rallypoint.rollcall.snapshot import Client, Question, Snapshot
+from rallypoint.server.backend import Choice, make_loop
 from rallypoint.server.binding import listen
 from rallypoint.server.core import Connection, Core
-from rallypoint.server.legacy import LegacyLoop
 from rallypoint.server.pump import Pump
 from rallypoint.wire.encoding import VALIDATE, pack_i64, request
 from rallypoint.wire.opcodes import Op
@@ -39,11 +41,43 @@ from test_looking import look as look_request
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what only Linux tells")
 
 
-def look_at(server: Server, question: Question | None = None) -> Snapshot:
+class Here(NamedTuple):
+    """A server in this process."""
+
+    core: Core
+    port: int
+    host: str = "127.0.0.1"
+
+
+@contextmanager
+def serving_here(backend: str) -> Iterator[Here]:
+    loop, _ = make_loop(Choice(backend))
+    core, listeners = Core(), listen("127.0.0.1", 0)
+    pump = Pump(loop, core, listeners)
+    pump.start()
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        yield Here(core, listeners[0].getsockname()[1])
+    finally:
+        loop.stop()
+        thread.join(SECONDS)
+        pump.close()
+        loop.close()
+
+
+@pytest.fixture(params=BACKENDS)
+def here(request: pytest.FixtureRequest) -> Iterator[Here]:
+    """A server without a past, once on each backend."""
+    with serving_here(request.param) as found:
+        yield found
+
+
+def look_at(server: Server | Here, question: Question | None = None) -> Snapshot:
     return look(server.host, server.port, question or Question(), Deadline(SECONDS))
 
 
-def await_look(server: Server, holds: Callable[[Snapshot], bool]) -> Snapshot:
+def await_look(server: Server | Here, holds: Callable[[Snapshot], bool]) -> Snapshot:
     """A snapshot, as soon as it is as it should be."""
     found = look_at(server)
 
@@ -63,31 +97,36 @@ def others_in(snapshot: Snapshot) -> list[Client]:
 
 # In slices
 
-CONNECTIONS = 16_000
-WORST_CPU_SECONDS = 0.060
-"""What a slice may take: a few times what it does, and less than what anything takes that is not sliced."""
+CONNECTIONS = 2_000
+KEYS = 12_500
+
+Crowd = tuple[Core, list[Connection]]
 
 
-@pytest.fixture(scope="module")
-def crowd() -> tuple[Core, list[Connection]]:
-    """As many clients as a large job has, and very many keys."""
+def make_crowd() -> Crowd:
+    """Many clients, and very many keys."""
     core = Core()
-    core.clock = time.monotonic
     clients = []
     for number in range(CONNECTIONS):
         client = core.open(f"10.0.{number >> 8}.{number & 255}:4000", 0.0)
         client.receive(VALIDATE)
         client.who = Identity(f"node-{number // 8}", number, number, number % 8, CONNECTIONS, Role.RANK)
         clients.append(client)
-    for number in range(100_000):
+    for number in range(KEYS):
         clients[number % CONNECTIONS].receive(set_(b"/some/key/of/a/job/%d" % number, b"value"))
     for _ in range(300):
         core.end_second()
+    core.clock = itertools.count(0.0, 1.0).__next__  # whenever it is read, the time of a slice is over
     return core, clients
 
 
-def slices_of(core: Core, question: Question) -> tuple[list[float], bytes]:
-    """The CPU time of each slice of a look: nothing else on the machine is in it."""
+@pytest.fixture(scope="module")
+def crowd() -> Crowd:
+    return make_crowd()
+
+
+def steps_of(core: Core, question: Question) -> tuple[list[float], bytes]:
+    """The CPU time of each step of a look: by that clock, a slice is one step."""
     found: list[bytes] = []
     times: list[float] = []
     core.looks.start(question, found.append)
@@ -99,56 +138,58 @@ def slices_of(core: Core, question: Question) -> tuple[list[float], bytes]:
     return times, found[0]
 
 
-def check_slices(core: Core, question: Question, clients: int = CONNECTIONS) -> Snapshot:
-    times, data = slices_of(core, question)
-    assert len(times) > 20
-    assert statistics.median(times) < 0.006
-    assert max(times) < WORST_CPU_SECONDS
-    snapshot = Snapshot.from_json(data)
+def check_steps(core: Core, question: Question, clients: int = CONNECTIONS) -> Snapshot:
+    """No step takes more than a small part of the whole, so a slice can end when its time is over.
+
+    What took the processor away for a while, once, does not count: all looks take the same steps.
+    """
+    looks = [steps_of(core, question) for _ in range(3)]
+    times = [min(each) for each in zip(*(times for times, _ in looks), strict=True)]
+    assert max(times) < sum(times) / 10
+    snapshot = Snapshot.from_json(looks[0][1])
     assert len(snapshot.clients) == clients
     return snapshot
 
 
 @pytest.mark.parametrize(
     "question",
-    [Question(), Question(keys=100_000), Question(keys=1_000, search="77")],
+    [Question(), Question(keys=KEYS), Question(keys=1_000, search="77")],
     ids=["clients", "all keys", "a search"],
 )
-def test_a_look_takes_a_moment_at_a_time(crowd: tuple[Core, list[Connection]], question: Question) -> None:
-    check_slices(crowd[0], question)
+def test_a_look_takes_a_moment_at_a_time(crowd: Crowd, question: Question) -> None:
+    check_steps(crowd[0], question)
 
 
-def test_so_it_does_when_all_are_at_a_barrier(crowd: tuple[Core, list[Connection]]) -> None:
+def test_so_it_does_when_all_are_at_a_barrier(crowd: Crowd) -> None:
     core, clients = crowd
     for client in clients:
         client.receive(barrier(b"/b", CONNECTIONS + 1))
     try:
-        (found,) = check_slices(core, Question()).barriers
+        (found,) = check_steps(core, Question()).barriers
     finally:
         for client in clients:
             client.receive(request(Op.CANCEL_WAIT))
     assert (found.arrived, len(found.members)) == (CONNECTIONS, CONNECTIONS)
 
 
-def test_so_it_does_when_all_wait_for_many_keys(crowd: tuple[Core, list[Connection]]) -> None:
+def test_so_it_does_when_all_wait_for_many_keys(crowd: Crowd) -> None:
     core, clients = crowd
     keys = [b"/missing/%d" % number for number in range(20)]
     for client in clients:
         client.receive(wait(*keys))
     try:
-        snapshot = check_slices(core, Question())
+        snapshot = check_steps(core, Question())
     finally:
         for client in clients:
             client.receive(request(Op.CANCEL_WAIT))
     assert {each.waits[0].count for each in snapshot.clients} == {20}
 
 
-def test_so_it_does_when_most_are_gone(crowd: tuple[Core, list[Connection]]) -> None:
-    """The last of these tests: they do not come back."""
-    core, clients = crowd
-    for client in clients[1_000:]:
+def test_so_it_does_when_most_are_gone() -> None:
+    core, clients = make_crowd()
+    for client in clients[100:]:
         core.close(client)
-    assert len(check_slices(core, Question(), clients=1_000).gone) == CONNECTIONS - 1_000
+    assert len(check_steps(core, Question(), clients=100).gone) == CONNECTIONS - 100
 
 
 def test_a_slice_ends_when_its_time_is_over_and_looks_take_turns() -> None:
@@ -268,52 +309,41 @@ def test_nobody_waits_for_who_looks(
         assert max(busy) < 0.250
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_look_is_answered_though_its_client_has_ended(backend: str, tmp_path: Path) -> None:
-    with (
-        (tmp_path / "log").open("w+") as log,
-        serving(backend, log) as server,
-        RawClient(server.port) as client,
-    ):
+def test_a_look_is_answered_though_its_client_has_ended(here: Here) -> None:
+    with RawClient(here.port) as client:
         client.send(look_request())
         client.sock.shutdown(socket.SHUT_WR)
         data = client.read_rest()
         assert len(Snapshot.from_json(data[8:]).clients) == 1
-        assert len(others_in(look_at(server))) == 0
+        assert len(others_in(look_at(here))) == 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_how_long_answers_take_is_told(backend: str, tmp_path: Path) -> None:
-    with (
-        (tmp_path / "log").open("w+") as log,
-        serving(backend, log) as server,
-        RawClient(server.port) as client,
-    ):
+def test_how_long_answers_take_is_told(here: Here) -> None:
+    with RawClient(here.port) as client:
         client.set(b"/k", b"value")
         for _ in range(1_000):
             assert client.get(b"/k") == b"value"
 
         def is_told(snapshot: Snapshot) -> bool:
-            return any(each.p99 > 0 for each in snapshot.history)
+            """A second may have ended meanwhile: all of it is told when the next one has."""
+            operations = sum(each.operations for each in snapshot.history)
+            return operations >= 1_002 and any(each.p99 > 0 for each in snapshot.history)
 
-        snapshot = await_look(server, is_told)
+        snapshot = await_look(here, is_told)
         (gets,) = [each for each in snapshot.operations if each.name == "GET"]
         assert gets.count == 1_000
         assert 0 < gets.p50 <= gets.p99 < SECONDS
-        assert snapshot.backend == backend
-        assert snapshot.pid == server.process.pid
+        assert snapshot.backend == here.core.about.backend
+        assert snapshot.pid == os.getpid()
         assert snapshot.host == socket.gethostname()
-        assert sum(each.operations for each in snapshot.history) >= 1_002
 
 
 # Bytes
 
 
 @linux
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_bytes_are_counted_as_they_went_over_the_socket(backend: str, tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w+") as log, serving(backend, log) as server, ExitStack() as stack:
-        client = stack.enter_context(RawClient(server.port))
+def test_bytes_are_counted_as_they_went_over_the_socket(here: Here) -> None:
+    with RawClient(here.port) as client:
         value = bytes(100_000)
         sent = VALIDATE + set_(b"/k", value) + request(Op.GET, b"/k") + request(Op.PING, tail=b"ping")
         client.send(sent[len(VALIDATE) :])
@@ -324,17 +354,15 @@ def test_bytes_are_counted_as_they_went_over_the_socket(backend: str, tmp_path: 
             (here,) = others_in(snapshot)
             return here.received, here.sent
 
-        await_look(server, lambda snapshot: found(snapshot) == counts)  # the last byte may be unconfirmed
-        before = look_at(server)
+        await_look(here, lambda snapshot: found(snapshot) == counts)  # the last byte may be unconfirmed
+        before = look_at(here)
         assert before.received > counts[0]
 
 
 @linux
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ending", ["end", "reset", "violation"])
-def test_the_bytes_of_those_who_are_gone_are_counted(backend: str, ending: str, tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w+") as log, serving(backend, log) as server, ExitStack() as stack:
-        watcher = stack.enter_context(RawClient(server.port))
+def test_the_bytes_of_those_who_are_gone_are_counted(here: Here, ending: str) -> None:
+    with RawClient(here.port) as watcher:
 
         def totals() -> tuple[int, int, int]:
             """Without the looks themselves: this client makes them, and no other."""
@@ -345,7 +373,7 @@ def test_the_bytes_of_those_who_are_gone_are_counted(backend: str, ending: str, 
             return snapshot.received - own.received, snapshot.sent - own.sent, len(snapshot.clients)
 
         assert totals() == (0, 0, 1)
-        client = RawClient(server.port)
+        client = RawClient(here.port)
         client.send(set_(b"/k", bytes(10_000)) + request(Op.PING, tail=b"ping"))
         assert client.read(4) == b"ping"
         received = len(VALIDATE + set_(b"/k", bytes(10_000))) + 5
@@ -363,48 +391,41 @@ def test_the_bytes_of_those_who_are_gone_are_counted(backend: str, ending: str, 
 
 def test_who_has_gone_is_freed_without_a_collection() -> None:
     """What counts its bytes refers to the socket, and that to the connection, until it is closed."""
-    loop, core = LegacyLoop(), Core()
-    pump = Pump(loop, core, listen("127.0.0.1", 0))
-    pump.start()
-    thread = threading.Thread(target=loop.run)
     gc.collect()
     gc.disable()
-    thread.start()
     try:
-        with RawClient(pump._listeners[0].getsockname()[1]) as client:
-            assert client.answers()
-            assert _connections_of(core) == 2, "that of the client, and the one that stands for relays"
-        until(lambda: _connections_of(core) == 1, "it is kept")
+        with serving_here("legacy") as here:
+            with RawClient(here.port) as client:
+                assert client.answers()
+                assert _connections_of(here.core) == 2, (
+                    "that of the client, and the one that stands for relays"
+                )
+            until(lambda: _connections_of(here.core) == 1, "it is kept")
     finally:
         gc.enable()
-        loop.stop()
-        thread.join(SECONDS)
-        pump.close()
-        loop.close()
 
 
 def _connections_of(core: Core) -> int:
     return sum(type(each) is Connection and each._core is core for each in gc.get_objects())
 
 
-def test_why_clients_are_gone_is_told(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w+") as log, serving("libuv", log) as server:
-        for number in range(2):
-            connection = connect(server.host, server.port, Deadline(SECONDS), rank(number, "node-a"))
-            if number:
-                connection.send(b"\xff", Deadline(SECONDS))
-            else:
-                connection.close()
-            await_look(server, lambda snapshot, count=number + 1: len(snapshot.gone) == count)  # type: ignore[misc]
+def test_why_clients_are_gone_is_told(here: Here) -> None:
+    for number in range(2):
+        connection = connect(here.host, here.port, Deadline(SECONDS), rank(number, "node-a"))
+        if number:
+            connection.send(b"\xff", Deadline(SECONDS))
+        else:
             connection.close()
-        snapshot = look_at(server)
-        assert [(each.who.rank, each.why) for each in snapshot.gone] == [
-            (0, ""),
-            (1, "there is no operation 255"),
-        ]
-        assert [(each.reason, snapshot.error_count) for each in snapshot.errors] == [
-            ("there is no operation 255", 1)
-        ]
+        await_look(here, lambda snapshot, count=number + 1: len(snapshot.gone) == count)  # type: ignore[misc]
+        connection.close()
+    snapshot = look_at(here)
+    assert [(each.who.rank, each.why) for each in snapshot.gone] == [
+        (0, ""),
+        (1, "there is no operation 255"),
+    ]
+    assert [(each.reason, snapshot.error_count) for each in snapshot.errors] == [
+        ("there is no operation 255", 1)
+    ]
 
 
 # Who somebody is
@@ -440,7 +461,7 @@ def stranger(port: int, **environ: str) -> Iterator[int]:
 
 
 @linux
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["libuv", pytest.param("legacy", marks=pytest.mark.slow)])
 def test_the_process_behind_a_client_tells_who_it_is(backend: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         log = stack.enter_context((tmp_path / "log").open("w+"))
@@ -476,15 +497,11 @@ def test_a_relay_finds_the_processes_of_its_own_clients(tmp_path: Path) -> None:
         assert others_in(snapshot) == []
 
 
-def test_who_says_who_it_is_is_not_asked_about(tmp_path: Path) -> None:
+def test_who_says_who_it_is_is_not_asked_about() -> None:
     who = rank(9, "elsewhere", pid=1)
-    with (
-        (tmp_path / "log").open("w+") as log,
-        serving("libuv", log) as server,
-        closing(connect(server.host, server.port, Deadline(SECONDS), who)),
-    ):
+    with serving_here("libuv") as here, closing(connect(here.host, here.port, Deadline(SECONDS), who)):
         for _ in range(3):
-            (found,) = others_in(look_at(server))
+            (found,) = others_in(look_at(here))
             assert (found.who.host, found.who.rank, found.who.source) == ("elsewhere", 9, Source.HELLO)
 
 

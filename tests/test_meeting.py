@@ -199,7 +199,7 @@ def servers() -> Iterator[dict[str, HostedServer]]:
         yield running
 
 
-@pytest.fixture(params=["memory", *BACKENDS])
+@pytest.fixture(params=["memory", "libuv", pytest.param("legacy", marks=pytest.mark.slow)])
 def any_hall(request: pytest.FixtureRequest) -> Iterator[Hall]:
     """A meeting in memory, or at a store server."""
     if request.param == "memory":
@@ -215,7 +215,7 @@ def any_hall(request: pytest.FixtureRequest) -> Iterator[Hall]:
 
 
 @pytest.mark.usefixtures("_looks_seldom")
-@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize("count", [1, 8])
 def test_machines_that_come_at_the_same_time_agree(any_hall: Hall, count: int) -> None:
     machines = any_hall.machines("abcdefgh"[:count], Size(count, count))
     met = agreed(machines, together(machines))
@@ -279,7 +279,7 @@ def test_one_that_starts_again_takes_the_others_along(any_hall: Hall) -> None:
 def test_whoever_takes_part_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of random machines, which ask for ranks or do not."""
     monkeypatch.setattr(LOOK, 0.001)
-    for seed in range(30):
+    for seed in range(15):
         random = Random(seed)
         hall = Hall(HashStore(SECONDS).clone, "job")
         ranks = [random.choice([-1, rank]) for rank in range(5)]
@@ -476,7 +476,7 @@ def test_who_gives_signs_of_life_is_not_lost(any_hall: Hall) -> None:
     assert names(sorted(machines[0].roster.present, key=lambda each: each.id)) == "abc"
 
 
-@pytest.mark.parametrize("victim", range(3))
+@pytest.mark.parametrize("victim", [0, 2])
 def test_who_gives_none_is_lost_and_the_others_start_again(any_hall: Hall, victim: int) -> None:
     machines = any_hall.machines("abc", Size(2, 3))
     together(machines)
@@ -493,7 +493,7 @@ def test_who_gives_none_is_lost_and_the_others_start_again(any_hall: Hall, victi
     assert not any(machine.wants_restart() for machine in machines)
 
 
-@pytest.mark.parametrize("victims", ["bc", "cd", "ad", "bd", "bcd"])
+@pytest.mark.parametrize("victims", ["bc", "ad", "bd", "bcd"])
 def test_all_that_are_lost_at_once_are_found(hall: Hall, victims: str) -> None:
     """Each looks after the next; who has lost that one looks after the one behind it."""
     machines = [hall.machine(name, Size(4, 4), rank) for rank, name in enumerate("abcd")]
@@ -1089,7 +1089,7 @@ class Story:
 
 
 def test_who_acts_when_makes_no_difference() -> None:
-    for seed in range(30):
+    for seed in range(20):
         story = Story(seed)
         story.turns.play(100_000)
         story.check()

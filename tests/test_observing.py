@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from ends import Desk, End, Played, arrive
-from processes import BACKENDS, end, relaying, serving
+from processes import end, relaying, serving
 from rallypoint.client.connecting import connect
 from rallypoint.client.deadline import Deadline
 from rallypoint.rollcall.events import (
@@ -328,7 +328,7 @@ def of(events: list[Event], kind: type[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["libuv", pytest.param("legacy", marks=pytest.mark.slow)])
 def test_a_server_writes_what_happens(backend: str, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     options = ["--events", str(path), "--limit", "stall_seconds=0.5"]

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 import pytest
 
 from cable import Cable, cable_to
 from processes import Server, end, relaying, serving, torch_serving
-from rallypoint.errors import ConnectionLostError, RallypointError, ServerStartError, StoreTimeoutError
+from rallypoint.cli import relay as relay_command
+from rallypoint.errors import (
+    ConnectionLostError,
+    ServerStartError,
+    StoreTimeoutError,
+    UsageError,
+)
+from rallypoint.relay import running
 from rallypoint.relay.hosting import host_relay
-from rallypoint.server.hosting import host_server
+from rallypoint.relay.running import Relay, find_upstream
+from rallypoint.server.backend import Choice, make_loop
+from rallypoint.server.binding import listen
+from rallypoint.server.core import Core
+from rallypoint.server.loop import Loop
+from rallypoint.server.pump import Pump
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import counted_request, pack_i64, request
+from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
-from raw import SECONDS, RawClient, await_log, until
+from raw import SECONDS, RawClient, await_log, empty, until
 
 RANKS = 8
 
@@ -37,12 +51,17 @@ class Site:
     cable: Cable
     log: IO[str]
     stack: ExitStack
-    relays: list[Server] = field(default_factory=list)
+    shared: Server | None = None
 
-    def relay(self, *options: str, upstream: str = "") -> Server:
-        relay = self.stack.enter_context(relaying(upstream or self.cable.address, self.log, options))
-        self.relays.append(relay)
-        return relay
+    def relay(self, *options: str) -> Server:
+        """One that is there, if it has no options of its own; tests leave it as it was."""
+        if self.shared is not None and not options:
+            return self.shared
+        return self.new_relay(self.stack.enter_context(cable_to(self.server.port)), *options)
+
+    def new_relay(self, cable: Cable, *options: str) -> Server:
+        self.cable = cable
+        return self.stack.enter_context(relaying(cable.address, self.log, options))
 
     def connect(self, server: Server, timeout: float = SECONDS) -> TCPStore:
         return self.stack.enter_context(TCPStore(server.host, server.port, timeout=timeout))
@@ -51,13 +70,36 @@ class Site:
         return self.stack.enter_context(RawClient(server.port))
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+@contextmanager
+def building(folder: Path) -> Iterator[Site]:
     with ExitStack() as stack:
-        log = stack.enter_context((tmp_path / "log").open("w+"))
+        log = stack.enter_context((folder / "log").open("a+"))
         server = stack.enter_context(serving("libuv", log))
         cable = stack.enter_context(cable_to(server.port))
         yield Site(server, cable, log, stack)
+
+
+@pytest.fixture(scope="module")
+def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with building(tmp_path_factory.mktemp("site")) as site:
+        site.shared = site.new_relay(site.cable)
+        yield site
+
+
+@pytest.fixture
+def site(module_site: Site) -> Iterator[Site]:
+    """That of the module, without keys, its log empty. No test may end its server or its relay."""
+    module_site.log.truncate(0)
+    with ExitStack() as stack:
+        yield replace(module_site, stack=stack)
+    empty(module_site.server.port)
+
+
+@pytest.fixture
+def own_site(tmp_path: Path) -> Iterator[Site]:
+    """One that the test may break."""
+    with building(tmp_path) as site:
+        yield site
 
 
 def barrier(key: bytes, size: int) -> bytes:
@@ -73,31 +115,25 @@ def ping_all(clients: Sequence[RawClient]) -> None:
 # The command
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_relay_says_where_it_serves_and_ends_when_told(number: int, site: Site) -> None:
-    relay = site.relay()
-    with TCPStore(relay.host, relay.port, timeout=SECONDS) as store:
-        assert store.add("n", 1) == 1
-    relay.process.send_signal(number)
-    assert relay.process.wait(SECONDS) == 0
-    assert "closed" not in site.server.read_log()
+def test_a_relay_says_where_it_serves_and_ends_when_told(own_site: Site) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        relay = own_site.relay()
+        with TCPStore(relay.host, relay.port, timeout=SECONDS) as store:
+            assert store.add(f"n{number}", 1) == 1
+        relay.process.send_signal(number)
+        assert relay.process.wait(SECONDS) == 0
+    assert "closed" not in own_site.server.read_log()
 
 
-def run_relay(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rallypoint", "relay", *options],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-
-
-@pytest.mark.parametrize("upstream", ["", "node-a", "localhost:0", "localhost:x", "localhost:70000"])
-def test_an_upstream_that_cannot_be_is_a_usage_error(upstream: str) -> None:
-    result = run_relay("--upstream", upstream)
-    assert result.returncode == 2
+def test_an_upstream_that_cannot_be_is_a_usage_error() -> None:
+    for upstream in ("", "localhost:0", "localhost:x", "localhost:70000"):
+        with pytest.raises(UsageError) as caught:
+            relay_command._parse(upstream)
+        assert "HOST:PORT" in caught.value.hint, upstream
+    command = [sys.executable, "-m", "rallypoint", "relay", "--upstream", "node-a"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert (result.returncode, result.stdout) == (2, "")
     assert "HOST:PORT" in result.stderr
-    assert not result.stdout
 
 
 def test_a_relay_says_that_its_upstream_is_not_there() -> None:
@@ -105,24 +141,20 @@ def test_a_relay_says_that_its_upstream_is_not_there() -> None:
         host_relay(("127.0.0.1", 1), seconds=0.3)
 
 
-def test_a_hosted_relay_ends_with_its_parent(tmp_path: Path) -> None:
-    server = host_server("127.0.0.1", 0)
-    try:
-        code = (
-            "import sys; from rallypoint.relay.hosting import host_relay\n"
-            f"relay = host_relay(('127.0.0.1', {server.port}))\n"
-            "print(relay.pid, flush=True); sys.stdin.read()"
-        )
-        parent = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert parent.stdout is not None
-        relay = psutil.Process(int(parent.stdout.readline()))
-        end(parent)
-        psutil.wait_procs([relay], timeout=SECONDS)
-        assert not relay.is_running()
-    finally:
-        server.release()
+def test_a_hosted_relay_ends_with_its_parent(site: Site) -> None:
+    code = (
+        "import sys; from rallypoint.relay.hosting import host_relay\n"
+        f"relay = host_relay(('127.0.0.1', {site.server.port}))\n"
+        "print(relay.pid, flush=True); sys.stdin.read()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    relay = psutil.Process(int(parent.stdout.readline()))
+    end(parent)
+    psutil.wait_procs([relay], timeout=SECONDS)
+    assert not relay.is_running()
 
 
 # What clients see
@@ -218,6 +250,7 @@ def test_a_cut_costs_a_delay_and_nothing_else(site: Site) -> None:
     waiting[1].send(barrier(b"b", 2))
     ping_all(waiting)
     done = threading.Event()
+    connections = site.cable.connections
 
     def cut() -> None:
         while not done.wait(0.02):
@@ -233,7 +266,7 @@ def test_a_cut_costs_a_delay_and_nothing_else(site: Site) -> None:
         cutter.join()
     assert sorted(number for each in seen for number in each) == list(range(1, 50 * RANKS + 1))
     assert site.connect(site.server).add("n", 0) == 50 * RANKS
-    assert site.cable.connections > 3
+    assert site.cable.connections - connections > 3
     site.connect(site.server).set("late", "now")
     assert waiting[0].read(1) == b"\0"
     other = site.raw(site.server)
@@ -286,35 +319,67 @@ def test_ranks_are_told_when_the_way_is_down_for_too_long(site: Site) -> None:
     assert again.add("n", 0) in (0, 1)
 
 
-def test_ranks_are_told_soon_when_the_store_is_gone_for_good(site: Site) -> None:
-    relay = site.relay(upstream=site.server.address)
-    rank = site.connect(relay)
-    rank.set("key", "value")
-    site.server.process.kill()
-    with pytest.raises(ConnectionLostError):
-        rank.get("key")
-    await_log(relay, "nothing has listened there for 5 s; closing 1 clients")
+@contextmanager
+def running_here(make: Callable[[Loop, list[socket.socket]], Pump[Any]], port: int = 0) -> Iterator[int]:
+    """The port of a server or relay on a loop in a thread of this process."""
+    loop, _ = make_loop(Choice.AUTO)
+    listeners = listen("127.0.0.1", port)
+    pump = make(loop, listeners)
+    pump.start()
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        yield listeners[0].getsockname()[1]
+    finally:
+        loop.stop()
+        thread.join(SECONDS)
+        pump.close()
+        loop.close()
 
 
-def test_a_store_that_started_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+def relay_of(port: int) -> Callable[[Loop, list[socket.socket]], Relay]:
+    return lambda loop, listeners: Relay(loop, find_upstream("127.0.0.1", port, SECONDS), listeners)
+
+
+def server_with(**limits: float) -> Callable[[Loop, list[socket.socket]], Pump[Any]]:
+    return lambda loop, listeners: Pump(loop, Core(Limits(**limits)), listeners)  # type: ignore[arg-type]
+
+
+def test_ranks_are_told_soon_when_the_store_is_gone_for_good(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(running, "_REFUSED_SECONDS", 0.5)
     with ExitStack() as stack:
-        log = stack.enter_context((tmp_path / "log").open("w+"))
-        first = stack.enter_context(serving("libuv", log))
-        relay = stack.enter_context(relaying(first.address, log))
-        rank = stack.enter_context(TCPStore(relay.host, relay.port, timeout=SECONDS))
-        rank.set("key", "old")
-        first.process.kill()
-        first.process.wait()
-        stack.enter_context(serving("libuv", log, ["--port", str(first.port)]))
-        with pytest.raises(RallypointError):
-            rank.add("n", 1)
-        await_log(relay, "has started anew; closing 1 clients")
-        again = stack.enter_context(TCPStore(relay.host, relay.port, timeout=SECONDS))
-        assert not again.check(["key"])
+        server = stack.enter_context(ExitStack())
+        upstream = server.enter_context(running_here(server_with()))
+        port = stack.enter_context(running_here(relay_of(upstream)))
+        rank = stack.enter_context(TCPStore("127.0.0.1", port, timeout=SECONDS))
+        rank.set("key", "value")
+        server.close()
+        with pytest.raises(ConnectionLostError):
+            rank.get("key")
+        assert "nothing has listened there for 0.5 s; closing 1 clients" in caplog.text
+
+
+def test_a_store_that_started_anew_is_not_taken_for_the_old_one(caplog: pytest.LogCaptureFixture) -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(ExitStack())
+        upstream = first.enter_context(running_here(server_with()))
+        port = stack.enter_context(running_here(relay_of(upstream)))
+        rank = stack.enter_context(RawClient(port))
+        rank.set(b"/key", b"old")
+        first.close()
+        rank.send(request(Op.ADD, b"/n", tail=pack_i64(1)))
+        stack.enter_context(running_here(server_with(), upstream))
+        with suppress(ConnectionResetError):
+            assert rank.read_rest() == b""
+        assert "has started anew; closing 1 clients" in caplog.text
+        again = stack.enter_context(TCPStore("127.0.0.1", port, timeout=SECONDS))
+        assert not again.check(["key", "n"])
 
 
 def test_a_relay_that_dies_takes_only_its_own_ranks_along(site: Site) -> None:
-    doomed, healthy = site.relay(), site.relay()
+    doomed, healthy = site.new_relay(site.cable), site.relay()
     lost, kept = site.raw(doomed), site.raw(healthy)
     for client in (lost, kept):
         client.send(barrier(b"b", 3))
@@ -335,7 +400,8 @@ def test_a_relay_that_dies_takes_only_its_own_ranks_along(site: Site) -> None:
 # Bounds
 
 
-def test_a_relay_reads_no_more_than_its_upstream_takes(site: Site) -> None:
+def test_a_relay_reads_no_more_than_its_upstream_takes(own_site: Site) -> None:
+    site = own_site
     relay = site.relay("--limit", "relayed_bytes=1000000")
     rank = site.raw(relay)
     ping_all([rank])
@@ -363,22 +429,23 @@ def test_a_rank_that_does_not_read_is_closed(site: Site) -> None:
     assert other.get(b"big") == b"x" * 4_000_000
 
 
-def test_limits_of_the_server_hold_behind_a_relay(tmp_path: Path) -> None:
+def test_limits_of_the_server_hold_behind_a_relay(caplog: pytest.LogCaptureFixture) -> None:
     with ExitStack() as stack:
-        log = stack.enter_context((tmp_path / "log").open("w+"))
-        server = stack.enter_context(serving("libuv", log, ["--limit", "value_bytes=1000"]))
-        relay = stack.enter_context(relaying(server.address, log))
-        good, bad = (stack.enter_context(RawClient(relay.port)) for _ in range(2))
+        upstream = stack.enter_context(running_here(server_with(value_bytes=1_000)))
+        port = stack.enter_context(running_here(relay_of(upstream)))
+        good, bad = (stack.enter_context(RawClient(port)) for _ in range(2))
         bad.send(request(Op.SET, b"key", b"x" * 2_000), request(Op.PING, tail=b"ping"))
         assert bad.read_rest() == b""
         assert good.answers()
-        await_log(relay, "the limit value_bytes is 1,000")
+        assert "the limit value_bytes is 1,000" in caplog.text
 
 
 # A store of torch's own
 
 
-@pytest.mark.parametrize("use_libuv", [True, False], ids=["libuv", "legacy"])
+@pytest.mark.parametrize(
+    "use_libuv", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["libuv", "legacy"]
+)
 def test_a_server_without_sessions_gets_a_connection_per_rank(use_libuv: bool, tmp_path: Path) -> None:
     with ExitStack() as stack:
         log = stack.enter_context((tmp_path / "log").open("w+"))

@@ -84,6 +84,7 @@ def cut(machine: Machine, ports: Sequence[str]) -> None:
         subprocess.run([*machine.prefix, "ss", "-K", "sport", "=", f":{port}"], capture_output=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("ss") is None, reason="connections are cut with ss, of iproute2")
 def test_a_job_trains_through_relays_whose_connections_are_cut(tmp_path: Path) -> None:
     with two_machines() as machines, job(tmp_path) as running:

@@ -69,20 +69,15 @@ def rank(
         end(process)
 
 
-def meet(url: str, *, by_environment: Mapping[str, str] | None = None, query: bool = False) -> list[str]:
-    """Let two processes meet at a URL; what they say. Their ranks come as arguments, query or variables."""
-    urls, environs = [url, url], [dict(by_environment or {}) for _ in range(2)]
-    numbers, world_size = [0, 1], 2
-    for number in range(2):
-        if query:
-            urls[number] += f"?rank={number}&world_size=2"
-        if by_environment is not None:
-            environs[number] |= {"RANK": str(number), "WORLD_SIZE": "2"}
-    if query or by_environment is not None:
-        numbers, world_size = [-1, -1], -1
+def meet(url: str, by_environment: Mapping[str, str] | None = None) -> list[str]:
+    """Let two processes meet at a URL; what they say. Their ranks come as arguments or by variables."""
+    numbers, world_size = ([0, 1], 2) if by_environment is None else ([-1, -1], -1)
+    environs: list[dict[str, str]] = [{}, {}]
+    if by_environment is not None:
+        environs = [{**by_environment, "RANK": str(number), "WORLD_SIZE": "2"} for number in range(2)]
     with (
-        rank(urls[1], numbers[1], world_size, environs[1]) as second,
-        rank(urls[0], numbers[0], world_size, environs[0]) as first,
+        rank(url, numbers[1], world_size, environs[1]) as second,
+        rank(url, numbers[0], world_size, environs[0]) as first,
     ):
         outputs = [process.communicate(timeout=60) for process in (first, second)]
     assert [err for _, err in outputs] == ["", ""]
@@ -96,20 +91,12 @@ def test_two_ranks_meet_over_tcp(port: int) -> None:
     assert meet(f"tcp://127.0.0.1:{port}") == MET
 
 
-def test_two_ranks_meet_over_tcp_with_a_query(port: int) -> None:
-    assert meet(f"tcp://localhost:{port}", query=True) == MET
-
-
 def test_two_ranks_meet_by_environment(port: int) -> None:
-    assert meet("env://", by_environment={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}) == MET
+    assert meet("env://", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}) == MET
 
 
 def test_two_ranks_meet_at_a_file(tmp_path: Path) -> None:
     assert meet(f"file://{tmp_path}/meet") == MET
-
-
-def test_two_ranks_meet_at_a_file_with_a_query(tmp_path: Path) -> None:
-    assert meet(f"file://{tmp_path}/meet", query=True) == MET
 
 
 def test_under_torchrun_the_agent_holds_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,12 +114,8 @@ def test_under_torchrun_the_agent_holds_the_store(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("argument", "query", "variable", "libuv"),
     [
-        (None, None, None, True),
         (None, None, "0", False),
-        (None, None, "1", True),
-        (None, "0", "1", False),
         (None, "on", "0", True),
-        (True, "0", "0", True),
         (False, "1", "1", False),
     ],
 )
@@ -175,7 +158,7 @@ def test_arguments_over_queries_over_variables(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_file_has_a_file_store(tmp_path: Path) -> None:
-    store, number, world_size = rendezvous(f"file://{tmp_path}/with%20space", 0, 1)
+    store, number, world_size = rendezvous(f"file://{tmp_path}/with%20space?rank=0&world_size=1")
     with store:
         assert isinstance(store, FileStore)
         store.set("key", "value")

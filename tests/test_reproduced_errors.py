@@ -28,6 +28,8 @@ _SIMULATION = _TESTS.parent / "src/rallypoint/verify/simulation"
 _SECONDS = 100
 _ECHOED = "rank_raises"
 _ENDED_WELL = "name_late"
+_IMPORT_MUCH = ("ddp_models_differ", "ddp_unused_parameters", "no_libuv")
+"""Cases that import most of torch once more, which takes seconds; tests/logs has what they say."""
 
 VERDICTS = {
     "port_in_use": "port-in-use",
@@ -108,7 +110,9 @@ def _case_of(item: pytest.Item) -> object:
     return callspec.params.get("case") if callspec is not None else None
 
 
-@pytest.mark.parametrize("case", VERDICTS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(each, marks=[pytest.mark.slow] * (each in _IMPORT_MUCH)) for each in VERDICTS]
+)
 def test_what_torch_says_is_explained(case: str, reproductions: dict[str, Reproduction]) -> None:
     reproduction = reproductions[case]
     if reproduction.impossible:

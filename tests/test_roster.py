@@ -131,12 +131,9 @@ def test_ranks_asked_for_stand_in_their_order_when_some_are_missing() -> None:
     assert names(roster.present) == "ba"
 
 
-@pytest.mark.parametrize("rank", [2, 3, 99])
-def test_a_rank_that_does_not_exist(rank: int) -> None:
-    with pytest.raises(
-        UsageError, match=rf"machine rank {rank} does not exist among 2 machines\nhint: ranks"
-    ):
-        Roster().join(member("a", rank), TWO)
+def test_a_rank_that_does_not_exist() -> None:
+    with pytest.raises(UsageError, match=r"machine rank 2 does not exist among 2 machines\nhint: ranks"):
+        Roster().join(member("a", 2), TWO)
 
 
 @pytest.mark.parametrize("size", [THREE, Size(1, 3)], ids=["open", "complete"])
@@ -392,24 +389,24 @@ def test_what_is_no_roster_is_an_error_of_ours_if_any(text: str | bytes) -> None
         Roster.from_json(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "no json", "[]", "5", "null", '"roster"', "{}", b"\xff\xfe"),
-        "[" * 100_000,
-        Roster().to_json()[:-1],
-        Roster().to_json().replace('"round"', '"ronud"'),
-        Roster().to_json().replace('"lost":[]', '"lost":[5]'),
-        Roster().to_json().replace('"lost":[]', '"lost":[{"id":"a"}]'),
-        Roster().to_json().replace('"lost":[]', '"lost":5'),
-        Roster().to_json().replace('"turn":0', '"turn":"x"'),
-        Roster().to_json().replace('"complete":false', '"complete":0'),
-        Roster().to_json().replace('"told":[]', '"told":[1]'),
-    ],
-)
-def test_text_that_is_no_roster(text: str | bytes) -> None:
-    with pytest.raises(RallypointError, match=r"cannot be read: .+\nhint: .*same version"):
-        Roster.from_json(text)
+NO_ROSTERS: list[str | bytes] = [
+    *("", "no json", "[]", "5", "null", '"roster"', "{}", b"\xff\xfe"),
+    "[" * 100_000,
+    Roster().to_json()[:-1],
+    Roster().to_json().replace('"round"', '"ronud"'),
+    Roster().to_json().replace('"lost":[]', '"lost":[5]'),
+    Roster().to_json().replace('"lost":[]', '"lost":[{"id":"a"}]'),
+    Roster().to_json().replace('"lost":[]', '"lost":5'),
+    Roster().to_json().replace('"turn":0', '"turn":"x"'),
+    Roster().to_json().replace('"complete":false', '"complete":0'),
+    Roster().to_json().replace('"told":[]', '"told":[1]'),
+]
+
+
+def test_text_that_is_no_roster() -> None:
+    for text in NO_ROSTERS:
+        with pytest.raises(RallypointError, match=r"cannot be read: .+\nhint: .*same version"):
+            Roster.from_json(text)
 
 
 def test_a_member_has_a_name_to_print() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from processes import BACKENDS, Server, end, serving
+from processes import Server, end, serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="raises limits as on Linux")
 
@@ -54,7 +54,7 @@ print(ask_all(question, blob(b"value") + b"pong"), flush=True)
 """
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=["libuv", pytest.param("legacy", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """A server that may open as many files as the system lets this user."""
     import resource

@@ -63,61 +63,48 @@ def test_ddp_on_our_client(backend: str, tmp_path: Path) -> None:
         assert all(f"trained {rank}" in running.log() for rank in range(3))
 
 
-def _ranks(tmp_path: Path, url: str, environ: dict[str, str] | None = None) -> str:
-    script = """
-import sys, rallypoint.pytorch
+# Two ranks, forked from one process that has torch, meet at one URL after the other.
+_RANKS = """
+import multiprocessing, sys, rallypoint.pytorch
 rallypoint.pytorch.register()
 import torch, torch.distributed as dist
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
-total = torch.tensor([float(rank + 1)])
-dist.all_reduce(total)
-objects = [None, None]
-dist.all_gather_object(objects, {"rank": rank})
-print(rank, total.item(), objects, flush=True)
-dist.destroy_process_group()
+
+def meet(rank):
+    for url in sys.argv[1:]:
+        dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2)
+        total = torch.tensor([float(rank + 1)])
+        dist.all_reduce(total)
+        objects = [None, None]
+        dist.all_gather_object(objects, {"rank": rank})
+        assert (total.item(), objects) == (3.0, [{"rank": 0}, {"rank": 1}]), (url, total, objects)
+        dist.destroy_process_group()
+
+context = multiprocessing.get_context("fork")
+ranks = [context.Process(target=meet, args=(rank,)) for rank in range(2)]
+for rank in ranks:
+    rank.start()
+for rank in ranks:
+    rank.join()
+sys.exit([rank.exitcode for rank in ranks] != [0, 0])
 """
-    path = tmp_path / "script.py"
-    path.write_text(script)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(path), str(rank), url],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=60)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in ranks] == [0, 0], outputs
-    return "".join(outputs)
 
 
-_SLOW_QUERIES = ("?use_libuv=0", "?client=torch", "?client=python&timeout=60")
+def _assert_ranks_meet(folder: Path, *urls: str) -> None:
+    with job(folder) as running:
+        running.start(_RANKS, (), command=(), arguments=urls)
+        assert running.wait() == [0], running.logs()
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "",
-        *(pytest.param(query, marks=pytest.mark.slow) for query in _SLOW_QUERIES),
-    ],
-)
-def test_rally_urls_meet(query: str, tmp_path: Path) -> None:
-    printed = _ranks(tmp_path, f"rally://localhost:{free_port()}{query}")
-    assert printed.count("3.0 [{'rank': 0}, {'rank': 1}]") == 2
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork there")
+def test_ranks_meet_by_rally_and_by_file(tmp_path: Path) -> None:
+    _assert_ranks_meet(tmp_path, f"rally://localhost:{free_port()}", f"file://{tmp_path}/meeting")
 
 
-def test_file_urls_meet_on_our_store(tmp_path: Path) -> None:
-    path = tmp_path / "meeting"
-    printed = _ranks(tmp_path, f"file://{path}")
-    assert printed.count("3.0 [{'rank': 0}, {'rank': 1}]") == 2
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork there")
+def test_ranks_meet_by_rally_however_it_is_set(tmp_path: Path) -> None:
+    queries = ("?use_libuv=0", "?client=torch", "?client=python&timeout=60")
+    _assert_ranks_meet(tmp_path, *(f"rally://localhost:{free_port()}{query}" for query in queries))
 
 
 def test_a_stale_file_is_said_to_be_stale(tmp_path: Path) -> None:
@@ -140,22 +127,22 @@ os.kill(os.getpid(), 9)
     assert path.exists()
 
 
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("rally://localhost?rank=0&world_size=1", "names no store"),
-        ("rally://localhost:1?rank=2&world_size=2", "rank 2 does not exist"),
-        ("rally://localhost:1?rank=0", "the world size is not known"),
-        ("rally://localhost:1?rank=x&world_size=2", "is no number"),
-        ("rally://localhost:1?rank=0&world_size=1&tiemout=3", "'tiemout', which is not known"),
-        ("rally://localhost:1?rank=0&world_size=1&timeout=-3", "timeout in the URL"),
-        ("rally://localhost:1?rank=0&world_size=1&client=java", "write one of auto, torch, python"),
-        ("rally://localhost:1?rank=0&world_size=1&use_libuv=maybe", "no switch"),
-    ],
-)
-def test_bad_urls_are_explained(url: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        next(iter(meet_at_server(url, timeout=_SHORT)))
+_BAD = [
+    ("rally://localhost?rank=0&world_size=1", "names no store"),
+    ("rally://localhost:1?rank=2&world_size=2", "rank 2 does not exist"),
+    ("rally://localhost:1?rank=0", "the world size is not known"),
+    ("rally://localhost:1?rank=x&world_size=2", "is no number"),
+    ("rally://localhost:1?rank=0&world_size=1&tiemout=3", "'tiemout', which is not known"),
+    ("rally://localhost:1?rank=0&world_size=1&timeout=-3", "timeout in the URL"),
+    ("rally://localhost:1?rank=0&world_size=1&client=java", "write one of auto, torch, python"),
+    ("rally://localhost:1?rank=0&world_size=1&use_libuv=maybe", "no switch"),
+]
+
+
+def test_bad_urls_are_explained() -> None:
+    for url, message in _BAD:
+        with pytest.raises(UsageError, match=message):
+            next(iter(meet_at_server(url, timeout=_SHORT)))
 
 
 def test_rank_zero_starts_our_server_also_on_a_torch_with_libuv() -> None:

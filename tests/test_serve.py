@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
-from processes import BACKENDS, Server, end, serving
+from processes import BACKENDS, Server, end, has_ipv6, serving
+from rallypoint.cli.main import main
 from rallypoint.server.backend import Choice, make_loop
 from rallypoint.server.binding import listen
 from rallypoint.server.core import Core
@@ -57,14 +59,6 @@ def port_in(line: str) -> int:
     return int(line.split()[-2].rpartition(":")[2])
 
 
-@contextmanager
-def limited(backend: str, tmp_path: Path, *limits: str) -> Iterator[Server]:
-    """A server with other limits."""
-    options = [word for limit in limits for word in ("--limit", limit)]
-    with (tmp_path / "limited.log").open("w+") as log, serving(backend, log, options) as server:
-        yield server
-
-
 @pytest.fixture(scope="module", params=BACKENDS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server for all tests of this module that leave it as it is, once on each backend."""
@@ -73,17 +67,22 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield running
 
 
+@pytest.fixture(scope="module", params=BACKENDS)
+def limited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with limits of which each concerns one test."""
+    limits = ("unsent_bytes=1_000_000", "handshake_seconds=0.5", "connections=30", "key_bytes=5")
+    options = [word for limit in limits for word in ("--limit", limit)]
+    path = tmp_path_factory.mktemp("limited") / request.param
+    with path.open("w+") as log, serving(request.param, log, options) as running:
+        yield running
+
+
 # The command
 
 
 @pytest.mark.parametrize(
     ("backend", "number", "name"),
-    [
-        ("auto", signal.SIGINT, "libuv"),
-        ("libuv", signal.SIGTERM, "libuv"),
-        ("legacy", signal.SIGINT, "legacy"),
-        ("legacy", signal.SIGTERM, "legacy"),
-    ],
+    [("auto", signal.SIGINT, "libuv"), ("legacy", signal.SIGTERM, "legacy")],
 )
 def test_one_line_when_ready_and_exit_code_0_on_a_signal(
     backend: str, number: signal.Signals, name: str
@@ -95,56 +94,72 @@ def test_one_line_when_ready_and_exit_code_0_on_a_signal(
         with RawClient(port) as client:
             assert client.answers()
             process.send_signal(number)
-            rest, log = process.communicate(timeout=30)
+            rest, log = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
     assert rest == ""
     assert "listening on 127.0.0.1:" in log
     assert "Traceback" not in log
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_right_behind_the_line(backend: str, number: signal.Signals) -> None:
-    for _ in range(3):
+@pytest.mark.parametrize(
+    ("backend", "number", "times"),
+    [
+        ("libuv", signal.SIGTERM, 1),
+        ("legacy", signal.SIGINT, 1),
+        *(
+            pytest.param(backend, number, 5, marks=pytest.mark.slow)
+            for backend in BACKENDS
+            for number in (signal.SIGINT, signal.SIGTERM)
+        ),
+    ],
+)
+def test_a_signal_right_behind_the_line(backend: str, number: signal.Signals, times: int) -> None:
+    for _ in range(times):
         with serve("--port", "0", "--backend", backend) as process:
             assert first_line(process)
             process.send_signal(number)
-            process.communicate(timeout=5)
+            process.communicate(timeout=SECONDS)
         assert process.returncode == 0
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "0.0.0.0"])
-def test_the_line_has_the_host_as_it_was_given(host: str) -> None:
-    if ":" in host and not socket.has_ipv6:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0"])
+def test_the_line_has_the_host_and_the_port_as_they_were_given(host: str) -> None:
+    if ":" in host and not has_ipv6():
         pytest.skip("no IPv6 here")
-    with serve("--host", host, "--port", "0") as process:
-        line = first_line(process)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+        free.bind((host, 0))
+        port = free.getsockname()[1]
+    with serve("--host", host, "--port", str(port)) as process:
         place = f"[{host}]" if ":" in host else host
-        assert line == f"rallypoint: serving on {place}:{port_in(line)} (libuv)\n"
-        with RawClient(port_in(line), "127.0.0.1" if host == "0.0.0.0" else host) as client:
+        assert first_line(process) == f"rallypoint: serving on {place}:{port} (libuv)\n"
+        with RawClient(port, "127.0.0.1" if host == "0.0.0.0" else host) as client:
             assert client.answers()
 
 
-def test_the_port_asked_for() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with serve("--host", "127.0.0.1", "--port", str(port)) as process:
-        assert first_line(process) == f"rallypoint: serving on 127.0.0.1:{port} (libuv)\n"
-
-
-def test_a_port_in_use_is_exit_code_1_and_names_who_holds_it() -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = holder.getsockname()[1]
-        with serve("--host", "127.0.0.1", "--port", str(port)) as process:
-            out, log = process.communicate(timeout=30)
-    assert process.returncode == 1
+def refusal(
+    words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    """The exit code and the words of a `rallypoint serve` that does not serve; it runs in this process."""
+    monkeypatch.setattr("rallypoint.cli.serve.settle_in", lambda _: None)  # the logging here is pytest's
+    monkeypatch.setattr(sys, "argv", ["rallypoint", "serve", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    out, err = capfd.readouterr()
     assert out == ""
+    assert "Traceback" not in err
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, err
+
+
+def test_a_port_in_use_is_exit_code_1_and_names_who_holds_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        code, log = refusal(["--host", "127.0.0.1", "--port", str(port)], monkeypatch, capfd)
+    assert code == 1
     assert f"rallypoint: port {port} on 127.0.0.1 is in use by process {os.getpid()} (" in log
     assert "\n\nhint: " in log
-    assert "Traceback" not in log
 
 
 @pytest.mark.parametrize(
@@ -159,24 +174,24 @@ def test_a_port_in_use_is_exit_code_1_and_names_who_holds_it() -> None:
         (["--hots", "localhost"], ["--hots"]),
     ],
 )
-def test_usage_errors_are_exit_code_2(options: list[str], words: list[str]) -> None:
-    with serve(*options) as process:
-        out, log = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert out == ""
+def test_usage_errors_are_exit_code_2(
+    options: list[str],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    code, log = refusal(options, monkeypatch, capfd)
+    assert code == 2
     for word in words:
         assert word in log
-    assert "Traceback" not in log
 
 
-def test_a_limit_from_the_command_line(tmp_path: Path) -> None:
-    with limited("auto", tmp_path, "key_bytes=5", "value_bytes=3") as server:
-        with RawClient(server.port) as client:
-            client.set(b"12345", b"123")
-            client.send(request(Op.SET, b"123456", b"123"))
-            assert client.read_rest() == b""
-            name = client.name
-        assert "limit key_bytes is 5" in await_log(server, f"closed {name}:")
+def test_a_limit_from_the_command_line(limited: Server) -> None:
+    with RawClient(limited.port) as client:
+        client.set(b"12345", b"123")
+        client.send(request(Op.SET, b"123456", b"123"))
+        assert client.read_rest() == b""
+        assert "limit key_bytes is 5" in await_log(limited, f"closed {client.name}:")
 
 
 def test_an_unknown_host_is_served_everywhere_with_a_warning() -> None:
@@ -185,7 +200,7 @@ def test_an_unknown_host_is_served_everywhere_with_a_warning() -> None:
         with RawClient(port_in(line)) as client:
             assert client.answers()
         process.terminate()
-        _, log = process.communicate(timeout=30)
+        _, log = process.communicate(timeout=SECONDS)
     assert "192.0.2.77" in line
     assert log.count("listening on every interface") == 1
 
@@ -286,7 +301,10 @@ VIOLATIONS = {
     "no such operation": (b"\x63", "there is no operation 99"),
     "a second handshake": (VALIDATE, "a second VALIDATE"),
     "a key that is too long": (b"\x03" + (1 << 40).to_bytes(8, "little"), "limit key_bytes is 8,192"),
-    "no number": (request(Op.ADD, b"text", tail=pack_i64(1)), "ADD"),
+    "no number": (
+        request(Op.ADD, b"text", tail=pack_i64(1)),
+        "ADD to key b'text', whose value b'not a number' is no number",
+    ),
 }
 
 
@@ -302,16 +320,6 @@ def test_a_violation_ends_the_connection_after_the_replies_before_it(
         assert reason in line
         assert other.answers()
         assert other.get(b"text") == b"not a number"
-
-
-def test_add_to_what_is_no_number_says_so(server: Server) -> None:
-    with RawClient(server.port) as client:
-        client.set(b"text", b"twelve")
-        client.send(request(Op.ADD, b"text", tail=pack_i64(1)))
-        assert client.read_rest() == b""
-        line = await_log(server, f"closed {client.name}: ")
-    assert "number" in line
-    assert "text" in line
 
 
 @pytest.mark.parametrize(
@@ -345,19 +353,18 @@ def test_replies_before_a_violation_arrive_even_if_much_follows_it(server: Serve
 # Limits
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_who_never_reads_is_closed_and_others_notice_nothing(backend: str, tmp_path: Path) -> None:
+def test_who_never_reads_is_closed_and_others_notice_nothing(limited: Server) -> None:
     value = bytes(100_000)
-    with limited(backend, tmp_path, "unsent_bytes=1_000_000") as server, RawClient(server.port) as other:
+    with RawClient(limited.port) as other:
         other.set(b"key", value)
-        before = psutil.Process(server.process.pid).memory_info().rss
-        with RawClient(server.port) as client:
-            ask_until_closed(client, request(Op.GET, b"key"), server)
-            line = await_log(server, f"closed {client.name}: ")
+        before = psutil.Process(limited.process.pid).memory_info().rss
+        with RawClient(limited.port) as client:
+            ask_until_closed(client, request(Op.GET, b"key"), limited)
+            line = await_log(limited, f"closed {client.name}: ")
         assert "does not read" in line
         assert "1,000,000 bytes" in line
         assert "limit unsent_bytes" in line
-        assert psutil.Process(server.process.pid).memory_info().rss - before < 20_000_000
+        assert psutil.Process(limited.process.pid).memory_info().rss - before < 20_000_000
         assert other.get(b"key") == value
 
 
@@ -377,59 +384,63 @@ def ask_until_closed(client: RawClient, question: bytes, server: Server) -> None
     until(closed, "the server closes who does not read")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_who_asks_for_too_much_at_once_is_closed(backend: str, tmp_path: Path) -> None:
-    with limited(backend, tmp_path, "unsent_bytes=1_000_000") as server, RawClient(server.port) as other:
+def test_who_asks_for_too_much_at_once_is_closed(limited: Server) -> None:
+    with RawClient(limited.port) as other:
         other.set(b"key", bytes(100_000))
-        with RawClient(server.port) as client:
+        with RawClient(limited.port) as client:
             client.send(request(Op.GET, b"key") * 100)
             assert len(read_to_the_end(client)) <= 1_500_000
-            assert "limit unsent_bytes" in await_log(server, f"closed {client.name}: ")
+            assert "limit unsent_bytes" in await_log(limited, f"closed {client.name}: ")
         assert other.answers()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_who_does_not_shake_hands_is_closed(backend: str, tmp_path: Path) -> None:
-    with limited(backend, tmp_path, "handshake_seconds=0.2") as server:
-        with (
-            RawClient(server.port) as client,
-            RawClient(server.port, shake_hands=False) as silent,
-            RawClient(server.port, shake_hands=False) as slow,
-        ):
-            slow.send(VALIDATE[:3])
-            assert silent.read_rest() == b""
-            assert slow.read_rest() == b""
-            for late in (silent, slow):
-                assert "0.2 s, the limit handshake_seconds" in await_log(server, f"closed {late.name}: ")
-            assert client.answers()
-        assert log_of(server).count("handshake_seconds") == 2
+def test_who_does_not_shake_hands_is_closed(limited: Server) -> None:
+    with (
+        RawClient(limited.port) as client,
+        RawClient(limited.port, shake_hands=False) as silent,
+        RawClient(limited.port, shake_hands=False) as slow,
+    ):
+        slow.send(VALIDATE[:3])
+        assert silent.read_rest() == b""
+        assert slow.read_rest() == b""
+        for late in (silent, slow):
+            assert "0.5 s, the limit handshake_seconds" in await_log(limited, f"closed {late.name}: ")
+        assert client.answers()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_one_connection_too_many(backend: str, tmp_path: Path) -> None:
-    with limited(backend, tmp_path, "connections=3") as server:
-        clients = [RawClient(server.port) for _ in range(3)]
-        try:
-            assert all(client.answers() for client in clients)
-            with RawClient(server.port, shake_hands=False) as fourth:
-                assert fourth.read_rest() == b""
-                line = await_log(server, f"refused {fourth.name}: ")
-                assert "than 3, the limit connections" in line
-            assert all(client.answers() for client in clients)
-            clients.pop().close()
-            until(lambda: is_served(server), "a place is free again")
-        finally:
-            for client in clients:
-                client.close()
+def test_one_connection_too_many(limited: Server) -> None:
+    clients: list[RawClient] = []
 
+    def come() -> bool:
+        """One more, if there is room: those of the tests before may still be counted."""
+        if client := served_by(limited):
+            clients.append(client)
+        return len(clients) == 30
 
-def is_served(server: Server) -> bool:
-    """Whether a new client gets an answer."""
     try:
-        with RawClient(server.port) as client:
-            return client.answers()
+        until(come, "30 clients are served")
+        with RawClient(limited.port, shake_hands=False) as one_more:
+            assert one_more.read_rest() == b""
+            assert "than 30, the limit connections" in await_log(limited, f"refused {one_more.name}: ")
+        assert all(client.answers() for client in clients)
+        clients.pop().close()
+        until(come, "a place is free again")
+    finally:
+        for client in clients:
+            client.close()
+
+
+def served_by(server: Server) -> RawClient | None:
+    """A new client, if it gets an answer."""
+    client = RawClient(server.port, shake_hands=False)
+    try:
+        client.send(VALIDATE)
+        if client.answers():
+            return client
     except ConnectionError:
-        return False
+        pass
+    client.close()
+    return None
 
 
 @linux
@@ -454,10 +465,10 @@ def test_out_of_open_files(server: Server) -> None:
             line = await_log(server, "cannot accept more clients beside")
             assert "Too many open files" in line
             assert "hint:" in line
-            before = sum(process.cpu_times()[:2])
+            before, began = sum(process.cpu_times()[:2]), time.monotonic()
             until(lambda: times_told() >= 2, "it tries again")
             assert sum(process.cpu_times()[:2]) - before < 0.4
-            assert times_told() == 2
+            assert times_told() <= 3 + time.monotonic() - began, "it tries once a second"
             served = with_an_answer(clients)
             assert len(served) == room
             assert first.answers()
@@ -469,7 +480,9 @@ def test_out_of_open_files(server: Server) -> None:
                 client.close()
             process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
         assert first.answers()
-        assert is_served(server)
+        newcomer = served_by(server)
+        assert newcomer is not None
+        newcomer.close()
 
 
 def with_an_answer(clients: Sequence[RawClient]) -> list[RawClient]:

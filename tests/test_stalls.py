@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ends import Desk, End, Played, arrive, leave, relay_on
-from processes import BACKENDS, Server, relaying, serving
+from processes import Server, relaying, serving
 from rallypoint.client.connecting import connect
 from rallypoint.client.deadline import Deadline
 from rallypoint.client.looking import look as look_at
@@ -288,7 +288,7 @@ def waiting(server: Server, who: Identity, key: bytes) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["libuv", pytest.param("legacy", marks=pytest.mark.slow)])
 def test_the_log_of_a_server_names_who_waits_for_what(backend: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         log = stack.enter_context((tmp_path / "log").open("w+"))

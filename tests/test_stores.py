@@ -6,10 +6,10 @@ To put another kind under the contract, add a factory to the list.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -20,6 +20,7 @@ from rallypoint.stores.file import FileStore
 from rallypoint.stores.hash import HashStore
 from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.tcp import TCPStore
+from raw import empty
 from store_contract import (
     BARRIER_REUSE,
     BARRIER_UNCOUNTS,
@@ -30,7 +31,6 @@ from store_contract import (
     PATIENCE,
     QUEUES,
     SHORT,
-    Factory,
     Site,
     StoreContract,
     times_out,
@@ -39,39 +39,66 @@ from store_contract import (
 from threads import serving_in_a_thread
 
 
-def _hash(_folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
-    return cleanup.enter_context(HashStore()).clone
+class Surroundings(NamedTuple):
+    """What a store is built in: a folder of its own, a stack of what is closed at the end, and servers."""
+
+    folder: Path
+    cleanup: ExitStack
+    masters: Mapping[str, TCPStore]
 
 
-def _file(folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
-    path = folder / "store"
-    cleanup.enter_context(FileStore(path))  # for those tests whose stores are all closed at a time
+Build = Callable[[Surroundings], Callable[[], Store]]
+"""Prepares a place for stores, and says how to open one there."""
+
+
+class Factory(NamedTuple):
+    """A kind of store."""
+
+    name: str
+    build: Build
+    lacks: Set[str] = frozenset()
+
+
+def _hash(around: Surroundings) -> Callable[[], Store]:
+    return around.cleanup.enter_context(HashStore()).clone
+
+
+def _file(around: Surroundings) -> Callable[[], Store]:
+    path = around.folder / "store"
+    around.cleanup.enter_context(FileStore(path))  # for those tests whose stores are all closed at a time
     return lambda: FileStore(path)
 
 
-def _prefixed(build: Callable[[Path, ExitStack], Callable[[], Store]]) -> Factory:
-    def build_prefixed(folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
-        connect = build(folder, cleanup)
-        cleanup.enter_context(connect()).set("in/front", "must not show")
-        return lambda: PrefixStore("in", PrefixStore("side", cleanup.enter_context(connect())))
+def _prefixed(build: Build) -> Factory:
+    def build_prefixed(around: Surroundings) -> Callable[[], Store]:
+        connect = build(around)
+        around.cleanup.enter_context(connect()).set("in/front", "must not show")
+        return lambda: PrefixStore("in", PrefixStore("side", around.cleanup.enter_context(connect())))
 
     return Factory(f"prefix over {build.__name__.strip('_')}", build_prefixed)
 
 
 def _tcp(backend: str) -> Factory:
-    def build(_folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
-        master = TCPStore("127.0.0.1", 0, is_master=True, use_libuv=backend == "libuv")
-        cleanup.enter_context(master)
+    def build(around: Surroundings) -> Callable[[], Store]:
+        master = around.masters[backend]
+        around.cleanup.callback(_empty, master)
         return lambda: TCPStore("127.0.0.1", master.port)
 
     return Factory(f"tcp on {backend}", build)
 
 
+def _empty(master: TCPStore) -> None:
+    """Leave a server that serves all tests as the next one wants to find it."""
+    while master.queue_len("queue"):
+        master.queue_pop("queue")
+    empty(master.port)
+
+
 def _relayed(relays: int) -> Factory:
     """Our client of a relay."""
 
-    def build(_folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
-        port = cleanup.enter_context(serving_in_a_thread(relays))
+    def build(around: Surroundings) -> Callable[[], Store]:
+        port = around.cleanup.enter_context(serving_in_a_thread(relays))
         return lambda: TCPStore("127.0.0.1", port)
 
     return Factory(f"tcp through relays, {relays} deep", build)
@@ -80,19 +107,19 @@ def _relayed(relays: int) -> Factory:
 def _torch(backend: str, lacks: set[str]) -> Factory:
     """Our client of torch's own servers."""
 
-    def build(_folder: Path, cleanup: ExitStack) -> Callable[[], Store]:
-        port = cleanup.enter_context(torch_serving(use_libuv=backend == "libuv"))
+    def build(around: Surroundings) -> Callable[[], Store]:
+        port = around.cleanup.enter_context(torch_serving(use_libuv=backend == "libuv"))
         return lambda: TCPStore("127.0.0.1", port)
 
-    return Factory(f"tcp on torch's {backend}", build, frozenset(lacks))
+    return Factory(f"tcp on torch's {backend}", build, lacks)
 
 
 # What torch's servers do otherwise; see docs/concepts/deviations.md.
 _TORCH_LACKS: Final = {BARRIER_REUSE, BARRIER_UNCOUNTS, CHECKED_ADD}
 
-FACTORIES: Final = [
-    Factory("hash", _hash),
-    Factory("file", _file),
+LOCAL: Final = [Factory("hash", _hash), Factory("file", _file)]
+ALL: Final = [
+    *LOCAL,
     _prefixed(_hash),
     _prefixed(_file),
     _tcp("libuv"),
@@ -104,12 +131,29 @@ FACTORIES: Final = [
 ]
 
 
-@pytest.fixture(params=FACTORIES, ids=lambda factory: factory.name)
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+@pytest.fixture(scope="module")
+def masters() -> Iterator[dict[str, TCPStore]]:
+    """A server process on each backend, for all tests: each empties it when it is over."""
+    with (
+        TCPStore("127.0.0.1", 0, is_master=True, use_libuv=True) as libuv,
+        TCPStore("127.0.0.1", 0, is_master=True, use_libuv=False) as legacy,
+    ):
+        yield {"libuv": libuv, "legacy": legacy}
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest, tmp_path: Path, masters: dict[str, TCPStore]) -> Iterator[Site]:
+    factory: Factory = request.param
     with ExitStack() as cleanup:
-        yield request.param.open_site(tmp_path, cleanup)
+        yield Site(factory.build(Surroundings(tmp_path, cleanup, masters)), factory.lacks, cleanup)
 
 
+def on_each(factories: list[Factory]) -> pytest.MarkDecorator:
+    """At a site of each kind."""
+    return pytest.mark.parametrize("site", factories, indirect=True, ids=lambda factory: factory.name)
+
+
+@on_each(ALL)
 class TestStores(StoreContract):
     pass
 
@@ -117,14 +161,9 @@ class TestStores(StoreContract):
 # What holds of the stores whose engine is in this process
 
 
-@pytest.fixture(params=FACTORIES[:2], ids=lambda factory: factory.name)
-def local_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    with ExitStack() as cleanup:
-        yield request.param.open_site(tmp_path, cleanup)
-
-
-def test_add_to_what_is_no_number_is_the_callers_error(local_site: Site) -> None:
-    store = local_site.open()
+@on_each(LOCAL)
+def test_add_to_what_is_no_number_is_the_callers_error(site: Site) -> None:
+    store = site.open()
     store.set("key", "seven")
     with pytest.raises(ProtocolError, match="no number"):
         store.add("key", 1)
@@ -133,11 +172,12 @@ def test_add_to_what_is_no_number_is_the_callers_error(local_site: Site) -> None
     assert store.add("n", (1 << 63) - 1) == (1 << 63) - 1
     with pytest.raises(ProtocolError, match="64 bits"):
         store.add("n", 1)
-    assert local_site.open().get("n") == b"9223372036854775807"
+    assert site.open().get("n") == b"9223372036854775807"
 
 
-def test_closing_a_store_ends_the_waits_in_it(local_site: Site) -> None:
-    store, other = local_site.open(), local_site.open()
+@on_each(LOCAL)
+def test_closing_a_store_ends_the_waits_in_it(site: Site) -> None:
+    store, other = site.open(), site.open()
     arrived = threading.Event()
 
     def wait() -> None:
@@ -155,9 +195,10 @@ def test_closing_a_store_ends_the_waits_in_it(local_site: Site) -> None:
         other.barrier("barrier", 2, SHORT)
 
 
-def test_many_missing_keys_are_counted_and_not_all_shown(local_site: Site) -> None:
+@on_each(LOCAL)
+def test_many_missing_keys_are_counted_and_not_all_shown(site: Site) -> None:
     keys = [f"key {number}" for number in range(100)]
-    error = times_out(lambda: local_site.open().wait(keys, SHORT))
+    error = times_out(lambda: site.open().wait(keys, SHORT))
     assert error.keys == tuple(keys)
     assert "100 of 100" in error.message
     assert "key 50" not in error.message

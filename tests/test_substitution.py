@@ -76,6 +76,14 @@ def _master(port: int = 0, **options: Any) -> Any:
     return dist.TCPStore("127.0.0.1", port, is_master=True, timeout=_LONG, **options)
 
 
+def _make_a_process_group_twice() -> None:
+    url = f"tcp://127.0.0.1:{free_port()}"
+    for _ in range(2):
+        dist.init_process_group("gloo", init_method=url, rank=0, world_size=1, timeout=_LONG)
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+
+
 def test_words_of_builds_are_known() -> None:
     assert (
         fault_in(RuntimeError("use_libuv was requested but PyTorch was build without libuv"))
@@ -162,7 +170,7 @@ class TestWithoutLibuv:
     def test_a_port_can_be_had_again_at_once_and_is_empty(self) -> None:
         master = _master(multi_tenant=True)
         port = master.port
-        for _ in range(5):
+        for _ in range(2):
             master.set("key", "of the run before")
             del master
             master = _master(port, multi_tenant=True)
@@ -210,13 +218,7 @@ class TestWithoutLibuv:
             _master()
 
     def test_a_process_group_can_be_made_again(self) -> None:
-        port = free_port()
-        for _ in range(3):
-            url = f"tcp://127.0.0.1:{port}"
-            dist.init_process_group("gloo", init_method=url, rank=0, world_size=1, timeout=_LONG)
-            total = torch.ones(1)
-            dist.all_reduce(total)
-            dist.destroy_process_group()
+        _make_a_process_group_twice()
 
 
 @pytest.mark.usefixtures("broken")
@@ -246,11 +248,7 @@ class TestBroken:
             dist.TCPStore("127.0.0.1", free_port(), timeout=_SHORT)
 
     def test_a_process_group_can_be_made_again(self) -> None:
-        port = free_port()
-        for _ in range(2):
-            url = f"tcp://127.0.0.1:{port}"
-            dist.init_process_group("gloo", init_method=url, rank=0, world_size=1, timeout=_LONG)
-            dist.destroy_process_group()
+        _make_a_process_group_twice()
 
 
 class TestNothingIsWrong:
@@ -306,6 +304,7 @@ print(type(dist.TCPStore("127.0.0.1", 0, is_master=True)).__name__)
 """
 
 
+@pytest.mark.slow
 def test_injected_processes_come_up(tmp_path: Path) -> None:
     refused = _run(_STORE, _simulated("no-libuv"), tmp_path)
     assert "without libuv support" in refused.stderr
@@ -315,7 +314,10 @@ def test_injected_processes_come_up(tmp_path: Path) -> None:
     assert (replaced.returncode, replaced.stdout) == (0, "PythonStore\n"), replaced.stderr
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize(
+    "method",
+    ["spawn", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "fork"))],
+)
 def test_what_they_start_comes_up_as_well(method: str, tmp_path: Path) -> None:
     code = f"""
     import multiprocessing
@@ -355,7 +357,11 @@ def test_injection_is_cheap(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_says_nothing_known_harms_nobody(tmp_path: Path) -> None:
-    environ = {**inject(os.environ), "RALLYPOINT_PATCH": "sometimes"}
+    """A stand-in for torch is enough: the variable is read when torch.distributed has been imported."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "distributed.py").touch()
+    environ = {**inject(put_on_path(os.environ, tmp_path)), "RALLYPOINT_PATCH": "sometimes"}
     done = _run("import torch.distributed\nprint('up')", environ, tmp_path)
     assert done.stdout == "up\n"
     assert "this process runs without Rallypoint" in done.stderr

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from processes import Server
+from raw import await_log
 
 Connect = Callable[[], dist.TCPStore]
 
@@ -68,7 +69,7 @@ def test_add_to_what_is_no_number_ends_the_connection(connect: Connect, any_serv
     store.set("text", "abc")
     with pytest.raises(dist.DistNetworkError):
         store.add("text", 1)
-    assert "is no number" in any_server.read_log()
+    await_log(any_server, "is no number")
     assert connect().get("text") == b"abc"
 
 
@@ -102,7 +103,7 @@ def test_a_wait_that_times_out_leaves_the_client_usable(store: dist.TCPStore) ->
 def test_keys_are_counted_listed_and_deleted(store: dist.TCPStore) -> None:
     store.set("a", "1")
     store.set("b", "2")
-    store.queue_push("q", "3")
+    store.queue_push("no key", "3")
     assert store.num_keys() == 2
     assert sorted(store.list_keys()) == ["a", "b"]
     assert store.delete_key("a")
@@ -141,10 +142,10 @@ def test_queues(connect: Connect, pool: ThreadPoolExecutor) -> None:
 
 
 def test_each_of_many_pops_gets_one_of_as_many_pushes(connect: Connect, pool: ThreadPoolExecutor) -> None:
-    waiting = [pool.submit(connect().queue_pop, "q") for _ in range(8)]
+    waiting = [pool.submit(connect().queue_pop, "line") for _ in range(8)]
     store = connect()
     for number in range(8):
-        store.queue_push("q", str(number))
+        store.queue_push("line", str(number))
     assert sorted(pop.result(20) for pop in waiting) == [str(number).encode() for number in range(8)]
 
 

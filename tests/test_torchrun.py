@@ -6,10 +6,17 @@ import re
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
 
 from jobs import DONE, TRAIN, Job, free_port, job, kill_tree
+from rallypoint.pytorch.plugin import create_handler
 
 _TWO = ["--nnodes=2", "--nproc-per-node=1"]
 _QUICK = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1"
@@ -41,7 +48,16 @@ def test_one_machine_needs_no_endpoint(tmp_path: Path) -> None:
         assert running.processes() == []
 
 
-_HOSTS = ["localhost", "127.0.0.1", "[::1]", socket.gethostname()]
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+_NO_IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="there is no IPv6 here")
+_HOSTS = ["localhost", "127.0.0.1", pytest.param("[::1]", marks=_NO_IPV6), socket.gethostname()]
 
 
 @pytest.mark.slow
@@ -71,9 +87,8 @@ def test_machines_get_the_ranks_they_ask_for(tmp_path: Path) -> None:
 _FAIL_ONCE = TRAIN + "if rank == 1 and tries == 0: raise ValueError('the first try fails')\n" + DONE
 
 
-@pytest.mark.parametrize(
-    "attempt", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 10))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(10))
 def test_a_restarted_job_comes_up(attempt: int, tmp_path: Path) -> None:
     """Ten of ten: the second try never reads the keys of the first."""
     with job(tmp_path) as running:
@@ -81,6 +96,28 @@ def test_a_restarted_job_comes_up(attempt: int, tmp_path: Path) -> None:
         running.start(_FAIL_ONCE, options)
         assert running.wait() == [0], running.logs()
         _all_done(running, 4)
+
+
+# Each try finds its store empty, and leaves something in it. Without torch, which takes its time.
+_LEAVE_BEHIND = """
+import os
+from rallypoint import TCPStore
+with TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=30) as store:
+    print("try", os.environ["TORCHELASTIC_RESTART_COUNT"], "finds", store.check(["left"]), flush=True)
+    store.set("left", "behind")
+raise SystemExit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
+"""
+
+
+def test_each_try_of_a_job_has_a_store_of_its_own(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        running.start(_LEAVE_BEHIND, ["--rdzv-backend=rallypoint", "--nproc-per-node=1", "--max-restarts=1"])
+        assert running.wait() == [0], running.logs()
+        assert re.findall(r"^try .*$", running.log(), re.MULTILINE) == [
+            "try 0 finds False",
+            "try 1 finds False",
+        ]
+        assert running.processes() == []
 
 
 @pytest.mark.slow
@@ -113,19 +150,33 @@ if not os.path.exists("met"):
 )
 
 
+# The same without torch.
+_WAIT_UNTIL_ALONE = """
+import os, time
+rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
+print("ready", rank, "of", world, flush=True)
+if world == "2":
+    open("met", "w").close()
+if world == "2" or not os.path.exists("met"):
+    time.sleep(600)
+print("done 0 of 1 sum 0.0 objects [{'from': 0}]", flush=True)
+"""
+
+
 @pytest.mark.parametrize(
-    "victim",
+    ("victim", "script"),
     [
-        pytest.param(0, id="the machine with the store"),
-        pytest.param(1, id="the other", marks=pytest.mark.slow),
+        pytest.param(0, _WAIT_UNTIL_ALONE, id="without torch"),
+        pytest.param(0, _UNTIL_ALONE, id="the machine with the store", marks=pytest.mark.slow),
+        pytest.param(1, _UNTIL_ALONE, id="the other", marks=pytest.mark.slow),
     ],
 )
-def test_the_survivor_of_two_goes_on(victim: int, tmp_path: Path) -> None:
+def test_the_survivor_of_two_goes_on(victim: int, script: str, tmp_path: Path) -> None:
     endpoint = f"localhost:{free_port()}"
     options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *_backend(endpoint, _QUICK)]
     with job(tmp_path) as running:
         for _ in range(2):
-            running.start(_UNTIL_ALONE, options)
+            running.start(script, options)
         running.await_text("of 2")
         kill_tree(running.agents[victim])
         codes = running.wait()
@@ -162,31 +213,42 @@ def test_a_machine_that_comes_later_takes_part(tmp_path: Path) -> None:
         _all_done(running, 2)
 
 
-def test_a_machine_that_never_comes_is_missed_by_name(tmp_path: Path) -> None:
-    endpoint = f"localhost:{free_port()}"
+def _handler(endpoint: str, **conf: str) -> Any:
+    """What torchrun asks for a rendezvous of two machines."""
+    return create_handler(RendezvousParameters("rallypoint", endpoint, "job", 2, 2, None, **conf))
+
+
+def test_a_machine_that_never_comes_is_missed_by_name() -> None:
+    handler = _handler(f"localhost:{free_port()}", rank="0", join_timeout="0.5")
+    try:
+        with pytest.raises(RendezvousTimeoutError) as caught:
+            handler.next_rendezvous()
+    finally:
+        handler.shutdown()
+    assert "1 of 2 machines came within 0.5 s" in str(caught.value)
+    assert "missing: machine rank 1" in str(caught.value)
+    assert socket.gethostname() in str(caught.value)
+
+
+@pytest.mark.slow
+def test_torchrun_says_which_machine_never_came(tmp_path: Path) -> None:
     with job(tmp_path) as running:
-        running.start(TRAIN + DONE, [*_TWO, *_backend(endpoint, "rank=0,join_timeout=2")])
+        running.start(TRAIN, [*_TWO, *_backend(f"localhost:{free_port()}", "rank=0,join_timeout=2")])
         assert running.wait() == [1], running.logs()
-        log = running.log()
-        assert "1 of 2 machines came within 2 s" in log
-        assert "missing: machine rank 1" in log
-        assert socket.gethostname() in log
+        assert "1 of 2 machines came within 2 s" in running.log()
 
 
-def test_what_is_wrong_with_an_endpoint_is_said(tmp_path: Path) -> None:
-    with job(tmp_path) as running:
-        running.start(TRAIN, [*_TWO, *_backend("localhost:70000")])
-        assert running.wait() == [1]
-        assert "is no endpoint" in running.log()
+def test_what_is_wrong_with_an_endpoint_is_said() -> None:
+    with pytest.raises(ValueError, match="is no endpoint"):
+        _handler("localhost:70000")
 
 
-def test_a_port_that_another_program_holds_is_said(tmp_path: Path) -> None:
-    with socket.socket() as other, job(tmp_path) as running:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        running.start(TRAIN, [*_TWO, *_backend(f"127.0.0.1:{other.getsockname()[1]}", "join_timeout=2")])
-        assert running.wait() == [1]
-        assert "is in use by" in running.log()
+def test_a_port_that_another_program_holds_is_said() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(RendezvousError, match="is in use by"),
+    ):
+        _handler(f"127.0.0.1:{other.getsockname()[1]}", join_timeout="0.5")
 
 
 @pytest.mark.slow

@@ -68,16 +68,13 @@ def test_a_good_training_has_no_problems() -> None:
     ("ending", "reports", "problems"),
     [
         (ENDED, [GOOD], ["rank 1 did not report"]),
-        (ENDED, [OTHER], ["rank 0 did not report"]),
         (ENDED, [], ["rank 0 did not report", "rank 1 did not report"]),
         (ENDED, [*BOTH, replace(GOOD, rank=2)], ["there is a rank 2 too many"]),
         (ENDED, [GOOD, replace(OTHER, world_size=1)], ["rank 1 was in a world of 1, not of 2"]),
-        (Ending((0, 1)), BOTH, ["exit code 1"]),
-        (Ending((1, 1)), BOTH, ["exit code 1"]),
+        (Ending((1, 1)), BOTH, ["exit code 1"]),  # once
         (Ending((0, -11)), BOTH, ["a process was ended by signal 11"]),
         (Ending((None, 3)), [GOOD], ["exit code 3", "rank 1 did not report"]),
         (Ending((None,), 120.0), [GOOD], ["it was not done after 120 s", "rank 1 did not report"]),
-        (Ending((None,), 120.0), BOTH, ["it was not done after 120 s"]),
         (ENDED, [GOOD, replace(OTHER, loss_first=0.9)], ["the ranks do not agree on the first loss"]),
         (ENDED, [GOOD, replace(OTHER, loss_last=0.101)], ["the ranks do not agree on the last loss"]),
         (ENDED, [GOOD, replace(OTHER, checksum=141.3)], ["the ranks do not agree on the parameters"]),
@@ -202,21 +199,22 @@ def test_the_environment_is_free_of_other_launchers(monkeypatch: pytest.MonkeyPa
     assert environ[FOLDER] == str(tmp_path)
 
 
-@pytest.mark.parametrize("use_libuv", [None, "0", "1"])
-def test_use_libuv_is_as_the_setting_says(use_libuv: str | None, tmp_path: Path) -> None:
-    setting = Setting(use_libuv=use_libuv)
-    environ = running.environment_for(BY_NAME["env"], Build.AS_IT_IS, setting, tmp_path)
-    assert environ.get("USE_LIBUV") == use_libuv
+def test_use_libuv_is_as_the_setting_says(tmp_path: Path) -> None:
+    for use_libuv in (None, "0", "1"):
+        setting = Setting(use_libuv=use_libuv)
+        environ = running.environment_for(BY_NAME["env"], Build.AS_IT_IS, setting, tmp_path)
+        assert environ.get("USE_LIBUV") == use_libuv
 
 
-@pytest.mark.parametrize("build", list(Build))
-@pytest.mark.parametrize("route", BY_NAME.values(), ids=BY_NAME)
-def test_who_gets_help_and_who_is_made_to_need_it(route: Route, build: Build, tmp_path: Path) -> None:
-    environ = running.environment_for(route, build, Setting(), tmp_path)
-    path = environ.get("PYTHONPATH", "").split(os.pathsep)
-    assert (str(INJECTION) in path) is ("rallypoint" not in route.name and route is not ONE_GPU)
-    assert (str(SIMULATION) in path) is (build is Build.WITHOUT_LIBUV)
-    assert ("RALLYPOINT_SIMULATE" in environ) is (build is Build.WITHOUT_LIBUV)
+def test_who_gets_help_and_who_is_made_to_need_it(tmp_path: Path) -> None:
+    for name, route in BY_NAME.items():
+        for build in Build:
+            environ = running.environment_for(route, build, Setting(), tmp_path)
+            path = environ.get("PYTHONPATH", "").split(os.pathsep)
+            helped, refusing = "rallypoint" not in name and route is not ONE_GPU, build is Build.WITHOUT_LIBUV
+            assert (str(INJECTION) in path) is helped, (name, build)
+            assert (str(SIMULATION) in path) is refusing, (name, build)
+            assert ("RALLYPOINT_SIMULATE" in environ) is refusing, (name, build)
 
 
 # --- Processes, with small scripts in the place of the training --------------------------------------------
@@ -272,8 +270,8 @@ def test_an_exit_code_counts(scripts: Path) -> None:
 
 def test_a_deadline_ends_it(scripts: Path) -> None:
     text = "report(0)\nprint(os.getpid(), flush=True)\nthreading.Event().wait()"
-    result = _run(scripts, text, seconds=2.0)
-    assert result.problems == ("it was not done after 2 s", "rank 1 did not report")
+    result = _run(scripts, text, seconds=3.0)
+    assert result.problems == ("it was not done after 3 s", "rank 1 did not report")
     assert not psutil.pid_exists(int(result.log))
 
 
@@ -364,7 +362,8 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.splitlines()]
+    """With how long it took, on a machine that may be busy, left out."""
+    return [re.sub(r", in \d+ s$", "", line.rstrip()) for line in text.splitlines()]
 
 
 def test_table(trainings: Trainings) -> None:
@@ -382,7 +381,7 @@ def test_table(trainings: Trainings) -> None:
     assert _lines(result.stderr) == [
         "rallypoint: two ranks by each route, on the CPU; torch 2.13.0",
         "",
-        "rallypoint: 2 of 2 trainings were ok, in 0 s",
+        "rallypoint: 2 of 2 trainings were ok",
     ]
     assert trainings.settings == [Setting("cpu", None, 120.0)] * 2
 
@@ -402,7 +401,7 @@ def test_a_failure_is_told_below_the_table(trainings: Trainings) -> None:
     assert "  | line 99" in told
     assert "  | line 59" not in told
     assert "hint: do it" in told
-    assert told[-1] == "rallypoint: 2 of 4 trainings were ok, in 0 s"
+    assert told[-1] == "rallypoint: 2 of 4 trainings were ok"
 
 
 def test_a_warning_does_not_fail(trainings: Trainings) -> None:
@@ -482,6 +481,18 @@ def test_no_gpu(trainings: Trainings) -> None:
     assert trainings.settings == []
 
 
+def test_what_cannot_be_meant_is_wrong_usage(trainings: Trainings) -> None:
+    for words, message in (
+        (["--route", "torchrum"], "no route 'torchrum'"),
+        (["--timeout", "0"], "--timeout is 0"),
+    ):
+        result = CliRunner().invoke(app, words)
+        assert isinstance(result.exception, UsageError)
+        assert message in result.exception.message
+        assert result.stdout == ""
+    assert trainings.settings == []
+
+
 # --- The command line, in a process ------------------------------------------------------------------------
 
 
@@ -494,18 +505,6 @@ def _verify(*options: str, **additions: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         _command(*options), capture_output=True, text=True, env=environ, timeout=2 * _SECONDS, check=False
     )
-
-
-def test_an_unknown_route_is_wrong_usage() -> None:
-    run = _verify("--route", "torchrum")
-    assert run.returncode == 2
-    assert run.stdout == ""
-    assert "there is no route 'torchrum'" in run.stderr
-    assert "torchrun-standalone, torchrun-static" in run.stderr
-
-
-def test_a_timeout_that_cannot_be_is_wrong_usage() -> None:
-    assert _verify("--timeout", "0").returncode == 2
 
 
 def test_torch_that_cannot_be_imported_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,6 +532,7 @@ def test_without_torch(tmp_path: Path, text: str, message: str) -> None:
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.slow
 def test_a_real_training_and_one_that_fails() -> None:
     """With torch as it is, the route works; without libuv and with Rallypoint told to stay away, it fails."""
     run = _verify("--route", "env", RALLYPOINT_PATCH="never")
@@ -547,11 +547,13 @@ def test_a_real_training_and_one_that_fails() -> None:
     assert "\x1b" not in run.stdout + run.stderr
 
 
-# A process that runs this as one of the ranks is connected to the test for as long as it lives.
+# A process that runs this as one of the ranks is connected to the test for as long as it lives, and does
+# nothing else.
 CONNECTING = """
 import os, socket
 if "RANK" in os.environ:
     connection = socket.create_connection(("127.0.0.1", int(os.environ["TEST_PORT"])))
+    connection.recv(1)
 """
 
 

@@ -20,13 +20,16 @@ import psutil
 import pytest
 from starlette.types import Message
 
-from processes import end, serving
+from processes import end
+from rallypoint.cli.main import main
 from rallypoint.errors import ConnectError, PortInUseError, UsageError
+from rallypoint.server import process
 from rallypoint.web import events, extra, watching
 from rallypoint.web.events import MOST_VIEWERS, EventStream
 from rallypoint.web.hosting import HostedPage, host_web
 from rallypoint.web.watching import Watch
 from raw import until
+from threads import serving_in_a_thread
 from web_stores import ScriptedStore, job, page_about
 
 SECONDS = 30.0
@@ -118,15 +121,15 @@ def test_the_page_names_only_files_that_there_are(url: str) -> None:
     assert "//" not in page.replace("<!doctype", "")
 
 
-@pytest.mark.parametrize("path", ["assets/no.js", "assets/../app.py", "assets/%2e%2e%2fapp.py", "nowhere"])
-def test_nothing_else_is_served(url: str, path: str) -> None:
-    assert ask(url, path).status == 404
+def test_nothing_else_is_served(url: str) -> None:
+    for path in ("assets/no.js", "assets/../app.py", "assets/%2e%2e%2fapp.py", "nowhere"):
+        assert ask(url, path).status == 404, path
 
 
-@pytest.mark.parametrize("path", ["", "events", "metrics", "healthz", "api/keys", "api/value", "api/ranks/0"])
-def test_it_only_reads(url: str, path: str) -> None:
-    for method in ("POST", "PUT", "DELETE"):
-        assert ask(url, path, method=method).status == 405
+def test_it_only_reads(url: str) -> None:
+    for path in ("", "events", "metrics", "healthz", "api/keys", "api/value", "api/ranks/0"):
+        for method in ("POST", "PUT", "DELETE"):
+            assert ask(url, path, method=method).status == 405, (method, path)
 
 
 def test_a_rank(url: str) -> None:
@@ -152,9 +155,9 @@ def test_a_key_that_is_no_text(url: str) -> None:
     assert ask(url, "api/value?key=" + quote(json.dumps(told["key"]))).json["data"] == "78"
 
 
-@pytest.mark.parametrize(("key", "status"), [("", 400), ("plain", 400), ("7", 400), ('"nothing"', 404)])
-def test_a_value_that_cannot_be_told(url: str, key: str, status: int) -> None:
-    assert ask(url, "api/value?key=" + quote(key)).status == status
+def test_a_value_that_cannot_be_told(url: str) -> None:
+    for key, status in {"": 400, "plain": 400, "7": 400, '"nothing"': 404}.items():
+        assert ask(url, "api/value?key=" + quote(key)).status == status, key
 
 
 def test_health_and_metrics_of_a_store_that_answers(url: str) -> None:
@@ -251,16 +254,16 @@ def test_a_strange_name_is_refused(url: str) -> None:
     assert ask(url, "metrics", {"Host": "localhost:1"}).status == 200
 
 
-@pytest.mark.parametrize("path", ["", "assets/page.css", "events", "metrics", "healthz", "api/keys"])
-def test_without_the_token_nothing_is_told(guarded: str, path: str) -> None:
+def test_without_the_token_nothing_is_told(guarded: str) -> None:
     cookie = f"rallypoint_{urlsplit(guarded).port}=x"
     bearings: list[dict[str, str]] = [{}, {"Authorization": "Bearer wrong"}, {"Cookie": cookie}]
-    for headers in bearings:
-        answer = ask(guarded, path, headers)
-        assert answer.status == 401
-        assert answer.headers["www-authenticate"] == "Bearer"
-        assert b"rallypoint_" not in answer.body
-    assert ask(guarded, f"{path}?token=wrong").status == 401
+    for path in ("", "assets/page.css", "events", "metrics", "healthz", "api/keys"):
+        for headers in bearings:
+            answer = ask(guarded, path, headers)
+            assert answer.status == 401, path
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert b"rallypoint_" not in answer.body
+        assert ask(guarded, f"{path}?token=wrong").status == 401
 
 
 def test_with_the_token_in_a_header(guarded: str) -> None:
@@ -290,9 +293,9 @@ def test_a_token_sends_nobody_elsewhere(guarded: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def real_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    with (tmp_path_factory.mktemp("web") / "log").open("w+") as log, serving("libuv", log) as server:
-        yield server.host, server.port
+def real_store() -> Iterator[tuple[str, int]]:
+    with serving_in_a_thread(0) as port:
+        yield "127.0.0.1", port
 
 
 @contextmanager
@@ -304,20 +307,12 @@ def hosted(store: tuple[str, int], **options: object) -> Iterator[HostedPage]:
         page.stop()
 
 
-def test_a_page_in_a_process_of_its_own(real_store: tuple[str, int]) -> None:
-    with hosted(real_store) as page:
-        assert ask(page.url, "healthz").json == {"status": "ok"}
-        process = psutil.Process(page.pid)
-        assert TOKEN not in " ".join(process.cmdline())
-    assert not process.is_running()
+def test_a_page_on_a_port_that_is_taken(url: str) -> None:
+    with pytest.raises(PortInUseError):
+        host_web(("127.0.0.1", 1), host="127.0.0.1", port=urlsplit(url).port or 0)
 
 
-def test_a_page_on_a_port_that_is_taken(real_store: tuple[str, int]) -> None:
-    with hosted(real_store) as page, pytest.raises(PortInUseError):
-        host_web(real_store, port=urlsplit(page.url).port or 0)
-
-
-def test_a_page_for_others_needs_a_token(real_store: tuple[str, int]) -> None:
+def test_a_page_in_a_process_of_its_own_for_others_needs_a_token(real_store: tuple[str, int]) -> None:
     with pytest.raises(UsageError, match="others could see the page"):
         host_web(real_store, host="0.0.0.0")
     with hosted(real_store, host="0.0.0.0", token=TOKEN) as page:
@@ -325,7 +320,10 @@ def test_a_page_for_others_needs_a_token(real_store: tuple[str, int]) -> None:
         local = f"http://127.0.0.1:{port}/"
         assert ask(local, "healthz").status == 401
         named = {"Authorization": f"Bearer {TOKEN}", "Host": "the-name-of-this-machine"}
-        assert ask(local, "healthz", named).status == 200
+        assert ask(local, "healthz", named).json == {"status": "ok"}
+        process = psutil.Process(page.pid)
+        assert TOKEN not in " ".join(process.cmdline())
+    assert not process.is_running()
 
 
 def test_without_the_extra_it_says_what_to_install(
@@ -381,41 +379,42 @@ def web(*options: str, environ: Mapping[str, str] | None = None) -> Iterator[sub
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_ends_in_good_order_also_if_somebody_looks(
-    real_store: tuple[str, int], number: signal.Signals
-) -> None:
-    with web("--store", f"{real_store[0]}:{real_store[1]}") as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+def test_the_command_ends_in_good_order_also_if_somebody_looks(real_store: tuple[str, int]) -> None:
+    with web("--store", f"{real_store[0]}:{real_store[1]}") as page:
+        assert page.stdout is not None
+        line = page.stdout.readline()
         assert line.startswith("rallypoint: page on http://localhost:")
         with viewing(line.split()[-1]) as response:
             assert response.readline() == b"event: whole\n"
-            process.send_signal(number)
-            rest, log = process.communicate(timeout=SECONDS)
-    assert (process.returncode, rest, log) == (0, "", "")
+            page.send_signal(signal.SIGINT)
+            rest, log = page.communicate(timeout=SECONDS)
+    assert (page.returncode, rest, log) == (0, "", "")
 
 
-def test_the_command_comes_up_without_a_store() -> None:
+def test_the_command_comes_up_without_a_store_and_ends_when_told() -> None:
     with socket.socket() as held:  # a port that refuses connections
         held.bind(("127.0.0.1", 0))
-        with web("--store", f"127.0.0.1:{held.getsockname()[1]}", "--token", TOKEN) as process:
-            assert process.stdout is not None
-            url = process.stdout.readline().split()[-1]
+        with web("--store", f"127.0.0.1:{held.getsockname()[1]}", "--token", TOKEN) as page:
+            assert page.stdout is not None
+            url = page.stdout.readline().split()[-1]
             assert ask(url).status == 401
             assert ask(url, headers={"Authorization": f"Bearer {TOKEN}"}).status == 200
+            page.terminate()
+            page.communicate(timeout=SECONDS)
+    assert page.returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--store", "localhost"], "the store (--store, or RALLYPOINT_STORE) is 'localhost'"),
-        (["--store", "localhost:1", "--host", "0.0.0.0"], "others could see the page"),
-    ],
-)
-def test_wrong_usage(options: list[str], message: str) -> None:
-    with web(*options) as process:
-        _, log = process.communicate(timeout=SECONDS)
-    assert process.returncode == 2
-    assert message in log
-    assert "\nhint: " in log
+def test_wrong_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(process, "settle_in", lambda level: None)  # this process is not one for a page
+    wrong = {
+        ("--store", "localhost"): "the store (--store, or RALLYPOINT_STORE) is 'localhost'",
+        ("--store", "localhost:1", "--host", "0.0.0.0"): "others could see the page",
+    }
+    for options, message in wrong.items():
+        monkeypatch.setattr(sys, "argv", ["rallypoint", "web", *options])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        log = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert message in log
+        assert "\nhint: " in log

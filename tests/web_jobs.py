@@ -1,4 +1,4 @@
-"""A real job of torch ranks on a `rallypoint serve` with its page; each rank comes when it is told to."""
+"""Jobs on a `rallypoint serve` with its page: torch ranks, or connections. Each comes when it is told to."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import IO
 
 from processes import end
+from rallypoint.client.connecting import connect
+from rallypoint.client.connection import Connection
+from rallypoint.client.deadline import Deadline
+from rallypoint.rollcall.identity import Identity, Role
+from rallypoint.wire.encoding import counted_request, request
+from rallypoint.wire.opcodes import Op
 from raw import until
 
-SECONDS = 60.0
+SECONDS = 180.0
 
 RANK = """
 import os, sys
@@ -41,6 +47,7 @@ class RunningJob:
     url: str
     size: int
     ranks: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+    _connections: dict[int, Connection] = field(default_factory=dict)
 
     def start(self, *ranks: int) -> None:
         for rank in ranks:
@@ -69,8 +76,39 @@ class RunningJob:
             end(process)
 
 
+LAST_KEY = b"/0//cpu//0/%d"
+"""What all others wait for, as with gloo."""
+
+
+class ConnectedJob(RunningJob):
+    """Ranks that are only connections: all wait for a key of the last one."""
+
+    def start(self, *ranks: int) -> None:
+        host, _, port = self.store.rpartition(":")
+        key = LAST_KEY % (self.size - 1)
+        for rank in ranks:
+            who = Identity("node-a", 1000 + rank, rank, rank, self.size, Role.RANK)
+            connection = connect(host, int(port), Deadline(SECONDS), who)
+            is_last = rank == self.size - 1
+            connection.send(
+                request(Op.SET, key, b"") if is_last else counted_request(Op.WAIT, [key]), Deadline(SECONDS)
+            )
+            self._connections[rank] = connection
+
+    def await_sums(self) -> None:
+        for rank in range(self.size - 1):
+            assert self._connections[rank].read(1, Deadline(SECONDS)) == b"\0"
+
+    def finish(self, *ranks: int) -> None:
+        for rank in ranks:
+            self._connections.pop(rank).close()
+
+    def end(self) -> None:
+        self.finish(*self._connections)
+
+
 @contextmanager
-def running_job(size: int, log: IO[str]) -> Iterator[RunningJob]:
+def running_job(size: int, log: IO[str], kind: type[RunningJob] = RunningJob) -> Iterator[RunningJob]:
     """A server with its page, and no rank yet; all of it is ended when the block is left."""
     place = ["--host", "127.0.0.1", "--port", "0", "--web", "0"]
     command = [sys.executable, "-m", "rallypoint", "serve", *place]
@@ -78,7 +116,7 @@ def running_job(size: int, log: IO[str]) -> Iterator[RunningJob]:
     try:
         assert process.stdout is not None
         store = process.stdout.readline().split()[-2]
-        job = RunningJob(store, _url_in(Path(log.name)), size)
+        job = kind(store, _url_in(Path(log.name)), size)
         try:
             yield job
         finally:

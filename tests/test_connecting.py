@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,6 +25,7 @@ from processes import Server, end, has_ipv6, serving
 from rallypoint.client import connecting
 from rallypoint.client.connection import Connection
 from rallypoint.client.deadline import Deadline
+from rallypoint.client.pool import ConnectionPool
 from rallypoint.errors import (
     ConnectError,
     ConnectionLostError,
@@ -403,6 +405,26 @@ def test_without_a_world_size_or_without_waiting_nobody_is_counted(
 def test_a_world_of_nobody() -> None:
     with pytest.raises(UsageError, match="the world size is 0, but must be positive"):
         TCPStore("localhost", 0, 0, True)
+
+
+def test_every_idle_connection_that_is_dead_is_passed_over() -> None:
+    @dataclass(eq=False)
+    class Line:
+        is_stale: bool = False
+        in_step: bool = True
+        closed: bool = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    pool = ConnectionPool(lambda _: cast(Connection, Line()))
+    with pool.lend(Deadline(1)) as first, pool.lend(Deadline(1)) as second:
+        lines = cast("list[Line]", [first, second])
+    for line in lines:
+        line.is_stale = True  # their server is gone
+    with pool.lend(Deadline(1)) as third:
+        assert cast(Line, third) not in lines
+    assert all(line.closed for line in lines)
 
 
 # Forks and interruptions

@@ -345,6 +345,15 @@ def server_with(**limits: float) -> Callable[[Loop, list[socket.socket]], Pump[A
     return lambda loop, listeners: Pump(loop, Core(Limits(**limits)), listeners)  # type: ignore[arg-type]
 
 
+def test_a_relay_that_ends_leaves_no_session_behind() -> None:
+    core = Core()
+    with running_here(lambda loop, listeners: Pump(loop, core, listeners)) as upstream:
+        with running_here(relay_of(upstream)) as port, TCPStore("127.0.0.1", port, timeout=SECONDS) as rank:
+            rank.set("key", "value")
+            assert len(core.sessions) == 1
+        until(lambda: not len(core.sessions), "the session ends with its relay, and not with its time")
+
+
 def test_ranks_are_told_soon_when_the_store_is_gone_for_good(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -122,6 +122,9 @@ class TestWithoutLibuv:
         ):
             dist.TCPStore("127.0.0.1", 0, 3, True, _SHORT)
 
+    def test_a_master_need_not_wait_for_its_workers(self) -> None:
+        assert dist.TCPStore("127.0.0.1", 0, 3, True, _SHORT, wait_for_workers=False).port > 0
+
     def test_a_port_in_use_raises_torchs_type(self) -> None:
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))

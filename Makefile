@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SEEDS  ?= 20000
 
-# Two tests at a time, from two ends of the list; whoever is done first takes over half of what the other has left.
-SIDE_BY_SIDE := -n 2 --dist worksteal
+# Three tests at a time keep two cores busy, since many wait for processes. A worker that is done takes over half of
+# what another one has left.
+SIDE_BY_SIDE := -n 3 --dist worksteal
 
 # The tests start hundreds of interpreters. With their byte code on disk, each starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE

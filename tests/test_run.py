@@ -356,6 +356,7 @@ def test_the_first_failure_is_told_from_what_followed(script: str, tmp_path: Pat
         assert re.search(r"^  rank 0 \(process \d+ on \S+\): RuntimeError$", rest, re.MULTILINE), done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_told(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     done = _run("--nproc-per-node=1", "train.py", folder=tmp_path)

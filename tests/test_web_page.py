@@ -450,6 +450,7 @@ def test_the_pictures_in_the_guide_are_there_and_small() -> None:
 LARGEST = {f"node-{number:04d}": 8 for number in range(2048)}
 
 
+@pytest.mark.slow
 def test_sixteen_thousand_ranks_are_drawn_quickly_and_can_be_told_apart(browser: Browser) -> None:
     waits = {rank: (f"key/{rank % 90}", 30.0) for rank in range(0, 6000, 7)}
     store = ScriptedStore(job(LARGEST, late=[5, 16383], gone={9000: "reset"}, waits=waits), moves=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,11 @@ from raw import empty
 
 
 def pytest_configure() -> None:
-    """Undo what the caller's shell has set: nohup ignores SIGHUP, a job in the background ignores SIGINT."""
+    """Undo what the caller's shell has set: nohup ignores SIGHUP, a job in the background ignores SIGINT.
+
+    And most people's output is buffered, which matters to what cannot be written.
+    """
+    os.environ.pop("PYTHONUNBUFFERED", None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGCHLD"):
         if hasattr(signal, name):

@@ -282,7 +282,15 @@ def test_a_key_that_is_no_text_is_listed(own_port: int) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
 def test_output_that_cannot_be_written(own_port: int) -> None:
     command = [sys.executable, "-m", "rallypoint", "kv", "add", "n", "1", "--store", f"127.0.0.1:{own_port}"]
-    with open("/dev/full", "w") as full:
-        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
-    assert run.returncode == 1
-    assert run.stderr == "rallypoint: cannot write to standard output: No space left on device\n"
+    for unbuffered in ("", "1"):
+        with open("/dev/full", "w") as full:
+            run = subprocess.run(
+                command,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=SECONDS,
+                env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            )
+        assert run.returncode == 1
+        assert run.stderr == "rallypoint: cannot write to standard output: No space left on device\n"

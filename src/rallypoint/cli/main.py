@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -66,12 +67,17 @@ def _options(
 def main() -> None:
     """Run the command line; an error of ours becomes a message on standard error and exit code 1 or 2."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # at the interpreter's end, nobody could say what failed
     except RallypointError as error:
         print(f"rallypoint: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"\nhint: {error.hint}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except OSError as error:  # ours are caught above: what is left is a standard stream
-        print(f"rallypoint: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        if error.errno != errno.EPIPE:  # a reader that has seen enough is no news
+            print(f"rallypoint: cannot write to standard output: {error.strerror}", file=sys.stderr)
         os._exit(1)  # not by way of the interpreter's end, which would try to write it again

@@ -353,10 +353,11 @@ def test_torchrun_tells_who_is_expected_and_unmodified_ranks_are_found(tmp_path:
         options = [*_BACKEND, f"--rdzv-endpoint=localhost:{port}", "--nproc-per-node=2"]
         running.start(HELD_BACK, options)
         running.await_listening(f"localhost:{port}")
-        roll = _await_joined(("localhost", port), 1)
+        place = ("localhost", port)
+        until(lambda: _await_joined(place, 1).ranks[0].source is Source.PROCESS, "its process is found")
+        roll = _await_joined(place, 1)
         assert [(each.rank, each.host) for each in roll.missing] == [(1, HOST)]
         assert (roll.expected, roll.unknown, roll.unseen) == (2, 0, ())
-        assert roll.ranks[0].source is Source.PROCESS
         assert [each.host for each in roll.machines] == [HOST]
 
 

@@ -116,6 +116,7 @@ def test_json_for_standard_output_is_all_that_is_there(measured: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # all targets, torch's legacy server among them
 @pytest.mark.parametrize("command", ["init", "barrier", "restart", "ops", "wakeup", "bulk", "accept"])
 def test_every_load_with_every_target(command: str, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
@@ -123,7 +124,7 @@ def test_every_load_with_every_target(command: str, tmp_path: Path) -> None:
         words_of([command, "--ranks", 32, *QUICK, "--json", file, "--plot", tmp_path / "a.png"]),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=590,
     )
     assert run.returncode == 0, run.stderr
     results = read(file)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
+import re
 import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -129,18 +128,6 @@ def test_shared_memory() -> None:
         assert ("--shm-size" in finding.hint) == (state is W)
 
 
-def test_limits_that_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "open_files_allowed", lambda: None)
-    monkeypatch.setattr(limits, "syn_backlog", lambda: None)
-    monkeypatch.setattr(limits, "_SHARED_MEMORY", "/nowhere/at/all")
-    here = situation()
-    found = [*limits.check_open_files(here), *limits.check_backlog(here), *limits.check_shared_memory(here)]
-    assert [each.state for each in found] == [State.UNKNOWN, State.UNKNOWN, W]
-    assert "there is no /nowhere/at/all" in found[-1].found
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert list(limits.check_shared_memory(here)) == []
-
-
 def test_limits_of_this_machine_are_judged_by_the_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "open_files_allowed", lambda: (2000, 4000))
     monkeypatch.setattr(limits, "accept_backlog", lambda: 3000)
@@ -178,15 +165,6 @@ def test_the_clock_of_this_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     for place, state in ((Endpoint("127.0.0.1", 1), State.NOTE), (Endpoint("node-a", 1), W)):
         [found] = clock.check_clock(situation(endpoint=place))
         assert found.state is state
-
-
-def test_a_system_that_does_not_know_whether_its_clock_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    for state, synchronised in ((-1, None), (0, True), (4, True), (5, False)):
-        library = SimpleNamespace(adjtimex=lambda _, state=state: state)
-        monkeypatch.setattr(ctypes, "CDLL", lambda *_, library=library, **__: library)
-        assert clock._is_synchronised() is synchronised
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace())
-    assert clock._is_synchronised() is None
 
 
 # Names ---------------------------------------------------------------------------------------------------
@@ -378,18 +356,10 @@ def test_the_way_out_is_the_one_of_the_default_route(monkeypatch: pytest.MonkeyP
         assert interfaces.way_out() == expected
 
 
-def test_interfaces_that_lead_nowhere_or_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interfaces_that_lead_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interfaces, "interfaces", lambda: [LOOPBACK])
     assert [each.state for each in interfaces.check_interfaces(situation())] == [W]
     assert (interfaces.way_out(), interfaces.use_interface()) == (None, None)
-
-    def refuse() -> list[Interface]:
-        raise OSError("no rights")
-
-    monkeypatch.setattr(interfaces, "interfaces", refuse)
-    [found] = interfaces.check_interfaces(situation())
-    assert (found.state, found.found) == (State.UNKNOWN, "the system does not tell them: no rights")
-    assert interfaces.way_out() is None
 
 
 def test_address_families(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,14 +392,15 @@ def test_names_that_lead_each_machine_to_itself() -> None:
         assert bool(list(endpoint.judge_reach(host, addresses, is_here))) == warns
 
 
-def test_what_the_name_of_the_endpoint_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "resolve", lambda host: (["10.0.0.7"], 0.004))
-    for here, whose in ((True, "this machine"), (False, "another machine")):
-        monkeypatch.setattr(endpoint, "is_this_machine", lambda _, here=here: here)
-        [found] = endpoint.check_endpoint(situation(endpoint=Endpoint("me", 1)))
-        assert told(found) == (OK, f"me is 10.0.0.7, found in 4 ms, and {whose}", "")
-        [found] = endpoint.check_endpoint(situation(endpoint=Endpoint("10.0.0.7", 1)))
-        assert found.found == f"10.0.0.7 is {whose}"
+def test_what_the_name_of_the_endpoint_means() -> None:
+    for host, text in {
+        "127.0.0.1": r"127\.0\.0\.1 is this machine",
+        "192.0.2.1": r"192\.0\.2\.1 is another machine",
+        "localhost": r"localhost is .*127\.0\.0\.1.*, found in \d+ ms, and this machine",
+    }.items():
+        [found] = endpoint.check_endpoint(situation(endpoint=Endpoint(host, 1)))
+        assert found.state is OK
+        assert re.fullmatch(text, found.found), found
     assert list(endpoint.check_endpoint(situation())) == []
 
 
@@ -446,13 +417,6 @@ def test_an_endpoint_whose_name_means_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 # Proxies -------------------------------------------------------------------------------------------------
-
-
-def test_proxies_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxies, "listening_ports", lambda: {22, 29_500})
-    [found] = proxies.check_proxies(situation({"http_proxy": ""}, Endpoint("node-a", 1)))
-    assert found.state is OK
-    assert found.found.startswith("no proxy is set")
 
 
 def test_hosts_that_are_excepted_from_proxies() -> None:
@@ -475,6 +439,7 @@ def test_hosts_that_are_excepted_from_proxies() -> None:
 
 
 def test_a_proxy_without_an_endpoint_is_only_told() -> None:
+    assert list(proxies._check_proxies(situation({"http_proxy": ""}))) == []
     [found] = proxies._check_proxies(situation({"http_proxy": "p", "ALL_PROXY": "p"}))
     assert told(found) == (OK, "http_proxy, all_proxy are set: stores and gloo do not use it", "")
 
@@ -499,14 +464,11 @@ def test_sidecars(monkeypatch: pytest.MonkeyPatch) -> None:
 # Packages ------------------------------------------------------------------------------------------------
 
 
-def test_this_python_and_one_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_python() -> None:
     [python] = packages.check_python(situation())
     assert python.state is OK
     assert ".".join(map(str, sys.version_info[:3])) in python.found
     assert set(packages.versions()) == {"python", "rallypoint", "torch", "accelerate"}
-    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
-    [python] = packages.check_python(situation())
-    assert (python.state, python.hint) == (F, "Rallypoint needs Python 3.10 or later")
 
 
 def test_packages_and_a_torch_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,15 +13,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rallypoint.doctor import checking, endpoint, files, interfaces, stores, strangers
+from rallypoint.doctor import checking, endpoint, files, stores, strangers
 from rallypoint.doctor.catalogue import CHECKS
 from rallypoint.doctor.situation import Situation
-from rallypoint.doctor.stores import Met, check_store, judge_store, meet
+from rallypoint.doctor.stores import Met, check_store, judge_nobody, judge_store, meet
 from rallypoint.errors import BindError
 from rallypoint.findings import Finding, Fix, State, ok
 from rallypoint.meeting.endpoint import Endpoint
 from rallypoint.server import binding
-from rallypoint.system.interfaces import Interface
 from raw import SECONDS, RawClient, server_of_torch
 from threads import serving_in_a_thread
 
@@ -141,35 +140,11 @@ def test_stores_that_are_slow() -> None:
         assert bool(found.hint) == (state is W)
 
 
-def test_our_own_stores_on_the_addresses_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_of_our_own_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USE_LIBUV", "perhaps")  # which is another check's business
     [found] = stores.check_loopback(situation(1))
     assert (found.name, found.state) == ("loopback", OK)
     assert found.found.startswith("a store of ours at 127.0.0.1 answers in ")
-    monkeypatch.setattr(interfaces, "interfaces", lambda: [Interface("eth7", True, ("127.0.0.2",))])
-    monkeypatch.setattr(Interface, "leads_out", True)
-    [found] = stores.check_interface(situation(1))
-    assert (found.name, found.state) == ("interface", OK)
-    assert found.found.startswith("a store of ours at 127.0.0.2 answers in ")
-    monkeypatch.setattr(interfaces, "interfaces", list)
-    assert list(stores.check_interface(situation(1))) == []
-
-
-def test_stores_of_ours_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a sandbox, there may be no sockets at all."""
-    taken = BindError("no such address", hint="take another")
-    for error, text, hint in (
-        (taken, "no store can be used at 127.0.0.1: no such address", "take another"),
-        (PermissionError(1, "Not permitted"), "sockets cannot be used: Not permitted", "file://"),
-    ):
-
-        def refuse(_: str, error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr(stores, "open_store", refuse)
-        [found] = stores.check_loopback(situation(1))
-        assert (found.state, found.found) == (F, text)
-        assert found.hint.startswith(hint)
 
 
 # Strangers -------------------------------------------------------------------------------------------------
@@ -198,13 +173,6 @@ def test_a_stranger_is_recognised_and_its_process_named(speak: Speak, what: str)
     assert found.hint == "take another port, the same on all machines"
 
 
-def test_a_stranger_elsewhere_has_no_process_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "is_this_machine", lambda _: False)
-    with stranger(says(WEB)) as port:
-        text, _ = strangers.describe_stranger(Endpoint(HERE, port))
-    assert text == f"at {HERE}:{port} is a web server: no store"
-
-
 # Nobody ----------------------------------------------------------------------------------------------------
 
 
@@ -218,28 +186,30 @@ def test_nothing_listens_here_yet_which_is_right_before_a_job() -> None:
     assert list(check_store(situation(port))) == [ok("store", f"nothing listens at {HERE}:{port} yet")]
 
 
-def test_nothing_listens_elsewhere_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "is_this_machine", lambda _: False)
-    port = refused_port()
-    [found] = check_store(situation(port))
-    assert (found.state, found.found) == (
-        W,
-        f"the machine at {HERE} answers, but nothing listens on port {port} yet",
-    )
-    assert f"rallypoint doctor --listen --endpoint {HERE}:{port}" in found.hint
-
-
-def test_an_endpoint_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    for error, here, text in (
-        (TimeoutError("timed out"), False, "a:1 cannot be reached: no answer within 2 s"),
-        (OSError(113, "No route"), True, "a:1 is this machine, but cannot be reached: No route"),
-        (OSError("odd"), False, "a:1 cannot be reached: odd"),
+def test_nobody_at_an_endpoint() -> None:
+    """Right before a job, if it answers that nobody is there; else something is in the way."""
+    for error, here, state, text, hint in (
+        (ConnectionRefusedError(), True, OK, "nothing listens at a:1 yet", ""),
+        (
+            ConnectionRefusedError(),
+            False,
+            W,
+            "the machine at a answers, but nothing listens on port 1 yet",
+            "doctor --listen --endpoint a:1",
+        ),
+        (TimeoutError("timed out"), False, F, "a:1 cannot be reached: no answer within 2 s", "firewall"),
+        (
+            OSError(113, "No route"),
+            True,
+            F,
+            "a:1 is this machine, but cannot be reached: No route",
+            "firewall",
+        ),
+        (OSError("odd"), False, F, "a:1 cannot be reached: odd", "firewall"),
     ):
-        monkeypatch.setattr(stores, "_knock", lambda _, error=error: error)
-        monkeypatch.setattr(stores, "is_this_machine", lambda _, here=here: here)
-        [found] = check_store(situation(1, "a"))
-        assert (found.state, found.found) == (F, text)
-        assert "firewall" in found.hint
+        found = judge_nobody(Endpoint("a", 1), error, here)
+        assert (found.state, found.found) == (state, text)
+        assert hint in found.hint
 
 
 def test_a_name_that_does_not_resolve() -> None:
@@ -440,9 +410,3 @@ def test_the_file_system_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert files.file_system_of(above / "data/below") == "xfs"
     assert files.file_system_of(above / "data-2") == "nfs4"
     assert files.file_system_of(above.parent) == "ext4"
-
-    def refuse(all: bool) -> object:
-        raise PermissionError(13, "no")
-
-    monkeypatch.setattr(psutil, "disk_partitions", refuse)
-    assert files.file_system_of(above) == ""

@@ -84,7 +84,7 @@ def check_store(situation: Situation) -> Iterator[Finding]:
         return
     problem = _knock(endpoint)
     if problem is not None:
-        yield _nobody(endpoint, problem)
+        yield judge_nobody(endpoint, problem, is_this_machine(endpoint.host))
         return
     begun = time.monotonic()
     try:
@@ -106,9 +106,10 @@ def _knock(endpoint: Endpoint) -> OSError | None:
     return None
 
 
-def _nobody(endpoint: Endpoint, error: OSError) -> Finding:
-    refused, here = isinstance(error, ConnectionRefusedError), is_this_machine(endpoint.host)
-    if refused and here:
+def judge_nobody(endpoint: Endpoint, error: OSError, is_here: bool) -> Finding:
+    """What to think of an endpoint where nobody opens; `is_here` says whether it is this machine's."""
+    refused = isinstance(error, ConnectionRefusedError)
+    if refused and is_here:
         return ok("store", f"nothing listens at {endpoint} yet")
     if refused:
         return warning(
@@ -120,7 +121,7 @@ def _nobody(endpoint: Endpoint, error: OSError) -> Finding:
     reason = f"no answer within {_SECONDS:g} s" if late else error.strerror or error
     return failure(
         "store",
-        f"{endpoint}{' is this machine, but' if here else ''} cannot be reached: {reason}",
+        f"{endpoint}{' is this machine, but' if is_here else ''} cannot be reached: {reason}",
         "look for a firewall, another network, or an address that leads nowhere",
     )
 

@@ -40,6 +40,7 @@ from rallypoint.builds.window import Binary, UnreadableError
 from rallypoint.cli.main import app
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.findings import Finding, State
+from raw import SECONDS
 
 _NOWHERE = {"PATH": os.environ.get("PATH", "")}
 _WINDOWS_TORCH = "2.10.0"
@@ -447,6 +448,22 @@ def test_exit_codes_and_json(tmp_path: Path) -> None:
     assert (document["ok"], document["libuv"]) == (False, False)
     assert [finding["state"] for finding in document["findings"]] == ["ok", "failure"]
     assert {tuple(finding) for finding in document["findings"]} == {("name", "state", "found", "hint")}
+
+
+def test_in_a_log_of_both_streams_the_verdict_comes_behind_the_report(tmp_path: Path) -> None:
+    bad = wheel(tmp_path / "bad.whl", "libtorch_cpu.so", elf(WITHOUT))
+    done = subprocess.run(
+        [sys.executable, "-m", "rallypoint", "torch", "check", bad],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"wheel: {bad}"
+    assert lines[-1].startswith("rallypoint: ")
+    assert done.returncode == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")

@@ -115,11 +115,10 @@ def receive(endpoint: Endpoint | None, *, as_json: bool) -> bool:
         with turn:
             good[0] = good[0] and all(each.state is not State.FAILURE for each in between)
             if as_json:
-                print(json.dumps(_about(gathered, between)), flush=True)
+                print(json.dumps(_about(gathered, between)))
                 return
             print_heading(f"{gathered.name(1)} came" if 1 in gathered.cards else "somebody came, and left")
             print_findings(between)
-            sys.stdout.flush()
 
     with open_practice(endpoint) as store:
         host = endpoint.host if endpoint else own_address()

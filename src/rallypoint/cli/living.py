@@ -93,7 +93,7 @@ class _Log:
 
     def _print(self, essence: Hashable, lines: list[str]) -> None:
         if essence != self._last:
-            print(time.strftime("%H:%M:%S"), *lines, "", sep="\n", flush=True)
+            print(time.strftime("%H:%M:%S"), *lines, "", sep="\n")
         self._last = essence
 
 

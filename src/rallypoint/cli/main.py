@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 
@@ -66,6 +67,9 @@ def _options(
 
 def main() -> None:
     """Run the command line; an error of ours becomes a message on standard error and exit code 1 or 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Where both streams go to one log, what is said about a report comes behind the report.
+        sys.stdout.reconfigure(line_buffering=True)
     try:
         try:
             app()

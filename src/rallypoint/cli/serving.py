@@ -41,4 +41,4 @@ def open_loop(backend: Choice) -> Loop:
 def announce(host: str, listeners: Sequence[socket.socket], loop: Loop) -> Callable[[], None]:
     """What prints the one line on standard output, when it is time."""
     place = format_address(host, listeners[0].getsockname()[1])
-    return partial(print, f"rallypoint: serving on {place} ({loop.name})", flush=True)
+    return partial(print, f"rallypoint: serving on {place} ({loop.name})")

@@ -135,7 +135,7 @@ def plan(
     architectures = parse_architectures(cuda_arch)
     wishes = Wishes(str(tree.absolute()), platform, _name_of(python, platform), architectures, nccl, jobs)
     script = _write_script(tree, wishes)
-    print(script, end="", flush=True)
+    print(script, end="")
     if run:
         raise typer.Exit(_run(script))
 

@@ -49,7 +49,7 @@ def _follow(seen: Watch, once: bool, as_json: bool) -> Snapshot:
 
 
 def _print_line(snapshot: Snapshot, as_json: bool) -> None:
-    print(json.dumps(asdict(snapshot)) if as_json else describe(snapshot), flush=True)
+    print(json.dumps(asdict(snapshot)) if as_json else describe(snapshot))
 
 
 class _Bar:

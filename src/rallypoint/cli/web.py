@@ -48,9 +48,7 @@ def web(
 
     from rallypoint.web.serving import WebServer, access_to, serve, watch_store
 
-    server = WebServer(
-        watch_store(*place), access_to(listeners, token), on_ready=lambda: print(line, flush=True)
-    )
+    server = WebServer(watch_store(*place), access_to(listeners, token), on_ready=lambda: print(line))
     with signals_as_interrupts():
         serve(server, listeners)
 

@@ -466,7 +466,8 @@ def test_entries_are_counted_however_short_they_are() -> None:
         assert snapshot(engine) == before
     engine.add(b"k", 1)
     assert engine.pop("A", b"") == (1, b"")
-    engine.push(b"q", b"")
+    engine.add(b"last", 1)
+    engine.add(b"last", 9)
     engine.check_invariants()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import socket
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -128,6 +130,18 @@ def test_shared_memory() -> None:
         assert ("--shm-size" in finding.hint) == (state is W)
 
 
+def test_limits_that_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "open_files_allowed", lambda: None)
+    monkeypatch.setattr(limits, "syn_backlog", lambda: None)
+    monkeypatch.setattr(limits, "_SHARED_MEMORY", "/nowhere/at/all")
+    here = situation()
+    found = [*limits.check_open_files(here), *limits.check_backlog(here), *limits.check_shared_memory(here)]
+    assert [each.state for each in found] == [State.UNKNOWN, State.UNKNOWN, W]
+    assert "there is no /nowhere/at/all" in found[-1].found
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert list(limits.check_shared_memory(here)) == []
+
+
 def test_limits_of_this_machine_are_judged_by_the_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "open_files_allowed", lambda: (2000, 4000))
     monkeypatch.setattr(limits, "accept_backlog", lambda: 3000)
@@ -165,6 +179,15 @@ def test_the_clock_of_this_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     for place, state in ((Endpoint("127.0.0.1", 1), State.NOTE), (Endpoint("node-a", 1), W)):
         [found] = clock.check_clock(situation(endpoint=place))
         assert found.state is state
+
+
+def test_a_system_that_does_not_know_whether_its_clock_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    for state, synchronised in ((-1, None), (0, True), (4, True), (5, False)):
+        library = SimpleNamespace(adjtimex=lambda _, state=state: state)
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, library=library, **__: library)
+        assert clock._is_synchronised() is synchronised
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace())
+    assert clock._is_synchronised() is None
 
 
 # Names ---------------------------------------------------------------------------------------------------
@@ -356,10 +379,18 @@ def test_the_way_out_is_the_one_of_the_default_route(monkeypatch: pytest.MonkeyP
         assert interfaces.way_out() == expected
 
 
-def test_interfaces_that_lead_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interfaces_that_lead_nowhere_or_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interfaces, "interfaces", lambda: [LOOPBACK])
     assert [each.state for each in interfaces.check_interfaces(situation())] == [W]
     assert (interfaces.way_out(), interfaces.use_interface()) == (None, None)
+
+    def refuse() -> list[Interface]:
+        raise OSError("no rights")
+
+    monkeypatch.setattr(interfaces, "interfaces", refuse)
+    [found] = interfaces.check_interfaces(situation())
+    assert (found.state, found.found) == (State.UNKNOWN, "the system does not tell them: no rights")
+    assert interfaces.way_out() is None
 
 
 def test_address_families(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,11 +495,14 @@ def test_sidecars(monkeypatch: pytest.MonkeyPatch) -> None:
 # Packages ------------------------------------------------------------------------------------------------
 
 
-def test_this_python() -> None:
+def test_this_python_and_one_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     [python] = packages.check_python(situation())
     assert python.state is OK
     assert ".".join(map(str, sys.version_info[:3])) in python.found
     assert set(packages.versions()) == {"python", "rallypoint", "torch", "accelerate"}
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
+    [python] = packages.check_python(situation())
+    assert (python.state, python.hint) == (F, "Rallypoint needs Python 3.10 or later")
 
 
 def test_packages_and_a_torch_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -346,6 +346,9 @@ def test_a_doctor_that_goes_away_costs_nobody_the_own_findings(
         f"ok       python    3.11\nfailure  machines  {lost}\n{'':19}hint: look at its log\n"
     )
     assert said.err.startswith("rallypoint: 1 failed (2 findings")
+    assert examining.examine(place, asked_for=False, as_json=True), (
+        "where nobody asked for it, nobody is visited"
+    )
 
 
 def test_who_listens_fails_if_any_visit_showed_a_way_that_fails(

@@ -206,6 +206,17 @@ def test_the_card_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.name == "127.0.0.9 (3)"
     assert own_card(3, "192.168.0.1", 4000).addresses == ("192.168.0.1", "10.0.0.7", "fd00::7")
     assert set(found.versions) >= {"python", "torch", "rallypoint"}
+    many = tuple(f"10.0.0.{number}" for number in range(30))
+    monkeypatch.setattr(cards, "interfaces", lambda: [Interface("eth7", True, many)])
+    assert own_card(0, "10.0.0.20", 1).addresses == ("10.0.0.20", *many[:7])
+
+    def refuse() -> list[Interface]:
+        raise OSError("no")
+
+    monkeypatch.setattr(cards, "interfaces", refuse)
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    found = own_card(0, HERE, 1)
+    assert (found.addresses, found.gloo) == ((HERE,), "")
 
 
 def test_the_address_that_gloo_takes_is_that_of_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:

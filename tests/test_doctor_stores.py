@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rallypoint.doctor import checking, endpoint, files, stores, strangers
+from rallypoint.doctor import checking, endpoint, files, interfaces, stores, strangers
 from rallypoint.doctor.catalogue import CHECKS
 from rallypoint.doctor.situation import Situation
 from rallypoint.doctor.stores import Met, check_store, judge_nobody, judge_store, meet
@@ -21,6 +21,7 @@ from rallypoint.errors import BindError
 from rallypoint.findings import Finding, Fix, State, ok
 from rallypoint.meeting.endpoint import Endpoint
 from rallypoint.server import binding
+from rallypoint.system.interfaces import Interface
 from raw import SECONDS, RawClient, server_of_torch
 from threads import serving_in_a_thread
 
@@ -140,11 +141,18 @@ def test_stores_that_are_slow() -> None:
         assert bool(found.hint) == (state is W)
 
 
-def test_a_store_of_our_own_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_stores_on_the_addresses_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USE_LIBUV", "perhaps")  # which is another check's business
     [found] = stores.check_loopback(situation(1))
     assert (found.name, found.state) == ("loopback", OK)
     assert found.found.startswith("a store of ours at 127.0.0.1 answers in ")
+    monkeypatch.setattr(interfaces, "interfaces", lambda: [Interface("eth7", True, ("127.0.0.2",))])
+    monkeypatch.setattr(Interface, "leads_out", True)
+    [found] = stores.check_interface(situation(1))
+    assert (found.name, found.state) == ("interface", OK)
+    assert found.found.startswith("a store of ours at 127.0.0.2 answers in ")
+    monkeypatch.setattr(interfaces, "interfaces", list)
+    assert list(stores.check_interface(situation(1))) == []
 
 
 # Strangers -------------------------------------------------------------------------------------------------
@@ -171,6 +179,13 @@ def test_a_stranger_is_recognised_and_its_process_named(speak: Speak, what: str)
     assert (found.name, found.state) == ("store", F)
     assert found.found.startswith(f"at {HERE}:{port} is {what}: no store, held by process {os.getpid()} (")
     assert found.hint == "take another port, the same on all machines"
+
+
+def test_a_stranger_elsewhere_has_no_process_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "is_this_machine", lambda _: False)
+    with stranger(says(WEB)) as port:
+        text, _ = strangers.describe_stranger(Endpoint(HERE, port))
+    assert text == f"at {HERE}:{port} is a web server: no store"
 
 
 # Nobody ----------------------------------------------------------------------------------------------------
@@ -410,3 +425,9 @@ def test_the_file_system_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert files.file_system_of(above / "data/below") == "xfs"
     assert files.file_system_of(above / "data-2") == "nfs4"
     assert files.file_system_of(above.parent) == "ext4"
+
+    def refuse(all: bool) -> object:
+        raise PermissionError(13, "no")
+
+    monkeypatch.setattr(psutil, "disk_partitions", refuse)
+    assert files.file_system_of(above) == ""

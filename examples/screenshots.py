@@ -30,7 +30,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from rallypoint.stores.absence import HEAD
 from rallypoint.stores.tcp import TCPStore
-from rallypoint.web.hosting import host_web
+from rallypoint.watch.web.hosting import host_web
 
 PATIENCE = 120.0
 HELD_SECONDS = 40

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ends import i64
-from rallypoint.relay.combining import Combiner
-from rallypoint.relay.slots import Arrival, Call, Waiter
+from rallypoint.relay.core.combining import Combiner
+from rallypoint.relay.core.slots import Arrival, Call, Waiter
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import Status
 

@@ -28,9 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rallypoint.server import pump
-from rallypoint.server.core import Core
-from rallypoint.server.legacy import LegacyLoop
+from rallypoint.server.core.store import Core
+from rallypoint.server.loops import pump
+from rallypoint.server.loops.legacy import LegacyLoop
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.opcodes import Op
 

@@ -10,8 +10,8 @@ import struct
 from typing import Any, NamedTuple
 
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.core import RelayCore
-from rallypoint.server.front import Client, Front
+from rallypoint.relay.core.relay import RelayCore
+from rallypoint.server.core.front import Client, Front
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
 

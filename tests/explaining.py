@@ -6,8 +6,8 @@ import textwrap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rallypoint.explain import Log, Report, explain
-from rallypoint.explain.knowledge import Cause, load
+from rallypoint.diagnose.explain import Log, Report, explain
+from rallypoint.diagnose.explain.knowledge import Cause, load
 
 KNOWN = r"""
 [[cause]]

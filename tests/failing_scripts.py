@@ -20,7 +20,7 @@ from joining import LONG, LOOPBACK, SHORT, init_by_file, variables
 from rallypoint.stores.tcp import TCPStore
 from staging import Case, ImpossibleError, Stage, listen
 
-_SIMULATION = Path(__file__).parent.parent / "src/rallypoint/verify/simulation"
+_SIMULATION = Path(__file__).parent.parent / "src/rallypoint/diagnose/verify/simulation"
 _SCRIPT = "import torch.distributed as dist; dist.init_process_group('gloo')"
 
 

@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from rallypoint.rollcall.identity import HELLO
-from rallypoint.server.core import Core
+from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, blob, counted_request, pack_i64, pack_u64, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op

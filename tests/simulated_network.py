@@ -8,9 +8,9 @@ from random import Random
 from typing import Any, Protocol
 
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.core import RelayCore
-from rallypoint.relay.upstream import SessionLostError
-from rallypoint.server.front import Client, Front
+from rallypoint.relay.core.relay import RelayCore
+from rallypoint.relay.core.upstream import SessionLostError
+from rallypoint.server.core.front import Client, Front
 from simulated_ranks import FailedError, Rank
 
 Task = Callable[[], None]

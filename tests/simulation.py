@@ -22,7 +22,7 @@ from random import Random
 
 from histories import History
 from linearizability import Operation
-from rallypoint.server.core import Core
+from rallypoint.server.core.store import Core
 from simulated_network import Link, Node, RankEnd, Relay, Task
 from simulated_ranks import FailedError, Keys, Rank
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rallypoint.rollcall.events import Connected, Event, Joined, Started, Waited, Waiting, from_line, to_line
 from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.timeline.records import Record
+from rallypoint.watch.timeline.records import Record
 
 BEGIN = 1_790_000_000.0
 """The unix time at which the first one comes, in most of them."""

@@ -16,13 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from processes import relaying, serving, torch_serving
-from rallypoint.client.connecting import connect
-from rallypoint.client.connection import Connection
-from rallypoint.client.deadline import Deadline
-from rallypoint.client.pool import ConnectionPool
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.rollcall.identity import NOBODY, Identity, Role
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import PLAN, Barrier
 from rallypoint.stores import absence
@@ -36,6 +32,10 @@ from rallypoint.stores.absence import (
     of_keys,
     of_workers,
 )
+from rallypoint.stores.client.connecting import connect
+from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.pool import ConnectionPool
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import pack_i64, request
 from rallypoint.wire.opcodes import Op

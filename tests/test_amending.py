@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.amending import Amendment, plan_amendment
 from rallypoint.launch.config import settle
+from rallypoint.launch.toml_edit import Amendment, plan_amendment
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,7 +13,7 @@ import pytest
 
 from processes import end, serving
 from rallypoint.errors import UsageError
-from rallypoint.server.backend import Choice, choose, parse_switch
+from rallypoint.server.loops.backend import Choice, choose, parse_switch
 from rallypoint.stores.tcp import TCPStore
 from raw import RawClient, log_of
 
@@ -78,7 +78,7 @@ def test_a_higher_route_is_not_disturbed_by_a_wrong_lower_one() -> None:
 def server_of_this_process() -> psutil.Process:
     """The one hosted server that this process has; those that other tests left behind have ended."""
     alive = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
-    (server,) = (child for child in alive if "rallypoint.server.child" in " ".join(child.cmdline()))
+    (server,) = (child for child in alive if "rallypoint.server.process.child" in " ".join(child.cmdline()))
     return server
 
 

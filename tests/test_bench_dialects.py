@@ -15,8 +15,8 @@ from rallypoint.bench import host_redis
 from rallypoint.bench.dialects import DIALECTS, REDIS, TORCH, Dialect, Exchange
 from rallypoint.bench.faults import BenchError
 from rallypoint.bench.sockets import connect, converse
-from rallypoint.server.backend import Choice
-from rallypoint.server.hosting import host_server
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.hosting import host_server
 from raw import SECONDS, server_of_torch, until
 
 # Bytes

@@ -31,8 +31,8 @@ from rallypoint.bench.ranks import check_counts, unpack
 from rallypoint.bench.sockets import come_from, connect, converse, leave, port_range, seek_port_quickly
 from rallypoint.bench.swarm import Swarm
 from rallypoint.bench.workers import Message, Orders, Worker, gather, obey, start, uninterrupted
-from rallypoint.server.backend import Choice
-from rallypoint.server.hosting import host_server
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.hosting import host_server
 from raw import SECONDS, until
 
 KEY, VALUE = b"/a/key", b"a value"

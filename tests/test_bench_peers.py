@@ -15,8 +15,8 @@ import pytest
 
 from processes import BACKENDS, end
 from rallypoint import TCPStore
-from rallypoint.pytorch.switches import PATCH_VARIABLE
-from rallypoint.server.backend import VARIABLE as LIBUV_VARIABLE
+from rallypoint.launch.switches import PATCH_VARIABLE
+from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from raw import SECONDS, until
 
 

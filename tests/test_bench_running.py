@@ -42,8 +42,8 @@ from rallypoint.bench.swarm import pack
 from rallypoint.bench.targets import BehindOneRelay, BehindRelays, Hosts, Shape, Target, make_target
 from rallypoint.bench.workers import Message
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.system import names as system_names
-from rallypoint.system import ports
+from rallypoint.server.machine import names as system_names
+from rallypoint.server.machine import ports
 from raw import SECONDS, until
 
 # What is planned

@@ -28,6 +28,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench_results import MOST, full_results, make_entry, make_record, make_results
+from rallypoint import text
 from rallypoint.bench import comparing, figures, names, sheets, tables, words
 from rallypoint.bench.page import alt_text, page, write_page
 from rallypoint.bench.results import Results, Spread, read, to_json
@@ -46,24 +47,24 @@ def test_times_have_three_digits_and_a_unit() -> None:
         5e-9: "5.00 ns",
         0.0: "0 s",
     }
-    assert {seconds: words.duration(seconds) for seconds in said} == said
+    assert {seconds: text.fine_duration(seconds) for seconds in said} == said
 
 
 def test_other_figures_in_words() -> None:
-    assert [words.long_duration(each) for each in (12.34, 95.0, 7_320.0)] == [
-        "12.3 s",
+    assert [text.duration(each) for each in (12.34, 95.0, 7_320.0)] == [
+        "12 s",
         "1 min 35 s",
         "2 h 2 min",
     ]
-    assert [words.rate(each) for each in (12_345.4, 1.5)] == ["12,345/s", "1.50/s"]
-    assert [words.size(each) for each in (640.0, 2_900.0, 9e7)] == ["640 B", "2.83 KiB", "85.8 MiB"]
+    assert [text.rate(each) for each in (12_345.4, 1.5)] == ["12,345/s", "1.50/s"]
+    assert [text.size(each) for each in (640.0, 2_900.0, 9e7)] == ["640 B", "2.83 KiB", "85.8 MiB"]
     assert words.ratio(Spread(1.1, 1.23, 1.31)) == "1.23x (1.10 to 1.31)"
     assert words.ratio(Spread(0.068, 0.068, 0.068)) == "0.068x"
 
 
 def test_a_unit_is_said_once_unless_the_quartiles_have_two() -> None:
-    assert words.with_quartiles(Spread(1.0, 2.0, 3.0), words.duration) == "2.00 s (1.00 to 3.00 s)"
-    assert words.with_quartiles(Spread(0.9, 0.95, 1.1), words.duration) == "950 ms (900 ms to 1.10 s)"
+    assert words.with_quartiles(Spread(1.0, 2.0, 3.0), text.fine_duration) == "2.00 s (1.00 to 3.00 s)"
+    assert words.with_quartiles(Spread(0.9, 0.95, 1.1), text.fine_duration) == "950 ms (900 ms to 1.10 s)"
 
 
 # Tables

@@ -21,8 +21,8 @@ import pytest
 
 from processes import end, has_ipv6
 from rallypoint.errors import BindError, PortInUseError, UsageError
-from rallypoint.server.binding import adopt, describe, find_place, listen, reachable_at
-from rallypoint.system import ports
+from rallypoint.server.machine import ports
+from rallypoint.server.process.binding import adopt, describe, find_place, listen, reachable_at
 
 EVERYWHERE = {"0.0.0.0", "::"}
 UNUSED = "192.0.2.77"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.explain import explain
-from rallypoint.explain.failures import log_of
+from rallypoint.diagnose.explain import explain
+from rallypoint.diagnose.explain.failures import log_of
+from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
-from rallypoint.launch.watching import Reports
-from rallypoint.pytorch import reports
-from rallypoint.pytorch.reports import Exit, Failure, Identity, Roll
+from rallypoint.launch.reports import Exit, Failure, Identity, Roll
+from rallypoint.launch.reports_folder import Reports
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:9952. This is typically caused by ..."
 

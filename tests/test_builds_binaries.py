@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build_files import WITH, elf, macho, pe, universal
-from rallypoint.builds.binaries import identify, read_binary, read_headers, scan
-from rallypoint.builds.trees import compare
-from rallypoint.builds.verdicts import SERVER, STORE, TEXTS
-from rallypoint.builds.window import UnreadableError
+from rallypoint.diagnose.builds.binaries import identify, read_binary, read_headers, scan
+from rallypoint.diagnose.builds.trees import compare
+from rallypoint.diagnose.builds.verdicts import SERVER, STORE, TEXTS
+from rallypoint.diagnose.builds.window import UnreadableError
 
 _MAKERS: dict[str, Callable[[], bytes]] = {
     "elf": lambda: elf(b"x", ["libc10.so", "libuv.so.1"], "$ORIGIN", build_id=b"\x01\x02"),

@@ -32,14 +32,14 @@ from build_files import (
     universal,
     wheel,
 )
-from rallypoint.builds.cache import Entry, parse_cache
-from rallypoint.builds.checking import check
-from rallypoint.builds.loading import explain_import, judge_import, resolve
-from rallypoint.builds.verdicts import Report
-from rallypoint.builds.window import Binary, UnreadableError
 from rallypoint.cli.main import app
+from rallypoint.diagnose.builds.cache import Entry, parse_cache
+from rallypoint.diagnose.builds.check import check
+from rallypoint.diagnose.builds.loader import explain_import, judge_import, resolve
+from rallypoint.diagnose.builds.verdicts import Report
+from rallypoint.diagnose.builds.window import Binary, UnreadableError
+from rallypoint.diagnose.findings import Finding, State
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.findings import Finding, State
 from raw import SECONDS
 
 _NOWHERE = {"PATH": os.environ.get("PATH", "")}

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.builds.ninja import (
+from rallypoint.cli.watching import describe
+from rallypoint.diagnose.builds.ninja import (
     Console,
     Output,
     find_edge,
@@ -15,7 +16,7 @@ from rallypoint.builds.ninja import (
     read_custom_outputs,
     read_outputs,
 )
-from rallypoint.builds.progress import (
+from rallypoint.diagnose.builds.progress import (
     Libuv,
     Load,
     Snapshot,
@@ -28,8 +29,7 @@ from rallypoint.builds.progress import (
     targets_of,
     time_left,
 )
-from rallypoint.builds.window import UnreadableError
-from rallypoint.cli.watching import describe
+from rallypoint.diagnose.builds.window import UnreadableError
 
 _LINES = """0\t17\t1794753749936574438\tCMakeFiles/m.dir/m.c.o\t6747aa9e5bc3411a
 23\t69\t1794753749984574440\tlibuv_a.a\t560b02174eca31b3
@@ -214,7 +214,7 @@ def test_targets_of_a_command_line() -> None:
 def test_a_line_about_a_build() -> None:
     snapshot = Snapshot("running", 1200, 5000, 310.4, 735, Load(8, 790.2, 6 << 30), Libuv(30, 34, False))
     assert describe(snapshot) == (
-        "running: 1,200 of 5,000 steps; 12 min left; 310 a minute; 8 at work, 790 % CPU, 6,144 MiB; "
+        "running: 1,200 of 5,000 steps; 12 min 15 s left; 310 a minute; 8 at work, 790 % CPU, 6,144 MiB; "
         "libuv: 30 of 34 files, its server is not"
     )
     done = Snapshot("complete", 5, 5, libuv=Libuv(2, 2, True))

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from build_files import ON, WITH, elf, package, tree
-from rallypoint.builds import batch, posix
-from rallypoint.builds.cache import Entry
-from rallypoint.builds.planning import ONE_RANK, Facts, Platform, Wishes, parse_architectures, plan
-from rallypoint.builds.running import read_facts
 from rallypoint.cli.main import app
+from rallypoint.diagnose.builds import batch, posix
+from rallypoint.diagnose.builds.cache import Entry
+from rallypoint.diagnose.builds.plan import ONE_RANK, Facts, Platform, Wishes, parse_architectures, plan
+from rallypoint.diagnose.builds.script import read_facts
 from rallypoint.errors import UsageError
 
 _WISHES = Wishes("/src/pytorch", Platform.LINUX, "/env/bin/python", ("9.0", "12.0"))

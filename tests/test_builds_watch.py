@@ -20,11 +20,11 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from rallypoint.builds.asking import ask, find_program
-from rallypoint.builds.running import running_command
-from rallypoint.builds.watching import Watch
-from rallypoint.builds.window import UnreadableError
 from rallypoint.cli.main import app
+from rallypoint.diagnose.builds.ninja_left import ask, find_program
+from rallypoint.diagnose.builds.script import running_command
+from rallypoint.diagnose.builds.watch import Watch
+from rallypoint.diagnose.builds.window import UnreadableError
 from rallypoint.errors import UsageError
 
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

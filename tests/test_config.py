@@ -15,6 +15,7 @@ from torch.distributed.run import get_args_parser
 
 from rallypoint.errors import UsageError
 from rallypoint.launch.config import Level, Setting, Settings, settle
+from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.options import (
     BY_NAME,
     FLAGS,
@@ -27,7 +28,6 @@ from rallypoint.launch.options import (
     text_of,
 )
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
-from rallypoint.meeting.endpoint import Endpoint
 
 TRAIN = Target("script", ("train.py",))
 

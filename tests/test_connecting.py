@@ -22,18 +22,12 @@ from typing import Any, cast
 import pytest
 
 from processes import Server, end, has_ipv6, serving
-from rallypoint.client import connecting
-from rallypoint.client.connection import Connection
-from rallypoint.client.deadline import Deadline
-from rallypoint.client.pool import ConnectionPool
-from rallypoint.errors import (
-    ConnectError,
-    ConnectionLostError,
-    ProtocolError,
-    StoreTimeoutError,
-    UsageError,
-)
+from rallypoint.errors import ConnectError, ConnectionLostError, ProtocolError, StoreTimeoutError, UsageError
 from rallypoint.stores import tcp
+from rallypoint.stores.client import connecting
+from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.pool import ConnectionPool
 from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS, RawClient, until
 

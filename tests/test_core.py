@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.server.core import Connection, Core
+from rallypoint.server.core.store import Connection, Core
 from rallypoint.wire.encoding import VALIDATE, blob, blobs, counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op

@@ -28,9 +28,9 @@ from ends import (
     wait_in_turn,
 )
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.core import RelayCore
-from rallypoint.server.core import Core
-from rallypoint.server.front import Front
+from rallypoint.relay.core.relay import RelayCore
+from rallypoint.server.core.front import Front
+from rallypoint.server.core.store import Core
 from rallypoint.wire import parser
 from rallypoint.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.wire.opcodes import Op

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rallypoint
-from rallypoint.doctor import clock, endpoint, interfaces, limits, names, packages, proxies
-from rallypoint.doctor.situation import Situation
-from rallypoint.findings import Finding, Fix, State, duration, failure, note, ok, unknown, warning, worst
-from rallypoint.meeting.endpoint import Endpoint
-from rallypoint.system.interfaces import Interface
-from rallypoint.system.names import LookUps
-from rallypoint.system.packages import ABSENT
+from rallypoint.diagnose.doctor import clock, endpoint, interfaces, limits, names, packages, proxies
+from rallypoint.diagnose.doctor.situation import Situation
+from rallypoint.diagnose.findings import Finding, Fix, State, failure, note, ok, unknown, warning, worst
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.server.machine.interfaces import Interface
+from rallypoint.server.machine.names import LookUps
+from rallypoint.server.machine.packages import ABSENT
 from raw import SECONDS
 
 ETHERNET = Interface("eth7", True, ("10.0.0.7", "fd00::7"))
@@ -78,11 +78,6 @@ def test_the_worst_of_a_name() -> None:
     assert worst([*all_of, failure("b", "6")], "a") == all_of[-1]
     assert worst([failure("a", "first"), failure("a", "second")], "a") == failure("a", "first")
     assert worst(all_of, "c") is None
-
-
-def test_durations() -> None:
-    said = {0.0: "0 us", 0.000_016: "16 us", 0.001: "1.0 ms", 0.9: "900.0 ms", 1.0: "1.0 s", 75: "75.0 s"}
-    assert {seconds: duration(seconds) for seconds in said} == said
 
 
 # Limits --------------------------------------------------------------------------------------------------

@@ -29,15 +29,15 @@ from processes import end
 from rallypoint.cli import examining
 from rallypoint.cli.findings import print_matrix
 from rallypoint.cli.main import app, main
-from rallypoint.doctor import everyone
-from rallypoint.doctor.catalogue import CHECKS
-from rallypoint.doctor.everyone import visit
-from rallypoint.doctor.gathering import Gathered
-from rallypoint.doctor.situation import Situation
+from rallypoint.diagnose.doctor import all_machines as everyone
+from rallypoint.diagnose.doctor.all_machines import visit
+from rallypoint.diagnose.doctor.checks import CHECKS
+from rallypoint.diagnose.doctor.exchange import Gathered
+from rallypoint.diagnose.doctor.situation import Situation
+from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, unknown, warning
 from rallypoint.errors import ConnectionLostError
-from rallypoint.findings import Finding, Fix, failure, note, ok, unknown, warning
-from rallypoint.meeting.endpoint import Endpoint, parse_endpoint
-from rallypoint.pytorch.environment import put_on_path, without_rank
+from rallypoint.launch.endpoint import Endpoint, parse_endpoint
+from rallypoint.launch.environment import put_on_path, without_rank
 from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS, until
@@ -680,7 +680,7 @@ DEAF = (
     QUICK
     + """
 import ctypes, struct
-from rallypoint.doctor import ears
+from rallypoint.diagnose.doctor import reachability as ears
 
 PROGRAM = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
 listen = ears._listen

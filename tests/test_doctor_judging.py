@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.doctor.cards import Card, Way
-from rallypoint.doctor.gathering import Gathered, _card_from_text, _row_from_text, _row_to_text
-from rallypoint.doctor.judging import judge, matrix
-from rallypoint.findings import Finding, State, failure, ok
+from rallypoint.diagnose.doctor.exchange import Gathered, _card_from_text, _row_from_text, _row_to_text
+from rallypoint.diagnose.doctor.judgement import judge, matrix
+from rallypoint.diagnose.doctor.machine_card import Card, Way
+from rallypoint.diagnose.findings import Finding, State, failure, ok
 from test_doctor_checks import findings
 
 F, W, OK = State.FAILURE, State.WARNING, State.OK
@@ -224,7 +224,7 @@ def test_two_machines_without_a_fault() -> None:
 
 def test_ways_of_which_some_take_longer() -> None:
     found = judge(gathering(2, replace(way(0, 1), round_trip=0.003)))
-    assert ok("ways", "every machine reaches every other, in 200 us to 3.0 ms") in found
+    assert ok("ways", "every machine reaches every other, in 200 us to 3.00 ms") in found
 
 
 def test_one_machine_alone() -> None:
@@ -355,7 +355,7 @@ def test_clocks_that_are_apart() -> None:
 
 
 def test_clocks_that_are_near_enough_and_of_a_way_that_was_none() -> None:
-    assert judge(gathering(2, replace(way(0, 1), clock=-2.0)))[-1] == ok("clocks", "at most 2.0 s apart")
+    assert judge(gathering(2, replace(way(0, 1), clock=-2.0)))[-1] == ok("clocks", "at most 2.00 s apart")
     assert not [
         each
         for each in judge(gathering(2, replace(way(0, 1), error="no", clock=9.0)))

@@ -13,18 +13,21 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from rallypoint.doctor import cards, ears, everyone, gathering
-from rallypoint.doctor.cards import Card, Way, own_card
-from rallypoint.doctor.ears import Ear, reach
-from rallypoint.doctor.everyone import Launched, by_launcher, receive, visit
-from rallypoint.doctor.gathering import Gathered, Place, gather
-from rallypoint.doctor.judging import judge
+from rallypoint.diagnose.doctor import all_machines as everyone
+from rallypoint.diagnose.doctor import exchange as gathering
+from rallypoint.diagnose.doctor import machine_card as cards
+from rallypoint.diagnose.doctor import reachability as ears
+from rallypoint.diagnose.doctor.all_machines import Launched, by_launcher, receive, visit
+from rallypoint.diagnose.doctor.exchange import Gathered, Place, gather
+from rallypoint.diagnose.doctor.judgement import judge
+from rallypoint.diagnose.doctor.machine_card import Card, Way, own_card
+from rallypoint.diagnose.doctor.reachability import Ear, reach
+from rallypoint.diagnose.findings import Finding, State, ok, warning
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.findings import Finding, State, ok, warning
-from rallypoint.meeting.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.server.machine.interfaces import Interface
 from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.tcp import TCPStore
-from rallypoint.system.interfaces import Interface
 from raw import SECONDS
 from threads import serving_in_a_thread
 

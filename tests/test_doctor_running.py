@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.doctor.checking import Check, run
-from rallypoint.doctor.outlook import NO_GPU, Outlook, Prospect, look_ahead
-from rallypoint.doctor.situation import Situation
-from rallypoint.findings import Finding, State, failure, note, ok, unknown, warning
+from rallypoint.diagnose.doctor.outlook import NO_GPU, Outlook, Prospect, look_ahead
+from rallypoint.diagnose.doctor.runner import Check, run
+from rallypoint.diagnose.doctor.situation import Situation
+from rallypoint.diagnose.findings import Finding, State, failure, note, ok, unknown, warning
 from raw import SECONDS
 
 HERE = Situation({}, None, Path())

@@ -13,15 +13,17 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rallypoint.doctor import checking, endpoint, files, interfaces, stores, strangers
-from rallypoint.doctor.catalogue import CHECKS
-from rallypoint.doctor.situation import Situation
-from rallypoint.doctor.stores import Met, check_store, judge_nobody, judge_store, meet
+from rallypoint.diagnose.doctor import banners as strangers
+from rallypoint.diagnose.doctor import endpoint, files, interfaces, stores
+from rallypoint.diagnose.doctor import runner as checking
+from rallypoint.diagnose.doctor.checks import CHECKS
+from rallypoint.diagnose.doctor.situation import Situation
+from rallypoint.diagnose.doctor.stores import Met, check_store, judge_nobody, judge_store, meet
+from rallypoint.diagnose.findings import Finding, Fix, State, ok
 from rallypoint.errors import BindError
-from rallypoint.findings import Finding, Fix, State, ok
-from rallypoint.meeting.endpoint import Endpoint
-from rallypoint.server import binding
-from rallypoint.system.interfaces import Interface
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.server.machine.interfaces import Interface
+from rallypoint.server.process import binding
 from raw import SECONDS, RawClient, server_of_torch
 from threads import serving_in_a_thread
 
@@ -133,7 +135,7 @@ def test_stores_that_are_slow() -> None:
     for keys, round_trip, seconds, state, text in (
         (3, 0.05, 2.0, OK, "X at a:1, with 3 keys, answers in 50.0 ms"),
         (1, 0.0501, 2.0, W, "X at a:1, with 1 key, answers in 50.1 ms: slow"),
-        (0, 0.001, 2.001, W, "but took 2.0 s to accept us: it looks up names, or is held up"),
+        (0, 0.001, 2.001, W, "but took 2.00 s to accept us: it looks up names, or is held up"),
     ):
         found = judge_store(Endpoint("a", 1), Met("X", round_trip, keys), seconds)
         assert found.state is state

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from rallypoint.doctor import interfaces, torch
-from rallypoint.doctor.outlook import NO_GPU
-from rallypoint.doctor.situation import Situation
+from rallypoint.diagnose.doctor import interfaces, torch
+from rallypoint.diagnose.doctor.outlook import NO_GPU
+from rallypoint.diagnose.doctor.situation import Situation
+from rallypoint.diagnose.explain.knowledge import causes
+from rallypoint.diagnose.findings import Finding, Fix, State
 from rallypoint.errors import BindError
-from rallypoint.explain.knowledge import causes
-from rallypoint.findings import Finding, Fix, State
 from rallypoint.pytorch import asking
 from rallypoint.pytorch.asking import Answers, ask
-from rallypoint.system.interfaces import Interface
+from rallypoint.server.machine.interfaces import Interface
 
 F, W, OK, UNKNOWN = State.FAILURE, State.WARNING, State.OK, State.UNKNOWN
 GIB = 1 << 30
@@ -74,9 +74,9 @@ def test_a_torch_that_has_everything() -> None:
     assert {name: (each.state, each.found) for name, each in found.items()} == {
         "torch": (OK, "2.13.0, CUDA 12.8; gloo, nccl; examined in 3.7 s"),
         "devices": (OK, "0: H200, sm_90, 139.0 of 140.0 GiB free"),
-        "libuv": (OK, "torch's TCPStore has it; torch's client asks our server in 16 us"),
+        "libuv": (OK, "torch's TCPStore has it; torch's client asks our server in 16.0 us"),
         "gloo": (OK, "one rank by itself reduces, in 14.6 ms"),
-        "nccl": (OK, "NCCL 2.27.5: one rank by itself reduces, in 1.2 s"),
+        "nccl": (OK, "NCCL 2.27.5: one rank by itself reduces, in 1.25 s"),
         "torchrun-plug-in": (OK, "registered, and loads: --rdzv-backend=rallypoint"),
     }
 

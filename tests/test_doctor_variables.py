@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.doctor import shell, variables
-from rallypoint.doctor.everyone import by_launcher
-from rallypoint.doctor.limits import check_backlog, check_open_files
-from rallypoint.doctor.situation import Situation, check_folder, endpoint_of, number_in
+from rallypoint.diagnose.doctor import shell, variables
+from rallypoint.diagnose.doctor.all_machines import by_launcher
+from rallypoint.diagnose.doctor.limits import check_backlog, check_open_files
+from rallypoint.diagnose.doctor.situation import Situation, check_folder, endpoint_of, number_in
+from rallypoint.diagnose.findings import Fix, State, ok
 from rallypoint.errors import UsageError
-from rallypoint.findings import Fix, State, ok
-from rallypoint.meeting.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint
 
 
 @pytest.fixture(autouse=True)

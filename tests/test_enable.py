@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rallypoint.cli.main import app
+from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.errors import RallypointError
+from rallypoint.launch.environment import put_on_path
 from rallypoint.pytorch import autoload
-from rallypoint.pytorch.environment import put_on_path
-from rallypoint.verify import SIMULATION
 
 _STORE = """
 import torch.distributed as dist
@@ -82,7 +82,7 @@ def test_nothing_escapes_into_the_import_of_torch(monkeypatch: pytest.MonkeyPatc
     def fail() -> Path:
         raise RuntimeError("anything")
 
-    monkeypatch.setattr("rallypoint.pytorch.switches.enabling_file", fail)
+    monkeypatch.setattr("rallypoint.launch.switches.enabling_file", fail)
     autoload.activate()
 
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from rallypoint.errors import UsageError
 from rallypoint.rollcall.events import Connected, Erred, Event, Left, Lost, Started, Stopped, from_line
-from rallypoint.server import eventlog
-from rallypoint.server.eventlog import EventLog
+from rallypoint.server.reporting import event_file as eventlog
+from rallypoint.server.reporting.event_file import EventLog
 
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX system")
 
@@ -242,7 +242,7 @@ _FULL_FOR_A_WHILE = """
 import resource, sys
 from pathlib import Path
 from rallypoint.rollcall.events import Left
-from rallypoint.server.eventlog import EventLog
+from rallypoint.server.reporting.event_file import EventLog
 
 path = Path(sys.argv[1])
 log = EventLog(path)

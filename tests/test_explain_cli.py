@@ -17,12 +17,12 @@ from typer.testing import CliRunner, Result
 from explaining import log_of_text, report_of, traceback
 from rallypoint.cli import run
 from rallypoint.cli.main import app
+from rallypoint.diagnose.explain import explain, words
+from rallypoint.diagnose.explain.knowledge import causes
 from rallypoint.errors import UsageError
-from rallypoint.explain import explain, words
-from rallypoint.explain.excerpts import excerpt
-from rallypoint.explain.knowledge import causes
-from rallypoint.launch.watching import Reports
-from rallypoint.pytorch import reports
+from rallypoint.launch import reports
+from rallypoint.launch.reports_folder import Reports
+from rallypoint.text import excerpt
 
 _LIBUV = "RuntimeError: use_libuv was requested but PyTorch was built without libuv support\n"
 _ABORTED = "Fatal Python error: Aborted\n"

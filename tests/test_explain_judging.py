@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from explaining import report_of, traceback
-from rallypoint.explain import Log, Report
-from rallypoint.explain.failures import log_of
-from rallypoint.explain.stamps import complete_stamp
-from rallypoint.explain.words import describe_ranks
-from rallypoint.pytorch.reports import Failure, Identity
+from rallypoint.diagnose.explain import Log, Report
+from rallypoint.diagnose.explain.failures import log_of
+from rallypoint.diagnose.explain.stamps import complete_stamp
+from rallypoint.diagnose.explain.words import describe_ranks
+from rallypoint.launch.reports import Failure, Identity
 
 _BANANA = "ValueError: the learning rate is a banana"
 _CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:9952."

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from explaining import KNOWN, known
-from rallypoint.explain import explain
-from rallypoint.explain.knowledge import Comparison, KnowledgeError, causes, fill, in_versions
-from rallypoint.explain.page import page
-from rallypoint.explain.reading import open_log
+from rallypoint.diagnose.explain import explain
+from rallypoint.diagnose.explain.knowledge import Comparison, KnowledgeError, causes, fill, in_versions
+from rallypoint.diagnose.explain.page import page
+from rallypoint.diagnose.explain.reading import open_log
 
 _ROOT = Path(__file__).parents[1]
 _SAMPLES = sorted((_ROOT / "tests" / "logs").glob("*.log"))
@@ -136,5 +136,5 @@ def test_a_job_that_ended_well_has_nothing_but_notices(path: Path) -> None:
 
 
 def test_the_page_is_that_of_the_knowledge_base() -> None:
-    """`python -m rallypoint.explain.page docs/known-errors.md` writes it."""
+    """`python -m rallypoint.diagnose.explain.page docs/known-errors.md` writes it."""
     assert (_ROOT / "docs" / "known-errors.md").read_text(encoding="utf-8") == page(causes())

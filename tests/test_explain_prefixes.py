@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.explain.prefixes import Line, Prefixes
-from rallypoint.explain.stamps import Stamp, complete_stamp
+from rallypoint.diagnose.explain.prefixes import Line, Prefixes
+from rallypoint.diagnose.explain.stamps import Stamp, complete_stamp
 
 _NEAR = datetime(2026, 11, 15, 12)
 _TIME = "2026-11-15 14:36:19"

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explaining import report_of
+from rallypoint.diagnose.explain.reading import find_logs, open_log, recoded, stream_log, told_by_name
+from rallypoint.diagnose.explain.sieve import BLOCK_BYTES
 from rallypoint.errors import UsageError
-from rallypoint.explain.reading import find_logs, open_log, recoded, stream_log, told_by_name
-from rallypoint.explain.sieve import BLOCK_BYTES
 
 _TEXT = "naïve 🏖\nEADDRINUSE on port 29500\n"
 

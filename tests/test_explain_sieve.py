@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explaining import CAUSES, traceback
-from rallypoint.explain import explain, words
-from rallypoint.explain.finding import Findings
-from rallypoint.explain.judging import judge
-from rallypoint.explain.knowledge import Cause, causes
-from rallypoint.explain.literals import VARIABLE, reduce, required_literals
-from rallypoint.explain.scanning import Log, decode, scan
-from rallypoint.explain.sieve import BLOCK_BYTES, LONGEST_LINE, Sieve, blocks
+from rallypoint.diagnose.explain import explain, words
+from rallypoint.diagnose.explain.finding import Findings
+from rallypoint.diagnose.explain.first_cause import judge
+from rallypoint.diagnose.explain.knowledge import Cause, causes
+from rallypoint.diagnose.explain.literals import VARIABLE, reduce, required_literals
+from rallypoint.diagnose.explain.scanning import Log, decode, scan
+from rallypoint.diagnose.explain.sieve import BLOCK_BYTES, LONGEST_LINE, Sieve, blocks
 
 # Literals --------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ def test_the_sieve_keeps_ordinary_lines_out() -> None:
 
 
 def test_forms_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rallypoint.explain.sieve._MOST_FORMS", 10)
+    monkeypatch.setattr("rallypoint.diagnose.explain.sieve._MOST_FORMS", 10)
     sieve = Sieve([b"text"])
     for letter in "abcdefghijklmnopqrst":
         assert sieve.select(f"{letter}\n".encode()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explaining import report_of, traceback
-from rallypoint.explain import Report
+from rallypoint.diagnose.explain import Report
 
 _BANANA = "ValueError: the learning rate is a banana"
 _CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:9952."

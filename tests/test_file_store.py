@@ -17,9 +17,9 @@ from typing import Final
 
 import pytest
 
-from rallypoint.client.deadline import Deadline
 from rallypoint.errors import RallypointError, StaleFileError, StoreTimeoutError, UsageError
 from rallypoint.stores import filelock, filelog
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.file import FileStore
 from rallypoint.stores.filelock import open_locked, remove_locked
 from rallypoint.stores.membership import Member, Process, refusal

@@ -13,7 +13,7 @@ import pytest
 
 from fuzz import AT_ONCE, BACKENDS, SECONDS, TARGETS, Server, fuzz, make_stream, serving
 from rallypoint.errors import ProtocolError
-from rallypoint.server.core import Core
+from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, pack_i64, request
 from rallypoint.wire.opcodes import Op
 

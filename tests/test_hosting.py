@@ -18,7 +18,7 @@ import pytest
 
 from processes import BACKENDS, end
 from rallypoint.errors import BindError, PortInUseError, RallypointError, ServerStartError, UsageError
-from rallypoint.server import hosting
+from rallypoint.server.process import hosting
 from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS, RawClient, is_gone, until
 
@@ -30,7 +30,7 @@ def servers_of(pid: int) -> list[int]:
     found = []
     for child in psutil.Process(pid).children():
         try:
-            if "rallypoint.server.child" in " ".join(child.cmdline()):
+            if "rallypoint.server.process.child" in " ".join(child.cmdline()):
                 found.append(child.pid)
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
@@ -417,7 +417,7 @@ BROKEN_CHILDREN = {
     "its own words": (
         "import json, sys\n"
         "sys.path[:] = json.loads(sys.argv.pop())\n"
-        "from rallypoint.server import child\n"
+        "from rallypoint.server.process import child\n"
         "def make_loop(*_): raise OSError('the epoll is empty')\n"
         "child.make_loop = make_loop\n"
         "child.main()\n",

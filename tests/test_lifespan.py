@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from processes import BACKENDS, end, has_ipv6
 from rallypoint.errors import ProtocolError
-from rallypoint.server.backend import Choice
-from rallypoint.server.binding import is_this_machine
-from rallypoint.server.core import Connection, Core
-from rallypoint.server.hosting import WITH_PARENT, HostedServer, Lifespan, host_server
+from rallypoint.server.core.store import Connection, Core
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.binding import is_this_machine
+from rallypoint.server.process.hosting import WITH_PARENT, HostedServer, Lifespan, host_server
 from rallypoint.wire.encoding import VALIDATE, blob, pack_i64, request
 from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, is_gone, until
@@ -244,8 +244,8 @@ def test_torchs_client_owns_a_server_until_it_is_deleted(server: HostedServer) -
 
 HOST = """
 import os, signal, sys
-from rallypoint.server.backend import Choice
-from rallypoint.server.hosting import Lifespan, host_server
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.hosting import Lifespan, host_server
 
 lifespan = Lifespan(stays_for_clients="stays" in sys.argv)
 server = host_server("127.0.0.1", 0, backend=Choice(sys.argv[1]), lifespan=lifespan)

@@ -15,18 +15,13 @@ from hypothesis import settings
 
 from ends import Desk, End, Played, arrive, blob
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.core import RelayCore
+from rallypoint.relay.core.relay import RelayCore
 from rallypoint.rollcall.identity import Identity, Role, hello_key
-from rallypoint.rollcall.snapshot import (
-    Barrier,
-    Client,
-    Question,
-    Snapshot,
-)
-from rallypoint.server import core as core_module
-from rallypoint.server import front as front_module
-from rallypoint.server.core import Core
-from rallypoint.server.front import Front
+from rallypoint.rollcall.snapshot import Barrier, Client, Question, Snapshot
+from rallypoint.server.core import front as front_module
+from rallypoint.server.core import store as core_module
+from rallypoint.server.core.front import Front
+from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, request
 from rallypoint.wire.opcodes import Op
 from rolls import rank

@@ -14,7 +14,7 @@ import rolls
 from ends import Desk, Played
 from rallypoint.errors import ProtocolError
 from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.snapshot import (
     KEYS_NAMED,
     Barrier,
@@ -30,8 +30,8 @@ from rallypoint.rollcall.snapshot import (
     Wait,
     key_name,
 )
-from rallypoint.server.core import Core
-from rallypoint.server.looking import relay_row
+from rallypoint.server.core.looks import relay_row
+from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE
 from rolls import part, plan, rank, ranks, snapshot
 from test_core import wait

@@ -10,8 +10,8 @@ from ends import Desk, Played, pop_called, wait_in_turn
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.plan import Machine, Plan
 from rallypoint.rollcall.snapshot import PLAN, Key, Question, Snapshot, Value
-from rallypoint.server import core as core_module
-from rallypoint.server.core import Core
+from rallypoint.server.core import store as core_module
+from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op

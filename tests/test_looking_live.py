@@ -21,16 +21,16 @@ from typing import NamedTuple
 import pytest
 
 from processes import BACKENDS, Server, end, relaying, serving
-from rallypoint.client.connecting import connect
-from rallypoint.client.deadline import Deadline
-from rallypoint.client.looking import look
 from rallypoint.errors import NotOursError
 from rallypoint.rollcall.identity import Identity, Role, Source, hello_key
 from rallypoint.rollcall.snapshot import Client, Question, Snapshot
-from rallypoint.server.backend import Choice, make_loop
-from rallypoint.server.binding import listen
-from rallypoint.server.core import Connection, Core
-from rallypoint.server.pump import Pump
+from rallypoint.server.core.store import Connection, Core
+from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.pump import Pump
+from rallypoint.server.process.binding import listen
+from rallypoint.stores.client.connecting import connect
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
 from rallypoint.wire.encoding import VALIDATE, pack_i64, request
 from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, server_of_torch, until

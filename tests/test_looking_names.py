@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ends import Desk, Played, i64
-from rallypoint.client.naming import who_am_i
-from rallypoint.relay.core import RelayCore
+from rallypoint.relay.core.relay import RelayCore
 from rallypoint.rollcall.identity import NOBODY, Identity, Role, Source, hello_key, identity_of, parse_hello
-from rallypoint.server.core import Core
+from rallypoint.server.core.store import Core
+from rallypoint.stores.client.hello import who_am_i
 from rallypoint.wire.encoding import request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ends import ByHand, Desk, Played, Wire, blob, end_of_wait, i64, relay_on, welcome
-from rallypoint.relay.upstream import SessionLostError
+from rallypoint.relay.core.upstream import SessionLostError
 from rallypoint.rollcall.identity import Role, Source
 from rallypoint.rollcall.snapshot import Question, Snapshot
-from rallypoint.server.core import Core
+from rallypoint.server.core.store import Core
 from rolls import rank
 from test_core import CANCEL_WAIT, barrier, get, set_, wait
 from test_looking import PING, Clock, finish, hello, look, seen_by, taken, told

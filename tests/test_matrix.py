@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from rallypoint.verify import running
-from rallypoint.verify.routes import BY_NAME, ROUTES, Build, Command, Route
-from rallypoint.verify.running import Result, Setting
+from rallypoint.diagnose.verify import trainings as running
+from rallypoint.diagnose.verify.routes import BY_NAME, ROUTES, Build, Command, Route
+from rallypoint.diagnose.verify.trainings import Result, Setting
 
 _SECONDS = 100.0
 

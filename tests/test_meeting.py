@@ -26,10 +26,10 @@ from rallypoint.errors import (
     StoreTimeoutError,
     UsageError,
 )
-from rallypoint.meeting.meeting import Heart, Meeting, Pace, Round
-from rallypoint.meeting.roster import Member, Roster, Size
-from rallypoint.server.backend import Choice
-from rallypoint.server.hosting import HostedServer, host_server
+from rallypoint.launch.rendezvous.meeting import Heart, Meeting, Pace, Round
+from rallypoint.launch.rendezvous.roster import Member, Roster, Size
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.hosting import HostedServer, host_server
 from rallypoint.stores.base import Store, Timeout, Value
 from rallypoint.stores.hash import HashStore
 from rallypoint.stores.prefix import PrefixStore
@@ -39,7 +39,7 @@ from raw import SECONDS, until
 T = TypeVar("T")
 
 PACE = Pace(join=60, last_call=30, close=30, beat=5, beats_missed=3)
-LOOK = "rallypoint.meeting.meeting._LOOK_SECONDS"
+LOOK = "rallypoint.launch.rendezvous.meeting._LOOK_SECONDS"
 
 
 class Time:

@@ -24,11 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from processes import BACKENDS, end
-from rallypoint.server.backend import Choice, make_loop
-from rallypoint.server.loop import Loop
-from rallypoint.server.neighbours import Found, Neighbours, Process, Report, command_for
-from rallypoint.system import neighbours as system_neighbours
-from rallypoint.system.neighbours import Family, connections, variables_in
+from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.loop import Loop
+from rallypoint.server.reporting import neighbours_program as system_neighbours
+from rallypoint.server.reporting.neighbours import Found, Neighbours, Process, Report, command_for
+from rallypoint.server.reporting.neighbours_program import Family, connections, variables_in
 from raw import SECONDS, is_gone, until
 from threads import serving_in_a_thread
 
@@ -729,7 +729,7 @@ def test_the_program_is_light(listener: socket.socket) -> None:
 def test_the_program_keeps_no_file_of_the_server() -> None:
     ours, theirs = os.pipe()
     script = (
-        "import os, sys; from rallypoint.system.neighbours import main\n"
+        "import os, sys; from rallypoint.server.reporting.neighbours_program import main\n"
         f"main(); os.write(2, b'open' if os.path.exists('/proc/self/fd/{theirs}') else b'closed')"
     )
     try:

@@ -16,8 +16,6 @@ import pytest
 
 from ends import Desk, End, Played, arrive
 from processes import end, relaying, serving
-from rallypoint.client.connecting import connect
-from rallypoint.client.deadline import Deadline
 from rallypoint.rollcall.events import (
     BarrierComplete,
     Connected,
@@ -36,10 +34,12 @@ from rallypoint.rollcall.events import (
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Machine, Plan
 from rallypoint.rollcall.snapshot import PLAN
-from rallypoint.server.core import Core
-from rallypoint.server.eventlog import EventLog
-from rallypoint.server.looking import About
-from rallypoint.server.observing import EVENTS_VARIABLE, EventObserver, observe
+from rallypoint.server.core.looks import About
+from rallypoint.server.core.store import Core
+from rallypoint.server.reporting.event_file import EventLog
+from rallypoint.server.reporting.events import EVENTS_VARIABLE, EventObserver, observe
+from rallypoint.stores.client.connecting import connect
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
@@ -405,7 +405,7 @@ def test_ranks_behind_a_relay_are_in_the_events_of_the_server(tmp_path: Path) ->
 
 HOSTED = """
 import sys
-from rallypoint.server.hosting import host_server
+from rallypoint.server.process.hosting import host_server
 server = host_server("127.0.0.1", 0)
 print(server.port, flush=True)
 sys.stdin.readline()

@@ -20,20 +20,15 @@ import pytest
 from cable import Cable, cable_to
 from processes import Server, end, relaying, serving, torch_serving
 from rallypoint.cli import relay as relay_command
-from rallypoint.errors import (
-    ConnectionLostError,
-    ServerStartError,
-    StoreTimeoutError,
-    UsageError,
-)
-from rallypoint.relay import running
+from rallypoint.errors import ConnectionLostError, ServerStartError, StoreTimeoutError, UsageError
+from rallypoint.relay import relay as running
 from rallypoint.relay.hosting import host_relay
-from rallypoint.relay.running import Relay, find_upstream
-from rallypoint.server.backend import Choice, make_loop
-from rallypoint.server.binding import listen
-from rallypoint.server.core import Core
-from rallypoint.server.loop import Loop
-from rallypoint.server.pump import Pump
+from rallypoint.relay.relay import Relay, find_upstream
+from rallypoint.server.core.store import Core
+from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.loop import Loop
+from rallypoint.server.loops.pump import Pump
+from rallypoint.server.process.binding import listen
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits

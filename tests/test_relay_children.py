@@ -23,7 +23,7 @@ from ends import (
     relay_on,
     wait_in_turn,
 )
-from rallypoint.server.core import Core
+from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op

@@ -31,9 +31,9 @@ from ends import (
     welcome,
 )
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.relay.core import RelayCore
-from rallypoint.relay.upstream import BYE, SessionLostError
-from rallypoint.server.core import Core
+from rallypoint.relay.core.relay import RelayCore
+from rallypoint.relay.core.upstream import BYE, SessionLostError
+from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from explaining import log_of_text
-from rallypoint.explain import Log, Report, explain
+from rallypoint.diagnose.explain import Log, Report, explain
 
 _TESTS = Path(__file__).parent
-_SIMULATION = _TESTS.parent / "src/rallypoint/verify/simulation"
+_SIMULATION = _TESTS.parent / "src/rallypoint/diagnose/verify/simulation"
 _SECONDS = 100
 _ECHOED = "rank_raises"
 _ENDED_WELL = "name_late"

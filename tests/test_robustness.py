@@ -14,9 +14,6 @@ from pathlib import Path
 import pytest
 
 from processes import BACKENDS, Server, end, serving
-from rallypoint.client import connecting
-from rallypoint.client.connection import Connection
-from rallypoint.client.deadline import Deadline
 from rallypoint.engine import Engine
 from rallypoint.errors import (
     ConnectError,
@@ -25,11 +22,14 @@ from rallypoint.errors import (
     StoreTimeoutError,
     UsageError,
 )
-from rallypoint.server.backend import Choice, make_loop
-from rallypoint.server.binding import listen, reachable_at
-from rallypoint.server.core import Core
-from rallypoint.server.pump import Pump
+from rallypoint.server.core.store import Core
+from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.pump import Pump
+from rallypoint.server.process.binding import listen, reachable_at
 from rallypoint.stores import tcp
+from rallypoint.stores.client import connecting
+from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.hash import HashStore
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import pack_u64, request
@@ -135,7 +135,7 @@ def test_a_host_without_standard_streams(closed: tuple[int, ...]) -> None:
 _FORKED_WHILE_SHARING = """
 import os
 from rallypoint import TCPStore
-from rallypoint.server import hosting
+from rallypoint.server.process import hosting
 hosting._sharing.acquire()  # as a thread does that is just starting a server
 child = os.fork()
 if child == 0:

@@ -17,24 +17,26 @@ import torch.distributed as dist
 
 from jobs import SECONDS, Job, free_port, job
 from processes import Server, serving, torch_serving
-from rallypoint.client.connecting import connect
-from rallypoint.client.deadline import Deadline
-from rallypoint.client.looking import look
 from rallypoint.errors import RallypointError
-from rallypoint.launch.watching import Reports
-from rallypoint.meeting.endpoint import Endpoint, parse_endpoint
-from rallypoint.meeting.roster import Member
-from rallypoint.pytorch import reports, rollcall, substitution
-from rallypoint.pytorch.reports import VARIABLE
-from rallypoint.pytorch.rollcall import AGENTS, Attention, RollCall, named, plan_of
+from rallypoint.launch import reports
+from rallypoint.launch.endpoint import Endpoint, parse_endpoint
+from rallypoint.launch.rendezvous.roster import Member
+from rallypoint.launch.reports import VARIABLE
+from rallypoint.launch.reports_folder import Reports
+from rallypoint.launch.switches import Client, Patch
+from rallypoint.pytorch import attendance as rollcall
+from rallypoint.pytorch import substitution
+from rallypoint.pytorch.attendance import AGENTS, Attention, RollCall, named, plan_of
 from rallypoint.pytorch.substitution import Order, make_store
-from rallypoint.pytorch.switches import Client, Patch
 from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import Machine, Plan
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import PLAN, Gone, Question, Snapshot
 from rallypoint.stores.absence import HEAD
+from rallypoint.stores.client.connecting import connect
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
 from raw import until
 from rolls import client, plan, rank, ranks, snapshot
@@ -289,7 +291,7 @@ def test_without_a_launcher_of_ours_the_log_says_who_is_missing(
     server: Server, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr("rallypoint.pytorch.rollcall._FIRST_REMARK", 0.1)
+    monkeypatch.setattr("rallypoint.pytorch.attendance._FIRST_REMARK", 0.1)
     with TCPStore(server.host, server.port, role=Role.AGENT) as store, ExitStack() as stack:
         _tell_sizes(store)
         start()

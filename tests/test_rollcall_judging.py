@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import MOST_RANKS
 from rallypoint.rollcall.roll import Machine, Roll, Standing, State
 from rallypoint.rollcall.snapshot import Barrier, Gone

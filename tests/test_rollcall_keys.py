@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs import job
-from rallypoint.rollcall.group_keys import barrier_of, is_of_all, owing_rank, owing_whom
+from rallypoint.rollcall.torch_keys import barrier_of, is_of_all, owing_rank, owing_whom
 from rallypoint.stores.tcp import TCPStore
 from threads import serving_in_a_thread
 

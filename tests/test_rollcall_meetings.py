@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import MOST_RANKS, Plan
 from rallypoint.rollcall.roll import Meeting
 from rolls import client, part, plan, rank, relay, snapshot

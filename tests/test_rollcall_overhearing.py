@@ -8,7 +8,7 @@ import pytest
 
 from rallypoint.rollcall.events import Connected, Event, Joined, Left, Waited, Waiting
 from rallypoint.rollcall.identity import NOBODY, Identity, Role
-from rallypoint.rollcall.overhearing import Overheard
+from rallypoint.rollcall.relay_events import Overheard
 from rallypoint.rollcall.snapshot import Client, Relay, Snapshot, Wait
 
 RANK = Identity(host="node-b", pid=7, rank=3, role=Role.RANK)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Roll, State
 from rallypoint.rollcall.snapshot import Barrier, Gone, Relay, Snapshot
 from rolls import GLOO, big_job, client, part, plan, relay, snapshot, wait

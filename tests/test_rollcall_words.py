@@ -10,20 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.rollcall.identity import NOBODY
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Awaited, Roll, Standing, State
 from rallypoint.rollcall.snapshot import Gone
-from rallypoint.rollcall.words import (
-    duration,
-    headline,
-    missing_text,
-    owed_text,
-    ranks_text,
-    shown,
-    stall_text,
-    unseen_text,
-    wait_text,
-)
+from rallypoint.rollcall.words import headline, missing_text, owed_text, stall_text, unseen_text, wait_text
+from rallypoint.text import duration, ranks_text, shown
 from rolls import GLOO, big_job, client, plan, rank, ranks, snapshot, wait
 
 EMPTY = judge(snapshot())

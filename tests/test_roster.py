@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
-from rallypoint.meeting.roster import Member, Roster, Size
-from rallypoint.rollcall.meetings import meetings_of
+from rallypoint.launch.rendezvous.roster import Member, Roster, Size
+from rallypoint.rollcall.rounds import meetings_of
 
 TWO = Size(2, 2)
 THREE = Size(3, 3)

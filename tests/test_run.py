@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from jobs import DONE, TRAIN, Job, free_port, job
-from rallypoint.cli.interrupting import signals_as_interrupts
 from rallypoint.cli.main import main
+from rallypoint.cli.signals import signals_as_interrupts
+from rallypoint.diagnose.verify import SIMULATION
+from rallypoint.launch.command import _Relay, comes_from_terminal, end_as, signals_to_pass
+from rallypoint.launch.environment import put_on_path
 from rallypoint.launch.options import FLAGS, OPTIONS
-from rallypoint.launch.running import _Relay, comes_from_terminal, end_as, signals_to_pass
-from rallypoint.pytorch.environment import put_on_path
-from rallypoint.verify import SIMULATION
 from raw import until
 
 _RUN = ("-m", "rallypoint", "run")
@@ -473,7 +473,7 @@ def test_on_windows_the_console_tells_the_whole_group(monkeypatch: pytest.Monkey
 
 
 def test_a_hang_up_is_passed_on_unless_the_terminal_sent_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rallypoint.launch.running.has_terminal", lambda: False)
+    monkeypatch.setattr("rallypoint.launch.command.has_terminal", lambda: False)
     assert comes_from_terminal(signal.SIGHUP, had_terminal=True)
     assert not comes_from_terminal(signal.SIGHUP, had_terminal=False)
 

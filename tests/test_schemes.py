@@ -16,7 +16,7 @@ import torch.distributed as dist
 from jobs import TRAIN, end_torch_stores, free_port, job, own_servers
 from rallypoint import HashStore
 from rallypoint.errors import UsageError
-from rallypoint.pytorch.environment import inject
+from rallypoint.launch.environment import inject
 from rallypoint.pytorch.schemes import meet_at_file, meet_at_server
 from rallypoint.pytorch.store import PythonStore
 from rallypoint.stores.file import FileStore

@@ -23,11 +23,11 @@ import pytest
 
 from processes import BACKENDS, Server, end, has_ipv6, serving
 from rallypoint.cli.main import main
-from rallypoint.server.backend import Choice, make_loop
-from rallypoint.server.binding import listen
-from rallypoint.server.core import Core
-from rallypoint.server.legacy import LegacyLoop
-from rallypoint.server.pump import Pump
+from rallypoint.server.core.store import Core
+from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.legacy import LegacyLoop
+from rallypoint.server.loops.pump import Pump
+from rallypoint.server.process.binding import listen
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op

@@ -28,8 +28,8 @@ from ends import (
     wait_in_turn,
 )
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.relay.core import RelayCore
-from rallypoint.server.core import Core
+from rallypoint.relay.core.relay import RelayCore
+from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op

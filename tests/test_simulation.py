@@ -19,11 +19,11 @@ from linearizability import (
     is_linearizable,
     whole_store,
 )
-from rallypoint.relay.combining import Combiner
-from rallypoint.relay.ranks import Rank
-from rallypoint.relay.slots import AddSlot, Answer, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
-from rallypoint.server.carrying import StoreCarrier
-from rallypoint.server.sessions import Party, Session
+from rallypoint.relay.core.clients import Rank
+from rallypoint.relay.core.combining import Combiner
+from rallypoint.relay.core.slots import AddSlot, Answer, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
+from rallypoint.server.core.sessions import Party, Session
+from rallypoint.server.core.tickets import StoreCarrier
 from rallypoint.wire.encoding import unpack_i64
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import Status

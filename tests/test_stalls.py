@@ -10,13 +10,13 @@ import pytest
 
 from ends import Desk, End, Played, arrive, leave, relay_on
 from processes import Server, relaying, serving
-from rallypoint.client.connecting import connect
-from rallypoint.client.deadline import Deadline
-from rallypoint.client.looking import look as look_at
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.snapshot import Question
-from rallypoint.server.core import Core
-from rallypoint.server.stalls import StallReports
+from rallypoint.server.core.store import Core
+from rallypoint.server.reporting.stalls import StallReports
+from rallypoint.stores.client.connecting import connect
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look as look_at
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op

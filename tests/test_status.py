@@ -21,14 +21,14 @@ import pytest
 
 from processes import Server, end, relaying, serving, torch_serving
 from rallypoint.cli.main import main
-from rallypoint.client.connecting import connect
-from rallypoint.client.connection import Connection
-from rallypoint.client.deadline import Deadline
-from rallypoint.client.looking import look, look_through
 from rallypoint.rollcall.identity import NOBODY, Identity, Role
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import Question
+from rallypoint.stores.client.connecting import connect
+from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look, look_through
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import Op

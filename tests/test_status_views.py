@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rallypoint.cli.foreign import ForeignStore, describe, describe_keys, host_of
-from rallypoint.cli.reporting import Asked, ForeignReport, RollReport
-from rallypoint.cli.rolls import all_keys, all_waits, one_rank, summary
-from rallypoint.meeting.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Awaited, Gathering, Machine, Meeting, Roll, Standing, State
 from rallypoint.rollcall.snapshot import Barrier, Gone, Key, Mishap, Operation, Second, Snapshot
+from rallypoint.watch.status.report import Asked, ForeignReport, RollReport
+from rallypoint.watch.status.summary import all_keys, all_waits, one_rank, summary
+from rallypoint.watch.status.torch_store import ForeignStore, describe, describe_keys, host_of
 from rolls import GLOO, big_job, client, part, plan, rank, ranks, relay, snapshot, wait
 
 TWO_NODES = plan(("node-a", 3), ("node-b", 5))

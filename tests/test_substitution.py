@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 
 from jobs import end_torch_stores, free_port, own_servers
+from rallypoint.diagnose.verify import SIMULATION
+from rallypoint.launch.environment import inject, put_on_path
 from rallypoint.pytorch import substitution
-from rallypoint.pytorch.environment import inject, put_on_path
 from rallypoint.pytorch.servers import owned_at
 from rallypoint.pytorch.store import PythonStore
 from rallypoint.pytorch.substitution import Fault, fault_in
 from rallypoint.stores.tcp import TCPStore
-from rallypoint.verify import SIMULATION
 from raw import until
 
 _SHORT = timedelta(seconds=0.3)

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rallypoint.system import interfaces, limits, names, packages, ports
-from rallypoint.system.interfaces import Interface
-from rallypoint.system.names import LookUps
-from rallypoint.system.patience import within
+from rallypoint.server.machine import interfaces, limits, names, packages, ports
+from rallypoint.server.machine.interfaces import Interface
+from rallypoint.server.machine.names import LookUps
+from rallypoint.stores.client.patience import within
 from raw import SECONDS
 
 # Patience --------------------------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from matplotlib.text import Text
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.rollcall.events import Connected, Event, RoundPlanned, Stopped
 from rallypoint.rollcall.plan import Machine, Plan
-from rallypoint.timeline import drawing, paper
-from rallypoint.timeline.judging import judge
-from rallypoint.timeline.rows import MOST_ROWS, counts, rows_of, spans_of
-from rallypoint.timeline.timeline import Timeline
+from rallypoint.watch.timeline import drawing
+from rallypoint.watch.timeline import plot_style as paper
+from rallypoint.watch.timeline.judgement import judge
+from rallypoint.watch.timeline.rows import MOST_ROWS, counts, rows_of, spans_of
+from rallypoint.watch.timeline.timeline import Timeline
 from startups import BEGIN, START, arrival, key_of, open_wait, record_of, straggler, wait
 
 

@@ -22,9 +22,9 @@ from rallypoint.rollcall.events import (
 )
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.plan import Machine, Plan
-from rallypoint.timeline.judging import judge
-from rallypoint.timeline.records import Ending
-from rallypoint.timeline.timeline import Timeline
+from rallypoint.watch.timeline.judgement import judge
+from rallypoint.watch.timeline.records import Ending
+from rallypoint.watch.timeline.timeline import Timeline
 from startups import BEGIN, START, arrival, client_of, key_of, open_wait, record_of, straggler, wait
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.rollcall.events import Connected, Left, Lost, Started, Stopped, Waited, Waiting, to_line
-from rallypoint.server.eventlog import EventLog
-from rallypoint.timeline.reading import read_events
-from rallypoint.timeline.records import Client, Ending, Wait, merge
+from rallypoint.server.reporting.event_file import EventLog
+from rallypoint.watch.timeline.reading import read_events
+from rallypoint.watch.timeline.records import Client, Ending, Wait, merge
 from startups import BEGIN, PID, START, arrival, open_wait, record_of, straggler, wait, write_events
 
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.rollcall.snapshot import Mishap, Operation, Second
-from rallypoint.server.legacy import LegacyLoop
-from rallypoint.server.loop import SAMPLED, Callback, sampled_of
-from rallypoint.server.readers import make_readers
-from rallypoint.server.traffic import TURN_SECONDS, Spread, Traffic
+from rallypoint.server.core.traffic import TURN_SECONDS, Spread, Traffic
+from rallypoint.server.loops.legacy import LegacyLoop
+from rallypoint.server.loops.loop import SAMPLED, Callback, sampled_of
+from rallypoint.server.loops.readers import make_readers
 from rallypoint.wire.opcodes import Op
 
 repeatable = settings(derandomize=True, deadline=None)

@@ -23,12 +23,13 @@ import typer
 from typer.testing import CliRunner
 
 from rallypoint.cli.verify import verify as verify_command
+from rallypoint.diagnose.verify import SIMULATION
+from rallypoint.diagnose.verify import trainings as running
+from rallypoint.diagnose.verify.routes import BY_NAME, ONE_GPU, ROUTES, Build, Command, Route, select
+from rallypoint.diagnose.verify.trainings import FOLDER, Machine, Result, Setting
+from rallypoint.diagnose.verify.verdict import Ending, Report, health_of, hint_for, problems_of, warnings_of
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.pytorch.environment import INJECTION
-from rallypoint.verify import SIMULATION, running
-from rallypoint.verify.judging import Ending, Report, health_of, hint_for, problems_of, warnings_of
-from rallypoint.verify.routes import BY_NAME, ONE_GPU, ROUTES, Build, Command, Route, select
-from rallypoint.verify.running import FOLDER, Machine, Result, Setting
+from rallypoint.launch.environment import INJECTION
 
 _SECONDS = 60
 

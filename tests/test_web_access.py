@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.errors import UsageError
-from rallypoint.web.access import Access, Bearing, Verdict, check_token, is_loopback_name
+from rallypoint.watch.web.access import Access, Bearing, Verdict, check_token, is_loopback_name
 
 TOKEN = "correct-horse-battery"
 LOCAL = Access()

@@ -23,11 +23,12 @@ from starlette.types import Message
 from processes import end
 from rallypoint.cli.main import main
 from rallypoint.errors import ConnectError, PortInUseError, UsageError
-from rallypoint.server import process
-from rallypoint.web import events, extra, watching
-from rallypoint.web.events import MOST_VIEWERS, EventStream
-from rallypoint.web.hosting import HostedPage, host_web
-from rallypoint.web.watching import Watch
+from rallypoint.server.process import startup as process
+from rallypoint.watch.web import events, extra
+from rallypoint.watch.web import poller as watching
+from rallypoint.watch.web.events import MOST_VIEWERS, EventStream
+from rallypoint.watch.web.hosting import HostedPage, host_web
+from rallypoint.watch.web.poller import Watch
 from raw import until
 from threads import serving_in_a_thread
 from web_stores import ScriptedStore, job, page_about
@@ -337,7 +338,7 @@ def test_without_the_extra_it_says_what_to_install(
 
 PARENT = """
 import sys
-from rallypoint.web.hosting import host_web
+from rallypoint.watch.web.hosting import host_web
 page = host_web((sys.argv[1], int(sys.argv[2])))
 print(page.url, page.pid, flush=True)
 sys.stdin.read()

@@ -14,9 +14,9 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.snapshot import Relay, Snapshot
-from rallypoint.web.metrics import MOST_JOBS, MOST_NAMED, encode
+from rallypoint.watch.web.metrics import MOST_JOBS, MOST_NAMED, encode
 from web_stores import job
 
 ROOT = Path(__file__).parents[1]

@@ -17,10 +17,10 @@ from playwright.sync_api import Browser, expect
 
 import rallypoint
 from rallypoint.errors import ConnectError
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.snapshot import Mishap
 from rallypoint.rollcall.words import headline
-from rallypoint.web.patching import difference
+from rallypoint.watch.web.merge_patch import difference
 from raw import until
 from web_browser import PHONE, Look, browsing, looking
 from web_stores import NOW, ScriptedStore, job, page_about
@@ -405,7 +405,7 @@ def test_who_wants_no_motion_gets_none(still: Look) -> None:
         still.page.emulate_media(reduced_motion="no-preference")
 
 
-PAGE = Path(rallypoint.__file__).parent / "web" / "page"
+PAGE = Path(rallypoint.__file__).parent / "watch" / "web" / "page"
 PAIRS = [
     *((text, ground) for text in ("text", "muted", "bad-text", "link") for ground in ("surface", "ground")),
     *(("on-joined", "joined"), ("on-waiting", "waiting"), ("on-late", "sunken"), ("on-gone", "sunken")),

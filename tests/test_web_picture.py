@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.rollcall.identity import Source
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Roll, Standing, State
 from rallypoint.rollcall.snapshot import Mishap, Question, Relay, Snapshot
-from rallypoint.web.patching import Json, difference, settle
-from rallypoint.web.picture import (
+from rallypoint.watch.web.merge_patch import Json, difference, settle
+from rallypoint.watch.web.picture import (
     MOST_ERRORS,
     MOST_RANGES,
     MOST_WAITS,

@@ -12,8 +12,8 @@ import pytest
 
 from rallypoint.errors import ConnectError
 from rallypoint.rollcall.snapshot import Question, Snapshot
-from rallypoint.web import watching
-from rallypoint.web.watching import Sight, Watch, next_frame, take_sight
+from rallypoint.watch.web import poller as watching
+from rallypoint.watch.web.poller import Sight, Watch, next_frame, take_sight
 from test_web_picture import apply
 from web_stores import ScriptedStore, job
 

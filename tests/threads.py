@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rallypoint.relay.running import Place, Relay
-from rallypoint.server.backend import Choice, make_loop
-from rallypoint.server.binding import listen
-from rallypoint.server.core import Core
-from rallypoint.server.pump import Pump
+from rallypoint.relay.relay import Place, Relay
+from rallypoint.server.core.store import Core
+from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.pump import Pump
+from rallypoint.server.process.binding import listen
 
 _SECONDS = 20.0
 

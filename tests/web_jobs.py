@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import IO
 
 from processes import end
-from rallypoint.client.connecting import connect
-from rallypoint.client.connection import Connection
-from rallypoint.client.deadline import Deadline
 from rallypoint.rollcall.identity import Identity, Role
+from rallypoint.stores.client.connecting import connect
+from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import Op
 from raw import until

@@ -23,10 +23,10 @@ from rallypoint.rollcall.snapshot import (
     Value,
     Wait,
 )
-from rallypoint.server.binding import listen
-from rallypoint.web.access import Access
-from rallypoint.web.serving import WebServer
-from rallypoint.web.watching import Watch
+from rallypoint.server.process.binding import listen
+from rallypoint.watch.web.access import Access
+from rallypoint.watch.web.poller import Watch
+from rallypoint.watch.web.serving import WebServer
 
 NOW = 1_760_000_000.0
 START_SECONDS = 30.0

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from rallypoint import text
 from rallypoint.bench import words
 from rallypoint.bench.results import Record, Results, Spread, Unit, title
 from rallypoint.bench.sheets import Sheet
@@ -148,4 +149,4 @@ def _name(row: Row) -> str:
 
 def _cells(row: Row) -> list[str]:
     a, b = (words.with_quartiles(each, lambda value: words.value(value, row.unit)) for each in (row.a, row.b))
-    return [_name(row), row.target, a, b, words.times(row.ratio), row.spread]
+    return [_name(row), row.target, a, b, text.times(row.ratio), row.spread]

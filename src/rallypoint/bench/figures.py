@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from rallypoint.bench import words
+from rallypoint import text
 from rallypoint.bench.growth import growth
 from rallypoint.bench.results import Record, Results, Spread, merge_targets, spread
 from rallypoint.errors import RallypointError, UsageError
@@ -487,7 +487,7 @@ def _draw_rates(axes: Axes, record: Record, targets: Sequence[str], top: float) 
             capsize=2.5,
         )
         axes.annotate(
-            words.rate(rate.median),
+            text.rate(rate.median),
             (rate.upper, top + number),
             (7, 0),
             textcoords="offset points",

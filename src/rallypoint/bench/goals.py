@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from rallypoint import text
 from rallypoint.bench import words
 from rallypoint.bench.growth import growth
 from rallypoint.bench.names import RELAY
@@ -109,7 +110,7 @@ def _at_most(goal: str, wanted: str, limit: float, found: Spread | None) -> Verd
     """Of a time: the less, the better."""
     if found is None:
         return Verdict(goal, wanted, "-", None)
-    return Verdict(goal, wanted, words.with_quartiles(found, words.duration), found.median <= limit)
+    return Verdict(goal, wanted, words.with_quartiles(found, text.fine_duration), found.median <= limit)
 
 
 def _relay_adds(results: Results, name: str) -> Verdict:

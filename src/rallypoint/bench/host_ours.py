@@ -10,8 +10,8 @@ from rallypoint.bench.faults import BenchError
 from rallypoint.bench.sockets import HOST
 from rallypoint.bench.workers import Message, Orders, end_with_parent, obey
 from rallypoint.relay.hosting import host_relay
-from rallypoint.server.backend import Choice
-from rallypoint.server.hosting import HostedServer, host_server
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.hosting import HostedServer, host_server
 
 
 class Host:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 
 from rallypoint.bench.workers import Message, answer
 from rallypoint.errors import RallypointError
-from rallypoint.relay.core import RelayCore
-from rallypoint.relay.running import Place, Relay, find_upstream
-from rallypoint.server.backend import Choice, make_loop
-from rallypoint.server.process import settle_in
-from rallypoint.server.pump import TICK_SECONDS
-from rallypoint.system.ports import client_ports
+from rallypoint.relay.core.relay import RelayCore
+from rallypoint.relay.relay import Place, Relay, find_upstream
+from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.pump import TICK_SECONDS
+from rallypoint.server.machine.ports import client_ports
+from rallypoint.server.process.startup import settle_in
 from rallypoint.wire.limits import Limits
 
 ORDERS = 0

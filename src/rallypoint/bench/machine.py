@@ -11,9 +11,9 @@ from typing import Final
 
 import rallypoint
 from rallypoint.errors import UsageError
-from rallypoint.system.limits import accept_backlog, syn_backlog
-from rallypoint.system.packages import installed
-from rallypoint.system.ports import client_ports
+from rallypoint.server.machine.limits import accept_backlog, syn_backlog
+from rallypoint.server.machine.packages import installed
+from rallypoint.server.machine.ports import client_ports
 
 SPARE_FILES: Final = 256
 """What a process may open besides its connections."""

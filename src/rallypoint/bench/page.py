@@ -11,7 +11,8 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import Final
 
-from rallypoint.bench import figures, sheets, words
+from rallypoint import text
+from rallypoint.bench import figures, sheets
 from rallypoint.bench.goals import OURS, verdicts
 from rallypoint.bench.names import RELAY
 from rallypoint.bench.results import Results, merge_targets
@@ -139,14 +140,16 @@ def alt_text(results: Results, name: str) -> str:
 
 def _line_in_words(line: figures.Line) -> str:
     first, last = line.spreads[0], line.spreads[-1]
-    said = f"{line.target}: {words.duration(first.median)} at {line.sizes[0]:,} ranks"
-    return said if len(line.sizes) == 1 else f"{said}, {words.duration(last.median)} at {line.sizes[-1]:,}"
+    said = f"{line.target}: {text.fine_duration(first.median)} at {line.sizes[0]:,} ranks"
+    return (
+        said if len(line.sizes) == 1 else f"{said}, {text.fine_duration(last.median)} at {line.sizes[-1]:,}"
+    )
 
 
 def _costs_in_words(results: Results) -> str:
     said = []
     for figure, measure in figures.COSTS.items():
-        say = words.size if figure == "memory" else words.duration
+        say = text.size if figure == "memory" else text.fine_duration
         found = figures.costs(results, "init", figure)
         ends = [f"{line.target} {say(line.spreads[-1].median)} at {line.sizes[-1]:,} ranks" for line in found]
         said += [f"{measure.label}: {', '.join(ends)}"] if ends else []
@@ -158,7 +161,7 @@ def _rates_in_words(results: Results) -> str:
     said = []
     for record in records:
         found = ((entry.target, entry.median()) for entry in record.entries.values())
-        rates = [f"{target} {words.rate(rate)}" for target, rate in found if rate is not None]
+        rates = [f"{target} {text.rate(rate)}" for target, rate in found if rate is not None]
         said.append(f"{record.name}: {', '.join(rates)}")
     return "; ".join(said) + "."
 

@@ -11,7 +11,7 @@ from rallypoint.bench.catalogue import AS_IS, TUTORIAL, WITH_CLIENTS, WITH_RANKS
 from rallypoint.bench.session import Measurement
 from rallypoint.bench.targets import absences
 from rallypoint.errors import UsageError
-from rallypoint.system import names as system_names
+from rallypoint.server.machine import names as system_names
 
 RANKS: Final = (1_024, 4_096, 16_384, 98_304)
 QUICK_RANKS: Final = (1_024, 4_096)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from rallypoint import text
 from rallypoint.bench import words
 from rallypoint.bench.growth import Growth, growth
 from rallypoint.bench.results import Entry, Record, Results, merge_targets, title
@@ -29,28 +30,28 @@ TITLES: Final = {
 NAMES: Final = ("record", "ranks", "target")
 """The columns that say whose figures the others are."""
 _FIGURES: Final[tuple[tuple[str, str, Callable[[float], str]], ...]] = (
-    ("p50", "p50", words.duration),
-    ("p99", "p99", words.duration),
-    ("CPU/op", "cpu", words.duration),
-    ("mem/conn", "memory", words.size),
-    ("server", "server_share", words.share),
-    ("load", "load_share", words.share),
+    ("p50", "p50", text.fine_duration),
+    ("p99", "p99", text.fine_duration),
+    ("CPU/op", "cpu", text.fine_duration),
+    ("mem/conn", "memory", text.size),
+    ("server", "server_share", text.share),
+    ("load", "load_share", text.share),
 )
 _EXTRAS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
-    "messages": ("messages at the server", words.count),
-    "relays": ("relays", words.count),
-    "relays_cpu": ("CPU of the relays", words.duration),
-    "relays_bytes": ("memory of the relays", words.size),
-    "whole_seconds": ("with the start of all processes", words.duration),
-    "renew_seconds": ("until the store was new", words.duration),
-    "swarm_cpu": ("CPU of the ranks", words.duration),
-    "dropped": ("connects dropped", words.count),
-    "turned_away": ("connections reset", words.count),
+    "messages": ("messages at the server", text.count),
+    "relays": ("relays", text.count),
+    "relays_cpu": ("CPU of the relays", text.fine_duration),
+    "relays_bytes": ("memory of the relays", text.size),
+    "whole_seconds": ("with the start of all processes", text.fine_duration),
+    "renew_seconds": ("until the store was new", text.fine_duration),
+    "swarm_cpu": ("CPU of the ranks", text.fine_duration),
+    "dropped": ("connects dropped", text.count),
+    "turned_away": ("connections reset", text.count),
 }
 _GROWING: Final[tuple[tuple[str, str, Callable[[float], str]], ...]] = (
-    ("value", "time", words.duration),
-    ("cpu", "CPU", words.duration),
-    ("memory", "memory", words.size),
+    ("value", "time", text.fine_duration),
+    ("cpu", "CPU", text.fine_duration),
+    ("memory", "memory", text.size),
 )
 
 LEGEND: Final = (
@@ -100,7 +101,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
     stopped = ", interrupted" if results.interrupted else ""
     return [
         ("command", results.command),
-        ("started", f"{results.started}, took {words.long_duration(results.seconds)}{stopped}"),
+        ("started", f"{results.started}, took {text.duration(results.seconds)}{stopped}"),
         *results.machine.items(),
         *results.versions.items(),
         *results.limits.items(),
@@ -119,7 +120,7 @@ def held_back(results: Results) -> list[str]:
 
 
 def _share(entry: Entry, name: str) -> str:
-    return words.share(entry.median(name) or 0.0)
+    return text.share(entry.median(name) or 0.0)
 
 
 # The figures of each record
@@ -179,7 +180,7 @@ def _loads(records: Iterable[Record]) -> list[str]:
 def _besides(command: str, records: Sequence[Record]) -> Sheet:
     names = [name for name in _extras_of(records) if name in _EXTRAS]
     names += [name for name in _extras_of(records) if name not in _EXTRAS]
-    kinds = [(name, *_EXTRAS.get(name, (name, words.digits))) for name in names]
+    kinds = [(name, *_EXTRAS.get(name, (name, text.digits))) for name in names]
     sheet = Sheet(f"{command}: further figures", [*NAMES, *(heading for _, heading, _ in kinds)])
     for record in records:
         entries = [entry for entry in record.entries.values() if _extras_of_entry(entry)]

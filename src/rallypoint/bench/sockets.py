@@ -10,7 +10,7 @@ from typing import Final
 
 from rallypoint.bench.dialects import Dialect, Exchange
 from rallypoint.bench.faults import BenchError
-from rallypoint.system.ports import client_ports
+from rallypoint.server.machine.ports import client_ports
 
 HOST: Final = "127.0.0.1"
 ANSWER_LIMIT_S: Final = 120

@@ -18,7 +18,7 @@ from rallypoint.bench.host_redis import PROGRAM
 from rallypoint.bench.names import REDIS, RELAY
 from rallypoint.bench.sockets import HOST
 from rallypoint.bench.workers import Message, Worker, gather, start
-from rallypoint.system import ports as system_ports
+from rallypoint.server.machine import ports as system_ports
 
 START_LIMIT_S: Final = 60.0
 LEAVE_LIMIT_S: Final = 60.0

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from rallypoint.cli.interrupting import exit_code, signals_as_interrupts
+from rallypoint.cli.signals import exit_code, signals_as_interrupts
 from rallypoint.errors import UsageError
-from rallypoint.meeting.endpoint import Endpoint, parse_endpoint
+from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 
 
 def doctor(
@@ -57,7 +57,7 @@ def _doctor(
     endpoint: str | None, folder: Path, listen: bool, everyone: bool, fix: bool, as_json: bool
 ) -> bool:
     from rallypoint.cli import examining
-    from rallypoint.doctor.situation import Situation, check_folder, endpoint_of
+    from rallypoint.diagnose.doctor.situation import Situation, check_folder, endpoint_of
 
     named = _parse(endpoint) if endpoint is not None else None
     if listen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from rallypoint.errors import RallypointError
-from rallypoint.pytorch.switches import enabling_file
+from rallypoint.launch.switches import enabling_file
 
 
 def enable() -> None:

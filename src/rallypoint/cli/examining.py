@@ -19,21 +19,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import rallypoint
 from rallypoint.cli.findings import conclude, print_findings, print_heading, print_matrix, print_outlook
-from rallypoint.doctor import checking
-from rallypoint.doctor.catalogue import CHECKS
-from rallypoint.doctor.everyone import attend_job, by_launcher, open_practice, own_address, visit
-from rallypoint.doctor.everyone import receive as receive_visitors
-from rallypoint.doctor.gathering import Gathered
-from rallypoint.doctor.judging import judge
-from rallypoint.doctor.outlook import Outlook, look_ahead
-from rallypoint.doctor.packages import versions
-from rallypoint.doctor.situation import Situation
+from rallypoint.diagnose.doctor import runner as checking
+from rallypoint.diagnose.doctor.all_machines import attend_job, by_launcher, open_practice, own_address, visit
+from rallypoint.diagnose.doctor.all_machines import receive as receive_visitors
+from rallypoint.diagnose.doctor.checks import CHECKS
+from rallypoint.diagnose.doctor.exchange import Gathered
+from rallypoint.diagnose.doctor.judgement import judge
+from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
+from rallypoint.diagnose.doctor.packages import versions
+from rallypoint.diagnose.doctor.situation import Situation
+from rallypoint.diagnose.findings import Finding, State, failure, ok
 from rallypoint.errors import RallypointError
-from rallypoint.findings import Finding, State, failure, ok
-from rallypoint.launch.amending import Amendment, plan_amendment
-from rallypoint.meeting.endpoint import Endpoint
-from rallypoint.pytorch.environment import without_rank
-from rallypoint.system.packages import ABSENT
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.environment import without_rank
+from rallypoint.launch.toml_edit import Amendment, plan_amendment
+from rallypoint.server.machine.packages import ABSENT
 
 _QUIET: Final = (State.OK, State.NOTE)
 

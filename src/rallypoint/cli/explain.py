@@ -14,8 +14,8 @@ import typer
 from rallypoint.errors import UsageError
 
 if TYPE_CHECKING:
-    from rallypoint.explain import Report
-    from rallypoint.explain.scanning import Log
+    from rallypoint.diagnose.explain import Report
+    from rallypoint.diagnose.explain.scanning import Log
 
 _STANDARD_INPUT = "standard input"
 
@@ -49,8 +49,8 @@ def explain(
 
 
 def _read(names: Sequence[str]) -> Report:
-    from rallypoint.explain import explain as explain_logs
-    from rallypoint.explain.reading import find_logs, open_log
+    from rallypoint.diagnose.explain import explain as explain_logs
+    from rallypoint.diagnose.explain.reading import find_logs, open_log
 
     if names == ["-"] and sys.stdin.isatty():
         raise UsageError(
@@ -64,7 +64,7 @@ def _read(names: Sequence[str]) -> Report:
 
 
 def _standard_input() -> Log:
-    from rallypoint.explain.reading import stream_log
+    from rallypoint.diagnose.explain.reading import stream_log
 
     return stream_log(sys.stdin.buffer, _STANDARD_INPUT, time.time())
 
@@ -85,7 +85,7 @@ def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def _print_report(report: Report, as_json: bool) -> None:
-    from rallypoint.explain import words
+    from rallypoint.diagnose.explain import words
 
     text = json.dumps(words.as_json(report), indent=2) if as_json else words.as_text(report)
     # A log may hold what the encoding of a console has no place for.
@@ -94,7 +94,7 @@ def _print_report(report: Report, as_json: bool) -> None:
 
 
 def _print_list(as_json: bool) -> None:
-    from rallypoint.explain.knowledge import causes
+    from rallypoint.diagnose.explain.knowledge import causes
 
     if as_json:
         print(json.dumps([cause.as_json() for cause in causes()], indent=2))

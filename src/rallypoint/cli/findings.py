@@ -11,11 +11,11 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from rallypoint.doctor.gathering import Gathered
-from rallypoint.doctor.judging import matrix
-from rallypoint.doctor.outlook import Outlook, Prospect
-from rallypoint.explain.words import printable
-from rallypoint.findings import Finding, State
+from rallypoint.diagnose.doctor.exchange import Gathered
+from rallypoint.diagnose.doctor.judgement import matrix
+from rallypoint.diagnose.doctor.outlook import Outlook, Prospect
+from rallypoint.diagnose.findings import Finding, State
+from rallypoint.text import printable
 
 _STYLES: Final = {
     State.OK: "green",

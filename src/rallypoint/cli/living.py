@@ -14,9 +14,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from rallypoint.cli.reporting import Asked, Report, report_on
 from rallypoint.errors import NotOursError, RallypointError
-from rallypoint.rollcall.words import duration, printable
+from rallypoint.text import duration, printable
+from rallypoint.watch.status.report import Asked, Report, report_on
 
 _PAUSE_SECONDS: Final = 1.0
 

@@ -17,7 +17,7 @@ from rallypoint.bench.pace import Pace
 from rallypoint.bench.planning import Plan, Wish, make_plan
 from rallypoint.bench.results import Results, title, to_json
 from rallypoint.bench.session import Measurement
-from rallypoint.cli.interrupting import exit_code, signals_as_interrupts
+from rallypoint.cli.signals import exit_code, signals_as_interrupts
 from rallypoint.errors import RallypointError, UsageError
 
 

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from rallypoint.cli.serving import BackendOption, LimitOption, PortOption, announce, logger, open_loop
+from rallypoint.cli.foreground import BackendOption, LimitOption, PortOption, announce, logger, open_loop
 from rallypoint.errors import UsageError
-from rallypoint.meeting.endpoint import Endpoint, parse_endpoint
+from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.relay.hosting import UPSTREAM_SECONDS
-from rallypoint.relay.making import make_relay
-from rallypoint.relay.running import find_upstream
-from rallypoint.server.backend import Choice
-from rallypoint.server.binding import describe, listen
-from rallypoint.server.process import limits_of_environment, settle_in
+from rallypoint.relay.kinds import make_relay
+from rallypoint.relay.relay import find_upstream
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.binding import describe, listen
+from rallypoint.server.process.startup import limits_of_environment, settle_in
 
 
 def relay(

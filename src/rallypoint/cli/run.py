@@ -16,16 +16,17 @@ from typing import Annotated
 import typer
 
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
+from rallypoint.launch.command import end_as, run_command
 from rallypoint.launch.config import Settings, settle
+from rallypoint.launch.environment import inject, without_rank
 from rallypoint.launch.options import BY_NAME, FLAGS, OPTIONS, USAGE, Target, split_arguments
-from rallypoint.launch.running import end_as, run_command
+from rallypoint.launch.reports_folder import Reports
+from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
-from rallypoint.launch.watching import Reports
-from rallypoint.pytorch import reports
-from rallypoint.pytorch.environment import inject, without_rank
-from rallypoint.pytorch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
-from rallypoint.server.backend import VARIABLE as LIBUV_VARIABLE
+from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
+from rallypoint.text import printable
 
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 """The words are taken apart by `rallypoint.launch.options`, which knows what belongs to the script."""
@@ -178,13 +179,12 @@ def _tell_missing(found: Reports) -> None:
 
 def _explain(found: Reports) -> None:
     """Who failed first, apart from those who only followed."""
-    from rallypoint.explain import words  # late: a job that ends well does not need it
 
     lines: list[str] = []
     roll = found.roll()
     if roll.expected and not roll.complete:
         lines.append(_progress(roll))
-    lines += [f"on another machine: {words.printable(text)}" for text in found.elsewhere()]
+    lines += [f"on another machine: {printable(text)}" for text in found.elsewhere()]
     blame = find_blame(found.failures(), found.exits())
     if blame is not None:
         lines.append(blame.headline)
@@ -202,8 +202,8 @@ def _explain(found: Reports) -> None:
 
 def _print_advice(failure: reports.Failure) -> None:
     """What is known of an error of this kind; nothing, if it is not known."""
-    from rallypoint.explain import explain, words
-    from rallypoint.explain.failures import log_of
+    from rallypoint.diagnose.explain import explain, words
+    from rallypoint.diagnose.explain.failures import log_of
 
     advice = words.as_advice(explain([log_of(failure)]))
     if advice:

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from rallypoint.cli.serving import BackendOption, LimitOption, PortOption, announce, logger, open_loop
-from rallypoint.server.backend import Choice
-from rallypoint.server.binding import describe, listen, reachable_at
-from rallypoint.server.core import Core
-from rallypoint.server.observing import EVENTS_VARIABLE, observe
-from rallypoint.server.process import limits_of_environment, settle_in
-from rallypoint.server.pump import Pump
+from rallypoint.cli.foreground import BackendOption, LimitOption, PortOption, announce, logger, open_loop
+from rallypoint.server.core.store import Core
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.loops.pump import Pump
+from rallypoint.server.process.binding import describe, listen, reachable_at
+from rallypoint.server.process.startup import limits_of_environment, settle_in
+from rallypoint.server.reporting.events import EVENTS_VARIABLE, observe
 
 
 def serve(
@@ -60,7 +60,7 @@ def _page(port: int | None, store: tuple[str, int]) -> Iterator[None]:
     if port is None:
         yield
         return
-    from rallypoint.web.hosting import host_web  # late: most servers have no page
+    from rallypoint.watch.web.hosting import host_web  # late: most servers have no page
 
     page = host_web(store, port=port)
     logger.info("the page is at %s", page.url)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rallypoint.cli.interrupting import exit_code, signals_as_interrupts
+from rallypoint.cli.signals import exit_code, signals_as_interrupts
 from rallypoint.errors import UsageError
-from rallypoint.meeting.endpoint import Endpoint, parse_endpoint
+from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 
 if TYPE_CHECKING:
-    from rallypoint.cli.reporting import Asked
+    from rallypoint.watch.status.report import Asked
 
 
 def status(
@@ -37,7 +37,7 @@ def status(
     reads. Exit 1 if ranks are missing; with --rank, if that one is not known to be here.
     """
     _check(watch, waits, keys, search, rank, as_json)
-    from rallypoint.cli.reporting import Asked
+    from rallypoint.watch.status.report import Asked
 
     asked = Asked(_parse(store), waits, keys, search, rank)
     try:
@@ -69,7 +69,7 @@ def _parse(store: str) -> Endpoint:
 
 def _show(asked: Asked, as_json: bool) -> bool:
     """Print it once; whether nobody is missing."""
-    from rallypoint.cli.reporting import report_on
+    from rallypoint.watch.status.report import report_on
 
     report = report_on(asked)
     if as_json:

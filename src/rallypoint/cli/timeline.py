@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rallypoint.timeline.timeline import Timeline
+    from rallypoint.watch.timeline.timeline import Timeline
 
 
 def timeline(
@@ -42,9 +42,9 @@ def timeline(
 
 
 def _tell(files: list[Path], run: int | None, plot: Path | None) -> Timeline:
-    from rallypoint.timeline.drawing import save
-    from rallypoint.timeline.paper import check_plot
-    from rallypoint.timeline.telling import tell
+    from rallypoint.watch.timeline.drawing import save
+    from rallypoint.watch.timeline.from_files import tell
+    from rallypoint.watch.timeline.plot_style import check_plot
 
     if plot is not None:
         check_plot(plot)
@@ -55,7 +55,7 @@ def _tell(files: list[Path], run: int | None, plot: Path | None) -> Timeline:
 
 
 def _print(told: Timeline, as_json: bool) -> None:
-    from rallypoint.timeline.words import as_text
+    from rallypoint.watch.timeline.words import as_text
 
     text = json.dumps(told.as_json(), indent=2) if as_json else as_text(told)
     # A key may hold what the encoding of a console has no place for.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rallypoint.builds.planning import Platform
-from rallypoint.cli.interrupting import exit_code, signals_as_interrupts
+from rallypoint.cli.signals import exit_code, signals_as_interrupts
+from rallypoint.diagnose.builds.plan import Platform
 from rallypoint.errors import RallypointError, UsageError
 
 if TYPE_CHECKING:
-    from rallypoint.builds.planning import Wishes
-    from rallypoint.builds.verdicts import Report
+    from rallypoint.diagnose.builds.plan import Wishes
+    from rallypoint.diagnose.builds.verdicts import Report
 
 app = typer.Typer(
     name="torch",
@@ -65,7 +65,7 @@ def check(
 
     Exit 0 if it is and nothing contradicts, 1 if it is not or something disagrees.
     """
-    from rallypoint.builds.checking import check as look
+    from rallypoint.diagnose.builds.check import check as look
 
     with _reading():
         report = look(path, python, os.environ)
@@ -78,7 +78,7 @@ def check(
 
 def _print_report(report: Report) -> None:
     from rallypoint.cli.findings import print_findings
-    from rallypoint.explain.words import printable
+    from rallypoint.text import printable
 
     print(f"{report.kind}: {printable(report.path)}")
     print_findings(report.findings)
@@ -128,7 +128,7 @@ def plan(
 
     Nothing is run without --run. A tree that was built before needs less than a new one.
     """
-    from rallypoint.builds.planning import Wishes, parse_architectures
+    from rallypoint.diagnose.builds.plan import Wishes, parse_architectures
 
     if run and platform is not _HERE:
         raise UsageError(f"a script for {platform.value} cannot be run here", hint="leave --run out")
@@ -141,7 +141,8 @@ def plan(
 
 
 def _write_script(tree: Path, wishes: Wishes) -> str:
-    from rallypoint.builds import planning, running
+    from rallypoint.diagnose.builds import plan as planning
+    from rallypoint.diagnose.builds import script as running
 
     with _reading():
         facts = running.read_facts(tree)
@@ -156,7 +157,7 @@ def _name_of(python: str, platform: Platform) -> str:
 
 
 def _run(script: str) -> int:
-    from rallypoint.builds import running
+    from rallypoint.diagnose.builds import script as running
 
     try:
         with signals_as_interrupts():

@@ -25,12 +25,12 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from rallypoint.cli.interrupting import exit_code, signals_as_interrupts
+from rallypoint.cli.signals import exit_code, signals_as_interrupts
+from rallypoint.diagnose.verify import trainings as running
+from rallypoint.diagnose.verify.routes import ONE_GPU, Build, Route, select
+from rallypoint.diagnose.verify.trainings import Machine, Result, Setting
+from rallypoint.diagnose.verify.verdict import RankHealth, health_of
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.verify import running
-from rallypoint.verify.judging import RankHealth, health_of
-from rallypoint.verify.routes import ONE_GPU, Build, Route, select
-from rallypoint.verify.running import Machine, Result, Setting
 
 _LOG_LINES: Final = 40
 _STYLES: Final = {"ok": "green", "FAILED": "bold red"}

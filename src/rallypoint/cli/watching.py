@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from rallypoint.builds.progress import Libuv, Snapshot
-from rallypoint.builds.running import running_command
-from rallypoint.builds.watching import Watch
-from rallypoint.explain.words import printable
+from rallypoint.diagnose.builds.progress import Libuv, Snapshot
+from rallypoint.diagnose.builds.script import running_command
+from rallypoint.diagnose.builds.watch import Watch
+from rallypoint.text import duration, printable
 
 _BAR_SECONDS: Final = 1.0
 _LINE_SECONDS: Final = 10.0
@@ -79,7 +79,7 @@ class _Bar:
             self._live.stop()
 
     def show(self, snapshot: Snapshot) -> None:
-        left = "" if snapshot.seconds_left is None else f"{_duration(snapshot.seconds_left)} left"
+        left = "" if snapshot.seconds_left is None else f"{duration(snapshot.seconds_left)} left"
         self._progress.update(
             self._task, completed=snapshot.done, total=snapshot.total, description=left, refresh=False
         )
@@ -89,7 +89,7 @@ class _Bar:
 def describe(snapshot: Snapshot) -> str:
     """A line about a build."""
     total = "?" if snapshot.total is None else f"{snapshot.total:,}"
-    left = [] if snapshot.seconds_left is None else [f"{_duration(snapshot.seconds_left)} left"]
+    left = [] if snapshot.seconds_left is None else [f"{duration(snapshot.seconds_left)} left"]
     ended = [f"the command {_describe_end(snapshot)}"] if snapshot.exit_code else []
     counts = f"{snapshot.state}: {snapshot.done:,} of {total} steps"
     return "; ".join([counts, *ended, *left, *_parts(snapshot)])
@@ -116,11 +116,6 @@ def _describe_libuv(libuv: Libuv) -> str:
     files = "libuv is built" if libuv.done == libuv.total else f"libuv: {libuv.done} of {libuv.total} files"
     server = {True: "its server too", False: "its server is not", None: "there is no server for it"}
     return f"{files}, {server[libuv.server]}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{rest} s" if minutes == 0 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def _print_failure(snapshot: Snapshot, log: Path | None) -> None:

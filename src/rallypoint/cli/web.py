@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from rallypoint.cli.interrupting import signals_as_interrupts
-from rallypoint.cli.serving import PortOption
+from rallypoint.cli.foreground import PortOption
+from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.errors import UsageError
-from rallypoint.meeting.endpoint import Endpoint, parse_endpoint
+from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 
 
 def web(
@@ -38,15 +38,15 @@ def web(
     Prints its address on standard output when it is ready. It also answers /metrics, for Prometheus, and
     /healthz. It only reads.
     """
-    from rallypoint.server.process import settle_in
-    from rallypoint.web.hosting import open_listeners, url_of
+    from rallypoint.server.process.startup import settle_in
+    from rallypoint.watch.web.hosting import open_listeners, url_of
 
     place = _parse(store)
     settle_in(logging.WARNING)
     listeners = open_listeners(host, port, token)
     line = f"rallypoint: page on {url_of(host, listeners)}"
 
-    from rallypoint.web.serving import WebServer, access_to, serve, watch_store
+    from rallypoint.watch.web.serving import WebServer, access_to, serve, watch_store
 
     server = WebServer(watch_store(*place), access_to(listeners, token), on_ready=lambda: print(line))
     with signals_as_interrupts():

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rallypoint.pytorch.reports import Exit, Failure
+from rallypoint.launch.reports import Exit, Failure
 
 # An exception has words, which `rallypoint.explain` knows; a signal has none.
 _BY_SIGNAL = {

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar, cast
 
 from rallypoint.errors import UsageError
+from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.options import (
     BY_NAME,
     DEFAULT_MASTER_PORT,
@@ -28,7 +29,6 @@ from rallypoint.launch.options import (
     advice,
     text_of,
 )
-from rallypoint.meeting.endpoint import Endpoint
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -18,10 +18,10 @@ from difflib import get_close_matches
 from typing import Final, Literal
 
 from rallypoint.errors import UsageError
-from rallypoint.meeting.endpoint import DEFAULT_PORT, IPV6, Endpoint, parse_endpoint
-from rallypoint.meeting.endpoint import HOST as HOST_NAME
-from rallypoint.server.backend import VARIABLE as LIBUV_VARIABLE
-from rallypoint.server.backend import parse_switch
+from rallypoint.launch.endpoint import DEFAULT_PORT, IPV6, Endpoint, parse_endpoint
+from rallypoint.launch.endpoint import HOST as HOST_NAME
+from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
+from rallypoint.server.loops.backend import parse_switch
 
 USAGE: Final = "rallypoint run [options] script.py [arguments], or -m module [arguments], or -- command"
 

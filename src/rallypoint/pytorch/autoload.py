@@ -13,7 +13,7 @@ import logging
 def activate() -> None:
     """Make this process's torch use Rallypoint where it has to, if that is enabled here."""
     try:
-        from rallypoint.pytorch.switches import enabling_file
+        from rallypoint.launch.switches import enabling_file
 
         if enabling_file().exists():
             from rallypoint.pytorch.injection.rallypoint_hooks import after_import

@@ -28,10 +28,10 @@ from functools import partial
 from importlib import import_module
 from typing import Any, BinaryIO
 
+from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, Client, Patch
 from rallypoint.pytorch.forks import Fork, ForkError, Forks, Line, Message, ask_no_name_server
-from rallypoint.pytorch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, Client, Patch
-from rallypoint.server.backend import VARIABLE as LIBUV_VARIABLE
-from rallypoint.server.binding import BACKLOG
+from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
+from rallypoint.server.process.binding import BACKLOG
 
 HOST = "127.0.0.1"
 BACKENDS = ("libuv", "legacy")

@@ -29,8 +29,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from rallypoint.client.deadline import Deadline
-from rallypoint.client.naming import who_am_i
 from rallypoint.errors import (
     ConnectError,
     ConnectionLostError,
@@ -39,18 +37,20 @@ from rallypoint.errors import (
     RallypointError,
     UsageError,
 )
-from rallypoint.meeting.endpoint import parse_endpoint
-from rallypoint.meeting.meeting import Heart, Meeting, Round
-from rallypoint.meeting.places import open_place
-from rallypoint.meeting.roster import Member, Roster, Size
-from rallypoint.pytorch import reports
-from rallypoint.pytorch.conf import Conf
-from rallypoint.pytorch.environment import inject
+from rallypoint.launch import reports
+from rallypoint.launch.endpoint import parse_endpoint
+from rallypoint.launch.environment import inject
+from rallypoint.launch.rendezvous.meeting import Heart, Meeting, Round
+from rallypoint.launch.rendezvous.roster import Member, Roster, Size
+from rallypoint.launch.rendezvous.servers import open_place
+from rallypoint.launch.switches import Patch, client_of, patch_of
+from rallypoint.pytorch.attendance import AGENTS, RollCall
 from rallypoint.pytorch.probe import examine
-from rallypoint.pytorch.rollcall import AGENTS, RollCall
+from rallypoint.pytorch.rdzv_conf import Conf
 from rallypoint.pytorch.substitution import Order, make_store
-from rallypoint.pytorch.switches import Patch, client_of, patch_of
 from rallypoint.rollcall.identity import Role
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.hello import who_am_i
 
 logger = logging.getLogger("rallypoint.torchrun")
 

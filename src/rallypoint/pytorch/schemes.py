@@ -18,11 +18,11 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 import torch.distributed as dist
 
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.launch.switches import Patch, client_of, parse_client
 from rallypoint.pytorch.store import PythonStore
 from rallypoint.pytorch.substitution import Order, make_store
-from rallypoint.pytorch.switches import Patch, client_of, parse_client
 from rallypoint.pytorch.translation import to_torch
-from rallypoint.server.backend import parse_switch
+from rallypoint.server.loops.backend import parse_switch
 from rallypoint.stores.rendezvous import rendezvous
 
 Yielded = Iterator[tuple[dist.Store, int, int]]

@@ -13,11 +13,11 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from rallypoint.client.deadline import Deadline
 from rallypoint.errors import ConnectionLostError, PortInUseError, RallypointError
 from rallypoint.rollcall.identity import Role
-from rallypoint.server.backend import Choice
-from rallypoint.server.hosting import HostedServer, Lifespan, host_server
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.hosting import HostedServer, Lifespan, host_server
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.tcp import TCPStore
 
 _END_SECONDS = 5.0

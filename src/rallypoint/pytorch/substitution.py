@@ -24,15 +24,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rallypoint.client.naming import who_am_i
 from rallypoint.errors import RallypointError, StoreTimeoutError
-from rallypoint.pytorch.reports import folder_of, report_joined
+from rallypoint.launch.reports import folder_of, report_joined
+from rallypoint.launch.switches import Client, Patch, client_of, patch_of
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
 from rallypoint.pytorch.store import PythonStore
-from rallypoint.pytorch.switches import Client, Patch, client_of, patch_of
 from rallypoint.pytorch.translation import to_torch
 from rallypoint.rollcall.identity import Role, hello_key
-from rallypoint.server.backend import Choice, choose
+from rallypoint.server.loops.backend import Choice, choose
+from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.tcp import TCPStore
 
 logger = logging.getLogger("rallypoint.torch")

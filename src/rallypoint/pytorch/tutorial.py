@@ -23,11 +23,12 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _store_based_barrier
 
+from rallypoint.launch.switches import PATCH_VARIABLE, Patch
+
 # These two are not used here: they are what `substitute` imports, so that the forks have it already.
 from rallypoint.pytorch import schemes, substitution  # noqa: F401
 from rallypoint.pytorch.forks import Fork, Forks, Gate, Line, Message, ask_no_name_server
 from rallypoint.pytorch.servers import OwnedServer, owned_at
-from rallypoint.pytorch.switches import PATCH_VARIABLE, Patch
 from rallypoint.pytorch.worker import substitute
 
 _END_SECONDS = 10.0

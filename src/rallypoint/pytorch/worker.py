@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.pytorch.switches import Patch, patch_of
+from rallypoint.launch.switches import Patch, patch_of
 
 
 def substitute() -> None:

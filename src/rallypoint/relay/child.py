@@ -6,11 +6,11 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from rallypoint.relay.making import make_relay
-from rallypoint.relay.running import find_upstream
-from rallypoint.server.child import Order, run
-from rallypoint.server.loop import Loop
-from rallypoint.server.pump import Pump
+from rallypoint.relay.kinds import make_relay
+from rallypoint.relay.relay import find_upstream
+from rallypoint.server.loops.loop import Loop
+from rallypoint.server.loops.pump import Pump
+from rallypoint.server.process.child import Order, run
 from rallypoint.wire.limits import Limits
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rallypoint.server.backend import Choice
-from rallypoint.server.binding import listen
-from rallypoint.server.hosting import WITH_PARENT, HostedServer, Kind, Lifespan, host_on
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.binding import listen
+from rallypoint.server.process.hosting import WITH_PARENT, HostedServer, Kind, Lifespan, host_on
 
 RELAY = Kind("relay", "rallypoint.relay.child")
 

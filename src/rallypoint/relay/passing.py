@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.outgoing import Address, Outgoing
-from rallypoint.relay.running import Place
-from rallypoint.server.front import Client, Front
-from rallypoint.server.loop import Loop
-from rallypoint.server.pump import Pump
-from rallypoint.server.sessions import Session
+from rallypoint.relay.relay import Place
+from rallypoint.server.core.front import Client, Front
+from rallypoint.server.core.sessions import Session
+from rallypoint.server.loops.loop import Loop
+from rallypoint.server.loops.pump import Pump
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 

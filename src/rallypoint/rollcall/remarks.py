@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from rallypoint.rollcall.crowd import Crowd, is_heard, sizes_told
-from rallypoint.rollcall.meetings import meetings_of
+from rallypoint.rollcall.clients import Crowd, is_heard, sizes_told
 from rallypoint.rollcall.plan import MOST_RANKS, Plan
+from rallypoint.rollcall.rounds import meetings_of
 from rallypoint.rollcall.snapshot import Relay, Snapshot
 
 _MOST: Final = 16

@@ -221,7 +221,7 @@ class Snapshot:
     plan: str = ""
     """The value of the key `PLAN`."""
     rosters: tuple[tuple[str, str], ...] = ()
-    """Of the jobs that meet here: their ids, and their rosters as JSON (see `rallypoint.meeting.roster`)."""
+    """The jobs that meet here: their ids, and their rosters as JSON (see `launch/rendezvous/roster.py`)."""
     received: int = 0
     sent: int = 0
     accepted: int = 0

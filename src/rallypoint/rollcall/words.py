@@ -10,11 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rallypoint.rollcall.roll import Awaited, Roll, Standing, State
+from rallypoint.text import counted, duration, ranks_text, shown
 
 _LONGEST_LIST: Final = 270
-_LONGEST_NAME: Final = 80
-_LONGEST_SECONDS: Final = 1e10
-_MOST_RUNS: Final = 8
 _WAITING_RUNS: Final = 3
 _WAITS_SHOWN: Final = 7
 
@@ -108,71 +106,6 @@ _STANDS: Final = {
     State.UNSEEN: "it was not seen",
     State.GONE: "it has gone",
 }
-
-
-# Names and numbers
-
-
-def ranks_text(ranks: Sequence[int], most: int = _MOST_RUNS) -> str:
-    """`3`, `3 and 7`, `0 to 5, 7 and 1,024 more`."""
-    runs = _runs(ranks)
-    names = [name for name, _ in runs[:most]]
-    if len(runs) > most:
-        names.append(f"{sum(count for _, count in runs[most:]):,} more")
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 rank`, `1,024 ranks`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """`0.4 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
-    seconds = seconds if seconds < _LONGEST_SECONDS else _LONGEST_SECONDS  # so that NaN is a number as well
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 1:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def printable(text: str) -> str:
-    """The text with its control characters written out: a terminal obeys nothing in it."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-
-
-def shown(name: str) -> str:
-    """A name that came over the network, printable, and with its middle left out if it is long."""
-    text = printable(name if len(name) <= _LONGEST_NAME else _ends(name))
-    return text if len(text) <= _LONGEST_NAME else _ends(text)
-
-
-def _ends(text: str) -> str:
-    half = _LONGEST_NAME // 2
-    return f"{text[: half - 2]}...{text[1 - half :]}"
-
-
-def _runs(ranks: Iterable[int]) -> list[tuple[str, int]]:
-    """Runs of ranks that follow each other, and how many each has: `3`, `8 to 15`."""
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
-    return [named for first, last in runs for named in _named(first, last)]
-
-
-def _named(first: int, last: int) -> list[tuple[str, int]]:
-    count = last - first + 1
-    return (
-        [(f"{first} to {last}", count)] if count > 2 else [(f"{rank}", 1) for rank in range(first, last + 1)]
-    )
 
 
 def _by_machine(standings: Iterable[Standing]) -> list[tuple[str, int]]:

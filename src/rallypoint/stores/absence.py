@@ -14,18 +14,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rallypoint.client.connection import Connection
-from rallypoint.client.deadline import Deadline
-from rallypoint.client.looking import look, look_through
-from rallypoint.client.pool import ConnectionPool
 from rallypoint.errors import StoreTimeoutError
-from rallypoint.rollcall.group_keys import owing_rank
 from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.rollcall.judging import judge
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Gathering, Roll, State
 from rallypoint.rollcall.snapshot import Question
+from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.rollcall.words import headline, missing_text, owed_text, unseen_text
-from rallypoint.system.patience import within
+from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look, look_through
+from rallypoint.stores.client.patience import within
+from rallypoint.stores.client.pool import ConnectionPool
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, Op
 

@@ -13,10 +13,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rallypoint.client.deadline import Deadline
 from rallypoint.engine import Engine
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.filelog import CALL_BYTES, MEMBER_BYTES, FileLog
 from rallypoint.stores.local import LocalStore
 from rallypoint.stores.membership import Member, Process, refusal

@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rallypoint.client.deadline import Deadline
 from rallypoint.errors import StoreTimeoutError
+from rallypoint.stores.client.deadline import Deadline
 
 _FIRST_PAUSE = 0.000_05
 _LONGEST_PAUSE = 0.005

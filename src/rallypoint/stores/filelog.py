@@ -21,9 +21,9 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from rallypoint.client.deadline import Deadline
 from rallypoint.engine import Engine
 from rallypoint.errors import ProtocolError, RallypointError, StaleFileError, StoreTimeoutError
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.filelock import open_locked, remove_locked
 from rallypoint.stores.membership import Member, describe
 from rallypoint.wire.encoding import VALIDATE

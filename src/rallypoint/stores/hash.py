@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rallypoint.client.deadline import Deadline
 from rallypoint.engine import Engine
 from rallypoint.stores.base import DEFAULT_TIMEOUT, Timeout
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.local import LocalStore
 from rallypoint.wire.opcodes import Op
 

@@ -13,10 +13,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rallypoint.client.deadline import Deadline
 from rallypoint.engine import Engine
 from rallypoint.errors import QueueEmptyError, RallypointError, StoreTimeoutError
 from rallypoint.stores.base import Store, Timeout, Value, as_keys, as_pairs, keys_missing, to_bytes, to_i64
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.wire.opcodes import Op
 
 _Result = TypeVar("_Result")

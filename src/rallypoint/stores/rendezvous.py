@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from rallypoint.errors import UsageError
-from rallypoint.server.backend import Choice, choose
+from rallypoint.server.loops.backend import Choice, choose
 from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout
 from rallypoint.stores.file import FileStore
 from rallypoint.stores.tcp import TCPStore

@@ -14,11 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from rallypoint.client.connecting import connect, format_address
-from rallypoint.client.connection import Connection
-from rallypoint.client.deadline import Deadline
-from rallypoint.client.naming import who_am_i
-from rallypoint.client.pool import ConnectionPool
 from rallypoint.errors import (
     ConnectionLostError,
     ProtocolError,
@@ -29,8 +24,8 @@ from rallypoint.errors import (
 )
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.roll import Roll
-from rallypoint.server.backend import Choice, choose
-from rallypoint.server.hosting import HostedServer, host_server, share_server
+from rallypoint.server.loops.backend import Choice, choose
+from rallypoint.server.process.hosting import HostedServer, host_server, share_server
 from rallypoint.stores.absence import NOT_KNOWN, Inquiry, of_barrier, of_keys, of_workers
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
@@ -43,6 +38,11 @@ from rallypoint.stores.base import (
     to_bytes,
     to_i64,
 )
+from rallypoint.stores.client.connecting import connect, format_address
+from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.hello import who_am_i
+from rallypoint.stores.client.pool import ConnectionPool
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
 

@@ -27,7 +27,7 @@ def _substitute() -> None:
 
 
 def _report(*exception: object) -> bool:
-    from rallypoint.pytorch.reports import report_failure
+    from rallypoint.launch.reports import report_failure
 
     return report_failure(*exception)  # type: ignore[arg-type]
 

@@ -1,0 +1,44 @@
+"""What the commands share that serve in the foreground: options, the loop, the line that says where."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from rallypoint.server.loops.backend import Choice, choose, make_loop
+from rallypoint.server.loops.loop import Loop
+from rallypoint.stores.client.connecting import format_address
+
+logger = logging.getLogger("rallypoint.server")
+
+PortOption = Annotated[int, typer.Option(help="The port; 0 takes a free one.")]
+
+BackendOption = Annotated[
+    Choice,
+    typer.Option(
+        help="libuv (uvloop, winloop), legacy (standard library), or as USE_LIBUV says and what is there."
+    ),
+]
+
+LimitOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Change a limit; may be repeated.")
+]
+
+
+def open_loop(backend: Choice) -> Loop:
+    """The loop for `--backend`; what is not as asked for is logged."""
+    loop, warning = make_loop(choose() if backend is Choice.AUTO else backend)
+    if warning:
+        logger.warning("%s", warning)
+    return loop
+
+
+def announce(host: str, listeners: Sequence[socket.socket], loop: Loop) -> Callable[[], None]:
+    """What prints the one line on standard output, when it is time."""
+    place = format_address(host, listeners[0].getsockname()[1])
+    return partial(print, f"rallypoint: serving on {place} ({loop.name})")

@@ -1,0 +1,1 @@
+"""Finding out what is wrong: `doctor` (machines), `explain` (logs), `builds`, `verify` (trainings)."""

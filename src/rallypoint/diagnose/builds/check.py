@@ -1,0 +1,191 @@
+"""`rallypoint torch check`: what is at a path, and what there is to say of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rallypoint.diagnose.builds.binaries import identify_file
+from rallypoint.diagnose.builds.loader import Found, find_torch, judge_import, judge_loader
+from rallypoint.diagnose.builds.packages import (
+    LIBRARIES,
+    Package,
+    find_package,
+    read_library,
+    read_package,
+    read_version,
+)
+from rallypoint.diagnose.builds.trees import (
+    Compilation,
+    Tree,
+    built_library,
+    carried_libuv,
+    compare_libraries,
+    find_tree,
+    other_libuvs,
+    own_package,
+    read_compilation,
+    used_libuv,
+)
+from rallypoint.diagnose.builds.verdicts import (
+    Report,
+    has_server,
+    judge_copies,
+    judge_linked,
+    judge_options,
+    judge_server,
+    judge_versions,
+)
+from rallypoint.diagnose.builds.wheels import read_wheel
+from rallypoint.diagnose.builds.window import UnreadableError
+from rallypoint.diagnose.findings import Finding, State, failure, ok, warning
+from rallypoint.errors import UsageError
+
+_KINDS = "an installed torch, a wheel, a library, a source tree or its build folder"
+
+
+def check(path: Path | None, python: str, environment: Mapping[str, str]) -> Report:
+    """Look into what is at a path, or into the torch that `python` would import.
+
+    Raises `UsageError` if that is no torch, and `UnreadableError` if it is one that cannot be read.
+    """
+    if path is None:
+        return _check_import(find_torch(python, environment), python, environment)
+    if not path.exists():
+        raise UsageError(f"{path} does not exist", hint=f"name {_KINDS}")
+    if path.is_file():
+        return _report("wheel", path, read_wheel(path)) if path.suffix == ".whl" else _check_library(path)
+    tree = find_tree(path)
+    if tree and (tree.build or not own_package(path)):
+        return _check_tree(tree, find_torch(python, environment), environment)
+    if folder := find_package(path):
+        return _report("installed", folder, read_package(folder), judge_loader(folder, environment))
+    raise UsageError(f"{path} is no torch: {' or '.join(LIBRARIES)} is not there", hint=f"name {_KINDS}")
+
+
+def _check_library(path: Path) -> Report:
+    try:
+        identify_file(path)
+    except UnreadableError as error:
+        raise UsageError(f"{path} is no torch: {error.message}", hint=f"name {_KINDS}") from None
+    package = read_library(path)
+    if not package.texts and path.name not in LIBRARIES:
+        raise UsageError(f"{path} does not hold the TCPStore", hint=f"name {' or '.join(LIBRARIES)}")
+    return _report("library", path, package)
+
+
+def _check_import(found: Found, python: str, environment: Mapping[str, str]) -> Report:
+    if found.folder is None:
+        raise UsageError(f"{python} finds no torch", hint=f"install one, or name {_KINDS}")
+    if not found.compiled:
+        return Report("installed", str(found.folder), None, (judge_import(found),))
+    package = read_package(found.folder)
+    loader = judge_loader(found.folder, environment)
+    return _report("installed", found.folder, package, judge_import(found), loader)
+
+
+def _report(kind: str, path: Path, package: Package, *more: Finding | None) -> Report:
+    findings = [
+        _describe(package),
+        judge_server(package.texts, package.windows),
+        judge_linked(package.binary.needed, package.shipped),
+        *more,
+    ]
+    known = tuple(finding for finding in findings if finding)
+    return Report(kind, str(path), has_server(package.texts), known)
+
+
+def _describe(package: Package) -> Finding:
+    version = package.versions.get("__version__", "of an unknown version")
+    cuda = f", CUDA {package.versions['cuda']}" if "cuda" in package.versions else ""
+    machines = " and ".join(package.binary.machines)
+    library = package.library.replace("\\", "/").rpartition("/")[2]
+    return ok("torch", f"{version}{cuda}, for {package.binary.platform} on {machines} ({library})")
+
+
+# A tree ----------------------------------------------------------------------------------------------------
+
+
+def _check_tree(tree: Tree, found: Found, environment: Mapping[str, str]) -> Report:
+    compilation = read_compilation(tree.build) if tree.build else None
+    defined = compilation.defined if compilation else None
+    library = built_library(tree.build, LIBRARIES) if tree.build else None
+    package = read_library(library) if library else None
+    findings = [
+        _describe_tree(tree),
+        *(judge_options(tree.cache, defined, tree.windows) if tree.build else []),
+        _judge_built(package, library),
+        *_judge_installed(tree, found),
+        _judge_libuvs(tree, compilation, environment),
+        _judge_loaded(tree, found),
+        *([judge_loader(found.folder, environment)] if found.folder else []),
+    ]
+    libuv = has_server(package.texts) if package else None
+    return Report("tree", str(tree.source), libuv, tuple(finding for finding in findings if finding))
+
+
+def _describe_tree(tree: Tree) -> Finding:
+    if tree.build is None:
+        return failure(
+            "tree",
+            f"{tree.version or 'sources'}, not configured: no folder in it has a CMakeCache.txt",
+            f"`rallypoint torch plan {tree.source}` writes the script of a build",
+        )
+    others = f"; older ones: {', '.join(map(str, tree.others))}" if tree.others else ""
+    return ok("tree", f"{tree.version or 'sources'}, built in {tree.build}{others}")
+
+
+def _judge_built(package: Package | None, library: Path | None) -> Finding:
+    if package is None:
+        return failure(
+            "libuv server",
+            f"not built yet: there is no {LIBRARIES[0]}, {LIBRARIES[1]} or {LIBRARIES[2]}",
+            "cmake --build, with the targets torch_cpu and torch_python",
+        )
+    judged = judge_server(package.texts, package.windows)
+    return replace(judged, found=f"{library}: {judged.found}")
+
+
+def _judge_installed(tree: Tree, found: Found) -> list[Finding]:
+    """Against the libraries in the tree itself, and against an installed torch of the same version."""
+    if tree.build is None or built_library(tree.build, LIBRARIES) is None:
+        return []
+    folders = [own_package(tree.source)]
+    if found.folder and found.compiled and _release(read_version(found.folder)) == _release(tree.version):
+        folders.append(found.folder)
+    places = {os.path.realpath(folder): folder / "lib" for folder in folders if folder}
+    pairs = {str(place): compare_libraries(tree.build, place) for place in places.values()}
+    if not any(pairs.values()):
+        hint = "install it: `pip install --no-build-isolation -e .`, or copy the libraries to torch/lib"
+        return [warning("installed", "what was built is not installed anywhere", hint)]
+    return [judge_copies(place, found_pairs) for place, found_pairs in pairs.items() if found_pairs]
+
+
+def _release(version: str | Mapping[str, str]) -> str:
+    """A version without what a build adds to it, such as `+git1234567`."""
+    text = version if isinstance(version, str) else version.get("__version__", "unknown")
+    return text.partition("+")[0]
+
+
+def _judge_libuvs(
+    tree: Tree, compilation: Compilation | None, environment: Mapping[str, str]
+) -> Finding | None:
+    if tree.windows:  # none is carried there: gloo is given one by libuv_ROOT
+        return None
+    used = used_libuv(compilation, tree.build, environment) if compilation and tree.build else None
+    return judge_versions(carried_libuv(tree.source), used, other_libuvs(environment))
+
+
+def _judge_loaded(tree: Tree, found: Found) -> Finding:
+    """Whether it is this tree that Python will import."""
+    judged = judge_import(found)
+    sources = os.path.realpath(tree.source / "torch")
+    own = found.folder is not None and os.path.realpath(found.folder) == sources
+    if own and found.compiled:  # that it hides another one is meant
+        return ok(judged.name, judged.found)
+    if own or judged.state is State.FAILURE:
+        return judged
+    hint = f"set PYTHONPATH={tree.source} where jobs are started, or install the tree"
+    return warning(judged.name, f"{judged.found}; it is not this tree", hint)

@@ -1,0 +1,164 @@
+"""The files of a ninja build: build.ninja, .ninja_log, and what ninja prints. Pure: text in, facts out.
+
+.ninja_log has a line for each output of each step that has ended well, appended when it ends: start and end
+in milliseconds since that run of ninja began, a time stamp, the output, a hash of the command. Steps that
+failed are not in it; they are only in what ninja prints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rallypoint.diagnose.builds.window import UnreadableError
+
+_VERSIONS: Final = range(5, 8)
+_HEADER: Final = re.compile(r"# ninja log v(\d+)")
+_OUTPUT: Final = re.compile(r"(?:\$.|[^$\s:|])+")
+_STATUS: Final = re.compile(r"^\s*\[(?P<done>\d+)/(?P<total>\d+)[^\]]*\] ?(?P<text>.*)")
+_FAILED: Final = re.compile(r"^\s*FAILED: (?:\[code=\d+\] )?(?P<outputs>.*)")
+_STOPPED: Final = re.compile(r"^\s*ninja: (?:build stopped|fatal|error)")
+_NOTHING: Final = re.compile(r"^\s*ninja: no work to do")
+
+
+@dataclass(frozen=True)
+class Output:
+    """A line of the log: a file that a step has made."""
+
+    start: int
+    end: int
+    stamp: int
+    """Nanoseconds since 1970, when it was made or its step began; 0 for a step that makes no file."""
+    path: str
+    command: str
+
+    @property
+    def step(self) -> tuple[int, int, str]:
+        """What the outputs of one step have in common."""
+        return self.start, self.end, self.command
+
+
+def parse_log(text: str) -> list[Output]:
+    """The outputs in .ninja_log. A last line that is still being written is left out."""
+    header, _, rest = text.partition("\n")
+    match = _HEADER.match(header)
+    if match is None:
+        raise UnreadableError("this is no log of ninja: its first line has to be `# ninja log v5`, v6 or v7")
+    if int(match[1]) not in _VERSIONS:
+        raise UnreadableError(f"a log of ninja in format {match[1]}; known are 5, 6 and 7")
+    lines = rest[: rest.rfind("\n") + 1].splitlines()
+    return [output for line in lines if (output := _parse_output(line)) is not None]
+
+
+def _parse_output(line: str) -> Output | None:
+    fields = line.split("\t")
+    if len(fields) != 5 or not all(re.fullmatch(r"-?\d+", number) for number in fields[:3]):
+        return None
+    start, end, stamp = map(int, fields[:3])
+    return Output(start, end, stamp, fields[3], fields[4])
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A step of build.ninja: its outputs and what is set for it."""
+
+    outputs: tuple[str, ...]
+    bindings: Mapping[str, str]
+
+
+def read_outputs(lines: Iterable[str]) -> Iterator[str]:
+    """The first output of each step that runs a command."""
+    for line in lines:
+        if line.startswith("build ") and not re.search(r": phony\b", line):
+            yield _outputs(line)[0]
+
+
+def read_custom_outputs(lines: Iterable[str]) -> Iterator[str]:
+    """The first output of each custom command, by the name that CMake and Meson give their rule."""
+    return read_outputs(line for line in lines if re.search(r": CUSTOM_COMMAND\b", line))
+
+
+def find_edge(lines: Iterable[str], part: str) -> Edge | None:
+    """The first step with an output whose path has `part` in it."""
+    found: tuple[str, ...] | None = None
+    bindings: dict[str, str] = {}
+    for line in lines:
+        if found is not None:
+            if not line.startswith("  "):
+                break
+            name, _, value = line.strip().partition("=")
+            bindings[name.strip()] = value.strip()
+        elif part in line and line.startswith("build "):
+            outputs = _outputs(line)
+            found = outputs if any(part in output for output in outputs) else None
+    return None if found is None else Edge(found, bindings)
+
+
+def _outputs(line: str) -> tuple[str, ...]:
+    """The outputs that are named before a `|` or the colon."""
+    found, at = [], len("build ")
+    while match := _OUTPUT.match(line, at):
+        found.append(re.sub(r"\$(.)", r"\1", match[0]))
+        at = match.end()
+        while line[at : at + 1] == " ":
+            at += 1
+    return tuple(found) or ("",)
+
+
+def sets_its_own_folder(lines: Iterable[str]) -> bool:
+    """Whether build.ninja says where its log is to be; CMake's never do."""
+    return any(re.match(r"builddir\s*=", line) for line in lines)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A step that failed: what it was to make, and what it printed, its command first."""
+
+    step: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Console:
+    """What ninja has printed so far."""
+
+    done: int = 0
+    """Steps that have ended well. ninja's own count has those that failed in it."""
+    total: int = 0
+    steps: tuple[str, ...] = ()
+    """What the status lines say, in their order."""
+    failures: tuple[Failure, ...] = ()
+    ended: bool = False
+    """Whether ninja has said that it stops. An end with success is not announced but for an empty one."""
+    began: bool = False
+
+
+def parse_console(lines: Sequence[str]) -> Console:
+    """Status lines and failures. Where several runs follow each other in one text, the last one counts."""
+    done, total, ended, began, inside = 0, 0, False, False, False
+    steps: list[str] = []
+    failures: list[tuple[str, list[str]]] = []
+    for line in (each.rstrip("\r\n") for each in _last_run(lines)):
+        if match := _STATUS.match(line):
+            done, total, began, inside = int(match["done"]), int(match["total"]), True, False
+            steps.append(match["text"])
+        elif match := _FAILED.match(line):
+            failures.append((match["outputs"].strip(), []))
+            inside = True
+        elif _STOPPED.match(line) or _NOTHING.match(line):
+            ended, began, inside = True, True, False
+        elif inside:
+            failures[-1][1].append(line)
+    found = tuple(Failure(step, tuple(text)) for step, text in failures)
+    return Console(max(0, done - len(found)), total, tuple(steps), found, ended, began)
+
+
+def _last_run(lines: Sequence[str]) -> Sequence[str]:
+    """From the last line on whose count is smaller than the one before it."""
+    begin = done = 0
+    for index, line in enumerate(lines):
+        if match := _STATUS.match(line):
+            begin, done = (index if int(match["done"]) < done else begin), int(match["done"])
+    return lines[begin:]

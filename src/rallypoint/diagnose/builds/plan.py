@@ -1,0 +1,177 @@
+"""What a build of torch with the libuv server takes, step by step. Pure: wishes and facts in, a plan out.
+
+A tree that was built before, with the same CUDA and for the same architectures, needs two targets and a copy
+of two libraries. Everything else is a whole build. `posix` and `batch` write a plan down as a script.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
+
+from rallypoint.diagnose.builds.cache import Entry
+from rallypoint.diagnose.builds.verdicts import architectures
+from rallypoint.errors import UsageError
+
+_ARCHITECTURE: Final = re.compile(r"\d{1,2}\.\d[a-z]?(\+PTX)?")
+
+WHOLE_BUILD: Final = "build"
+"""The folder that torch's own build uses, when pip runs it."""
+
+RELEASE: Final = "2.13.0"
+CLONE: Final = f"git clone --recursive --branch v{RELEASE} https://github.com/pytorch/pytorch"
+"""How a tree comes to be; the libuv that is compiled in is in a submodule of a submodule."""
+
+CARRIED: Final = "third_party/tensorpipe/third_party/libuv/include/uv.h"
+
+ONE_RANK: Final = (
+    "import torch.distributed as dist",
+    'store = dist.TCPStore("localhost", 0, 1, True, use_libuv=True)',
+    'assert store.libuvBackend, "the store does not use libuv"',
+    'dist.init_process_group("gloo", store=store, rank=0, world_size=1)',
+    "dist.destroy_process_group()",
+    'print("one rank came up on a libuv store")',
+)
+"""A job of one rank, whose store is served by libuv or not at all."""
+
+
+class Platform(str, Enum):
+    """What a build is for."""
+
+    LINUX = "linux"
+    MACOS = "macos"
+    WINDOWS = "windows"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is asked for."""
+
+    tree: str
+    platform: Platform
+    python: str
+    architectures: tuple[str, ...] = ()
+    """GPU architectures, as TORCH_CUDA_ARCH_LIST names them; none is a build for the CPU alone."""
+    nccl: bool = True
+    jobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the tree."""
+
+    version: str = ""
+    build: str = "build"
+    """The build folder, as it is called in the tree."""
+    cache: Mapping[str, Entry] = field(default_factory=dict)
+    """What that is configured with; empty if there is none."""
+    built: bool = False
+    """Whether it holds libraries already."""
+    missing: bool = False
+    """Whether the tree itself is not there yet, and is to be cloned."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, as the scripts need it."""
+
+    wishes: Wishes
+    facts: Facts
+    options: Mapping[str, str]
+    """CMake options, ON or OFF or a list."""
+    whole: bool
+    """Whether all of torch is built, and not only the two libraries that have to do with the store."""
+    remarks: tuple[str, ...]
+    """What was found in the tree, and what follows from it."""
+
+
+def parse_architectures(text: str) -> tuple[str, ...]:
+    """`9.0,12.0` as it is given on a command line; `UsageError` if one is none."""
+    parts = tuple(part for part in re.split(r"[,; ]+", text) if part)
+    for part in parts:
+        if not _ARCHITECTURE.fullmatch(part):
+            raise UsageError(
+                f"--cuda-arch {text}: {part!r} is no architecture",
+                hint="write compute capabilities with commas between them, such as 9.0,12.0",
+            )
+    return parts
+
+
+def plan(wishes: Wishes, facts: Facts) -> Plan:
+    """What to do; `UsageError` for wishes that contradict each other."""
+    if wishes.architectures and wishes.platform is Platform.MACOS:
+        raise UsageError("there is no CUDA for macOS", hint="leave --cuda-arch out")
+    if wishes.jobs is not None and wishes.jobs < 1:
+        raise UsageError(f"--jobs is {wishes.jobs}", hint="write a positive number")
+    options = choose_options(wishes)
+    whole, reason = _extent(options, facts)
+    if whole and facts.build != WHOLE_BUILD:
+        reason = f"{reason}, in the folder {WHOLE_BUILD}; {facts.build} stays as it is"
+        facts = replace(facts, build=WHOLE_BUILD, cache={}, built=False)
+    return Plan(wishes, facts, options, whole, (reason, *_settled(options, facts.cache)))
+
+
+def choose_options(wishes: Wishes) -> dict[str, str]:
+    """The options of CMake that decide about the store, the backends and the GPUs."""
+    cuda = bool(wishes.architectures)
+    windows = wishes.platform is Platform.WINDOWS
+    chosen = {
+        "USE_DISTRIBUTED": True,
+        "USE_TENSORPIPE": not windows,
+        "USE_GLOO": True,
+        "USE_CUDA": cuda,
+        "USE_CUDNN": cuda,
+        "USE_NCCL": cuda and wishes.nccl and wishes.platform is Platform.LINUX,
+    }
+    options = {name: "ON" if on else "OFF" for name, on in chosen.items()}
+    if cuda:
+        options["TORCH_CUDA_ARCH_LIST"] = ";".join(wishes.architectures)
+    return options
+
+
+def _extent(options: Mapping[str, str], facts: Facts) -> tuple[bool, str]:
+    """Whether it has to be a whole build, and why."""
+    if facts.missing:
+        return True, "the tree is not there yet: it is cloned, and the whole of torch is built"
+    if not facts.built:
+        return True, "nothing is built in it yet: the whole of torch has to be built"
+    changed = [
+        name
+        for name in ("USE_CUDA", "USE_CUDNN", "USE_NCCL")
+        if name in facts.cache and facts.cache[name].on != (options[name] == "ON")
+    ]
+    before, after = architectures(facts.cache), options.get("TORCH_CUDA_ARCH_LIST", "")
+    if _list(before) != _list(after) and options["USE_CUDA"] == "ON":
+        changed.append(f"the architectures, from {before or 'unknown'} to {after}")
+    if changed:
+        return (
+            True,
+            f"it was built before, but this changes {', '.join(changed)}: all of torch is built again",
+        )
+    return False, "it was built before: torch_cpu and torch_python are enough"
+
+
+def _list(text: str) -> list[str]:
+    return sorted(part for part in re.split(r"[;, ]+", text) if part)
+
+
+def _settled(options: Mapping[str, str], cache: Mapping[str, Entry]) -> list[str]:
+    switches = [name for name in options if name.startswith("USE_") and name in cache]
+    right = [name for name in switches if cache[name].on == (options[name] == "ON")]
+    wrong = [f"{name} is {cache[name].value}" for name in switches if name not in right]
+    remarks = [f"right as it is configured: {', '.join(right)}"] if right else []
+    remarks += [f"to be changed: {', '.join(wrong)}"] if wrong else []
+    if "USE_LIBUV" in cache:
+        remarks.append("USE_LIBUV is set; it is an option of gloo, and neither helps nor hurts here")
+    return remarks
+
+
+def library_names(platform: Platform) -> Sequence[str]:
+    """The two libraries that a change of the store is in."""
+    if platform is Platform.WINDOWS:
+        return ("torch_cpu.dll", "torch_python.dll")
+    ending = "dylib" if platform is Platform.MACOS else "so"
+    return (f"libtorch_cpu.{ending}", f"libtorch_python.{ending}")

@@ -1,0 +1,173 @@
+"""How far a ninja build is: counts, pace and state, out of what was read. Pure: the time is a parameter.
+
+How many steps a run has is known to ninja alone: what is left depends on times, on headers, and on whether a
+command has changed. It is asked, not guessed (`asking`). So the total is right for a build
+from nothing as for one of three files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rallypoint.diagnose.builds.ninja import Console, Failure, Output
+
+_WINDOW_SECONDS: Final = 120.0
+"""The pace is that of the last two minutes: in torch, steps of seconds come before steps of minutes."""
+_LIBUV: Final = re.compile(
+    r"(?:^|[/\\])(?:third_party[/\\]libuv[/\\]|(?:tensorpipe_uv|uv_a)\.dir[/\\]|lib(?:tensorpipe_uv|uv_a|uv)\.)"
+)
+_SERVER: Final = "TCPStoreLibUvBackend.cpp."
+_TORCH: Final = re.compile(r"(?:^|[/\\])(?:torch_cpu\.dir[/\\]|(?:lib)?torch_cpu\.(?:so|dylib|dll)$)")
+"""The outputs by which a build of torch is known."""
+_TARGET: Final = re.compile(r"(?:^|[/\\])CMakeFiles[/\\][^/\\]+$")
+"""What CMake calls the output of a custom target, which no command makes."""
+
+_CLOCK_SECONDS: Final = 2.0
+_VALUES: Final = frozenset("Cfjkldtw")
+"""Options of ninja that have a value."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the compilers take."""
+
+    steps: int
+    """How many steps run at this moment."""
+    cpu_percent: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Libuv:
+    """Whether libuv is built yet, and the server that uses it."""
+
+    done: int
+    total: int
+    """Files of libuv: objects and libraries."""
+    server: bool | None
+    """Whether the store's server is compiled; None if the build does not have it."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A build at one moment."""
+
+    state: str
+    """running, complete, failed, not begun, or stopped: ended before its end, and nobody has told why."""
+    done: int
+    total: int | None
+    """Of this run; of the whole build, where none is running. None if ninja could not be asked."""
+    steps_per_minute: float | None = None
+    seconds_left: float | None = None
+    load: Load | None = None
+    libuv: Libuv | None = None
+    """None if it is no build of torch."""
+    exit_code: int | None = None
+    """Of the command that was run here, when it has ended."""
+    failures: tuple[Failure, ...] = ()
+    next_steps: tuple[str, ...] = ()
+    """Where it has stopped: some of what is left to do, the first ones first."""
+
+
+def count_steps(outputs: Iterable[Output]) -> int:
+    """A step with several outputs has a line for each."""
+    return len({output.step for output in outputs})
+
+
+def of_this_run(outputs: Sequence[Output], began: float, written: float) -> list[Output]:
+    """Those that were made since ninja has begun; the log was last written to at `written`. Since 1970.
+
+    A run appends to the log, in the order in which its steps end, and each line says how long after the begin
+    of its run that was. So it follows when that run began, for the last line by the time of the log itself.
+    When a process has begun is known to about a second only, so the order counts as well: a later end in
+    front of an earlier one is of another run. The stamp of a step that makes no file may be 0.
+    """
+    earliest = began - _CLOCK_SECONDS
+    if outputs and written - outputs[-1].end / 1e3 < earliest:
+        return []
+    mine: list[Output] = []
+    for output in _last_run(outputs):
+        if output.stamp > 0 and output.stamp / 1e9 - output.start / 1e3 < earliest:
+            break
+        mine.append(output)
+    return mine[::-1]
+
+
+def never_there(outputs: Sequence[Output], custom: frozenset[str], exists: Callable[[str], bool]) -> int:
+    """How many steps have run and make no file. ninja runs them each time, so they are always left to do.
+
+    They are among the custom commands: a target of CMake's, or one that the last run has done. The output of
+    a compiler, or of an older run, is missing because it was removed, by a step that failed for example.
+    """
+    last = {output.path for output in _last_run(outputs)}
+    paths = {each.path for each in outputs if each.path in last or _TARGET.search(each.path)}
+    return sum(not exists(path) for path in paths & custom)
+
+
+def _last_run(outputs: Sequence[Output]) -> Iterator[Output]:
+    """From the last line back to one that ended later than the line behind it."""
+    end = None
+    for output in reversed(outputs):
+        if end is not None and output.end > end:
+            return
+        end = output.end
+        yield output
+
+
+def pace(outputs: Sequence[Output], elapsed: float) -> float | None:
+    """Steps per second of the last two minutes of a run; None if there was none."""
+    window = min(_WINDOW_SECONDS, elapsed)
+    recent = count_steps(output for output in outputs if output.end / 1000 >= elapsed - window)
+    return recent / window if recent and window > 0 else None
+
+
+def time_left(done: int, total: int | None, steps_per_second: float | None) -> float | None:
+    """In seconds, at this pace."""
+    if total is None or steps_per_second is None:
+        return None
+    return max(0, total - done) / steps_per_second
+
+
+def is_of_libuv(path: str) -> bool:
+    """Whether an output is one of libuv's files, or the store's server that uses it."""
+    return _LIBUV.search(path) is not None or _SERVER in path
+
+
+def libuv_of(known: frozenset[str], made: frozenset[str]) -> Libuv | None:
+    """By the outputs that a build has, and those that are made; None if it is no build of torch."""
+    if not any(map(_TORCH.search, known)):
+        return None
+    files = {path for path in known if _LIBUV.search(path)}
+    server = {path for path in known if _SERVER in path}
+    return Libuv(len(files & made), len(files), bool(server & made) if server else None)
+
+
+def state_of(console: Console | None, left: int | None, exit_code: int | None, begun: bool) -> str:
+    """What a build that does not run has come to: by its exit code, what it has printed, or what is left."""
+    if exit_code is not None:
+        return "complete" if exit_code == 0 else "failed"
+    if console is not None and console.failures:
+        return "failed"
+    if console is not None and console.total:
+        return "complete" if console.done >= console.total and not console.ended else "stopped"
+    if left == 0:
+        return "complete"
+    return "stopped" if begun else "not begun"
+
+
+def targets_of(arguments: Sequence[str]) -> list[str] | None:
+    """What a ninja was told to build, by its arguments; None if it reads another file than build.ninja."""
+    targets: list[str] = []
+    waiting = iter(arguments[1:])
+    for argument in waiting:
+        if re.match(r"-[a-zA-Z]", argument):
+            if argument[1] == "f":
+                return None
+            if argument[1] in _VALUES and len(argument) == 2:
+                next(waiting, None)
+        elif not argument.startswith("--"):
+            targets.append(argument)
+    return targets

@@ -1,0 +1,117 @@
+"""What a plan is made from, how its script is run, and a build that is run to be watched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rallypoint.diagnose.builds import batch, posix
+from rallypoint.diagnose.builds.packages import LIBRARIES
+from rallypoint.diagnose.builds.plan import CLONE, RELEASE, Facts, Plan, Platform
+from rallypoint.diagnose.builds.trees import built_library, find_tree, is_source
+from rallypoint.errors import RallypointError, UsageError
+
+_GOODBYE_SECONDS: Final = 10
+
+
+def read_facts(path: Path) -> Facts:
+    """What is known of a source tree, which need not be there yet; `UsageError` if it is something else."""
+    if not path.exists():
+        return Facts(RELEASE, missing=True)
+    tree = find_tree(path) if is_source(path) else None
+    if tree is None:
+        raise UsageError(
+            f"{path.absolute()} is no source tree of torch",
+            hint=f"name one, or a folder that is not there yet; to get one: {CLONE}",
+        )
+    if tree.build is None:
+        return Facts(tree.version)
+    build = tree.build.relative_to(path) if tree.build.is_relative_to(path) else tree.build.absolute()
+    return Facts(tree.version, str(build), tree.cache, built_library(tree.build, LIBRARIES) is not None)
+
+
+def write_script(plan: Plan) -> str:
+    """The script of a plan, for its platform."""
+    windows = plan.wishes.platform is Platform.WINDOWS
+    return batch.write_script(plan) if windows else posix.write_script(plan)
+
+
+def run_script(script: str) -> int:
+    """Run a script for bash to its end; its exit code. An interruption ends all of its processes."""
+    if os.name != "posix":
+        raise UsageError(
+            "a script for Windows is not run from here", hint="save it as a .bat file, and run that"
+        )
+    bash = shutil.which("bash")
+    if bash is None:
+        raise RallypointError("there is no bash here to run the script with")
+    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+        file.write(script)
+        file.flush()
+        process = subprocess.Popen([bash, file.name], stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            return process.wait()
+        finally:
+            _end(process)
+
+
+@contextmanager
+def running_command(
+    command: Sequence[str], log: Path | None
+) -> Iterator[tuple[subprocess.Popen[bytes] | None, Path | None]]:
+    """A command and the file that its output goes to, if there is one; it has ended afterwards."""
+    if not command:
+        yield None, log
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = log or Path(folder, "log")
+        process = _start(command, path)
+        try:
+            yield process, path
+        finally:
+            _end(process)
+
+
+def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    try:
+        file = log.open("wb")
+    except OSError as error:
+        raise UsageError(f"cannot write to {log}: {error.strerror}", hint="name another --log") from None
+    with file:
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            hint = "write the command behind -- as in a shell: a program and its arguments"
+            raise UsageError(f"cannot run {command[0]}: {error.strerror}", hint=hint) from None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what has not ended yet, and all that it has started: they are of its group."""
+    if process.poll() is not None:
+        return
+    _signal(process, signal.SIGTERM)
+    try:
+        process.wait(_GOODBYE_SECONDS)
+    except subprocess.TimeoutExpired:
+        _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))
+        process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if os.name == "posix":
+        os.killpg(process.pid, number)
+    else:
+        process.terminate()

@@ -1,0 +1,207 @@
+"""What the facts about a build of torch come to: findings, each with a state and a hint. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from rallypoint.diagnose.builds.cache import Entry
+from rallypoint.diagnose.findings import Finding, State, failure, ok, unknown, warning
+
+SERVER: Final = b"LibUVStoreDaemon"
+"""The class of the libuv server: in every build that has it, in symbols and in type information."""
+MISSING: Final = b"LibUV TCPStore implementation missing"
+"""What stands in the place of the server in builds without."""
+STORE: Final = b"TCPStore"
+TEXTS: Final = (SERVER, MISSING, STORE)
+
+OPTIONS: Final = ("USE_DISTRIBUTED", "USE_TENSORPIPE", "USE_GLOO", "USE_NCCL", "USE_CUDA", "USE_LIBUV")
+_NEEDED: Final = ("USE_DISTRIBUTED", "USE_TENSORPIPE")
+_ARCHITECTURES: Final = ("TORCH_CUDA_ARCH_LIST", "CMAKE_CUDA_ARCHITECTURES")
+
+_WITHOUT: Final = (
+    "jobs come up on it with `rallypoint run`; "
+    "`rallypoint torch plan pytorch` writes the script of a build with it, in a folder pytorch"
+)
+_ON_WINDOWS: Final = (
+    "jobs come up on it with `rallypoint run`; no option of torch's CMake files compiles the server with MSVC"
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was found in one build."""
+
+    kind: str
+    path: str
+    libuv: bool | None
+    """Whether the libuv server is in it; None if no library was there to look into."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the server is in it and nothing contradicts."""
+        return self.libuv is True and all(each.state is not State.FAILURE for each in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` prints. A build has no fixes that could be written, and nothing is timed."""
+        rows = [
+            {"name": each.name, "state": each.state.value, "found": each.found, "hint": each.hint}
+            for each in self.findings
+        ]
+        return {"ok": self.ok, "kind": self.kind, "path": self.path, "libuv": self.libuv, "findings": rows}
+
+
+def has_server(found: frozenset[bytes]) -> bool:
+    """Whether the texts in a library are those of a build with the libuv server."""
+    return SERVER in found and MISSING not in found
+
+
+def judge_server(found: frozenset[bytes], windows: bool) -> Finding:
+    """By the texts in the library that would hold it."""
+    name, hint = "libuv server", _ON_WINDOWS if windows else _WITHOUT
+    if has_server(found):
+        return ok(name, f"compiled in ({SERVER.decode()} is in the library)")
+    if SERVER in found:
+        why = "in a part of the library and missing in another; is it for several machines?"
+    elif MISSING in found:
+        why = f"not compiled in (the library says {MISSING.decode()!r})"
+    elif STORE in found:
+        why = "not in it; this torch has a TCPStore that knows nothing of libuv, as before 2.1"
+    else:
+        why = "not in it, and no TCPStore either: torch was built without distributed"
+    return failure(name, why, hint)
+
+
+def judge_linked(needed: Sequence[str], shipped: Sequence[str]) -> Finding | None:
+    """Which libuv is linked or shipped. It says nothing of the server: on Windows gloo needs one as well."""
+    linked = [name for name in needed if is_libuv(name)]
+    parts = [f"linked with {', '.join(linked)}"] if linked else []
+    parts += (
+        [f"{', '.join(shipped)} comes with it, which proves nothing: gloo uses it too"] if shipped else []
+    )
+    return ok("libuv library", "; ".join(parts)) if parts else None
+
+
+def is_libuv(name: str) -> bool:
+    """Whether a file name is one of libuv's shared libraries."""
+    base = name.replace("\\", "/").rpartition("/")[2].lower()
+    return base == "uv.dll" or base.startswith(
+        ("libuv.so", "libuv.dll", "libuv-", "libuv.1.dylib", "libuv.dylib")
+    )
+
+
+# A tree ----------------------------------------------------------------------------------------------------
+
+
+def judge_options(cache: Mapping[str, Entry], defined: bool | None, windows: bool) -> list[Finding]:
+    """What it is configured with, and whether the macro that counts is set for the file that counts."""
+    off = [name for name in _NEEDED if name in cache and not cache[name].on]
+    shown = [f"{name}={cache[name].value if name in cache else 'not set'}" for name in OPTIONS]
+    shown.append(f"architectures {architectures(cache) or 'not set'}")
+    wanted = " and ".join(f"-D{name}=ON" for name in off)
+    hint = f"configure again with {wanted}: the server is compiled where both are on"
+    text = ", ".join(shown)
+    findings = [failure("options", text, _ON_WINDOWS if windows else hint) if off else ok("options", text)]
+    if "USE_LIBUV" in cache and cache["USE_LIBUV"].on and not windows and (off or defined is False):
+        findings.append(
+            warning(
+                "USE_LIBUV",
+                "ON, which does not compile the server in: it is an option of gloo, for its transport",
+                "the server comes with USE_DISTRIBUTED and USE_TENSORPIPE",
+            )
+        )
+    return [*findings, _judge_macro(defined, windows)]
+
+
+def _judge_macro(defined: bool | None, windows: bool) -> Finding:
+    name = "configured"
+    if defined:
+        return ok(name, "the store's server is compiled with TORCH_USE_LIBUV")
+    if defined is None:
+        found = "build.ninja has no step for TCPStoreLibUvBackend.cpp, so this cannot be told"
+        return unknown(name, found, "is it configured, for ninja, with USE_DISTRIBUTED?")
+    return failure(
+        name,
+        "the store's server is compiled without TORCH_USE_LIBUV",
+        _ON_WINDOWS if windows else "configure again with -DUSE_DISTRIBUTED=ON and -DUSE_TENSORPIPE=ON",
+    )
+
+
+def architectures(cache: Mapping[str, Entry]) -> str:
+    """The GPU architectures that a build is for, as they were given."""
+    given = [cache[name].value for name in _ARCHITECTURES if name in cache and cache[name].found]
+    return next((value for value in given if value != "OFF"), "")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A library that was built, and the same one where it is loaded from."""
+
+    name: str
+    same: bool
+    """Equal but for the search paths that an installation rewrites."""
+    built_at: float
+    installed_at: float
+    """When they were written, in seconds since 1970."""
+
+
+def judge_copies(folder: str, pairs: Sequence[Pair]) -> Finding:
+    """Whether what was built is what is installed: by content, and by time where that differs."""
+    name, other = "installed", [pair for pair in pairs if not pair.same]
+    if not other:
+        names = ", ".join(pair.name for pair in pairs)
+        return ok(name, f"{names} in {folder}: the same as built")
+    stale = [pair for pair in other if pair.built_at >= pair.installed_at]
+    if stale:
+        what = "; ".join(
+            f"{pair.name} was built {_moment(pair.built_at)}, the one in {folder} is of "
+            f"{_moment(pair.installed_at)} and differs"
+            for pair in stale
+        )
+        return failure(name, f"rebuilt but not copied: {what}", f"copy what was built to {folder}")
+    what = ", ".join(pair.name for pair in other)
+    return warning(
+        name,
+        f"{what} in {folder} is newer than what was built, and differs",
+        "was it installed from another build, or stripped?",
+    )
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+@dataclass(frozen=True)
+class Headers:
+    """A libuv that can be compiled against: its version and the folder of its uv.h."""
+
+    version: str
+    folder: str
+
+
+def judge_versions(carried: Headers | None, used: Headers | None, others: Sequence[Headers]) -> Finding:
+    """The libuv that TensorPipe carries is the one that is linked; its headers have to be those in use."""
+    name = "libuv versions"
+    aside = "".join(f"; {each.version} in {each.folder} is not used" for each in others if each != used)
+    if carried is None:
+        return warning(
+            name,
+            f"TensorPipe's libuv is not in the tree{aside}",
+            "git submodule update --init --recursive",
+        )
+    if used is not None and used.version != carried.version:
+        return failure(
+            name,
+            f"the headers in use are of {used.version} ({used.folder}), the library is {carried.version}",
+            f"take {used.folder} out of CPATH, CXXFLAGS and CMAKE_PREFIX_PATH, and configure again",
+        )
+    if used is None and any(each.version != carried.version for each in others):
+        seen = ", ".join(f"{each.version} in {each.folder}" for each in others)
+        found = (
+            f"TensorPipe carries {carried.version}; there is also {seen}; which is used cannot be told yet"
+        )
+        return warning(name, found, "configure the tree, and check it again")
+    return ok(name, f"{carried.version}, which TensorPipe carries{aside}")

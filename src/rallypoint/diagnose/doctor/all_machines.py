@@ -1,0 +1,185 @@
+"""Where doctors of several machines meet: at one that listens, or at the store of a launched job."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from rallypoint.diagnose.doctor.exchange import Gathered, Place, gather
+from rallypoint.diagnose.doctor.interfaces import way_out
+from rallypoint.diagnose.doctor.situation import MOST_RANKS, endpoint_of, number_in
+from rallypoint.diagnose.findings import Finding
+from rallypoint.errors import RallypointError, StoreTimeoutError, UsageError
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.rollcall.identity import Role
+from rallypoint.server.process.binding import is_this_machine
+from rallypoint.stores.prefix import PrefixStore
+from rallypoint.stores.tcp import TCPStore
+
+_PREFIX: Final = "rallypoint/doctor"
+_OPEN: Final = "open"
+_VISITS: Final = "visits"
+
+_CONNECT_S: Final = 3.0
+_VISIT_S: Final = 20.0
+_JOB_S: Final = 120.0  # machines of a job do not start at the same second
+_LOOK_S: Final = 1.0
+_MOST_AT_ONCE: Final = 16
+_MOST_WAITING: Final = 256
+
+
+# One that listens -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_practice(endpoint: Endpoint | None) -> Iterator[TCPStore]:
+    """A store at which doctors of other machines can be met; on every interface unless told otherwise."""
+    if endpoint is not None and not is_this_machine(endpoint.host):
+        raise UsageError(
+            f"{endpoint.host} is not this machine, so nobody can be met there",
+            hint=f"name an address of this machine, or none: rallypoint doctor --listen ({own_address()})",
+        )
+    host, port = endpoint if endpoint else ("", 0)
+    with TCPStore(host, port, is_master=True, timeout=_VISIT_S, role=Role.TOOL) as store:
+        PrefixStore(_PREFIX, store).set(_OPEN, b"")
+        yield store
+
+
+def receive(store: TCPStore, on_visit: Callable[[Gathered], None]) -> None:
+    """Examine the ways to everybody who comes, each in a thread of its own, until interrupted."""
+    practice = PrefixStore(_PREFIX, store)
+    places = threading.Semaphore(_MOST_AT_ONCE)
+    newest, waiting = 0, dict[int, float]()  # numbers that were taken, and until when they may ring
+    while True:
+        newest = _await_visitors(practice, newest, waiting)
+        now = time.monotonic()
+        for number, until in list(waiting.items()):
+            if until < now or len(waiting) > _MOST_WAITING:
+                del waiting[number]
+            elif practice.check([_bell(number)]) and places.acquire(blocking=False):
+                del waiting[number]
+                visit = (store.clone(), number, on_visit, places)
+                threading.Thread(target=_attend, args=visit, daemon=True, name="doctor-visit").start()
+
+
+def _await_visitors(practice: PrefixStore, newest: int, waiting: dict[int, float]) -> int:
+    """Wait for somebody to ring, for a moment, and note all who have taken a number; the last number.
+
+    By the counter: one that takes a number and dies before it rings must not keep out those behind it.
+    """
+    if practice.add(_VISITS, 0) <= newest:
+        try:
+            practice.wait([_bell(newest + 1)], _LOOK_S)
+        except StoreTimeoutError:
+            pass
+    came = min(practice.add(_VISITS, 0), newest + _MOST_WAITING)
+    waiting |= dict.fromkeys(range(newest + 1, came + 1), time.monotonic() + _VISIT_S)
+    return max(came, newest)
+
+
+def _attend(
+    store: TCPStore, number: int, on_visit: Callable[[Gathered], None], places: threading.Semaphore
+) -> None:
+    try:
+        with store:
+            room = PrefixStore(f"{_PREFIX}/visit/{number}", store)
+            on_visit(gather(room, Place(0, 2, own_address(), _VISIT_S), ()))
+    except RallypointError:  # the practice is being closed
+        pass
+    finally:
+        places.release()
+
+
+def _bell(number: int) -> str:
+    return f"visitor/{number}"
+
+
+def visit(endpoint: Endpoint, findings: Sequence[Finding]) -> Gathered | None:
+    """Examine the ways to a doctor that listens at an endpoint; None if none does.
+
+    RallypointError if it goes away meanwhile.
+    """
+    try:
+        store = TCPStore(endpoint.host, endpoint.port, timeout=_CONNECT_S, role=Role.TOOL)
+    except RallypointError:
+        return None
+    with store:
+        practice = PrefixStore(_PREFIX, store)
+        if not practice.check([_OPEN]):
+            return None
+        number = practice.add(_VISITS, 1)
+        practice.set(_bell(number), b"")
+        place = Place(1, 2, address_towards(endpoint), _VISIT_S)
+        return gather(PrefixStore(f"visit/{number}", practice), place, findings)
+
+
+# A job that a launcher began --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher says of the job that this process is a rank of."""
+
+    endpoint: Endpoint
+    number: int
+    count: int
+    is_first_here: bool
+    """Of the ranks on this machine: one for each machine takes part."""
+    holds_store: bool
+    """Whether no launcher holds a store at the endpoint, so that the first rank has to."""
+    round: str
+
+
+def by_launcher(environ: Mapping[str, str]) -> Launched:
+    """What torchrun, or any launcher that sets the usual variables, says; UsageError if none did."""
+    endpoint, rank = endpoint_of(environ), number_in(environ, "RANK")
+    world = number_in(environ, "WORLD_SIZE")
+    if endpoint is None or rank is None or world is None:
+        raise UsageError(
+            "--all is for a process that a launcher has started on every machine: RANK, WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT are not all set",
+            hint="torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT "
+            "--no-python rallypoint doctor --all",
+        )
+    per_machine = max(number_in(environ, "LOCAL_WORLD_SIZE") or 1, 1)
+    group, groups = number_in(environ, "GROUP_RANK"), number_in(environ, "GROUP_WORLD_SIZE")
+    number = rank // per_machine if group is None else group
+    count = -(-world // per_machine) if groups is None else groups
+    if not 0 <= rank < world or not 0 <= number < count <= MOST_RANKS:
+        raise UsageError(
+            f"rank {rank} of {world}, on machine {number} of {count}, cannot be meant",
+            hint="RANK, WORLD_SIZE, GROUP_RANK and GROUP_WORLD_SIZE: the launcher sets them",
+        )
+    holds_store = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() != "true"
+    is_first_here = number_in(environ, "LOCAL_RANK") in (None, 0)
+    tries = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Launched(endpoint, number, count, is_first_here, holds_store, tries)
+
+
+def attend_job(job: Launched, findings: Sequence[Finding]) -> Gathered:
+    """Take part for this machine, with what was found on it."""
+    host, port = job.endpoint
+    with TCPStore(host, port, is_master=job.holds_store, timeout=_JOB_S, role=Role.TOOL) as store:
+        room = PrefixStore(f"{_PREFIX}/{job.round}", store)
+        place = Place(job.number, job.count, address_towards(job.endpoint), _JOB_S)
+        return gather(room, place, findings)
+
+
+def own_address() -> str:
+    """The address under which other machines most likely know this one."""
+    found = way_out()
+    return found.addresses[0] if found else "127.0.0.1"
+
+
+def address_towards(endpoint: Endpoint) -> str:
+    """The address of this machine from which an endpoint is reached; the usual one if that is itself."""
+    try:
+        with socket.create_connection(endpoint, _CONNECT_S) as sock:
+            return str(sock.getsockname()[0]).removeprefix("::ffff:")
+    except OSError:
+        return own_address()

@@ -1,0 +1,165 @@
+"""Listening for other doctors, and trying to reach theirs.
+
+An ear says who it is, as whom it sees the caller and what time it has, in one line of JSON; then it sends
+back every byte, for the caller to take the time.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from dataclasses import replace
+from statistics import median
+from types import TracebackType
+from typing import Any, Final
+
+from rallypoint.diagnose.doctor.machine_card import Card, Way
+from rallypoint.stores.client.patience import within
+
+_SECONDS: Final = 3.0
+_PINGS: Final = 10
+_MOST_CALLERS: Final = 64
+_LONGEST_CALL_S: Final = 10.0
+_LONGEST_LINE: Final = 4096
+_MARK: Final = "rallypoint doctor"
+_STRANGER: Final = "another machine, or another program, answers there"
+
+
+class Ear:
+    """A port, on every interface, that answers while the block runs."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._places = threading.Semaphore(_MOST_CALLERS)
+
+    def __enter__(self) -> Ear:
+        self._listener = _listen()
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, args=(self._listener,), daemon=True, name="doctor-ear").start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _shut(self._listener)
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            self._places.acquire()
+            try:
+                caller, address = listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._answer, args=(caller, str(address[0])), daemon=True).start()
+
+    def _answer(self, caller: socket.socket, address: str) -> None:
+        try:
+            with caller:
+                caller.settimeout(_SECONDS)
+                over = time.monotonic() + _LONGEST_CALL_S
+                hello = {"mark": _MARK, "number": self._number, "you": _plain(address), "time": time.time()}
+                caller.sendall(json.dumps(hello).encode() + b"\n")
+                while time.monotonic() < over and (data := caller.recv(64)):
+                    caller.sendall(data)
+        except OSError:  # the caller has what it wanted, or not: it will say so
+            pass
+        finally:
+            self._places.release()
+
+
+def _listen() -> socket.socket:
+    """One socket on every interface, for both families where the system has both."""
+    try:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    except OSError:  # IPv6 is known, but switched off
+        pass
+    return socket.create_server(("", 0))
+
+
+def reach(start: int, card: Card) -> Way:
+    """Try the way to a machine, at each of its addresses until one answers."""
+    resolved = _resolve(card.host)
+    ways: list[Way] = []
+    over = time.monotonic() + _LONGEST_CALL_S
+    for address in card.addresses:
+        if ways and time.monotonic() > over:
+            break
+        way = replace(_try(start, card, address), resolved=resolved)
+        if not way.error:
+            return way
+        ways.append(way)
+    errors = "; ".join(f"{way.address}: {way.error}" for way in ways)
+    return replace(ways[0], error=errors)
+
+
+def _try(start: int, card: Card, address: str) -> Way:
+    way = Way(start, card.number, address)
+    try:
+        with socket.create_connection((address, card.port), _SECONDS) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.settimeout(_SECONDS)
+            begun = time.time()
+            hello = _read_hello(sock)
+            now = time.time()
+            if hello.get("mark") != _MARK or hello.get("number") != card.number:
+                return replace(way, error=_STRANGER)
+            seen_as, clock = str(hello["you"]), float(hello["time"]) - (begun + now) / 2
+            round_trip = _take_time(sock)
+    except TimeoutError:
+        return replace(way, error=f"no answer within {_SECONDS:g} s")
+    except OSError as error:
+        return replace(way, error=error.strerror or str(error))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return replace(way, error=_STRANGER)
+    return replace(way, round_trip=round_trip, seen_as=seen_as, clock=clock)
+
+
+def _read_hello(sock: socket.socket) -> dict[str, Any]:
+    line, over = b"", time.monotonic() + _SECONDS
+    while not line.endswith(b"\n"):
+        if time.monotonic() > over:
+            raise TimeoutError
+        data = sock.recv(_LONGEST_LINE - len(line))
+        if not data:
+            raise ConnectionResetError(None, "the connection was ended before a word was said")
+        line += data
+    content = json.loads(line)
+    if not isinstance(content, dict):
+        raise TypeError(content)
+    return content
+
+
+def _take_time(sock: socket.socket) -> float:
+    times = []
+    for number in range(_PINGS):
+        begun = time.perf_counter()
+        sock.sendall(bytes([number]))
+        if sock.recv(64) != bytes([number]):
+            raise ConnectionResetError(None, "the connection was ended")
+        times.append(time.perf_counter() - begun)
+    return median(times)
+
+
+def _resolve(host: str) -> tuple[str, ...]:
+    try:
+        found = within(_SECONDS, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError):
+        return ()
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address as such, also where a socket for both families has wrapped it."""
+    return address.removeprefix("::ffff:")
+
+
+def _shut(listener: socket.socket) -> None:
+    """Close it, and wake who waits in accept."""
+    try:
+        listener.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    listener.close()

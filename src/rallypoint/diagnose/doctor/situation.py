@@ -1,0 +1,79 @@
+"""What a check may look at, besides the machine itself: all that the user has said, and what it comes to."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rallypoint.errors import UsageError
+from rallypoint.launch.endpoint import HOST, IPV6, Endpoint
+
+MASTER_PORT: Final = 29_500
+"""The port that most launchers take where none is said."""
+
+EVERYWHERE: Final = ("0.0.0.0", "::")
+"""Addresses that mean every one of whoever uses them."""
+
+_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
+MOST_RANKS: Final = 10_000_000
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is to be examined."""
+
+    environ: Mapping[str, str]
+    endpoint: Endpoint | None
+    """Where the job is to meet: as asked for, or by MASTER_ADDR and MASTER_PORT; None if nobody says."""
+    folder: Path
+    """Where the file for a file init would be."""
+
+    @property
+    def world_size(self) -> int | None:
+        """How many ranks there will be, if WORLD_SIZE says so in earnest."""
+        number = number_in(self.environ, "WORLD_SIZE")
+        return number if number is not None and 0 < number <= MOST_RANKS else None
+
+    @property
+    def machines(self) -> int:
+        """How many machines the variables speak of; two, if the endpoint is another one."""
+        count = number_in(self.environ, "GROUP_WORLD_SIZE")
+        whole, local = number_in(self.environ, "WORLD_SIZE"), number_in(self.environ, "LOCAL_WORLD_SIZE")
+        if count is None and whole and local:
+            count = whole // local
+        host = self.endpoint.host if self.endpoint else "localhost"
+        elsewhere = not is_loopback(host) and host not in EVERYWHERE
+        return max(count or 1, 2 if elsewhere else 1)
+
+
+def number_in(environ: Mapping[str, str], name: str) -> int | None:
+    """The whole number that a variable holds; None if it is not set, or something else."""
+    text = environ.get(name, "").strip()
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address leads whoever uses it to itself."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0].strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def endpoint_of(environ: Mapping[str, str]) -> Endpoint | None:
+    """What MASTER_ADDR and MASTER_PORT say; None if they say nothing, or nothing that can be meant."""
+    host = environ.get("MASTER_ADDR", "").strip()
+    port = number_in(environ, "MASTER_PORT") if "MASTER_PORT" in environ else MASTER_PORT
+    if not re.fullmatch(rf"{HOST}|{IPV6}|\[{IPV6}\]", host) or port is None or not 0 < port < 65_536:
+        return None
+    return Endpoint(host.strip("[]"), port)
+
+
+def check_folder(folder: Path) -> None:
+    """UsageError if it is not one."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder", hint="name one that is there, or leave out --folder")

@@ -1,0 +1,112 @@
+"""The knowledge base as a page of the documentation.
+
+    python -m rallypoint.diagnose.explain.page docs/known-errors.md
+
+writes it; a test compares the page with the knowledge base.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from rallypoint.diagnose.explain.knowledge import PARTS, Cause, causes, fill
+
+_HEAD: Final = """\
+# Known errors
+
+What [`rallypoint explain`](guides/explain.md) knows: {count} causes, by the part in which they show, each
+with a line by which it is known. Words in capitals stand for what a log tells. This page is written from
+the knowledge base (`src/rallypoint/diagnose/explain/causes.toml`) by
+`python -m rallypoint.diagnose.explain.page docs/known-errors.md`.
+"""
+_PARTS: Final = {
+    "store": "The store",
+    "rendezvous": "The rendezvous",
+    "launcher": "The launcher",
+    "names": "Names and addresses",
+    "network": "The network",
+    "gloo": "Gloo",
+    "nccl": "NCCL",
+    "memory": "Memory",
+    "process": "Processes",
+    "build": "The build of torch",
+    "file": "Files",
+    "script": "The script",
+}
+_ROLES: Final = {
+    "symptom": "A consequence: something else happened first.",
+    "wrapper": "A wrapper: it says that something failed, and not what.",
+    "notice": "Mostly harmless.",
+}
+_SURENESS: Final = {
+    "certain": "These words mean this and nothing else.",
+    "likely": "These words mostly mean this.",
+    "possible": "These words can mean other things as well.",
+}
+_ISSUE: Final = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)#(?P<number>\d+)")
+
+
+def page(entries: Sequence[Cause]) -> str:
+    """The page, in Markdown."""
+    blocks = [_HEAD.format(count=len(entries)), "\n".join(_contents(entries)) + "\n"]
+    for part in PARTS:
+        of_part = [cause for cause in entries if cause.part == part]
+        if of_part:
+            blocks.append(f"## {_PARTS[part]}\n")
+            blocks += ["\n".join(_entry(cause)) + "\n" for cause in of_part]
+    return "\n".join(blocks)
+
+
+def _contents(entries: Sequence[Cause]) -> Iterator[str]:
+    for part in PARTS:
+        count = sum(cause.part == part for cause in entries)
+        if count:
+            anchor = _PARTS[part].lower().replace(" ", "-")
+            yield f"- [{_PARTS[part]}](#{anchor}): {count}"
+
+
+def _entry(cause: Cause) -> Iterator[str]:
+    yield f"### {_escaped(cause.title)}"
+    yield ""
+    yield from ("```text", cause.example, "```", "")
+    yield f"`{cause.id}`. {_text(cause.what, cause)} {_text(cause.why, cause)}"
+    yield ""
+    for text in cause.do:
+        yield f"- {_text(text, cause)}"
+    yield ""
+    remarks = [_ROLES.get(cause.role, ""), _SURENESS[cause.sure], _applies(cause), _sources(cause)]
+    yield " ".join(remark for remark in remarks if remark)
+
+
+def _applies(cause: Cause) -> str:
+    where = [
+        *([f"torch {cause.versions.replace(',', ', ')}"] if cause.versions else []),
+        *([" and ".join(cause.platforms)] if cause.platforms else []),
+    ]
+    return _escaped(f"Applies to {', '.join(where)}.") if where else ""
+
+
+def _sources(cause: Cause) -> str:
+    link = r"[\g<0>](https://github.com/\g<repository>/issues/\g<number>)"
+    return f"Sources: {', '.join(_ISSUE.sub(link, source) for source in cause.sources)}."
+
+
+def _text(text: str, cause: Cause) -> str:
+    names = {name for pattern in cause.patterns for name in pattern.groupindex}
+    return _escaped(fill(text, {name: name.upper() for name in names}))
+
+
+def _escaped(text: str) -> str:
+    """What Markdown would take for a tag or for emphasis, but for what stands between backticks."""
+    parts = text.split("`")
+    plain = [re.sub(r"[<*]", r"\\\g<0>", part) for part in parts[::2]]
+    parts[::2] = plain
+    return "`".join(parts)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(causes()), encoding="utf-8")

@@ -1,0 +1,203 @@
+"""What launchers and loggers put before a line: who wrote it, when, and how serious it is. Pure.
+
+Prefixes nest: `[default3]:[rank3]:[E1115 14:36:19.1 ProcessGroupNCCL.cpp:616] [Rank 3] text`. So they are
+taken off one after the other, each by a rule, until no rule fits. A rule must not eat text that is no prefix:
+those that could (`node-a: `, `3: `) hold only for names that have been seen before something that can only
+follow a prefix.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rallypoint.diagnose.explain.severity import severity_of
+from rallypoint.diagnose.explain.stamps import MONTHS, Stamp, read_stamp
+
+_MOST_PREFIXES: Final = 8
+_MOST_NAMES: Final = 100_000
+
+_CLOCK: Final = r"(?P<clock>[012]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,6})?)\d*"
+_DATE: Final = r"(?P<year>[12]\d{3})-(?P<month>[01]\d)-(?P<day>[0-3]\d)"
+_MONTH: Final = rf"(?P<month>{'|'.join(MONTHS)})"
+_ZONE: Final = r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
+_GLOG: Final = rf"(?P<month>[01]?\d)(?P<day>[0-3]\d) {_CLOCK}"
+_LETTER: Final = "(?P<level>[IWEFCDV])"
+_LEVEL: Final = r"(?P<level>DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+_NAME: Final = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line without its prefixes, and what they told; None where they told nothing."""
+
+    text: str
+    rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    """Of the process that logged it, where that tells several apart."""
+    stamp: Stamp | None = None
+    record: bool = False
+    """Whether it begins a message of a logger; if not, it may belong to the line before."""
+    level: str = ""
+    """The word or letter by which its logger says how serious it is: `W`, `ERROR`."""
+
+    @property
+    def severity(self) -> str:
+        """mild, serious, or empty where nothing tells."""
+        return severity_of(self.level, self.text)
+
+    @property
+    def writer(self) -> tuple[int | None, str | None, int | None]:
+        """Who wrote it: lines of several writers may be mixed, those of one follow each other."""
+        return (self.rank, self.host, self.pid)
+
+    @property
+    def anonymous(self) -> bool:
+        return self.writer == (None, None, None)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    pattern: re.Pattern[str]
+    record: bool = False
+    weak_rank: bool = False
+    """The rank is the launcher's word for a process: one that the process says itself is better."""
+
+
+_Prefix = tuple[_Rule, re.Match[str]]
+
+
+def _rule(pattern: str, *, record: bool = False, weak_rank: bool = False) -> _Rule:
+    return _Rule(re.compile(pattern), record, weak_rank)
+
+
+# By their first character, since most rules begin with a bracket.
+_BRACKETED: Final = (
+    # torch, in front of each line of a traceback: the rank in the whole job
+    _rule(r"\[rank(?P<rank>\d+)\]: ?"),
+    # torchrun's and accelerate's tee: the role and the rank within the machine
+    _rule(r"\[[A-Za-z_][\w-]*?(?P<rank>\d+)\]:", weak_rank=True),
+    # ProcessGroupNCCL, Lightning
+    _rule(r"\[(?:PG [^\[\]]*?)?(?i:rank)[ :=_]{0,2}(?P<rank>\d+)\]:? ?"),
+    # torch's C++ logging, of today and of before 2.2
+    _rule(rf"\[{_LETTER}{_GLOG} (?:\d+ )?[\w./\\-]+:\d+\] ?(?:\[c10d[^\]]*\] ?)?", record=True),
+    _rule(rf"\[{_LETTER} [\w./\\-]+\.\w+:\d+\] ?(?:\[c10d[^\]]*\] ?)?", record=True),
+    # torchrun before 2.2, DeepSpeed, NCCL: a date in brackets
+    _rule(
+        rf"\[{_DATE}[ T]{_CLOCK}{_ZONE}\] ?(?:[\w.]+: )?(?:\[{_LEVEL}\] ?)?"
+        r"(?:\[[\w./-]+\.py:\d+(?::\w+)?\] ?)?(?:\[Rank (?P<rank>\d+)\] ?)?",
+        record=True,
+    ),
+    _rule(rf"\[{_CLOCK}\] ?", record=True),
+    # the kernel's: dmesg -T, and dmesg
+    _rule(
+        rf"\[[A-Z][a-z]{{2}} {_MONTH} +(?P<day>\d+) {_CLOCK} (?P<year>\d{{4}})\] ?",
+        record=True,
+    ),
+    _rule(r"\[ *\d+\.\d{6}\] ?(?:\[T?\d+\] ?)?", record=True),
+    _rule(r"\[pod/(?P<host>[^/\]\s]+)/[^\]\s]+\] ?"),
+    _rule(r"\[\d+,(?P<rank>\d+)\]<(?:stdout|stderr|stddiag)>: ?", weak_rank=True),
+)
+_PLAIN: Final = (
+    # torch's Python logging, and glog as it is
+    _rule(rf"{_LETTER}{_GLOG} +(?:(?P<pid>\d+) )?[^\s\]]+:\d+\] ?(?:\[\d+/\d+(?:_\d+)?\] ?)*", record=True),
+    # containers' logs, line by line; then Python's logging, with what is usual behind the time
+    _rule(rf"{_DATE}T{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d) (?:(?:stdout|stderr) [FP] )?"),
+    _rule(
+        rf"{_DATE}[ T]{_CLOCK}{_ZONE}[ \t]*(?:[-|:,\[\]][ \t]*)?(?:[\w.]+[ \t]*[-|:][ \t]*)?"
+        rf"{_LEVEL}(?:[ \t]*[-|:\]])?[ \t]*",
+        record=True,
+    ),
+    _rule(rf"{_DATE}[ T]{_CLOCK}{_ZONE}(?: ?[-|:])? ?"),
+    _rule(
+        rf"(?P<month>[01]\d)/(?P<day>[0-3]\d)/(?P<year>[12]\d{{3}}) {_CLOCK}"
+        rf"(?: - {_LEVEL} - (?:[\w.]+ - )?| )",
+        record=True,
+    ),
+    _rule(rf"{_LEVEL}:[\w.]+:", record=True),
+    # NCCL: the last number is the device, which need not be the rank
+    _rule(rf"(?P<host>{_NAME}):(?P<pid>\d+):\d+ \[-?\d+\] ", record=True),
+    _rule(r"\(\w+ pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:]+))?\) "),
+    _rule(rf"(?P<host>{_NAME}[-_]\d+) +\| "),
+    _rule(
+        rf"{_MONTH} +(?P<day>[0-3]?\d) {_CLOCK} (?P<host>{_NAME})"
+        r" (?:kernel: |[\w./-]+\[\d+\]: )",
+        record=True,
+    ),
+    # our own: rallypoint run, at the end of a failed job
+    _rule(
+        r"(?:rallypoint: )?(?:on another machine: )?rank (?P<rank>\d+)"
+        r" \(process (?P<pid>\d+) on (?P<host>\S+)\) (?P<level>failed)(?: first)?: ",
+        record=True,
+    ),
+)
+# srun -l and pdsh: `3: text`, `node-a: text`.
+_LABEL: Final = _rule(rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME})): ", weak_rank=True)
+_AFTER_LABEL: Final = re.compile(r"Traceback \(most recent call last\):|  File \"")
+
+
+# A progress bar does not end its line: what is printed next stands right behind it.
+_BAR: Final = re.compile(r"[^|]{0,200}?\d+%\|[^|]*\|[^\[]{0,80}\[[^\]]*(?:it/s|s/it)[^\]]*\](?=\S)")
+
+
+class Prefixes:
+    """The prefixes of one log: it learns which labels stand before lines."""
+
+    def __init__(self) -> None:
+        self._labels: set[str] = set()
+
+    def split(self, raw: str) -> Line:
+        """A line, without its prefixes."""
+        bar = _BAR.match(raw) if "%|" in raw else None
+        line, strong = Line(raw[bar.end() :] if bar else raw), False
+        for _ in range(_MOST_PREFIXES):
+            prefix = _find_prefix(line.text) or (None if line.record else self._find_label(line.text))
+            if prefix is None:
+                break
+            rule, found = prefix
+            line = _take(line, rule, found, strong=strong)
+            strong = strong or (not rule.weak_rank and found.groupdict().get("rank") is not None)
+        return line
+
+    def _find_label(self, text: str) -> _Prefix | None:
+        found = _LABEL.pattern.match(text)
+        if found is None:
+            return None
+        if found[0] not in self._labels:
+            rest = text[found.end() :]
+            if not (_AFTER_LABEL.match(rest) or _find_prefix(rest)) or len(self._labels) >= _MOST_NAMES:
+                return None
+            self._labels.add(found[0])
+        return _LABEL, found
+
+
+def _find_prefix(text: str) -> _Prefix | None:
+    for rule in _BRACKETED if text.startswith("[") else _PLAIN:
+        found = rule.pattern.match(text)
+        if found is not None:
+            return rule, found
+    return None
+
+
+def _take(line: Line, rule: _Rule, found: re.Match[str], *, strong: bool) -> Line:
+    """The line with one prefix less. The outermost time counts: that of one clock for all lines of a log."""
+    groups = found.groupdict()
+    rank = line.rank
+    if groups.get("rank") is not None and (rank is None or not (rule.weak_rank or strong)):
+        rank = int(groups["rank"])
+    return replace(
+        line,
+        text=line.text[found.end() :],
+        rank=rank,
+        host=line.host or groups.get("host"),
+        pid=line.pid if line.pid is not None else _number(groups.get("pid")),
+        stamp=line.stamp or read_stamp(found),
+        record=line.record or rule.record,
+        level=groups.get("level") or line.level,
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None

@@ -1,0 +1,113 @@
+"""Logs from files, folders and standard input, as streams of bytes.
+
+The bytes that come out are UTF-8 or nearly so: gzip is unpacked, and UTF-16, as PowerShell writes it, is
+recoded. What a path tells is noted: torchrun's log folder (`attempt_0/3/stderr.log`), `rank3.log`,
+`node-a.log`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from rallypoint.diagnose.explain.scanning import Log
+from rallypoint.diagnose.explain.sieve import BLOCK_BYTES
+from rallypoint.errors import UsageError
+
+_TORCHRUN: Final = re.compile(
+    r"attempt_(?P<attempt>\d+)[/\\](?P<rank>\d+)[/\\](?:stdout|stderr)\.log(?:\.gz)?$"
+)
+_RANK: Final = re.compile(r"(?i)(?:^|[^a-z])rank[-_.]?(?P<rank>\d+)(?:\D|$)")
+_HOST: Final = re.compile(
+    r"(?i)(?P<host>(?:[a-z\d]+-)*(?:node|host|worker|master|machine)(?:[-_]?\d+|-[a-z])(?:-\d+)*)\."
+)
+_HEAD: Final = 1 << 16
+_MOST_ZEROS: Final = 0.1
+"""How much of a text may be zero bytes."""
+_LOG: Final = re.compile(r"(?i)\.(?:log|out|err|txt|stdout|stderr)(?:\.\d+)?(?:\.gz)?$|^(?:stdout|stderr)$")
+
+
+def find_logs(paths: Sequence[str]) -> list[Path]:
+    """The files that are meant: a folder means the logs in it. UsageError if there are none."""
+    found: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        for file in _logs_in(path) if path.is_dir() else [path]:
+            found.setdefault(file.resolve(), file)
+    return list(found.values())
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.rglob("*") if _LOG.search(path.name) and path.is_file())
+    if not files:
+        raise UsageError(
+            f"there is no log in {folder}",
+            hint="name the files: what counts as a log in a folder ends with .log, .out, .err or .txt",
+        )
+    return files
+
+
+def open_log(path: Path) -> Log:
+    """A file as a log; it is read when its chunks are asked for. UsageError if it cannot be."""
+    try:
+        status = os.stat(path)
+        path.open("rb").close()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the name") from None
+    rank, host, attempt = told_by_name(path)
+    return Log(str(path), _file_chunks(path), rank=rank, host=host, attempt=attempt, modified=status.st_mtime)
+
+
+def stream_log(stream: IO[bytes], name: str, now: float) -> Log:
+    """Standard input as a log."""
+    return Log(name, recoded(iter(lambda: stream.read(BLOCK_BYTES), b"")), modified=now)
+
+
+def told_by_name(path: Path) -> tuple[int | None, str | None, int | None]:
+    """Rank, host and number of the try, as far as a path tells them."""
+    torchrun = _TORCHRUN.search(str(path))
+    if torchrun:
+        return int(torchrun["rank"]), None, int(torchrun["attempt"])
+    rank, host = _RANK.search(path.name), _HOST.match(path.name)
+    return (int(rank["rank"]) if rank else None), (host["host"] if host else None), None
+
+
+def _file_chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        stream = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+        try:
+            yield from recoded(iter(lambda: stream.read(BLOCK_BYTES), b""))
+        except UsageError as error:
+            raise UsageError(f"cannot read {path}: {error.message}", hint=error.hint) from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise UsageError(f"cannot read {path} to its end: {error}", hint="is it damaged?") from None
+
+
+def recoded(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same in UTF-8, whatever it was; without a byte order mark."""
+    decoder, begun = None, False
+    for chunk in chunks:
+        if not begun:
+            # A log that was cut while it was written begins with a hole.
+            chunk = chunk.lstrip(b"\0") if chunk.startswith(b"\0\0") else chunk
+            begun = bool(chunk)
+            decoder = _decoder_for(chunk)
+            if decoder is None and chunk[:_HEAD].count(0) > _MOST_ZEROS * len(chunk[:_HEAD]):
+                raise UsageError("it is no text", hint="name the logs of the job")
+            chunk = chunk.removeprefix(codecs.BOM_UTF8)
+        yield decoder.decode(chunk).encode(errors="replace") if decoder else chunk
+
+
+def _decoder_for(start: bytes) -> codecs.IncrementalDecoder | None:
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return codecs.getincrementaldecoder("utf-16")("replace")
+    head = start[:400]
+    for name, zeros in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
+        if len(head) > 1 and zeros.count(0) > 0.4 * len(head):
+            return codecs.getincrementaldecoder(name)("replace")
+    return None

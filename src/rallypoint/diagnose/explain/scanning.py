@@ -1,0 +1,233 @@
+"""One log on its way through: from blocks of bytes to what was found in them. Pure.
+
+Most of a log is never looked at: the sieve names the lines that may mean something. Only after a line that
+opens something (a traceback, torchrun's table) are all lines read, until it is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rallypoint.diagnose.explain import tracebacks
+from rallypoint.diagnose.explain.finding import Findings, Sighting, Source
+from rallypoint.diagnose.explain.knowledge import Cause
+from rallypoint.diagnose.explain.prefixes import Line, Prefixes
+from rallypoint.diagnose.explain.severity import MILD
+from rallypoint.diagnose.explain.sieve import ESCAPE, Sieve, blocks
+from rallypoint.diagnose.explain.stamps import Stamp
+from rallypoint.diagnose.explain.tracebacks import Raised, Traceback
+
+_LONGEST_TEXT: Final = 4096
+_MOST_WRITERS: Final = 100_000
+_LINES_BACK: Final = 60
+_TAIL_BYTES: Final = 1 << 16
+_MESSAGE_LINES: Final = 12
+
+Writer = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log to read, and what is known of it from elsewhere: its name, or who gave it."""
+
+    name: str
+    chunks: Iterable[bytes]
+    rank: int | None = None
+    host: str | None = None
+    attempt: int | None = None
+    modified: float | None = None
+    """When it was written last, in seconds since 1970: a hint at the year of times that have none."""
+    stamp: Stamp | None = None
+    """When all of it was said, if that is known."""
+
+
+def scan(log: Log, findings: Findings, sieve: Sieve, progress: Callable[[int], None]) -> None:
+    """Add what a log holds to the findings; `progress` hears of the bytes that were read."""
+    source = Source(log.name, log.modified, log.attempt)
+    findings.sources.append(source)
+    scanner = _Scanner(log, findings, source)
+    for block in blocks(log.chunks):
+        scanner.take_block(block, sieve.select(block))
+        progress(len(block))
+    scanner.close()
+
+
+def decode(raw: bytes) -> str:
+    """A line as text: without colours, cut if it is very long; bytes that are no UTF-8 are marked."""
+    plain = ESCAPE.sub(b"", raw) if b"\x1b" in raw else raw
+    return plain[: 4 * _LONGEST_TEXT].decode(errors="replace")[:_LONGEST_TEXT].rstrip()
+
+
+@dataclass
+class _Pending:
+    """An exception that no entry knows, unless more of its message, or of its chain, tells what it is."""
+
+    raised: Raised
+    seen: Sighting
+    message_lines: int = _MESSAGE_LINES
+    """How many lines may still be part of the message."""
+    became: Raised | None = None
+
+
+class _Scanner:
+    def __init__(self, log: Log, findings: Findings, source: Source) -> None:
+        self._log = log
+        self._findings = findings
+        self._source = source
+        self._index = len(findings.sources) - 1
+        self._prefixes = Prefixes()
+        self._tracebacks: dict[Writer, Traceback] = {}
+        self._pending: dict[Writer, _Pending] = {}
+        self._lines: Sequence[bytes] = ()
+        self._at = 0
+        self._tail = b""
+        """What came before the block that is being read."""
+        self._looked_back: tuple[int, Stamp | None] = (-1, None)
+        """Up to which line a time was looked for, and that time."""
+
+    # Which lines -------------------------------------------------------------------------------------------
+
+    def take_block(self, block: bytes, selected: Sequence[int]) -> None:
+        """The selected lines; and all those between, while something is open."""
+        if selected or self._busy:
+            self._lines = block.split(b"\n")
+            self._take_selected(selected)
+        self._source.lines += block.count(b"\n")
+        self._tail = (block if len(block) > _TAIL_BYTES else self._tail + block)[-_TAIL_BYTES:]
+
+    def _take_selected(self, selected: Sequence[int]) -> None:
+        done = -1
+        for index in (*selected, len(self._lines)):
+            while self._busy and done + 1 < index:
+                done += 1
+                self._take(done)
+            if done < index < len(self._lines):
+                done = index
+                self._take(index)
+
+    def close(self) -> None:
+        """The log is at its end: what is still open stays as it is."""
+        for writer in list(self._pending):
+            self._settle(writer)
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._tracebacks or not self._source.table.idle)
+
+    def _take(self, index: int) -> None:
+        self._at = index
+        for part in self._lines[index].split(b"\r"):
+            self._take_line(self._split(part))
+
+    def _split(self, raw: bytes) -> Line:
+        line = self._prefixes.split(decode(raw))
+        if self._log.rank is None and self._log.host is None:
+            return line
+        return replace(
+            line,
+            rank=line.rank if line.rank is not None else self._log.rank,
+            host=line.host or self._log.host,
+        )
+
+    # One line ----------------------------------------------------------------------------------------------
+
+    def _take_line(self, line: Line) -> None:
+        tries = self._source.tries.count
+        line = self._source.table.take(self._source.tries.take(line))
+        self._findings.note_contexts(line.text)
+        is_frame, raised = self._follow_traceback(line)
+        if not is_frame:
+            self._judge(line, raised, tries)
+
+    def _follow_traceback(self, line: Line) -> tuple[bool, Raised | None]:
+        """Whether a line belongs to the frames of a traceback, and the exception if it is its end."""
+        state = self._tracebacks.get(line.writer) or Traceback()
+        raised = state.take(line.text)
+        if state.idle or (tracebacks.BEGIN in line.text and not state.chained):
+            self._settle(line.writer)
+        if state.idle:
+            self._tracebacks.pop(line.writer, None)
+        elif len(self._tracebacks) < _MOST_WRITERS:
+            self._tracebacks[line.writer] = state
+        return state.frame, raised
+
+    def _judge(self, line: Line, raised: Raised | None, tries: int) -> None:
+        matches = self._findings.match(line.text) if line.text else []
+        mild = raised is None and line.severity == MILD
+        for cause, facts in matches:
+            self._findings.add_known(cause, facts, raised, self._sighting(line, tries, cause, mild))
+        self._source.ending.take(line, self._number, raised, [cause.role for cause, _ in matches])
+        # An entry that wants to see more of the log may not hold in the end.
+        known = [cause for cause, _ in matches if not cause.context]
+        if raised is not None and not raised.chained and not known:
+            self._pending[line.writer] = _Pending(raised, self._sighting(line, tries, raised))
+            if line.writer not in self._tracebacks:  # there are too many writers: no more of it is read
+                self._settle(line.writer)
+        elif line.writer in self._pending:
+            self._go_on(line, self._pending[line.writer], raised, {cause.role for cause in known})
+        if raised is None and not known and not mild and self._source.table.idle:
+            self._findings.suspects.add(line.text, self._source.name, self._number, line.rank)
+
+    def _go_on(self, line: Line, pending: _Pending, raised: Raised | None, roles: set[str]) -> None:
+        """A line after an exception that is not known: the next one of its chain, or more of its message."""
+        if raised is not None:
+            pending.message_lines = 0
+            pending.became = raised
+            if "cause" in roles:
+                del self._pending[line.writer]  # the last one of the chain says what it means
+            return
+        if line.record or line.text.startswith("[") or (line.anonymous and not line.text):
+            pending.message_lines = 0  # where nobody says who writes, an empty line ends the message
+        elif pending.message_lines and roles & {"cause", "symptom"}:
+            del self._pending[line.writer]
+        pending.message_lines = max(pending.message_lines - 1, 0)
+
+    def _settle(self, writer: Writer) -> None:
+        """The exception that waited for more of its message, and of its chain, is an unknown one."""
+        pending = self._pending.pop(writer, None)
+        if pending is not None:
+            self._findings.add_unknown(pending.raised, pending.became, pending.seen)
+
+    @property
+    def _number(self) -> int:
+        """That of the line which is being read."""
+        return self._source.lines + self._at + 1
+
+    def _sighting(self, line: Line, tries: int, what: Cause | Raised, mild: bool = False) -> Sighting:
+        stamp = line.stamp or self._log.stamp
+        seen = Sighting(
+            self._index,
+            self._number,
+            line.rank,
+            line.host,
+            stamp,
+            stamp is not None,
+            tries,
+            line.text,
+            mild,
+        )
+        # Looking back is dear, and of all that a writer says again and again, only the first counts.
+        if stamp is not None or not self._findings.is_news(what, seen.writer):
+            return seen
+        return replace(seen, stamp=self._look_back())
+
+    def _look_back(self) -> Stamp | None:
+        """The time of a line shortly before: a traceback has none of its own."""
+        number = self._source.lines + self._at
+        known_to, stamp = self._looked_back
+        for distance, raw in enumerate(self._earlier(), 1):
+            if number - distance < known_to:
+                break  # and what is before that, the last look back has found
+            found = self._prefixes.split(decode(raw)).stamp
+            if found is not None or distance == _LINES_BACK:
+                stamp = found
+                break
+        self._looked_back = (number, stamp)
+        return stamp
+
+    def _earlier(self) -> Iterator[bytes]:
+        """The lines before this one, the last one first."""
+        yield from reversed(self._lines[: self._at])
+        yield from reversed(self._tail.split(b"\n")[:-1])

@@ -1,0 +1,39 @@
+"""Making the processes that this one starts use Rallypoint: through their environment. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+INJECTION = Path(__file__).parents[1] / "pytorch" / "injection"
+"""The folder whose `sitecustomize` every process of a job runs first."""
+
+
+def put_on_path(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The environment with a folder in front of PYTHONPATH, once."""
+    path = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    kept = [entry for entry in path if entry != str(folder)]
+    return {**environ, "PYTHONPATH": os.pathsep.join([str(folder), *kept])}
+
+
+def inject(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for processes that are to use Rallypoint, and those that they start in turn.
+
+    It takes no effect on interpreters that are told to ignore their environment (-E, -I) or site (-S).
+    """
+    return put_on_path(environ, INJECTION)
+
+
+_OF_A_RANK = frozenset(
+    {
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+
+
+def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what another launcher says of a rank: for one that starts ranks of its own."""
+    dropped = {name for name in environ if name in _OF_A_RANK or name.startswith("TORCHELASTIC_")}
+    return {name: value for name, value in environ.items() if name not in dropped}

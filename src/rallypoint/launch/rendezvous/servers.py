@@ -1,0 +1,149 @@
+"""Where machines meet, and where their rounds have their stores: the server processes of one machine.
+
+Both stay for their clients if the agent that started them is killed, so the others can go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+from rallypoint.errors import BindError, ConnectError, PortInUseError, ServerStartError, UsageError
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.relay.hosting import host_relay
+from rallypoint.rollcall.identity import Role
+from rallypoint.server.loops.backend import choose
+from rallypoint.server.process.binding import is_this_machine
+from rallypoint.server.process.hosting import HostedServer, Lifespan, host_server
+from rallypoint.stores.base import Store
+from rallypoint.stores.hash import HashStore
+from rallypoint.stores.tcp import TCPStore
+
+logger = logging.getLogger("rallypoint.meeting")
+
+_LIFESPAN = Lifespan(stays_for_clients=True)
+_ANSWER_SECONDS = 10.0
+_PARTING_SECONDS = 3.0  # for a server that has no clients left to end
+_TENANT_SECONDS = 10.0  # to reach what holds the endpoint's port on this machine
+
+
+class MeetingPlace:
+    """The store in which the machines meet, and the store server of the round that this machine keeps."""
+
+    def __init__(self, endpoint: Endpoint, store: Store, server: HostedServer | None, reachable: str) -> None:
+        self._endpoint = endpoint
+        self.store = store
+        self._server = server
+        self._reachable = reachable
+        self._round: HostedServer | None = None
+        self._relay: HostedServer | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process holds the meeting place."""
+        return self._server is not None or not isinstance(self.store, TCPStore)
+
+    @property
+    def holds_a_server(self) -> bool:
+        return self._server is not None or self._round is not None
+
+    def start_round(self) -> Endpoint:
+        """Start a store server for a new round, and end the last one's; where other machines reach it."""
+        if self._round is not None:
+            self._round.release()
+            self._round = None
+        port = 0 if isinstance(self.store, TCPStore) else self._endpoint.port
+        self._round = self._host_round(port)
+        return Endpoint(self._reachable, self._round.port)
+
+    def _host_round(self, port: int) -> HostedServer:
+        try:
+            return host_server(self._reachable, port, backend=choose(), lifespan=_LIFESPAN)
+        except PortInUseError as error:
+            # The job is on this machine alone, so any port will do.
+            logger.warning("%s: taking a free port instead", error.message)
+            return host_server(self._reachable, 0, backend=choose(), lifespan=_LIFESPAN)
+
+    def start_relay(self, store: Endpoint) -> Endpoint:
+        """Start a relay for the ranks of this machine, and end the last round's; where they reach it.
+
+        A machine whose relay does not come up connects to the store itself.
+        """
+        self.end_relay()
+        try:
+            self._relay = host_relay(store, backend=choose(), lifespan=_LIFESPAN)
+        except (ServerStartError, BindError) as error:
+            logger.warning("no relay: %s; the ranks of this machine connect to %s", error.message, store)
+            return store
+        logger.info("the ranks of this machine reach %s through a relay on %s", store, self._relay.places)
+        return Endpoint(*self._relay.address)
+
+    def end_relay(self) -> None:
+        """End the relay of the last round, if there is one: its ranks have ended."""
+        if self._relay is not None:
+            self._relay.release()
+            self._relay = None
+
+    def close(self, *, alone: bool) -> None:
+        """Let go. Servers end; unless others still use them: then they stay until those have gone."""
+        self.store.close()
+        self.end_relay()
+        if self._round is not None and alone:
+            self._round.release()
+        elif self._round is not None:
+            self._round.abandon()
+        if self._server is not None:
+            self._server.abandon(_PARTING_SECONDS)  # another job may meet there as well
+        self._round = self._server = None
+
+
+def open_place(
+    endpoint: Endpoint, machines: int, *, hosts: bool | None, local_address: str | None, seconds: float
+) -> MeetingPlace:
+    """The meeting place at an endpoint: held here, or reached over the network within so many seconds.
+
+    `hosts` says whether this machine holds it; None: if the endpoint means this machine. By
+    `local_address` the others reach this machine; None: by the address with which it reaches the endpoint.
+    """
+    if machines == 1:
+        host = endpoint.host if is_this_machine(endpoint.host) else "localhost"
+        return MeetingPlace(endpoint, HashStore(seconds), None, host)
+    if endpoint.host in ("0.0.0.0", "::"):
+        raise UsageError(
+            f"{endpoint} is no address by which other machines could reach this one",
+            hint="name the machine: its host name, or its address in their network",
+        )
+    server = None
+    if is_this_machine(endpoint.host) if hosts is None else hosts:
+        server, seconds = _hold(endpoint, seconds)
+    place = server.address if server else endpoint
+    store = TCPStore(*place, timeout=seconds, role=Role.AGENT)
+    store.set_timeout(min(seconds, _ANSWER_SECONDS))  # it is up now, and answers at once
+    reachable = endpoint.host if server else local_address or _own_address(endpoint)
+    return MeetingPlace(endpoint, store, server, reachable)
+
+
+def _hold(endpoint: Endpoint, seconds: float) -> tuple[HostedServer | None, float]:
+    """The server at the endpoint, if this process can have it; and how long to wait for who has."""
+    try:
+        return host_server(endpoint.host, endpoint.port, backend=choose(), lifespan=_LIFESPAN), seconds
+    except PortInUseError as error:
+        # Most likely another agent of the same job on this machine.
+        logger.info("%s: joining what is there", error.message)
+        try:
+            TCPStore(*endpoint, timeout=min(seconds, _TENANT_SECONDS), role=Role.AGENT).close()
+        except ConnectError:
+            raise error from None  # it is no store: say who holds the port
+        return None, seconds
+
+
+def _own_address(endpoint: Endpoint) -> str:
+    """The address of this machine by which it reaches the endpoint, and so, most likely, is reached."""
+    for family, kind, protocol, _, address in socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM):
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(address)  # sends nothing
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return socket.gethostname()

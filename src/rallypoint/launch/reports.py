@@ -1,0 +1,207 @@
+"""Word that the processes of a job leave for their launcher: small files, in a folder that it names.
+
+    joined-<rank>-<pid>.json     a rank has reached the store
+    failed-<rank>-<pid>.json     an exception has ended a process: when, and its traceback
+    exits-<pid>.json             torchrun's agent: which of its ranks ended how
+    roll.json                    the whole job, seen from its first machine: who has joined, who is missing
+    elsewhere.json               what the launchers of other machines say of their failures
+
+Files, because they need no server: they also tell of a rank that fails before there is one. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rallypoint.stores.client.hello import who_am_i
+
+VARIABLE = "RALLYPOINT_REPORTS"
+QUIET_VARIABLE = "RALLYPOINT_QUIET_AGENT"
+"""If set, torchrun's agent prints no traceback of its own for ranks that failed: the launcher says it."""
+
+_TRACEBACK_LINES = 60
+
+_FOLLOWS = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|should dump"
+    r"|failed to recv, got 0 bytes|recvValue failed|sendBytes failed|[Rr]emote process exited"
+    r"|ncclRemoteError|Application timeout caused pair closure|Stop_waiting response is expected"
+    r"|closed the connection"
+)
+_FOLLOWERS = ("RendezvousClosedError",)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a process is in its job, as the launcher's variables say; -1 where they say nothing."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    host: str
+    pid: int
+    tries: int
+    """How often the job had been started again when this process was started."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that ended a process."""
+
+    who: Identity
+    time: float
+    kind: str
+    message: str
+    traceback: str
+
+    @property
+    def follows(self) -> bool:
+        """Whether it only follows from another rank's failure: a connection to it was lost."""
+        return self.kind in _FOLLOWERS or bool(_FOLLOWS.search(self.message))
+
+    @property
+    def name(self) -> str:
+        """Who failed."""
+        if self.who.rank < 0:
+            return f"the launcher (process {self.who.pid} on {self.who.host})"
+        return f"rank {self.who.rank} (process {self.who.pid} on {self.who.host})"
+
+    @property
+    def headline(self) -> str:
+        """What happened, in a line."""
+        lines = self.message.strip().splitlines()
+        return f"{self.kind}: {lines[0]}" if lines else self.kind
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a rank ended, as its agent saw it; a negative code is a signal's number."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    code: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Roll:
+    """Ranks that have joined, of how many (0: not known yet): of the whole job, or of one machine."""
+
+    joined: int
+    expected: int
+    absent: str = ""
+    """Who is missing, with their machines, in words; nothing: not known."""
+    whole: bool = True
+    store: str = ""
+    """Where the store is that knows more, HOST:PORT; nothing: not known."""
+
+    @property
+    def complete(self) -> bool:
+        return 0 < self.expected <= self.joined
+
+
+def folder_of(environ: Mapping[str, str]) -> Path | None:
+    """Where to leave word; None if nobody wants to know."""
+    return Path(environ[VARIABLE]) if environ.get(VARIABLE) else None
+
+
+def _identity() -> Identity:
+    """Who this process is: as it tells a store's server, and what else the launcher's variables say."""
+    who = who_am_i()
+    return Identity(
+        rank=who.rank,
+        local_rank=who.local_rank,
+        world_size=who.world_size,
+        local_world_size=_number("LOCAL_WORLD_SIZE"),
+        host=who.host,
+        pid=who.pid,
+        tries=max(_number("TORCHELASTIC_RESTART_COUNT"), 0),
+    )
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else -1
+
+
+def report_joined() -> None:
+    """Leave word that this process has reached the store, if it is a rank and somebody wants to know."""
+    who = _identity()
+    if who.rank >= 0:
+        _leave(f"joined-{who.rank}-{who.pid}", asdict(who))
+
+
+def report_roll(roll: Roll) -> None:
+    """Leave word of who has joined and who is missing."""
+    _leave("roll", asdict(roll))
+
+
+def report_elsewhere(told: Sequence[str]) -> None:
+    """Leave word of what other machines say of their failures."""
+    _leave("elsewhere", {"told": list(told)})
+
+
+def read_failures(folder: Path) -> list[Failure]:
+    """The exceptions that have been reported, first come first."""
+    contents = read(folder, "failed-*")
+    found = [Failure(**{**content, "who": Identity(**content["who"])}) for content in contents]
+    return sorted(found, key=lambda failure: failure.time)
+
+
+def read(folder: Path, pattern: str) -> Iterator[dict[str, Any]]:
+    """The contents of reports, by their names without the ending."""
+    for path in sorted(folder.glob(f"{pattern}.json")):
+        try:
+            yield json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue  # gone, or from a process that could not write it
+
+
+def report_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
+    """Leave word of an exception that ends this process.
+
+    True if it need not be printed here: it is torchrun's agent's, for which the launcher speaks.
+    """
+    who = _identity()
+    quiet = who.rank < 0 and bool(os.environ.get(QUIET_VARIABLE))
+    if kind.__name__ == "ChildFailedError":
+        _report_exits(error)
+        return quiet
+    if kind.__name__ in ("KeyboardInterrupt", "SignalException"):  # somebody wanted it to end
+        return quiet
+    lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()[-_TRACEBACK_LINES:]
+    failure = Failure(who, time.time(), kind.__name__, str(error), "\n".join(lines))
+    _leave(f"failed-{who.rank}-{who.pid}", asdict(failure))
+    return quiet
+
+
+def _report_exits(error: Any) -> None:
+    """What torchrun's agent knows of its ranks, from its own exception."""
+    exits = [
+        asdict(Exit(int(rank), each.local_rank, each.pid, each.exitcode, float(each.timestamp)))
+        for rank, each in error.failures.items()
+    ]
+    _leave(f"exits-{os.getpid()}", {"exits": exits})
+
+
+def _leave(name: str, content: dict[str, Any]) -> None:
+    """Never an error: the folder may be on another machine, or gone, or full."""
+    folder = folder_of(os.environ)
+    if folder is None:
+        return
+    draft = folder / f"{name}.draft"
+    try:
+        draft.write_text(json.dumps(content))
+        draft.replace(folder / f"{name}.json")  # whole, or not there
+    except OSError:
+        pass

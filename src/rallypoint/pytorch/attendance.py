@@ -1,0 +1,186 @@
+"""The roll call of a round: the first machine's agent tells the store who is expected, and asks who is there.
+
+Which machine has which ranks is told by the entries that torchrun's agents make for each other: that is the
+plan, which everybody who looks at the store finds there. The launcher is told how many have come, again and
+again: they count themselves in, so that costs nothing; where there is no launcher of ours, the log is told if
+it takes long. Who they are costs the store's server a tenth of a second with thousands of ranks, so that is
+asked when nobody has come for a while, and less and less often. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Final
+
+from rallypoint.errors import RallypointError
+from rallypoint.launch import reports
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.rendezvous.roster import Member
+from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.roll import Roll, State
+from rallypoint.rollcall.snapshot import PLAN, Question
+from rallypoint.stores.absence import HEAD, absent_text
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
+from rallypoint.stores.tcp import TCPStore
+
+AGENTS: Final = "rallypoint/agents"
+"""Where the agents have their keys in a round's store."""
+
+logger = logging.getLogger("rallypoint.torchrun")
+
+_ANSWER_SECONDS: Final = 5.0
+_FIRST_REMARK: Final = 30.0  # seconds; then twice as long each time
+_COUNT_SECONDS: Final = 0.5
+_STILL_SECONDS: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+_REST: Final = 50  # times as long as a question took, there is none after it
+
+
+def plan_of(number: int, members: Sequence[Member], sizes: Sequence[int]) -> Plan:
+    """The plan of a round whose machines, in the order of their ranks, have so many ranks each."""
+    firsts = accumulate(sizes, initial=0)
+    rows = zip(members, firsts, sizes, strict=False)  # the last of the sums is the number of all
+    return Plan(number, tuple(Machine(member.host, first, size) for member, first, size in rows))
+
+
+def named(roll: Roll, counted: int) -> reports.Roll | None:
+    """The report on a roll, with names, of whose ranks so many have counted themselves in.
+
+    Who has gone had joined: at the end of a round, all go. One that nobody knew while it was here looks as if
+    it had never come. Then fewer have come than were counted: None, as nobody can be named.
+    """
+    absent = tuple(each for each in roll.ranks if each.state in (State.LATE, State.UNSEEN))
+    late = sum(each.state is State.LATE for each in absent)
+    if counted > roll.expected - late:
+        return None
+    joined = max(counted, roll.expected - len(absent))
+    # Where nobody has come, the names of all would tell nothing.
+    return reports.Roll(joined, roll.expected, absent_text(replace(roll, ranks=absent)) if joined else "")
+
+
+class Attention:
+    """When to ask for names: nobody has come for a while, and the last time was long enough ago."""
+
+    def __init__(self, now: float) -> None:
+        self.count = -1
+        """How many have come."""
+        self._came = now
+        self._pause = 0.0
+        self._due = now
+
+    @property
+    def is_satisfied(self) -> bool:
+        """Whether the names have been asked for since the last one came."""
+        return self._pause > 0
+
+    def note(self, count: int, now: float) -> bool:
+        """So many have come; whether that is news."""
+        is_news = count != self.count
+        if is_news:
+            self.count, self._came, self._pause = count, now, 0.0
+        return is_news
+
+    def is_due(self, now: float) -> bool:
+        return now >= max(self._due, self._came + _STILL_SECONDS)
+
+    def note_asked(self, began: float, now: float) -> None:
+        """The names have been asked for."""
+        self._pause = min(max(_STILL_SECONDS, 2 * self._pause), _LONGEST_PAUSE)
+        self._due = now + max(self._pause, _REST * (now - began))
+
+
+class RollCall:
+    """Tells the store who is expected; and the launcher, until all have joined, or until it is stopped."""
+
+    def __init__(self, place: Endpoint, number: int, members: Sequence[Member]) -> None:
+        self._place = place
+        self._number = number
+        self._members = members
+        self._has_launcher = reports.folder_of(os.environ) is not None
+        self._began = time.monotonic()
+        self._remark_after = _FIRST_REMARK
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rallypoint roll call", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The round is over: its store is asked once more who has come, and then not any more."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with TCPStore(*self._place, timeout=_ANSWER_SECONDS, role=Role.AGENT) as store:
+                sizes = self._ranks_per_machine(store)
+                if not sizes:
+                    return
+                plan = plan_of(self._number, self._members, sizes)
+                store.multi_set([PLAN, HEAD], [plan.to_json(), json.dumps(self._place)])
+                self._report(store, plan.world_size)
+        except RallypointError:
+            pass  # the round's store has gone; who asks is told by others
+
+    def _ranks_per_machine(self, store: TCPStore) -> list[int]:
+        """As torchrun's agents tell each other, if they do; nothing if it is stopped before."""
+        keys = [f"{AGENTS}/torchelastic/role_info/{rank}" for rank in range(len(self._members))]
+        while not store.check(keys):
+            if self._stopped.wait(_COUNT_SECONDS):
+                return []
+        return [int(json.loads(each)["local_world_size"]) for each in store.multi_get(keys)]
+
+    def _report(self, store: TCPStore, expected: int) -> None:
+        attention = Attention(time.monotonic())
+        while True:
+            if attention.note(min(store.count_workers(), expected), time.monotonic()):
+                self._tell(reports.Roll(attention.count, expected))
+            if attention.count == expected:
+                return
+            if self._stopped.is_set():
+                break
+            if attention.is_due(time.monotonic()) and self._name(attention):
+                return
+            self._stopped.wait(_COUNT_SECONDS)
+        if not attention.is_satisfied:
+            self._name(attention)  # the last word
+
+    def _name(self, attention: Attention) -> bool:
+        """Report who is missing, as far as that can be known; whether nobody is."""
+        began = time.monotonic()
+        roll = self._look()
+        attention.note_asked(began, time.monotonic())
+        report = named(roll, attention.count) if roll is not None else None
+        if report is not None:
+            self._tell(report)
+            self._remark(report)
+        return report is not None and report.complete
+
+    def _tell(self, roll: reports.Roll) -> None:
+        reports.report_roll(replace(roll, store=str(self._place)))
+
+    def _remark(self, roll: reports.Roll) -> None:
+        """Under a torchrun of the user's own there is no launcher to say it."""
+        seconds = time.monotonic() - self._began
+        if self._has_launcher or seconds < self._remark_after or roll.complete:
+            return
+        self._remark_after = 2 * seconds
+        logger.warning(
+            "%d of %d ranks have joined after %.0f s%s; see `rallypoint status %s`",
+            *(roll.joined, roll.expected, seconds, f"; {roll.absent}" if roll.absent else "", self._place),
+        )
+
+    def _look(self) -> Roll | None:
+        """None: the server has not answered, this time."""
+        try:
+            return judge(look(*self._place, Question(), Deadline(_ANSWER_SECONDS)))
+        except RallypointError:
+            return None

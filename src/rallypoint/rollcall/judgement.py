@@ -1,0 +1,124 @@
+"""What a snapshot means: who is here, who is missing, who waits for what. Pure.
+
+What is not known stays unknown. A rank is late only if it is expected and cannot be one of the clients whose
+rank nobody knows; else it is unseen.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Final
+
+from rallypoint.rollcall.clients import Crowd, Presence, doubtful_hosts, gather, sizes_told
+from rallypoint.rollcall.identity import Source
+from rallypoint.rollcall.plan import MOST_RANKS, Plan
+from rallypoint.rollcall.remarks import remarks_on
+from rallypoint.rollcall.roll import Machine, Roll, Standing, State
+from rallypoint.rollcall.rounds import meetings_of
+from rallypoint.rollcall.snapshot import KEYS_NAMED, Gone, Snapshot
+from rallypoint.rollcall.waits import waits_in, waits_of
+
+_RELIABILITY: Final = {source: place for place, source in enumerate(Source)}
+_SECONDS: Final = itemgetter(1)
+
+
+def judge(snapshot: Snapshot) -> Roll:
+    """The roll of the job whose store this is."""
+    crowd = gather(snapshot)
+    plan = Plan.from_json(snapshot.plan) if snapshot.plan else None
+    expected = _expected(snapshot, crowd, plan)
+    ranks = _standings(crowd, plan, expected)
+    awaited, gatherings = waits_in(crowd, expected)
+    return Roll(
+        expected=expected,
+        ranks=ranks,
+        unknown=crowd.unknown,
+        machines=_machines(ranks),
+        awaited=awaited,
+        gatherings=gatherings,
+        meetings=meetings_of(plan, snapshot.rosters),
+        remarks=remarks_on(snapshot, crowd, plan, expected),
+    )
+
+
+def _expected(snapshot: Snapshot, crowd: Crowd, plan: Plan | None) -> int:
+    """How many ranks should be here: as the launcher planned, else as the ranks say themselves."""
+    if snapshot.kind == "relay":
+        return -1  # only some of them come to a relay, and nobody tells it which
+    if plan is not None:
+        return plan.world_size
+    return max((size for size in sizes_told(crowd) if size <= MOST_RANKS), default=-1)
+
+
+def _standings(crowd: Crowd, plan: Plan | None, expected: int) -> tuple[Standing, ...]:
+    hosts = plan.hosts if plan is not None else {}
+    found = {rank: _of_presences(rank, known, hosts.get(rank, "")) for rank, known in crowd.by_rank.items()}
+    for rank, host in crowd.behind.items():
+        found[rank] = Standing(rank, State.JOINED, host or hosts.get(rank, ""), source=Source.KEYS)
+    for rank, gone in crowd.gone.items():
+        if expected < 0 or rank < expected:  # or it was of a larger job, or of a round before
+            found[rank] = _of_gone(gone, hosts.get(rank, ""))
+    _add_absent(found, crowd, hosts, expected)
+    return tuple(found[rank] for rank in sorted(found))
+
+
+def _of_presences(rank: int, known: Sequence[Presence], planned: str) -> Standing:
+    """One rank of all its connections; who it is, by the most reliable of them."""
+    best = known[0] if len(known) == 1 else min(known, key=lambda each: _RELIABILITY[each.who.source])
+    waits = [wait for each in known for wait in waits_of(each)]
+    waits.sort(key=_SECONDS, reverse=True)
+    return Standing(
+        rank=rank,
+        state=State.WAITING if waits else State.JOINED,
+        host=best.who.host or planned,
+        pid=best.who.pid,
+        local_rank=best.who.local_rank,
+        source=best.who.source,
+        seconds=max(each.client.seconds for each in known),
+        waits=tuple(dict.fromkeys(key for key, _ in waits))[:KEYS_NAMED],
+        wait_seconds=waits[0][1] if waits else -1.0,
+        operations=sum(each.client.operations for each in known),
+        received=sum(each.client.received for each in known),
+        sent=sum(each.client.sent for each in known),
+    )
+
+
+def _of_gone(gone: Gone, planned: str) -> Standing:
+    who = gone.who
+    return Standing(
+        rank=who.rank,
+        state=State.GONE,
+        host=who.host or planned,
+        pid=who.pid,
+        local_rank=who.local_rank,
+        source=who.source,
+        seconds=gone.seconds,
+        why=gone.why,
+    )
+
+
+def _add_absent(found: dict[int, Standing], crowd: Crowd, hosts: dict[int, str], expected: int) -> None:
+    """Those of whom no client is known: they have left, have not come, or cannot be told from strangers."""
+    doubtful = doubtful_hosts(crowd)
+    # A client on a machine that the plan does not have may be any rank: machines can have several names.
+    anywhere = not doubtful <= set(hosts.values())
+    left = {rank for rank in crowd.left if expected < 0 or rank < expected}
+    for rank in left.union(range(expected)).difference(found):
+        host = hosts.get(rank, "")
+        if anywhere or (doubtful and host in doubtful):
+            found[rank] = Standing(rank, State.UNSEEN, host)
+        else:
+            found[rank] = Standing(rank, State.GONE if rank in crowd.left else State.LATE, host)
+
+
+def _machines(ranks: Sequence[Standing]) -> tuple[Machine, ...]:
+    """By their first ranks; those whose machine is not known come last."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for each in ranks:
+        found[each.host].append(each.rank)
+    return tuple(
+        Machine(host, tuple(theirs))
+        for host, theirs in sorted(found.items(), key=lambda item: (not item[0], item[1][0]))
+    )

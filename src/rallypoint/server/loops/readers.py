@@ -1,0 +1,79 @@
+"""Whom to call when a file can be read, for very many files: an epoll set of its own, where there is one.
+
+A loop watches the set as one file. To be told by libuv of each client costs four system calls for a new one
+(libuv tries whether it can watch it, and makes it non-blocking again), half a kilobyte, and with thousands of
+them 5 to 10 % more CPU time. The price is a system call more where only one client says something. Errors are
+told of again and again until the file is closed, which libuv does not do.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from rallypoint.server.loops.loop import Callback, Sample, sampled_of
+
+_AT_ONCE: Final = 1024
+
+
+class Readers:
+    """The files that are watched, by their descriptors."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callback] = {}
+        self._unsampled = 0  # events until the next one that is timed
+        self.sample: Sample | None = None
+        """As `Loop.sample`."""
+
+    def fileno(self) -> int:
+        """The set itself, which can be read when one of its files can."""
+        return self._epoll.fileno()
+
+    def watch(self, file: int, callback: Callback | None) -> None:
+        """Call back whenever `file` can be read; with None, stop doing so, before it is closed."""
+        known = file in self._callbacks
+        if callback is None:
+            if known:
+                del self._callbacks[file]
+                self._epoll.unregister(file)
+            return
+        if not known:
+            self._epoll.register(file, select.EPOLLIN)
+        self._callbacks[file] = callback
+
+    def call_back(self) -> None:
+        """Call back for those that can be read now, some at a time: other things are due as well."""
+        callbacks = self._callbacks
+        ready = self._epoll.poll(0, _AT_ONCE)
+        unsampled = self._unsampled - len(ready)
+        if unsampled < 0 and self.sample is not None:
+            self._call_back_timed(ready, self.sample)
+            return
+        self._unsampled = unsampled
+        for file, _ in ready:
+            callback = callbacks.get(file)
+            if callback is not None:  # it may be gone by now, because of one before it
+                callback()
+
+    def _call_back_timed(self, ready: Sequence[tuple[int, int]], sample: Sample) -> None:
+        began = time.monotonic()
+        timed, self._unsampled = sampled_of(self._unsampled, len(ready))
+        for index, (file, _) in enumerate(ready):
+            callback = self._callbacks.get(file)
+            if callback is not None:
+                if index in timed:
+                    sample(callback, began)
+                else:
+                    callback()
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+def make_readers() -> Readers | None:
+    """A set for this system, if it has such a thing."""
+    return Readers() if sys.platform == "linux" else None

@@ -1,0 +1,139 @@
+"""What runs in a hosted server process: `hosting` starts it, and speaks with it over two pipes.
+
+On standard input come one line of JSON (what to serve, how, and how long) and, on Windows, the listening
+sockets; then nothing more: when it ends, the parent is gone or wants the server gone. On standard output
+goes one line, a mark and JSON behind it: which backend serves, or what went wrong. Lines before it come
+from whatever else the interpreter runs at its start, and are not ours.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+from rallypoint.errors import RallypointError, UsageError
+from rallypoint.server.core.store import Core
+from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.loop import Loop
+from rallypoint.server.loops.pump import Pump
+from rallypoint.server.process.startup import settle_in
+from rallypoint.server.reporting.events import EVENTS_VARIABLE, observe
+from rallypoint.wire.limits import Limits
+
+logger = logging.getLogger("rallypoint.server")
+
+ANSWER_MARK = "rallypoint answers: "
+
+
+Order = dict[str, Any]
+"""What the parent asks for."""
+
+Builder = Callable[[Order, Loop, Sequence[socket.socket]], Pump[Any]]
+
+
+def main() -> None:
+    """Be a store server."""
+    run(_build)
+
+
+def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
+    core = Core(Limits(**order["limits"]))
+    try:
+        observe(core, os.environ.get(EVENTS_VARIABLE, ""))
+    except UsageError as error:  # a job does not fail because nobody can write down how it went
+        logger.warning("the variable %s: %s", EVENTS_VARIABLE, error.message)
+    if order["owner_key"]:
+        core.live_with_owners(order["owner_key"].encode(), loop.stop)
+    return Pump(loop, core, listeners)
+
+
+def run(build: Builder) -> None:
+    """Serve until the parent ends or closes our standard input."""
+    # Ctrl-C goes to every process of a terminal; the server has to outlive the ranks that still need it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settle_in(logging.WARNING)
+    commands = sys.stdin.buffer
+    line = commands.readline()
+    if not line:
+        return  # the parent has ended before it could say a word
+    try:
+        order = json.loads(line)
+        listeners = take_listeners(order, commands)
+        loop, warning = make_loop(Choice(order["backend"]))
+        pump = build(order, loop, listeners)
+    except RallypointError as error:
+        report({"error": str(error)})
+        sys.exit(1)
+    except BaseException:
+        report({"error": traceback.format_exc(limit=-3)})
+        raise
+    life = _Life(pump, stays_for_clients=order["stays_for_clients"])
+    _watch_parent(loop, commands, life.leave)
+    pump.serve(on_ready=lambda: report({"backend": loop.name, "warning": warning}), on_tick=life.check)
+
+
+class _Life:
+    """When to end: with the parent, or, if it was told to stay for them, with the last client after that."""
+
+    def __init__(self, pump: Pump[Any], *, stays_for_clients: bool) -> None:
+        self._pump = pump
+        self._stays_for_clients = stays_for_clients
+        self._left = False
+        self._parent = os.getppid()
+
+    def leave(self) -> None:
+        """The parent has gone, or has let go of the server."""
+        self._left = True
+        if not self._stays_for_clients or not self._pump.core.has_clients:
+            self._pump.loop.stop()
+
+    def check(self) -> None:
+        """Once a second: a parent that forked has given our standard input to children who may outlive it."""
+        if sys.platform != "win32" and os.getppid() != self._parent:
+            self.leave()
+        if self._left and not self._pump.core.has_clients:
+            self._pump.loop.stop()
+
+
+def take_listeners(order: Order, commands: BinaryIO) -> list[socket.socket]:
+    """The sockets that the parent has handed over."""
+    descriptors: list[int] = order["descriptors"]
+    if sys.platform == "win32":
+        return [socket.fromshare(commands.read(size)) for size in descriptors]
+    return [socket.socket(fileno=fd) for fd in descriptors]
+
+
+def _watch_parent(loop: Loop, commands: BinaryIO, on_end: Callable[[], None]) -> None:
+    if sys.platform == "win32":
+        # A pipe cannot be polled there, so a thread waits for its end.
+        import threading
+
+        threading.Thread(target=lambda: (commands.read(), on_end()), daemon=True).start()
+        return
+
+    def end() -> None:
+        loop.watch_readable(commands.fileno(), None)  # its end stays readable for ever
+        on_end()
+
+    loop.watch_readable(commands.fileno(), end)
+
+
+def report(message: dict[str, str]) -> None:
+    """Give the parent its one answer."""
+    # On a line of its own, whatever else has been printed.
+    heard = sys.stderr is not None
+    try:
+        sys.stdout.write(f"\n{ANSWER_MARK}{json.dumps(message)}\n")
+        sys.stdout.flush()
+    except OSError:  # the parent has ended: what it was to hear goes nowhere
+        heard = False
+    # Nobody reads the pipe from here on.
+    elsewhere = sys.stderr.fileno() if heard else os.open(os.devnull, os.O_WRONLY)
+    os.dup2(elsewhere, sys.stdout.fileno())

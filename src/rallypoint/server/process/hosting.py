@@ -1,0 +1,362 @@
+"""The store server in a process of its own.
+
+A thread of a training process would fight with it for the interpreter lock, so the server always is a
+process. The parent binds and listens, so there is no race for the port; the child serves the sockets that
+it inherits, says when it is ready, and ends when its parent does, however that ends, unless it was told
+to stay for its clients, or to end even before, with the connections that own it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import IO
+
+from rallypoint.errors import ServerStartError
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.binding import adopt, describe, find_place, listen, reachable_at
+from rallypoint.server.process.child import ANSWER_MARK
+from rallypoint.server.process.startup import limits_of_environment
+
+logger = logging.getLogger("rallypoint.server")
+
+START_SECONDS = 60.0
+"""How long a child may take to be ready; a loaded machine needs seconds to start an interpreter."""
+
+_STOP_SECONDS = 5.0
+
+# The child finds the modules where its parent does, but not in the folder it happens to stand in.
+_BOOTSTRAP = """# a server process of rallypoint
+import sys
+del sys.path[0]
+import json
+sys.path[:] = json.loads(sys.argv.pop())
+from importlib import import_module
+import_module(sys.argv.pop()).main()
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a hosted process is."""
+
+    name: str
+    """In messages."""
+    module: str
+    """Whose `main` calls `child.run`."""
+
+
+STORE_SERVER = Kind("store server", "rallypoint.server.process.child")
+
+
+class HostedServer:
+    """A server process of this process, and how many stores use it; the last one to let go ends it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], listeners: Sequence[socket.socket], backend: str
+    ) -> None:
+        self.address = reachable_at(listeners[0])
+        """Host and port at which this machine reaches it."""
+        self.places = describe(listeners)
+        self._hosts = {listener.getsockname()[0] for listener in listeners}
+        self.backend = backend
+        self.pid = process.pid
+        self._process = process
+        self._users = 1
+        self._owner = os.getpid()
+        self._lock = threading.RLock()  # a collection may release one store while another is retained
+        self._stop = weakref.finalize(self, _stop, process, os.getpid())
+
+    @property
+    def port(self) -> int:
+        return self.address[1]
+
+    def abandon(self, seconds: float = 0.0) -> None:
+        """Leave a server that stays for its clients to them: it ends with the last, or now if it has none.
+
+        Waits so many seconds for it to end.
+        """
+        if self._owner != os.getpid():
+            return
+        with self._lock:
+            self._users = 0
+            if self._stop.detach() is not None:
+                for pipe in (self._process.stdin, self._process.stdout):
+                    _pipe(pipe).close()
+                if not self.await_end(seconds):
+                    self._process.returncode = 0  # or Python would complain that it still runs
+
+    def await_end(self, seconds: float) -> bool:
+        """Whether the process has ended, waiting so long for it."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def listens_for(self, host: str) -> bool:
+        """Whether it listens wherever a server for `host` would."""
+        return bool(self._hosts & {"::", "0.0.0.0"}) or self._hosts.issuperset(find_place(host).addresses)
+
+    def retain(self) -> bool:
+        """Count one user more; False if the server has ended."""
+        with self._lock:
+            if self._users == 0:
+                return False
+            self._users += 1
+            return True
+
+    def release(self) -> None:
+        """Count one user less. The last one ends the server and waits for that; never in a forked child."""
+        if self._owner != os.getpid():
+            return
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._stop()
+
+
+@dataclass(frozen=True)
+class Lifespan:
+    """How long a server process serves; by default, as long as its parent lives."""
+
+    owner_key: str = ""
+    """If given: only until the last connection has closed that deleted this key (see `Core`)."""
+
+    stays_for_clients: bool = False
+    """A parent that dies leaves it to its clients: it ends when the last of them has gone."""
+
+
+WITH_PARENT = Lifespan()
+
+
+def host_server(
+    host: str,
+    port: int,
+    *,
+    backend: Choice = Choice.AUTO,
+    listen_fd: int | None = None,
+    lifespan: Lifespan = WITH_PARENT,
+) -> HostedServer:
+    """Start a server process for `host` and `port`, or for a socket that is bound already.
+
+    Raises PortInUseError, BindError, UsageError, or ServerStartError with the child's own words.
+    """
+    listeners = [adopt(listen_fd)] if listen_fd is not None else listen(host, port)
+    return host_on(listeners, STORE_SERVER, {}, backend=backend, lifespan=lifespan)
+
+
+def host_on(
+    listeners: Sequence[socket.socket],
+    kind: Kind,
+    order: dict[str, object],
+    *,
+    backend: Choice,
+    lifespan: Lifespan = WITH_PARENT,
+) -> HostedServer:
+    """Start a process that serves on these sockets, which are closed here.
+
+    `order` is what its module is told besides.
+    """
+    try:
+        limits = asdict(limits_of_environment())
+        whole = {**order, "backend": backend.value, "limits": limits, **asdict(lifespan)}
+        server = _start(listeners, kind, whole)
+        # At the end of this process it loses its standard input, and decides for itself.
+        server._stop.atexit = not lifespan.stays_for_clients
+    finally:
+        for listener in listeners:
+            listener.close()
+    return server
+
+
+_shared: weakref.WeakValueDictionary[int, HostedServer] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def _share_anew() -> None:
+    """A fork has no servers, and a thread of its parent may have been starting one."""
+    global _sharing
+    _sharing = threading.Lock()
+    _shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_share_anew)
+
+
+def share_server(
+    host: str, port: int, *, backend: Choice = Choice.AUTO, listen_fd: int | None = None
+) -> HostedServer:
+    """The server of this process on `port`, if there is one that is shared; else a new one, to be shared."""
+    with _sharing:
+        server = _shared.get(port)
+        if server is None or not server.retain():
+            server = host_server(host, port, backend=backend, listen_fd=listen_fd)
+            _shared[server.port] = server
+            return server
+    if listen_fd is not None:
+        os.close(listen_fd)  # it was given to us, and is not needed
+    if not server.listens_for(host):
+        logger.warning("port %d is served already, but not where %s says: on %s", port, host, server.places)
+    return server
+
+
+def _start(listeners: Sequence[socket.socket], kind: Kind, order: dict[str, object]) -> HostedServer:
+    began = time.monotonic()
+    with _inheritable(listeners) as descriptors:
+        process = _spawn(kind, descriptors)
+    try:
+        _give_order(process, listeners, descriptors, order)
+        answer = _await_answer(kind, process)
+    except BaseException:
+        _stop(process, os.getpid())
+        raise
+    if answer["warning"]:
+        logger.warning("%s", answer["warning"])
+    server = HostedServer(process, listeners, answer["backend"])
+    seconds = time.monotonic() - began
+    logger.info(
+        "%s on %s (%s), process %d, up in %.2f s",
+        kind.name,
+        server.places,
+        server.backend,
+        server.pid,
+        seconds,
+    )
+    return server
+
+
+@contextmanager
+def _inheritable(listeners: Sequence[socket.socket]) -> Iterator[list[int]]:
+    """Descriptors for a child to inherit: none of 0 to 2, which are its pipes, even if they are free here."""
+    if sys.platform == "win32":
+        yield []
+        return
+    import fcntl
+
+    descriptors = [fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, 3) for listener in listeners]
+    try:
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _spawn(kind: Kind, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    path = json.dumps([entry for entry in sys.path if entry])
+    command = [sys.executable, "-c", _BOOTSTRAP, kind.module, path]
+    errors = subprocess.DEVNULL if sys.stderr is None else None
+    try:
+        if sys.platform == "win32":
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            bufsize=0,  # so that what can be read is in the pipe, where it can be waited for
+            pass_fds=descriptors,
+            start_new_session=True,  # what a terminal or a launcher does to its group is not meant for it
+        )
+    except OSError as error:
+        raise ServerStartError(
+            f"cannot start {sys.executable!r} for the {kind.name}: {error.strerror}",
+            hint="start one by hand with `rallypoint serve` and connect to that",
+        ) from error
+
+
+def _give_order(
+    process: subprocess.Popen[bytes],
+    listeners: Sequence[socket.socket],
+    descriptors: list[int],
+    order: dict[str, object],
+) -> None:
+    shares: list[bytes] = []
+    if sys.platform == "win32":
+        shares = [listener.share(process.pid) for listener in listeners]
+        descriptors = [len(share) for share in shares]
+    stdin = _pipe(process.stdin)
+    try:
+        stdin.write(json.dumps({**order, "descriptors": descriptors}).encode() + b"\n" + b"".join(shares))
+        stdin.flush()
+    except OSError:  # it has ended; its exit code comes when its answer is awaited
+        pass
+
+
+def _await_answer(kind: Kind, process: subprocess.Popen[bytes]) -> dict[str, str]:
+    """The child's one line; ServerStartError if it says that it failed, ends, or says nothing."""
+    deadline = time.monotonic() + START_SECONDS
+    said = ""
+    while not (line := _read_line(kind, process, deadline)).startswith(ANSWER_MARK):
+        if not line:
+            raise ServerStartError(
+                f"the {kind.name} process ended before it was ready, {_exit_of(process)}" + said,
+                hint="its own message stands above, on standard error",
+            )
+        said += f"\n  it printed: {line.rstrip()}"
+    answer: dict[str, str] = json.loads(line.removeprefix(ANSWER_MARK))
+    if "error" in answer:
+        raise ServerStartError(f"the {kind.name} process failed at its start:\n{answer['error'].rstrip()}")
+    return answer
+
+
+def _read_line(kind: Kind, process: subprocess.Popen[bytes], deadline: float) -> str:
+    stdout = _pipe(process.stdout)
+    if sys.platform != "win32":  # pipes cannot be polled there; the child always answers or ends
+        _await_output(kind, stdout, deadline)
+    return stdout.readline().decode(errors="replace")
+
+
+def _await_output(kind: Kind, stdout: IO[bytes], deadline: float) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(stdout, selectors.EVENT_READ)
+        if not selector.select(max(0.0, deadline - time.monotonic())):
+            raise ServerStartError(
+                f"the {kind.name} process was not ready after {START_SECONDS:g} s",
+                hint="is the machine out of memory or CPU time?",
+            )
+
+
+def _exit_of(process: subprocess.Popen[bytes]) -> str:
+    try:
+        code = process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "with its output closed"
+    if code >= 0:
+        return f"with exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"by signal {names.get(-code, -code)}"
+
+
+def _stop(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the parent has a copy of everything, but the server is not its own
+        return
+    process.terminate()
+    for pipe in (process.stdin, process.stdout):
+        try:
+            _pipe(pipe).close()
+        except OSError:  # what was to be written has nobody to read it any more
+            pass
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None  # Popen was told to make it
+    return pipe

@@ -1,0 +1,53 @@
+"""Saying in the log who waits for what, when nobody makes progress any more."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from rallypoint.errors import ProtocolError
+from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.rollcall.words import stall_text
+from rallypoint.server.core.front import Front
+
+logger = logging.getLogger("rallypoint.server")
+
+
+class StallReports:
+    """Reports when a stall has lasted `Limits.stall_seconds`, and again whenever it is twice as long."""
+
+    def __init__(self, core: Front[Any]) -> None:
+        self._core = core
+        self._due = core.limits.stall_seconds
+
+    def look(self) -> None:
+        """About once a second."""
+        core = self._core
+        lasted = core.stalled_seconds
+        if lasted < core.limits.stall_seconds:
+            self._due = core.limits.stall_seconds
+        elif lasted >= self._due:
+            self._due = 2 * lasted
+            core.looks.start(Question(), lambda snapshot: self._report(snapshot, lasted))
+
+    def _report(self, snapshot: bytes, seconds: float) -> None:
+        """In a thread: what a snapshot of thousands means takes longer than the loop may stand still."""
+        try:
+            threading.Thread(target=self._judge, args=(snapshot, seconds), daemon=True).start()
+        except RuntimeError as error:  # the system has none to give
+            logger.warning("no progress for %.0f s; who waits cannot be told: %s", seconds, error)
+
+    def _judge(self, snapshot: bytes, seconds: float) -> None:
+        try:
+            roll = judge(Snapshot.from_json(snapshot))
+        except ProtocolError as error:
+            text = f"no progress for {seconds:.0f} s; {error.message}"
+        else:
+            if not roll.awaited:  # those who wait are launchers or tools
+                return
+            text = stall_text(roll, seconds)
+        logger.warning("%s", text)
+        if self._core.observer is not None:
+            self._core.observer.stalled(seconds, text)

@@ -1,0 +1,181 @@
+"""Reaching a server that may not be up yet: retries with jittered back-off, until a deadline.
+
+When the deadline passes, the error says what was tried, address by address, and what to check.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import socket
+import time
+from collections import Counter
+
+from rallypoint.errors import (
+    ConnectError,
+    ConnectionLostError,
+    ProtocolError,
+    RallypointError,
+    StoreTimeoutError,
+)
+from rallypoint.rollcall.identity import Identity
+from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.hello import who_am_i
+from rallypoint.stores.client.patience import within
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+_CONNECT_SECONDS = 10.0
+
+_NOT_RESOLVED = "name not resolved"
+_NO_ROUTE = "there is no route to that machine: another network, or an address that leads nowhere"
+_SILENT = -1  # no error of the system: connected, but no answer
+_HINTS = {
+    _SILENT: "something listens there, but it is no store, or one that is stopped: check the port",
+    errno.ECONNREFUSED: "nothing listens there: is the process that holds the store up, on this port?",
+    errno.ETIMEDOUT: "no answer at all: a firewall, or an address that leads nowhere",
+    errno.EHOSTUNREACH: _NO_ROUTE,
+    errno.ENETUNREACH: _NO_ROUTE,
+    errno.EMFILE: "this process has too many open files: raise the limit (ulimit -n)",
+}
+
+
+def connect(host: str, port: int, deadline: Deadline, who: Identity | None = None) -> Connection:
+    """A connection that has shaken hands; ConnectError when the deadline passes before.
+
+    It says who it is: by default, what the launcher's variables say of this process.
+    """
+    attempts = _Attempts(host, port)
+    pause = _FIRST_PAUSE
+    who = who or who_am_i()
+    while True:
+        connection = _try_all(host, port, who, deadline, attempts)
+        if connection is not None:
+            return connection
+        nap = pause * random.uniform(0.5, 1.0)
+        if deadline.remaining <= nap:
+            raise attempts.failure(deadline)
+        time.sleep(nap)
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+class _Attempts:
+    """What was tried: for each address, its last error; and how often."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = format_address(host, port)
+        self._last: dict[str, str] = {}
+        self._codes: Counter[int] = Counter()
+        self.rounds = 0
+
+    def note(self, address: str, error: Exception) -> None:
+        code = error.errno if isinstance(error, OSError) else None
+        if isinstance(error, StoreTimeoutError):
+            code = _SILENT
+        elif isinstance(error, TimeoutError):
+            code = errno.ETIMEDOUT
+        self._last[address] = _describe(error)
+        self._codes[code or 0] += 1
+
+    def failure(self, deadline: Deadline) -> ConnectError:
+        tried = "".join(f"\n  {address}: {reason}" for address, reason in self._last.items())
+        times = f"{self.rounds} tries" if self.rounds != 1 else "1 try"
+        return ConnectError(
+            f"cannot reach the store at {self._server} within {deadline.seconds:g} s ({times}):{tried}",
+            hint=self._hint(),
+        )
+
+    def _hint(self) -> str:
+        if any(reason.startswith(_NOT_RESOLVED) for reason in self._last.values()):
+            return "the name is not known here: use an IP address, or add it to the hosts file"
+        for code, _ in self._codes.most_common():
+            if code in _HINTS:
+                return _HINTS[code]
+        return "check the address and the port, and that a store listens there"
+
+
+def format_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _try_all(
+    host: str, port: int, who: Identity, deadline: Deadline, attempts: _Attempts
+) -> Connection | None:
+    attempts.rounds += 1
+    try:
+        addresses = resolve(host, port, deadline)
+    except OSError as error:
+        attempts.note(host, error)
+        return None
+    stranger: ProtocolError | None = None
+    for number, (family, address) in enumerate(addresses, 1):
+        try:
+            return _try_one(family, address, who, deadline, is_last=number == len(addresses))
+        except (OSError, ConnectionLostError, StoreTimeoutError) as error:
+            attempts.note(format_address(address[0], port), error)
+        except ProtocolError as error:
+            stranger = error
+    if stranger is not None:
+        raise stranger
+    return None
+
+
+def _try_one(
+    family: int, address: tuple[str, int], who: Identity, deadline: Deadline, *, is_last: bool
+) -> Connection:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(min(deadline.remaining, _CONNECT_SECONDS) or 1e-6)
+        sock.connect(address)
+        if sock.getsockname() == sock.getpeername():
+            # A port of the range for clients, on which nobody listens: the socket has met itself.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        connection = Connection(sock, format_address(address[0], address[1]))
+        # One that accepts but says nothing must not use up the time of the addresses behind it.
+        patience = deadline if is_last else Deadline(min(deadline.remaining, _CONNECT_SECONDS))
+        connection.shake_hands(who, patience)
+    except BaseException:
+        sock.close()
+        raise
+    return connection
+
+
+def resolve(host: str, port: int, deadline: Deadline) -> list[tuple[int, tuple[str, int]]]:
+    """Addresses of a host. The system's resolver knows no deadline, so a thread asks it."""
+
+    def ask() -> list[tuple[int, tuple[str, int]]]:
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        except UnicodeError as error:
+            raise OSError(str(error)) from error
+        return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]
+
+    if _is_numeric(host):
+        return ask()
+    try:
+        return within(deadline.remaining, ask)
+    except TimeoutError:
+        raise socket.gaierror(socket.EAI_AGAIN, "the resolver does not answer") from None
+
+
+def _is_numeric(host: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host.strip("[]"))
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"{_NOT_RESOLVED}: {error.strerror}"
+    if isinstance(error, RallypointError):
+        return error.message
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

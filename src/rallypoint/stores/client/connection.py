@@ -1,0 +1,121 @@
+"""One connection to a store server: whole requests out, whole replies in, each within a deadline."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from rallypoint.errors import ConnectionLostError, ProtocolError, StoreTimeoutError
+from rallypoint.rollcall.identity import Identity, hello_key
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.wire.encoding import VALIDATE, request, unpack_i64, unpack_u64
+from rallypoint.wire.opcodes import Op
+
+_READ_BYTES = 1 << 16
+_MOST_BYTES = 1 << 20  # a length that the other side names is not a reason to ask for as much memory
+
+
+class Connection:
+    """A connected socket. Not safe for threads.
+
+    After an error in the middle of an exchange nobody knows what the next byte means: `in_step` is
+    False from the first byte sent until the last byte expected has been read, and a connection
+    that is out of step must be closed.
+    """
+
+    def __init__(self, sock: socket.socket, server: str) -> None:
+        self._sock = sock
+        self._server = server
+        self._buffer = bytearray()
+        self.in_step = True
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def shake_hands(self, who: Identity, deadline: Deadline) -> None:
+        """VALIDATE, a PING that shows that a store is at the other end, and a hello."""
+        nonce = os.urandom(4)
+        hello = request(Op.DELETE_KEY, b"/" + hello_key(who).encode())
+        try:
+            self.send(VALIDATE + request(Op.PING, tail=nonce) + hello, deadline)
+            answer = self.read(len(nonce), deadline)
+        except StoreTimeoutError:
+            raise StoreTimeoutError(
+                f"connected, but it gave no answer as a store does within {deadline.seconds:g} s"
+            ) from None
+        if answer != nonce:
+            raise ProtocolError(
+                f"{self._server} answers, but not as a store does ({answer!r})",
+                hint="another service listens on that port",
+            )
+        self.read_i64(deadline)  # whether there was such a key
+        self.finish()
+
+    def send(self, data: bytes, deadline: Deadline) -> None:
+        """Send all of a request."""
+        self.in_step = False
+        try:
+            self._sock.settimeout(deadline.remaining or 1e-6)
+            self._sock.sendall(data)
+        except TimeoutError:
+            raise self._late(deadline) from None
+        except OSError as error:
+            raise self._lost(error.strerror) from error
+
+    def read(self, count: int, deadline: Deadline) -> bytes:
+        """Exactly `count` bytes of a reply."""
+        buffer = self._buffer
+        while len(buffer) < count:
+            buffer += self._receive(count - len(buffer), deadline)
+        data = bytes(buffer[:count])
+        del buffer[:count]
+        return data
+
+    def read_i64(self, deadline: Deadline) -> int:
+        number: int = unpack_i64(self.read(8, deadline))[0]
+        return number
+
+    def read_blob(self, deadline: Deadline) -> bytes:
+        return self.read(unpack_u64(self.read(8, deadline))[0], deadline)
+
+    def finish(self) -> None:
+        """All that was expected has been read."""
+        self.in_step = not self._buffer
+
+    def close(self) -> None:
+        self._sock.close()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the server has ended this connection while it was idle (or sent what nobody asked for)."""
+        self._sock.setblocking(False)
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def _receive(self, wanted: int, deadline: Deadline) -> bytes:
+        try:
+            self._sock.settimeout(deadline.remaining or 1e-6)
+            data = self._sock.recv(min(max(wanted, _READ_BYTES), _MOST_BYTES))
+        except TimeoutError:
+            raise self._late(deadline) from None
+        except OSError as error:
+            raise self._lost(error.strerror) from error
+        if not data:
+            raise self._lost("the server closed it")
+        return data
+
+    def _late(self, deadline: Deadline) -> StoreTimeoutError:
+        return StoreTimeoutError(
+            f"the store at {self._server} gave no answer within {deadline.seconds:g} s",
+            hint="the server is overloaded, stopped, or cut off; the operation may or may not have been done",
+        )
+
+    def _lost(self, reason: str | None) -> ConnectionLostError:
+        return ConnectionLostError(
+            f"the connection to the store at {self._server} was lost: {reason or 'unknown error'}",
+            hint="if the process that holds the store ended first, its log has the cause; a server that "
+            "closes a connection because of a bad request says so in its own log",
+        )

@@ -1,0 +1,41 @@
+"""Asking a server or relay what it knows: who is here, who waits for what."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from rallypoint.errors import NotOursError
+from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.stores.client.connecting import connect, format_address
+from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.hello import who_am_i
+from rallypoint.wire.encoding import request
+from rallypoint.wire.opcodes import READY, Op
+from rallypoint.wire.sessions import ASK
+
+
+def look(host: str, port: int, question: Question, deadline: Deadline) -> Snapshot:
+    """A snapshot of the server or relay at an address. Nobody there counts who looks as a rank.
+
+    Raises ConnectError, StoreTimeoutError, or NotOursError if it is a store of torch's own.
+    """
+    with closing(connect(host, port, deadline, who_am_i(Role.TOOL))) as connection:
+        return look_through(connection, format_address(host, port), question, deadline)
+
+
+def look_through(connection: Connection, server: str, question: Question, deadline: Deadline) -> Snapshot:
+    """A snapshot, over a connection that nobody else uses meanwhile."""
+    connection.send(ASK, deadline)
+    if connection.read(1, deadline) != READY:
+        connection.finish()
+        raise NotOursError(
+            f"the store at {server} is not Rallypoint's: it tells nobody who its clients are",
+            hint="start the job with `rallypoint run`; or serve its store with `rallypoint serve`, and set "
+            "TORCHELASTIC_USE_AGENT_STORE=True for its ranks, so that none starts a store of torch's",
+        )
+    connection.send(request(Op.LOOK, question.to_json()), deadline)
+    content = connection.read_blob(deadline)
+    connection.finish()
+    return Snapshot.from_json(content)

@@ -1,0 +1,73 @@
+"""Connections for the threads of one store: each call has one to itself while it lasts.
+
+So a wait in one thread does not hold up another. There are as many connections as there have been calls
+at a time. A fork starts with none: two processes on one connection would read each other's answers.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rallypoint.errors import RallypointError
+from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.deadline import Deadline
+
+
+class ConnectionPool:
+    """Lends connections, which `connect` makes, and takes back those that are in step."""
+
+    def __init__(self, connect: Callable[[Deadline], Connection]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._owner = os.getpid()
+        self._closed = False
+
+    @contextmanager
+    def lend(self, deadline: Deadline) -> Iterator[Connection]:
+        """A connection for the time of one call."""
+        connection = self._take() or self._connect(deadline)
+        try:
+            yield connection
+        finally:
+            self._give_back(connection)
+
+    def close(self) -> None:
+        """Close the idle connections now, and the others when they come back."""
+        if self._owner != os.getpid():
+            self._forget_the_parents()
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _take(self) -> Connection | None:
+        if self._owner != os.getpid():
+            self._forget_the_parents()
+        with self._lock:
+            if self._closed:
+                raise RallypointError("this store is closed", hint="make a new one, or close it later")
+            connection = self._idle.pop() if self._idle else None
+        while connection is not None and connection.is_stale:
+            connection.close()
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+        return connection
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if connection.in_step and not self._closed and self._owner == os.getpid():
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _forget_the_parents(self) -> None:
+        self._owner = os.getpid()
+        self._lock = threading.Lock()  # a thread of the parent may have held it
+        for connection in self._idle:
+            connection.close()  # only our copy of the descriptor
+        self._idle = []

@@ -1,0 +1,138 @@
+"""Numbers, times, names and ranks in words: every helper of this kind, once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Final
+
+_TIMES: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+_SIZES: Final = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
+_LONGEST_SECONDS: Final = 1e10
+_LONGEST_NAME: Final = 80
+_MOST_RUNS: Final = 8
+
+
+# Numbers and times
+
+
+def digits(figure: float) -> str:
+    """About three digits, never an exponent: 1,234 and 12.3 and 1.23 and 0.012."""
+    small, large = abs(figure), 99.95
+    if small >= large:
+        return f"{figure:,.0f}"
+    if small >= 9.995:
+        return f"{figure:.1f}"
+    return f"{figure:.2f}" if small >= 0.1 or not figure else f"{figure:.2g}"
+
+
+def fine_duration(seconds: float) -> str:
+    """`1.23 ms`, `12.3 s`: a measured time, in its own unit. It may be negative, as a difference."""
+    for unit, scale in _TIMES:
+        if abs(seconds) >= scale:
+            return f"{digits(seconds / scale)} {unit}"
+    return f"{digits(seconds / 1e-9)} ns" if seconds else "0 s"
+
+
+def rate(per_second: float) -> str:
+    """Operations per second."""
+    return f"{per_second:,.0f}/s" if per_second >= 10 else f"{digits(per_second)}/s"
+
+
+def size(count: float) -> str:
+    """A number of bytes."""
+    for unit, scale in _SIZES:
+        if abs(count) >= scale:
+            return f"{digits(count / scale)} {unit}"
+    return f"{count:,.0f} B"
+
+
+def count(number: float) -> str:
+    """A number of things."""
+    return f"{number:,.0f}"
+
+
+def share(part: float) -> str:
+    """A part of a core."""
+    return f"{part:.0%}"
+
+
+def times(ratio: float) -> str:
+    """A ratio."""
+    return f"{digits(ratio)}x"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 rank`, `1,024 ranks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
+    seconds = seconds if seconds < _LONGEST_SECONDS else _LONGEST_SECONDS  # so that NaN is a number as well
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+# Ranks
+
+
+def runs_of(ranks: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last rank of each run of ranks that follow each other."""
+    runs = []
+    for _, group in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0]):
+        members = [rank for _, rank in group]
+        runs.append((members[0], members[-1]))
+    return runs
+
+
+def ranks_text(ranks: Iterable[int], most: int = _MOST_RUNS) -> str:
+    """`3`, `3 and 7`, `0 to 5, 7 and 1,024 more`."""
+    named = [pair for run in runs_of(ranks) for pair in _named(*run)]
+    names = [name for name, _ in named[:most]]
+    if len(named) > most:
+        names.append(f"{sum(count for _, count in named[most:]):,} more")
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+
+
+def _named(first: int, last: int) -> list[tuple[str, int]]:
+    """A run in words, and how many ranks each of these words stands for."""
+    if last - first < 2:
+        return [(str(rank), 1) for rank in range(first, last + 1)]
+    return [(f"{first} to {last}", last - first + 1)]
+
+
+# Text from elsewhere
+
+
+def printable(text: str) -> str:
+    """The text with its control characters written out: a terminal obeys nothing in it."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def shown(name: str) -> str:
+    """A name that came over the network, printable, and with its middle left out if it is long."""
+    text = printable(name if len(name) <= _LONGEST_NAME else _ends(name))
+    return text if len(text) <= _LONGEST_NAME else _ends(text)
+
+
+def _ends(text: str) -> str:
+    half = _LONGEST_NAME // 2
+    return f"{text[: half - 2]}...{text[1 - half :]}"
+
+
+def excerpt(text: str, most: int) -> str:
+    """The text, or as many of its first words as fit, and a sign that there are more."""
+    if len(text) <= most:
+        return text
+    cut = text[: most - 2]
+    border = cut.rfind(" ") if text[most - 2] != " " else len(cut)
+    # A text that has no blank for long (a path, a list of numbers) is cut where it must be.
+    return f"{cut[:border] if border > most // 2 else cut} …"

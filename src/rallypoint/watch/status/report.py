@@ -1,0 +1,165 @@
+"""What `rallypoint status` has to say about a store, as lines and as JSON; it prints nothing itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol
+
+from rallypoint.errors import NotOursError, RallypointError
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.roll import Roll, State
+from rallypoint.rollcall.snapshot import Question, Snapshot, as_content
+from rallypoint.rollcall.words import headline
+from rallypoint.stores.absence import HEAD
+from rallypoint.stores.client.connecting import connect, format_address
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.hello import who_am_i
+from rallypoint.stores.client.look import look_through
+from rallypoint.stores.tcp import TCPStore
+from rallypoint.watch.status import summary as rolls
+from rallypoint.watch.status import torch_store as foreign
+
+_MOST_KEYS: Final = 100_000
+_CONNECT_SECONDS: Final = 3.0
+_ANSWER_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is wanted of which store; at most one of `waits`, `keys` and `rank`."""
+
+    endpoint: Endpoint
+    waits: bool = False
+    keys: bool = False
+    search: str = ""
+    rank: int | None = None
+
+
+class Report(Protocol):
+    """What there is to say."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nobody is missing, as far as that is known."""
+
+    @property
+    def essence(self) -> Hashable:
+        """What of it is news when it changes: all but the time that goes by."""
+
+    def lines(self, width: int | None = None) -> list[str]: ...
+
+    def content(self) -> dict[str, Any]:
+        """For JSON."""
+
+
+def report_on(asked: Asked) -> Report:
+    """Ask the store. Raises NotOursError if it cannot tell; ConnectError, StoreTimeoutError and the like."""
+    question = Question(keys=_MOST_KEYS if asked.keys else 0, search=asked.search)
+    try:
+        snapshot = _look(asked.endpoint, question)
+    except NotOursError:
+        if asked.waits or asked.rank is not None:
+            raise
+        return ForeignReport(asked, foreign.examine(*asked.endpoint, _CONNECT_SECONDS))
+    head = _head_of(asked.endpoint) if snapshot.kind == "relay" else ""
+    return RollReport(asked, snapshot, judge(snapshot), head)
+
+
+def _look(endpoint: Endpoint, question: Question) -> Snapshot:
+    """Who is not there is soon found out; who is may have much to tell."""
+    who = who_am_i(Role.TOOL)
+    with closing(connect(*endpoint, Deadline(_CONNECT_SECONDS), who)) as connection:
+        return look_through(connection, str(endpoint), question, Deadline(_ANSWER_SECONDS))
+
+
+def _head_of(relay: Endpoint) -> str:
+    """Where the server of a relay is; nothing: nobody has said so."""
+    try:
+        with TCPStore(*relay, timeout=_CONNECT_SECONDS, role=Role.TOOL) as store:
+            return format_address(*json.loads(store.get(HEAD))) if store.check([HEAD]) else ""
+    except (RallypointError, ValueError, TypeError):  # whoever reaches a store can write its keys
+        return ""
+
+
+@dataclass(frozen=True)
+class RollReport:
+    """Of a server or relay of ours."""
+
+    asked: Asked
+    snapshot: Snapshot
+    roll: Roll
+    head: str = ""
+    """Of a relay: where its server is, if a launcher has said so."""
+
+    @property
+    def is_good(self) -> bool:
+        roll, rank = self.roll, self.asked.rank
+        if rank is not None:
+            return any(each.rank == rank and each.state in _HERE for each in roll.ranks)
+        return not roll.missing and roll.expected <= roll.joined + roll.unknown
+
+    @property
+    def essence(self) -> Hashable:
+        roll = self.roll
+        return (
+            roll.expected,
+            roll.unknown,
+            tuple((each.rank, each.state, each.host) for each in roll.ranks),
+            tuple((each.key, each.ranks, each.others) for each in roll.awaited),
+            tuple((each.key, each.size, each.arrived) for each in roll.gatherings),
+            roll.meetings,
+            self.snapshot.error_count,
+            self.snapshot.keys,
+        )
+
+    def lines(self, width: int | None = None) -> list[str]:
+        if self.asked.waits:
+            return rolls.all_waits(self.roll)
+        if self.asked.keys:
+            return rolls.all_keys(self.snapshot)
+        if self.asked.rank is not None:
+            return rolls.one_rank(self.snapshot, self.roll, self.asked.rank)
+        return rolls.summary(self.snapshot, self.roll, width, head=self.head)
+
+    def content(self) -> dict[str, Any]:
+        roll = self.roll
+        judged = {
+            "headline": headline(roll),
+            "joined": roll.joined,
+            "missing": [each.rank for each in roll.missing],
+            "unseen": [each.rank for each in roll.unseen],
+            **asdict(roll),
+        }
+        return {"roll": judged, "head": self.head, "snapshot": as_content(self.snapshot)}
+
+
+_HERE: Final = (State.JOINED, State.WAITING)
+
+
+@dataclass(frozen=True)
+class ForeignReport:
+    """Of torch's own server: it is not known who is expected."""
+
+    asked: Asked
+    store: foreign.ForeignStore
+
+    @property
+    def is_good(self) -> bool:
+        return True
+
+    @property
+    def essence(self) -> Hashable:
+        return (self.store.key_count, self.store.keys, self.store.workers, tuple(self.store.writers.items()))
+
+    def lines(self, width: int | None = None) -> list[str]:
+        if self.asked.keys:
+            return list(foreign.describe_keys(self.store, self.asked.search))
+        return [rolls.cut(line, width) for line in foreign.describe(self.store)]
+
+    def content(self) -> dict[str, Any]:
+        return {"torch": asdict(self.store)}

@@ -1,0 +1,251 @@
+"""A store's snapshot and roll as lines of text: a summary of one screen, and the whole of one thing. Pure.
+
+In the summary no list is longer than its place on the screen: what is left out is counted. Nothing in a line
+is obeyed by a terminal, whoever has written it into the store.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
+
+from rallypoint.rollcall.clients import Presence, gather
+from rallypoint.rollcall.identity import Role, Source
+from rallypoint.rollcall.roll import Awaited, Gathering, Machine, Meeting, Roll, Standing, State
+from rallypoint.rollcall.snapshot import Key, Mishap, Snapshot
+from rallypoint.rollcall.words import headline, owed_text, waiting_text
+from rallypoint.text import counted, duration, fine_duration, printable, ranks_text, rate, shown, size
+
+_HEADLINE_ROWS: Final = 4
+_WAIT_ROWS: Final = 5
+_BARRIER_ROWS: Final = 2
+_MACHINE_ROWS: Final = 4
+_ROUND_ROWS: Final = 2
+_REMARK_ROWS: Final = 2
+_MARGIN: Final = 10
+_HOSTS_SHOWN: Final = 3
+_KINDS_SHOWN: Final = 3
+_LONGEST_REMARK: Final = 300
+
+_STATES: Final = {
+    State.JOINED: "joined",
+    State.WAITING: "waiting",
+    State.LATE: "late",
+    State.UNSEEN: "not seen",
+    State.GONE: "gone",
+}
+_KNOWN_BY: Final = {
+    Source.HELLO: "it said so itself",
+    Source.PROCESS: "the environment of its process says so",
+    Source.KEYS: "it wrote a key that only this rank writes",
+    Source.NONE: "",
+}
+
+_T = TypeVar("_T")
+
+
+# One screen
+
+
+def summary(snapshot: Snapshot, roll: Roll, width: int | None = None, *, head: str = "") -> list[str]:
+    """All that matters, for a screen of 24 lines; they end at the width, if there is one.
+
+    `head` is where the server of a relay is, if that is known.
+    """
+    text = headline(roll)
+    rows = [text] if width is None else textwrap.wrap(text, width, break_on_hyphens=False)
+    if len(rows) > _HEADLINE_ROWS:
+        rows = [*rows[: _HEADLINE_ROWS - 1], f"{rows[_HEADLINE_ROWS - 1]} ..."]
+    return [cut(line, width) for line in (*rows, "", *_sections(snapshot, roll, head))]
+
+
+def _sections(snapshot: Snapshot, roll: Roll, head: str) -> Iterator[str]:
+    states = {each.rank: each.state for each in roll.ranks}
+    yield from _section("waits", roll.awaited, lambda each: _wait_row(roll, each), _WAIT_ROWS)
+    yield from _section("barriers", roll.gatherings, _barrier_row, _BARRIER_ROWS)
+    machines = _machines(roll, states)
+    yield from _section("machines", machines, lambda each: _machine_row(each, states), _MACHINE_ROWS)
+    yield from _section("rounds", roll.meetings, _meeting_row, _ROUND_ROWS)
+    yield from _section("store", [snapshot], _store_row)
+    yield from _section("traffic", [snapshot], _traffic_row)
+    yield from _section("errors", snapshot.errors[-1:], lambda each: _error_row(snapshot, each))
+    yield from _section(snapshot.kind, [snapshot], lambda each: _about_row(each, head))
+    yield from _section("remarks", roll.remarks, _remark_row, _REMARK_ROWS)
+
+
+def _section(label: str, items: Sequence[_T], row: Callable[[_T], str], most: int = 1) -> Iterator[str]:
+    """A label and the rows beside it, as many as there may be; the last of them counts the rest."""
+    fits = len(items) <= most
+    rows = [row(each) for each in (items if fits else items[: most - 1])]
+    if not fits:
+        rows.append(f"and {len(items) - len(rows):,} more")
+    for at, text in enumerate(rows):
+        yield f"{printable(label) if not at else '':<{_MARGIN}}{text}"
+
+
+def cut(line: str, width: int | None) -> str:
+    """The line, as far as the width goes; None: it has no end."""
+    return line if width is None or len(line) <= width else f"{line[: max(width - 3, 0)]}..."
+
+
+def _wait_row(roll: Roll, each: Awaited) -> str:
+    where = "at the barrier" if each.is_barrier else "for"
+    seconds = f"{duration(each.seconds)}: " if each.seconds >= 0 else ""
+    owed = owed_text(roll, each)
+    return f"{seconds}{waiting_text(each)} {where} `{shown(each.key)}`" + (f"; {owed}" if owed else "")
+
+
+def _barrier_row(each: Gathering) -> str:
+    of = f" of {each.size:,}" if each.size >= 0 else ""
+    seconds = f", for {duration(each.seconds)}" if each.seconds >= 0 else ""
+    missing = f"; missing: {ranks_text(each.missing)}" if each.missing else ""
+    return f"`{shown(each.key)}`: {each.arrived:,}{of} arrived{seconds}{missing}"
+
+
+def _machines(roll: Roll, states: dict[int, State]) -> list[Machine]:
+    """Those first where somebody is missing."""
+    here = (State.JOINED, State.WAITING)
+    return sorted(roll.machines, key=lambda each: all(states[rank] in here for rank in each.ranks))
+
+
+def _machine_row(machine: Machine, states: dict[int, State]) -> str:
+    counts = Counter(states[rank] for rank in machine.ranks)
+    told = ", ".join(f"{counts[state]:,} {word}" for state, word in _STATES.items() if counts[state])
+    noun = "rank" if len(machine.ranks) == 1 else "ranks"
+    name = shown(machine.host) or "machine not known"
+    return f"{name}: {noun} {ranks_text(machine.ranks)}: {told}"
+
+
+def _meeting_row(each: Meeting) -> str:
+    of = f" of {each.expected:,}" if each.expected >= 0 else ""
+    name = f"{shown(each.job)}: " if each.job else ""
+    parts = [f"{name}round {each.round}, {len(each.joined):,}{of} machines"]
+    parts += [f"its store: {shown(each.store)}"] if each.store else []
+    hosts = {"joined": each.joined, "waiting": each.waiting, "lost": each.lost}
+    parts += [f"{word}: {_hosts(names)}" for word, names in hosts.items() if names]
+    parts += [f"closed: {shown(each.closed)}"] if each.closed else []
+    parts += [f"told: {shown(each.told[-1])}"] if each.told else []
+    return "; ".join(parts)
+
+
+def _hosts(names: Sequence[str]) -> str:
+    listed = [shown(name) for name in names[:_HOSTS_SHOWN]]
+    if len(names) > _HOSTS_SHOWN:
+        listed.append(f"and {len(names) - _HOSTS_SHOWN:,} more")
+    return ", ".join(listed)
+
+
+def _store_row(snapshot: Snapshot) -> str:
+    queues = f", {counted(snapshot.queue_count, 'queue')}" if snapshot.queue_count else ""
+    relays = f", {counted(len(snapshot.relays), 'relay')}" if snapshot.relays else ""
+    workers = f"; {counted(snapshot.workers, 'worker')} counted in" if snapshot.workers else ""
+    keys = f"{counted(snapshot.key_count, 'key')}, {size(snapshot.stored_bytes)}{queues}; "
+    clients = sum(each.who.role is not Role.TOOL for each in snapshot.clients)
+    here = f"{counted(clients, 'client')}{relays}{workers}"
+    return here if snapshot.kind == "relay" else keys + here  # a relay holds no keys
+
+
+def _traffic_row(snapshot: Snapshot) -> str:
+    timed = [each.p99 for each in snapshot.history if each.p99 >= 0]
+    p99 = f"; p99 {fine_duration(timed[-1])}" if timed else ""
+    busiest = sorted(snapshot.operations, key=lambda each: -each.per_second)[:_KINDS_SHOWN]
+    kinds = [f"{printable(each.name)} {rate(each.per_second)}" for each in busiest if each.per_second]
+    total = sum(each.per_second for each in snapshot.operations)
+    bulk = f"received {size(snapshot.received)}, sent {size(snapshot.sent)}"
+    most = f"; most: {', '.join(kinds)}" if kinds else ""
+    return f"{rate(total) if total else '0/s'}{p99}; {bulk}{most}"
+
+
+def _error_row(snapshot: Snapshot, last: Mishap) -> str:
+    ago = duration(snapshot.time - last.time)
+    return f"{snapshot.error_count:,}; the last {ago} ago, {shown(last.peer)}: {_remark_row(last.reason)}"
+
+
+def _about_row(snapshot: Snapshot, head: str) -> str:
+    of = f"of the server {shown(head)}; " if head else ""
+    up = f"up {duration(snapshot.seconds)}, last progress {duration(snapshot.quiet_seconds)} ago"
+    name = f"process {snapshot.pid} on {shown(snapshot.host)}"
+    return f"{of}{up}; {name}, Rallypoint {shown(snapshot.version)}, {shown(snapshot.backend)}"
+
+
+def _remark_row(text: str) -> str:
+    return printable(text[:_LONGEST_REMARK])
+
+
+# The whole of one thing
+
+
+def all_waits(roll: Roll) -> list[str]:
+    """Every key and barrier that somebody waits for."""
+    return [_wait_row(roll, each) for each in roll.awaited] or ["nobody waits"]
+
+
+def all_keys(snapshot: Snapshot) -> list[str]:
+    """The keys that were asked for, with their sizes and who wrote them last."""
+    if not snapshot.keys:
+        return [f"{counted(snapshot.keys_found, 'key')} found"]
+    rows = [("size", "last writer", "key"), *map(_key_row, snapshot.keys)]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    lines = [f"{row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows]
+    more = snapshot.keys_found - len(snapshot.keys)
+    return [*lines, *([f"and {more:,} more"] if more > 0 else [])]
+
+
+def _key_row(each: Key) -> tuple[str, str, str]:
+    queued = f" in {each.queued:,}" if each.queued else ""
+    bulk = f"{size(each.size)}{queued}" if each.size >= 0 else f"{each.queued:,} queued"
+    return bulk, shown(each.writer_is) or "not known", printable(each.key)
+
+
+def one_rank(snapshot: Snapshot, roll: Roll, rank: int) -> list[str]:
+    """All that is known about a rank."""
+    standing = next((each for each in roll.ranks if each.rank == rank), None)
+    if standing is None:
+        return [f"rank {rank}: nothing is known of it", *map(_remark_row, roll.remarks)]
+    presences = gather(snapshot).by_rank.get(rank, [])
+    owes = [each for each in roll.awaited if each.owed_by == rank]
+    return [
+        f"rank {rank}: {_state_text(standing)}",
+        *_section("machine", [standing], _machine_of),
+        *_section("known", [_KNOWN_BY[standing.source]] if _KNOWN_BY[standing.source] else [], str),
+        *_section("clients", presences, _presence_row, len(presences)),
+        *_section("traffic", [standing] if presences else [], _traffic_of),
+        *_section("waits", standing.waits, lambda key: f"for `{shown(key)}`", len(standing.waits)),
+        *_section("owes", owes, lambda each: f"`{shown(each.key)}`: {_waiters(each)}", len(owes)),
+    ]
+
+
+def _state_text(each: Standing) -> str:
+    if each.state is State.LATE:
+        return "late: it is expected, and has not come"
+    if each.state is State.UNSEEN:
+        return "not seen: it is expected, and may be one of the clients whose rank is not known"
+    if each.state is State.GONE:
+        ago = f" {duration(each.seconds)} ago" if each.seconds >= 0 else ""
+        return f"gone{ago}" + (f": {_remark_row(each.why)}" if each.why else "")
+    if each.state is State.WAITING:
+        return f"here, and waiting for {duration(each.wait_seconds)}"
+    return "here"
+
+
+def _machine_of(each: Standing) -> str:
+    process = f", process {each.pid}" if each.pid else ""
+    local = f", local rank {each.local_rank}" if each.local_rank >= 0 else ""
+    return f"{shown(each.host) or 'not known'}{process}{local}"
+
+
+def _presence_row(here: Presence) -> str:
+    return f"{shown(here.client.peer)}, connected {duration(here.client.seconds)} ago"
+
+
+def _traffic_of(each: Standing) -> str:
+    bulk = f"received {size(each.received)}, sent {size(each.sent)}"
+    return f"{counted(each.operations, 'operation')}; {bulk}, as the store sees it"
+
+
+def _waiters(each: Awaited) -> str:
+    verb = "waits" if len(each.ranks) + each.others == 1 else "wait"
+    seconds = f" for {duration(each.seconds)}" if each.seconds >= 0 else ""
+    return f"{waiting_text(each)} {verb}{seconds}"

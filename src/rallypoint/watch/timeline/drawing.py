@@ -1,0 +1,207 @@
+"""A timeline as a figure: a row for each member, from when it came; its waits; and who held up the others.
+
+Of a crowd, how many had come and how many waited is drawn over time, and below it the machines of the last
+ones. What a straggler was late by is in its own colour, with its name and its figure beside it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rallypoint.text import printable
+from rallypoint.watch.timeline.plot_style import INK, drawing, write
+from rallypoint.watch.timeline.records import Ending
+from rallypoint.watch.timeline.rows import Row, Span, counts, is_crowd, rows_of, spans_of
+from rallypoint.watch.timeline.timeline import Member, Timeline
+from rallypoint.watch.timeline.words import headline, noun, seconds
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WAITS: Final = "#1a7fd4"
+IN_VAIN: Final = "#d43d7b"
+LATE: Final = "#d4571c"
+
+_WIDTH: Final = 8.4
+_TITLE_CHARACTERS: Final = 100
+_NAME_CHARACTERS: Final = 36
+_CROWD_HEIGHT: Final = 2.2
+_MARGIN: Final = 1.5
+"""Inches for the title, the axis and the legend."""
+_PITCHES: Final = ((24, 0.24, 8.0), (64, 0.17, 7.0), (1 << 30, 0.12, 5.5))
+"""Up to so many rows, inches per row and the size of their labels."""
+_TIMES: Final = 800
+"""At so many moments a crowd is counted."""
+
+
+def save(timeline: Timeline, path: Path) -> None:
+    """Draw a timeline into a file. To be called after `paper.check_plot`."""
+    with drawing():
+        write(draw(timeline), path, headline(timeline))
+
+
+def draw(timeline: Timeline) -> Figure:
+    """To be called within `paper.drawing`."""
+    from matplotlib.figure import Figure
+
+    rows = rows_of(timeline)
+    pitch, size = next((pitch, size) for most, pitch, size in _PITCHES if len(rows) <= most)
+    height = max(len(rows), 2) * pitch
+    crowd = [_CROWD_HEIGHT] if is_crowd(timeline) else []
+    figure = Figure(figsize=(_WIDTH, height + sum(crowd) + _MARGIN), layout="constrained")
+    heights = [*crowd, height]
+    panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    if crowd:
+        _paint_crowd(timeline, panels[0])
+        panels[-1].set_title("the last ones, and who is on their machines", fontsize=size + 1)
+    _paint_rows(timeline, panels[-1], rows, size)
+    figure.suptitle(_title(timeline), x=0.012, ha="left", fontsize=10.5)
+    panels[-1].set_xlabel("seconds after the first came")
+    panels[-1].set_xlim(0, _right(timeline))
+    _legend(figure, timeline)
+    return figure
+
+
+def _title(timeline: Timeline) -> str:
+    """The headline, on two lines or more if it is long: who was late, and what that cost."""
+    text = _ascii(headline(timeline))
+    parts = [text] if len(text) <= _TITLE_CHARACTERS else text.split("; ")
+    return ";\n".join("\n".join(textwrap.wrap(part, _TITLE_CHARACTERS)) for part in parts)
+
+
+# Rows
+
+
+def _paint_rows(timeline: Timeline, axes: Axes, rows: Sequence[Row], size: float) -> None:
+    for y, row in enumerate(rows):
+        if row.member is None:
+            axes.annotate(
+                _plain(row.label), (0, y), (3, 0), textcoords="offset points", va="center", fontsize=size
+            )
+        else:
+            _paint_member(timeline, axes, y, row.member, row.is_late)
+    places = [y for y, row in enumerate(rows) if row.member is not None]
+    axes.set_yticks(places, [_plain(rows[y].label) for y in places], fontsize=size)
+    for y, tick in zip(places, axes.get_yticklabels(), strict=True):
+        tick.set_color(LATE if rows[y].is_late else INK)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(visible=True, axis="x")
+    axes.set_axisbelow(True)
+    _label_late(axes, rows, size)
+
+
+def _paint_member(timeline: Timeline, axes: Axes, y: int, member: Member, is_late: bool) -> None:
+    if is_late:
+        begin, end = _late_span(timeline, member)
+        axes.barh(y, end - begin, 0.62, begin, facecolor="none", edgecolor=LATE, linewidth=0.8, hatch="////")
+    if member.came is None:
+        return
+    end = _right(timeline) if member.left is None else member.left
+    axes.hlines(y, member.came, end, colors=INK, linewidth=1.0, zorder=1)
+    axes.plot(
+        [member.came], [y], marker="|", markersize=5, markeredgewidth=1.4, color=LATE if is_late else INK
+    )
+    for met, colour in ((True, WAITS), (False, IN_VAIN)):
+        spans = spans_of(timeline, member.waits, met=met)
+        axes.broken_barh([(begin, end - begin) for begin, end in spans], (y - 0.31, 0.62), facecolors=colour)
+
+
+def _late_span(timeline: Timeline, member: Member) -> Span:
+    """While it was not there; or, of one that came in time, while it kept others waiting."""
+    if member.came is None:
+        return 0.0, timeline.seconds
+    return (0.0, member.came) if member.came_late else (member.came, member.late)
+
+
+def _label_late(axes: Axes, rows: Sequence[Row], size: float) -> None:
+    """Beside the rows, where it covers nothing; once for rows that follow each other."""
+    for is_late, group in groupby(enumerate(rows), key=lambda item: item[1].is_late):
+        if is_late:
+            places, late = zip(*group, strict=True)
+            axes.annotate(
+                _late_text([row.member for row in late if row.member is not None]),
+                (1.0, (places[0] + places[-1]) / 2),
+                (4, 0),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                va="center",
+                fontsize=size,
+                fontweight="bold",
+                color=LATE,
+                annotation_clip=False,
+            )
+
+
+def _late_text(members: Sequence[Member]) -> str:
+    last = max(members, key=lambda each: each.late)
+    if last.came is None:
+        return "never came"
+    what, when = ("came", last.came) if last.came_late else ("others waited", last.late)
+    return f"{what}\n{'after' if last.came_late else 'until'} {seconds(when)}"
+
+
+# A crowd
+
+
+def _paint_crowd(timeline: Timeline, axes: Axes) -> None:
+    times = [timeline.seconds * at / _TIMES for at in range(_TIMES + 1)]
+    end = timeline.seconds + 1.0
+    here = [
+        (each.came, end if each.left is None else each.left)
+        for each in timeline.present
+        if each.came is not None
+    ]
+    waiting = [span for each in timeline.present for span in _waits_of(timeline, each)]
+    axes.fill_between(times, counts(waiting, times), color=WAITS, linewidth=0, step="post")
+    axes.step(times, counts(here, times), where="post", color=INK, linewidth=1.4)
+    if timeline.straggling is not None:
+        axes.axvline(timeline.straggling.members[0].late, color=LATE, linewidth=1.4)
+    axes.set_ylim(0, max(timeline.expected, len(timeline.members)) * 1.05)
+    axes.set_ylabel(f"{noun(timeline.members)}s")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(visible=True)
+
+
+def _waits_of(timeline: Timeline, member: Member) -> list[Span]:
+    return [*spans_of(timeline, member.waits, met=True), *spans_of(timeline, member.waits, met=False)]
+
+
+# All of it
+
+
+def _legend(figure: Figure, timeline: Timeline) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    endings = {wait.ending for each in timeline.members for wait in each.waits}
+    handles: list[Artist] = [Line2D([], [], color=INK, linewidth=1.4, label="here")]
+    if Ending.MET in endings:
+        handles.append(Patch(color=WAITS, label="waits"))
+    if endings - {Ending.MET}:
+        handles.append(Patch(color=IN_VAIN, label="waits in vain"))
+    if timeline.straggling is not None:
+        handles.append(Patch(facecolor="none", edgecolor=LATE, hatch="////", label="late"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+
+
+def _right(timeline: Timeline) -> float:
+    """Where the time axis ends."""
+    return max(timeline.seconds * 1.02, 0.1)
+
+
+def _plain(text: str) -> str:
+    """A name that leaves room for the figure, in letters that the font has."""
+    plain = _ascii(printable(text))
+    half = _NAME_CHARACTERS // 2
+    return plain if len(plain) <= _NAME_CHARACTERS else f"{plain[: half - 2]}...{plain[1 - half :]}"
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()

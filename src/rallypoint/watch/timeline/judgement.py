@@ -1,0 +1,218 @@
+"""What a record means: when the job had come up, who was last, and for whom the others waited. Pure.
+
+A start-up is over when all have come and nobody has waited for a while. Who keeps the others waiting may have
+come late, or have come in time and have written late what they waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+from typing import Final
+
+from rallypoint.rollcall.plan import MOST_RANKS
+from rallypoint.text import counted, duration
+from rallypoint.watch.timeline.blame import Blame
+from rallypoint.watch.timeline.courses import Course, follow, owners_of, union
+from rallypoint.watch.timeline.members import Gathered, Party, came, gather, name_by_keys, name_of
+from rallypoint.watch.timeline.records import Ending, Record, Wait
+from rallypoint.watch.timeline.timeline import Member, Straggling, Timeline
+
+_LATE: Final = 1.0
+"""Seconds: who is late by less is no straggler."""
+_NOTABLE: Final = 0.1
+"""Seconds, and a part of the whole start-up: shorter waits have kept nobody from anything."""
+_GAP: Final = 0.2
+"""Of the time until the last one: who is so much later than those before is a straggler."""
+_NEARLY_ALL: Final = 0.9
+
+_ended: Final = attrgetter("ended")
+
+
+def judge(record: Record) -> Timeline:
+    """The last start-up in a record."""
+    record = name_by_keys(record)
+    expected = _expected(record)
+    gathered = gather(record, expected)
+    missing = _missing(record, gathered.parties, expected)
+    course = follow(record, gathered.parties, is_whole=not missing)
+    blame = _blame(course, missing)
+    members = _members(course, missing, blame)
+    return Timeline(
+        writers=tuple(record.writers),
+        origin=course.origin,
+        seconds=course.end - course.origin,
+        is_over=bool(members) and not missing and all(each.ending is Ending.MET for each in members),
+        ended=record.last - course.origin,
+        expected=expected,
+        members=tuple(sorted(members, key=lambda each: (each.came is not None, -each.late))),
+        straggling=_straggling(course, members, blame),
+        barriers=tuple(record.barriers),
+        stalls=tuple(record.stalls),
+        errors=tuple(record.errors),
+        names=_names(record, gathered.parties),
+        others=gathered.others,
+        remarks=_remarks(course, gathered, expected),
+    )
+
+
+# Who takes part
+
+
+def _expected(record: Record) -> int:
+    """How many ranks should come: as the launcher planned, else as the ranks say themselves."""
+    if record.plan is not None:
+        return record.plan.world_size
+    if record.writers and all(each.kind == "relay" for each in record.writers):
+        return -1  # only some of them come to a relay
+    sizes = (each.who.world_size for each in record.clients.values() if each.who.is_rank)
+    return max((size for size in sizes if size <= MOST_RANKS), default=-1)
+
+
+def _missing(record: Record, parties: Sequence[Party], expected: int) -> list[int]:
+    """Ranks that never came; none if they may be among those whose rank is not known."""
+    ranks = {each.who.rank for each in parties if each.who.is_rank}
+    if len(ranks) < len(parties) or not record.clients:
+        return []
+    return sorted(set(range(expected)) - ranks)
+
+
+def _names(record: Record, parties: Sequence[Party]) -> dict[int, str]:
+    names = {each.id: each.peer or f"client {each.id}" for each in record.clients.values()}
+    for party in parties:
+        names |= {client.id: name_of(party) for client in party.clients}
+    return names
+
+
+# Who was late
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """Who is to blame for which waits, by the numbers of members: first those who came, then the missing."""
+
+    until: dict[int, float]
+    """Until when each kept others waiting."""
+    seconds: dict[tuple[int, int], float]
+    """How long a member waited for another one: by (who waited, for whom)."""
+
+
+def _blame(course: Course, missing: Sequence[int]) -> _Verdict:
+    notable = max(_NOTABLE, _NOTABLE * (course.end - course.origin))
+    ranks = {each.who.rank: at for at, each in enumerate(course.parties) if each.who.is_rank}
+    ranks |= {rank: len(course.parties) + at for at, rank in enumerate(missing)}
+    long_ones = [[each for each in theirs if each.ended - each.began >= notable] for theirs in course.waits]
+    verdict = _Verdict({}, {})
+    for wait, owner, culprit in Blame(owners_of(course.parties), ranks, long_ones).each_wait():
+        if culprit >= 0:
+            verdict.until[culprit] = max(verdict.until.get(culprit, 0.0), wait.ended)
+            pair = (owner, culprit)
+            verdict.seconds[pair] = verdict.seconds.get(pair, 0.0) + wait.seconds
+    return verdict
+
+
+def _longer(waits: Sequence[Wait], least: float) -> list[Wait]:
+    return [each for each in waits if each.ended - each.began >= least]
+
+
+def _members(course: Course, missing: Sequence[int], verdict: _Verdict) -> list[Member]:
+    hosts = course.record.plan.hosts if course.record.plan is not None else {}
+    present = [
+        _member(course, party, waits, verdict.until.get(at, 0.0), hosts)
+        for at, (party, waits) in enumerate(zip(course.parties, course.waits, strict=True))
+    ]
+    late = course.end - course.origin
+    absent = [Member(f"rank {rank}", hosts.get(rank, ""), None, rank, late=late) for rank in missing]
+    return [*present, *absent]
+
+
+def _member(
+    course: Course, party: Party, waits: Sequence[Wait], blamed_until: float, hosts: dict[int, str]
+) -> Member:
+    record, who = course.record, party.who
+    arrived = came(record, party.clients[0])
+    joined = [each.joined for each in party.clients if each.joined is not None]
+    gone = max(party.clients, key=lambda each: each.left or 0.0) if party.has_left(record.last) else None
+    return Member(
+        name=name_of(party),
+        host=who.host or hosts.get(who.rank, ""),
+        came=arrived - course.origin,
+        rank=who.rank if who.is_rank else -1,
+        pid=who.pid,
+        known=min(joined) - course.origin if joined else None,
+        late=max(arrived, blamed_until) - course.origin,
+        ready=max(arrived, max(map(_ended, waits), default=0.0)) - course.origin,
+        waited=union(waits, course.origin, course.end),
+        waits=tuple(waits),
+        left=gone.left - course.origin if gone and gone.left else None,
+        why=gone.why if gone else "",
+    )
+
+
+def _straggling(course: Course, members: Sequence[Member], verdict: _Verdict) -> Straggling | None:
+    last = _last_ones(members)
+    if not last:
+        return None
+    until = course.origin + max(members[at].late for at in last)
+    waited = [
+        union(_longer(theirs, _NOTABLE), course.origin, until)
+        for at, theirs in enumerate(course.waits)
+        if at not in last
+    ]
+    for_them = sum(
+        seconds
+        for (owner, culprit), seconds in verdict.seconds.items()
+        if culprit in last and owner not in last
+    )
+    return Straggling(
+        members=tuple(sorted((members[at] for at in last), key=lambda each: -each.late)),
+        waiters=sum(each > 0 for each in waited),
+        waited=sum(waited),
+        is_for_them=0 < _NEARLY_ALL * sum(waited) <= for_them,
+    )
+
+
+def _last_ones(members: Sequence[Member]) -> set[int]:
+    """Who never came; else those, at most half, who were late by far; else the last one. By their numbers."""
+    missing = {at for at, each in enumerate(members) if each.came is None}
+    order = sorted(range(len(members)), key=lambda at: members[at].late)
+    if missing or not order or members[order[-1]].late < _LATE:
+        return missing
+    late = [members[at].late for at in order]
+    gaps = [(after - before, at + 1) for at, (before, after) in enumerate(pairwise(late))]
+    widest, first = max(gaps[(len(order) - 1) // 2 :], default=(0.0, 0))
+    return set(order[first:] if widest >= _GAP * late[-1] else order[-1:])
+
+
+# What is not known
+
+
+def _remarks(course: Course, gathered: Gathered, expected: int) -> tuple[str, ...]:
+    record = course.record
+    later = [each.seconds for each in record.waits if each.began > course.end]
+    strangers = sum(not each.who.is_rank for each in gathered.parties)
+    unseen = expected - (len(gathered.parties) - strangers)
+    remarks = []
+    if len(clocks := {each.host for each in record.writers}) > 1:
+        remarks.append(f"the times are of {len(clocks)} machines, whose clocks may differ")
+    if not record.writers:
+        remarks.append("the beginning of this run is not in the file any more: who came before is not known")
+    if record.lost:
+        remarks.append(f"{counted(record.lost, 'event')} could not be written, and are missing")
+    if gathered.tries > 1:
+        remarks.append(f"the ranks were started {gathered.tries} times; this is the last of them")
+    if max(later, default=0.0) >= _LATE:
+        remarks.append(
+            f"after the start-up there were {counted(len(later), 'wait')} more, "
+            f"the longest of {duration(max(later))}"
+        )
+    if strangers and unseen > 0:
+        remarks.append(
+            f"{counted(unseen, 'rank')} of {expected:,} may be among {counted(strangers, 'client')} "
+            "whose rank is not known"
+        )
+    elif strangers:
+        remarks.append(f"of {counted(strangers, 'client')} the rank is not known")
+    return tuple(remarks)

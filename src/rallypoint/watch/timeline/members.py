@@ -1,0 +1,135 @@
+"""Who took part in a start-up: ranks with all their connections, and clients that may be ranks. Pure.
+
+A job may have been started several times at one server. What counts is the last try: a rank begins a new one
+when it comes again as another process, after all its connections were closed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rallypoint.rollcall.identity import Identity, Role, Source
+from rallypoint.rollcall.torch_keys import owing_rank
+from rallypoint.watch.timeline.records import Client, Ending, Record
+
+_NO_RANKS: Final = (Role.TOOL, Role.AGENT)
+_STAY: Final = 1.0
+"""Seconds: who left sooner, without having waited or been waited for, only had a look."""
+
+
+@dataclass
+class Party:
+    """A member in the making: the connections of one process, or of one rank, as they came."""
+
+    clients: list[Client] = field(default_factory=list)
+
+    @property
+    def who(self) -> Identity:
+        return next((each.who for each in self.clients if each.who.is_rank), self.clients[0].who)
+
+    def has_left(self, time: float) -> bool:
+        """Whether all its connections were closed by then."""
+        return all(each.left is not None and each.left <= time for each in self.clients)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Everybody who took part."""
+
+    parties: list[Party]
+    tries: int
+    """How often the ranks were started, as far as it is known who they are."""
+    others: int
+    """Connections of nobody who took part in the last try."""
+
+
+def gather(record: Record, expected: int) -> Gathered:
+    """The members of the last try."""
+    candidates = [each for each in record.clients.values() if each.who.role not in _NO_RANKS]
+    candidates.sort(key=lambda each: came(record, each))
+    tries = _tries(record, (each for each in candidates if each.who.is_rank))
+    ranks = tries[-1] if tries else []
+    others = [each for each in candidates if not each.who.is_rank]
+    strangers = [] if 0 <= expected <= len(ranks) else _strangers(record, others, _began(record, ranks))
+    parties = [*ranks, *strangers]
+    return Gathered(parties, len(tries), len(record.clients) - sum(len(each.clients) for each in parties))
+
+
+def name_by_keys(record: Record) -> Record:
+    """The same, but whoever has written the key that only one rank writes is known to be that rank."""
+    nameless = {each.id for each in record.clients.values() if each.who.rank < 0 and not each.who.role}
+    wrote: dict[int, set[int]] = defaultdict(set)
+    for wait in record.waits if nameless else ():
+        if wait.by in nameless and wait.ending is Ending.MET and len(wait.keys) == wait.key_count == 1:
+            wrote[wait.by].add(owing_rank(wait.keys[0]))
+    clients = dict(record.clients)
+    for number, ranks in wrote.items():
+        ranks.discard(-1)
+        if len(ranks) == 1:  # a relay writes those of several
+            client = clients[number]
+            who = replace(client.who, rank=ranks.pop(), source=Source.KEYS)
+            clients[number] = replace(client, who=who)
+    return replace(record, clients=clients)
+
+
+def came(record: Record, client: Client) -> float:
+    """When a client connected; if that is not in the file, at the latest when the file begins."""
+    return record.first if client.connected is None else client.connected
+
+
+def _began(record: Record, ranks: Sequence[Party]) -> float:
+    return min((came(record, client) for each in ranks for client in each.clients), default=record.first)
+
+
+def _tries(record: Record, clients: Iterable[Client]) -> list[list[Party]]:
+    """The ranks of each try, of clients in the order in which they came."""
+    tries: list[dict[int, Party]] = []
+    for client in clients:
+        party = tries[-1].get(client.who.rank) if tries else None
+        if party is not None and not _is_new_life(record, party, client):
+            party.clients.append(client)
+            continue
+        if party is not None or not tries:
+            tries.append({})
+        tries[-1][client.who.rank] = Party([client])
+    return [list(each.values()) for each in tries]
+
+
+def _is_new_life(record: Record, party: Party, client: Client) -> bool:
+    pids = {each.who.pid for each in party.clients}
+    return client.who.pid not in pids and 0 not in pids and party.has_left(came(record, client))
+
+
+def _strangers(record: Record, clients: Sequence[Client], since: float) -> list[Party]:
+    """Who may be a rank: those of one process together, else each connection by itself."""
+    active = _active_clients(record)
+    found: dict[tuple[str, int], Party] = defaultdict(Party)
+    for each in clients:
+        left = record.last if each.left is None else each.left
+        if left < since or (each.id not in active and left - came(record, each) < _STAY):
+            continue
+        place = (each.who.host, each.who.pid) if each.who.pid else ("", -each.id)
+        found[place].clients.append(each)
+    return list(found.values())
+
+
+def _active_clients(record: Record) -> set[int]:
+    """Who waited, or ended the wait of another."""
+    active = {each.last for each in record.barriers}
+    for wait in [*record.waits, *record.open_waits]:
+        active.add(wait.client)
+        active.add(wait.by)
+    return active
+
+
+def name_of(party: Party) -> str:
+    """`rank 3`, `process 12`, or its address; its machine is named apart."""
+    who, first = party.who, party.clients[0]
+    if who.is_rank:
+        return f"rank {who.rank}"
+    if who.pid:
+        return f"process {who.pid}"
+    return first.peer or f"client {first.id}"

@@ -1,0 +1,166 @@
+"""How a job came up: what `judging` makes of a record, for `words` and `drawing`. Pure.
+
+Times are seconds since the first member came, unless they are said to be something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from rallypoint.rollcall.events import BarrierComplete, Erred, Stalled, Started
+from rallypoint.watch.timeline.records import Ending, Wait
+
+_LONG: Final = 1.0
+"""Seconds: a wait that was given up sooner has stopped nobody."""
+_CAME_LATE: Final = 0.9
+"""Of its lateness: who came no sooner is late because it came late."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank, with all its connections; or a client that may be one, but nobody knows which."""
+
+    name: str
+    """`rank 3`, `process 12`, or its address."""
+    host: str
+    """Its machine; nothing: not known. Of one that never came, as the plan says."""
+    came: float | None
+    """When it connected; None: it never came."""
+    rank: int = -1
+    pid: int = 0
+    known: float | None = None
+    """When it was known who it is; None: never."""
+    late: float = 0.0
+    """Until then others waited for it: until it came, or until it wrote what ended their waits."""
+    ready: float = 0.0
+    """When its last wait of the start-up ended."""
+    waited: float = 0.0
+    """For how long it waited in the start-up, in all."""
+    waits: tuple[Wait, ...] = ()
+    """Those of the start-up, by their beginnings; their times are unix times."""
+    left: float | None = None
+    """When its last connection was closed; None: not yet."""
+    why: str = ""
+    """Why, if not by itself."""
+
+    @property
+    def came_late(self) -> bool:
+        """Whether it was late because it came late; else it came, and then kept others waiting."""
+        return self.came is not None and self.came >= _CAME_LATE * self.late
+
+    @property
+    def ending(self) -> Ending:
+        """How its last long wait of the start-up ended; as if met, if it never waited for long."""
+        long_ones = (each for each in self.waits if each.seconds >= _LONG)
+        last = max(long_ones, key=lambda each: each.ended, default=None)
+        return Ending.MET if last is None else last.ending
+
+
+@dataclass(frozen=True)
+class Straggling:
+    """Who was last, and what that cost the others."""
+
+    members: tuple[Member, ...]
+    """The last one first; several if they came together, long after all others. Or those who never came."""
+    waiters: int
+    """Members that waited meanwhile."""
+    waited: float
+    """For how many seconds, in sum."""
+    is_for_them: bool
+    """Whether it is known that they waited for these; else they only did so at the same time."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "members": [each.name for each in self.members],
+            "seconds": _round(self.members[0].late),
+            "waiters": self.waiters,
+            "waited": _round(self.waited),
+            "is_for_them": self.is_for_them,
+        }
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One start-up."""
+
+    writers: tuple[Started, ...]
+    """Who wrote the events, as far as that is in the files."""
+    origin: float
+    """The unix time at which the first member came."""
+    seconds: float
+    """Until the start-up was over: all had come, and nobody waited any more; or until the events end."""
+    is_over: bool
+    """False: somebody has not come, or has waited in vain and is not known to have gone on."""
+    ended: float
+    """When the events end."""
+    expected: int
+    """Ranks; -1: not known."""
+    members: tuple[Member, ...]
+    """The last to come, or to keep others waiting, first. Those who never came are the very first."""
+    straggling: Straggling | None
+    """None: nobody was late by a second."""
+    barriers: tuple[BarrierComplete, ...]
+    """Those of the whole run, as the events say; so with `stalls` and `errors`."""
+    stalls: tuple[Stalled, ...]
+    errors: tuple[Erred, ...]
+    names: Mapping[int, str]
+    """Of clients, by their numbers: what `Wait.by` and `BarrierComplete.last` mean."""
+    others: int = 0
+    """Clients that are no members: tools, launchers, and who did not take part."""
+    remarks: tuple[str, ...] = ()
+    """What is not known, and why."""
+
+    @property
+    def missing(self) -> tuple[Member, ...]:
+        return tuple(each for each in self.members if each.came is None)
+
+    @property
+    def present(self) -> tuple[Member, ...]:
+        return tuple(each for each in self.members if each.came is not None)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it. Times are seconds since `origin`, which alone is a unix time."""
+        return {
+            "origin": self.origin,
+            "seconds": _round(self.seconds),
+            "is_over": self.is_over,
+            "ended": _round(self.ended),
+            "expected": self.expected,
+            "writers": [self._event(each) for each in self.writers],
+            "straggling": self.straggling.as_json() if self.straggling else None,
+            "members": [self._member(each) for each in self.members],
+            "barriers": [
+                self._event(each) | {"last": self.names.get(each.last, "")} for each in self.barriers
+            ],
+            "stalls": [self._event(each) for each in self.stalls],
+            "errors": [self._event(each) for each in self.errors],
+            "others": self.others,
+            "remarks": list(self.remarks),
+        }
+
+    def _event(self, event: Started | BarrierComplete | Stalled | Erred) -> dict[str, Any]:
+        return asdict(event) | {"time": _round(event.time - self.origin)}
+
+    def _member(self, each: Member) -> dict[str, Any]:
+        told = {
+            name: _round(value) if isinstance(value, float) else value
+            for name, value in vars(each).items()
+            if name != "waits"
+        }
+        return told | {"waits": [self._wait(wait) for wait in each.waits]}
+
+    def _wait(self, wait: Wait) -> dict[str, Any]:
+        return {
+            "began": _round(wait.began - self.origin),
+            "seconds": _round(wait.seconds),
+            "keys": wait.keys,
+            "key_count": wait.key_count,
+            "ending": wait.ending.value,
+            "by": self.names.get(wait.by, ""),
+        }
+
+
+def _round(value: float) -> float:
+    return round(value, 6)

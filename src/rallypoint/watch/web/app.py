@@ -1,0 +1,189 @@
+"""The application: which address is answered by what, and what a request has to bring along."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+from urllib.parse import parse_qsl, quote, urlencode
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rallypoint.errors import RallypointError
+from rallypoint.rollcall.snapshot import Question
+from rallypoint.watch.web import metrics
+from rallypoint.watch.web.access import Access, Bearing, Verdict
+from rallypoint.watch.web.assets import read_assets
+from rallypoint.watch.web.events import EventStream
+from rallypoint.watch.web.merge_patch import Json
+from rallypoint.watch.web.picture import details
+from rallypoint.watch.web.poller import Watch
+
+MOST_KEYS: Final = 200
+VALUE_BYTES: Final = 4096
+_LONGEST_TEXT: Final = 8192
+
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def make_app(watch: Watch, access: Access) -> ASGIApp:
+    """The page about the store that is watched, for those who may see it."""
+    answers = _Answers(watch)
+    assets = read_assets()
+
+    async def page(_: Request) -> Response:
+        return Response(assets["index.html"].content, media_type=assets["index.html"].media_type)
+
+    async def asset(request: Request) -> Response:
+        found = assets.get(request.path_params["name"])
+        if found is None:
+            return PlainTextResponse("there is no such file\n", 404)
+        return Response(found.content, media_type=found.media_type)
+
+    routes = [
+        Route("/", page),
+        Route("/assets/{name}", asset),
+        Route("/events", EventStream(watch), methods=["GET"]),
+        Route("/api/ranks/{rank:int}", answers.rank),
+        Route("/api/keys", answers.keys),
+        Route("/api/value", answers.value),
+        Route("/metrics", answers.metrics),
+        Route("/healthz", answers.health),
+    ]
+    return Guard(Starlette(routes=routes), access, assets["refused.html"].content)
+
+
+class _Answers:
+    """What is asked beside the page and its events."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    async def rank(self, request: Request) -> Response:
+        """All that is known of one rank."""
+        sight = await self._watch.sight()
+        if sight.found is None:
+            return _failure(sight.error)
+        snapshot, roll = sight.found
+        wanted = request.path_params["rank"]
+        standing = next((each for each in roll.ranks if each.rank == wanted), None)
+        if standing is None:
+            return _json({"message": f"nothing is known of a rank {wanted}"}, 404)
+        return _json(details(standing, snapshot))
+
+    async def keys(self, request: Request) -> Response:
+        """The first keys that hold a text."""
+        search = request.query_params.get("search", "")[:_LONGEST_TEXT]
+        try:
+            found = await self._watch.ask(Question(keys=MOST_KEYS, search=search))
+        except RallypointError as error:
+            return _failure(error)
+        keys = [
+            {"key": each.key, "size": each.size, "queued": each.queued, "writer": each.writer_is}
+            for each in found.keys
+        ]
+        return _json({"keys": keys, "found": found.keys_found, "count": found.key_count})
+
+    async def value(self, request: Request) -> Response:
+        """The beginning of a value. The key comes as JSON, as a key may be bytes that are no text."""
+        try:
+            key = json.loads(request.query_params.get("key", "")[:_LONGEST_TEXT])
+        except ValueError:
+            key = None
+        if not isinstance(key, str):
+            return _json({"message": "which key? It has to come as a text in JSON."}, 400)
+        try:
+            found = await self._watch.ask(Question(value=key, value_bytes=VALUE_BYTES))
+        except RallypointError as error:
+            return _failure(error)
+        if found.value is None:
+            return _json({"message": "there is no such key any more"}, 404)
+        return _json({"key": key, "size": found.value.size, "data": found.value.data})
+
+    async def metrics(self, request: Request) -> Response:
+        """The figures for Prometheus; of a store that does not answer, that it does not."""
+        sight = await self._watch.sight()
+        content, media_type = metrics.encode(sight.found, request.headers.get("accept", ""))
+        return Response(content, media_type=media_type)
+
+    async def health(self, _: Request) -> Response:
+        """Whether the store answers."""
+        sight = await self._watch.sight()
+        return _json({"status": "ok"}) if sight.error is None else _failure(sight.error)
+
+
+def _json(content: Json, status: int = 200) -> Response:
+    # In ASCII: a key may be bytes that are no text, which no other encoding can hold.
+    return Response(json.dumps(content), status, media_type="application/json")
+
+
+def _failure(error: RallypointError | None) -> Response:
+    assert error is not None
+    return _json({"status": "unavailable", "message": error.message, "hint": error.hint}, 503)
+
+
+class Guard:
+    """Lets only those requests through that may see the page, and puts safe headers on all answers."""
+
+    def __init__(self, app: ASGIApp, access: Access, refusal: bytes) -> None:
+        self._app = app
+        self._access = access
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        answer = self._turn_away(Request(scope)) or self._app
+        await answer(scope, receive, send_safely)
+
+    def _turn_away(self, request: Request) -> Response | None:
+        """The answer to who may not see the page, or has to come again; None for the others."""
+        verdict = self._access.judge(
+            Bearing(
+                host=request.headers.get("host", ""),
+                authorization=request.headers.get("authorization", ""),
+                cookies=request.cookies,
+                token=request.query_params.get("token"),
+            )
+        )
+        if verdict is Verdict.STRANGE_NAME:
+            return PlainTextResponse("this page is for this machine only: ask for localhost\n", 403)
+        if verdict is Verdict.REFUSE:
+            return self._refuse(request)
+        return self._admit(request) if verdict is Verdict.ADMIT else None
+
+    def _refuse(self, request: Request) -> Response:
+        headers = {"WWW-Authenticate": "Bearer"}
+        if "text/html" in request.headers.get("accept", ""):
+            return Response(self._refusal, 401, headers, media_type="text/html; charset=utf-8")
+        return PlainTextResponse("a token is needed, or this one is wrong\n", 401, headers)
+
+    def _admit(self, request: Request) -> Response:
+        rest = [pair for pair in parse_qsl(request.url.query, keep_blank_values=True) if pair[0] != "token"]
+        # One slash in front: with two of them, it would name another machine.
+        address = "/" + quote(request.url.path.lstrip("/"), safe="/%")
+        response = RedirectResponse(address + ("?" + urlencode(rest) if rest else ""), 303)
+        response.set_cookie(self._access.cookie, self._access.pass_, httponly=True, samesite="strict")
+        return response

@@ -1,0 +1,58 @@
+"""The page in a process of its own, hosted as the store server is: it ends with its parent."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.binding import find_place, listen
+from rallypoint.server.process.hosting import HostedServer, Kind, host_on
+from rallypoint.stores.client.connecting import format_address
+from rallypoint.watch.web.access import check_token
+from rallypoint.watch.web.extra import need_extra
+
+PAGE: Final = Kind("web page", "rallypoint.watch.web.child")
+
+
+class HostedPage:
+    """A process that serves the page."""
+
+    def __init__(self, server: HostedServer, url: str) -> None:
+        self.url = url
+        self.pid = server.pid
+        self._server = server
+
+    def stop(self) -> None:
+        """End it, and wait for that."""
+        self._server.release()
+
+
+def host_web(store: tuple[str, int], host: str = "localhost", port: int = 0, token: str = "") -> HostedPage:
+    """Start a process that serves the page about a store.
+
+    Raises UsageError if a library or a token is missing, PortInUseError, BindError, or ServerStartError with
+    the process's own words.
+    """
+    listeners = open_listeners(host, port, token)
+    url = url_of(host, listeners)
+    order: dict[str, object] = {"store": list(store), "token": token}
+    return HostedPage(host_on(listeners, PAGE, order, backend=Choice.AUTO), url)
+
+
+def open_listeners(host: str, port: int, token: str) -> list[socket.socket]:
+    """Sockets for the page, where it may be served; raises as `host_web` does."""
+    need_extra()
+    addresses = find_place(host).addresses
+    loopback = all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in addresses)
+    check_token(token, loopback=loopback, place=host)
+    return listen(host, port)
+
+
+def url_of(host: str, listeners: Sequence[socket.socket]) -> str:
+    """The address for a browser: where it listens everywhere, by this machine's name."""
+    address, port = listeners[0].getsockname()[:2]
+    name = socket.gethostname() if address in ("::", "0.0.0.0") else host.strip("[]")
+    return f"http://{format_address(name, port)}/"

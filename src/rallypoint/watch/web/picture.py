@@ -1,0 +1,257 @@
+"""What a browser is shown of a store: one JSON object, made so that little of it changes with time.
+
+Moments (`since`) are by the store's own clock, `time` is what that clock says: the page counts the seconds
+between them itself. Ranks are told machine by machine, as ranges and runs of letters, so that 16,384 of them
+take some hundred kilobytes, and one that changes its state takes some ten bytes. Lists that a job can make
+long are cut, and their whole length is told.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import groupby
+from typing import Final
+
+from rallypoint.rollcall.clients import is_heard
+from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.roll import Awaited, Gathering, Meeting, Roll, Standing, State
+from rallypoint.rollcall.snapshot import Operation, Relay, Snapshot
+from rallypoint.rollcall.words import missing_text, unseen_text
+from rallypoint.text import runs_of
+from rallypoint.watch.web.merge_patch import SINCE, Json
+
+MOST_WAITS: Final = 50
+MOST_BARRIERS: Final = 50
+MOST_MEETINGS: Final = 20
+MOST_NAMED: Final = 16
+"""Of the machines of a round, and of what they have told."""
+
+MOST_RELAYS: Final = 256
+MOST_ERRORS: Final = 50
+MOST_RANGES: Final = 64
+"""Of the ranks of one wait or barrier."""
+
+PROBLEM: Final = "problem"
+"""The name of what is wrong with the store; it is in a picture only then."""
+
+
+def picture(snapshot: Snapshot, roll: Roll) -> Json:
+    """What a store tells of itself, and what that means."""
+    clock = _Clock(snapshot.time)
+    return {
+        "time": round(snapshot.time, 3),
+        "store": _store(snapshot, clock),
+        "missing": missing_text(roll),
+        "unseen": unseen_text(roll),
+        "counts": _counts(roll),
+        "remarks": list(roll.remarks),
+        "machines": _machines(roll),
+        "waits": {each.key: _wait(each, clock) for each in roll.awaited[:MOST_WAITS]},
+        "barriers": {each.key: _barrier(each, clock) for each in _slowest(roll.gatherings)},
+        "meetings": {each.job: _meeting(each) for each in roll.meetings[:MOST_MEETINGS]},
+        "relays": dict(_relays(snapshot, clock)),
+        "operations": {each.name: _operation(each) for each in snapshot.operations},
+        "history": {
+            f"{each.time:.3f}": [each.operations, each.p99, each.clients, each.waiting]
+            for each in snapshot.history
+        },
+        "errors": dict(_errors(snapshot)),
+    }
+
+
+def troubled(before: Json, message: str, hint: str, time: float) -> Json:
+    """The last picture of a store that does not answer any more, and why."""
+    since = before.get(PROBLEM, {}).get(SINCE, time)
+    return {**before, PROBLEM: {"message": message, "hint": hint, SINCE: since}}
+
+
+def details(standing: Standing, snapshot: Snapshot) -> Json:
+    """One rank, with all that is known of it."""
+    clock = _Clock(snapshot.time)
+    moments = {SINCE: standing.seconds, "wait_since": standing.wait_seconds}
+    known = {name: value for name, value in asdict(standing).items() if not name.endswith("seconds")}
+    return {
+        **known,
+        "state": standing.state.value,
+        "source": standing.source.value,
+        "time": round(snapshot.time, 3),
+        **{name: clock.moment(seconds) for name, seconds in moments.items() if seconds >= 0},
+    }
+
+
+class _Clock:
+    """Turns "so long ago" into moments."""
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+
+    def moment(self, seconds: float) -> float:
+        return round(self._now - seconds, 1)
+
+    def since(self, seconds: float) -> Json:
+        """The moment; nothing if it is not known."""
+        return {SINCE: self.moment(seconds)} if seconds >= 0 else {}
+
+
+def _store(snapshot: Snapshot, clock: _Clock) -> Json:
+    return {
+        "kind": snapshot.kind,
+        "version": snapshot.version,
+        "host": snapshot.host,
+        "pid": snapshot.pid,
+        "backend": snapshot.backend,
+        **clock.since(snapshot.seconds),
+        "stalled": clock.since(snapshot.stalled_seconds or -1.0),
+        "connections": connections(snapshot),
+        "accepted": snapshot.accepted,
+        "received": snapshot.received,
+        "sent": snapshot.sent,
+        "keys": snapshot.key_count,
+        "queues": snapshot.queue_count,
+        "bytes": snapshot.stored_bytes,
+        "errors": snapshot.error_count,
+        "relays": len(snapshot.relays),
+        "operations": sum(each.count for each in snapshot.operations),
+        "per_second": round(sum(each.per_second for each in snapshot.operations), 1),
+    }
+
+
+def _counts(roll: Roll) -> Json:
+    states = dict.fromkeys((state.value for state in State), 0)
+    for each in roll.ranks:
+        states[each.state.value] += 1
+    return {
+        **states,
+        "expected": roll.expected,
+        "present": roll.joined,
+        "unknown": roll.unknown,
+        "waits": len(roll.awaited),
+        "barriers": len(roll.gatherings),
+        "meetings": len(roll.meetings),
+        "complete": roll.is_complete,
+    }
+
+
+def _machines(roll: Roll) -> Json:
+    states = {each.rank: each.state for each in roll.ranks}
+    return {
+        each.host: {
+            "ranks": ",".join(ranges(each.ranks)),
+            "states": runs(states[rank] for rank in each.ranks),
+        }
+        for each in roll.machines
+    }
+
+
+def ranges(ranks: Iterable[int]) -> Iterator[str]:
+    """Ranks that follow each other, together: `0-7`, `9`."""
+    for first, last in runs_of(ranks):
+        yield str(first) if first == last else f"{first}-{last}"
+
+
+def runs(states: Iterable[State]) -> str:
+    """The first letters of states, equal ones together: `j6lw` is six that have joined, and two others."""
+    counted = ((state.value[0], sum(1 for _ in group)) for state, group in groupby(states))
+    return "".join(letter if count == 1 else f"{letter}{count}" for letter, count in counted)
+
+
+def _some(ranks: tuple[int, ...]) -> str:
+    """The first ranges of many ranks; … stands for the rest."""
+    told = list(ranges(ranks))
+    return ",".join(told if len(told) <= MOST_RANGES else [*told[:MOST_RANGES], "…"])
+
+
+def _wait(each: Awaited, clock: _Clock) -> Json:
+    return {
+        "ranks": _some(each.ranks),
+        "count": len(each.ranks),
+        "others": each.others,
+        "barrier": each.is_barrier,
+        "owed_by": each.owed_by,
+        **clock.since(each.seconds),
+    }
+
+
+def _slowest(gatherings: tuple[Gathering, ...]) -> list[Gathering]:
+    return sorted(gatherings, key=lambda each: -each.seconds)[:MOST_BARRIERS]
+
+
+def _barrier(each: Gathering, clock: _Clock) -> Json:
+    missing = {} if each.missing is None else {"missing": _some(each.missing)}
+    return {
+        "size": each.size,
+        "arrived": each.arrived,
+        "ranks": _some(each.ranks),
+        **missing,
+        **clock.since(each.seconds),
+    }
+
+
+def _meeting(each: Meeting) -> Json:
+    return {
+        "round": each.round,
+        "expected": each.expected,
+        "joined": len(each.joined),
+        **{name: _named(getattr(each, name)) for name in ("waiting", "lost")},
+        "told": list(each.told[:MOST_NAMED]),
+        "closed": each.closed,
+    }
+
+
+def _named(hosts: tuple[str, ...]) -> list[str]:
+    more = len(hosts) - MOST_NAMED
+    return [*hosts[:MOST_NAMED], *([f"{more:,} more"] if more > 0 else [])]
+
+
+def _relays(snapshot: Snapshot, clock: _Clock) -> Iterator[tuple[str, Json]]:
+    """Of all levels; a path of ids names each. Those that are not there come first, should they be many."""
+    found = sorted(_walk(snapshot, ""), key=lambda pair: pair[1].present)
+    for path, each in found[:MOST_RELAYS]:
+        yield path, _relay(each, clock)
+
+
+def _walk(snapshot: Snapshot, path: str) -> Iterator[tuple[str, Relay]]:
+    for each in snapshot.relays:
+        name = f"{path}{each.id}"
+        yield name, each
+        if each.part is not None:
+            yield from _walk(each.part, f"{name}/")
+
+
+def parts(snapshot: Snapshot) -> Iterator[tuple[str, Snapshot]]:
+    """What relays of all levels tell of themselves; a path of ids names each."""
+    return ((path, each.part) for path, each in _walk(snapshot, "") if each.part is not None)
+
+
+def connections(snapshot: Snapshot) -> int:
+    """Clients, those of relays of all levels included, but not who only looks."""
+    everybody = (each for part in (snapshot, *(part for _, part in parts(snapshot))) for each in part.clients)
+    return sum(each.who.role is not Role.TOOL for each in everybody)
+
+
+def _relay(each: Relay, clock: _Clock) -> Json:
+    told: Json = {"peer": each.peer, "present": each.present, **clock.since(each.seconds)}
+    if each.part is not None:
+        told |= {"host": each.part.host, "clients": len(each.part.clients), "errors": each.part.error_count}
+        if not is_heard(each):
+            told["heard"] = clock.since(each.part_seconds)
+    return told
+
+
+def _operation(each: Operation) -> Json:
+    return {"count": each.count, "per_second": round(each.per_second, 1), "p50": each.p50, "p99": each.p99}
+
+
+def _errors(snapshot: Snapshot) -> list[tuple[str, Json]]:
+    """The last of all places. By its number since the start, the page knows each of them again."""
+    found: list[tuple[str, Json]] = []
+    for path, part in [("", snapshot), *parts(snapshot)]:
+        first = max(part.error_count - len(part.errors), 0)
+        for number, each in enumerate(part.errors, first + 1):
+            at = {"at": part.host} if path else {}
+            told = {"peer": each.peer, "reason": each.reason, SINCE: round(each.time, 1), **at}
+            found.append((f"{path}:{number}", told))
+    return sorted(found, key=lambda pair: pair[1][SINCE])[-MOST_ERRORS:]

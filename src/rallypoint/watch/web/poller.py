@@ -1,0 +1,220 @@
+"""Asking the store: once a second while somebody looks, and else only when a fresh answer is needed.
+
+What comes of it are frames: a whole picture, and the patch from the one before. A viewer who has kept up is
+sent the patch, one who has not the whole of the latest: nothing is kept for those who are slow. A look is
+made in a thread, as it waits for the store; for pictures, there is never more than one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Final, TypeVar
+
+from rallypoint.errors import RallypointError
+from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.roll import Roll
+from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.watch.web.merge_patch import Json, difference, settle
+from rallypoint.watch.web.picture import picture, troubled
+
+logger = logging.getLogger("rallypoint.web")
+
+EVERY_SECONDS: Final = 1.0
+_SHARE: Final = 10
+"""A store that takes long to answer is asked less often: for at most this part of the time."""
+
+_MOST_QUESTIONS: Final = 2
+"""As many questions for keys and values are asked at a time; others wait."""
+
+Look = Callable[[Question], Snapshot]
+"""Asks the store, and waits for its answer; RallypointError if there is none."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What came of one look: a snapshot and its meaning, or an error."""
+
+    began: float
+    ended: float
+    """By the clock of this process."""
+    found: tuple[Snapshot, Roll] | None
+    error: RallypointError | None = None
+
+    @property
+    def pause(self) -> float:
+        """How long to wait before the next one."""
+        taken = self.ended - self.began
+        return max(EVERY_SECONDS, taken * (_SHARE - 1)) if self.error is None else EVERY_SECONDS
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One picture, for all who look."""
+
+    number: int
+    content: Json
+    patch: Json
+    """From the frame before."""
+
+    @cached_property
+    def whole(self) -> bytes:
+        """As an event."""
+        return _event("whole", self.number, self.content)
+
+    @cached_property
+    def change(self) -> bytes:
+        """As an event."""
+        return _event("change", self.number, self.patch)
+
+
+def _event(kind: str, number: int, content: Json) -> bytes:
+    data = json.dumps(content, separators=(",", ":"))
+    return f"event: {kind}\nid: {number}\ndata: {data}\n\n".encode()
+
+
+def next_frame(before: Frame | None, number: int, sight: Sight, address: str) -> Frame:
+    """The frame that follows one, or the first; the store's address is in all of them."""
+    last = before.content if before is not None else {}
+    if sight.found is not None:
+        content = settle(last, picture(*sight.found))
+    else:
+        assert sight.error is not None
+        content = troubled(last, sight.error.message, sight.error.hint, round(time.time(), 1))
+    content = {**content, "address": address, "every": round(sight.pause, 1)}
+    return Frame(number, content, difference(last, content))
+
+
+class Watch:
+    """One store, and those who look at it. To be used in one event loop."""
+
+    def __init__(self, look: Look, address: str) -> None:
+        self._look = look
+        self._address = address
+        self._looking: asyncio.Task[Sight] | None = None
+        self._last: Sight | None = None
+        self._questions = asyncio.Semaphore(_MOST_QUESTIONS)
+        self._viewers = 0
+        self._polling: asyncio.Task[None] | None = None
+        self._frame: Frame | None = None
+        self._number = 0
+        self._news = asyncio.Event()
+        self._closed = False
+
+    @property
+    def viewers(self) -> int:
+        return self._viewers
+
+    async def sight(self, most_seconds: float = EVERY_SECONDS) -> Sight:
+        """What the store says now, or said so many seconds ago at most."""
+        last = self._last
+        if last is not None and time.monotonic() - last.ended < most_seconds:
+            return last
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._take_sight())
+        # Others may wait for the same look: that one of them gives up does not end it.
+        return await asyncio.shield(self._looking)
+
+    async def ask(self, question: Question) -> Snapshot:
+        """The answer to one question; RallypointError if there is none."""
+        async with self._questions:
+            return await _in_thread(lambda: self._look(question))
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Pictures for one viewer, as events, until `close`."""
+        seen = 0
+        self._viewers += 1
+        try:
+            if self._polling is None:
+                self._polling = asyncio.create_task(self._poll())
+            while (frame := await self._newer_than(seen)) is not None:
+                yield frame.change if frame.number == seen + 1 and seen else frame.whole
+                seen = frame.number
+        finally:
+            self._viewers -= 1
+
+    def close(self) -> None:
+        """End the events of all viewers."""
+        self._closed = True
+        self._tell()
+
+    async def _newer_than(self, number: int) -> Frame | None:
+        while self._polling is not None and not self._closed:
+            if self._frame is not None and self._frame.number > number:
+                return self._frame
+            await self._news.wait()
+        return None
+
+    async def _poll(self) -> None:
+        try:
+            while self._viewers and not self._closed:
+                sight = await self.sight(most_seconds=0)
+                self._number += 1
+                make = partial(next_frame, self._frame, self._number, sight, self._address)
+                self._frame = await _in_thread(make)
+                self._tell()
+                await asyncio.sleep(sight.pause)
+        except Exception:
+            logger.exception("the page cannot be made")  # those who look are disconnected, and come back
+        finally:
+            self._polling = None
+            self._frame = None  # who comes later is not shown what may be hours old
+            self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _take_sight(self) -> Sight:
+        try:
+            self._last = await _in_thread(lambda: take_sight(self._look))
+        finally:
+            self._looking = None
+        return self._last
+
+
+def take_sight(look: Look) -> Sight:
+    """Look once, and judge what is seen."""
+    began = time.monotonic()
+    try:
+        snapshot = look(Question())
+        found, error = (snapshot, judge(snapshot)), None
+    except RallypointError as failure:
+        found, error = None, failure
+    return Sight(began, time.monotonic(), found, error)
+
+
+def _in_thread(call: Callable[[], T]) -> Awaitable[T]:
+    """What a call returns or raises that takes its time; its thread ends with the process, if not before."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle_future(result: T | None, error: BaseException | None) -> None:
+        if future.done():  # whoever waited has given up
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as failure:
+            error = failure
+        try:
+            loop.call_soon_threadsafe(settle_future, result, error)
+        except RuntimeError:  # the loop has been closed meanwhile
+            pass
+
+    threading.Thread(target=work, daemon=True, name="rallypoint-look").start()
+    return future

@@ -1,0 +1,80 @@
+"""The page on sockets that listen, until a signal, or until its parent has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import uvicorn
+
+from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.stores.client.connecting import format_address
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
+from rallypoint.watch.web.access import Access
+from rallypoint.watch.web.app import make_app
+from rallypoint.watch.web.poller import Watch
+
+LOOK_SECONDS: Final = 5.0
+"""How long the store may take to answer before the page says that it does not."""
+
+_MOST_CONNECTIONS: Final = 512
+_GOODBYE_SECONDS: Final = 3
+
+
+def watch_store(host: str, port: int) -> Watch:
+    """A watch over the store, or relay, at an address."""
+
+    def ask(question: Question) -> Snapshot:
+        return look(host, port, question, Deadline(LOOK_SECONDS))
+
+    return Watch(ask, format_address(host, port))
+
+
+class WebServer(uvicorn.Server):
+    """Serves the page; those who look are let go when it ends."""
+
+    def __init__(self, watch: Watch, access: Access, on_ready: Callable[[], None]) -> None:
+        self._watch = watch
+        self._on_ready = on_ready
+        super().__init__(
+            uvicorn.Config(
+                make_app(self._watch, access),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                limit_concurrency=_MOST_CONNECTIONS,
+                timeout_graceful_shutdown=_GOODBYE_SECONDS,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._watch.close()
+        await super().shutdown(sockets)
+
+
+def access_to(listeners: Sequence[socket.socket], token: str) -> Access:
+    """Who may see a page on these sockets."""
+    return Access(token, is_loopback(listeners), f"rallypoint_{listeners[0].getsockname()[1]}")
+
+
+def is_loopback(listeners: Sequence[socket.socket]) -> bool:
+    """Whether nobody but this machine reaches any of them."""
+    return all(ipaddress.ip_address(each.getsockname()[0]).is_loopback for each in listeners)
+
+
+def serve(server: WebServer, listeners: Sequence[socket.socket]) -> None:
+    """Serve until SIGINT or SIGTERM, or until `server.should_exit`."""
+    try:
+        asyncio.run(server.serve(list(listeners)))
+    except KeyboardInterrupt:
+        pass  # uvicorn has ended in good order, and then repeats the signal

@@ -23,13 +23,29 @@ class Client:
     def answer(self, status: Status, content: bytes) -> None:
         self.got.append(content if status is DONE else (status, content))
 
-    def end(self, refusal: bytes | None, call: Call | None) -> None:
-        self.got.append("over" if refusal is None and call is None else "called" if call else refusal)
-        if call is not None:
-            self.calls.append(call)
-
     def left(self, count: int) -> None:
         self.got.append(("left", count))
+
+
+class Wait(Waiter):
+    def __init__(self, client: Client) -> None:
+        super().__init__(client, client)
+        self._client = client
+
+    def end(self, refusal: bytes | None, call: Call | None) -> None:
+        got = "over" if refusal is None and call is None else "called" if call else refusal
+        self._client.got.append(got)
+        if call is not None:
+            self._client.calls.append(call)
+
+
+class AtBarrier(Arrival):
+    def __init__(self, client: Client, weight: int) -> None:
+        super().__init__(weight)
+        self._client = client
+
+    def release(self, status: Status, content: bytes) -> None:
+        self._client.answer(status, content)
 
 
 class Bench:
@@ -40,7 +56,7 @@ class Bench:
         self.number = 0
 
     def ask(self, client: Client, op: Op, *blobs: bytes, tail: bytes = b"") -> None:
-        self.combiner.ask(client, op, list(blobs), tail, client.answer)
+        self.combiner.ask(client, op, list(blobs), tail, client)
         self.combiner.check_invariants()
 
     def get(self, client: Client, key: bytes = b"k") -> None:
@@ -53,17 +69,19 @@ class Bench:
         self.ask(client, Op.ADD, key, tail=i64(amount))
 
     def wait(self, client: Client, *keys: bytes, in_turn: bool = False) -> Waiter:
-        waiter = self.combiner.wait(client, client, keys, client.end, in_turn=in_turn)
+        waiter = Wait(client)
+        self.combiner.wait(waiter, keys, in_turn=in_turn)
         self.combiner.check_invariants()
         return waiter
 
     def arrive(self, client: Client, size: int, weight: int = 1, key: bytes = b"b") -> Arrival:
-        arrival = self.combiner.arrive(client, key, size, weight, client.answer)
+        arrival = AtBarrier(client, weight)
+        self.combiner.arrive(arrival, client, key, size)
         self.combiner.check_invariants()
         return arrival
 
     def leave(self, client: Client, arrival: Arrival, count: int = 1) -> None:
-        self.combiner.leave(arrival, count, client.left)
+        self.combiner.leave(arrival, count, client)
         self.combiner.check_invariants()
 
     def cancel(self, waiter: Waiter) -> None:

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.relay import RelayCore
-from rallypoint.server.core.front import Client, Front
+from rallypoint.server.core.clients import Client
+from rallypoint.server.core.front import Front
+from rallypoint.server.core.outbox import Close, Other
+from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
 
@@ -182,29 +185,43 @@ class Desk:
     def __init__(self, front: Front[Any]) -> None:
         self.front = front
         self.ends: dict[Client, End] = {}
+        self.wanted: list[Other] = []
 
     def open(self, count: int = 1) -> list[End]:
         opened = []
         for _ in range(count):
-            end = End(self, self.front.open(f"client {len(self.ends)}", now=0.0))
+            end = End(self, self.front.open(f"client {len(self.ends)}"))
             self.ends[end.connection] = end
             assert end.ask(VALIDATE) == b""
             opened.append(end)
         return opened
 
     def settle(self) -> None:
-        front = self.front
-        while front.woken or front.doomed:
-            for client in front.take_woken():
+        outbox = self.front.outbox
+        while outbox.woken or outbox.others:
+            for client in outbox.take_woken():
                 if client in self.ends:
                     self.ends[client].notice()
-            if not front.woken:
-                for client, error in front.take_doomed():
-                    self.ends[client].be_closed(error)
-        front.check_invariants()
+            if not outbox.woken:
+                for other in outbox.take_others():
+                    self.do(other)
+        self.front.check_invariants()
+
+    def do(self, other: Other) -> None:
+        """What the core wants; all but clients to be closed is kept for the test."""
+        if not isinstance(other, Close):
+            self.wanted.append(other)
+        elif other.client in self.ends:
+            self.ends[other.client].be_closed(other.error)
+
+    def take(self) -> list[Other]:
+        """What the core has wanted besides since it was last asked."""
+        wanted, self.wanted = self.wanted, []
+        return wanted
 
     def pass_time(self, now: float) -> None:
-        for client, _ in self.front.overdue(now):
+        self.front.turn.now = now
+        for client, _ in self.front.overdue():
             self.ends[client].close()
         self.settle()
 
@@ -308,14 +325,16 @@ class Wire:
 
 
 def _unvalidated(desk: Desk) -> list[End]:
-    end = End(desk, desk.front.open("relay", now=0.0))
+    end = End(desk, desk.front.open("relay"))
     desk.ends[end.connection] = end
     return [end]
 
 
-def relay_on(upstream: Desk, number: int = 1, limits: Limits | None = None) -> tuple[Desk, Wire]:
+def relay_on(
+    upstream: Desk, number: int = 1, limits: Limits | None = None, turn: Turn | None = None
+) -> tuple[Desk, Wire]:
     """A relay that has been welcomed by its upstream."""
-    relay = Desk(RelayCore(lambda: number.to_bytes(16, "big"), limits))
+    relay = Desk(RelayCore(number.to_bytes(16, "big"), limits, turn))
     wire = Wire(relay, upstream)
     wire.run()
     return relay, wire
@@ -325,7 +344,7 @@ class ByHand:
     """A relay whose upstream the test plays: what it sends is read, and answered as the test likes."""
 
     def __init__(self, limits: Limits | None = None, most_bytes: int = 1 << 20) -> None:
-        self.core = RelayCore(lambda: TOKEN, limits)
+        self.core = RelayCore(TOKEN, limits)
         self.desk = Desk(self.core)
         self.number = 0
         self.core.connect()

@@ -134,7 +134,7 @@ def _valid(rng: Random, number: int) -> Stream:
     sent += [request(Op.QUEUE_POP, key) for key in keys for one in sent if one[0] == Op.QUEUE_PUSH]
     sent += [request(Op.DELETE_KEY, key) for key in keys]
     whole = b"".join(sent)
-    replies = Core(Limits(**LIMITS)).open("oracle", 0.0).receive(whole)
+    replies = Core(Limits(**LIMITS)).open("oracle").receive(whole)
     waits = any(one[0] in (Op.WAIT, Op.BARRIER) for one in sent)
     return Stream(number, "valid", cut(rng, whole), replies, waits)
 

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.relay.core.upstream import SessionLostError
-from rallypoint.server.core.front import Client, Front
+from rallypoint.server.core.clients import Client
+from rallypoint.server.core.front import Front
+from rallypoint.server.core.outbox import Close, Other, Work
 from simulated_ranks import FailedError, Rank
 
 Task = Callable[[], None]
@@ -164,7 +166,8 @@ class Node:
         self._heard: Link | None = None  # the connection that has sent something last
 
     def accept(self, link: Link, peer: str) -> None:
-        link.connection = self.front.open(peer, self.net.now)
+        self.front.turn.now = self.net.now
+        link.connection = self.front.open(peer)
         self.links[link.connection] = link
 
     def receive(self, link: Link, data: bytes) -> None:
@@ -184,7 +187,8 @@ class Node:
         if connection is None:
             return
         if self.net.rng.random() < 0.2:
-            self.front.end(connection, self.net.now)  # an orderly end comes first
+            self.front.turn.now = self.net.now
+            self.front.end(connection)  # an orderly end comes first
             self.settle()
         if link.connection is not None:
             link.connection = None
@@ -194,16 +198,21 @@ class Node:
 
     def settle(self) -> None:
         """Send the notices and close the doomed, as a pump does after each event."""
-        front = self.front
-        while front.woken or front.doomed:
-            for client in front.take_woken():
+        outbox = self.front.outbox
+        while outbox.woken or outbox.others:
+            for client in outbox.take_woken():
                 link = self.links.get(client)
                 if link is not None:
                     link.down.write(client.take_notice())
-            if front.woken:
+            if outbox.woken:
                 continue
-            for client, error in front.take_doomed():
-                self._close(client, error, None)
+            for other in outbox.take_others():
+                self.do(other)
+
+    def do(self, other: Other) -> None:
+        """What the core wants besides."""
+        if isinstance(other, Close) and other.client in self.links:
+            self._close(other.client, other.error, None)
 
     def _close(self, client: Client, error: ProtocolError, excuse: str | None) -> None:
         link = self.links.pop(client)
@@ -222,7 +231,8 @@ class Node:
 
     def pass_time(self) -> None:
         before = [session.token for session in self.front.sessions]
-        for client, why in self.front.overdue(self.net.now):
+        self.front.turn.now = self.net.now
+        for client, why in self.front.overdue():
             self._close(client, ProtocolError(why), why)
         after = {session.token for session in self.front.sessions}
         for token in before:
@@ -245,19 +255,20 @@ class Relay(Node):
         self.token = b""
         self.may_lose_session = False
         self._is_due = False
-        self.relay = self._start(net)
+        self.relay = RelayCore(self._new_token(net))
         super().__init__(net, name, self.relay)
         parent.children.append(self)
 
-    def _start(self, net: Net) -> RelayCore:
-        def make_token() -> bytes:
-            self.token = net.tokens.to_bytes(16, "big")
-            net.tokens += 1
-            return self.token
+    def _new_token(self, net: Net) -> bytes:
+        self.token = net.tokens.to_bytes(16, "big")
+        net.tokens += 1
+        return self.token
 
-        core = RelayCore(make_token)
-        core.has_work = self._be_due
-        return core
+    def do(self, other: Other) -> None:
+        if other is Work.FLUSH:
+            self._be_due()
+        else:
+            super().do(other)
 
     @property
     def is_at_rest(self) -> bool:
@@ -317,7 +328,7 @@ class Relay(Node):
             self.uplink = None
         self.close_all("its relay has lost its session")
         self.settle()
-        self.relay.reset()
+        self.relay.reset(self._new_token(self.net))
         self._leave_children()
         self.net.after(self.net.some_time(), self.connect)
 
@@ -335,18 +346,13 @@ class Relay(Node):
             self.uplink.abandon()
             self.uplink = None
         self.may_lose_session = False
-        self.relay.has_work = _nothing
-        self.front = self.relay = self._start(self.net)
+        self.front = self.relay = RelayCore(self._new_token(self.net))
         self._leave_children()
         self.net.after(self.net.some_time(), self.connect)
 
     def _leave_children(self) -> None:
         for child in self.children:
             child.may_lose_session = True
-
-
-def _nothing() -> None:
-    pass
 
 
 class RankEnd:

@@ -365,7 +365,7 @@ class Simulation:
             if notes:
                 raise FailedError(f"{node.name} keeps {notes}, which nobody waits for")
         for relay in self.relays:
-            combiner = relay.relay.combiner
+            combiner = relay.relay.requests.combiner
             if combiner.held_bytes or combiner.parked or combiner.has_unsent:
                 raise FailedError(f"{relay.name} holds something, though nobody asks for anything")
 

@@ -208,7 +208,7 @@ def test_a_call_is_for_the_first_and_the_others_wait_in_turn_together(bench: Ben
     assert [rank.got for rank in ranks] == [["called"], [], []]
     bench.wait(Client(), b"q")  # who comes now has not been passed over
     assert bench.send() == [wait_in_turn(b"q"), wait(b"q")]
-    bench.combiner.pop_called(ranks[0], ranks[0].calls[0], b"q", ranks[0].answer)
+    bench.combiner.pop_called(ranks[0], ranks[0].calls[0], b"q", ranks[0])
     assert bench.send() == [pop_called(b"q", 0)]
     bench.take(3, i64(1) + blob(b"v"))
     bench.take(1, end_of_wait(2), CALLED)

@@ -52,7 +52,7 @@ def core() -> Core:
 
 def connect(core: Core, count: int = 1) -> list[Connection]:
     """Connections that have their VALIDATE behind them."""
-    connections = [core.open(f"client {number}", now=0.0) for number in range(count)]
+    connections = [core.open(f"client {number}") for number in range(count)]
     for connection in connections:
         assert connection.receive(VALIDATE) == b""
     return connections
@@ -60,7 +60,7 @@ def connect(core: Core, count: int = 1) -> list[Connection]:
 
 def woken(core: Core) -> list[str]:
     core.check_invariants()
-    return [connection.peer for connection in core.take_woken()]
+    return [connection.peer for connection in core.outbox.take_woken()]
 
 
 # Replies
@@ -105,7 +105,7 @@ def test_each_operation_replies_as_the_protocol_says(core: Core) -> None:
 
 
 def test_a_whole_conversation_in_one_read(core: Core) -> None:
-    client = core.open("client", now=0.0)
+    client = core.open("client")
     sent = VALIDATE + request(Op.PING, tail=b"nonc") + set_(b"k", b"v") + get(b"k") + add(b"n", 1)
     assert client.receive(sent) == b"nonc" + blob(b"v") + pack_i64(1)
 
@@ -253,20 +253,24 @@ def test_one_connection_more_than_the_limit_is_refused() -> None:
     core = Core(Limits(connections=2))
     first, _ = connect(core, 2)
     with pytest.raises(LimitError, match="connections"):
-        core.open("client 3", now=0.0)
+        core.open("client 3")
     core.close(first)
-    core.open("client 3", now=0.0)
+    core.open("client 3")
     core.check_invariants()
 
 
 def late(core: Core, now: float) -> list[Connection]:
-    return [connection for connection, _ in core.overdue(now)]
+    core.turn.now = now
+    return [connection for connection, _ in core.overdue()]
 
 
 def test_handshakes_are_overdue_in_their_order() -> None:
     core = Core(Limits(handshake_seconds=10))
     assert late(core, 1000.0) == []
-    opened = [core.open(f"client {number}", now=100.0 + number) for number in range(4)]
+    opened = []
+    for number in range(4):
+        core.turn.now = 100.0 + number
+        opened.append(core.open(f"client {number}"))
     assert late(core, 109.9) == []
     assert late(core, 110.0) == [opened[0]]
     opened[0].receive(VALIDATE)
@@ -285,7 +289,7 @@ def test_handshakes_are_overdue_in_their_order() -> None:
 
 def test_a_validate_is_complete_with_its_last_byte() -> None:
     core = Core(Limits(handshake_seconds=10))
-    client = core.open("client", now=0.0)
+    client = core.open("client")
     client.receive(VALIDATE[:-1])
     assert late(core, 10.0) == [client]
     client.receive(VALIDATE[-1:])
@@ -406,8 +410,8 @@ class Pair:
 
     def __init__(self, cut: Core, whole: Core, name: str) -> None:
         self.cut_core, self.whole_core = cut, whole
-        self.cut = cut.open(name, now=0.0)
-        self.whole = whole.open(name, now=0.0)
+        self.cut = cut.open(name)
+        self.whole = whole.open(name)
         self.unsent = [VALIDATE]
         self.position = 0  # in the first of the unsent ones
 
@@ -476,7 +480,7 @@ def test_any_history_is_the_same_in_pieces(steps: list[Step]) -> None:
     for pair in pairs.values():
         pair.close()
         assert woken(cut) == woken(whole)
-    assert not cut.connections
+    assert not len(cut.clients)
 
 
 def test_histories_do_wake_and_do_break_the_protocol() -> None:

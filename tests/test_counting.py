@@ -31,7 +31,7 @@ from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.store import Core
-from rallypoint.wire import parser
+from rallypoint.wire import repeated
 from rallypoint.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.wire.opcodes import Op
 from rolls import rank
@@ -132,7 +132,7 @@ def test_whatever_is_sent_in_whatever_pieces_is_counted(
         assert counted(desk.front) == sum((each.sent for each in clients), gone)
         for each in clients:
             assert each.end.connection.operations == each.sent.total()
-    assert desk.front.operations == sum((each.sent for each in clients), gone).total()
+    assert desk.front.clients.operations == sum((each.sent for each in clients), gone).total()
 
 
 @each_front
@@ -150,7 +150,7 @@ def test_what_all_clients_say_alike_is_counted(make: Callable[[], Desk]) -> None
 
 def test_what_was_known_once_is_counted_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so much data is known at a time; it is forgotten all at once."""
-    monkeypatch.setattr(parser, "_REPEATED_READS", 4)
+    monkeypatch.setattr(repeated, "_MOST_ENTRIES", 4)
     desk = Desk(Core())
     (client,) = desk.open()
     for number in range(20):
@@ -228,31 +228,13 @@ def test_what_came_before_a_violation_counts_and_nothing_is_less_than_none(viola
 
 def test_a_parser_counts_what_it_hands_over() -> None:
     core = Core()
-    client = core.open("client", now=0.0)
+    client = core.open("client")
     client.receive(VALIDATE + PING)
     with pytest.raises(ProtocolError):
         client.receive(PING + PING + b"\xff")
     assert client.operations == 3
     core.close(client)
-    assert (client.operations, core.operations) == (0, 3)
-
-
-def test_which_request_is_under_way_is_known_without_reading_it() -> None:
-    core = Core()
-    client = core.open("client", now=0.0)
-    assert client.opcode_in(b"\x00") == Op.VALIDATE
-    client.receive(VALIDATE[:3])
-    assert client.opcode_in(b"\x99") == Op.VALIDATE
-    client.receive(VALIDATE[3:])
-    assert client.opcode_in(KINDS[Op.ADD]) == Op.ADD
-    for op, whole in KINDS.items():
-        for cut in range(1, len(whole)):
-            client.receive(whole[:cut])
-            assert client.opcode_in(whole[cut:]) == op
-            client.receive(whole[cut:])
-        assert client.opcode_in(b"\x03rest") == Op.GET
-    core.close(client)
-    assert client.opcode_in(b"\x03") == -1
+    assert (client.operations, core.clients.operations) == (0, 3)
 
 
 def test_a_relay_counts_what_its_clients_ask_not_what_it_asks() -> None:

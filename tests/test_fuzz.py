@@ -43,7 +43,7 @@ def test_streams_are_of_all_kinds_and_fit_for_their_purpose() -> None:
     for number in range(600):
         stream = make_stream(SEED, number)
         kinds[stream.kind] += 1
-        connection = Core().open("client", now=0.0)
+        connection = Core().open("client")
         try:
             answered += bool(connection.receive(b"".join(stream.pieces)))
             ends[stream.kind, True] += 1

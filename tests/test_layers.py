@@ -205,6 +205,10 @@ def test_arrows_point_down_and_the_pure_parts_are_pure() -> None:
     assert faults_of(found) == []
 
 
+def test_no_modules_import_each_other() -> None:
+    assert circles_of(imports_of(ROOT)) == []
+
+
 def test_a_circle_is_found_however_it_is_hidden(tmp_path: Path) -> None:
     root = tmp_path / "rallypoint"
     root.mkdir()

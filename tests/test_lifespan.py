@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from processes import BACKENDS, end, has_ipv6
 from rallypoint.errors import ProtocolError
+from rallypoint.server.core.outbox import Work
 from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import is_this_machine
@@ -41,15 +42,14 @@ class Owned:
     """A core with an owner key, and how often it was abandoned."""
 
     def __init__(self) -> None:
-        self.core = Core()
-        self.abandoned = 0
-        self.core.live_with_owners(SECRET, self._abandon)
+        self.core = Core(owner_key=SECRET)
 
-    def _abandon(self) -> None:
-        self.abandoned += 1
+    @property
+    def abandoned(self) -> int:
+        return self.core.outbox.others.count(Work.ABANDONED)
 
     def connect(self) -> Connection:
-        connection = self.core.open("client", now=0.0)
+        connection = self.core.open("client")
         assert connection.receive(VALIDATE) == b""
         return connection
 
@@ -115,7 +115,7 @@ def test_the_owner_key_is_no_key_that_is_stored(owned: Owned) -> None:
 
 def test_without_owners_the_key_is_one_like_any_other() -> None:
     core = Core()
-    client = core.open("client", now=0.0)
+    client = core.open("client")
     client.receive(VALIDATE)
     assert client.receive(OWN) == NO
     assert client.receive(request(Op.SET, SECRET, b"v") + OWN) == YES
@@ -134,9 +134,11 @@ def test_an_owner_that_breaks_the_protocol_is_gone_when_it_is_closed(owned: Owne
 def test_an_owner_that_has_sent_its_last_is_gone_when_it_is_closed(owned: Owned) -> None:
     owner = owned.connect()
     owner.receive(OWN)
-    owned.core.end(owner, now=100.0)
+    owned.core.turn.now = 100.0
+    owned.core.end(owner)
     assert owned.abandoned == 0, "it is still to take its replies"
-    ((late, _),) = owned.core.overdue(100.0 + owned.core.limits.handshake_seconds)
+    owned.core.turn.now += owned.core.limits.handshake_seconds
+    ((late, _),) = owned.core.overdue()
     assert late is owner
     assert owned.close(owner) == 1
 

@@ -6,7 +6,6 @@ are, `test_looking_keys` for what is stored, `test_looking_relays`, and `test_lo
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,10 +17,11 @@ from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.rollcall.identity import Identity, Role, hello_key
 from rallypoint.rollcall.snapshot import Barrier, Client, Question, Snapshot
-from rallypoint.server.core import front as front_module
-from rallypoint.server.core import store as core_module
 from rallypoint.server.core.front import Front
+from rallypoint.server.core.looks import Step
+from rallypoint.server.core.outbox import Fault, Other
 from rallypoint.server.core.store import Core
+from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE, request
 from rallypoint.wire.opcodes import Op
 from rolls import rank
@@ -32,14 +32,8 @@ repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 PING = request(Op.PING, tail=b"ping")
 
 
-class Clock:
-    """Stands still unless it is moved."""
-
-    def __init__(self, now: float = 0.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
+Clock = Turn
+"""Stands still unless it is moved."""
 
 
 def look(question: bytes = b"{}") -> bytes:
@@ -56,13 +50,18 @@ def hello(who: Identity) -> bytes:
 
 def finish(front: Front[Any]) -> None:
     """Go on with all looks until they are there; time passes while they wait."""
-    for _ in range(1_000):
-        pause = front.looks.go_on()
-        if pause is None:
-            return
-        if isinstance(front.clock, Clock):
-            front.clock.now += pause
-    raise AssertionError("it waits for something that does not come")
+    while (step := go_on(front)) is not Step.DONE:
+        if step is Step.IDLE:
+            front.turn.now += 0.01
+
+
+def go_on(front: Front[Any]) -> object:
+    """One step of a look. No process is found behind any client."""
+    step = front.looks.step()
+    if front.is_finding:
+        front.processes_found()
+        return Step.MORE
+    return step
 
 
 def seen_by(front: Front[Any], question: Question | None = None) -> Snapshot:
@@ -72,6 +71,10 @@ def seen_by(front: Front[Any], question: Question | None = None) -> Snapshot:
     finish(front)
     (data,) = found
     return Snapshot.from_json(data)
+
+
+def faults_in(wanted: list[Other]) -> list[type[Exception]]:
+    return [type(each.error) for each in wanted if isinstance(each, Fault)]
 
 
 def taken(end: End) -> Snapshot:
@@ -88,9 +91,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def core(clock: Clock) -> Core:
-    core = Core()
-    core.clock = clock
-    return core
+    return Core(turn=clock)
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ NO_QUESTIONS = (
 )
 
 
-@pytest.mark.parametrize("make", [Core, lambda: RelayCore(lambda: bytes(16))], ids=["server", "relay"])
+@pytest.mark.parametrize("make", [Core, lambda: RelayCore(bytes(16))], ids=["server", "relay"])
 def test_a_question_that_is_none_ends_the_connection_of_who_asked(
     make: Callable[[], Core | RelayCore],
 ) -> None:
@@ -145,12 +146,11 @@ def test_a_value_of_a_name_that_no_key_has_is_not_there(core: Core, name: str) -
 def test_a_look_that_fails_is_answered_all_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of ours is neither to end the server nor to let anybody wait for ever."""
     first, second = desk.open(2)
-    faults: list[object] = []
-    desk.front.looks.on_fault = lambda: faults.append(sys.exc_info()[0])
-    monkeypatch.setattr(core_module, "describe_store", lambda *_: 1 / 0)
+    monkeypatch.setattr(Core, "describe", lambda *_: 1 / 0)
     first.send(look())
     finish(desk.front)
-    assert faults == [ZeroDivisionError]
+    desk.settle()
+    assert faults_in(desk.take()) == [ZeroDivisionError]
     monkeypatch.undo()
     second.send(look())
     finish(desk.front)
@@ -168,16 +168,15 @@ def test_who_asks_the_same_before_it_is_begun_shares_it(core: Core) -> None:
     def ask(name: str, question: Question) -> None:
         core.looks.start(question, lambda snapshot: found.update({name: snapshot}))
 
-    core.open("client", 0.0)
-    core.find_processes = lambda: lambda: "late" not in found and core.clock() < 1_000.5
+    core.open("client")
     ask("first", Question())
     ask("second", Question())
-    core.looks.go_on()
+    assert core.looks.step() is Step.IDLE, "the system is asked which process that is"
     ask("third", Question())
     ask("other", Question(keys=1))
     assert len(core.looks._under_way) == 2
-    while len(core.looks._under_way) == 2 and core.looks._under_way[0].is_open:
-        core.clock.now += 0.1  # type: ignore[attr-defined]
+    core.processes_found()
+    while core.looks._under_way[0].is_open:
         next(core.looks._under_way[0].steps)
     ask("late", Question())
     assert len(core.looks._under_way) == 3, "what has begun may have missed what was before it"
@@ -189,8 +188,6 @@ def test_who_asks_the_same_before_it_is_begun_shares_it(core: Core) -> None:
 
 def test_what_becomes_of_one_who_shares_a_look_is_nothing_to_the_others(core: Core) -> None:
     got: list[tuple[str, bool]] = []
-    faults: list[object] = []
-    core.looks.on_fault = lambda: faults.append(sys.exc_info()[0])
 
     def fail(_: bytes) -> None:
         got.append(("failed", True))
@@ -201,7 +198,7 @@ def test_what_becomes_of_one_who_shares_a_look_is_nothing_to_the_others(core: Co
     core.looks.start(Question(), lambda snapshot: got.append(("last", bool(snapshot))))
     finish(core)
     assert got == [("first", True), ("failed", True), ("last", True)], "each of them once"
-    assert faults == [RuntimeError]
+    assert faults_in(core.outbox.take_others()) == [RuntimeError]
 
 
 # Asking
@@ -218,7 +215,7 @@ def test_few_snapshots_are_made_at_a_time(core: Core, monkeypatch: pytest.Monkey
         under_way.append(len(begun) - len(done))
         yield from [None] * 50
 
-    monkeypatch.setattr(core_module, "describe_store", describe)
+    monkeypatch.setattr(Core, "describe", describe)
     for number in range(20):
         core.looks.start(Question(keys=number), done.append)
     finish(core)
@@ -238,7 +235,7 @@ def test_who_asks_the_same_at_the_same_time_shares_one_snapshot(
         made.append(question)
         return []
 
-    monkeypatch.setattr(core_module, "describe_store", describe)
+    monkeypatch.setattr(Core, "describe", describe)
     found: dict[str, bytes] = {}
     looks = desk.front.looks
     looks.start(Question(), lambda snapshot: found.update(first=snapshot))
@@ -274,7 +271,7 @@ def test_a_wait_may_end_while_a_look_is_made(desk: Desk) -> None:
     assert snapshot.clients[0].waits or snapshot.clients[1].waits
 
 
-@pytest.mark.parametrize("make", [Core, lambda: RelayCore(lambda: bytes(16))], ids=["server", "relay"])
+@pytest.mark.parametrize("make", [Core, lambda: RelayCore(bytes(16))], ids=["server", "relay"])
 def test_one_look_at_a_time(make: Callable[[], Core | RelayCore]) -> None:
     desk = Desk(make())
     client, other = desk.open(2)
@@ -299,7 +296,7 @@ def test_a_look_may_follow_one_that_could_not_be_understood() -> None:
     assert not client.connection.is_owed
 
 
-@pytest.mark.parametrize("make", [Core, lambda: RelayCore(lambda: bytes(16))], ids=["server", "relay"])
+@pytest.mark.parametrize("make", [Core, lambda: RelayCore(bytes(16))], ids=["server", "relay"])
 def test_who_looks_may_leave(make: Callable[[], Core | RelayCore]) -> None:
     desk = Desk(make())
     first, second = desk.open(2)
@@ -318,7 +315,7 @@ def test_who_has_left_is_not_woken(desk: Desk) -> None:
     second.send(look())
     first.close()
     finish(desk.front)
-    assert desk.front.woken == [second.connection]
+    assert desk.front.outbox.woken == [second.connection]
 
 
 def test_who_has_ended_is_owed_its_look(desk: Desk) -> None:
@@ -327,7 +324,7 @@ def test_who_has_ended_is_owed_its_look(desk: Desk) -> None:
     assert not client.connection.is_owed
     client.send(look())
     assert client.connection.is_owed
-    desk.front.end(client.connection, 0.0)
+    desk.front.end(client.connection)
     finish(desk.front)
     desk.settle()
     assert len(taken(client).clients) == 1
@@ -344,16 +341,16 @@ def test_many_look_at_the_same_time(desk: Desk) -> None:
 
 
 def test_who_goes_while_a_look_is_made_is_gone_in_it_and_counted_once(core: Core, clock: Clock) -> None:
-    clients = [core.open(f"client {number}", 1_000.0) for number in range(3)]
+    clients = [core.open(f"client {number}") for number in range(3)]
     for number, client in enumerate(clients):
         client.receive(VALIDATE + hello(rank(number)))
-        client.count_bytes = lambda: (10, 20)
+        client.received, client.sent = 10, 20
     found: list[bytes] = []
     core.looks.start(Question(), found.append)
     steps = core.looks._under_way[0].steps
-    while not core.connections.isdisjoint(clients[:2]):  # goes one step on, then one of them goes
+    while any(each in core.clients for each in clients[:2]):  # goes one step on, then one of them goes
         next(steps)
-        core.close(next(each for each in core.connections if each in clients[:2]))
+        core.close(next(each for each in core.clients if each in clients[:2]))
     finish(core)
     snapshot = Snapshot.from_json(found[0])
     assert (snapshot.received, snapshot.sent) == (30, 60)
@@ -374,8 +371,8 @@ def test_a_client_is_told_with_what_it_has_asked(desk: Desk, clock: Clock) -> No
     clock.now += 1.5
     snapshot = seen_by(desk.front)
     assert sorted(snapshot.clients, key=lambda each: each.id) == [
-        Client(1, "client 0", 1_001.5, operations=3),
-        Client(2, "client 1", 1_001.5, operations=1),
+        Client(1, "client 0", 1.5, operations=3),
+        Client(2, "client 1", 1.5, operations=1),
     ]
     assert snapshot.accepted == 2
 
@@ -407,13 +404,14 @@ def test_of_several_connections_of_a_rank_the_last_to_go_is_told_and_in_its_orde
 
 
 def test_not_all_who_have_ever_gone_are_kept(core: Core) -> None:
-    for number in range(front_module.GONE_KEPT + 3):
-        client = core.open("peer", now=0.0)
+    kept = core.clients.gone.maxlen or 0
+    for number in range(kept + 3):
+        client = core.open("peer")
         client.who = rank(number)
         core.close(client)
     found = seen_by(core).gone
-    assert len(found) == front_module.GONE_KEPT
-    assert (found[0].who.rank, found[-1].who.rank) == (3, front_module.GONE_KEPT + 2)
+    assert len(found) == kept
+    assert (found[0].who.rank, found[-1].who.rank) == (3, kept + 2)
 
 
 # Waits and barriers

@@ -70,15 +70,15 @@ def test_a_client_is_told_as_its_dataclass_says(
     waits: list[tuple[float, list[bytes]]],
     now: float,
 ) -> None:
-    core, clock = Core(), Clock()
-    core.clock = clock
-    client = core.open(peer, now=0.125)
+    clock = Clock(0.125)
+    core = Core(turn=clock)
+    client = core.open(peer)
     client.receive(VALIDATE)
     for since, missing in waits:
         clock.now = since
         client.receive(wait(*missing))
     client.who = who
-    client.count_bytes = lambda: counted
+    client.received, client.sent = counted
     clock.now = now
     expected = tuple(
         Wait(tuple(map(key_name, missing[:KEYS_NAMED])), len(missing), now - since)
@@ -92,9 +92,9 @@ def test_a_client_is_told_as_its_dataclass_says(
 @repeatable
 @given(who=identities.filter(lambda each: each.is_rank), why=st.text(), gone=moments, now=moments)
 def test_who_is_gone_is_told_as_its_dataclass_says(who: Identity, why: str, gone: float, now: float) -> None:
-    core, clock = Core(), Clock(gone)
-    core.clock = clock
-    client = core.open("peer", now=0.0)
+    clock = Clock(gone)
+    core = Core(turn=clock)
+    client = core.open("peer")
     client.who, client.why = who, why
     core.close(client)
     clock.now = now
@@ -107,16 +107,15 @@ def test_a_relay_is_told_as_its_dataclass_says(
     report: bytes | None, peer: str, present: bool, now: float, missing: bytes
 ) -> None:
     """It may say anything of itself: what cannot be read is as good as nothing, and breaks nothing else."""
-    core, clock = Core(), Clock(0.25)
-    core.clock = clock
+    core = Core(turn=Clock(0.25))
     relay = Played(Desk(core))
     relay.send(wait(missing), *([told(report)] if report is not None else []))
     (session,) = core.sessions
     session.peer, session.is_present = peer, present
-    row = relay_row(core, session, now)
+    row = relay_row(session, core.waits_behind(session), now)
     age = now - 0.25 if report is not None else -1.0
     waits = (Wait((key_name(missing),), 1, now - 0.25),)
-    assert _with("relays", f"[{row}]").relays == (Relay(1, peer, now, present, None, age, waits),)
+    assert _with("relays", f"[{row}]").relays == (Relay(1, peer, now - 0.25, present, None, age, waits),)
 
 
 def _with(name: str, text: str) -> Snapshot:
@@ -125,13 +124,12 @@ def _with(name: str, text: str) -> Snapshot:
 
 
 def test_a_part_is_read_as_it_was_told() -> None:
-    core = Core()
-    core.clock = Clock(1_000.0)
+    core = Core(turn=Clock(1_000.0))
     part = Snapshot("relay", "1", 'no"de\\', 1, "libuv", 2.0, 3.0, 4.0, clients=(Client(7, "peer", 1.0),))
     relay = Played(Desk(core))
     relay.send(told(part.to_json().encode()))
     (session,) = core.sessions
-    (found,) = _with("relays", f"[{relay_row(core, session, 1_001.0)}]").relays
+    (found,) = _with("relays", f"[{relay_row(session, (), 1_001.0)}]").relays
     assert (found.part, found.part_seconds) == (part, 1.0)
 
 

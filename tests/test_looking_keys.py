@@ -10,21 +10,19 @@ from ends import Desk, Played, pop_called, wait_in_turn
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.plan import Machine, Plan
 from rallypoint.rollcall.snapshot import PLAN, Key, Question, Snapshot, Value
-from rallypoint.server.core import store as core_module
+from rallypoint.server.core import writers
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rolls import GLOO, rank
 from test_core import add, get, pop, push, set_, wait
-from test_looking import Clock, finish, hello, seen_by, told
+from test_looking import finish, hello, seen_by, told
 
 
 @pytest.fixture
 def core() -> Core:
-    core = Core()
-    core.clock = Clock()
-    return core
+    return Core()
 
 
 @pytest.fixture
@@ -114,6 +112,7 @@ def _told_before_all_go(steps: int) -> int:
     desk.front.looks.start(Question(keys=100), found.append)
     for _ in range(steps):
         next(desk.front.looks._under_way[0].steps, None)
+        desk.front.processes_found()
     client.send(b"".join(request(Op.DELETE_KEY, b"/%d" % number) for number in range(10)))
     finish(desk.front)
     keys = Snapshot.from_json(found[0]).keys
@@ -254,7 +253,7 @@ def test_writers_are_told_by_the_best_that_is_known(core: Core, desk: Desk) -> N
 
 
 def test_writers_are_not_kept_without_end(core: Core, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_module, "_WRITERS_KEPT", 3)
+    monkeypatch.setattr(writers, "_MOST_KEPT", 3)
     (client,) = desk.open()
     client.send(multi_set(b"/a", b"/b", b"/c") + push(b"/q"))
     core.end_second()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import resource
 import socket
@@ -24,9 +23,11 @@ from processes import BACKENDS, Server, end, relaying, serving
 from rallypoint.errors import NotOursError
 from rallypoint.rollcall.identity import Identity, Role, Source, hello_key
 from rallypoint.rollcall.snapshot import Client, Question, Snapshot
+from rallypoint.server.core.looks import Step
+from rallypoint.server.core.outbox import Work
 from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.loops.backend import Choice, make_loop
-from rallypoint.server.loops.pump import Pump
+from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.process.binding import listen
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
@@ -36,6 +37,7 @@ from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, server_of_torch, until
 from rolls import rank
 from test_core import barrier, set_, wait
+from test_looking import finish, go_on
 from test_looking import look as look_request
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what only Linux tells")
@@ -52,7 +54,7 @@ class Here(NamedTuple):
 @contextmanager
 def serving_here(backend: str) -> Iterator[Here]:
     loop, _ = make_loop(Choice(backend))
-    core, listeners = Core(), listen("127.0.0.1", 0)
+    core, listeners = Core(None, loop.turn, about_this_process(loop)), listen("127.0.0.1", 0)
     pump = Pump(loop, core, listeners)
     pump.start()
     thread = threading.Thread(target=loop.run)
@@ -108,7 +110,7 @@ def make_crowd() -> Crowd:
     core = Core()
     clients = []
     for number in range(CONNECTIONS):
-        client = core.open(f"10.0.{number >> 8}.{number & 255}:4000", 0.0)
+        client = core.open(f"10.0.{number >> 8}.{number & 255}:4000")
         client.receive(VALIDATE)
         client.who = Identity(f"node-{number // 8}", number, number, number % 8, CONNECTIONS, Role.RANK)
         clients.append(client)
@@ -116,7 +118,6 @@ def make_crowd() -> Crowd:
         clients[number % CONNECTIONS].receive(set_(b"/some/key/of/a/job/%d" % number, b"value"))
     for _ in range(300):
         core.end_second()
-    core.clock = itertools.count(0.0, 1.0).__next__  # whenever it is read, the time of a slice is over
     return core, clients
 
 
@@ -126,14 +127,14 @@ def crowd() -> Crowd:
 
 
 def steps_of(core: Core, question: Question) -> tuple[list[float], bytes]:
-    """The CPU time of each step of a look: by that clock, a slice is one step."""
+    """The CPU time of each step of a look."""
     found: list[bytes] = []
     times: list[float] = []
     core.looks.start(question, found.append)
-    pause: float | None = 0.0
-    while pause is not None:
+    step: object = None
+    while step is not Step.DONE:
         began = time.thread_time()
-        pause = core.looks.go_on()
+        step = go_on(core)
         times.append(time.thread_time() - began)
     return times, found[0]
 
@@ -192,52 +193,42 @@ def test_so_it_does_when_most_are_gone() -> None:
     assert len(check_steps(core, Question(), clients=100).gone) == CONNECTIONS - 100
 
 
-def test_a_slice_ends_when_its_time_is_over_and_looks_take_turns() -> None:
+def test_looks_take_turns() -> None:
     core = Core()
     for number in range(100):
-        core.open(f"client {number}", 0.0)
-    calls = 0
-
-    def clock() -> float:
-        nonlocal calls
-        calls += 1
-        return calls * 0.0005
-
-    core.clock = clock
+        core.open(f"client {number}")
     found: list[int] = []
-    for number in range(3):
-        core.looks.start(Question(keys=number), lambda _, number=number: found.append(number))  # type: ignore[misc]
-    turns = 0
-    while (pause := core.looks.go_on()) is not None:
-        assert pause == 0.0
-        turns += 1
-    assert turns > 40, "two milliseconds are a few steps by that clock"
-    assert found == [0, 1, 2]
+    core.looks.start(Question(), lambda _: found.append(100))
+    core.looks.start(Question(keys=1), lambda _: found.append(100))
+    finish(core)
+    for client in list(core.clients)[1:]:
+        core.close(client)
+    core.looks.start(Question(), lambda _: found.append(1))
+    finish(core)
+    assert found == [100, 100, 1]
 
 
 def test_while_all_wait_nothing_is_tried_again_and_again() -> None:
     core = Core()
-    core.find_processes = lambda: lambda: True
-    clock = core.clock = lambda: 1.0
+    core.open("client")
     core.looks.start(Question(), lambda _: None)
     core.looks.start(Question(keys=1), lambda _: None)
-    assert core.looks.go_on() == pytest.approx(0.01)
-    core.clock = lambda: clock() + 1.0
-    while core.looks.go_on() is not None:
+    steps = [core.looks.step() for _ in range(4)]
+    assert steps == [Step.MORE, Step.IDLE] * 2, "the system is asked which process the client is"
+    core.turn.now += 1.0
+    while core.looks.step() is not Step.DONE:
         pass
+    assert core.outbox.others == [Work.SNAPSHOTS, Work.PROCESSES]
 
 
 def test_it_is_said_once_that_there_is_work() -> None:
     core = Core()
-    said: list[int] = []
-    core.looks.has_work = lambda: said.append(1)
     for _ in range(3):
         core.looks.start(Question(), lambda _: None)
-    assert said == [1]
-    while core.looks.go_on() is not None:
-        pass
+    assert core.outbox.take_others() == [Work.SNAPSHOTS]
+    finish(core)
     core.looks.start(Question(), lambda _: None)
-    assert said == [1, 1]
+    assert core.outbox.take_others() == [Work.SNAPSHOTS]
 
 
 # Beside clients
@@ -332,7 +323,7 @@ def test_how_long_answers_take_is_told(here: Here) -> None:
         snapshot = await_look(here, is_told)
         (gets,) = [each for each in snapshot.operations if each.name == "GET"]
         assert gets.count == 1_000
-        assert 0 < gets.p50 <= gets.p99 < SECONDS
+        assert max(each.p99 for each in snapshot.history) < SECONDS
         assert snapshot.backend == here.core.about.backend
         assert snapshot.pid == os.getpid()
         assert snapshot.host == socket.gethostname()
@@ -397,10 +388,8 @@ def test_who_has_gone_is_freed_without_a_collection() -> None:
         with serving_here("legacy") as here:
             with RawClient(here.port) as client:
                 assert client.answers()
-                assert _connections_of(here.core) == 2, (
-                    "that of the client, and the one that stands for relays"
-                )
-            until(lambda: _connections_of(here.core) == 1, "it is kept")
+                assert _connections_of(here.core) == 1
+            until(lambda: _connections_of(here.core) == 0, "it is kept")
     finally:
         gc.enable()
 

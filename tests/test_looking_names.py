@@ -22,15 +22,13 @@ from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rolls import rank
 from test_core import set_
-from test_looking import PING, Clock, hello, repeatable, seen_by
+from test_looking import PING, hello, repeatable, seen_by
 from test_looking_json import identities, json_values
 
 
 @pytest.fixture
 def core() -> Core:
-    core = Core()
-    core.clock = Clock()
-    return core
+    return Core()
 
 
 @pytest.fixture
@@ -47,7 +45,7 @@ def test_a_client_that_has_said_who_it_is_is_known(desk: Desk) -> None:
     assert seen_by(desk.front).clients[0].who.rank == 4
 
 
-@pytest.mark.parametrize("make", [Core, lambda: RelayCore(lambda: bytes(16))], ids=["server", "relay"])
+@pytest.mark.parametrize("make", [Core, lambda: RelayCore(bytes(16))], ids=["server", "relay"])
 @pytest.mark.parametrize(
     "content",
     [b"", b"x", b"\xff\xfe", b"[]", b'{"rank":"3"}', b'{"rank":-2}', b'{"role":"king"}', b"[" * 900],
@@ -111,7 +109,7 @@ def test_any_hello_is_read_or_is_none(content: bytes) -> None:
     assert who is None or who.source is Source.HELLO
 
 
-@pytest.mark.parametrize("make", [Core, lambda limits: RelayCore(lambda: bytes(16), limits)])
+@pytest.mark.parametrize("make", [Core, lambda limits: RelayCore(bytes(16), limits)])
 def test_a_hello_may_be_longer_than_keys(make: Callable[[Limits], Core | RelayCore]) -> None:
     desk = Desk(make(Limits(key_bytes=16)))
     (client,) = desk.open()
@@ -131,5 +129,5 @@ def test_a_hello_in_a_batch_is_nobodys(desk: Desk, core: Core) -> None:
     """Relays keep the hellos of their clients to themselves; an older one does not know that."""
     relay = Played(desk)
     assert relay.send(hello(rank(3))) == [(0, 0, i64(0))]
-    assert core._carrier.proxy.who is NOBODY
+    assert [each.who.rank for each in core.clients] == [-1]
     assert relay.end.connection.who.rank == -1

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -34,10 +34,10 @@ from rallypoint.rollcall.events import (
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Machine, Plan
 from rallypoint.rollcall.snapshot import PLAN
-from rallypoint.server.core.looks import About
+from rallypoint.server.core.about import About
+from rallypoint.server.core.outbox import Close, Fault, Work
 from rallypoint.server.core.store import Core
-from rallypoint.server.reporting.event_file import EventLog
-from rallypoint.server.reporting.events import EVENTS_VARIABLE, EventObserver, observe
+from rallypoint.server.reporting.events import EVENTS_VARIABLE
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.wire.encoding import counted_request, request
@@ -48,37 +48,18 @@ from test_core import CANCEL_WAIT, add, barrier, get, push, set_, wait
 from test_looking import Clock, hello
 
 
-class Log:
-    """Keeps events, instead of writing them."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.is_closed = False
-
-    def put(self, event: Event) -> None:
-        assert not self.is_closed
-        self.events.append(event)
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
 class Observed:
     """A server whose events are kept. Its two clocks differ, as the system's do."""
 
     def __init__(self) -> None:
-        self.core = Core()
-        self.clock = self.core.clock = Clock(10.0)
-        self.core.wall = lambda: self.clock.now + 1_000.0
-        self.core.about = About("1.0", "node-a", 42, "libuv")
-        self.log = Log()
-        self.observer = EventObserver(self.core, cast(EventLog, self.log))
-        self.core.observer = self.observer
+        self.clock = Clock(10.0, wall_ahead=1_000.0)
+        self.core = Core(turn=self.clock, about=About("1.0", "node-a", 42, "libuv"), wants_events=True)
         self.desk = Desk(self.core)
 
     def take(self, *kinds: type[Event]) -> list[Event]:
         """The events since; only those of some kinds, if they are named."""
-        events, self.log.events[:] = self.log.events[:], []
+        self.desk.settle()
+        events = [each for each in self.desk.take() if not isinstance(each, Work | Fault | Close)]
         return [event for event in events if not kinds or isinstance(event, kinds)]
 
     def open(self, count: int = 1) -> list[End]:
@@ -96,11 +77,10 @@ def observed() -> Observed:
 
 
 def test_start_and_stop(observed: Observed) -> None:
-    observed.observer.started()
+    observed.core.journal.started("server", observed.core.about)
     observed.clock.now += 5.0
-    observed.observer.stopped()
+    observed.core.journal.stopped()
     assert observed.take() == [Started(1_010.0, "node-a", 42, "1.0", "libuv", "server"), Stopped(1_015.0)]
-    assert observed.log.is_closed
 
 
 def test_a_client_connects_joins_and_leaves(observed: Observed) -> None:
@@ -122,10 +102,10 @@ def test_why_a_client_is_closed_is_told(observed: Observed) -> None:
 
 def test_who_has_never_shaken_hands_has_not_been_here(observed: Observed) -> None:
     """A port scan is no client, though its error is told."""
-    connection = observed.core.open("scanner", now=0.0)
+    connection = observed.core.open("scanner")
     observed.core.close(connection)
     assert observed.take() == []
-    observed.observer.erred("scanner", "no VALIDATE")
+    observed.core.note_error("scanner", "no VALIDATE")
     assert observed.take() == [Erred(1_010.0, "scanner", "no VALIDATE")]
 
 
@@ -206,7 +186,7 @@ def test_who_still_waits_when_the_server_stops_has_waited_in_vain(observed: Obse
     (client,) = observed.open()
     client.send(wait(b"/k"))
     observed.clock.now += 1.0
-    observed.observer.stopped()
+    observed.core.journal.stopped()
     waited, stopped = observed.take()
     assert waited == Waited(1_011.0, 1, ("k",), 1_010.0, 1.0, 1, gave_up=True)
     assert stopped == Stopped(1_011.0)
@@ -295,19 +275,15 @@ def test_a_plan_is_told_when_it_is_new(observed: Observed) -> None:
         assert observed.take() == []
 
 
-def test_stalls_and_errors_are_told(observed: Observed) -> None:
-    observed.observer.stalled(60.0, "nobody moves")
-    observed.observer.erred("peer", "reason")
-    assert observed.take() == [
-        Stalled(1_010.0, 60.0, "nobody moves"),
-        Erred(1_010.0, "peer", "reason"),
-    ]
-
-
-def test_no_file_no_observer() -> None:
-    core = Core()
-    observe(core, "")
-    assert core.observer is None
+def test_without_a_file_there_are_no_events() -> None:
+    desk = Desk(Core())
+    first, second = desk.open(2)
+    first.send(wait(b"/k") + barrier(b"/b", 2))
+    desk.front.turn.now += 5.0
+    second.send(set_(b"/k") + barrier(b"/b", 2))
+    desk.front.end_second()
+    first.close()
+    assert desk.take() == []
 
 
 # Real ones

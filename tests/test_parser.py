@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.wire.handlers import SERVED, RequestHandler
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.parser import SERVED, Forms, RequestHandler, RequestParser
+from rallypoint.wire.parser import Forms, RequestParser
 
 MAGIC = 0x3C85F7CE
 VALIDATE = b"\x00" + struct.pack("<I", MAGIC)

@@ -337,16 +337,21 @@ def relay_of(port: int) -> Callable[[Loop, list[socket.socket]], Relay]:
 
 
 def server_with(**limits: float) -> Callable[[Loop, list[socket.socket]], Pump[Any]]:
-    return lambda loop, listeners: Pump(loop, Core(Limits(**limits)), listeners)  # type: ignore[arg-type]
+    return lambda loop, listeners: Pump(loop, Core(Limits(**limits), loop.turn), listeners)  # type: ignore[arg-type]
 
 
 def test_a_relay_that_ends_leaves_no_session_behind() -> None:
-    core = Core()
-    with running_here(lambda loop, listeners: Pump(loop, core, listeners)) as upstream:
+    cores: list[Core] = []
+
+    def serve(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
+        cores.append(Core(turn=loop.turn))
+        return Pump(loop, cores[0], listeners)
+
+    with running_here(serve) as upstream:
         with running_here(relay_of(upstream)) as port, TCPStore("127.0.0.1", port, timeout=SECONDS) as rank:
             rank.set("key", "value")
-            assert len(core.sessions) == 1
-        until(lambda: not len(core.sessions), "the session ends with its relay, and not with its time")
+            assert len(cores[0].sessions) == 1
+        until(lambda: not len(cores[0].sessions), "the session ends with its relay, and not with its time")
 
 
 def test_ranks_are_told_soon_when_the_store_is_gone_for_good(

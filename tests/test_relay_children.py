@@ -135,7 +135,7 @@ def test_what_waits_and_arrives_is_given_up_with_the_session(relay: ByHand, chil
     child.end.send(b"\x23")
     assert sorted(relay.asked()) == [leave(0), leave(1, 2), leave(2)]
     relay.answer(*((tag, DONE, i64(1)) for tag in (3, 4, 5)))
-    assert relay.core.combiner.held_bytes == 0
+    assert relay.core.requests.combiner.held_bytes == 0
 
 
 # Arrivals of who is away

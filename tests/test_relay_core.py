@@ -33,6 +33,7 @@ from ends import (
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.relay.core.upstream import BYE, SessionLostError
+from rallypoint.server.core.outbox import Close, Work
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.wire.limits import Limits
@@ -116,7 +117,7 @@ def test_whatever_is_pipelined_and_cut_is_answered_as_by_the_store(data: st.Data
         rank.send(each)
     wire.run()
     assert rank.take() == direct.ask(b"".join(sent))
-    assert wire.core.combiner.held_bytes == 0
+    assert wire.core.requests.combiner.held_bytes == 0
 
 
 def test_what_stands_behind_a_cancel_that_is_answered_at_once_comes_behind_its_answer(relay: ByHand) -> None:
@@ -227,13 +228,13 @@ def test_who_is_refused_is_closed_behind_its_earlier_replies(relay: ByHand) -> N
 
 def test_who_is_refused_is_owed_nothing_for_what_it_asked_since() -> None:
     relay = ByHand()
-    rank = relay.core.open("rank", now=0.0)
+    rank = relay.core.open("rank")
     rank.receive(VALIDATE + add(b"k", 1) + get(b"k"))
     relay.asked()
     assert rank.is_owed
     relay.core.receive_upstream(frame(1, 1, (0, REFUSED, b"no number")))
     assert not rank.is_owed
-    assert [client for client, _ in relay.core.take_doomed()] == [rank]
+    assert [each.client for each in relay.core.outbox.take_others() if isinstance(each, Close)] == [rank]
 
 
 def test_a_wait_that_is_refused_closes_its_client(relay: ByHand) -> None:
@@ -259,13 +260,13 @@ def test_what_a_client_leaves_behind_is_given_up(relay: ByHand) -> None:
     relay.answer(*((tag, DONE, i64(1)) for tag in (4, 5, 6)))
     relay.answer((2, DONE, i64(1)))
     assert other.take() == b"\x00"
-    assert relay.core.combiner.held_bytes == 0
+    assert relay.core.requests.combiner.held_bytes == 0
 
 
 def test_an_ended_client_still_gets_the_replies_to_what_it_has_asked(relay: ByHand) -> None:
     (rank,) = relay.desk.open()
     rank.send(get(b"k") + wait(b"w"))
-    relay.core.end(relay.desk.front.connections.copy().pop(), now=0.0)
+    relay.core.end(next(iter(relay.core.clients)))
     assert rank.connection.is_owed
     assert relay.asked() == [get(b"k")]
     relay.answer((0, DONE, blob(b"v")))
@@ -284,23 +285,21 @@ def test_what_the_store_would_not_take_is_refused_and_nothing_is_owed_for_it(too
     assert "the store takes" in str(rank.error)
     other.send(set_(b"k", b"v" * 800))
     assert relay.asked() == [set_(b"k", b"v" * 800)]
-    assert not relay.core.places or other.error is None
+    assert not relay.core.requests.replies_due or other.error is None
 
 
 def test_clients_are_held_back_while_too_much_is_under_way() -> None:
     relay = ByHand(Limits(relayed_bytes=10_000))
-    seen: list[bool] = []
-    relay.core.on_pressure = seen.append
     (rank,) = relay.desk.open()
     rank.send(set_(b"k", b"v" * 4_000) * 2)
-    assert seen == []
+    assert relay.desk.take() == [Work.FLUSH]
     rank.send(set_(b"k", b"v" * 4_000))
-    assert seen == [True]
+    assert relay.desk.take() == [Work.HOLD]
     relay.asked()
     relay.answer((0, DONE, b""))
-    assert seen == [True]
+    assert relay.desk.take() == []
     relay.answer((1, DONE, b""))
-    assert seen == [True, False]
+    assert relay.desk.take() == [Work.READ_ON]
 
 
 # Queues
@@ -364,13 +363,13 @@ def test_a_value_and_a_queue_are_handed_on_through_the_store() -> None:
 
 
 def test_a_session_is_opened_and_batches_are_sent_byte_by_byte() -> None:
-    core = RelayCore(lambda: TOKEN, Limits(session_seconds=1.0))
+    core = RelayCore(TOKEN, Limits(session_seconds=1.0))
     assert core.connect().hex() == (
         "00cef7853c"
         "20100000000000000000 0102030405060708090a0b0c0d0e0f"
         "e8030000000000000000000000000000 0000000000000000".replace(" ", "")
     )
-    rank = core.open("rank", now=0.0)
+    rank = core.open("rank")
     rank.receive(VALIDATE + get(b"k"))
     assert core.flush() == b""
     assert core.receive_upstream(welcome()[:24]) == b""
@@ -386,7 +385,7 @@ def test_a_session_is_opened_and_batches_are_sent_byte_by_byte() -> None:
 
 
 def test_what_the_welcome_says_is_heeded() -> None:
-    core = RelayCore(lambda: TOKEN)
+    core = RelayCore(TOKEN)
     core.connect()
     assert core.upstream.keeps_seconds == 60.0
     core.receive_upstream(welcome(keeps=1_500, most_bytes=123))
@@ -417,7 +416,7 @@ def test_what_does_not_fit_beside_a_long_wait_goes_in_the_next_batch_at_once() -
 
 @pytest.mark.parametrize("answer", [2, 3, 255])
 def test_who_is_not_known_any_more_has_lost_its_session(answer: int) -> None:
-    core = RelayCore(lambda: TOKEN)
+    core = RelayCore(TOKEN)
     core.connect()
     with pytest.raises(SessionLostError if answer == 2 else ProtocolError):
         core.receive_upstream(welcome(answer))
@@ -544,7 +543,7 @@ def break_an_exchange(up: int | None, down: int | None) -> None:
     assert first.take() in (i64(1) + b"\x00" + blob(b"2"), i64(1) + blob(b"2") + b"\x00")
     assert second.take() == i64(2)
     assert outsider.ask(get(b"n")) == blob(b"2")
-    assert wire.core.combiner.held_bytes == 0
+    assert wire.core.requests.combiner.held_bytes == 0
 
 
 def test_an_exchange_that_breaks_on_the_way_up_is_carried_out_once() -> None:
@@ -560,7 +559,7 @@ def test_an_exchange_that_breaks_on_the_way_down_is_answered_once() -> None:
 @pytest.mark.parametrize("count", [0, 1, 24, 25])
 def test_a_connection_that_is_lost_before_or_with_the_welcome_is_no_loss(count: int) -> None:
     store = Desk(Core())
-    relay = Desk(RelayCore(lambda: TOKEN))
+    relay = Desk(RelayCore(TOKEN))
     wire = Wire(relay, store)
     (rank,) = relay.open()
     rank.send(add(b"n", 1))
@@ -582,7 +581,7 @@ def test_a_store_that_was_started_anew_is_not_mistaken_for_the_old_one() -> None
     wire.push()
     with pytest.raises(SessionLostError):
         wire.pull()
-    wire.core.reset()
+    wire.core.reset(bytes(16))
     wire.connect()
     wire.run()
     (rank,) = relay.open()

@@ -44,7 +44,7 @@ def serving_in_thread(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
     listeners = listen("127.0.0.1", 0)
     port = listeners[0].getsockname()[1]
     loop, _ = make_loop(Choice(backend))
-    pump = Pump(loop, Core(), listeners)
+    pump = Pump(loop, Core(turn=loop.turn), listeners)
     thread = threading.Thread(target=pump.serve)
     thread.start()
     try:

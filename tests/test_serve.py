@@ -29,7 +29,6 @@ from rallypoint.server.loops.legacy import LegacyLoop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.binding import listen
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
-from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log, log_of, until, values_reply
 
@@ -499,7 +498,7 @@ def test_a_stop_after_the_end_does_no_harm(choice: Choice, monkeypatch: pytest.M
     """As a signal that comes while the server is ending for another reason."""
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # they are pytest's
     loop, _ = make_loop(choice)
-    Pump(loop, Core(Limits()), listen("127.0.0.1", 0)).serve(on_ready=loop.stop)
+    Pump(loop, Core(turn=loop.turn), listen("127.0.0.1", 0)).serve(on_ready=loop.stop)
     loop.stop()
 
 
@@ -523,7 +522,7 @@ def pumping(failures: Sequence[int]) -> Iterator[tuple[int, StubbornListener]]:
     listener.listen()
     port = listener.getsockname()[1]
     loop = LegacyLoop()
-    pump = Pump(loop, Core(Limits()), [listener])
+    pump = Pump(loop, Core(turn=loop.turn), [listener])
     # Signals belong to the main thread, and this one is none: the server is to leave them alone here.
     thread = threading.Thread(target=pump.serve)
     with pytest.MonkeyPatch.context() as patch:

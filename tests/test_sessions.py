@@ -29,6 +29,7 @@ from ends import (
 )
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.relay.core.relay import RelayCore
+from rallypoint.server.core.outbox import Close
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.limits import Limits
@@ -48,7 +49,7 @@ def desk() -> Desk:
 # The announcement
 
 
-@pytest.mark.parametrize("front", [Core(), RelayCore(lambda: TOKEN)], ids=["server", "relay"])
+@pytest.mark.parametrize("front", [Core(), RelayCore(TOKEN)], ids=["server", "relay"])
 def test_sessions_are_announced_by_a_key_that_is_there(front: Core | RelayCore) -> None:
     (client,) = Desk(front).open()
     assert client.ask(ASK) == b"\x00"
@@ -285,14 +286,14 @@ def test_a_new_session_that_says_it_has_taken_frames_is_not_begun(desk: Desk) ->
 
 def test_what_still_comes_over_a_displaced_connection_is_not_carried_out() -> None:
     core = Core()
-    old, new = (core.open(name, now=0.0) for name in ("old", "new"))
+    old, new = (core.open(name) for name in ("old", "new"))
     for connection in (old, new):
         connection.receive(b"\x00\xce\xf7\x85\x3c")
     old.receive(session() + batch(1, 0, add(b"n", 1)))
     new.receive(session(known=True))
     with pytest.raises(ProtocolError, match="has none"):
         old.receive(batch(2, 0, add(b"n", 10)))
-    assert [client for client, _ in core.take_doomed()] == [old]
+    assert [each.client for each in core.outbox.take_others() if isinstance(each, Close)] == [old]
     core.close(old)
     core.check_invariants()
     assert new.session is not None

@@ -19,9 +19,9 @@ from linearizability import (
     is_linearizable,
     whole_store,
 )
-from rallypoint.relay.core.clients import Rank
 from rallypoint.relay.core.combining import Combiner
-from rallypoint.relay.core.slots import AddSlot, Answer, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
+from rallypoint.relay.core.ranks import Rank
+from rallypoint.relay.core.slots import AddSlot, Asker, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
 from rallypoint.server.core.sessions import Party, Session
 from rallypoint.server.core.tickets import StoreCarrier
 from rallypoint.wire.encoding import unpack_i64
@@ -71,16 +71,16 @@ def _must_catch(what: str, seeds: int = 1_000, mix: str | None = None, first: in
 def test_a_read_that_joins_one_already_sent_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Combiner._share
 
-    def join_what_is_sent(self: Combiner, line: Line, op: Op, blobs: Sequence[bytes], answer: Answer) -> None:
+    def join_what_is_sent(self: Combiner, line: Line, op: Op, blobs: Sequence[bytes], asker: Asker) -> None:
         for slot in self._sent.values():
             if (
                 isinstance(slot, SharedSlot)
                 and slot._blobs == blobs
                 and (slot._op is Op.CHECK) == (op is Op.CHECK)
             ):
-                slot.answers.append(answer)
+                slot.askers.append(asker)
                 return
-        read(self, line, op, blobs, answer)
+        read(self, line, op, blobs, asker)
 
     monkeypatch.setattr(Combiner, "_share", join_what_is_sent)
     _must_catch("no order explains", first=29)
@@ -102,8 +102,8 @@ def test_a_wait_that_ends_with_one_from_before_it_is_caught(monkeypatch: pytest.
 
 def test_sums_that_are_told_to_all_alike_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def tell_all_the_last(self: AddSlot, status: Status, content: bytes) -> bool:
-        for _, _, answer in self._parts:
-            answer(status, content)
+        for _, _, asker in self._parts:
+            asker.answer(status, content)
         return True
 
     monkeypatch.setattr(AddSlot, "take", tell_all_the_last)
@@ -141,7 +141,7 @@ def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyP
         if isinstance(self._carrier, StoreCarrier):
             for key, amount in last.pop(self.token, []):
                 if key.startswith(b"c"):  # the others are no numbers
-                    self._carrier.proxy.add(key, amount)
+                    self._carrier._requester(self).add(key, amount)
 
     monkeypatch.setattr(Session, "batch", begin)
     monkeypatch.setattr(StoreCarrier, "carry", remember)

@@ -12,7 +12,9 @@ from ends import Desk, End, Played, arrive, leave, relay_on
 from processes import Server, relaying, serving
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.snapshot import Question
+from rallypoint.server.core.looks import Step
 from rallypoint.server.core.store import Core
+from rallypoint.server.reporting.events import Events
 from rallypoint.server.reporting.stalls import StallReports
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
@@ -32,10 +34,10 @@ class Heard(StallReports):
     """Notes its reports, instead of writing them."""
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core)
+        super().__init__(core, Events())
         self.seconds: list[float] = []
 
-    def _report(self, snapshot: bytes, seconds: float) -> None:
+    def _report(self, seconds: float, snapshot: bytes) -> None:
         self.seconds.append(seconds)
 
 
@@ -43,9 +45,8 @@ class Watched:
     """A server whose seconds pass by hand."""
 
     def __init__(self, now: float = 1_000.0) -> None:
-        self.core = Core(Limits(stall_seconds=LIMIT))
-        self.clock = self.core.clock = Clock(now)
-        self.core.progressed = now
+        self.clock = Clock(now)
+        self.core = Core(Limits(stall_seconds=LIMIT), self.clock)
         self.desk = Desk(self.core)
         self._reports = Heard(self.core)
         self.pass_seconds(1)
@@ -184,7 +185,7 @@ def test_while_launchers_and_tools_wait_there_is_nothing_to_report(
     """At the end of a job, a launcher waits for the others for as long as they train."""
     (client,) = watched.desk.open()
     client.send(hello(Identity(role=Role.AGENT)) + wait(b"/k"))
-    reports = StallReports(watched.core)
+    reports = StallReports(watched.core, Events())
     with caplog.at_level("WARNING"):
         reports._judge(_snapshot(watched.core), 60.0)
         assert caplog.text == ""
@@ -265,16 +266,16 @@ def test_a_relay_that_tells_of_itself_is_no_progress_but_what_it_passes_on_is(wa
 
 
 def test_relays_leave_it_to_the_server() -> None:
-    relay, wire = relay_on(Desk(Core()), limits=Limits(stall_seconds=1.0))
-    clock = relay.front.clock = Clock()
-    reports = StallReports(relay.front)
+    clock = Clock()
+    relay, wire = relay_on(Desk(Core()), limits=Limits(stall_seconds=1.0), turn=clock)
+    reports = StallReports(relay.front, Events())
     relay.open()[0].send(wait(b"/k") + barrier(b"/b", 2))
     wire.run()
     for _ in range(10):
         clock.now += 1.0
         relay.front.end_second()
         reports.look()
-        assert relay.front.looks.go_on() is None
+        assert relay.front.looks.step() is Step.DONE
     assert relay.front.waiting == 1
 
 

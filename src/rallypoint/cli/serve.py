@@ -12,10 +12,10 @@ import typer
 from rallypoint.cli.foreground import BackendOption, LimitOption, PortOption, announce, logger, open_loop
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice
-from rallypoint.server.loops.pump import Pump
+from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.process.binding import describe, listen, reachable_at
 from rallypoint.server.process.startup import limits_of_environment, settle_in
-from rallypoint.server.reporting.events import EVENTS_VARIABLE, observe
+from rallypoint.server.reporting.events import EVENTS_VARIABLE, Events
 
 
 def serve(
@@ -45,13 +45,14 @@ def serve(
     Prints one line on standard output when it is ready; logs to standard error.
     """
     settle_in(logging.INFO)
-    core = Core(limits_of_environment().override(limit or ()))
+    limits = limits_of_environment().override(limit or ())
     listeners = listen(host, port)
-    observe(core, events)
+    log = Events(events)
     loop = open_loop(backend)
+    core = Core(limits, loop.turn, about_this_process(loop), wants_events=log.are_wanted)
     logger.info("listening on %s", describe(listeners))
     with _page(web, reachable_at(listeners[0])):
-        Pump(loop, core, listeners).serve(announce(host, listeners, loop))
+        Pump(loop, core, listeners, log).serve(announce(host, listeners, loop))
 
 
 @contextmanager

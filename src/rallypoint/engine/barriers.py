@@ -40,7 +40,8 @@ class Barriers(Generic[Member]):
         self._by_name: dict[_Name, _Barrier[Member]] = {}
         self.by_member: dict[Member, dict[_Name, float]] = {}
         """Where each member waits that is not away, and since when; only to be read from outside."""
-        self._away: dict[Member, dict[_Name, int]] = {}  # where those who are away were, and for how many
+        # Where those who are away were: for how many, and since when.
+        self._away: dict[Member, dict[_Name, tuple[int, float]]] = {}
 
     def arrive(
         self, member: Member, key: bytes, size: int, weight: int = 1, now: float = 0.0
@@ -73,11 +74,11 @@ class Barriers(Generic[Member]):
         left = 0
         places = self._away.get(member)
         if places is not None:
-            for name in list(places):
-                step = min(places[name], count - left)
+            for name, (weight, since) in list(places.items()):
+                step = min(weight, count - left)
                 left += step
-                places[name] -= step
-                if not places[name]:
+                places[name] = weight - step, since
+                if step == weight:
                     del places[name]
             if not places:
                 del self._away[member]
@@ -92,7 +93,8 @@ class Barriers(Generic[Member]):
         """`member` is away: it is not counted until `resume`."""
         if member in self._away:
             return
-        places = {name: self._by_name[name][member] for name in self.by_member.get(member, ())}
+        waits = self.by_member.get(member, {})
+        places = {name: (self._by_name[name][member], since) for name, since in waits.items()}
         self.withdraw(member)
         if places:
             self._away[member] = places
@@ -100,8 +102,8 @@ class Barriers(Generic[Member]):
     def resume(self, member: Member) -> list[Member]:
         """`member` is back: count it where it was; return who is released by that, itself included."""
         released: list[Member] = []
-        for (key, size), weight in self._away.pop(member, {}).items():
-            released += self.arrive(member, key, size, weight)
+        for (key, size), (weight, since) in self._away.pop(member, {}).items():
+            released += self.arrive(member, key, size, weight, since)
         return released
 
     def arrived(self, key: bytes) -> dict[int, list[Member]]:
@@ -112,14 +114,14 @@ class Barriers(Generic[Member]):
         """Every barrier: its key, its size, how many have arrived, and the members."""
         return [(key, size, each.total, list(each)) for (key, size), each in self._by_name.items()]
 
-    def arrive_away(self, member: Member, key: bytes, size: int, weight: int) -> None:
+    def arrive_away(self, member: Member, key: bytes, size: int, weight: int, now: float = 0.0) -> None:
         """As `arrive`, for a member that is away: it counts from `resume` on."""
-        self._away[member] = {(key, size): weight}
+        self._away[member] = {(key, size): (weight, now)}
 
     def count_at(self, member: Member) -> int:
         """For how many `member` waits at barriers, be it away or not."""
         present = sum(self._by_name[name][member] for name in self.by_member.get(member, ()))
-        return present + sum(self._away.get(member, {}).values())
+        return present + sum(weight for weight, _ in self._away.get(member, {}).values())
 
     def count_of(self, member: Member) -> int:
         """At how many barriers `member` waits."""
@@ -163,4 +165,4 @@ class Barriers(Generic[Member]):
         places = sum(len(names) for names in self.by_member.values())
         assert places == sum(len(members) for members in self._by_name.values())
         assert all(names for names in self.by_member.values())
-        assert all(places and min(places.values()) > 0 for places in self._away.values())
+        assert all(away and all(weight > 0 for weight, _ in away.values()) for away in self._away.values())

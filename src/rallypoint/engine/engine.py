@@ -20,12 +20,6 @@ from rallypoint.wire.limits import Limits
 
 Member = TypeVar("Member")
 
-Clock = Callable[[], float]
-
-
-def _stand_still() -> float:
-    return 0.0
-
 
 class Engine(Generic[Member]):
     """One store. Not safe for threads; the caller serialises."""
@@ -116,11 +110,8 @@ class Engine(Generic[Member]):
         values, queues = self._space.values, self._space.queues
         return [key for key in dict.fromkeys(keys) if key not in values and key not in queues]
 
-    def wait(self, member: Member, keys: Sequence[bytes], clock: Clock = _stand_still) -> bool:
-        """Let `member` wait until all keys are there; True if they are, and it need not.
-
-        The clock is asked only if it has to: nearly every key that is read is there.
-        """
+    def wait(self, member: Member, keys: Sequence[bytes], now: float = 0.0) -> bool:
+        """Let `member` wait until all keys are there; True if they are, and it need not."""
         missing: Sequence[bytes]
         if len(keys) == 1:
             missing = () if keys[0] in self._space.values or keys[0] in self._space.queues else keys
@@ -129,10 +120,10 @@ class Engine(Generic[Member]):
         if not missing:
             return True
         self._check_waits(member, len(missing))
-        self._waiters.add(member, missing, clock())
+        self._waiters.add(member, missing, now)
         return False
 
-    def wait_in_turn(self, member: Member, keys: Sequence[bytes]) -> bool:
+    def wait_in_turn(self, member: Member, keys: Sequence[bytes], now: float = 0.0) -> bool:
         """As `wait`, for one who has been passed over: values for which others were called are not there.
 
         True if it need not wait; it then is called to those queues, if there are any among the keys.
@@ -141,7 +132,7 @@ class Engine(Generic[Member]):
         missing = [key for key in dict.fromkeys(keys) if key not in values and not self._has_uncalled(key)]
         if missing:
             self._check_waits(member, len(missing))
-            self._waiters.add(member, missing)
+            self._waiters.add(member, missing, now)
             return False
         for key in dict.fromkeys(keys):
             if key not in values:
@@ -158,7 +149,7 @@ class Engine(Generic[Member]):
         """
         self._check_waits(member, 1)
         if member in self._away:
-            self._barriers.arrive_away(member, key, size, weight)
+            self._barriers.arrive_away(member, key, size, weight, now)
             return ()
         return self._barriers.arrive(member, key, size, weight, now)
 

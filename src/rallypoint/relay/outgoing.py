@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from rallypoint.server.loops.listening import set_options
 from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import set_options
 
 Address = tuple[int, Any]
 """The family and the address of a socket."""

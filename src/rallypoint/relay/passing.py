@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.outgoing import Address, Outgoing
-from rallypoint.relay.relay import Place
-from rallypoint.server.core.front import Client, Front
+from rallypoint.relay.relay import Store
+from rallypoint.server.core.clients import Client
+from rallypoint.server.core.context import Context
+from rallypoint.server.core.front import Front
+from rallypoint.server.core.outbox import Close, Work
 from rallypoint.server.core.sessions import Session
 from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump
+from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 
@@ -26,7 +29,7 @@ class Passenger(Client):
     __slots__ = ("_coming", "_core", "outgoing")
 
     def __init__(self, core: PassingCore, peer: str) -> None:
-        super().__init__(core.sessions, peer)
+        super().__init__(core.clients, core.sessions, peer)
         self._core = core
         self._coming: list[bytes] = []
         self.receive = self._receive
@@ -44,7 +47,7 @@ class Passenger(Client):
         return notice
 
     def _receive(self, data: bytes) -> bytes:
-        self._core.complete_handshake(self)  # the server sees to that
+        self._core.clients.complete_handshake(self)  # the server sees to that
         self.outgoing.send(data)
         if self.outgoing.unsent_bytes:
             self._core.check_pressure()
@@ -52,11 +55,12 @@ class Passenger(Client):
 
     def _on_data(self, data: bytes) -> None:
         self._coming.append(data)
-        self._core.woken.append(self)
+        self._core.outbox.woken.append(self)
         self._core.deliver()
 
     def _on_closed(self, why: str) -> None:
-        self._core.doom(self, ProtocolError(f"its connection to the store is gone: {why}"))
+        error = ProtocolError(f"its connection to the store is gone: {why}")
+        self._core.outbox.others.append(Close(self, error))
         self._core.deliver()
 
 
@@ -74,13 +78,12 @@ class PassingCore(Front[Passenger]):
 
     kind = "relay"
 
-    __slots__ = ("_is_pressed", "addresses", "deliver", "loop", "on_pressure")
+    __slots__ = ("_is_pressed", "addresses", "deliver", "loop")
 
     deliver: Callable[[], None]
-    on_pressure: Callable[[bool], None]
 
     def __init__(self, loop: Loop, addresses: Sequence[Address], limits: Limits) -> None:
-        super().__init__(limits, _Nobody())
+        super().__init__(Context(limits, loop.turn, about_this_process(loop)), _Nobody())
         self.loop = loop
         self.addresses = addresses
         self._is_pressed = False
@@ -88,31 +91,30 @@ class PassingCore(Front[Passenger]):
     def _make(self, peer: str) -> Passenger:
         return Passenger(self, peer)
 
-    def close(self, connection: Passenger) -> None:
-        super().close(connection)
-        connection.outgoing.close()
+    def close(self, client: Passenger) -> None:
+        super().close(client)
+        client.outgoing.close()
 
-    def overdue(self, now: float) -> list[tuple[Passenger, str]]:
+    def overdue(self) -> list[tuple[Passenger, str]]:
         self.check_pressure()
-        return super().overdue(now)
+        return super().overdue()
 
     def check_pressure(self) -> None:
         """Read nothing more from the clients while the server does not take what they have sent."""
-        held = sum(passenger.outgoing.unsent_bytes for passenger in self.connections)
+        held = sum(passenger.outgoing.unsent_bytes for passenger in self.clients)
         is_pressed = held > (
             self.limits.relayed_bytes // 2 if self._is_pressed else self.limits.relayed_bytes
         )
         if is_pressed != self._is_pressed:
             self._is_pressed = is_pressed
-            self.on_pressure(is_pressed)
+            self.outbox.others.append(Work.HOLD if is_pressed else Work.READ_ON)
 
 
 def passing(
-    loop: Loop, upstream: Place, listeners: Sequence[socket.socket], limits: Limits
+    loop: Loop, upstream: Store, listeners: Sequence[socket.socket], limits: Limits
 ) -> Pump[Passenger]:
     """A pump that passes bytes between its clients and an upstream that knows no sessions."""
     core = PassingCore(loop, upstream.addresses, limits)
     pump = Pump(loop, core, listeners)
     core.deliver = pump.deliver
-    core.on_pressure = pump.hold_readers
     return pump

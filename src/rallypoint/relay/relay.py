@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.core.clients import Rank
+from rallypoint.relay.core.ranks import Rank
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.relay.core.upstream import BYE, SessionLostError
 from rallypoint.relay.outgoing import Address, Outgoing
 from rallypoint.rollcall.identity import Role
+from rallypoint.server.core.outbox import Work
 from rallypoint.server.loops.loop import Callback, Loop
-from rallypoint.server.loops.pump import Pump
+from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.stores.client.connecting import connect, format_address, resolve
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
@@ -36,15 +37,15 @@ _REFUSED_SECONDS: Final = 5.0
 """A port that refuses for so long: the store is gone, and its sessions with it."""
 
 
-class Place(NamedTuple):
-    """Where a relay's upstream is, and what it can do."""
+class Store(NamedTuple):
+    """The store or relay upstream of a relay: where it is, and what it can do."""
 
     name: str
     addresses: list[Address]
     knows_sessions: bool
 
 
-def find_upstream(host: str, port: int, seconds: float) -> Place:
+def find_upstream(host: str, port: int, seconds: float) -> Store:
     """Reach the store or relay at an address; ConnectError when that takes longer than so many seconds."""
     deadline = Deadline(seconds)
     connection = connect(host, port, deadline, who_am_i(Role.AGENT))
@@ -53,24 +54,25 @@ def find_upstream(host: str, port: int, seconds: float) -> Place:
         knows_sessions = connection.read(1, deadline) == READY
     finally:
         connection.close()
-    return Place(format_address(host, port), list(resolve(host, port, deadline)), knows_sessions)
+    return Store(format_address(host, port), list(resolve(host, port, deadline)), knows_sessions)
+
+
+def _new_token() -> bytes:
+    return secrets.token_bytes(TOKEN_BYTES)
 
 
 class Relay(Pump[Rank]):
     """Serves ranks and relays on listening sockets, which it owns from now on, by asking its upstream."""
 
     def __init__(
-        self, loop: Loop, upstream: Place, listeners: Sequence[socket.socket], limits: Limits | None = None
+        self, loop: Loop, upstream: Store, listeners: Sequence[socket.socket], limits: Limits | None = None
     ) -> None:
-        core = RelayCore(lambda: secrets.token_bytes(TOKEN_BYTES), limits)
+        core = RelayCore(_new_token(), limits, loop.turn, about_this_process(loop))
         super().__init__(loop, core, listeners)
-        core.has_work = self._has_work
-        core.on_pressure = self.hold_readers
         self._relay = core
         self._upstream = upstream
         self._connection: Outgoing | None = None
         self._is_connected = False
-        self._has_flush = False
         self._has_dial = False
         self._pause = _FIRST_PAUSE
         self._down_since: float | None = None
@@ -99,14 +101,14 @@ class Relay(Pump[Rank]):
 
     # What clients ask
 
-    def _has_work(self) -> None:
-        """Send when all that is ready to be read has been: whatever that brings goes along."""
-        if not self._has_flush and self._is_connected:
-            self._has_flush = True
+    def _work(self, work: Work) -> None:
+        if work is Work.FLUSH:
+            # Not before all that is ready to be read has been read: what that brings goes along.
             self.loop.later(0, self._flush)
+        else:
+            super()._work(work)
 
     def _flush(self) -> None:
-        self._has_flush = False
         try:
             self._send(self._relay.flush())
             self.deliver()  # what no batch has room for is refused
@@ -201,11 +203,11 @@ class Relay(Pump[Rank]):
 
     def _give_up(self, why: str) -> None:
         """What was asked has no answer any more: the clients are told by a closed connection."""
-        count = len(self._relay.connections)
+        count = len(self._relay.clients)
         logger.error("%s: %s; closing %d clients", self._upstream.name, why, count)
         self.drop_all()
         self._drop_connection()
-        self._relay.reset()
+        self._relay.reset(_new_token())
         self._down_since = self._failing_since = self._refused_since = None
         self._dial_later()
 
@@ -215,7 +217,7 @@ class Relay(Pump[Rank]):
             self._steady_ticks += 1
             if self._steady_ticks > 1:
                 self._failing_since = None
-        if self._relay.connections and not self._closed:
+        if len(self._relay.clients) and not self._closed:
             self._check_patience(time.monotonic())
 
     def _check_patience(self, now: float) -> None:

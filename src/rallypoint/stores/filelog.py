@@ -27,8 +27,9 @@ from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.filelock import open_locked, remove_locked
 from rallypoint.stores.membership import Member, describe
 from rallypoint.wire.encoding import VALIDATE
+from rallypoint.wire.handlers import SERVED
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.parser import SERVED, Forms, RequestParser
+from rallypoint.wire.parser import Forms, RequestParser
 
 _NAME: Final = b"rallypoint file store "
 _FORMAT: Final = _NAME + b"1 "

@@ -9,26 +9,25 @@ Nothing is ever held back for that. Why each rule is sound is in docs/concepts/r
 - A wait for one key may join one that is under way. It is over only if that one ended after this one had
   begun, which is known if a batch that was sent since had been taken when it ended; else it is asked anew.
 
-Pure: whoever owns a Combiner sends what `take_batch` gives, and passes on what comes back with `take`.
+Pure: the owner of a Combiner sends what `take_batch` gives, and passes on what comes back with `take`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.long_values import Known
 from rallypoint.relay.core.slots import (
     AddSlot,
-    Answer,
     Arrival,
     ArriveSlot,
+    Asker,
     Call,
-    EndOfWait,
+    Leaver,
     Line,
     PlainSlot,
-    Presence,
     SharedSlot,
     Slot,
     UnprovenSlot,
@@ -82,51 +81,47 @@ class Combiner:
 
     # Asking
 
-    def ask(self, line: Line, op: Op, blobs: Sequence[bytes], tail: bytes, answer: Answer) -> None:
+    def ask(self, line: Line, op: Op, blobs: Sequence[bytes], tail: bytes, asker: Asker) -> None:
         """A request that is answered at once."""
         if op is Op.ADD:
-            self._add(line, blobs[0], unpack_i64(tail)[0], answer)
+            self._add(line, blobs[0], unpack_i64(tail)[0], asker)
         elif op in _SHARED and (op is not Op.SET or len(blobs[1]) <= _SHORT):
-            self._share(line, op, blobs, answer)
+            self._share(line, op, blobs, asker)
         else:
-            self._put(line, PlainSlot(op, blobs, tail, answer), blobs)
+            self._put(line, PlainSlot(op, blobs, tail, asker), blobs)
 
-    def _share(self, line: Line, op: Op, blobs: Sequence[bytes], answer: Answer) -> None:
+    def _share(self, line: Line, op: Op, blobs: Sequence[bytes], asker: Asker) -> None:
         name = (op, *blobs)
         slot = self._find(line, name)
         if slot is None:
             slot = self._joinable[name] = SharedSlot(self.known, op, blobs)
             self._put(line, slot, blobs)
         assert isinstance(slot, SharedSlot)
-        slot.answers.append(answer)
+        slot.askers.append(asker)
         self._hold(slot, _JOIN_COST)
 
-    def _add(self, line: Line, key: bytes, amount: int, answer: Answer) -> None:
+    def _add(self, line: Line, key: bytes, amount: int, asker: Asker) -> None:
         name = (Op.ADD, key)
         slot = self._find(line, name)
         if not isinstance(slot, AddSlot) or not slot.has_room(amount):
             slot = self._joinable[name] = AddSlot(key, self._add_alone)
             self._put(line, slot, [key])
-        slot.add(line, amount, answer)
+        slot.add(line, amount, asker)
         self._hold(slot, _JOIN_COST)
 
     def _hold(self, slot: Slot, cost: int) -> None:
         slot.cost += cost
         self.held_bytes += cost
 
-    def _add_alone(self, line: Line, key: bytes, amount: int, answer: Answer) -> None:
+    def _add_alone(self, line: Line, key: bytes, amount: int, asker: Asker) -> None:
         """An ADD that nobody may join."""
         slot = AddSlot(key, self._add_alone)
-        slot.add(line, amount, answer)
+        slot.add(line, amount, asker)
         self._put(line, slot, [key])
 
-    def wait(
-        self, line: Line, presence: Presence, keys: Sequence[bytes], end: EndOfWait, *, in_turn: bool = False
-    ) -> Waiter:
-        """A wait; `end` is called when it is over, unless it is cancelled."""
-        waiter = Waiter(line, presence, end)
+    def wait(self, waiter: Waiter, keys: Sequence[bytes], *, in_turn: bool = False) -> None:
+        """A wait; its `end` is called when it is over, unless it is cancelled."""
         self._join_wait(waiter, tuple(keys), Op.WAIT_IN_TURN if in_turn else Op.WAIT)
-        return waiter
 
     def cancel(self, waiter: Waiter) -> None:
         """End a wait before it is over."""
@@ -143,32 +138,31 @@ class Combiner:
             del self._unsent[slot]
             return
         slot.is_leaving = True
-        self._leave(slot.tag, 1, lambda _: self._drop(slot))
+        self._leave(slot.tag, 1, _CancelledWait(self, slot))
 
     def come_back(self, waiter: Waiter) -> None:
-        """Who waits can pop again."""
+        """The client that waits can pop again."""
         parked = self.parked.pop(waiter, None)
         if parked is not None:
             self._join_wait(waiter, *parked)
 
-    def arrive(self, line: Line, key: bytes, size: int, weight: int, release: Answer) -> Arrival:
-        """An arrival at a barrier; `release` is called with how many may go, as an i64, until all have."""
+    def arrive(self, arrival: Arrival, line: Line, key: bytes, size: int) -> None:
+        """An arrival at a barrier; its `release` is called until all for whom it stands may go."""
         name = (Op.ARRIVE, key, size)
         slot = self._find(line, name)
-        if not isinstance(slot, ArriveSlot) or not slot.has_room(weight):
+        if not isinstance(slot, ArriveSlot) or not slot.has_room(arrival.count):
             slot = self._joinable[name] = ArriveSlot(key, size)
             self._put(line, slot, [key])
-        arrival = Arrival(slot, weight, release)
+        arrival.slot = slot
         slot.arrivals[arrival] = None
-        return arrival
 
-    def leave(self, arrival: Arrival, count: int, answer: Callable[[int], None]) -> None:
-        """Take back so many of an arrival; the answer is how many were not released before."""
+    def leave(self, arrival: Arrival, count: int, leaver: Leaver) -> None:
+        """Take back so many of an arrival. The leaver is told how many were not released before."""
         slot = arrival.slot
         count = min(count, arrival.count - arrival.leaving)
         if slot.batch:
             arrival.leaving += count
-            self._leave(slot.tag, count, lambda left: self._left(arrival, count, left, answer))
+            self._leave(slot.tag, count, _LeftBarrier(self, arrival, count, leaver))
             return
         arrival.count -= count
         if not arrival.count:
@@ -178,19 +172,19 @@ class Combiner:
             name = (Op.ARRIVE, slot.key, slot.size)
             if self._joinable.get(name) is slot:
                 del self._joinable[name]
-        answer(count)
+        leaver.left(count)
 
-    def pop_called(self, line: Line, call: Call, key: bytes, answer: Answer) -> None:
-        """A pop by the one who was called to it."""
-        self._put(line, PlainSlot(Op.POP_CALLED, [key], pack_u64(call.tag), answer), [key])
+    def pop_called(self, line: Line, call: Call, key: bytes, asker: Asker) -> None:
+        """A pop by the client that was called to it."""
+        self._put(line, PlainSlot(Op.POP_CALLED, [key], pack_u64(call.tag), asker), [key])
 
     def tell(self, report: bytes) -> None:
         """Tell the other side what this relay knows."""
-        self._put(None, UnprovenSlot(Op.TOLD, [report], b"", lambda *_: None), [report])
+        self._put(None, UnprovenSlot(Op.TOLD, [report], b"", _NOBODY), [report])
 
     def dismiss(self, call: Call) -> None:
-        """Who was called will not pop."""
-        self._leave(call.tag, 1, lambda _: None)
+        """The client that was called will not pop."""
+        self._leave(call.tag, 1, _NOBODY)
 
     # Sending
 
@@ -306,7 +300,7 @@ class Combiner:
             again = [(waiter, Op.WAIT_IN_TURN) for waiter in waiters if waiter is not called]
             sure = [called] if called is not None else []
             if called is None:
-                self._leave(slot.tag, 1, lambda _: None)
+                self._leave(slot.tag, 1, _NOBODY)
         call = Call(slot.tag, slot.keys) if status is Status.CALLED else None
         for waiter in sure:
             waiter.end(None, call)
@@ -326,21 +320,12 @@ class Combiner:
                 waiter.since = self._batches + 1
                 in_turn.waiters[waiter] = None
 
-    def _leave(self, tag: int, count: int, answer: Callable[[int], None]) -> None:
-        def take(status: Status, content: bytes) -> None:
-            answer(unpack_i64(content)[0] if status is Status.DONE else 0)
+    def _leave(self, tag: int, count: int, asker: Asker) -> None:
+        self._put(None, UnprovenSlot(Op.LEAVE, (), pack_pair(tag, count), asker), ())
 
-        self._put(None, UnprovenSlot(Op.LEAVE, (), pack_pair(tag, count), take), ())
-
-    def _drop(self, slot: Slot) -> None:
+    def drop(self, slot: Slot) -> None:
+        """Nothing more comes for a slot that was sent."""
         self._sent.pop(slot.tag, None)
-
-    def _left(self, arrival: Arrival, asked: int, count: int, answer: Callable[[int], None]) -> None:
-        slot = arrival.slot
-        meant = slot.left(arrival, asked, count)
-        if not slot.count:
-            self._drop(slot)
-        answer(meant)
 
     def check_invariants(self) -> None:
         for slot in self._unsent:
@@ -369,3 +354,46 @@ class Combiner:
                 assert all(waiter.slot is slot for waiter in slot.waiters)
         assert self.held_bytes == sum(slot.cost for slot in slots)
         self.known.check_invariants()
+
+
+class _Nobody:
+    """Does not care about the answer."""
+
+    def answer(self, status: Status, content: bytes) -> None:
+        pass
+
+
+_NOBODY: Final = _Nobody()
+
+
+class _CancelledWait:
+    """A wait that was sent has been taken back."""
+
+    __slots__ = ("_combiner", "_slot")
+
+    def __init__(self, combiner: Combiner, slot: Slot) -> None:
+        self._combiner = combiner
+        self._slot = slot
+
+    def answer(self, _: Status, __: bytes) -> None:
+        self._combiner.drop(self._slot)
+
+
+class _LeftBarrier:
+    """Arrivals that were sent have been taken back, as far as they had not been released."""
+
+    __slots__ = ("_arrival", "_asked", "_combiner", "_leaver")
+
+    def __init__(self, combiner: Combiner, arrival: Arrival, asked: int, leaver: Leaver) -> None:
+        self._combiner = combiner
+        self._arrival = arrival
+        self._asked = asked
+        self._leaver = leaver
+
+    def answer(self, status: Status, content: bytes) -> None:
+        slot = self._arrival.slot
+        count = unpack_i64(content)[0] if status is Status.DONE else 0
+        meant = slot.left(self._arrival, self._asked, count)
+        if not slot.count:
+            self._combiner.drop(slot)
+        self._leaver.left(meant)

@@ -1,32 +1,28 @@
-"""The whole relay but its I/O: bytes of its clients and of its upstream in, bytes for them out.
+"""The whole relay but its I/O: bytes of its clients and of its upstream in, bytes for them out. Pure.
 
 The clients' side is a `Front`, which a pump serves as it serves the store's. The upstream side is for
-whoever connects: it sends what `connect` gives, passes what it reads to `receive_upstream`, sends what that
+the driver: it sends what `connect` gives, passes what it reads to `receive_upstream`, sends what that
 and `flush` return, and says when the connection is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
 
-from rallypoint.relay.core.child_relays import RelayCarrier
-from rallypoint.relay.core.clients import Rank
-from rallypoint.relay.core.combining import Combiner
-from rallypoint.relay.core.slots import Answer, Line
+from rallypoint.relay.core.children import RelayCarrier
+from rallypoint.relay.core.ranks import Rank
+from rallypoint.relay.core.requests import Requests
 from rallypoint.relay.core.upstream import Upstream
 from rallypoint.rollcall.snapshot import KEYS_NAMED, Question
+from rallypoint.server.core.about import About
+from rallypoint.server.core.context import Context
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Fields, Pending, as_list, barrier_row
+from rallypoint.server.core.turn import Turn
+from rallypoint.wire.handlers import LOOKS, SERVED, SESSIONS, carried
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
-from rallypoint.wire.parser import LOOKS, SERVED, SESSIONS, Forms, carried
-
-_PLACE_BYTES: Final = 128
-
-
-def _nothing(*_: object) -> None:
-    pass
+from rallypoint.wire.parser import Forms
 
 
 class RelayCore(Front[Rank]):
@@ -34,36 +30,24 @@ class RelayCore(Front[Rank]):
 
     kind = "relay"
 
-    __slots__ = (
-        "_is_pressed",
-        "_is_telling",
-        "_make_token",
-        "combiner",
-        "forms",
-        "has_work",
-        "on_pressure",
-        "places",
-        "upstream",
-    )
+    __slots__ = ("_is_telling", "forms", "requests", "upstream")
 
-    def __init__(self, make_token: Callable[[], bytes], limits: Limits | None = None) -> None:
-        limits = limits or Limits()
-        super().__init__(limits, RelayCarrier(self))
-        self.forms: Forms[Rank] = Forms(limits, {**carried(SERVED), **SESSIONS, **LOOKS})
-        self._make_token = make_token
-        self._is_pressed = False
-        self.places = 0
-        """Replies that clients wait for, in their order."""
-        self.has_work: Callable[[], None] = _nothing
-        """Called whenever there may be something for `flush`: that is to be called soon, once."""
-        self.on_pressure: Callable[[bool], None] = _nothing
-        """Called when it holds so much that clients should not be read, and when they can be again."""
-        self._start_anew()
+    def __init__(
+        self,
+        token: bytes,
+        limits: Limits | None = None,
+        turn: Turn | None = None,
+        about: About | None = None,
+    ) -> None:
+        """`token`: a secret that is never used again. It names the session upstream."""
+        context = Context(limits, turn, about)
+        self.requests = Requests(context)
+        super().__init__(context, RelayCarrier(self.requests, context.turn))
+        self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **SESSIONS, **LOOKS})
+        self._open_session(token)
 
-    def _start_anew(self) -> None:
-        self.combiner = Combiner()
-        self.upstream = Upstream(self.combiner, self._make_token(), self.limits)
-        self.upstream.on_tell = self._tell
+    def _open_session(self, token: bytes) -> None:
+        self.upstream = Upstream(self.requests.combiner, token, self.limits, self._tell)
         self._is_telling = False
 
     # Clients
@@ -71,41 +55,25 @@ class RelayCore(Front[Rank]):
     def _make(self, peer: str) -> Rank:
         return Rank(self, peer)
 
-    def _leave(self, connection: Rank) -> None:
-        super()._leave(connection)
-        connection.leave()
+    def _leave(self, client: Rank) -> None:
+        super()._leave(client)
+        client.leave()
 
-    def close(self, connection: Rank) -> None:
-        super().close(connection)
-        connection.forget_places()
-
-    def ask(self, line: Line, op: Op, blobs: Sequence[bytes], tail: bytes, answer: Answer) -> None:
-        """Ask the store what is answered at once."""
-        self.combiner.ask(line, op, blobs, tail, answer)
-        self.check_pressure()
-        self.has_work()
-
-    def check_pressure(self) -> None:
-        limit = self.limits.relayed_bytes
-        held = self.combiner.held_bytes + self.places * _PLACE_BYTES
-        if held > limit and not self._is_pressed:
-            self._is_pressed = True
-            self.on_pressure(True)
-        elif held <= limit // 2 and self._is_pressed:
-            self._is_pressed = False
-            self.on_pressure(False)
+    def close(self, client: Rank) -> None:
+        super().close(client)
+        client.forget_replies()
 
     # What it knows
 
     def counts(self) -> dict[Op, int]:
-        counts = self.forms.counts(self.operations)
+        counts = self.forms.counts(self.clients.operations)
         for op, count in super().counts().items():
             counts[op] = counts.get(op, 0) + count
         return counts
 
     @property
     def waiting(self) -> int:
-        return sum(rank.is_waiting for rank in self.connections)
+        return sum(rank.is_waiting for rank in self.clients)
 
     def waits_of(self, rank: Rank) -> Sequence[Pending]:
         return rank.pending(KEYS_NAMED)
@@ -113,8 +81,8 @@ class RelayCore(Front[Rank]):
     def describe(self, _: Question) -> Fields:
         """The barriers at which its clients wait; others may be there through other relays."""
         members: dict[tuple[bytes, int], list[tuple[int, float]]] = {}
-        now = self.clock()
-        for rank in list(self.connections):
+        now = self.turn.now
+        for rank in list(self.clients):
             for name, since in rank.barriers():
                 members.setdefault(name, []).append((rank.id, now - since))
             yield None
@@ -123,18 +91,16 @@ class RelayCore(Front[Rank]):
 
     def _tell(self) -> None:
         """The other side wants to know what this relay knows; once is enough."""
-        if self._is_telling:
-            return
-        self._is_telling = True
-        combiner = self.combiner
+        if not self._is_telling:
+            self._is_telling = True
+            self.looks.start(Question(), _Report(self).deliver)
 
-        def deliver(snapshot: bytes) -> None:
-            if combiner is self.combiner:  # or the session that asked is lost
-                self._is_telling = False
-                combiner.tell(snapshot)
-                self.has_work()
-
-        self.looks.start(Question(), deliver)
+    def tell(self, upstream: Upstream, snapshot: bytes) -> None:
+        """Send a snapshot to the session that asked for it, unless that is lost."""
+        if upstream is self.upstream:
+            self._is_telling = False
+            self.requests.combiner.tell(snapshot)
+            self.requests.be_due()
 
     # Upstream
 
@@ -143,33 +109,47 @@ class RelayCore(Front[Rank]):
         return self.upstream.connected()
 
     def receive_upstream(self, data: bytes) -> bytes:
-        """Take what came from upstream; return what to send there. `take_woken` comes next.
+        """Take what came from upstream; return what to send there.
 
         ProtocolError: the connection is to be closed. SessionLostError: and `reset` is due.
         """
         reply = self.upstream.receive(data)
-        self.check_pressure()
+        self.requests.check_pressure()
         return reply
 
     def flush(self) -> bytes:
         """What can be sent upstream now."""
+        self.requests.be_sent()
         return self.upstream.flush()
 
     def lose_upstream(self) -> None:
         """The connection upstream is gone."""
         self.upstream.lost()
 
-    def reset(self) -> None:
+    def reset(self, token: bytes) -> None:
         """The session upstream is lost: begin a new one. All clients have been closed before."""
-        assert not self.connections
+        assert not len(self.clients)
         for session in list(self.sessions):
             self.sessions.end(session)
-        self._start_anew()
-        self.check_pressure()
+        self.requests.renew()
+        self._open_session(token)
 
     def check_invariants(self) -> None:
         super().check_invariants()
         self.upstream.check_invariants()
-        for rank in self.connections:
+        for rank in self.clients:
             rank.check_invariants()
-        assert self.places == sum(rank.places for rank in self.connections)
+        assert self.requests.replies_due == sum(rank.replies_due for rank in self.clients)
+
+
+class _Report:
+    """A snapshot for the other side, on its way."""
+
+    __slots__ = ("_core", "_upstream")
+
+    def __init__(self, core: RelayCore) -> None:
+        self._core = core
+        self._upstream = core.upstream
+
+    def deliver(self, snapshot: bytes) -> None:
+        self._core.tell(self._upstream, snapshot)

@@ -15,8 +15,6 @@ from rallypoint.wire.encoding import pack_i64, unpack_i64
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import MOST_ARRIVALS, Status, arrive_tail, encode
 
-Answer = Callable[[Status, bytes], None]
-
 _MOST_SUM: Final = 1 << 62
 _MOST_JOINED: Final = 4096  # arrivals; they are gone through one by one
 
@@ -32,6 +30,19 @@ class Presence(Protocol):
     """Whether somebody who waits could pop now."""
 
     is_present: bool
+
+
+class Asker(Protocol):
+    """Who has asked something that is answered at once."""
+
+    def answer(self, status: Status, content: bytes, /) -> None: ...
+
+
+class Leaver(Protocol):
+    """Who has taken arrivals at a barrier back."""
+
+    def left(self, count: int, /) -> None:
+        """So many of them had not been released before."""
 
 
 class Slot(ABC):
@@ -62,20 +73,20 @@ class Slot(ABC):
 class PlainSlot(Slot):
     """A request that is for one alone."""
 
-    __slots__ = ("_answer", "_blobs", "_op", "_tail")
+    __slots__ = ("_asker", "_blobs", "_op", "_tail")
 
-    def __init__(self, op: Op, blobs: Sequence[bytes], tail: bytes, answer: Answer) -> None:
+    def __init__(self, op: Op, blobs: Sequence[bytes], tail: bytes, asker: Asker) -> None:
         super().__init__()
         self._op = op
         self._blobs = blobs
         self._tail = tail
-        self._answer = answer
+        self._asker = asker
 
     def encode(self) -> bytes:
         return encode(self._op, self._blobs, self._tail)
 
     def take(self, status: Status, content: bytes) -> bool:
-        self._answer(status, content)
+        self._asker.answer(status, content)
         return True
 
 
@@ -90,14 +101,14 @@ class UnprovenSlot(PlainSlot):
 class SharedSlot(Slot):
     """A read, or a short SET, for all who asked the same before it was sent."""
 
-    __slots__ = ("_blobs", "_known", "_op", "answers")
+    __slots__ = ("_blobs", "_known", "_op", "askers")
 
     def __init__(self, known: Known, op: Op, blobs: Sequence[bytes]) -> None:
         super().__init__()
         self._known = known
         self._op = op
         self._blobs = blobs
-        self.answers: list[Answer] = []
+        self.askers: list[Asker] = []
 
     def encode(self) -> bytes:
         op = self._op
@@ -111,12 +122,12 @@ class SharedSlot(Slot):
             content = self._known.learn(key, status, content, recalled=self._op is Op.RECALL)
             if status is Status.UNCHANGED:
                 status = Status.DONE
-        for answer in self.answers:
-            answer(status, content)
+        for asker in self.askers:
+            asker.answer(status, content)
         return True
 
 
-AskAlone = Callable[[Line, bytes, int, Answer], None]
+AskAlone = Callable[[Line, bytes, int, Asker], None]
 
 
 class AddSlot(Slot):
@@ -128,7 +139,7 @@ class AddSlot(Slot):
         super().__init__()
         self._ask_alone = ask_alone
         self._key = key
-        self._parts: list[tuple[Line, int, Answer]] = []
+        self._parts: list[tuple[Line, int, Asker]] = []
         self._sum = 0
 
     def has_room(self, amount: int) -> bool:
@@ -136,8 +147,8 @@ class AddSlot(Slot):
         same_sign = (amount >= 0) == (self._sum >= 0) or not amount or not self._sum
         return same_sign and abs(self._sum + amount) < _MOST_SUM
 
-    def add(self, line: Line, amount: int, answer: Answer) -> None:
-        self._parts.append((line, amount, answer))
+    def add(self, line: Line, amount: int, asker: Asker) -> None:
+        self._parts.append((line, amount, asker))
         self._sum += amount
 
     def encode(self) -> bytes:
@@ -148,19 +159,19 @@ class AddSlot(Slot):
             self._refuse(status, content)
             return True
         value = unpack_i64(content)[0] - self._sum
-        for _, amount, answer in self._parts:
+        for _, amount, asker in self._parts:
             value += amount
-            answer(status, pack_i64(value))
+            asker.answer(status, pack_i64(value))
         return True
 
     def _refuse(self, status: Status, content: bytes) -> None:
         """The sum is too much, or it is no number: then each by itself, unless its line has gone on."""
         free = {line for line, _, _ in self._parts if line.last == self.number}
-        for line, amount, answer in self._parts:
+        for line, amount, asker in self._parts:
             if len(self._parts) > 1 and line in free:
-                self._ask_alone(line, self._key, amount, answer)
+                self._ask_alone(line, self._key, amount, asker)
             else:
-                answer(status, content)
+                asker.answer(status, content)
 
 
 class Call:
@@ -173,21 +184,20 @@ class Call:
         self.keys = keys
 
 
-EndOfWait = Callable[[bytes | None, Call | None], None]
-"""How a wait ends: with the reason if it was refused, and with a call if it was woken for one pop."""
+class Waiter(ABC):
+    """One wait of one client, or of a relay further down."""
 
+    __slots__ = ("line", "presence", "since", "slot")
 
-class Waiter:
-    """One wait of one client."""
-
-    __slots__ = ("end", "line", "presence", "since", "slot")
-
-    def __init__(self, line: Line, presence: Presence, end: EndOfWait) -> None:
+    def __init__(self, line: Line, presence: Presence) -> None:
         self.line = line
         self.presence = presence
-        self.end = end
         self.since = 0  # the first batch that could have been sent after it had begun
         self.slot: WaitSlot | None = None  # None: it is over, or is parked until its client is back
+
+    @abstractmethod
+    def end(self, refusal: bytes | None, call: Call | None) -> None:
+        """The wait is over: with the reason if it was refused, with a call if it was woken for one pop."""
 
 
 EndOfSlot = Callable[["WaitSlot", list[Waiter], Status, bytes], None]
@@ -222,17 +232,21 @@ class WaitSlot(Slot):
         return True
 
 
-class Arrival:
-    """One client at one barrier, for as many as it stands for."""
+class Arrival(ABC):
+    """One client at one barrier, or a relay further down for its ranks. Given to `Combiner.arrive` once."""
 
-    __slots__ = ("count", "early", "leaving", "release", "slot")
+    __slots__ = ("count", "early", "leaving", "slot")
 
-    def __init__(self, slot: ArriveSlot, count: int, release: Answer) -> None:
-        self.slot = slot
+    slot: ArriveSlot
+
+    def __init__(self, count: int = 1) -> None:
         self.count = count  # not released, and not known to have left
         self.leaving = 0  # of these
         self.early = 0  # known to have left before the answer to its own leave
-        self.release = release
+
+    @abstractmethod
+    def release(self, status: Status, content: bytes) -> None:
+        """Some may go: how many, as an i64. Or all were refused, with the reason."""
 
 
 class ArriveSlot(Slot):

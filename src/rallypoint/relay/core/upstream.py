@@ -53,10 +53,12 @@ class Upstream:
     __slots__ = (
         *("_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_reader", "_state", "_taken"),
         *("_ticks", "_told", "_token", "_untold_bytes", "batches", "frames", "keeps_seconds", "most_bytes"),
-        "on_tell",
+        "_on_tell",
     )
 
-    def __init__(self, combiner: Combiner, token: bytes, limits: Limits) -> None:
+    def __init__(self, combiner: Combiner, token: bytes, limits: Limits, on_tell: Callable[[], None]) -> None:
+        """`on_tell` is called when the other side wants to know what this relay knows."""
+        self._on_tell = on_tell
         self._combiner = combiner
         self._token = token
         self._keep_ms = int(limits.session_seconds * 1000)
@@ -72,8 +74,6 @@ class Upstream:
         self._untold_bytes = 0  # of those since
         self._ticks = 0  # since when it does not know of one
         self._kept = Kept()
-        self.on_tell: Callable[[], None] = lambda: None
-        """Called when the other side wants to know what this relay knows."""
         self.batches = 0
         """How many have been sent; repetitions do not count."""
         self.frames = 0
@@ -165,7 +165,7 @@ class Upstream:
                 self._kept.let_go(taken)
                 for tag, status, content in parse_items(payload):
                     if status is Status.TELL:
-                        self.on_tell()
+                        self._on_tell()
                     else:
                         self._combiner.take(tag, status, content)
             except ProtocolError as error:  # what is behind it in the frame would not come again

@@ -1,17 +1,21 @@
-"""What a store holds, for those who look: its keys, its barriers, and what keys tell of the job. Pure."""
+"""What a store holds, for its snapshots: its keys, its barriers, and what keys tell of the job. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
+from rallypoint.engine import Engine
 from rallypoint.rollcall.snapshot import PLAN, Question, Value, as_content, key_name
 from rallypoint.rollcall.torch_keys import owing_rank
+from rallypoint.server.core.clients import Clients
 from rallypoint.server.core.looks import Fields, as_list, as_text, barrier_row, key_row
-from rallypoint.server.core.tickets import Ticket
+from rallypoint.server.core.members import Member
+from rallypoint.server.core.sessions import Sessions
+from rallypoint.server.core.turn import Turn
+from rallypoint.server.core.writers import Writers
 
-if TYPE_CHECKING:
-    from rallypoint.server.core.store import Core
-
+_PLAN_KEY: Final = b"/" + PLAN.encode()
 WORKERS: Final = b"init/"
 _GROUP: Final = b"/0//c"  # in all keys that may tell a rank
 _MEETING: Final = b"/rallypoint/meeting/"
@@ -23,83 +27,95 @@ _KEYS_TOLD: Final = 100_000
 _QUEUED_SUMMED: Final = 10_000
 
 
-def describe_store(core: Core, question: Question) -> Fields:
-    """All of a store that a snapshot tells."""
-    engine = core.engine
-    yield "key_count", str(engine.num_keys())
-    yield "stored_bytes", str(engine.stored_bytes)
-    yield "workers", str(_number(engine.get(WORKERS)))
-    yield "plan", as_text(_text(engine.get(b"/" + PLAN.encode())))
-    if question.value is not None:
-        value = _value(core, question.value, min(question.value_bytes, _VALUE_BYTES))
-        yield "value", as_text(as_content(value))
-    yield from _barriers(core)
-    yield from _keys(core, question)
+@dataclass(frozen=True)
+class Contents:
+    """What a store holds, and who has put it there."""
 
+    engine: Engine[Member]
+    writers: Writers
+    pushers: Writers
+    """The same of queues, which are apart from values."""
+    clients: Clients[Any]
+    sessions: Sessions
+    turn: Turn
 
-def _barriers(core: Core) -> Fields:
-    now, engine = core.clock(), core.engine
-    rows = []
-    for key, size, arrived, members in engine.barriers():
-        waited: dict[int, float] = {}
-        for each in members:
-            if isinstance(each, Ticket):
-                number, since = each.session.id, each.since
-            else:
-                number, since = each.id, engine.barriers_of(each).get((key, size), now)
-            waited[number] = max(waited.get(number, 0.0), now - since)
+    @property
+    def plan(self) -> bytes | bytearray | None:
+        """What a launcher has said about its machines."""
+        return self.engine.get(_PLAN_KEY)
+
+    def describe(self, question: Question) -> Fields:
+        """The fields of a snapshot that only a store has."""
+        engine = self.engine
+        yield "key_count", str(engine.num_keys())
+        yield "stored_bytes", str(engine.stored_bytes)
+        yield "workers", str(_number(engine.get(WORKERS)))
+        yield "plan", as_text(_text(self.plan))
+        if question.value is not None:
+            value = _value(engine, question.value, min(question.value_bytes, _VALUE_BYTES))
+            yield "value", as_text(as_content(value))
+        yield from self._barriers()
+        yield from self._keys(question)
+
+    def _barriers(self) -> Fields:
+        now, engine = self.turn.now, self.engine
+        rows = []
+        for key, size, arrived, members in engine.barriers():
+            waited: dict[int, float] = {}
+            for each in members:
+                since = engine.barriers_of(each).get((key, size), now)
+                waited[each.id] = max(waited.get(each.id, 0.0), now - since)
+                yield None
+            rows.append(barrier_row(key, size, arrived, waited.items()))
+        yield "barriers", as_list(rows)
+
+    def _keys(self, question: Question) -> Fields:
+        """One pass over all keys: those that are searched for, and those that tell of the job."""
+        engine, writers = self.engine, self.writers
+        wanted, most = question.search, min(question.keys, _KEYS_TOLD)
+        rows: list[str] = []
+        found = 0
+        group: dict[str, None] = {}  # a rank may have several such keys
+        rosters: list[tuple[str, str]] = []
+        names = _Names(self.clients, self.sessions)
+        for key in list(engine.keys()):
+            if _GROUP in key:
+                rank = owing_rank(key_name(key))
+                if rank >= 0:
+                    group[f"[{rank},{writers.get(key, 0)}]"] = None
+            elif key.startswith(_MEETING) and key.endswith(_ROSTER) and len(rosters) < _ROSTERS_TOLD:
+                job = key_name(key[len(_MEETING) - 1 : -len(_ROSTER)])
+                rosters.append((job, _text(engine.get(key))))
+            if not wanted or wanted in key_name(key):
+                found += 1
+                value = engine.get(key)
+                if len(rows) < most and value is not None:
+                    writer = writers.get(key, 0)
+                    rows.append(key_row(key, len(value), 0, writer, names.of(writer)))
             yield None
-        rows.append(barrier_row(key, size, arrived, waited.items()))
-    yield "barriers", as_list(rows)
-
-
-def _keys(core: Core, question: Question) -> Fields:
-    """One pass over all keys: those that are searched for, and those that tell of the job."""
-    engine, writers = core.engine, core.writers
-    wanted, most = question.search, min(question.keys, _KEYS_TOLD)
-    rows: list[str] = []
-    found = 0
-    group: dict[str, None] = {}  # a rank may have several such keys
-    rosters: list[tuple[str, str]] = []
-    names = _Names(core)
-    for key in list(engine.keys()):
-        if _GROUP in key:
-            rank = owing_rank(key_name(key))
-            if rank >= 0:
-                group[f"[{rank},{writers.get(key, 0)}]"] = None
-        elif key.startswith(_MEETING) and key.endswith(_ROSTER) and len(rosters) < _ROSTERS_TOLD:
-            job = key_name(key[len(_MEETING) - 1 : -len(_ROSTER)])
-            rosters.append((job, _text(engine.get(key))))
-        if not wanted or wanted in key_name(key):
-            found += 1
-            value = engine.get(key)
-            if len(rows) < most and value is not None:
-                writer = writers.get(key, 0)
-                rows.append(key_row(key, len(value), 0, writer, names.of(writer)))
-        yield None
-    queues = engine.queues()
-    for key, length in queues:
-        if not wanted or wanted in key_name(key):
-            found += 1
-            if len(rows) < most:
-                size = sum(map(len, engine.queued(key))) if length <= _QUEUED_SUMMED else -1
-                pusher = core.pushers.get(key, 0)
-                rows.append(key_row(key, size, length, pusher, names.of(pusher)))
-        yield None
-    yield "queue_count", str(len(queues))
-    yield "keys_found", str(found)
-    yield "keys", as_list(rows)
-    yield "group_writers", as_list(group)
-    yield "rosters", as_text(rosters)
+        queues = engine.queues()
+        for key, length in queues:
+            if not wanted or wanted in key_name(key):
+                found += 1
+                if len(rows) < most:
+                    size = sum(map(len, engine.queued(key))) if length <= _QUEUED_SUMMED else -1
+                    pusher = self.pushers.get(key, 0)
+                    rows.append(key_row(key, size, length, pusher, names.of(pusher)))
+            yield None
+        yield "queue_count", str(len(queues))
+        yield "keys_found", str(found)
+        yield "keys", as_list(rows)
+        yield "group_writers", as_list(group)
+        yield "rosters", as_text(rosters)
 
 
 class _Names:
     """Who the writers of keys are."""
 
-    def __init__(self, core: Core) -> None:
-        self._here = {each.id: each for each in core.connections}
-        self._relays = {each.id: each for each in core.sessions}
-        self._gone = {number: who for number, who, _, _ in core.gone}
+    def __init__(self, clients: Clients[Any], sessions: Sessions) -> None:
+        self._here = {each.id: each for each in clients}
+        self._relays = {each.id: each for each in sessions}
+        self._gone = {each.id: each.who for each in clients.gone}
 
     def of(self, number: int) -> str:
         """In words; nothing if that is not known."""
@@ -114,13 +130,13 @@ class _Names:
         return here.peer if here is not None else ""
 
 
-def _value(core: Core, name: str, most: int) -> Value | None:
+def _value(engine: Engine[Member], name: str, most: int) -> Value | None:
     try:
         wire_key = name.encode(errors="surrogateescape")
     except UnicodeEncodeError:  # no key is named like that
         return None
     for key in (b"/" + wire_key, wire_key):
-        value = core.engine.get(key)
+        value = engine.get(key)
         if value is not None:
             return Value(name, len(value), bytes(value[:most]).hex())
     return None

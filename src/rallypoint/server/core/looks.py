@@ -1,8 +1,8 @@
 """What a server or relay knows, put together a slice at a time, so that nobody waits for it. Pure.
 
-A snapshot of 16,000 clients takes a tenth of a second. So it is made by a generator, which goes on for a
-moment in each turn of the loop, and writes JSON as it goes. What changes meanwhile may be in it or not; each
-row is right by itself.
+A snapshot of 16,000 clients takes a tenth of a second. So it is made by a generator, which the driver lets go
+on for a moment in each turn of the loop, and which writes JSON as it goes. What changes meanwhile may be in
+it or not; each row is right by itself.
 """
 
 from __future__ import annotations
@@ -10,44 +10,64 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import chain
 from json.encoder import encode_basestring_ascii as _quote
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from rallypoint.rollcall.identity import NOBODY, Identity
-from rallypoint.rollcall.snapshot import Question, as_content, key_name
+from rallypoint.rollcall.snapshot import Question, Snapshot, as_content, key_name
+from rallypoint.server.core.clients import Client, Clients, Gone
+from rallypoint.server.core.outbox import Fault, Outbox, Work
+from rallypoint.server.core.sessions import Session, Sessions
+from rallypoint.server.core.turn import Turn
 
-if TYPE_CHECKING:
-    from rallypoint.server.core.front import Client as Connection
-    from rallypoint.server.core.front import Front
-    from rallypoint.server.core.sessions import Session
-
-_SLICE_SECONDS: Final = 0.002
 _PATIENCE_SECONDS: Final = 1.0
 """How long relays have to tell of themselves, and the system who is behind a connection."""
 _FRESH_SECONDS: Final = 0.5
 _AT_ONCE: Final = 4
-"""As many are made at a time; others wait for their turn, and take no room until then."""
-_PAUSE_SECONDS: Final = 0.01
+"""How many are made at a time. The others wait for their turn, and take no room until then."""
 
 Deliver = Callable[[bytes], None]
 """Takes a snapshot as JSON; nothing if it could not be made."""
 
-Steps = Iterator[bool]
-"""Stops wherever another may go on; True: and there is nothing to do but to wait a moment."""
+
+class Step(Enum):
+    """What `Looks.step` has come to, unless it is a client whose bytes are to be counted."""
+
+    MORE = "go on"
+    IDLE = "go on after a moment: there is nothing to do but to wait"
+    DONE = "there is nothing left to do"
+
 
 Fields = Iterable[tuple[str, str] | None]
 """Names of a snapshot's fields and what they hold, as JSON; None wherever another may go on."""
 
 
-@dataclass(frozen=True)
-class About:
-    """Where a server or relay runs."""
+class Subject(Protocol):
+    """The server or relay of which snapshots are made."""
 
-    version: str = ""
-    host: str = ""
-    pid: int = 0
-    backend: str = ""
+    turn: Turn
+    outbox: Outbox[Any]
+    clients: Clients[Any]
+    sessions: Sessions
+    is_finding: bool
+    """Whether the driver is looking for the processes behind clients."""
+
+    def find_processes(self) -> None:
+        """Have the driver look for the processes behind clients, if some have no name."""
+
+    def sum_up(self) -> Snapshot:
+        """The figures, but for those that are sums over all connections."""
+
+    def describe(self, question: Question) -> Fields:
+        """The fields that a server has and a relay has not, or the other way round."""
+
+    def waits_of(self, client: Any) -> Sequence[Pending]:
+        """What a client waits for."""
+
+    def waits_behind(self, session: Session) -> Sequence[Pending]:
+        """What a relay waits for."""
 
 
 @dataclass
@@ -58,35 +78,23 @@ class _Look:
     delivers: list[Deliver]
     is_open: bool = True
     """Whether nothing has been put together yet."""
-    steps: Steps = field(default_factory=lambda: iter(()))
-
-    def deliver(self, snapshot: bytes, on_fault: Callable[[], None]) -> None:
-        """Once to each, whatever becomes of it with another."""
-        delivers, self.delivers = self.delivers, []
-        for deliver in delivers:
-            try:
-                deliver(snapshot)
-            except Exception:
-                on_fault()
+    steps: Iterator[Step | Client] = field(default_factory=lambda: iter(()))
 
 
 class Looks:
     """The snapshots that one server or relay is making."""
 
-    __slots__ = ("_front", "_under_way", "has_work", "on_fault")
+    __slots__ = ("_idle", "_subject", "_under_way")
 
-    def __init__(self, front: Front[Any]) -> None:
-        self._front = front
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
         self._under_way: list[_Look] = []
-        self.has_work: Callable[[], None] = lambda: None
-        """Called when there is something for `go_on`: that is to be called soon, until it returns None."""
-        self.on_fault: Callable[[], None] = lambda: None
-        """Called while an exception is handled that is a fault of ours."""
+        self._idle = 0  # steps in a row that had nothing to do but to wait
 
     def start(self, question: Question, deliver: Deliver) -> None:
         """Make a snapshot; `deliver` is called when it is there, never before this returns.
 
-        Who asks the same before it is begun shares it: when thousands time out together, they all ask.
+        Those who ask the same before it is begun share it: when thousands time out together, they all ask.
         """
         for each in self._under_way:
             if each.is_open and each.question == question:
@@ -96,86 +104,100 @@ class Looks:
         look.steps = self._steps(look)
         self._under_way.append(look)
         if len(self._under_way) == 1:
-            self.has_work()
+            self._subject.outbox.others.append(Work.SNAPSHOTS)
 
-    def go_on(self) -> float | None:
-        """Go on for a moment; return after how many seconds to be called again, or None when all is done."""
-        end = self._front.clock() + _SLICE_SECONDS
-        idle = 0
-        while self._under_way and idle < min(len(self._under_way), _AT_ONCE):
-            look = self._under_way.pop(0)
-            waits = self._next(look)
-            if waits is not None:
-                self._under_way.insert(_AT_ONCE - 1, look)
-            idle = idle + 1 if waits else 0
-            if self._front.clock() >= end:
-                return 0.0 if self._under_way else None
-        return _PAUSE_SECONDS if self._under_way else None
+    def step(self) -> Step | Client:
+        """Go one step on, and return what comes next. A client: count its bytes first."""
+        if not self._under_way:
+            return Step.DONE
+        look = self._under_way.pop(0)
+        step = self._next(look)
+        if step is Step.DONE:
+            self._idle = 0
+            return Step.MORE if self._under_way else Step.DONE
+        self._under_way.insert(_AT_ONCE - 1, look)
+        if step is not Step.IDLE:
+            self._idle = 0
+            return step
+        self._idle += 1
+        if self._idle < min(len(self._under_way), _AT_ONCE):
+            return Step.MORE
+        self._idle = 0
+        return Step.IDLE
 
-    def _next(self, look: _Look) -> bool | None:
-        """Go one step on. A fault of ours is for those alone who asked: nobody else is to wait for ever."""
+    def _next(self, look: _Look) -> Step | Client:
+        """A fault of ours is for those alone who asked: nobody else is to wait for ever."""
         try:
-            return next(look.steps, None)
-        except Exception:
-            self.on_fault()
-            look.deliver(b"", self.on_fault)
-            return None
+            return next(look.steps, Step.DONE)
+        except Exception as error:
+            self._subject.outbox.others.append(Fault(error))
+            self._deliver(look, b"")
+            return Step.DONE
 
-    def _steps(self, look: _Look) -> Steps:
-        front = self._front
-        yield from self._gather(front.clock() + _PATIENCE_SECONDS)
+    def _deliver(self, look: _Look, snapshot: bytes) -> None:
+        """To each once, whatever goes wrong with another."""
+        delivers, look.delivers = look.delivers, []
+        for deliver in delivers:
+            try:
+                deliver(snapshot)
+            except Exception as error:
+                self._subject.outbox.others.append(Fault(error))
+
+    def _steps(self, look: _Look) -> Iterator[Step | Client]:
+        subject = self._subject
+        yield from self._gather(subject.turn.now + _PATIENCE_SECONDS)
+        yield from list(subject.clients)
         look.is_open = False
-        told = {name: as_text(value) for name, value in as_content(front.sum_up()).items()}
-        for each in chain(self._rows(front.clock()), front.describe(look.question)):
-            yield False
+        told = {name: as_text(value) for name, value in as_content(subject.sum_up()).items()}
+        for each in chain(self._rows(subject.turn.now), subject.describe(look.question)):
+            yield Step.MORE
             if each is not None:
                 told[each[0]] = each[1]
         text = ",".join([f'"{name}":{value}' for name, value in told.items()])
-        yield False
-        look.deliver(f"{{{text}}}".encode(), self.on_fault)
+        yield Step.MORE
+        self._deliver(look, f"{{{text}}}".encode())
 
-    def _gather(self, deadline: float) -> Steps:
+    def _gather(self, deadline: float) -> Iterator[Step]:
         """Ask those who know more: relays, and the system."""
-        front = self._front
-        now = front.clock()
+        subject = self._subject
+        now = subject.turn.now
         asked = []
-        for session in list(front.sessions):
+        for session in list(subject.sessions):
             if session.is_present and now - session.told_at > _FRESH_SECONDS:
                 session.ask_to_tell()
                 asked.append(session)
-                yield False
-        pending = front.find_processes()
-        while front.clock() < deadline and (
-            pending() or any(each.is_present and each.told_at < now for each in asked)
+                yield Step.MORE
+        subject.find_processes()
+        while subject.turn.now < deadline and (
+            subject.is_finding or any(each.is_present and each.told_at < now for each in asked)
         ):
-            yield True
+            yield Step.IDLE
 
     def _rows(self, now: float) -> Fields:
         """Clients, relays, and those who are gone."""
-        front = self._front
+        subject = self._subject
         clients: list[str] = []
         present: set[int] = set()
-        received, sent = front.received_before, front.sent_before
-        for connection in list(front.connections):
-            count = connection.count_bytes()
-            received, sent = received + count[0], sent + count[1]
-            if connection.session is None and connection in front.connections:  # or it has gone meanwhile
-                clients.append(client_row(front, connection, count, now))
-                present.add(connection.who.rank)
+        received, sent = subject.clients.received_before, subject.clients.sent_before
+        for client in list(subject.clients):
+            received, sent = received + client.received, sent + client.sent
+            if client.session is None and client in subject.clients:  # or it has gone meanwhile
+                clients.append(client_row(client, subject.waits_of(client), now))
+                present.add(client.who.rank)
             yield None
         yield "received", str(received)
         yield "sent", str(sent)
         yield "clients", as_list(clients)
         relays: list[str] = []
-        for session in list(front.sessions):
-            relays.append(relay_row(front, session, now))
+        for session in list(subject.sessions):
+            relays.append(relay_row(session, subject.waits_behind(session), now))
             yield None
         yield "relays", as_list(relays)
         gone: dict[int, str] = {}
-        for number, who, then, why in list(front.gone):
-            gone.pop(who.rank, None)  # the latest is at the end
-            if who.rank not in present:
-                gone[who.rank] = gone_row(number, who, now - then, why)
+        for each in list(subject.clients.gone):
+            gone.pop(each.who.rank, None)  # the latest is at the end
+            if each.who.rank not in present:
+                gone[each.who.rank] = gone_row(each, now)
             yield None
         yield "gone", as_list(gone.values())
 
@@ -191,16 +213,16 @@ def as_list(rows: Iterable[str]) -> str:
     return f"[{','.join(rows)}]"
 
 
-def client_row(front: Front[Any], connection: Connection, count: tuple[int, int], now: float) -> str:
-    """A `rollcall.snapshot.Client` as JSON; `count` is of the bytes that it has sent and been sent."""
+def client_row(client: Client, pending: Sequence[Pending], now: float) -> str:
+    """A `rollcall.snapshot.Client` as JSON."""
     return (
-        f'{{"id":{connection.id},"peer":{_quote(connection.peer)},"seconds":{now - connection.since:.3f},'
-        f'"who":{_who(connection.who)},"operations":{connection.operations},"received":{count[0]},'
-        f'"sent":{count[1]}{_waits(front.waits_of(connection), now)}}}'
+        f'{{"id":{client.id},"peer":{_quote(client.peer)},"seconds":{now - client.since:.3f},'
+        f'"who":{_who(client.who)},"operations":{client.operations},"received":{client.received},'
+        f'"sent":{client.sent}{_waits(pending, now)}}}'
     )
 
 
-def relay_row(front: Front[Any], session: Session, now: float) -> str:
+def relay_row(session: Session, pending: Sequence[Pending], now: float) -> str:
     """A `rollcall.snapshot.Relay` as JSON."""
     part = ""
     if session.told is not None:
@@ -208,14 +230,14 @@ def relay_row(front: Front[Any], session: Session, now: float) -> str:
         part = f',"part":{told},"part_seconds":{now - session.told_at:.3f}'
     return (
         f'{{"id":{session.id},"peer":{_quote(session.peer)},"seconds":{now - session.since:.3f},'
-        f'"present":{"true" if session.is_present else "false"}{part}'
-        f"{_waits(front.waits_behind(session), now)}}}"
+        f'"present":{"true" if session.is_present else "false"}{part}{_waits(pending, now)}}}'
     )
 
 
-def gone_row(number: int, who: Identity, seconds: float, why: str) -> str:
+def gone_row(gone: Gone, now: float) -> str:
     """A `rollcall.snapshot.Gone` as JSON."""
-    return f'{{"id":{number},"who":{_who(who)},"seconds":{seconds:.3f},"why":{_quote(why)}}}'
+    seconds = f"{now - gone.at:.3f}"
+    return f'{{"id":{gone.id},"who":{_who(gone.who)},"seconds":{seconds},"why":{_quote(gone.why)}}}'
 
 
 def barrier_row(key: bytes, size: int, arrived: int, members: Iterable[tuple[int, float]]) -> str:

@@ -7,13 +7,14 @@ is kept until the relay says that it has come. Pure: bytes in, bytes out, and ti
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.wire.limits import Limits
+from rallypoint.server.core.context import Context
+from rallypoint.server.core.outbox import Close, Outbox
+from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.opcodes import Op
-from rallypoint.wire.parser import WholeRequests
 from rallypoint.wire.sessions import (
     REMEMBERED,
     REMEMBERED_BYTES,
@@ -65,7 +66,7 @@ class Session:
     """One relay's session. Made by `Sessions` alone."""
 
     __slots__ = (
-        *("_batching", "_carrier", "_items", "_items_bytes", "_most_bytes", "_on_answer", "_remembered"),
+        *("_batching", "_carrier", "_items", "_items_bytes", "_most_bytes", "_outbox", "_remembered"),
         *("_remembered_bytes", "_requests", "_tags", "connection", "expires", "is_broken", "is_present"),
         *("id", "keeps_ms", "kept", "notes", "peer", "since", "taken", "token", "told", "told_at"),
     )
@@ -75,7 +76,7 @@ class Session:
         token: bytes,
         carrier: Carrier,
         requests: WholeRequests,
-        on_answer: Callable[[Session], None],
+        outbox: Outbox[Any],
     ) -> None:
         self.token = token
         self.connection: Party | None = None
@@ -96,7 +97,7 @@ class Session:
         """What the carrier keeps about this session, by the tag of a request."""
         self._carrier = carrier
         self._requests = requests
-        self._on_answer = on_answer
+        self._outbox = outbox
         self._tags = 0  # how many requests there have been
         self._items: list[bytes] = []
         self._items_bytes = 0
@@ -152,8 +153,8 @@ class Session:
         data = item(tag, status, content)
         self._items.append(data)
         self._items_bytes += len(data)
-        if not self._batching:
-            self._on_answer(self)
+        if not self._batching and self.connection is not None:
+            self._outbox.woken.append(self.connection)
 
     def ask_to_tell(self) -> None:
         """Have the relay tell of itself, with a TOLD, soon."""
@@ -236,25 +237,13 @@ class Session:
 class Sessions:
     """All sessions of a server or a relay, by their token."""
 
-    __slots__ = ("_by_token", "_carrier", "_on_answer", "_on_displaced", "_on_opened", "_requests")
+    __slots__ = ("_by_token", "_carrier", "_outbox", "_requests")
 
-    def __init__(
-        self,
-        limits: Limits,
-        carrier: Carrier,
-        on_answer: Callable[[Session], None],
-        on_displaced: Callable[[Party], None],
-        on_opened: Callable[[Party], None],
-    ) -> None:
-        """`on_opened` is told of a connection that has a session now; `on_displaced` of one that has lost its
-        session to another connection.
-        """
+    def __init__(self, context: Context, carrier: Carrier) -> None:
         self._by_token: dict[bytes, Session] = {}
         self._carrier = carrier
-        self._requests = WholeRequests(limits, IN_BATCHES)
-        self._on_answer = on_answer
-        self._on_displaced = on_displaced
-        self._on_opened = on_opened
+        self._outbox = context.outbox
+        self._requests = WholeRequests(context.limits, IN_BATCHES)
 
     def __len__(self) -> int:
         return len(self._by_token)
@@ -279,15 +268,15 @@ class Sessions:
                 raise ProtocolError(f"a new session has taken frame {taken}")
             if len(self._by_token) >= limits.connections:
                 raise LimitError(f"one more session than {limits.connections:,}, the limit connections")
-            session = self._by_token[token] = Session(token, self._carrier, self._requests, self._on_answer)
+            session = self._by_token[token] = Session(token, self._carrier, self._requests, self._outbox)
             session.id, session.since = connection.id, connection.since
         elif not session.kept.reaches_back_to(taken):
             raise ProtocolError(f"a session has taken frame {taken}, but goes on elsewhere")
         elif session.connection is not None:
-            self._on_displaced(session.connection)
+            displaced = ProtocolError("its session goes on over another connection")
+            self._outbox.others.append(Close(session.connection, displaced))
             session.detach()
         session.attach(connection, taken)
-        self._on_opened(connection)
         session.keeps_ms = min(keep_ms, int(limits.session_seconds * 1000))
         most = limits.request_bytes
         welcome = pack_welcome(Welcome(answer, session.keeps_ms, session.taken, most))

@@ -1,43 +1,53 @@
 """The whole server but its I/O: bytes of all connections in, bytes for all connections out.
 
-Both backends and the tests drive this same object; `Front` says how.
+Both loops and the tests drive this same object; `front` says how.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rallypoint.engine import Engine
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import is_hello
 from rallypoint.rollcall.snapshot import KEYS_NAMED, Question
-from rallypoint.server.core.contents import describe_store
-from rallypoint.server.core.front import Client, Front
+from rallypoint.server.core.about import About
+from rallypoint.server.core.clients import Client
+from rallypoint.server.core.contents import Contents
+from rallypoint.server.core.context import Context
+from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Fields, Pending
+from rallypoint.server.core.members import Member, wake
+from rallypoint.server.core.owners import Owners
 from rallypoint.server.core.sessions import Session
-from rallypoint.server.core.tickets import StoreCarrier, Ticket
+from rallypoint.server.core.tickets import StoreCarrier
+from rallypoint.server.core.traffic import Spread
+from rallypoint.server.core.turn import Turn
+from rallypoint.server.core.writers import Writers
 from rallypoint.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, blobs, pack_i64, pack_u64
+from rallypoint.wire.handlers import LOOKS, SERVED, SESSIONS
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
-from rallypoint.wire.parser import LOOKS, SERVED, SESSIONS, Forms, RequestParser
+from rallypoint.wire.parser import Forms, RequestParser
 from rallypoint.wire.sessions import ANNOUNCED
 
 _ANNOUNCED: Final = [ANNOUNCED]
-
-_WRITES_NOTED: Final = 256
-"""Keys of one MULTI_SET: of more, it is not known later who has written them."""
-_WRITERS_KEPT: Final = 1 << 20
 
 
 class Connection(Client):
     """One client: the handler of its requests. Made by `Core.open` alone."""
 
-    __slots__ = ("_core", "_engine", "_get", "_is_looking", "_snapshot", "_writers")
+    __slots__ = (
+        *("_core", "_engine", "_get", "_is_looking", "_journal", "_snapshot", "_turn", "_woken", "_writers"),
+    )
 
     def __init__(self, core: Core, peer: str) -> None:
-        super().__init__(core.sessions, peer)
+        super().__init__(core.clients, core.sessions, peer)
         self._core = core
+        self._turn = core.turn
+        self._journal = core.journal
+        self._woken = core.outbox.woken
         self._engine = core.engine
         self._get = core.engine.get
         self._writers = core.writers
@@ -56,10 +66,10 @@ class Connection(Client):
             return snapshot
         return STOP_WAITING if self.session is None else self.session.flush()
 
-    # What the parser calls, for each request: the handler's methods return the reply.
+    def wake(self) -> None:
+        self._woken.append(self)
 
-    def validate(self) -> None:
-        self._core.complete_handshake(self)
+    # What the parser calls, for each request: the handler's methods return the reply.
 
     def ping(self, nonce: bytes) -> bytes:
         return nonce
@@ -81,24 +91,24 @@ class Connection(Client):
     def set(self, key: bytes, value: bytes) -> bytes:
         woken = self._engine.set(key, value)
         self._writers[key] = self.id
-        return self._core.wake(woken, self) if woken else b""
+        return wake(woken, self, self._journal) if woken else b""
 
     def multi_set(self, keys_and_values: list[bytes]) -> bytes:
         woken = self._engine.multi_set(keys_and_values)
-        self._core.note_writes(keys_and_values[::2], self.id)
-        return self._core.wake(woken, self) if woken else b""
+        self._writers.note_all(keys_and_values[::2], self.id)
+        return wake(woken, self, self._journal) if woken else b""
 
     def append(self, key: bytes, value: bytes) -> bytes:
         woken = self._engine.append(key, value)
         self._writers[key] = self.id
-        return self._core.wake(woken, self) if woken else b""
+        return wake(woken, self, self._journal) if woken else b""
 
     def add(self, key: bytes, amount: int) -> bytes:
         total, woken = self._engine.add(key, amount)
         if amount:
             self._writers[key] = self.id
         if woken:
-            return self._core.wake(woken, self) + pack_i64(total)
+            return wake(woken, self, self._journal) + pack_i64(total)
         return pack_i64(total)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
@@ -106,13 +116,14 @@ class Connection(Client):
         value, woken = self._engine.compare_set(key, expected, desired)
         if is_written:
             self._writers[key] = self.id
-        return self._core.wake(woken, self) + blob(value)
+        return (wake(woken, self, self._journal) if woken else b"") + blob(value)
 
     def delete_key(self, key: bytes) -> bytes:
-        if key == self._core.owner_key:
-            return pack_i64(self._core.take_owner(self))
+        owners = self._core.owners
+        if key == owners.key:
+            return pack_i64(self in self._core.clients and owners.add(self.id))
         if is_hello(key):
-            self._core.greet(self, key)
+            self.greet(key)
             return pack_i64(0)
         self._writers.pop(key, None)
         return pack_i64(self._engine.delete(key))
@@ -128,7 +139,7 @@ class Connection(Client):
     def queue_push(self, key: bytes, value: bytes) -> bytes:
         woken = self._engine.push(key, value)
         self._core.pushers[key] = self.id
-        return self._core.wake(woken, self)
+        return wake(woken, self, self._journal) if woken else b""
 
     def queue_pop(self, key: bytes) -> bytes:
         length, value = self._engine.pop(self, key)
@@ -143,107 +154,86 @@ class Connection(Client):
         return NOT_READY if self._engine.missing(keys) else READY
 
     def wait(self, keys: list[bytes]) -> bytes:
-        core = self._core
-        if self._engine.wait(self, keys, core.clock):
+        if self._engine.wait(self, keys, self._turn.now):
             return STOP_WAITING
-        if core.observer is not None:
-            core.observer.waits(self, keys)
+        self._journal.waits(self, keys)
         return b""
 
     def barrier(self, key: bytes, world_size: int) -> bytes:
-        core = self._core
-        released = self._engine.barrier(self, key, world_size, now=core.clock())
-        if core.observer is not None:
-            core.observe_barrier(self, key, world_size, released)
-        return core.wake(released, self)
+        released = self._engine.barrier(self, key, world_size, now=self._turn.now)
+        self._journal.waits(self, [key])
+        if not released:
+            return b""
+        self._journal.gathered(key, world_size, released, self)
+        return wake(released, self, self._journal)
 
     def cancel_wait(self) -> bytes:
-        # Whom a withdrawal calls in its stead is another connection: this one waits for nothing now.
-        self._core.wake(self._engine.withdraw(self), self)
-        if self._core.observer is not None:
-            self._core.observer.gave_up(self)
+        # A withdrawal may call another connection in this one's stead, but never this one itself.
+        woken = self._engine.withdraw(self)
+        if woken:
+            wake(woken, self, self._journal)
+        self._journal.gave_up(self)
         return WAIT_CANCELED
 
     def look(self, question: bytes) -> bytes:
         """A snapshot takes a while; other requests may be answered before it."""
-
-        def deliver(snapshot: bytes) -> None:
-            if self in self._core.connections:
-                self._snapshot = self._core.frame(snapshot)
-                self._core.woken.append(self)
-
         if self._is_looking:
             raise ProtocolError("a second LOOK before the first is answered")
-        self._core.looks.start(Question.from_json(question), deliver)
+        self._core.looks.start(Question.from_json(question), self._take_snapshot)
         self._is_looking = True
         return b""
+
+    def _take_snapshot(self, snapshot: bytes) -> None:
+        if self in self._core.clients:
+            self._snapshot = self._core.frame(snapshot)
+            self._woken.append(self)
 
 
 class Core(Front[Connection]):
     """Parser and engine for all connections of one server. Not safe for threads."""
 
-    __slots__ = (
-        "_carrier",
-        "_framed",
-        "_on_abandoned",
-        "_owners",
-        "engine",
-        "forms",
-        "owner_key",
-        "pushers",
-        "writers",
-    )
+    __slots__ = ("_contents", "_framed", "engine", "forms", "owners", "pushers", "writers")
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        limits = limits or Limits()
-        self.engine: Engine[Connection | Ticket] = Engine(limits)
-        self.writers: dict[bytes, int] = {}
-        """Who has written a key last, by the ids of connections and sessions; as far as that is kept."""
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        turn: Turn | None = None,
+        about: About | None = None,
+        *,
+        wants_events: bool = False,
+        owner_key: bytes | None = None,
+    ) -> None:
+        """`owner_key`: the server ends with the last client that has deleted this key; see `owners`."""
+        context = Context(limits, turn, about, wants_events=wants_events)
+        self.engine: Engine[Member] = Engine(context.limits)
+        self.writers = Writers()
+        self.pushers = Writers()
         self._framed = b"", blob(b"")
-        self.pushers: dict[bytes, int] = {}
-        """The same of queues, which are apart from values."""
-        self._carrier = StoreCarrier(self)
-        super().__init__(limits, self._carrier)
-        self.forms: Forms[Connection] = Forms(limits, {**SERVED, **SESSIONS, **LOOKS})
-        self._carrier.proxy = Connection(self, "a relay")
-        self.owner_key: bytes | None = None
-        self._owners: set[Connection] = set()
-        self._on_abandoned: Callable[[], None] | None = None
+        super().__init__(context, StoreCarrier(self.engine, context, self._act_for))
+        self.forms: Forms[Connection] = Forms(context.limits, {**SERVED, **SESSIONS, **LOOKS})
+        self.owners = Owners(owner_key, context.outbox.others)
+        self._contents = Contents(
+            self.engine, self.writers, self.pushers, self.clients, self.sessions, self.turn
+        )
 
     def _make(self, peer: str) -> Connection:
         return Connection(self, peer)
 
-    def _leave(self, connection: Connection) -> None:
-        super()._leave(connection)
-        self.wake(self.engine.withdraw(connection), connection)
+    def _act_for(self, session: Session) -> Connection:
+        """In whose name the requests of a session are carried out: a connection that is never opened."""
+        requester = Connection(self, session.peer)
+        requester.id = session.id
+        return requester
 
-    def close(self, connection: Connection) -> None:
-        super().close(connection)
-        self._disown(connection)
+    def _leave(self, client: Connection) -> None:
+        super()._leave(client)
+        woken = self.engine.withdraw(client)
+        if woken:
+            wake(woken, client, self.journal)
 
-    def live_with_owners(self, key: bytes, on_abandoned: Callable[[], None]) -> None:
-        """Call `on_abandoned`, once, when the last owner has closed its connection.
-
-        A connection becomes an owner by deleting `key`, a secret of whoever started the server. Thus a
-        client that cannot be watched otherwise (torch's, in C++) ties the server to its own life.
-        """
-        self.owner_key = key
-        self._on_abandoned = on_abandoned
-
-    def take_owner(self, connection: Connection) -> bool:
-        """Make a connection an owner; False if the server has been abandoned and is about to end."""
-        if self._on_abandoned is None or connection not in self.connections:
-            return False
-        self._owners.add(connection)
-        return True
-
-    def _disown(self, connection: Connection) -> None:
-        if connection not in self._owners:
-            return
-        self._owners.remove(connection)
-        if not self._owners and self._on_abandoned is not None:
-            abandon, self._on_abandoned = self._on_abandoned, None
-            abandon()
+    def close(self, client: Connection) -> None:
+        super().close(client)
+        self.owners.remove(client.id)
 
     def check_reply(self, count: int) -> None:
         """Refuse to put together a reply that is longer than anyone may be sent."""
@@ -251,48 +241,25 @@ class Core(Front[Connection]):
         if count > limit:
             raise LimitError(f"asked for {count:,} bytes at once; the limit unsent_bytes is {limit:,}")
 
-    def wake(self, members: Sequence[Connection | Ticket], current: Connection | None = None) -> bytes:
-        """Note whom to wake; return the STOP_WAITINGs of `current` itself, to stand among its replies."""
-        if not members:
-            return b""
-        if self.observer is not None:
-            self.observer.woken(members, current)
-        others = [member for member in members if member is not current]
-        own = STOP_WAITING * (len(members) - len(others))
-        if len(self.sessions):
-            self._carrier.tell([member for member in others if isinstance(member, Ticket)])
-            others = [member for member in others if not isinstance(member, Ticket)]
-        self.woken += others  # type: ignore[arg-type]  # there are no tickets without a session
-        return own
-
     # What it knows
 
-    def note_writes(self, keys: Sequence[bytes], writer: int) -> None:
-        """Several keys have been written at once; to note very many would take as long as to write them."""
-        writers = self.writers
-        if len(keys) <= _WRITES_NOTED:
-            for key in keys:
-                writers[key] = writer
-        elif writers:
-            for key in writers.keys() & set(keys):
-                del writers[key]
+    def end_second(self, turns: Spread | None = None) -> None:
+        super().end_second(turns)
+        self.writers.trim()
+        self.pushers.trim()
 
-    def observe_barrier(
-        self, connection: Connection, key: bytes, size: int, released: Sequence[Connection | Ticket]
-    ) -> None:
-        assert self.observer is not None
-        self.observer.waits(connection, [key])
-        if released:
-            self.observer.gathered(key, size, released, connection)
+    def has_key(self, name: str) -> bool:
+        try:
+            return not self.engine.missing([b"/" + name.encode(errors="surrogateescape")])
+        except UnicodeEncodeError:  # no key is named like that
+            return False
 
-    def end_second(self) -> None:
-        super().end_second()
-        for writers in (self.writers, self.pushers):
-            if len(writers) > _WRITERS_KEPT:
-                writers.clear()
+    @property
+    def plan(self) -> bytes | bytearray | None:
+        return self._contents.plan
 
     def counts(self) -> dict[Op, int]:
-        counts = self.forms.counts(self.operations)
+        counts = self.forms.counts(self.clients.operations)
         for op, count in super().counts().items():
             counts[op] = counts.get(op, 0) + count
         return counts
@@ -305,22 +272,16 @@ class Core(Front[Connection]):
     def oldest_wait(self) -> float | None:
         return min(map(self._waits_since, self.engine.longest_waiting), default=None)
 
-    def _waits_since(self, member: Connection | Ticket) -> float:
-        if isinstance(member, Ticket):
-            return member.since
+    def _waits_since(self, member: Member) -> float:
         waits = [since for _, _, since in self.engine.waits_of(member, 1)]
         return min([*waits, *self.engine.barriers_of(member).values()])
 
-    def waits_of(self, connection: Connection) -> Sequence[Pending]:
-        return self.engine.waits_of(connection, KEYS_NAMED)
+    def waits_of(self, client: Connection) -> Sequence[Pending]:
+        return self.engine.waits_of(client, KEYS_NAMED)
 
     def waits_behind(self, session: Session) -> Sequence[Pending]:
-        pending: list[Pending] = []
-        for ticket in session.notes.values():
-            pending += [
-                (keys, count, ticket.since) for keys, count, _ in self.engine.waits_of(ticket, KEYS_NAMED)
-            ]
-        return pending
+        waits_of = self.engine.waits_of
+        return [each for ticket in session.notes.values() for each in waits_of(ticket, KEYS_NAMED)]
 
     def frame(self, snapshot: bytes) -> bytes:
         """A snapshot as a reply: made once for all who share it."""
@@ -329,7 +290,7 @@ class Core(Front[Connection]):
         return self._framed[1]
 
     def describe(self, question: Question) -> Fields:
-        return describe_store(self, question)
+        return self._contents.describe(question)
 
     def check_invariants(self) -> None:
         super().check_invariants()

@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
+from rallypoint.engine import Engine
 from rallypoint.errors import ProtocolError
+from rallypoint.server.core.context import Context
+from rallypoint.server.core.members import Member, wake
 from rallypoint.server.core.sessions import Session
 from rallypoint.wire.encoding import blob, pack_i64, unpack_u64
+from rallypoint.wire.handlers import SERVED, RequestHandler
 from rallypoint.wire.opcodes import Op
-from rallypoint.wire.parser import SERVED
 from rallypoint.wire.sessions import Status, end_of_wait, parse_arrive, unpack_pair
 
-if TYPE_CHECKING:
-    from rallypoint.server.core.store import Connection, Core
+
+class Requester(RequestHandler, Member, Protocol):
+    """In whose name the store does what a relay asks."""
 
 
 class Ticket:
     """One wait of a session, or its arrivals at a barrier: the member that the engine knows."""
 
-    __slots__ = ("count", "session", "since", "tag")
+    __slots__ = ("_carrier", "count", "session", "since", "tag")
 
-    def __init__(self, session: Session, tag: int, since: float, count: int = 0) -> None:
+    def __init__(
+        self, carrier: StoreCarrier, session: Session, tag: int, since: float, count: int = 0
+    ) -> None:
+        self._carrier = carrier
         self.session = session
         self.tag = tag
         self.since = since
         self.count = count  # of arrivals that are not released; 0: it is a wait
 
+    @property
+    def id(self) -> int:
+        return self.session.id
+
+    def wake(self) -> None:
+        self._carrier.tell(self)
+
 
 class StoreCarrier:
     """Carries out the requests of all sessions of one server."""
 
-    __slots__ = ("_core", "_engine", "proxy")
+    __slots__ = ("_engine", "_journal", "_make_requester", "_requesters", "_turn")
 
-    proxy: Connection
-    """In whose name it does what does not depend on who asks."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._engine = core.engine
+    def __init__(
+        self, engine: Engine[Member], context: Context, make_requester: Callable[[Session], Requester]
+    ) -> None:
+        self._engine = engine
+        self._turn = context.turn
+        self._journal = context.journal
+        self._make_requester = make_requester
+        self._requesters: dict[Session, Requester] = {}
 
     def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> None:
         own = _OWN.get(op)
@@ -46,10 +62,15 @@ class StoreCarrier:
             if own is not None:
                 own(self, session, tag, blobs, tail)
             else:
-                self.proxy.id = session.id  # what it writes is the relay's
-                session.answer(tag, Status.DONE, SERVED[op](self.proxy, blobs, tail))
+                session.answer(tag, Status.DONE, SERVED[op](self._requester(session), blobs, tail))
         except ProtocolError as error:
             session.answer(tag, Status.REFUSED, error.message.encode())
+
+    def _requester(self, session: Session) -> Requester:
+        requester = self._requesters.get(session)
+        if requester is None:
+            requester = self._requesters[session] = self._make_requester(session)
+        return requester
 
     def suspend(self, session: Session) -> None:
         for ticket in session.notes.values():
@@ -57,24 +78,28 @@ class StoreCarrier:
 
     def resume(self, session: Session) -> None:
         for ticket in list(session.notes.values()):
-            self._core.wake(self._engine.resume(ticket))
+            self._wake(self._engine.resume(ticket), session)
 
     def forget(self, session: Session) -> None:
         tickets, session.notes = session.notes, {}
         for ticket in tickets.values():
-            self._core.wake(self._engine.withdraw(ticket))
+            self._wake(self._engine.withdraw(ticket), session)
+        self._requesters.pop(session, None)
 
-    def tell(self, tickets: Iterable[Ticket]) -> None:
-        """What these waited for is there."""
-        for ticket in tickets:
-            if ticket.count:
-                left = self._engine.count_at_barrier(ticket)
-                ticket.session.answer(ticket.tag, Status.DONE, pack_i64(ticket.count - left))
-                ticket.count = left
-                if not left:
-                    self._drop(ticket)
-            else:
-                self._end_wait(ticket)
+    def tell(self, ticket: Ticket) -> None:
+        """The key that a ticket waited for is there, or some of its arrivals are released."""
+        if ticket.count:
+            left = self._engine.count_at_barrier(ticket)
+            ticket.session.answer(ticket.tag, Status.DONE, pack_i64(ticket.count - left))
+            ticket.count = left
+            if not left:
+                self._drop(ticket)
+        else:
+            self._end_wait(ticket)
+
+    def _wake(self, members: Sequence[Member], session: Session) -> None:
+        if members:
+            wake(members, self._requester(session), self._journal)
 
     def _end_wait(self, ticket: Ticket) -> None:
         if self._engine.is_called(ticket):
@@ -105,30 +130,30 @@ class StoreCarrier:
         session.answer_read(tag, key, same, content, recalled=recalled)
 
     def _wait(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
-        ticket = Ticket(session, tag, self._core.clock())
-        if self._engine.wait(ticket, blobs):
+        ticket = Ticket(self, session, tag, self._turn.now)
+        if self._engine.wait(ticket, blobs, self._turn.now):
             session.answer(tag, Status.DONE, end_of_wait(session.taken))
         else:
             session.notes[tag] = ticket
 
     def _wait_in_turn(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
-        ticket = Ticket(session, tag, self._core.clock())
-        done = self._engine.wait_in_turn(ticket, blobs)
+        ticket = Ticket(self, session, tag, self._turn.now)
+        done = self._engine.wait_in_turn(ticket, blobs, self._turn.now)
         session.notes[tag] = ticket
         if done:
             self._end_wait(ticket)
 
     def _arrive(self, session: Session, tag: int, blobs: list[bytes], tail: bytes) -> None:
         size, weight = parse_arrive(tail)
-        ticket = Ticket(session, tag, self._core.clock(), weight)
+        now = self._turn.now
+        ticket = Ticket(self, session, tag, now, weight)
         if not session.is_present:
-            self._engine.suspend(ticket)  # those who have left meanwhile are taken back first
-        released = self._engine.barrier(ticket, blobs[0], size, weight)
+            self._engine.suspend(ticket)  # ranks that have left meanwhile are taken back first
+        released = self._engine.barrier(ticket, blobs[0], size, weight, now)
         session.notes[tag] = ticket
-        self.proxy.id = session.id
-        if released and self._core.observer is not None:
-            self._core.observer.gathered(blobs[0], size, released, self.proxy)
-        self._core.wake(released, self.proxy)
+        if released:
+            self._journal.gathered(blobs[0], size, released, self._requester(session))
+            self._wake(released, session)
 
     def _leave(self, session: Session, tag: int, _: list[bytes], tail: bytes) -> None:
         """End a wait, or some arrivals, or the call of one who was woken and will not pop."""
@@ -143,21 +168,21 @@ class StoreCarrier:
         elif ticket is not None:
             left = 1
             del session.notes[of]
-            self._core.wake(self._engine.withdraw(ticket))
+            self._wake(self._engine.withdraw(ticket), session)
         session.answer(tag, Status.DONE, pack_i64(left))
 
     def _pop_called(self, session: Session, tag: int, blobs: list[bytes], tail: bytes) -> None:
         ticket = session.notes.get(unpack_u64(tail)[0])
-        length, value = self._engine.pop(ticket or Ticket(session, tag, 0.0), blobs[0])
+        length, value = self._engine.pop(ticket or Ticket(self, session, tag, 0.0), blobs[0])
         if ticket is not None:
             # Whatever else it was called to, its relay counts the call as answered.
             del session.notes[ticket.tag]
-            self._core.wake(self._engine.withdraw(ticket))
+            self._wake(self._engine.withdraw(ticket), session)
         content = pack_i64(length) if value is None else pack_i64(length) + blob(value)
         session.answer(tag, Status.DONE, content)
 
     def _told(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
-        session.take_told(blobs[0], self._core.clock())
+        session.take_told(blobs[0], self._turn.now)
         session.answer(tag, Status.DONE, b"")
 
 

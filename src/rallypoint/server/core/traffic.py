@@ -1,6 +1,6 @@
-"""How much a server is asked, and how long its answers take: counters, and what was a minute ago. Pure.
+"""How much a server is asked, and how long the turns of its loop take: counters and their history. Pure.
 
-Who pumps the bytes times a read here and there; the parsers count requests by themselves.
+The loop times its turns, and the parsers count requests by themselves.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from math import log2
 from typing import Final
 
 from rallypoint.rollcall.snapshot import Mishap, Operation, Second
-from rallypoint.wire.opcodes import SHAPES, Op
+from rallypoint.server.core.turn import Turn
+from rallypoint.wire.opcodes import Op
 
 _PER_OCTAVE: Final = 4
 _BUCKETS: Final = 27 * _PER_OCTAVE  # up to two minutes
 _HISTORY_SECONDS: Final = 300
 _RATE_SECONDS: Final = 5
-TURN_SECONDS: Final = 150.0
-"""How long a request took is told of the last so many seconds, and of at most as many before."""
+MARK_SECONDS: Final = 150.0
+"""How long turns take is told of the last 150 to 300 seconds."""
 _ERRORS_KEPT: Final = 128
 
 
@@ -36,11 +37,15 @@ class Spread:
         self._counts[min(place, _BUCKETS - 1)] += 1
         self._total += 1
 
-    def __add__(self, other: Spread) -> Spread:
-        both = Spread()
-        both._counts = [one + more for one, more in zip(self._counts, other._counts, strict=True)]
-        both._total = self._total + other._total
-        return both
+    def copy(self) -> Spread:
+        return self - Spread()
+
+    def __sub__(self, earlier: Spread) -> Spread:
+        """The durations that were added since it was as `earlier`."""
+        rest = Spread()
+        rest._counts = [now - then for now, then in zip(self._counts, earlier._counts, strict=True)]
+        rest._total = self._total - earlier._total
+        return rest
 
     def quantile(self, share: float) -> float:
         """What this share of the durations does not go beyond; -1 if there is none."""
@@ -55,39 +60,17 @@ class Spread:
 
 
 class Traffic:
-    """Of one server or relay. Not safe for threads."""
+    """The figures of one server or relay. Not safe for threads."""
 
-    __slots__ = (
-        "_counts",
-        "_durations",
-        "_durations_before",
-        "_latest",
-        "_turned",
-        "error_count",
-        "errors",
-        "history",
-    )
+    __slots__ = ("_counts", "_marks", "_turns", "error_count", "errors", "history")
 
     def __init__(self) -> None:
-        # By opcode: of the minutes under way, and of those before. What was slow is forgotten after a while.
-        self._durations: dict[int, Spread] = {}
-        self._durations_before: dict[int, Spread] = {}
-        self._turned = 0.0
-        self._latest = Spread()  # of the second under way
+        self._turns = Spread()  # of all turns of the loop, when the last second ended
+        self._marks: deque[tuple[float, Spread]] = deque(maxlen=2)  # and at two times before
         self._counts: deque[tuple[float, Mapping[Op, int]]] = deque(maxlen=_RATE_SECONDS + 1)
         self.history: deque[Second] = deque(maxlen=_HISTORY_SECONDS)
         self.errors: deque[Mishap] = deque(maxlen=_ERRORS_KEPT)
         self.error_count = 0
-
-    def note_duration(self, opcode: int, seconds: float) -> None:
-        """A read whose first request was of this kind was answered within so many seconds."""
-        spread = self._durations.get(opcode)
-        if spread is None:
-            if opcode not in _OPCODES:  # there are 256, but not so many operations
-                return
-            spread = self._durations[opcode] = Spread()
-        spread.add(seconds)
-        self._latest.add(seconds)
 
     def note_error(self, wall: float, peer: str, reason: str) -> None:
         """A connection was closed or refused."""
@@ -95,16 +78,20 @@ class Traffic:
         self.error_count += 1
 
     def end_second(
-        self, now: float, wall: float, counts: Mapping[Op, int], *, clients: int, waiting: int
+        self, turn: Turn, turns: Spread, counts: Mapping[Op, int], *, clients: int, waiting: int
     ) -> None:
-        """About once a second: what has been counted until now."""
+        """About once a second: what has been counted until now, and how long all turns of the loop took."""
         before = sum(self._counts[-1][1].values()) if self._counts else 0
-        self._counts.append((now, counts))
-        p99 = self._latest.quantile(0.99)
-        self.history.append(Second(wall, sum(counts.values()) - before, p99, clients, waiting))
-        self._latest = Spread()
-        if now - self._turned >= TURN_SECONDS:
-            self._turned, self._durations_before, self._durations = now, self._durations, {}
+        self._counts.append((turn.now, counts))
+        p99 = (turns - self._turns).quantile(0.99)
+        self.history.append(Second(turn.wall, sum(counts.values()) - before, p99, clients, waiting))
+        self._turns = turns
+        if not self._marks or turn.now - self._marks[-1][0] >= MARK_SECONDS:
+            self._marks.append((turn.now, turns))
+
+    def turn_quantile(self, share: float) -> float:
+        """Seconds that this share of the turns of the last minutes did not go beyond; -1: none was timed."""
+        return (self._turns - self._marks[0][1]).quantile(share) if self._marks else -1.0
 
     def operations(self, now: float, counts: Mapping[Op, int]) -> list[Operation]:
         """What has been asked so far, by its kind; what has never been is left out."""
@@ -115,20 +102,7 @@ class Traffic:
                 op.name,
                 count,
                 round((count - before.get(op, 0)) / seconds, 3) if self._counts else 0.0,
-                self._quantile(op, 0.5),
-                self._quantile(op, 0.99),
             )
             for op, count in sorted(counts.items())
             if count
         ]
-
-    def _quantile(self, op: Op, share: float) -> float:
-        if op in _WAITS:
-            return -1.0
-        empty = Spread()
-        spread = self._durations.get(int(op), empty) + self._durations_before.get(int(op), empty)
-        return spread.quantile(share)
-
-
-_OPCODES: Final = frozenset(map(int, SHAPES))
-_WAITS: Final = (Op.WAIT, Op.BARRIER)  # what they take depends on others

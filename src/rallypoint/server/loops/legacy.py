@@ -7,11 +7,8 @@ import itertools
 import selectors
 import socket
 import time
-from collections.abc import Iterable, Iterator
 
-from rallypoint.server.loops.loop import Callback, Loop, Sample, sampled_of
-
-Ready = Iterable[tuple[selectors.SelectorKey, int]]
+from rallypoint.server.loops.loop import Callback, Loop
 
 _MOST_FOR_SELECT = 500
 
@@ -38,13 +35,13 @@ class LegacyLoop(Loop):
     name = "legacy"
 
     def __init__(self) -> None:
+        super().__init__()
         self._selector = selectors.DefaultSelector()
         if isinstance(self._selector, selectors.SelectSelector):  # Windows: select() takes no more
             self.capacity = _MOST_FOR_SELECT
         self._watches: dict[int, _Watch] = {}  # what is registered with the selector
         self._timers: list[tuple[float, int, Callback]] = []  # a heap; what is due at a time comes in order
         self._counter = itertools.count()
-        self._unsampled = 0  # events until the next one that is timed
         self._stopping = False
         # A signal handler writes a byte here, so that a select under way returns.
         self._alarm, self._bell = socket.socketpair()
@@ -68,12 +65,8 @@ class LegacyLoop(Loop):
 
     def run(self) -> None:
         while not self._stopping:
-            found = self._selector.select(self._patience())
-            first, self._unsampled = self._unsampled, self._unsampled - len(found)
-            ready: Ready = found
-            if self._unsampled < 0 and self.sample is not None:
-                timed, self._unsampled = sampled_of(first, len(found))
-                ready = self._timed(found, timed, self.sample)
+            ready = self._selector.select(self._patience())
+            self.begin_turn()
             for key, events in ready:
                 watch: _Watch = key.data
                 # Either may be gone by now, because of an event before it in this same round.
@@ -82,17 +75,7 @@ class LegacyLoop(Loop):
                 if events & selectors.EVENT_WRITE and watch.on_writable:
                     watch.on_writable()
             self._call_due()
-
-    def _timed(
-        self, ready: Ready, timed: range, sample: Sample
-    ) -> Iterator[tuple[selectors.SelectorKey, int]]:
-        """The same events, but for reads that are timed: those are called back from here."""
-        began = time.monotonic()
-        for index, (key, events) in enumerate(ready):
-            if index in timed and events & selectors.EVENT_READ and key.data.on_readable:
-                sample(key.data.on_readable, began)
-                events &= ~selectors.EVENT_READ
-            yield key, events
+            self.end_turn()
 
     def _patience(self) -> float | None:
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None

@@ -12,7 +12,7 @@ import asyncio
 import importlib
 import socket
 
-from rallypoint.server.loops.loop import Callback, Loop, Sample
+from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.readers import make_readers
 
 
@@ -22,20 +22,18 @@ class LibuvLoop(Loop):
     name = "libuv"
 
     def __init__(self, package: str) -> None:
+        super().__init__()
         self._loop: asyncio.AbstractEventLoop = importlib.import_module(package).new_event_loop()
         self._readers = make_readers()
         self.tells_errors_once = self._readers is None
         if self._readers is not None:
-            self._loop.add_reader(self._readers.fileno(), self._readers.call_back)
+            self._loop.add_reader(self._readers.fileno(), self._in_turn, self._readers.call_back)
 
-    @property
-    def sample(self) -> Sample | None:
-        return self._readers.sample if self._readers is not None else None
-
-    @sample.setter
-    def sample(self, sample: Sample | None) -> None:
-        if self._readers is not None:
-            self._readers.sample = sample
+    def _in_turn(self, callback: Callback) -> None:
+        """libuv does not say when a turn of its own begins: each call back is one; all readers share one."""
+        self.begin_turn()
+        callback()
+        self.end_turn()
 
     def watch_readable(self, file: socket.SocketType | int, callback: Callback | None) -> None:
         if self._readers is not None:
@@ -43,19 +41,19 @@ class LibuvLoop(Loop):
         elif callback is None:
             self._loop.remove_reader(file)
         else:
-            self._loop.add_reader(file, callback)
+            self._loop.add_reader(file, self._in_turn, callback)
 
     def watch_writable(self, file: socket.SocketType, callback: Callback | None) -> None:
         if callback is None:
             self._loop.remove_writer(file)
         else:
-            self._loop.add_writer(file, callback)
+            self._loop.add_writer(file, self._in_turn, callback)
 
     def later(self, seconds: float, callback: Callback) -> None:
         if seconds:
-            self._loop.call_later(seconds, callback)
+            self._loop.call_later(seconds, self._in_turn, callback)
         else:
-            self._loop.call_soon(callback)
+            self._loop.call_soon(self._in_turn, callback)
 
     def run(self) -> None:
         self._loop.run_forever()

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
+from rallypoint.server.core.traffic import Spread
+from rallypoint.server.core.turn import Turn
+
 Callback = Callable[[], None]
 
-Sample = Callable[[Callback, float], None]
-
-SAMPLED: Final = 128
-"""One event of so many is timed."""
-
-
-def sampled_of(first: int, count: int) -> tuple[range, int]:
-    """Which of so many events are timed if `first` is the next one, and which is next behind them."""
-    return range(first, count, SAMPLED), (first - count) % SAMPLED
+_TIMED: Final = 16
+"""One turn in 16 is timed: to read the clock and to note the time takes a good part of a short turn."""
 
 
 class Loop(ABC):
-    """Calls back, in one thread, from `run` until `stop`. Several pumps may share one."""
+    """Calls back, in one thread, from `run` until `stop`. Several pumps may share one.
+
+    All callbacks that the loop makes without asking the system in between are one turn.
+    """
 
     name: str
     """What the backend is called in messages and options."""
@@ -29,12 +29,25 @@ class Loop(ABC):
     capacity: int | None = None
     """How many sockets the backend can watch, if it has a limit of its own."""
 
-    sample: Sample | None = None
-    """Called in the place of a callback here and there, with it and when the turn began: to see how long
-    clients wait. The time is of `time.monotonic`. Not every backend does so."""
-
     tells_errors_once = False
     """Whether an error of a socket leads to one last call back, even if that one finds data to read."""
+
+    def __init__(self) -> None:
+        self.turn = Turn(time.monotonic())
+        """When the turn under way began."""
+        self.turns = Spread()
+        """How long turns have taken: from the system's word that there is something to do, until all of it
+        was done. A client waits no longer than that for its answer."""
+        self._untimed = _TIMED
+
+    def begin_turn(self) -> None:
+        self.turn.now = time.monotonic()
+
+    def end_turn(self) -> None:
+        self._untimed -= 1
+        if not self._untimed:
+            self._untimed = _TIMED
+            self.turns.add(time.monotonic() - self.turn.now)
 
     @abstractmethod
     def watch_readable(self, file: socket.SocketType | int, callback: Callback | None) -> None:
@@ -46,7 +59,7 @@ class Loop(ABC):
 
     @abstractmethod
     def later(self, seconds: float, callback: Callback) -> None:
-        """Call back once, so many seconds from now; with 0, after what is ready now has been seen to."""
+        """Call back once, after this time; with 0, after all that is ready now has been seen to."""
 
     @abstractmethod
     def run(self) -> None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import select
 import sys
-import time
-from collections.abc import Sequence
 from typing import Final
 
-from rallypoint.server.loops.loop import Callback, Sample, sampled_of
+from rallypoint.server.loops.loop import Callback
 
 _AT_ONCE: Final = 1024
 
@@ -25,9 +23,6 @@ class Readers:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callback] = {}
-        self._unsampled = 0  # events until the next one that is timed
-        self.sample: Sample | None = None
-        """As `Loop.sample`."""
 
     def fileno(self) -> int:
         """The set itself, which can be read when one of its files can."""
@@ -48,27 +43,10 @@ class Readers:
     def call_back(self) -> None:
         """Call back for those that can be read now, some at a time: other things are due as well."""
         callbacks = self._callbacks
-        ready = self._epoll.poll(0, _AT_ONCE)
-        unsampled = self._unsampled - len(ready)
-        if unsampled < 0 and self.sample is not None:
-            self._call_back_timed(ready, self.sample)
-            return
-        self._unsampled = unsampled
-        for file, _ in ready:
+        for file, _ in self._epoll.poll(0, _AT_ONCE):
             callback = callbacks.get(file)
             if callback is not None:  # it may be gone by now, because of one before it
                 callback()
-
-    def _call_back_timed(self, ready: Sequence[tuple[int, int]], sample: Sample) -> None:
-        began = time.monotonic()
-        timed, self._unsampled = sampled_of(self._unsampled, len(ready))
-        for index, (file, _) in enumerate(ready):
-            callback = self._callbacks.get(file)
-            if callback is not None:
-                if index in timed:
-                    sample(callback, began)
-                else:
-                    callback()
 
     def close(self) -> None:
         self._epoll.close()

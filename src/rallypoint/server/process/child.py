@@ -22,9 +22,9 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump
+from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.process.startup import settle_in
-from rallypoint.server.reporting.events import EVENTS_VARIABLE, observe
+from rallypoint.server.reporting.events import EVENTS_VARIABLE, Events
 from rallypoint.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
@@ -44,14 +44,19 @@ def main() -> None:
 
 
 def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
-    core = Core(Limits(**order["limits"]))
+    events = Events()
     try:
-        observe(core, os.environ.get(EVENTS_VARIABLE, ""))
+        events = Events(os.environ.get(EVENTS_VARIABLE, ""))
     except UsageError as error:  # a job does not fail because nobody can write down how it went
         logger.warning("the variable %s: %s", EVENTS_VARIABLE, error.message)
-    if order["owner_key"]:
-        core.live_with_owners(order["owner_key"].encode(), loop.stop)
-    return Pump(loop, core, listeners)
+    core = Core(
+        Limits(**order["limits"]),
+        loop.turn,
+        about_this_process(loop),
+        wants_events=events.are_wanted,
+        owner_key=order["owner_key"].encode() if order["owner_key"] else None,
+    )
+    return Pump(loop, core, listeners, events)
 
 
 def run(build: Builder) -> None:

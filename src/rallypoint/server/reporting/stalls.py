@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from functools import partial
 from typing import Any
 
 from rallypoint.errors import ProtocolError
+from rallypoint.rollcall.events import Stalled
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.snapshot import Question, Snapshot
 from rallypoint.rollcall.words import stall_text
 from rallypoint.server.core.front import Front
+from rallypoint.server.reporting.events import Events
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -18,8 +22,9 @@ logger = logging.getLogger("rallypoint.server")
 class StallReports:
     """Reports when a stall has lasted `Limits.stall_seconds`, and again whenever it is twice as long."""
 
-    def __init__(self, core: Front[Any]) -> None:
+    def __init__(self, core: Front[Any], events: Events) -> None:
         self._core = core
+        self._events = events
         self._due = core.limits.stall_seconds
 
     def look(self) -> None:
@@ -30,9 +35,9 @@ class StallReports:
             self._due = core.limits.stall_seconds
         elif lasted >= self._due:
             self._due = 2 * lasted
-            core.looks.start(Question(), lambda snapshot: self._report(snapshot, lasted))
+            core.looks.start(Question(), partial(self._report, lasted))
 
-    def _report(self, snapshot: bytes, seconds: float) -> None:
+    def _report(self, seconds: float, snapshot: bytes) -> None:
         """In a thread: what a snapshot of thousands means takes longer than the loop may stand still."""
         try:
             threading.Thread(target=self._judge, args=(snapshot, seconds), daemon=True).start()
@@ -49,5 +54,4 @@ class StallReports:
                 return
             text = stall_text(roll, seconds)
         logger.warning("%s", text)
-        if self._core.observer is not None:
-            self._core.observer.stalled(seconds, text)
+        self._events.put(Stalled(time.time(), seconds, text))

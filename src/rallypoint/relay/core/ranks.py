@@ -1,0 +1,430 @@
+"""A relay's clients: each speaks torch's protocol, and gets its replies in order, as from the store. Pure.
+
+A reply that is not there yet has its place in a queue, so that those behind it wait. The end of a wait or of
+a barrier has one only until all before it is answered: from then on it comes when it comes, as on the server.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Protocol
+
+from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.relay.core.requests import Requests
+from rallypoint.relay.core.slots import Arrival, Call, Waiter
+from rallypoint.rollcall.identity import is_hello
+from rallypoint.rollcall.snapshot import Question
+from rallypoint.server.core.clients import Client, Clients
+from rallypoint.server.core.looks import Looks, Pending
+from rallypoint.server.core.outbox import Close, Outbox
+from rallypoint.server.core.sessions import Sessions
+from rallypoint.server.core.turn import Turn
+from rallypoint.wire.encoding import blob, pack_i64, unpack_i64
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
+from rallypoint.wire.parser import Forms, RequestParser
+from rallypoint.wire.sessions import ANNOUNCED, Status
+
+_ANNOUNCED: Final = [ANNOUNCED]
+
+
+class Owner(Protocol):
+    """The relay to which a client is connected: the parts of it that the client uses."""
+
+    limits: Limits
+    turn: Turn
+    outbox: Outbox[Rank]
+    clients: Clients[Rank]
+    sessions: Sessions
+    looks: Looks
+    requests: Requests
+    forms: Forms[Rank]
+
+
+class _Reply:
+    """One reply to a client, there or not."""
+
+    __slots__ = ("_rank", "content", "is_queued", "may_wait", "refusal")
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self.content: bytes | None = None
+        self.may_wait = False  # whether replies behind it need not wait for it
+        self.is_queued = False
+        self.refusal: bytes | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it may go from the head of the queue."""
+        return self.refusal is None and (self.content is not None or self.may_wait)
+
+    def answer(self, status: Status, content: bytes) -> None:
+        if status is Status.REFUSED:
+            self._rank.refuse(self, content)
+        else:
+            self._rank.fill(self, content)
+
+
+class _Pong:
+    """The reply to a PING that has to wait for the store."""
+
+    __slots__ = ("_nonce", "_reply")
+
+    def __init__(self, reply: _Reply, nonce: bytes) -> None:
+        self._reply = reply
+        self._nonce = nonce
+
+    def answer(self, status: Status, _: bytes) -> None:
+        self._reply.answer(status, self._nonce)
+
+
+class _Wait(Waiter):
+    """One WAIT of a client."""
+
+    __slots__ = ("_rank", "began", "keys", "reply")
+
+    def __init__(self, rank: Rank, reply: _Reply, keys: list[bytes], began: float) -> None:
+        super().__init__(rank, rank)
+        self._rank = rank
+        self.reply = reply
+        self.keys = keys
+        self.began = began
+
+    def end(self, refusal: bytes | None, call: Call | None) -> None:
+        self._rank.end_wait(self, refusal, call)
+
+
+class _AtBarrier(Arrival):
+    """A client that waits at a barrier."""
+
+    __slots__ = ("_rank", "began", "name", "reply")
+
+    def __init__(self, rank: Rank, reply: _Reply, name: tuple[bytes, int], began: float) -> None:
+        super().__init__()
+        self._rank = rank
+        self.reply = reply
+        self.name = name
+        self.began = began
+
+    def release(self, status: Status, content: bytes) -> None:
+        self._rank.leave_barrier(self)
+        self.reply.answer(status, content if status is Status.REFUSED else STOP_WAITING)
+
+
+class _GivingUp:
+    """A client gives up all that it waits for. A CANCEL_WAIT is answered when it has left all barriers."""
+
+    __slots__ = ("_barriers", "_rank", "_reply")
+
+    def __init__(self, rank: Rank, reply: _Reply | None, barriers: int) -> None:
+        self._rank = rank
+        self._reply = reply
+        self._barriers = barriers
+
+    def left_one(self) -> None:
+        self._barriers -= 1
+        if not self._barriers and self._reply is not None:
+            self._rank.fill(self._reply, WAIT_CANCELED)
+
+
+class _Leaving:
+    """A client leaves a barrier."""
+
+    __slots__ = ("_giving_up", "_rank", "_reply")
+
+    def __init__(self, rank: Rank, reply: _Reply, giving_up: _GivingUp) -> None:
+        self._rank = rank
+        self._reply = reply
+        self._giving_up = giving_up
+
+    def left(self, _: int) -> None:
+        self._rank.withdraw(self._reply)
+        self._giving_up.left_one()
+
+
+class Rank(Client):
+    """One client. Made by `RelayCore.open` alone."""
+
+    __slots__ = (
+        *("_arrivals", "_calls", "_is_ending", "_keys", "_look", "_out", "_out_bytes"),
+        *("_relay", "_replies", "_requests", "_waits", "is_present", "last"),
+    )
+
+    def __init__(self, relay: Owner, peer: str) -> None:
+        super().__init__(relay.clients, relay.sessions, peer)
+        self.read_with(RequestParser(self, relay.forms))
+        self.last = 0  # it is a line of its own
+        self.is_present = True
+        self._relay = relay
+        self._requests = relay.requests
+        self._replies: deque[_Reply] = deque()
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._waits: dict[_Wait, None] = {}
+        self._keys = 0  # that it waits for
+        self._is_ending = False
+        self._look: _Reply | None = None
+        self._arrivals: dict[tuple[bytes, int], _AtBarrier] = {}
+        self._calls: dict[bytes, Call] = {}
+
+    @property
+    def is_owed(self) -> bool:
+        return bool(self._replies)
+
+    def take_notice(self) -> bytes:
+        notice = b"".join(self._out)
+        self._out.clear()
+        return notice if self.session is None else notice + self.session.flush()
+
+    # Requests; what is known at once is returned
+
+    def get(self, key: bytes) -> bytes:
+        return self.carry(Op.GET, [key], b"")
+
+    def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes:
+        own = _OWN.get(op)
+        if own is not None:
+            return own(self, blobs, tail)
+        if op is Op.CHECK and blobs == _ANNOUNCED:
+            return self._reply_now(READY)
+        self._requests.ask(self, op, blobs, tail, self._next_reply())
+        return b""
+
+    def _reply_now(self, content: bytes) -> bytes:
+        """A reply that is known, but may have to wait for those before it."""
+        if self._replies:
+            self._next_reply().content = content
+        elif self._out:
+            self._send(content)
+        else:
+            return content
+        return b""
+
+    def _ping(self, _: list[bytes], nonce: bytes) -> bytes:
+        if not self._waits and not self._arrivals:
+            return self._reply_now(nonce)
+        # The end of a wait before it comes first, if that is over at once: only the store knows.
+        self._requests.ask(self, Op.CHECK, [], b"", _Pong(self._next_reply(), nonce))
+        return b""
+
+    def _check_keys(self, more: int) -> None:
+        limit = self._relay.limits.keys_per_request
+        count = self._keys + len(self._arrivals) + more
+        if count > limit:
+            raise LimitError(f"waits for {count:,} keys at a time; the limit keys_per_request is {limit:,}")
+
+    def _wait(self, keys: list[bytes], _: bytes) -> bytes:
+        self._check_keys(len(keys))
+        wait = _Wait(self, self._waiting_reply(), keys, self._relay.turn.now)
+        self._requests.combiner.wait(wait, keys)
+        self._waits[wait] = None
+        self._keys += len(keys)
+        self._requests.be_due()
+        return b""
+
+    def end_wait(self, wait: _Wait, refusal: bytes | None, call: Call | None) -> None:
+        """A wait is over, or was refused."""
+        del self._waits[wait]
+        self._keys -= len(wait.keys)
+        if call is not None:
+            self._be_called(call)
+        if refusal is None:
+            self.fill(wait.reply, STOP_WAITING)
+        else:
+            self.refuse(wait.reply, refusal)
+
+    def _barrier(self, blobs: list[bytes], tail: bytes) -> bytes:
+        key, size = blobs[0], unpack_i64(tail)[0]
+        if (key, size) in self._arrivals:
+            raise ProtocolError(f"BARRIER at key {key!r} by a client that already waits there")
+        self._check_keys(1)
+        arrival = _AtBarrier(self, self._waiting_reply(), (key, size), self._relay.turn.now)
+        self._requests.combiner.arrive(arrival, self, key, size)
+        self._arrivals[key, size] = arrival
+        self._requests.be_due()
+        return b""
+
+    def leave_barrier(self, arrival: _AtBarrier) -> None:
+        """A client is at a barrier no more."""
+        if self._arrivals.get(arrival.name) is arrival:
+            del self._arrivals[arrival.name]
+
+    def _pop(self, blobs: list[bytes], tail: bytes) -> bytes:
+        call = self._calls.pop(blobs[0], None)
+        reply = self._next_reply()
+        if call is None:
+            self._requests.ask(self, Op.QUEUE_POP, blobs, tail, reply)
+        else:
+            for key in call.keys:
+                self._calls.pop(key, None)
+            self._requests.combiner.pop_called(self, call, blobs[0], reply)
+            self._requests.be_due()
+        return b""
+
+    def _delete(self, blobs: list[bytes], tail: bytes) -> bytes:
+        """A deletion; or a hello, which is for this relay."""
+        if is_hello(blobs[0]):
+            self.greet(blobs[0])
+            return self._reply_now(pack_i64(0))
+        self._requests.ask(self, Op.DELETE_KEY, blobs, tail, self._next_reply())
+        return b""
+
+    def look(self, question: bytes) -> bytes:
+        """What this relay knows; not what the store does."""
+        if self._look is not None:
+            raise ProtocolError("a second LOOK before the first is answered")
+        asked = Question.from_json(question)
+        self._look = self._next_reply()
+        self._relay.looks.start(asked, self._take_snapshot)
+        return b""
+
+    def _take_snapshot(self, snapshot: bytes) -> None:
+        reply, self._look = self._look, None
+        if reply is not None:
+            self.fill(reply, blob(snapshot))
+
+    def _cancel(self, _: list[bytes], __: bytes) -> bytes:
+        """End all waits. The reply comes when it is known who has been released from a barrier before."""
+        if not self._arrivals:
+            self._give_up(None)
+            return self._reply_now(WAIT_CANCELED)
+        self._give_up(self._next_reply())
+        return b""
+
+    def leave(self) -> None:
+        """It will ask for nothing more, but still takes the replies to what it has asked."""
+        self._is_ending = True
+        self._give_up(None)
+
+    def _give_up(self, reply: _Reply | None) -> None:
+        """End all that it waits for; the reply is due when it has left all barriers."""
+        combiner = self._requests.combiner
+        for wait in self._waits:
+            combiner.cancel(wait)
+            self.withdraw(wait.reply)
+        self._waits.clear()
+        self._keys = 0
+        for call in {id(call): call for call in self._calls.values()}.values():
+            combiner.dismiss(call)
+        self._calls.clear()
+        arrivals, self._arrivals = self._arrivals, {}
+        giving_up = _GivingUp(self, reply, len(arrivals))
+        for arrival in arrivals.values():
+            combiner.leave(arrival, 1, _Leaving(self, arrival.reply, giving_up))
+        self._requests.be_due()
+
+    def withdraw(self, reply: _Reply) -> None:
+        """Nothing will come as this reply, unless it has."""
+        if reply.content is None:
+            reply.content = b""
+            self._settle()
+
+    def _be_called(self, call: Call) -> None:
+        for key in call.keys:
+            before = self._calls.get(key)
+            if before is not None and before is not call:
+                self._requests.combiner.dismiss(before)
+            self._calls[key] = call
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waits or self._arrivals)
+
+    def pending(self, most: int) -> list[Pending]:
+        """What it waits for; of keys that are there by now, only the store knows."""
+        return [(wait.keys[:most], len(wait.keys), wait.began) for wait in self._waits]
+
+    def barriers(self) -> list[tuple[tuple[bytes, int], float]]:
+        """The keys and sizes of the barriers at which it waits, and since when."""
+        return [(name, arrival.began) for name, arrival in self._arrivals.items()]
+
+    # Replies
+
+    def _waiting_reply(self) -> _Reply:
+        """The reply that ends a wait: it has no place in the queue if all before it is answered."""
+        if self._replies:
+            reply = self._next_reply()
+            reply.may_wait = True
+            return reply
+        return _Reply(self)
+
+    def _next_reply(self) -> _Reply:
+        reply = _Reply(self)
+        reply.is_queued = True
+        self._replies.append(reply)
+        self._requests.replies_due += 1
+        self._requests.check_pressure()
+        return reply
+
+    def fill(self, reply: _Reply, content: bytes) -> None:
+        """A reply is there. If it has no place any more among the others, it goes at once."""
+        reply.content = content
+        if reply.is_queued:
+            self._settle()
+        else:
+            self._send(content)
+
+    def _settle(self) -> None:
+        """Send all replies at the head of the queue."""
+        replies = self._replies
+        while replies and replies[0].is_over:
+            reply = replies.popleft()
+            reply.is_queued = False
+            self._requests.replies_due -= 1
+            if reply.content:
+                self._send(reply.content)
+        if replies and replies[0].refusal is not None:
+            self._be_closed(ProtocolError(replies[0].refusal.decode(errors="replace")))
+        if self._is_ending and not replies:
+            self._relay.outbox.woken.append(self)  # with nothing to be sent: it is owed nothing more
+
+    def _send(self, content: bytes) -> None:
+        if not self._out:
+            self._relay.outbox.woken.append(self)
+            self._out_bytes = 0
+        self._out.append(content)
+        self._out_bytes += len(content)
+        limit = self._relay.limits.unsent_bytes
+        if self._out_bytes > limit:
+            self._out.clear()
+            self._be_closed(
+                LimitError(f"asked for more than {limit:,} bytes at once, the limit unsent_bytes")
+            )
+
+    def refuse(self, reply: _Reply, reason: bytes) -> None:
+        """The client is to be closed, but not before the replies to what it had asked before."""
+        reply.refusal = reason
+        if reply.is_queued:
+            self._settle()
+        else:
+            self._be_closed(ProtocolError(reason.decode(errors="replace")))
+
+    def _be_closed(self, error: ProtocolError) -> None:
+        self.forget_replies()
+        self._relay.outbox.others.append(Close(self, error))
+
+    def forget_replies(self) -> None:
+        """What it has asked has no answer any more."""
+        self._requests.replies_due -= len(self._replies)
+        self._replies.clear()
+
+    @property
+    def replies_due(self) -> int:
+        return len(self._replies)
+
+    def check_invariants(self) -> None:
+        assert not self._replies or not self._replies[0].is_over
+        assert self._keys >= 0
+        assert all(reply.is_queued for reply in self._replies)
+        for wait in self._waits:
+            assert wait.slot is not None or wait in self._requests.combiner.parked
+
+
+_OWN: Final = {
+    Op.PING: Rank._ping,
+    Op.WAIT: Rank._wait,
+    Op.BARRIER: Rank._barrier,
+    Op.QUEUE_POP: Rank._pop,
+    Op.CANCEL_WAIT: Rank._cancel,
+    Op.DELETE_KEY: Rank._delete,
+}

@@ -1,0 +1,61 @@
+"""What the clients of a relay, and the relays below it, ask of the store: how it goes upstream. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rallypoint.relay.core.combining import Combiner
+from rallypoint.relay.core.slots import Asker, Line
+from rallypoint.server.core.context import Context
+from rallypoint.server.core.outbox import Work
+from rallypoint.wire.opcodes import Op
+
+_REPLY_BYTES: Final = 128
+"""What a reply takes that is not there yet, roughly."""
+
+
+class Requests:
+    """The combiner of one relay, and how much it holds. The outbox says when there is something to send."""
+
+    __slots__ = ("_is_due", "_is_pressed", "_limit", "_others", "combiner", "replies_due")
+
+    def __init__(self, context: Context) -> None:
+        self.combiner = Combiner()
+        self.replies_due = 0
+        """Replies that clients wait for, in their order."""
+        self._limit = context.limits.relayed_bytes
+        self._others = context.outbox.others
+        self._is_due = False
+        self._is_pressed = False
+
+    def renew(self) -> None:
+        """The session upstream is lost, and with it all that was asked."""
+        self.combiner = Combiner()
+        self.check_pressure()
+
+    def ask(self, line: Line, op: Op, blobs: Sequence[bytes], tail: bytes, asker: Asker) -> None:
+        """Ask the store what is answered at once."""
+        self.combiner.ask(line, op, blobs, tail, asker)
+        self.check_pressure()
+        self.be_due()
+
+    def be_due(self) -> None:
+        """There may be something to send: say so, once until it is sent."""
+        if not self._is_due:
+            self._is_due = True
+            self._others.append(Work.FLUSH)
+
+    def be_sent(self) -> None:
+        """All that could be sent has been."""
+        self._is_due = False
+
+    def check_pressure(self) -> None:
+        """Have the driver read nothing more from clients while too much is held."""
+        held = self.combiner.held_bytes + self.replies_due * _REPLY_BYTES
+        if held > self._limit and not self._is_pressed:
+            self._is_pressed = True
+            self._others.append(Work.HOLD)
+        elif held <= self._limit // 2 and self._is_pressed:
+            self._is_pressed = False
+            self._others.append(Work.READ_ON)

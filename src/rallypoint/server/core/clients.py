@@ -1,0 +1,206 @@
+"""The connections of a server or a relay: who is here, who is late, who has gone. Pure."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.rollcall.identity import NOBODY, Identity, Role, parse_hello
+from rallypoint.server.core.context import Context
+from rallypoint.server.core.sessions import Party, Sessions
+from rallypoint.wire.parser import RequestParser
+
+_GONE_KEPT: Final = 16_384
+_TRIES: Final = 2
+"""A process on another machine is never found, and a new one may have had no time yet to be seen."""
+_NO_HANDSHAKE: Final = "no VALIDATE"
+
+
+class Client(Party, ABC):
+    """One connection."""
+
+    __slots__ = ("_clients", "_parser", "receive", "received", "sent", "tries", "who", "why")
+
+    receive: Callable[[bytes], bytes]
+    """Takes the bytes that the client sent, and returns the bytes to send it, in one write.
+
+    Raises ProtocolError when the connection is to be closed. Either way, the outbox is to be emptied next.
+    """
+
+    def __init__(self, clients: Clients[Any], sessions: Sessions, peer: str) -> None:
+        super().__init__(sessions, peer)
+        self._clients = clients
+        self._parser: RequestParser[Any] | None = None
+        self.received = 0
+        """Bytes that came from it and went to it, as the driver has counted them last."""
+        self.sent = 0
+        self.who = NOBODY
+        self.tries = 0
+        """How often the system was asked which process it is."""
+        self.why = ""
+        """Why it is closed, if it does not close by itself."""
+
+    @property
+    def is_nameless(self) -> bool:
+        """Whether the system is to be asked which process it is."""
+        return self.who is NOBODY and self.tries < _TRIES
+
+    def read_with(self, parser: RequestParser[Any]) -> None:
+        self._parser = parser
+        self.receive = parser.feed
+
+    def read_no_more(self) -> None:
+        """The parser refers back to the connection: without this, only a collection would free them."""
+        self._parser = None
+        self.receive = _receive_nothing
+
+    @property
+    def operations(self) -> int:
+        """How many requests it has sent."""
+        return self._parser.operations if self._parser is not None else 0
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether it has asked something that will be answered soon."""
+        return False
+
+    @abstractmethod
+    def take_notice(self) -> bytes:
+        """The bytes to send it now that it stands in the outbox. There may be none."""
+
+    def validate(self) -> None:
+        """The parser calls this when the client has shaken hands."""
+        self._clients.complete_handshake(self)
+
+    def greet(self, hello: bytes) -> None:
+        """The client says who it is, by a key that is a hello."""
+        who = parse_hello(hello)
+        if who is not None and self in self._clients:  # a relay keeps the hellos of its clients to itself
+            self._clients.name(self, who)
+
+    def open_session(self, token: bytes, tail: bytes) -> bytes:
+        welcome = super().open_session(token, tail)
+        if self.session is not None:  # then it is a relay's
+            self._clients.name(self, replace(self.who, role=Role.AGENT))
+        return welcome
+
+
+def _receive_nothing(_: bytes) -> bytes:
+    raise ProtocolError("the connection has been closed")
+
+
+ClientT = TypeVar("ClientT", bound=Client)
+
+
+class Gone(NamedTuple):
+    """A client that has left and was known."""
+
+    id: int
+    who: Identity
+    at: float
+    why: str
+
+
+class Clients(Generic[ClientT]):
+    """All connections of one core."""
+
+    __slots__ = (
+        *("_by_id", "_context", "_deadlines", "arrivals", "gone", "opened"),
+        *("operations_before", "received_before", "sent_before"),
+    )
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._by_id: dict[int, ClientT] = {}
+        # When a connection is late, and with what; the deadlines come in the order of insertion.
+        self._deadlines: dict[ClientT, tuple[float, str]] = {}
+        self.gone: deque[Gone] = deque(maxlen=_GONE_KEPT)
+        self.opened = 0
+        """Connections so far."""
+        self.arrivals = 0
+        """Clients so far that have shaken hands and are no tools."""
+        self.received_before = 0
+        """Bytes and requests of connections that are gone."""
+        self.sent_before = 0
+        self.operations_before = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[ClientT]:
+        return iter(self._by_id.values())
+
+    def __contains__(self, client: Client) -> bool:
+        return client.id in self._by_id and self._by_id[client.id] is client
+
+    def check_room(self) -> None:
+        """LimitError if one more is one too many."""
+        limit = self._context.limits.connections
+        if len(self._by_id) >= limit:
+            raise LimitError(f"one more connection than {limit:,}, the limit connections")
+
+    def add(self, client: ClientT) -> None:
+        now = self._context.turn.now
+        self.opened += 1
+        client.id = self.opened
+        client.since = now
+        self._by_id[client.id] = client
+        self._set_deadline(client, _NO_HANDSHAKE)
+
+    def complete_handshake(self, client: ClientT) -> None:
+        self._deadlines.pop(client, None)
+        self.arrivals += 1
+        self._context.journal.connected(client, client.peer)
+
+    def name(self, client: Client, who: Identity) -> None:
+        """It is known who a client is."""
+        if who.role is Role.TOOL is not client.who.role:
+            self.arrivals -= 1
+        client.who = who
+        self._context.journal.named(client, who)
+
+    def end(self, client: ClientT) -> None:
+        """A client has sent its last request; it stays to take its replies."""
+        self._deadlines.pop(client, None)
+        self._set_deadline(client, "it has ended, but did not read its last replies")
+
+    def remove(self, client: ClientT) -> None:
+        self._by_id.pop(client.id, None)
+        _, late_with = self._deadlines.pop(client, (0.0, ""))
+        self.received_before += client.received
+        self.sent_before += client.sent
+        self.operations_before += client.operations
+        client.read_no_more()
+        if client.who.is_rank:
+            self.gone.append(Gone(client.id, client.who, self._context.turn.now, client.why))
+        if late_with != _NO_HANDSHAKE:
+            self._context.journal.left(client, client.why)
+
+    def overdue(self) -> list[tuple[ClientT, str]]:
+        """The clients that are to be closed by now, and why."""
+        late = []
+        for client, (deadline, what) in self._deadlines.items():
+            if deadline > self._context.turn.now:
+                break
+            seconds = self._context.limits.handshake_seconds
+            late.append((client, f"{what} within {seconds:g} s, the limit handshake_seconds"))
+        return late
+
+    @property
+    def operations(self) -> int:
+        """How many requests there have been, a batch counting as one."""
+        parsers = [each._parser for each in self._by_id.values()]  # the property takes thrice as long
+        return self.operations_before + sum([each.operations for each in parsers if each is not None])
+
+    def _set_deadline(self, client: ClientT, what: str) -> None:
+        deadline = self._context.turn.now + self._context.limits.handshake_seconds
+        self._deadlines[client] = (deadline, what)
+
+    def check_invariants(self) -> None:
+        assert all(client in self for client in self._deadlines)
+        deadlines = [deadline for deadline, _ in self._deadlines.values()]
+        assert deadlines == sorted(deadlines)

@@ -1,0 +1,31 @@
+"""What the parts of one core share. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rallypoint.server.core.about import About
+from rallypoint.server.core.journal import Journal
+from rallypoint.server.core.outbox import Outbox
+from rallypoint.server.core.turn import Turn
+from rallypoint.wire.limits import Limits
+
+
+class Context:
+    """The limits, the time, the outbox and the journal of one core. Nothing in it is ever exchanged."""
+
+    __slots__ = ("about", "journal", "limits", "outbox", "turn")
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        turn: Turn | None = None,
+        about: About | None = None,
+        *,
+        wants_events: bool = False,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.turn = turn or Turn()
+        self.about = about or About()
+        self.outbox: Outbox[Any] = Outbox()
+        self.journal = Journal(self.turn, self.outbox, is_wanted=wants_events)

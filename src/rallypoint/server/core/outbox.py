@@ -1,0 +1,64 @@
+"""What a core wants of whoever drives it, besides the replies that it returns: a list of plain data. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from rallypoint.errors import ProtocolError
+from rallypoint.rollcall.events import Event
+
+T = TypeVar("T")
+
+
+class Work(Enum):
+    """Something that the driver is to do soon, once."""
+
+    SNAPSHOTS = "call Looks.step until it is done"
+    PROCESSES = "find the processes behind clients that have no name, and call Front.processes_found"
+    FLUSH = "call RelayCore.flush, when all that can be read now has been read"
+    HOLD = "read nothing more from the clients"
+    READ_ON = "read from the clients again"
+    ABANDONED = "end: the last owner of the server has left"
+
+
+@dataclass(frozen=True)
+class Close(Generic[T]):
+    """A client is to be closed, with this error."""
+
+    client: T
+    error: ProtocolError
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An exception that is a fault of ours. The core goes on; the driver writes it to the log."""
+
+    error: Exception
+
+
+Other: TypeAlias = Work | Close[Any] | Fault | Event
+
+
+class Outbox(Generic[T]):
+    """Filled by all parts of one core. The driver empties both lists whenever one is not empty."""
+
+    __slots__ = ("others", "woken")
+
+    def __init__(self) -> None:
+        self.woken: list[T] = []
+        """The clients that are to be sent their `take_notice`, once for each time that they are listed.
+        It is always this same list, so that the driver may keep it."""
+        self.others: list[Other] = []
+        """All else, in order. It is always this same list, too."""
+
+    def take_woken(self) -> list[T]:
+        woken = self.woken[:]
+        self.woken.clear()
+        return woken
+
+    def take_others(self) -> list[Other]:
+        others = self.others[:]
+        self.others.clear()
+        return others

@@ -1,0 +1,201 @@
+"""One client's socket: reading, answering, and holding what the client does not read yet."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from struct import Struct
+from typing import Any, Generic, Protocol
+
+from rallypoint.errors import ProtocolError
+from rallypoint.server.core.clients import ClientT
+from rallypoint.server.core.front import Front
+from rallypoint.server.loops.loop import Loop
+
+logger = logging.getLogger("rallypoint.server")
+
+# A buffer for a read, whatever comes, has to be made and cut to size. One of this length is the
+# interpreter's own to give, with its header; a longer one is the C library's, and costs more.
+_FEW_BYTES = 448
+# For a client that has sent more at a time. Less than what makes the C library tidy up its heap for each
+# buffer (64 KiB).
+_MANY_BYTES = 1 << 15
+NOT_NOW = (BlockingIOError, InterruptedError)
+"""What a socket raises that would have to wait."""
+
+# Reading a descriptor costs less than reading a socket object; only Windows cannot do it.
+_READS_SOCKETS_ONLY = sys.platform == "win32"
+_read: Callable[[Any, int], bytes] = socket.socket.recv if _READS_SOCKETS_ONLY else os.read
+_write: Callable[[Any, bytes | bytearray], int] = socket.socket.send if _READS_SOCKETS_ONLY else os.write
+
+# Linux counts bytes for each connection, so nobody here needs to: `struct tcp_info` has them since Linux 4.1.
+_BYTE_COUNTS = Struct("=QQ")
+_TCP_INFO_BYTES = 136
+_CLOSE_WAIT = 8  # the state of a connection whose client has said that it ends; that counts as a byte
+
+Socket = socket.SocketType
+"""What `socket.socket` is made of. To accept by its means costs half as much: `socket.socket.accept` looks up
+how family and type are called, for each client."""
+
+
+class LinkOwner(Protocol[ClientT]):
+    """What a link asks of the pump to which it belongs."""
+
+    loop: Loop
+    core: Front[ClientT]
+    unanswered: set[Link[ClientT]]
+    """The links that have sent something since the last tick and got no answer to it at once."""
+
+    def deliver(self) -> None:
+        """Do what the core wants done."""
+
+    def end(self, link: Link[ClientT]) -> None:
+        """Close, but not before all is sent, or the time for that is over."""
+
+    def refuse(self, link: Link[ClientT], error: ProtocolError) -> None:
+        """Close because of a violation."""
+
+    def drop(self, link: Link[ClientT]) -> None:
+        """Close at once, whatever is unsent."""
+
+    def note_error(self, client: ClientT, reason: str) -> None:
+        """A client is about to be closed because of what it did or did not do."""
+
+
+class Link(Generic[ClientT]):
+    """One client's socket and what is still to be sent on it."""
+
+    __slots__ = (
+        *("_file", "_others", "_pump", "_receive", "_room", "_unanswered", "_woken"),
+        *("client", "ending", "sock", "unsent"),
+    )
+
+    def __init__(self, pump: LinkOwner[ClientT], sock: Socket, client: ClientT) -> None:
+        self._pump = pump
+        self._file: Any = sock if _READS_SOCKETS_ONLY else sock.fileno()
+        self._receive = client.receive
+        self._woken = pump.core.outbox.woken
+        self._others = pump.core.outbox.others
+        self._unanswered = pump.unanswered
+        self._room = _FEW_BYTES
+        self.sock = sock
+        self.client = client
+        self.unsent: bytearray | None = None
+        self.ending = False  # it is read no more, and is closed as soon as all is sent
+
+    def on_readable(self) -> None:
+        """Read once, answer with one write, and have others told what that means to them. The hot path."""
+        try:
+            data = _read(self._file, self._room)
+        except OSError as error:
+            if not isinstance(error, NOT_NOW):
+                self._pump.drop(self)
+            return
+        if not data:
+            self._pump.end(self)
+            return
+        if len(data) == self._room:
+            data = self._read_on(data)
+        receive = self._receive  # `self._receive(data)` would look for a method first, and cost more
+        try:
+            reply = receive(data)
+        except ProtocolError as error:
+            self._pump.refuse(self, error)
+            return
+        except Exception:  # out of memory, or a fault of ours: this client alone pays for it
+            logger.exception("closed %s: the server failed to serve it", self.client.peer)
+            self._pump.drop(self)
+            return
+        if not reply:
+            self._unanswered.add(self)
+        elif self.unsent is None:
+            try:
+                sent = _write(self._file, reply)
+            except OSError as error:
+                self._send_failed(error, reply)
+            else:
+                if sent < len(reply):
+                    self._hold(reply[sent:])
+        else:
+            self._hold(reply)
+        if self._woken or self._others:
+            self._pump.deliver()
+
+    def _read_on(self, data: bytes) -> bytes:
+        """The room was filled: if it was small, read again, and with more room from now on."""
+        if self._room == _MANY_BYTES:
+            return data
+        self._room = _MANY_BYTES
+        try:
+            return data + _read(self._file, _MANY_BYTES)
+        except OSError as error:
+            if not isinstance(error, NOT_NOW):  # what it sent before still counts
+                self._pump.loop.later(0, partial(self._pump.drop, self))
+            return data
+
+    def send(self, data: bytes) -> None:
+        """Send, or hold what cannot be sent now."""
+        if self.unsent is not None:
+            self._hold(data)
+            return
+        try:
+            sent = _write(self._file, data)
+        except OSError as error:
+            self._send_failed(error, data)
+        else:
+            if sent < len(data):
+                self._hold(data[sent:])
+
+    def count_bytes(self) -> None:
+        """Note the bytes received and sent, as the system counts them; nothing where it does not."""
+        try:
+            info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except (OSError, AttributeError):
+            return
+        if len(info) == _TCP_INFO_BYTES:
+            sent, received = _BYTE_COUNTS.unpack_from(info, _TCP_INFO_BYTES - _BYTE_COUNTS.size)
+            self.client.received, self.client.sent = received - (info[0] == _CLOSE_WAIT), sent
+
+    def _send_failed(self, error: OSError, data: bytes) -> None:
+        if isinstance(error, NOT_NOW):
+            self._hold(data)
+        else:
+            self._pump.drop(self)
+
+    @property
+    def has_error(self) -> bool:
+        """Whether the connection has broken unnoticed. The system says so only once."""
+        return self.sock.fileno() >= 0 and bool(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def on_writable(self) -> None:
+        unsent = self.unsent
+        if unsent is None:
+            return
+        try:
+            del unsent[: _write(self._file, unsent)]
+        except OSError as error:
+            if not isinstance(error, NOT_NOW):
+                self._pump.drop(self)
+            return
+        if not unsent:
+            self.unsent = None
+            self._pump.loop.watch_writable(self.sock, None)
+            if self.ending and not self.client.is_owed:
+                self._pump.drop(self)
+
+    def _hold(self, data: bytes) -> None:
+        if self.unsent is None:
+            self.unsent = bytearray()
+            self._pump.loop.watch_writable(self.sock, self.on_writable)
+        self.unsent += data
+        limit = self._pump.core.limits.unsent_bytes
+        if len(self.unsent) > limit:
+            self._pump.note_error(
+                self.client,
+                f"it does not read; more than {limit:,} bytes wait for it, the limit unsent_bytes",
+            )
+            self._pump.drop(self)

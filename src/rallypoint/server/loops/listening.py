@@ -1,0 +1,127 @@
+"""Accepting clients on listening sockets: as many at a time as there are, and none while there is no room."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import partial
+from typing import Any
+
+from rallypoint.server.loops.link import NOT_NOW, Socket
+from rallypoint.server.loops.loop import Loop
+
+logger = logging.getLogger("rallypoint.server")
+
+_ACCEPT_AT_ONCE = 1024
+# Linux reports what is wrong with a new connection to whoever accepts it.
+_OF_THE_CLIENT = {
+    errno.ECONNABORTED,
+    errno.ECONNRESET,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENOPROTOOPT,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+    errno.EPROTO,
+    errno.ETIMEDOUT,
+}
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+# Linux hands the options of a listening socket on to those that it accepts: no system call per client.
+_INHERITS_OPTIONS = sys.platform == "linux"
+
+Welcome = Callable[[Socket, str], None]
+"""Takes a new socket, which does not block, and the address of its client."""
+
+
+class Listening:
+    """The listening sockets of one pump, which it owns."""
+
+    def __init__(
+        self, loop: Loop, listeners: Sequence[socket.socket], clients: Sized, welcome: Welcome
+    ) -> None:
+        """`clients` are those that are connected, for a message."""
+        self._clients = clients
+        self._loop = loop
+        self._listeners = list(listeners)
+        self._welcome = welcome
+        self._is_accepting = False
+
+    def start(self) -> None:
+        for listener in self._listeners:
+            listener.setblocking(False)
+            set_options(listener, _KEEP_ALIVE)
+        self.resume()
+
+    def resume(self) -> None:
+        """Accept, if that was paused. About once a second."""
+        if self._is_accepting:
+            return
+        self._is_accepting = True
+        for listener in self._listeners:
+            self._loop.watch_readable(listener, partial(self._accept_from, listener))
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            if self._is_accepting:
+                self._loop.watch_readable(listener, None)
+            listener.close()
+
+    def _accept_from(self, listener: socket.socket) -> None:
+        """Accept until there is none left, so that a storm of clients costs few turns of the loop.
+
+        First accept, then welcome: the system's backlog is short, and a client that does not fit into it
+        tries again a second later.
+        """
+        is_more = True
+        while self._is_accepting and is_more:
+            arrivals = self._accept_some(listener)
+            is_more = len(arrivals) == _ACCEPT_AT_ONCE
+            for sock, address in arrivals:
+                try:
+                    sock.setblocking(False)
+                    if not _INHERITS_OPTIONS:
+                        set_options(sock, _KEEP_ALIVE)
+                except OSError:  # the client has gone already
+                    sock.close()
+                else:
+                    self._welcome(sock, f"{address[0]}:{address[1]}")
+
+    def _accept_some(self, listener: socket.socket) -> list[tuple[Socket, Any]]:
+        arrivals: list[tuple[Socket, Any]] = []
+        kind = (int(listener.family), int(listener.type), listener.proto)
+        try:
+            while len(arrivals) < _ACCEPT_AT_ONCE:
+                file, address = listener._accept()  # type: ignore[attr-defined]
+                arrivals.append((Socket(*kind, file), address))
+        except NOT_NOW:
+            pass
+        except OSError as error:
+            if error.errno not in _OF_THE_CLIENT:
+                self._pause(error)
+        return arrivals
+
+    def _pause(self, error: OSError) -> None:
+        logger.warning(
+            "cannot accept more clients beside %d: %s; they wait. hint: is the limit of open files too low?",
+            len(self._clients),
+            error.strerror or os.strerror(error.errno or 0),
+        )
+        self._is_accepting = False
+        for listener in self._listeners:
+            self._loop.watch_readable(listener, None)
+
+
+def set_options(sock: Socket, times: Mapping[str, int]) -> None:
+    """Send at once, and probe a connection on which nothing comes, at such times."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A machine that vanishes sends no FIN: without probes, its ranks would count as present for ever.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in times.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

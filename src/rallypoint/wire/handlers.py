@@ -1,0 +1,111 @@
+"""The objects that a parser hands requests to: their interfaces, and which method takes which operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol, TypeVar
+
+from rallypoint.wire.encoding import unpack_i64
+from rallypoint.wire.opcodes import Op
+
+
+class Handler(Protocol):
+    """What every handler has, whatever else the forms of its requests call."""
+
+    def validate(self) -> None: ...
+    def get(self, key: bytes, /) -> bytes: ...
+
+
+class RequestHandler(Handler, Protocol):
+    """Who carries requests out: a method per operation, which returns the reply to send, or `b""`.
+
+    A method may raise ProtocolError; the connection is then to be closed.
+    """
+
+    def set(self, key: bytes, value: bytes, /) -> bytes: ...
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes, /) -> bytes: ...
+    def add(self, key: bytes, amount: int, /) -> bytes: ...
+    def check(self, keys: list[bytes], /) -> bytes: ...
+    def wait(self, keys: list[bytes], /) -> bytes: ...
+    def num_keys(self) -> bytes: ...
+    def delete_key(self, key: bytes, /) -> bytes: ...
+    def append(self, key: bytes, value: bytes, /) -> bytes: ...
+    def multi_get(self, keys: list[bytes], /) -> bytes: ...
+    def multi_set(self, keys_and_values: list[bytes], /) -> bytes: ...
+    def cancel_wait(self) -> bytes: ...
+    def ping(self, nonce: bytes, /) -> bytes: ...
+    def queue_push(self, key: bytes, value: bytes, /) -> bytes: ...
+    def queue_pop(self, key: bytes, /) -> bytes: ...
+    def queue_len(self, key: bytes, /) -> bytes: ...
+    def list_keys(self) -> bytes: ...
+    def barrier(self, key: bytes, world_size: int, /) -> bytes: ...
+
+
+class SessionHandler(Handler, Protocol):
+    """Who takes part in sessions: what a relay's connection asks for (see `sessions`)."""
+
+    def open_session(self, token: bytes, tail: bytes, /) -> bytes: ...
+    def batch(self, payload: bytes, /) -> bytes: ...
+    def present(self) -> bytes: ...
+    def bye(self) -> bytes: ...
+
+
+class LookHandler(Handler, Protocol):
+    """Who tells what it knows."""
+
+    def look(self, question: bytes, /) -> bytes: ...
+
+
+class Carrier(Handler, Protocol):
+    """Who takes requests as they are: the operation, its blobs and its tail."""
+
+    def carry(self, op: Op, blobs: list[bytes], tail: bytes, /) -> bytes: ...
+
+
+HandlerT = TypeVar("HandlerT", bound=Handler)
+
+Deliver = Callable[[HandlerT, list[bytes], bytes], bytes]
+"""How a complete request of one operation is handed to a handler: its blobs, which may be kept but not
+changed, and its tail."""
+
+SERVED: Final[dict[Op, Deliver[RequestHandler]]] = {
+    Op.SET: lambda handler, blobs, _: handler.set(blobs[0], blobs[1]),
+    Op.COMPARE_SET: lambda handler, blobs, _: handler.compare_set(*blobs),
+    Op.GET: lambda handler, blobs, _: handler.get(blobs[0]),
+    Op.ADD: lambda handler, blobs, tail: handler.add(blobs[0], unpack_i64(tail)[0]),
+    Op.CHECK: lambda handler, blobs, _: handler.check(blobs),
+    Op.WAIT: lambda handler, blobs, _: handler.wait(blobs),
+    Op.GETNUMKEYS: lambda handler, _, __: handler.num_keys(),
+    Op.DELETE_KEY: lambda handler, blobs, _: handler.delete_key(blobs[0]),
+    Op.APPEND: lambda handler, blobs, _: handler.append(blobs[0], blobs[1]),
+    Op.MULTI_GET: lambda handler, blobs, _: handler.multi_get(blobs),
+    Op.MULTI_SET: lambda handler, blobs, _: handler.multi_set(blobs),
+    Op.CANCEL_WAIT: lambda handler, _, __: handler.cancel_wait(),
+    Op.PING: lambda handler, _, tail: handler.ping(tail),
+    Op.QUEUE_PUSH: lambda handler, blobs, _: handler.queue_push(blobs[0], blobs[1]),
+    Op.QUEUE_POP: lambda handler, blobs, _: handler.queue_pop(blobs[0]),
+    Op.QUEUE_LEN: lambda handler, blobs, _: handler.queue_len(blobs[0]),
+    Op.LIST_KEYS: lambda handler, _, __: handler.list_keys(),
+    Op.BARRIER: lambda handler, blobs, tail: handler.barrier(blobs[0], unpack_i64(tail)[0]),
+}
+"""torch's operations, each by a method of its own."""
+
+SESSIONS: Final[dict[Op, Deliver[SessionHandler]]] = {
+    Op.SESSION: lambda handler, blobs, tail: handler.open_session(blobs[0], tail),
+    Op.BATCH: lambda handler, blobs, _: handler.batch(blobs[0]),
+    Op.PRESENT: lambda handler, _, __: handler.present(),
+    Op.BYE: lambda handler, _, __: handler.bye(),
+}
+"""What a relay's connection asks for besides."""
+
+LOOKS: Final[dict[Op, Deliver[LookHandler]]] = {Op.LOOK: lambda handler, blobs, _: handler.look(blobs[0])}
+"""What somebody asks who wants to know how it stands."""
+
+
+def carried(ops: Iterable[Op]) -> dict[Op, Deliver[Carrier]]:
+    """Operations that are handed over as they are."""
+
+    def pass_on(op: Op) -> Deliver[Carrier]:
+        return lambda handler, blobs, tail: handler.carry(op, blobs, tail)
+
+    return {op: pass_on(op) for op in ops}

@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the others.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -15,11 +15,17 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tools are installed while pip installs.
 MAKEFLAGS += --jobs=2
 
-.PHONY: demo tools test test-all check bench bench-full fuzz simulate clean
+.PHONY: help demo tools test test-all check docs bench bench-full fuzz simulate clean
+.DEFAULT_GOAL := help
 
-$(STAMP): pyproject.toml
+help:                 ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(STAMP): EXTRAS := torch,bench,test,lint
+$(VENV)/.docs: EXTRAS := docs
+$(STAMP) $(VENV)/.docs: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[torch,bench,test,lint]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[$(EXTRAS)]'
 	touch $@
 
 demo: $(STAMP)        ## jobs come up by every quick route; two ranks train like one
@@ -38,21 +44,25 @@ check: $(STAMP)       ## lint and types
 test: check tools     ## lint, types and all tests but the slow ones
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow'
 
-test-all: check tools ## the slow ones as well: the whole matrix of launches
+test-all: check tools ## all tests: the whole matrix of launches as well
 	$(BIN)/pytest $(SIDE_BY_SIDE)
 
-bench: $(STAMP) tools ## all measurements, quickly: against torch's own servers and redis
+# Not --quiet: warnings would not count then.
+docs: $(VENV)/.docs   ## the pages of docs/ as a site in build/site; a dead link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+bench: $(STAMP) tools ## all measurements, quickly, against torch's own servers and redis
 	$(BIN)/rallypoint bench all --quick
 
-bench-full: $(STAMP) tools ## the whole of it, to 98,304 ranks, and the page with its figures
+bench-full: $(STAMP) tools ## all measurements in full, to 98,304 ranks, and the page with its figures
 	$(BIN)/rallypoint bench all --json docs/benchmarks.json
 	$(BIN)/rallypoint bench page docs/benchmarks.json --output docs/benchmarks.md
 
 fuzz: $(STAMP)        ## 100,000 random and mutated streams against a live server
 	$(BIN)/python tests/fuzz.py --streams 100000
 
-simulate: $(STAMP)    ## relays on a failing network, with that many seeds
+simulate: $(STAMP)    ## relays on a failing network, with 20,000 seeds, or SEEDS=...
 	$(BIN)/python tests/simulation.py --seeds $(SEEDS)
 
-clean:
+clean:                ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

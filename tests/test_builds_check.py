@@ -33,11 +33,11 @@ from build_files import (
     wheel,
 )
 from rallypoint.cli.main import app
-from rallypoint.diagnose.builds.cache import Entry, parse_cache
 from rallypoint.diagnose.builds.check import check
+from rallypoint.diagnose.builds.libraries import Elf, UnreadableError
 from rallypoint.diagnose.builds.loader import explain_import, judge_import, resolve
-from rallypoint.diagnose.builds.verdicts import Report
-from rallypoint.diagnose.builds.window import Binary, UnreadableError
+from rallypoint.diagnose.builds.trees import Entry, parse_cache
+from rallypoint.diagnose.builds.verdicts import BuildReport
 from rallypoint.diagnose.findings import Finding, State
 from rallypoint.errors import RallypointError, UsageError
 from raw import SECONDS
@@ -47,11 +47,11 @@ _WINDOWS_TORCH = "2.10.0"
 """Small for a torch: 114 MB."""
 
 
-def _look(path: Path | None, environment: Mapping[str, str] = _NOWHERE) -> Report:
+def _look(path: Path | None, environment: Mapping[str, str] = _NOWHERE) -> BuildReport:
     return check(path, sys.executable, environment)
 
 
-def _finding(report: Report, name: str) -> Finding:
+def _finding(report: BuildReport, name: str) -> Finding:
     return next(finding for finding in report.findings if finding.name == name)
 
 
@@ -63,12 +63,12 @@ def _finding(report: Report, name: str) -> Finding:
     [
         ("libtorch_cpu.so", elf(WITH), True, "Linux on x86_64"),
         ("libtorch_cpu.so", elf(WITHOUT), False, "Linux on x86_64"),
-        ("torch_cpu.dll", pe(WITHOUT, ["uv.dll"]), False, "Windows on x86_64"),
-        ("torch_cpu.dll", pe(WITH, ["uv.dll"]), True, "Windows on x86_64"),
+        ("torch_cpu.dll", pe(WITHOUT), False, "Windows on x86_64"),
+        ("torch_cpu.dll", pe(WITH), True, "Windows on x86_64"),
         ("libtorch_cpu.dylib", macho(WITH), True, "macOS on arm64"),
         (
             "libtorch_cpu.dylib",
-            universal((0x01000007, macho(WITH)), (0x0100000C, macho(WITH))),
+            universal(macho(WITH, 0x01000007), macho(WITH)),
             True,
             "x86_64 and arm64",
         ),
@@ -96,7 +96,7 @@ def test_a_shipped_uv_dll_proves_nothing(tmp_path: Path) -> None:
         (elf(WITHOUT), "not compiled in"),
         (elf(OLD), "knows nothing of libuv"),
         (elf(b""), "built without distributed"),
-        (universal((0x01000007, macho(WITH)), (0x0100000C, macho(WITHOUT))), "missing in another"),
+        (universal(macho(WITH), macho(WITHOUT)), "missing in another"),
     ],
 )
 def test_why_the_server_is_not_there(content: bytes, words: str, tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_why_the_server_is_not_there(content: bytes, words: str, tmp_path: Path)
 
 
 def test_a_single_library(tmp_path: Path) -> None:
-    path = tmp_path / "torch_cpu.dll"
-    path.write_bytes(pe(WITHOUT, ["c10.dll", "uv.dll"]))
+    path = tmp_path / "libtorch_cpu.so"
+    path.write_bytes(elf(WITHOUT, ["libc10.so", "libuv.so.1"]))
     report = _look(path)
     assert (report.kind, report.libuv) == ("library", False)
-    assert "linked with uv.dll" in _finding(report, "libuv library").found
+    assert _finding(report, "libuv library").found == "linked with libuv.so.1"
 
 
 @pytest.mark.parametrize("size", [0, 10, 100, 300])
@@ -213,19 +213,19 @@ def test_the_library_path_comes_between_the_two_search_paths(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         (tmp_path / name / "lib.so").touch()
     variable = str(tmp_path / "variable")
-    old = Binary("ELF", "Linux", (), rpaths=("$ORIGIN/rpath",))
-    new = Binary("ELF", "Linux", (), rpaths=("$ORIGIN/rpath",), runpaths=("${ORIGIN}/runpath",))
+    old = Elf(rpaths=("$ORIGIN/rpath",))
+    new = Elf(rpaths=("$ORIGIN/rpath",), runpaths=("${ORIGIN}/runpath",))
     taken = [
         resolve(binary, tmp_path, "lib.so", path)
         for binary, path in [(old, variable), (new, variable), (new, ""), (new, "/nowhere")]
     ]
     assert [each and each.path.parent.name for each in taken] == ["rpath", "variable", "runpath", "runpath"]
-    assert resolve(Binary("ELF", "Linux", ()), tmp_path, "lib.so", "") is None
+    assert resolve(Elf(), tmp_path, "lib.so", "") is None
 
 
 def test_the_library_path_of_macos(tmp_path: Path) -> None:
     folder = package(tmp_path / "torch", macho(WITH), library="libtorch_cpu.dylib")
-    other = package(tmp_path / "other", macho(WITHOUT, uuid=bytes(16)), library="libtorch_cpu.dylib")
+    other = package(tmp_path / "other", macho(WITHOUT), library="libtorch_cpu.dylib")
     assert _finding(_look(folder), "loader").state is State.OK
     environment = {**_NOWHERE, "DYLD_LIBRARY_PATH": str(other / "lib")}
     assert _finding(_look(folder, environment), "loader").state is State.FAILURE
@@ -358,7 +358,7 @@ def test_a_tree_for_windows(tmp_path: Path) -> None:
     options = {**ON, "USE_TENSORPIPE:BOOL": "OFF", "CMAKE_CXX_COMPILER:FILEPATH": "C:/VC/bin/cl.exe"}
     folder = tree(tmp_path / "pytorch", options, "")
     (folder / "build" / "bin").mkdir()
-    (folder / "build" / "bin" / "torch_cpu.dll").write_bytes(pe(WITHOUT, ["uv.dll"]))
+    (folder / "build" / "bin" / "torch_cpu.dll").write_bytes(pe(WITHOUT))
     report = _look(folder)
     assert report.libuv is False
     for name in ("options", "configured", "libuv server"):
@@ -424,7 +424,7 @@ EMPTY:STRING=
 nonsense
 """
     cache = parse_cache(text)
-    assert cache["USE_DISTRIBUTED"] == Entry("BOOL", "ON")
+    assert cache["USE_DISTRIBUTED"] == Entry("ON")
     assert (cache["USE_LIBUV"].on, cache["FOO"].on) == (True, False)
     assert cache["odd:name"].value == "a=b"
     assert (cache["libuv_LIBRARY"].found, cache["EMPTY"].found) == (False, False)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.cli.watching import describe
+from rallypoint.diagnose.builds.libraries import UnreadableError
 from rallypoint.diagnose.builds.ninja import (
     Console,
     Output,
-    find_edge,
     parse_console,
     parse_log,
     read_custom_outputs,
@@ -29,7 +29,7 @@ from rallypoint.diagnose.builds.progress import (
     targets_of,
     time_left,
 )
-from rallypoint.diagnose.builds.window import UnreadableError
+from rallypoint.diagnose.builds.trees import find_settings
 
 _LINES = """0\t17\t1794753749936574438\tCMakeFiles/m.dir/m.c.o\t6747aa9e5bc3411a
 23\t69\t1794753749984574440\tlibuv_a.a\t560b02174eca31b3
@@ -76,14 +76,9 @@ def test_steps_of_a_build_file() -> None:
     lines = _BUILD.splitlines()
     assert list(read_outputs(lines)) == ["a b.o", ":odd"]
     assert list(read_custom_outputs(["build x: CUSTOM_COMMAND in", *lines])) == ["x"]
-    edge = find_edge(lines, "b.o")
-    assert edge is not None
-    assert edge.outputs == ("a b.o",)
-    assert edge.bindings == {"FLAGS": "-O2 -DX", "DEP_FILE": "a.d"}
-    last = find_edge(lines, "c.o")
-    assert last is not None
-    assert last.bindings == {"FLAGS": "-O0"}
-    assert find_edge(lines, "in.c") is None
+    assert find_settings(lines, "b.o") == {"FLAGS": "-O2 -DX", "DEP_FILE": "a.d"}
+    assert find_settings(lines, "c.o") == {"FLAGS": "-O0"}
+    assert find_settings(lines, "in.c") is None
 
 
 _CONSOLE = """ninja: Entering directory `build'

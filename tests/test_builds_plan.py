@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from build_files import ON, WITH, elf, package, tree
 from rallypoint.cli.main import app
 from rallypoint.diagnose.builds import batch, posix
-from rallypoint.diagnose.builds.cache import Entry
 from rallypoint.diagnose.builds.plan import ONE_RANK, Facts, Platform, Wishes, parse_architectures, plan
 from rallypoint.diagnose.builds.script import read_facts
+from rallypoint.diagnose.builds.trees import Entry
 from rallypoint.errors import UsageError
 
 _WISHES = Wishes("/src/pytorch", Platform.LINUX, "/env/bin/python", ("9.0", "12.0"))
@@ -31,11 +31,11 @@ _BUILT = Facts(
     "2.9.0a0",
     "build_sm120",
     {
-        "USE_CUDA": Entry("BOOL", "ON"),
-        "USE_NCCL": Entry("BOOL", "1"),
-        "USE_TENSORPIPE": Entry("BOOL", "OFF"),
-        "USE_LIBUV": Entry("BOOL", "ON"),
-        "TORCH_CUDA_ARCH_LIST": Entry("STRING", "12.0;9.0"),
+        "USE_CUDA": Entry("ON"),
+        "USE_NCCL": Entry("1"),
+        "USE_TENSORPIPE": Entry("OFF"),
+        "USE_LIBUV": Entry("ON"),
+        "TORCH_CUDA_ARCH_LIST": Entry("12.0;9.0"),
     },
     built=True,
 )

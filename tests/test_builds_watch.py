@@ -21,10 +21,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rallypoint.cli.main import app
+from rallypoint.diagnose.builds.libraries import UnreadableError
 from rallypoint.diagnose.builds.ninja_left import ask, find_program
 from rallypoint.diagnose.builds.script import running_command
 from rallypoint.diagnose.builds.watch import Watch
-from rallypoint.diagnose.builds.window import UnreadableError
 from rallypoint.errors import UsageError
 
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

@@ -18,7 +18,7 @@ from rallypoint.errors import RallypointError, UsageError
 
 if TYPE_CHECKING:
     from rallypoint.diagnose.builds.plan import Wishes
-    from rallypoint.diagnose.builds.verdicts import Report
+    from rallypoint.diagnose.builds.verdicts import BuildReport
 
 app = typer.Typer(
     name="torch",
@@ -76,7 +76,7 @@ def check(
     raise typer.Exit(0 if report.ok else 1)
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: BuildReport) -> None:
     from rallypoint.cli.findings import print_findings
     from rallypoint.text import printable
 
@@ -86,7 +86,7 @@ def _print_report(report: Report) -> None:
         print(f"\nrallypoint: {_verdict(report)}", file=sys.stderr)
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: BuildReport) -> str:
     if report.libuv is None:
         return "there is no compiled torch to look into"
     return f"the libuv server is {'in it, but something disagrees' if report.libuv else 'not in it'}"

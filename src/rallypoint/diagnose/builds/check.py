@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rallypoint.diagnose.builds.binaries import identify_file
-from rallypoint.diagnose.builds.loader import Found, find_torch, judge_import, judge_loader
+from rallypoint.diagnose.builds.libraries import HEAD_BYTES, LIBRARIES, NO_LIBRARY, identify, opened
+from rallypoint.diagnose.builds.loader import ImportedTorch, find_torch, judge_import, judge_loader
 from rallypoint.diagnose.builds.packages import (
-    LIBRARIES,
     Package,
     find_package,
     read_library,
     read_package,
     read_version,
+    read_wheel,
 )
 from rallypoint.diagnose.builds.trees import (
     Compilation,
     Tree,
     built_library,
     carried_libuv,
-    compare_libraries,
+    find_copies,
     find_tree,
     other_libuvs,
     own_package,
@@ -30,7 +30,7 @@ from rallypoint.diagnose.builds.trees import (
     used_libuv,
 )
 from rallypoint.diagnose.builds.verdicts import (
-    Report,
+    BuildReport,
     has_server,
     judge_copies,
     judge_linked,
@@ -38,15 +38,13 @@ from rallypoint.diagnose.builds.verdicts import (
     judge_server,
     judge_versions,
 )
-from rallypoint.diagnose.builds.wheels import read_wheel
-from rallypoint.diagnose.builds.window import UnreadableError
 from rallypoint.diagnose.findings import Finding, State, failure, ok, warning
 from rallypoint.errors import UsageError
 
 _KINDS = "an installed torch, a wheel, a library, a source tree or its build folder"
 
 
-def check(path: Path | None, python: str, environment: Mapping[str, str]) -> Report:
+def check(path: Path | None, python: str, environment: Mapping[str, str]) -> BuildReport:
     """Look into what is at a path, or into the torch that `python` would import.
 
     Raises `UsageError` if that is no torch, and `UnreadableError` if it is one that cannot be read.
@@ -65,53 +63,52 @@ def check(path: Path | None, python: str, environment: Mapping[str, str]) -> Rep
     raise UsageError(f"{path} is no torch: {' or '.join(LIBRARIES)} is not there", hint=f"name {_KINDS}")
 
 
-def _check_library(path: Path) -> Report:
-    try:
-        identify_file(path)
-    except UnreadableError as error:
-        raise UsageError(f"{path} is no torch: {error.message}", hint=f"name {_KINDS}") from None
+def _check_library(path: Path) -> BuildReport:
+    with opened(path) as file:
+        if identify(file.read(HEAD_BYTES)) is None:
+            raise UsageError(f"{path} is no torch: {NO_LIBRARY}", hint=f"name {_KINDS}")
     package = read_library(path)
     if not package.texts and path.name not in LIBRARIES:
         raise UsageError(f"{path} does not hold the TCPStore", hint=f"name {' or '.join(LIBRARIES)}")
     return _report("library", path, package)
 
 
-def _check_import(found: Found, python: str, environment: Mapping[str, str]) -> Report:
+def _check_import(found: ImportedTorch, python: str, environment: Mapping[str, str]) -> BuildReport:
     if found.folder is None:
         raise UsageError(f"{python} finds no torch", hint=f"install one, or name {_KINDS}")
     if not found.compiled:
-        return Report("installed", str(found.folder), None, (judge_import(found),))
+        return BuildReport("installed", str(found.folder), None, (judge_import(found),))
     package = read_package(found.folder)
     loader = judge_loader(found.folder, environment)
     return _report("installed", found.folder, package, judge_import(found), loader)
 
 
-def _report(kind: str, path: Path, package: Package, *more: Finding | None) -> Report:
+def _report(kind: str, path: Path, package: Package, *more: Finding | None) -> BuildReport:
     findings = [
         _describe(package),
         judge_server(package.texts, package.windows),
-        judge_linked(package.binary.needed, package.shipped),
+        judge_linked(package.needed, package.shipped),
         *more,
     ]
     known = tuple(finding for finding in findings if finding)
-    return Report(kind, str(path), has_server(package.texts), known)
+    return BuildReport(kind, str(path), has_server(package.texts), known)
 
 
 def _describe(package: Package) -> Finding:
     version = package.versions.get("__version__", "of an unknown version")
     cuda = f", CUDA {package.versions['cuda']}" if "cuda" in package.versions else ""
-    machines = " and ".join(package.binary.machines)
+    machines = " and ".join(package.target.machines)
     library = package.library.replace("\\", "/").rpartition("/")[2]
-    return ok("torch", f"{version}{cuda}, for {package.binary.platform} on {machines} ({library})")
+    return ok("torch", f"{version}{cuda}, for {package.target.platform} on {machines} ({library})")
 
 
 # A tree ----------------------------------------------------------------------------------------------------
 
 
-def _check_tree(tree: Tree, found: Found, environment: Mapping[str, str]) -> Report:
+def _check_tree(tree: Tree, found: ImportedTorch, environment: Mapping[str, str]) -> BuildReport:
     compilation = read_compilation(tree.build) if tree.build else None
     defined = compilation.defined if compilation else None
-    library = built_library(tree.build, LIBRARIES) if tree.build else None
+    library = built_library(tree.build) if tree.build else None
     package = read_library(library) if library else None
     findings = [
         _describe_tree(tree),
@@ -123,7 +120,7 @@ def _check_tree(tree: Tree, found: Found, environment: Mapping[str, str]) -> Rep
         *([judge_loader(found.folder, environment)] if found.folder else []),
     ]
     libuv = has_server(package.texts) if package else None
-    return Report("tree", str(tree.source), libuv, tuple(finding for finding in findings if finding))
+    return BuildReport("tree", str(tree.source), libuv, tuple(finding for finding in findings if finding))
 
 
 def _describe_tree(tree: Tree) -> Finding:
@@ -148,15 +145,15 @@ def _judge_built(package: Package | None, library: Path | None) -> Finding:
     return replace(judged, found=f"{library}: {judged.found}")
 
 
-def _judge_installed(tree: Tree, found: Found) -> list[Finding]:
+def _judge_installed(tree: Tree, found: ImportedTorch) -> list[Finding]:
     """Against the libraries in the tree itself, and against an installed torch of the same version."""
-    if tree.build is None or built_library(tree.build, LIBRARIES) is None:
+    if tree.build is None or built_library(tree.build) is None:
         return []
     folders = [own_package(tree.source)]
     if found.folder and found.compiled and _release(read_version(found.folder)) == _release(tree.version):
         folders.append(found.folder)
     places = {os.path.realpath(folder): folder / "lib" for folder in folders if folder}
-    pairs = {str(place): compare_libraries(tree.build, place) for place in places.values()}
+    pairs = {str(place): find_copies(tree.build, place) for place in places.values()}
     if not any(pairs.values()):
         hint = "install it: `pip install --no-build-isolation -e .`, or copy the libraries to torch/lib"
         return [warning("installed", "what was built is not installed anywhere", hint)]
@@ -178,7 +175,7 @@ def _judge_libuvs(
     return judge_versions(carried_libuv(tree.source), used, other_libuvs(environment))
 
 
-def _judge_loaded(tree: Tree, found: Found) -> Finding:
+def _judge_loaded(tree: Tree, found: ImportedTorch) -> Finding:
     """Whether it is this tree that Python will import."""
     judged = judge_import(found)
     sources = os.path.realpath(tree.source / "torch")

@@ -8,11 +8,11 @@ failed are not in it; they are only in what ninja prints.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rallypoint.diagnose.builds.window import UnreadableError
+from rallypoint.diagnose.builds.libraries import UnreadableError
 
 _VERSIONS: Final = range(5, 8)
 _HEADER: Final = re.compile(r"# ninja log v(\d+)")
@@ -60,51 +60,17 @@ def _parse_output(line: str) -> Output | None:
     return Output(start, end, stamp, fields[3], fields[4])
 
 
-@dataclass(frozen=True)
-class Edge:
-    """A step of build.ninja: its outputs and what is set for it."""
-
-    outputs: tuple[str, ...]
-    bindings: Mapping[str, str]
-
-
 def read_outputs(lines: Iterable[str]) -> Iterator[str]:
     """The first output of each step that runs a command."""
     for line in lines:
         if line.startswith("build ") and not re.search(r": phony\b", line):
-            yield _outputs(line)[0]
+            match = _OUTPUT.match(line, len("build "))
+            yield re.sub(r"\$(.)", r"\1", match[0]) if match else ""
 
 
 def read_custom_outputs(lines: Iterable[str]) -> Iterator[str]:
     """The first output of each custom command, by the name that CMake and Meson give their rule."""
     return read_outputs(line for line in lines if re.search(r": CUSTOM_COMMAND\b", line))
-
-
-def find_edge(lines: Iterable[str], part: str) -> Edge | None:
-    """The first step with an output whose path has `part` in it."""
-    found: tuple[str, ...] | None = None
-    bindings: dict[str, str] = {}
-    for line in lines:
-        if found is not None:
-            if not line.startswith("  "):
-                break
-            name, _, value = line.strip().partition("=")
-            bindings[name.strip()] = value.strip()
-        elif part in line and line.startswith("build "):
-            outputs = _outputs(line)
-            found = outputs if any(part in output for output in outputs) else None
-    return None if found is None else Edge(found, bindings)
-
-
-def _outputs(line: str) -> tuple[str, ...]:
-    """The outputs that are named before a `|` or the colon."""
-    found, at = [], len("build ")
-    while match := _OUTPUT.match(line, at):
-        found.append(re.sub(r"\$(.)", r"\1", match[0]))
-        at = match.end()
-        while line[at : at + 1] == " ":
-            at += 1
-    return tuple(found) or ("",)
 
 
 def sets_its_own_folder(lines: Iterable[str]) -> bool:

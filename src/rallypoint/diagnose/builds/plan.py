@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from rallypoint.diagnose.builds.cache import Entry
-from rallypoint.diagnose.builds.verdicts import architectures
+from rallypoint.diagnose.builds.trees import Entry, architectures
 from rallypoint.errors import UsageError
 
 _ARCHITECTURE: Final = re.compile(r"\d{1,2}\.\d[a-z]?(\+PTX)?")

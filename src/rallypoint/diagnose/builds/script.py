@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from rallypoint.diagnose.builds import batch, posix
-from rallypoint.diagnose.builds.packages import LIBRARIES
 from rallypoint.diagnose.builds.plan import CLONE, RELEASE, Facts, Plan, Platform
 from rallypoint.diagnose.builds.trees import built_library, find_tree, is_source
 from rallypoint.errors import RallypointError, UsageError
@@ -34,7 +33,7 @@ def read_facts(path: Path) -> Facts:
     if tree.build is None:
         return Facts(tree.version)
     build = tree.build.relative_to(path) if tree.build.is_relative_to(path) else tree.build.absolute()
-    return Facts(tree.version, str(build), tree.cache, built_library(tree.build, LIBRARIES) is not None)
+    return Facts(tree.version, str(build), tree.cache, built_library(tree.build) is not None)
 
 
 def write_script(plan: Plan) -> str:

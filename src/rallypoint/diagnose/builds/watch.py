@@ -13,6 +13,7 @@ import psutil
 
 from rallypoint.diagnose.builds import progress
 from rallypoint.diagnose.builds.compilers import Meter, find_ninja, is_gone
+from rallypoint.diagnose.builds.libraries import UnreadableError
 from rallypoint.diagnose.builds.ninja import (
     Console,
     Output,
@@ -24,7 +25,6 @@ from rallypoint.diagnose.builds.ninja import (
 )
 from rallypoint.diagnose.builds.ninja_left import LOG, Left, ask, find_program
 from rallypoint.diagnose.builds.progress import Snapshot
-from rallypoint.diagnose.builds.window import UnreadableError
 from rallypoint.errors import UsageError
 
 _POLL_SECONDS: Final = 0.1

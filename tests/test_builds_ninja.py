@@ -104,7 +104,7 @@ def test_what_ninja_prints(code: str) -> None:
 def test_only_the_last_run_counts() -> None:
     console = parse_console([*_CONSOLE.format(code="").splitlines(), "[1/2] Building", "  [2/2] Linking"])
     assert (console.done, console.total, console.ended, console.failures) == (2, 2, False, ())
-    assert parse_console(["ninja: no work to do."]) == Console(ended=True, began=True)
+    assert parse_console(["ninja: no work to do."]) == Console(ended=True)
     assert parse_console(["[100%] Built target x", "-- Configuring done"]) == Console()
 
 
@@ -174,9 +174,9 @@ STATES: list[tuple[Console | None, int | None, int | None, str]] = [
     (None, None, None, "stopped"),
     (None, 3, 0, "complete"),
     (None, 0, 2, "failed"),
-    (Console(2, 2, began=True), 3, None, "complete"),
-    (Console(1, 2, began=True), 0, None, "stopped"),
-    (Console(2, 2, ended=True, began=True), 0, None, "stopped"),
+    (Console(2, 2), 3, None, "complete"),
+    (Console(1, 2), 0, None, "stopped"),
+    (Console(2, 2, ended=True), 0, None, "stopped"),
     (parse_console(_CONSOLE.format(code="").splitlines()), 0, None, "failed"),
     (Console(), 0, None, "complete"),
 ]

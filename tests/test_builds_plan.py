@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,9 +21,8 @@ from typer.testing import CliRunner
 
 from build_files import ON, WITH, elf, package, tree
 from rallypoint.cli.main import app
-from rallypoint.diagnose.builds import batch, posix
-from rallypoint.diagnose.builds.plan import ONE_RANK, Facts, Platform, Wishes, parse_architectures, plan
-from rallypoint.diagnose.builds.script import read_facts
+from rallypoint.diagnose.builds.plan import Facts, Platform, Wishes, parse_architectures, plan, read_facts
+from rallypoint.diagnose.builds.scripts import ONE_RANK, write_script
 from rallypoint.diagnose.builds.trees import Entry
 from rallypoint.errors import UsageError
 
@@ -42,7 +42,7 @@ _BUILT = Facts(
 
 
 def _titles(wishes: Wishes, facts: Facts) -> list[str]:
-    return [step.title for step in posix.steps_of(plan(wishes, facts))]
+    return re.findall(r"^begin '\d+\. (.*)'$", write_script(plan(wishes, facts)), re.MULTILINE)
 
 
 # Decisions
@@ -56,7 +56,7 @@ def test_a_new_tree_is_built_whole() -> None:
 
 
 def test_a_built_tree_needs_two_targets_and_a_copy() -> None:
-    script = posix.write_script(plan(_WISHES, _BUILT))
+    script = write_script(plan(_WISHES, _BUILT))
     assert _titles(_WISHES, _BUILT)[4:] == ["configure", "build", "copy", "check", "one rank", "verify"]
     assert "build=build_sm120\n" in script
     assert 'cmake --build "$build" --target torch_cpu torch_python\n' in script
@@ -78,24 +78,24 @@ def test_what_changes_more_than_the_store_is_built_whole(wishes: Wishes, words: 
     assert made.whole
     assert f"changes {words}" in made.remarks[0]
     assert "build_sm120 stays as it is" in made.remarks[0]
-    assert "build=build\n" in posix.write_script(made)
+    assert "build=build\n" in write_script(made)
 
 
 def test_a_tree_that_is_not_there_is_cloned() -> None:
     facts = Facts("2.13.0", missing=True)
     assert _titles(_WISHES, facts)[:3] == ["tools", "clone", "submodules"]
-    script = posix.write_script(plan(_WISHES, facts))
+    script = write_script(plan(_WISHES, facts))
     clone = "git clone --recursive --branch v2.13.0 https://github.com/pytorch/pytorch"
     assert f'[ -e "$tree" ] || {clone} "$tree"\ncd "$tree"\n' in script
     assert script.count('cd "$tree"') == 1
-    windows = batch.write_script(plan(replace(_WISHES, platform=Platform.WINDOWS, tree="C:\\src"), facts))
+    windows = write_script(plan(replace(_WISHES, platform=Platform.WINDOWS, tree="C:\\src"), facts))
     assert f'if not exist "C:\\src" {clone} "C:\\src" || exit /b 1\ncd /d "C:\\src"' in windows
-    assert "clone" not in posix.write_script(plan(_WISHES, Facts()))
+    assert "clone" not in write_script(plan(_WISHES, Facts()))
 
 
 @pytest.mark.parametrize(("archs", "said"), [(("9.0", "12.0"), True), (("9.0",), False), ((), False)])
 def test_what_an_architecture_takes_is_said_where_it_is_asked_for(archs: tuple[str, ...], said: bool) -> None:
-    script = posix.write_script(plan(replace(_WISHES, architectures=archs), Facts()))
+    script = write_script(plan(replace(_WISHES, architectures=archs), Facts()))
     assert ("12.0 takes CUDA 12.8" in script) == said
 
 
@@ -162,7 +162,7 @@ def test_bash_accepts_every_plan(
     platform: Platform, path: str, python: str, archs: list[str], nccl: bool, jobs: int | None, facts: Facts
 ) -> None:
     archs = [] if platform is Platform.MACOS else archs
-    script = posix.write_script(plan(Wishes(path, platform, python, tuple(archs), nccl, jobs), facts))
+    script = write_script(plan(Wishes(path, platform, python, tuple(archs), nccl, jobs), facts))
     assert "sudo" not in script
     assert "\nrm " not in script
     bash = shutil.which("bash")
@@ -177,7 +177,7 @@ def test_bash_accepts_every_plan(
 
 def test_the_plan_for_windows_says_what_it_cannot_do() -> None:
     wishes = replace(_WISHES, platform=Platform.WINDOWS, tree="C:\\src\\100%", python="python", jobs=4)
-    script = batch.write_script(plan(wishes, replace(_BUILT, version="2.9.0\r\ndel *")))
+    script = write_script(plan(wishes, replace(_BUILT, version="2.9.0\r\ndel *")))
     assert "The libuv server will not be in it" in script
     assert 'cd /d "C:\\src\\100%%" || exit /b 1\n' in script
     assert 'set "TORCH_CUDA_ARCH_LIST=9.0;12.0"\n' in script
@@ -187,7 +187,7 @@ def test_the_plan_for_windows_says_what_it_cannot_do() -> None:
 
 def test_one_rank_comes_up_on_libuv(capsys: pytest.CaptureFixture[str]) -> None:
     """The lines of that step, on the torch of these tests, which has the server."""
-    exec("\n".join(ONE_RANK), {})
+    exec(ONE_RANK, {})
     assert capsys.readouterr().out == "one rank came up on a libuv store\n"
 
 

@@ -21,9 +21,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rallypoint.cli.main import app
+from rallypoint.diagnose.builds.commands import running_command
 from rallypoint.diagnose.builds.libraries import UnreadableError
-from rallypoint.diagnose.builds.ninja_left import ask, find_program
-from rallypoint.diagnose.builds.script import running_command
+from rallypoint.diagnose.builds.ninja import ask_what_is_left, find_program
 from rallypoint.diagnose.builds.watch import Watch
 from rallypoint.errors import UsageError
 
@@ -243,7 +243,7 @@ def test_what_is_left_is_what_ninja_does(project: Path) -> None:
         else:
             _configure(project, "-DCMAKE_C_FLAGS=-DTORCH_USE_LIBUV")
         log = (project / "build" / ".ninja_log").read_bytes()
-        left = ask(program, project / "build", log, ["torch_cpu"])
+        left = ask_what_is_left(program, project / "build", log, ["torch_cpu"])
         assert left is not None
         command = [program, "-C", str(project / "build"), "torch_cpu"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -359,9 +359,9 @@ def test_an_interruption_ends_the_command(project: Path) -> None:
 def test_a_log_of_another_ninja_is_not_believed(project: Path) -> None:
     program = find_program(project / "build")
     assert program is not None
-    assert ask(program, project / "build", b"# ninja log v3\n", []) is None
-    assert ask(program, project / "build", b"", ["no such target"]) is None
-    assert ask("/no/such/ninja", project / "build", b"", []) is None
+    assert ask_what_is_left(program, project / "build", b"# ninja log v3\n", []) is None
+    assert ask_what_is_left(program, project / "build", b"", ["no such target"]) is None
+    assert ask_what_is_left("/no/such/ninja", project / "build", b"", []) is None
 
 
 def test_a_command_that_configures_first(project: Path) -> None:

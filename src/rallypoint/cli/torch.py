@@ -142,11 +142,11 @@ def plan(
 
 def _write_script(tree: Path, wishes: Wishes) -> str:
     from rallypoint.diagnose.builds import plan as planning
-    from rallypoint.diagnose.builds import script as running
+    from rallypoint.diagnose.builds.scripts import write_script
 
     with _reading():
-        facts = running.read_facts(tree)
-    return running.write_script(planning.plan(wishes, facts))
+        facts = planning.read_facts(tree)
+    return write_script(planning.plan(wishes, facts))
 
 
 def _name_of(python: str, platform: Platform) -> str:
@@ -157,11 +157,11 @@ def _name_of(python: str, platform: Platform) -> str:
 
 
 def _run(script: str) -> int:
-    from rallypoint.diagnose.builds import script as running
+    from rallypoint.diagnose.builds.commands import run_script
 
     try:
         with signals_as_interrupts():
-            code = running.run_script(script)
+            code = run_script(script)
     except KeyboardInterrupt as stop:
         print("rallypoint: interrupted; every process of the build has been ended", file=sys.stderr)
         return exit_code(stop)

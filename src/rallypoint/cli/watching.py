@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from rallypoint.diagnose.builds.commands import running_command
 from rallypoint.diagnose.builds.progress import Libuv, Snapshot
-from rallypoint.diagnose.builds.script import running_command
 from rallypoint.diagnose.builds.watch import Watch
 from rallypoint.text import duration, printable
 

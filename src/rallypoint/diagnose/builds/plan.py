@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.builds.trees import Entry, architectures
+from rallypoint.diagnose.builds.trees import Entry, architectures, built_library, find_tree, is_source
 from rallypoint.errors import UsageError
 
 _ARCHITECTURE: Final = re.compile(r"\d{1,2}\.\d[a-z]?(\+PTX)?")
@@ -23,18 +24,6 @@ WHOLE_BUILD: Final = "build"
 RELEASE: Final = "2.13.0"
 CLONE: Final = f"git clone --recursive --branch v{RELEASE} https://github.com/pytorch/pytorch"
 """How a tree comes to be; the libuv that is compiled in is in a submodule of a submodule."""
-
-CARRIED: Final = "third_party/tensorpipe/third_party/libuv/include/uv.h"
-
-ONE_RANK: Final = (
-    "import torch.distributed as dist",
-    'store = dist.TCPStore("localhost", 0, 1, True, use_libuv=True)',
-    'assert store.libuvBackend, "the store does not use libuv"',
-    'dist.init_process_group("gloo", store=store, rank=0, world_size=1)',
-    "dist.destroy_process_group()",
-    'print("one rank came up on a libuv store")',
-)
-"""A job of one rank, whose store is served by libuv or not at all."""
 
 
 class Platform(str, Enum):
@@ -85,6 +74,22 @@ class Plan:
     """Whether all of torch is built, and not only the two libraries that have to do with the store."""
     remarks: tuple[str, ...]
     """What was found in the tree, and what follows from it."""
+
+
+def read_facts(path: Path) -> Facts:
+    """What is known of a source tree, which need not be there yet; `UsageError` if it is something else."""
+    if not path.exists():
+        return Facts(RELEASE, missing=True)
+    tree = find_tree(path) if is_source(path) else None
+    if tree is None:
+        raise UsageError(
+            f"{path.absolute()} is no source tree of torch",
+            hint=f"name one, or a folder that is not there yet; to get one: {CLONE}",
+        )
+    if tree.build is None:
+        return Facts(tree.version)
+    build = tree.build.relative_to(path) if tree.build.is_relative_to(path) else tree.build.absolute()
+    return Facts(tree.version, str(build), tree.cache, built_library(tree.build) is not None)
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:

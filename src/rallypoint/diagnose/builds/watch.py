@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -12,22 +14,25 @@ from typing import Final
 import psutil
 
 from rallypoint.diagnose.builds import progress
-from rallypoint.diagnose.builds.compilers import Meter, find_ninja, is_gone
 from rallypoint.diagnose.builds.libraries import UnreadableError
 from rallypoint.diagnose.builds.ninja import (
+    LOG,
     Console,
     Output,
+    StepsLeft,
+    ask_what_is_left,
+    find_program,
     parse_console,
     parse_log,
     read_custom_outputs,
     read_outputs,
     sets_its_own_folder,
 )
-from rallypoint.diagnose.builds.ninja_left import LOG, Left, ask, find_program
-from rallypoint.diagnose.builds.progress import Snapshot
+from rallypoint.diagnose.builds.progress import Load, Snapshot
 from rallypoint.errors import UsageError
 
 _POLL_SECONDS: Final = 0.1
+_NINJA: Final = re.compile(r"(?:ninja|ninja-build|samu)(?:\.exe)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,9 @@ class Watch:
         self._known: frozenset[str] = frozenset()
         """The outputs that build.ninja has."""
         self._custom: frozenset[str] = frozenset()
-        """Those of custom commands."""
+        """The outputs of custom commands among them."""
         self._askable = False
+        """Whether a dry run can be given a log of its own."""
         self._read_at = 0
         """The time stamp of the build.ninja that this is from."""
         self._program: str | None = None
@@ -72,15 +78,15 @@ class Watch:
         self._seen: frozenset[Output] = frozenset()
         """What was logged at the last look."""
         self._older: frozenset[Output] = frozenset()
-        """What was logged before that run was found, and is none of its own."""
+        """What was logged before that run was found: outputs of other runs."""
         self._asked = False
-        self._meter: Meter | None = None
+        self._meter: _Meter | None = None
 
     def look(self) -> Snapshot:
-        """How far it is now. `UsageError` if nothing is built there, `UnreadableError` if its log is none."""
+        """The build now. `UsageError` if nothing is built there, `UnreadableError` if its log is damaged."""
         self._read_build_file()
         self._attach()
-        running = self.running  # asked first: an end after this is seen by the next look, with all its steps
+        running = self.running  # read before the log: if it ends in between, the next look sees all steps
         log = _read_log(self._build / LOG)
         self._seen = frozenset(log.outputs)
         console = _read_console(self._log) if self._log else None
@@ -91,16 +97,16 @@ class Watch:
         """Whether the command, or a ninja in this folder, has not ended."""
         if self._command is not None:
             return self._command.poll() is None
-        return self._ninja is not None and not is_gone(self._ninja)
+        return self._ninja is not None and not _is_gone(self._ninja)
 
     def wait(self, seconds: float) -> None:
-        """Until the build has ended, or so long."""
+        """Wait until the build has ended, at most for `seconds`."""
         until = time.monotonic() + seconds
         while self.running and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)  # who is not its parent can only ask whether a process has ended
+            time.sleep(_POLL_SECONDS)  # only a parent can wait for the end of a process
 
     def _read_build_file(self) -> None:
-        """Again where CMake has written it anew. A command may still be on its way there."""
+        """Read it again if CMake has written it anew. With a command, it need not be there yet."""
         path = self._build / "build.ninja"
         try:
             stamp = path.stat().st_mtime_ns
@@ -108,7 +114,7 @@ class Watch:
                 content = _lines_in(path)
                 self._known = frozenset(read_outputs(content))
                 self._custom = frozenset(read_custom_outputs(content))
-                self._askable = not sets_its_own_folder(content)  # else its log cannot be put elsewhere
+                self._askable = not sets_its_own_folder(content)
                 self._program, self._read_at = find_program(self._build), stamp
         except OSError:
             if self._command is None:
@@ -119,16 +125,16 @@ class Watch:
 
     def _attach(self) -> None:
         """Find the ninja of this folder. A new one is a new run, whose total has to be asked."""
-        if self._ninja is not None and not is_gone(self._ninja):
+        if self._ninja is not None and not _is_gone(self._ninja):
             return
-        self._ninja = find_ninja(self._build)
+        self._ninja = _find_ninja(self._build)
         if self._ninja is None:
             return
         try:
             self._program, self._targets = self._ninja.exe(), progress.targets_of(self._ninja.cmdline())
             self._began, self._total, self._asked = self._ninja.create_time(), None, False
             self._done, self._older = 0, self._seen
-            self._meter = Meter(self._ninja)
+            self._meter = _Meter(self._ninja)
         except psutil.Error:  # it has ended in the meantime
             self._ninja = None
 
@@ -150,7 +156,7 @@ class Watch:
         )
 
     def _count(self, log: _Log, mine: Sequence[Output], console: Console | None) -> tuple[int, int | None]:
-        """What is printed may come later than what is logged: the count does not fall when it comes."""
+        """What ninja prints may come later than its log: the count must not fall then."""
         done = self._count_done(mine)
         if console is None or not console.total:
             return done, self._ask_total(log, mine, done)
@@ -161,12 +167,12 @@ class Watch:
         return [output for output in mine if output not in self._older]
 
     def _count_done(self, mine: Sequence[Output]) -> int:
-        """Two runs in two seconds look like one, until the log tells them apart; the count stays then."""
+        """The count of a run never falls: two runs in two seconds look like one for a moment."""
         self._done = max(self._done, progress.count_steps(mine))
         return self._done
 
     def _ask_total(self, log: _Log, mine: Sequence[Output], done: int) -> int | None:
-        """Once in a run. A dry run also counts the steps that make no file and that this run has done."""
+        """Ask once in a run. A dry run counts steps that make no file, even if this run has done them."""
         if self._ninja is not None and not self._asked:
             left = self._ask(log.content)
             self._total = None if left is None else done + left.count - self._always(mine)
@@ -192,7 +198,7 @@ class Watch:
         )
 
     def _count_at_rest(self, log: _Log, console: Console | None, left: int | None) -> tuple[int, int | None]:
-        """Of the run that was watched; else of the whole, which ninja would do if nothing were done."""
+        """Of the run that was watched; else of the whole build, as ninja would do it from nothing."""
         if console is not None and console.total:
             return console.done, console.total
         if self._total is not None:
@@ -214,17 +220,17 @@ class Watch:
         made = (output.path for output in outputs if progress.is_of_libuv(output.path))
         return progress.libuv_of(self._known, frozenset(filter(self._exists, made)))
 
-    def _ask(self, log: bytes) -> Left | None:
+    def _ask(self, log: bytes) -> StepsLeft | None:
         if self._program is None or self._targets is None or not self._askable:
             return None
-        return ask(self._program, self._build, log, self._targets)
+        return ask_what_is_left(self._program, self._build, log, self._targets)
 
 
 def _read_log(path: Path) -> _Log:
-    """Nothing, if it is not there yet."""
+    """An empty log if there is none yet."""
     try:
         content = path.read_bytes()
-        written = path.stat().st_mtime  # after it: too late does not hurt, too early by a long step would
+        written = path.stat().st_mtime  # after reading: a time too late is harmless, one too early is not
         outputs = parse_log(content.decode("utf-8", "replace")) if content else []
     except FileNotFoundError:
         return _Log()
@@ -236,7 +242,7 @@ def _read_log(path: Path) -> _Log:
 
 
 def _lines_in(path: Path) -> list[str]:
-    """Of a build file, those that name outputs or say where the log is to be."""
+    """The lines of a build file that name outputs or say where the log is to be."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         return [line for line in lines if line.startswith(("build ", "builddir"))]
 
@@ -246,3 +252,59 @@ def _read_console(path: Path) -> Console:
         return parse_console(path.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+# The processes of a build ----------------------------------------------------------------------------------
+
+
+def _find_ninja(build: Path) -> psutil.Process | None:
+    """The ninja that works in a folder: with -C, it has gone there."""
+    for process in psutil.process_iter(["name"]):
+        if not _NINJA.fullmatch(process.info["name"] or ""):
+            continue
+        try:
+            if not _is_gone(process) and os.path.realpath(process.cwd()) == str(build):
+                return process
+        except (psutil.Error, OSError):  # it has ended, or is somebody else's
+            continue
+    return None
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    """Whether a process has ended, even if its parent has not waited for it yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
+
+class _Meter:
+    """The load of a ninja and its descendants: since its begin, then since the last reading."""
+
+    def __init__(self, ninja: psutil.Process) -> None:
+        self._ninja = ninja
+        self._moment = ninja.create_time()
+        self._seconds = 0.0
+        """Of processor time, until the last reading."""
+
+    def read(self) -> Load | None:
+        """None if it has just ended."""
+        try:
+            steps, members = len(self._ninja.children()), self._ninja.children(recursive=True)
+        except psutil.Error:
+            return None
+        usage = [use for process in (self._ninja, *members) if (use := _use(process))]
+        seconds, now = sum(cpu for cpu, _ in usage), time.time()
+        percent = 100 * (seconds - self._seconds) / max(now - self._moment, 0.01)
+        self._seconds, self._moment = seconds, now
+        return Load(steps, round(max(0.0, percent), 1), sum(memory for _, memory in usage))
+
+
+def _use(process: psutil.Process) -> tuple[float, int] | None:
+    """Processor seconds and bytes of memory. Linux also tells the time of children that have ended."""
+    try:
+        times, memory = process.cpu_times(), process.memory_info().rss
+    except psutil.Error:
+        return None
+    ended = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return times.user + times.system + ended, memory

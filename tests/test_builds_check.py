@@ -36,7 +36,7 @@ from rallypoint.cli.main import app
 from rallypoint.diagnose.builds.check import check
 from rallypoint.diagnose.builds.libraries import Elf, UnreadableError
 from rallypoint.diagnose.builds.loader import explain_import, judge_import, resolve
-from rallypoint.diagnose.builds.trees import Entry, parse_cache
+from rallypoint.diagnose.builds.trees import CacheEntry, parse_cache
 from rallypoint.diagnose.builds.verdicts import BuildReport
 from rallypoint.diagnose.findings import Finding, State
 from rallypoint.errors import RallypointError, UsageError
@@ -424,7 +424,7 @@ EMPTY:STRING=
 nonsense
 """
     cache = parse_cache(text)
-    assert cache["USE_DISTRIBUTED"] == Entry("ON")
+    assert cache["USE_DISTRIBUTED"] == CacheEntry("ON")
     assert (cache["USE_LIBUV"].on, cache["FOO"].on) == (True, False)
     assert cache["odd:name"].value == "a=b"
     assert (cache["libuv_LIBRARY"].found, cache["EMPTY"].found) == (False, False)

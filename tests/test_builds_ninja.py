@@ -17,9 +17,9 @@ from rallypoint.diagnose.builds.ninja import (
     read_outputs,
 )
 from rallypoint.diagnose.builds.progress import (
+    BuildProgress,
+    CompilerLoad,
     Libuv,
-    Load,
-    Snapshot,
     count_steps,
     libuv_of,
     never_there,
@@ -207,16 +207,21 @@ def test_targets_of_a_command_line() -> None:
 
 
 def test_a_line_about_a_build() -> None:
-    snapshot = Snapshot("running", 1200, 5000, 310.4, 735, Load(8, 790.2, 6 << 30), Libuv(30, 34, False))
+    snapshot = BuildProgress(
+        "running", 1200, 5000, 310.4, 735, CompilerLoad(8, 790.2, 6 << 30), Libuv(30, 34, False)
+    )
     assert describe(snapshot) == (
         "running: 1,200 of 5,000 steps; 12 min 15 s left; 310 a minute; 8 at work, 790 % CPU, 6,144 MiB; "
         "libuv: 30 of 34 files, its server is not"
     )
-    done = Snapshot("complete", 5, 5, libuv=Libuv(2, 2, True))
+    done = BuildProgress("complete", 5, 5, libuv=Libuv(2, 2, True))
     assert describe(done) == "complete: 5 of 5 steps; libuv is built, its server too"
-    assert describe(Snapshot("stopped", 0, None)) == "stopped: 0 of ? steps"
-    without = Snapshot("stopped", 1, 2, libuv=Libuv(0, 0, None))
+    assert describe(BuildProgress("stopped", 0, None)) == "stopped: 0 of ? steps"
+    without = BuildProgress("stopped", 1, 2, libuv=Libuv(0, 0, None))
     assert describe(without) == "stopped: 1 of 2 steps; no libuv in this build"
-    assert describe(Snapshot("failed", 5, 5, exit_code=1)) == "failed: 5 of 5 steps; the command ended with 1"
-    killed = Snapshot("failed", 5, 5, exit_code=-9)
+    assert (
+        describe(BuildProgress("failed", 5, 5, exit_code=1))
+        == "failed: 5 of 5 steps; the command ended with 1"
+    )
+    killed = BuildProgress("failed", 5, 5, exit_code=-9)
     assert describe(killed) == "failed: 5 of 5 steps; the command was ended by signal 9"

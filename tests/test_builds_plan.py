@@ -21,42 +21,49 @@ from typer.testing import CliRunner
 
 from build_files import ON, WITH, elf, package, tree
 from rallypoint.cli.main import app
-from rallypoint.diagnose.builds.plan import Facts, Platform, Wishes, parse_architectures, plan, read_facts
+from rallypoint.diagnose.builds.plan import (
+    Platform,
+    TreeFacts,
+    Wishes,
+    make_plan,
+    parse_architectures,
+    read_facts,
+)
 from rallypoint.diagnose.builds.scripts import ONE_RANK, write_script
-from rallypoint.diagnose.builds.trees import Entry
+from rallypoint.diagnose.builds.trees import CacheEntry
 from rallypoint.errors import UsageError
 
 _WISHES = Wishes("/src/pytorch", Platform.LINUX, "/env/bin/python", ("9.0", "12.0"))
-_BUILT = Facts(
+_BUILT = TreeFacts(
     "2.9.0a0",
     "build_sm120",
     {
-        "USE_CUDA": Entry("ON"),
-        "USE_NCCL": Entry("1"),
-        "USE_TENSORPIPE": Entry("OFF"),
-        "USE_LIBUV": Entry("ON"),
-        "TORCH_CUDA_ARCH_LIST": Entry("12.0;9.0"),
+        "USE_CUDA": CacheEntry("ON"),
+        "USE_NCCL": CacheEntry("1"),
+        "USE_TENSORPIPE": CacheEntry("OFF"),
+        "USE_LIBUV": CacheEntry("ON"),
+        "TORCH_CUDA_ARCH_LIST": CacheEntry("12.0;9.0"),
     },
     built=True,
 )
 
 
-def _titles(wishes: Wishes, facts: Facts) -> list[str]:
-    return re.findall(r"^begin '\d+\. (.*)'$", write_script(plan(wishes, facts)), re.MULTILINE)
+def _titles(wishes: Wishes, facts: TreeFacts) -> list[str]:
+    return re.findall(r"^begin '\d+\. (.*)'$", write_script(make_plan(wishes, facts)), re.MULTILINE)
 
 
 # Decisions
 
 
 def test_a_new_tree_is_built_whole() -> None:
-    assert _titles(_WISHES, Facts()) == [
+    assert _titles(_WISHES, TreeFacts()) == [
         *("tools", "submodules", "what the build needs of Python", "options", "configure", "build"),
         *("check", "one rank", "verify"),
     ]
 
 
 def test_a_built_tree_needs_two_targets_and_a_copy() -> None:
-    script = write_script(plan(_WISHES, _BUILT))
+    script = write_script(make_plan(_WISHES, _BUILT))
     assert _titles(_WISHES, _BUILT)[4:] == ["configure", "build", "copy", "check", "one rank", "verify"]
     assert "build=build_sm120\n" in script
     assert 'cmake --build "$build" --target torch_cpu torch_python\n' in script
@@ -74,7 +81,7 @@ def test_a_built_tree_needs_two_targets_and_a_copy() -> None:
     ],
 )
 def test_what_changes_more_than_the_store_is_built_whole(wishes: Wishes, words: str) -> None:
-    made = plan(wishes, _BUILT)
+    made = make_plan(wishes, _BUILT)
     assert made.whole
     assert f"changes {words}" in made.remarks[0]
     assert "build_sm120 stays as it is" in made.remarks[0]
@@ -82,26 +89,26 @@ def test_what_changes_more_than_the_store_is_built_whole(wishes: Wishes, words: 
 
 
 def test_a_tree_that_is_not_there_is_cloned() -> None:
-    facts = Facts("2.13.0", missing=True)
+    facts = TreeFacts("2.13.0", missing=True)
     assert _titles(_WISHES, facts)[:3] == ["tools", "clone", "submodules"]
-    script = write_script(plan(_WISHES, facts))
+    script = write_script(make_plan(_WISHES, facts))
     clone = "git clone --recursive --branch v2.13.0 https://github.com/pytorch/pytorch"
     assert f'[ -e "$tree" ] || {clone} "$tree"\ncd "$tree"\n' in script
     assert script.count('cd "$tree"') == 1
-    windows = write_script(plan(replace(_WISHES, platform=Platform.WINDOWS, tree="C:\\src"), facts))
+    windows = write_script(make_plan(replace(_WISHES, platform=Platform.WINDOWS, tree="C:\\src"), facts))
     assert f'if not exist "C:\\src" {clone} "C:\\src" || exit /b 1\ncd /d "C:\\src"' in windows
-    assert "clone" not in write_script(plan(_WISHES, Facts()))
+    assert "clone" not in write_script(make_plan(_WISHES, TreeFacts()))
 
 
 @pytest.mark.parametrize(("archs", "said"), [(("9.0", "12.0"), True), (("9.0",), False), ((), False)])
 def test_what_an_architecture_takes_is_said_where_it_is_asked_for(archs: tuple[str, ...], said: bool) -> None:
-    script = write_script(plan(replace(_WISHES, architectures=archs), Facts()))
+    script = write_script(make_plan(replace(_WISHES, architectures=archs), TreeFacts()))
     assert ("12.0 takes CUDA 12.8" in script) == said
 
 
 def test_options_by_platform() -> None:
     options = {
-        platform: plan(replace(_WISHES, platform=platform, architectures=archs), Facts()).options
+        platform: make_plan(replace(_WISHES, platform=platform, architectures=archs), TreeFacts()).options
         for platform, archs in [
             (Platform.LINUX, ("12.0",)),
             (Platform.MACOS, ()),
@@ -125,11 +132,11 @@ def test_architectures() -> None:
 def test_contradictions() -> None:
     for wrong in (replace(_WISHES, platform=Platform.MACOS), replace(_WISHES, jobs=0)):
         with pytest.raises(UsageError):
-            plan(wrong, Facts())
+            make_plan(wrong, TreeFacts())
 
 
 def test_facts_of_a_tree(tmp_path: Path) -> None:
-    assert read_facts(tmp_path / "nothing") == Facts("2.13.0", missing=True)
+    assert read_facts(tmp_path / "nothing") == TreeFacts("2.13.0", missing=True)
     (tmp_path / "file").touch()
     for other in (tmp_path, tmp_path / "file"):
         with pytest.raises(UsageError, match="is no source tree of torch") as refusal:
@@ -155,14 +162,25 @@ _TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size
     st.booleans(),
     st.none() | st.integers(1, 99),
     st.sampled_from(
-        [Facts(), Facts(missing=True), _BUILT, replace(_BUILT, version="a\nrm -rf /\n", build="b 'c' $(d)")]
+        [
+            TreeFacts(),
+            TreeFacts(missing=True),
+            _BUILT,
+            replace(_BUILT, version="a\nrm -rf /\n", build="b 'c' $(d)"),
+        ]
     ),
 )
 def test_bash_accepts_every_plan(
-    platform: Platform, path: str, python: str, archs: list[str], nccl: bool, jobs: int | None, facts: Facts
+    platform: Platform,
+    path: str,
+    python: str,
+    archs: list[str],
+    nccl: bool,
+    jobs: int | None,
+    facts: TreeFacts,
 ) -> None:
     archs = [] if platform is Platform.MACOS else archs
-    script = write_script(plan(Wishes(path, platform, python, tuple(archs), nccl, jobs), facts))
+    script = write_script(make_plan(Wishes(path, platform, python, tuple(archs), nccl, jobs), facts))
     assert "sudo" not in script
     assert "\nrm " not in script
     bash = shutil.which("bash")
@@ -177,7 +195,7 @@ def test_bash_accepts_every_plan(
 
 def test_the_plan_for_windows_says_what_it_cannot_do() -> None:
     wishes = replace(_WISHES, platform=Platform.WINDOWS, tree="C:\\src\\100%", python="python", jobs=4)
-    script = write_script(plan(wishes, replace(_BUILT, version="2.9.0\r\ndel *")))
+    script = write_script(make_plan(wishes, replace(_BUILT, version="2.9.0\r\ndel *")))
     assert "The libuv server will not be in it" in script
     assert 'cd /d "C:\\src\\100%%" || exit /b 1\n' in script
     assert 'set "TORCH_CUDA_ARCH_LIST=9.0;12.0"\n' in script

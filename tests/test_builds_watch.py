@@ -24,7 +24,7 @@ from rallypoint.cli.main import app
 from rallypoint.diagnose.builds.commands import running_command
 from rallypoint.diagnose.builds.libraries import UnreadableError
 from rallypoint.diagnose.builds.ninja import ask_what_is_left, find_program
-from rallypoint.diagnose.builds.watch import Watch
+from rallypoint.diagnose.builds.watch import BuildWatch
 from rallypoint.errors import UsageError
 
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -151,7 +151,7 @@ def _snapshot(project: Path, *options: str) -> dict[str, Any]:
 
 
 def _look(project: Path) -> tuple[str, int, int | None]:
-    seen = Watch(project / "build").look()
+    seen = BuildWatch(project / "build").look()
     return seen.state, seen.done, seen.total
 
 
@@ -198,12 +198,12 @@ def test_a_build_that_follows_another_begins_at_nothing(project: Path) -> None:
     printed = project / "log"
     with _building(project, printed):
         assert _look(project) == ("running", 2, _STEPS)
-        assert Watch(project / "build", printed).look().done == 2
+        assert BuildWatch(project / "build", printed).look().done == 2
 
 
 def test_one_watch_of_two_builds(project: Path) -> None:
     """However quickly the second one follows: what was logged before it is not its own."""
-    watch = Watch(project / "build")
+    watch = BuildWatch(project / "build")
     _build(project)
     assert watch.look().state == "complete"
     (project / "build" / "gate.h").unlink()
@@ -219,7 +219,7 @@ def test_a_count_does_not_fall_when_what_is_printed_comes_late(project: Path, tm
     late = tmp_path / "late"
     late.touch()
     with _building(project):
-        watch = Watch(project / "build", late)
+        watch = BuildWatch(project / "build", late)
         assert watch.look().done == 2
         late.write_text(f"[1/{_STEPS}] Building\n")
         assert (watch.look().done, watch.look().total) == (2, _STEPS)
@@ -376,9 +376,9 @@ def test_a_command_that_configures_first(project: Path) -> None:
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no build\.ninja"):
-        Watch(tmp_path).look()
+        BuildWatch(tmp_path).look()
     (tmp_path / "build.ninja").write_text("builddir = elsewhere\n")
-    assert Watch(tmp_path).look().total is None
+    assert BuildWatch(tmp_path).look().total is None
     (tmp_path / ".ninja_log").write_text("nothing\n")
     with pytest.raises(UnreadableError, match=r"\.ninja_log"):
-        Watch(tmp_path).look()
+        BuildWatch(tmp_path).look()

@@ -23,17 +23,23 @@ import typer
 from typer.testing import CliRunner
 
 from rallypoint.cli.verify import verify as verify_command
-from rallypoint.diagnose.verify import SIMULATION
-from rallypoint.diagnose.verify import trainings as running
+from rallypoint.diagnose.verify import SIMULATION, trainings
 from rallypoint.diagnose.verify.routes import BY_NAME, ONE_GPU, ROUTES, Build, Command, Route, select
-from rallypoint.diagnose.verify.trainings import FOLDER, Machine, Result, Setting
-from rallypoint.diagnose.verify.verdict import Ending, Report, health_of, hint_for, problems_of, warnings_of
+from rallypoint.diagnose.verify.trainings import FOLDER, Equipment, Result, TrainingSettings
+from rallypoint.diagnose.verify.verdict import (
+    ProcessEnding,
+    RankReport,
+    health_of,
+    hint_for,
+    problems_of,
+    warnings_of,
+)
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.environment import INJECTION
 
 _SECONDS = 60
 
-GOOD = Report(
+GOOD = RankReport(
     rank=0,
     world_size=2,
     device="cpu",
@@ -54,7 +60,7 @@ GOOD = Report(
 )
 OTHER = replace(GOOD, rank=1, pid=2)
 BOTH = (GOOD, OTHER)
-ENDED = Ending((0,))
+ENDED = ProcessEnding((0,))
 
 
 # --- Judgement ---------------------------------------------------------------------------------------------
@@ -72,17 +78,17 @@ def test_a_good_training_has_no_problems() -> None:
         (ENDED, [], ["rank 0 did not report", "rank 1 did not report"]),
         (ENDED, [*BOTH, replace(GOOD, rank=2)], ["there is a rank 2 too many"]),
         (ENDED, [GOOD, replace(OTHER, world_size=1)], ["rank 1 was in a world of 1, not of 2"]),
-        (Ending((1, 1)), BOTH, ["exit code 1"]),  # once
-        (Ending((0, -11)), BOTH, ["a process was ended by signal 11"]),
-        (Ending((None, 3)), [GOOD], ["exit code 3", "rank 1 did not report"]),
-        (Ending((None,), 120.0), [GOOD], ["it was not done after 120 s", "rank 1 did not report"]),
+        (ProcessEnding((1, 1)), BOTH, ["exit code 1"]),  # once
+        (ProcessEnding((0, -11)), BOTH, ["a process was ended by signal 11"]),
+        (ProcessEnding((None, 3)), [GOOD], ["exit code 3", "rank 1 did not report"]),
+        (ProcessEnding((None,), 120.0), [GOOD], ["it was not done after 120 s", "rank 1 did not report"]),
         (ENDED, [GOOD, replace(OTHER, loss_first=0.9)], ["the ranks do not agree on the first loss"]),
         (ENDED, [GOOD, replace(OTHER, loss_last=0.101)], ["the ranks do not agree on the last loss"]),
         (ENDED, [GOOD, replace(OTHER, checksum=141.3)], ["the ranks do not agree on the parameters"]),
         (ENDED, [GOOD, replace(OTHER, checksum=141.25001)], []),
     ],
 )
-def test_what_is_wrong(ending: Ending, reports: Sequence[Report], problems: list[str]) -> None:
+def test_what_is_wrong(ending: ProcessEnding, reports: Sequence[RankReport], problems: list[str]) -> None:
     assert problems_of(2, ending, reports) == problems
 
 
@@ -115,7 +121,7 @@ def test_a_rank_that_comes_late_lags() -> None:
         [],
     ],
 )
-def test_no_warning_for_what_a_busy_machine_does(reports: Sequence[Report]) -> None:
+def test_no_warning_for_what_a_busy_machine_does(reports: Sequence[RankReport]) -> None:
     assert warnings_of(100.0, reports) == []
 
 
@@ -194,7 +200,7 @@ def test_the_environment_is_free_of_other_launchers(monkeypatch: pytest.MonkeyPa
     for name in theirs:
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("RALLYPOINT_PATCH", "always")
-    environ = running.environment_for(BY_NAME["env"], Build.AS_IT_IS, Setting(), tmp_path)
+    environ = trainings.environment_for(BY_NAME["env"], Build.AS_IT_IS, TrainingSettings(), tmp_path)
     assert environ.keys().isdisjoint(theirs)
     assert environ["RALLYPOINT_PATCH"] == "always"
     assert environ[FOLDER] == str(tmp_path)
@@ -202,15 +208,15 @@ def test_the_environment_is_free_of_other_launchers(monkeypatch: pytest.MonkeyPa
 
 def test_use_libuv_is_as_the_setting_says(tmp_path: Path) -> None:
     for use_libuv in (None, "0", "1"):
-        setting = Setting(use_libuv=use_libuv)
-        environ = running.environment_for(BY_NAME["env"], Build.AS_IT_IS, setting, tmp_path)
+        setting = TrainingSettings(use_libuv=use_libuv)
+        environ = trainings.environment_for(BY_NAME["env"], Build.AS_IT_IS, setting, tmp_path)
         assert environ.get("USE_LIBUV") == use_libuv
 
 
 def test_who_gets_help_and_who_is_made_to_need_it(tmp_path: Path) -> None:
     for name, route in BY_NAME.items():
         for build in Build:
-            environ = running.environment_for(route, build, Setting(), tmp_path)
+            environ = trainings.environment_for(route, build, TrainingSettings(), tmp_path)
             path = environ.get("PYTHONPATH", "").split(os.pathsep)
             helped, refusing = "rallypoint" not in name and route is not ONE_GPU, build is Build.WITHOUT_LIBUV
             assert (str(INJECTION) in path) is helped, (name, build)
@@ -233,14 +239,14 @@ def report(rank):
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file of a good report; its `script.py` is run in the place of the training."""
     (tmp_path / "report.json").write_text(json.dumps(asdict(GOOD)))
-    monkeypatch.setattr(running, "SCRIPT", tmp_path / "script.py")
+    monkeypatch.setattr(trainings, "SCRIPT", tmp_path / "script.py")
     return tmp_path
 
 
 def _run(scripts: Path, text: str, commands: int = 1, seconds: float = _SECONDS) -> Result:
     (scripts / "script.py").write_text(REPORTING + text)
     route = Route("fake", tuple(Command(("{script}",), {"NUMBER": str(each)}) for each in range(commands)))
-    return running.run(route, Build.AS_IT_IS, Setting(seconds=seconds))
+    return trainings.run(route, Build.AS_IT_IS, TrainingSettings(seconds=seconds))
 
 
 def test_a_run_reads_what_the_ranks_reported(scripts: Path) -> None:
@@ -279,7 +285,7 @@ def test_a_deadline_ends_it(scripts: Path) -> None:
 def test_one_that_fails_is_not_waited_for_by_the_others(
     scripts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "_AFTER_FAILURE_SECONDS", 0.1)
+    monkeypatch.setattr(trainings, "_AFTER_FAILURE_SECONDS", 0.1)
     text = "sys.exit(3) if os.environ['NUMBER'] == '1' else threading.Event().wait()"
     result = _run(scripts, text, commands=2)
     assert result.problems == ("exit code 3", "rank 0 did not report", "rank 1 did not report")
@@ -335,30 +341,30 @@ def _is_gone(pid: int) -> bool:
 
 # --- The command line, without trainings -------------------------------------------------------------------
 
-MACHINE = Machine(torch="2.13.0", distributed=True, gloo=True, nccl=True, gpus=())
+EQUIPMENT = Equipment(torch="2.13.0", nccl=True, gpus=())
 RESULT = Result("env", Build.AS_IT_IS, 5.0, 4.26, BOTH, (), (), "", "all is well")
 
 app = typer.Typer()
 app.command()(verify_command)
 
 
-class Trainings:
-    """Stands in for `running.run`: all trainings are good, but those of the routes in `failing`."""
+class FakeTrainings:
+    """Stands in for `trainings.run`: all trainings are good, but those of the routes in `failing`."""
 
     def __init__(self) -> None:
-        self.settings: list[Setting] = []
+        self.settings: list[TrainingSettings] = []
         self.failing: dict[str, Result] = {}
 
-    def run(self, route: Route, build: Build, setting: Setting) -> Result:
+    def run(self, route: Route, build: Build, setting: TrainingSettings) -> Result:
         self.settings.append(setting)
         return replace(self.failing.get(route.name, RESULT), route=route.name, build=build)
 
 
 @pytest.fixture
-def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
-    stand_in = Trainings()
-    monkeypatch.setattr(running, "run", stand_in.run)
-    monkeypatch.setattr(running, "examine_machine", lambda: MACHINE)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeTrainings:
+    stand_in = FakeTrainings()
+    monkeypatch.setattr(trainings, "run", stand_in.run)
+    monkeypatch.setattr(trainings, "find_equipment", lambda: EQUIPMENT)
     return stand_in
 
 
@@ -367,7 +373,7 @@ def _lines(text: str) -> list[str]:
     return [re.sub(r", in \d+ s$", "", line.rstrip()) for line in text.splitlines()]
 
 
-def test_table(trainings: Trainings) -> None:
+def test_table(fakes: FakeTrainings) -> None:
     result = CliRunner().invoke(app, ["--route", "env"])
     assert result.exit_code == 0, result.output
     assert _lines(result.stdout) == [
@@ -384,12 +390,12 @@ def test_table(trainings: Trainings) -> None:
         "",
         "rallypoint: 2 of 2 trainings were ok",
     ]
-    assert trainings.settings == [Setting("cpu", None, 120.0)] * 2
+    assert fakes.settings == [TrainingSettings("cpu", None, 120.0)] * 2
 
 
-def test_a_failure_is_told_below_the_table(trainings: Trainings) -> None:
+def test_a_failure_is_told_below_the_table(fakes: FakeTrainings) -> None:
     log = "".join(f"line {number}\n" for number in range(100))
-    trainings.failing["tcp"] = replace(
+    fakes.failing["tcp"] = replace(
         RESULT, came_up_seconds=None, reports=(), problems=("rank 0 did not report",), log=log, hint="do it"
     )
     result = CliRunner().invoke(app, ["--route", "tcp", "--route", "env"])
@@ -405,16 +411,16 @@ def test_a_failure_is_told_below_the_table(trainings: Trainings) -> None:
     assert told[-1] == "rallypoint: 2 of 4 trainings were ok"
 
 
-def test_a_warning_does_not_fail(trainings: Trainings) -> None:
-    trainings.failing["env"] = replace(RESULT, warnings=("rank 1 lags",))
+def test_a_warning_does_not_fail(fakes: FakeTrainings) -> None:
+    fakes.failing["env"] = replace(RESULT, warnings=("rank 1 lags",))
     result = CliRunner().invoke(app, ["--route", "env"])
     assert result.exit_code == 0
     assert "warning: env, as it is: rank 1 lags" in _lines(result.stderr)
 
 
-def test_json(trainings: Trainings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json(fakes: FakeTrainings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USE_LIBUV", "0")
-    trainings.failing["tcp"] = replace(RESULT, problems=("exit code 1",), log="oh no", hint="do it")
+    fakes.failing["tcp"] = replace(RESULT, problems=("exit code 1",), log="oh no", hint="do it")
     result = CliRunner().invoke(app, ["--route", "tcp", "--route", "env", "--json", "--timeout", "30"])
     assert result.exit_code == 1
     document = json.loads(result.stdout)
@@ -430,11 +436,11 @@ def test_json(trainings: Trainings, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "log" not in good
     assert (bad["log"], bad["hint"], bad["problems"]) == ("oh no", "do it", ["exit code 1"])
     assert "FAILED" in result.stderr
-    assert trainings.settings[0] == Setting("cpu", "0", 30.0)
+    assert fakes.settings[0] == TrainingSettings("cpu", "0", 30.0)
 
 
-def test_what_is_not_installed_is_skipped(trainings: Trainings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "find_spec", lambda name: None if name == "accelerate" else object())
+def test_what_is_not_installed_is_skipped(fakes: FakeTrainings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainings, "find_spec", lambda name: None if name == "accelerate" else object())
     result = CliRunner().invoke(app, ["--quick"])
     assert result.exit_code == 0
     assert "accelerate is skipped: accelerate is not installed" in _lines(result.stderr)
@@ -459,30 +465,30 @@ def test_what_is_not_installed_is_skipped(trainings: Trainings, monkeypatch: pyt
     ],
 )
 def test_device(
-    trainings: Trainings,
+    fakes: FakeTrainings,
     monkeypatch: pytest.MonkeyPatch,
     gpus: int,
     options: list[str],
     device: str,
     has_one_gpu_route: bool,
 ) -> None:
-    monkeypatch.setattr(running, "examine_machine", lambda: replace(MACHINE, gpus=("H200",) * gpus))
+    monkeypatch.setattr(trainings, "find_equipment", lambda: replace(EQUIPMENT, gpus=("H200",) * gpus))
     document = json.loads(CliRunner().invoke(app, ["--quick", "--json", *options]).stdout)
     assert document["device"] == device
-    assert {setting.device for setting in trainings.settings} == {device}
+    assert {setting.device for setting in fakes.settings} == {device}
     assert (ONE_GPU.name in {each["route"] for each in document["results"]}) is has_one_gpu_route
 
 
-def test_no_gpu(trainings: Trainings) -> None:
+def test_no_gpu(fakes: FakeTrainings) -> None:
     result = CliRunner().invoke(app, ["--device", "cuda"])
     assert isinstance(result.exception, RallypointError)
     assert "--device cpu" in result.exception.hint
     result = CliRunner().invoke(app, ["--route", ONE_GPU.name])
     assert "it is for a GPU" in str(result.exception)
-    assert trainings.settings == []
+    assert fakes.settings == []
 
 
-def test_what_cannot_be_meant_is_wrong_usage(trainings: Trainings) -> None:
+def test_what_cannot_be_meant_is_wrong_usage(fakes: FakeTrainings) -> None:
     for words, message in (
         (["--route", "torchrum"], "no route 'torchrum'"),
         (["--timeout", "0"], "--timeout is 0"),
@@ -491,7 +497,7 @@ def test_what_cannot_be_meant_is_wrong_usage(trainings: Trainings) -> None:
         assert isinstance(result.exception, UsageError)
         assert message in result.exception.message
         assert result.stdout == ""
-    assert trainings.settings == []
+    assert fakes.settings == []
 
 
 # --- The command line, in a process ------------------------------------------------------------------------
@@ -509,9 +515,9 @@ def _verify(*options: str, **additions: str) -> subprocess.CompletedProcess[str]
 
 
 def test_torch_that_cannot_be_imported_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_MACHINE_SECONDS", 0.01)
+    monkeypatch.setattr(trainings, "_EXAMINATION_SECONDS", 0.01)
     with pytest.raises(RallypointError, match=r"it is not done after 0\.01 s"):
-        running.examine_machine()
+        trainings.find_equipment()
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def _write_script(tree: Path, wishes: Wishes) -> str:
 
     with _reading():
         facts = planning.read_facts(tree)
-    return write_script(planning.plan(wishes, facts))
+    return write_script(planning.make_plan(wishes, facts))
 
 
 def _name_of(python: str, platform: Platform) -> str:

@@ -71,14 +71,14 @@ _MOST_MACHINES: Final = 16
 
 
 @dataclass(frozen=True)
-class Target:
+class LibraryTarget:
     """The platform that a library is for, and its machines: several in a universal library of macOS."""
 
     platform: str
     machines: tuple[str, ...]
 
 
-def examine(file: IO[bytes]) -> tuple[Target, frozenset[bytes]]:
+def examine(file: IO[bytes]) -> tuple[LibraryTarget, frozenset[bytes]]:
     """What a library is for, and which of `TEXTS` are in it; `UnreadableError` if it is no library."""
     target = identify(file.read(HEAD_BYTES))
     if target is None:
@@ -87,21 +87,23 @@ def examine(file: IO[bytes]) -> tuple[Target, frozenset[bytes]]:
     return target, find_texts(file, TEXTS)
 
 
-def identify(head: bytes) -> Target | None:
+def identify(head: bytes) -> LibraryTarget | None:
     """The target by the first bytes of a library; None if it is of none of the three formats."""
     pe_at = int.from_bytes(head[0x3C:0x40], "little")
     count = int.from_bytes(head[4:8], "big")
     if head.startswith(_ELF) and len(head) >= 20:
         machine = int.from_bytes(head[18:20], "big" if head[5] == 2 else "little")
-        return Target("Linux", (_name(_ELF_MACHINES, machine),))
+        return LibraryTarget("Linux", (_name(_ELF_MACHINES, machine),))
     if head.startswith(b"MZ") and head[pe_at : pe_at + 4] == b"PE\0\0":
         machine = int.from_bytes(head[pe_at + 4 : pe_at + 6], "little")
-        return Target("Windows", (_name(_PE_MACHINES, machine),))
+        return LibraryTarget("Windows", (_name(_PE_MACHINES, machine),))
     if head.startswith(b"\xcf\xfa\xed\xfe"):
-        return Target("macOS", (_name(_MACHO_MACHINES, int.from_bytes(head[4:8], "little")),))
+        return LibraryTarget("macOS", (_name(_MACHO_MACHINES, int.from_bytes(head[4:8], "little")),))
     if head.startswith(b"\xca\xfe\xba\xbe") and 0 < count <= _MOST_MACHINES:
         entries = (head[at : at + 4] for at in range(8, 8 + 20 * count, 20))
-        return Target("macOS", tuple(_name(_MACHO_MACHINES, int.from_bytes(each, "big")) for each in entries))
+        return LibraryTarget(
+            "macOS", tuple(_name(_MACHO_MACHINES, int.from_bytes(each, "big")) for each in entries)
+        )
     return None
 
 

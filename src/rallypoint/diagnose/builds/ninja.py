@@ -90,7 +90,7 @@ def sets_its_own_folder(lines: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedStep:
     """A step that failed: what it was to make, and what it printed, its command first."""
 
     step: str
@@ -106,7 +106,7 @@ class Console:
     total: int = 0
     steps: tuple[str, ...] = ()
     """What the status lines say, in their order."""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedStep, ...] = ()
     ended: bool = False
     """Whether ninja has said that it ends: where it fails, and where there is nothing to do."""
 
@@ -127,7 +127,7 @@ def parse_console(lines: Sequence[str]) -> Console:
             ended, inside = True, False
         elif inside:
             failures[-1][1].append(line)
-    found = tuple(Failure(step, tuple(text)) for step, text in failures)
+    found = tuple(FailedStep(step, tuple(text)) for step, text in failures)
     return Console(max(0, done - len(found)), total, tuple(steps), found, ended)
 
 

@@ -12,7 +12,7 @@ from typing import IO, Final
 
 from rallypoint.diagnose.builds.libraries import (
     LIBRARIES,
-    Target,
+    LibraryTarget,
     UnreadableError,
     examine,
     is_libuv,
@@ -31,7 +31,7 @@ class Package:
 
     library: str
     """The path of the library that holds the TCPStore."""
-    target: Target
+    target: LibraryTarget
     texts: frozenset[bytes]
     """Which of the texts that tell builds apart are in the library."""
     versions: Mapping[str, str]

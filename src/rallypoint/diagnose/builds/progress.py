@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rallypoint.diagnose.builds.ninja import Console, Failure, Output
+from rallypoint.diagnose.builds.ninja import Console, FailedStep, Output
 
 _WINDOW_SECONDS: Final = 120.0
 """The pace is that of the last two minutes: in torch, steps of seconds come before steps of minutes."""
@@ -30,7 +30,7 @@ _VALUES: Final = frozenset("Cfjkldtw")
 
 
 @dataclass(frozen=True)
-class Load:
+class CompilerLoad:
     """What the compilers take."""
 
     steps: int
@@ -51,7 +51,7 @@ class Libuv:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class BuildProgress:
     """A build at one moment."""
 
     state: str
@@ -61,12 +61,12 @@ class Snapshot:
     """Of this run; of the whole build, where none is running. None if ninja could not be asked."""
     steps_per_minute: float | None = None
     seconds_left: float | None = None
-    load: Load | None = None
+    load: CompilerLoad | None = None
     libuv: Libuv | None = None
     """None if it is no build of torch."""
     exit_code: int | None = None
     """Of the command that was run here, when it has ended."""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedStep, ...] = ()
     next_steps: tuple[str, ...] = ()
     """The first steps that are left to do, of a build that has stopped."""
 

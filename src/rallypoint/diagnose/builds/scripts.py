@@ -14,20 +14,20 @@ import re
 from shlex import quote
 from typing import Final
 
-from rallypoint.diagnose.builds.plan import CLONE, Plan, Platform, library_names
+from rallypoint.diagnose.builds.plan import CLONE, BuildPlan, Platform
 
 
-def write_script(plan: Plan) -> str:
+def write_script(plan: BuildPlan) -> str:
     """The script of a plan, for its platform."""
     return _write_batch(plan) if plan.wishes.platform is Platform.WINDOWS else _write_bash(plan)
 
 
-def _variables(plan: Plan) -> dict[str, str]:
+def _variables(plan: BuildPlan) -> dict[str, str]:
     """The options as torch's own build takes them, from the environment."""
     return {name: {"ON": "1", "OFF": "0"}.get(value, value) for name, value in plan.options.items()}
 
 
-def _version(plan: Plan) -> str:
+def _version(plan: BuildPlan) -> str:
     return plan.facts.version or "(version unknown)"
 
 
@@ -35,7 +35,7 @@ def _version(plan: Plan) -> str:
 # Each block is a step: why it is there, its title, and its commands. `begin` gets the number in front of it.
 
 
-def _write_bash(plan: Plan) -> str:
+def _write_bash(plan: BuildPlan) -> str:
     clone = [_CLONE] if plan.facts.missing else []
     build = [_BUILD_ALL] if plan.whole else [_BUILD_TWO, _copy(plan)]
     blocks = [_tools(plan), *clone, _SUBMODULES, _REQUIREMENTS, _options(plan), _configure(plan)]
@@ -44,7 +44,7 @@ def _write_bash(plan: Plan) -> str:
     return _head(plan) + "".join(numbered)
 
 
-def _head(plan: Plan) -> str:
+def _head(plan: BuildPlan) -> str:
     lines = [
         "#!/usr/bin/env bash",
         f"# torch {_in_comment(_version(plan))} with the libuv server, for {plan.wishes.platform.value}.",
@@ -62,7 +62,7 @@ def _head(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tools(plan: Plan) -> str:
+def _tools(plan: BuildPlan) -> str:
     cuda = plan.options["USE_CUDA"] == "ON"
     newest = any(each.startswith("12.") for each in plan.wishes.architectures)
     example = ": 12.0 takes CUDA 12.8 or later" if newest else ""
@@ -111,7 +111,7 @@ fi
 """
 
 
-def _options(plan: Plan) -> str:
+def _options(plan: BuildPlan) -> str:
     lines = [f"export {name}={quote(value)}" for name, value in _variables(plan).items()]
     lines.append("export CMAKE_GENERATOR=Ninja")
     if plan.wishes.jobs is not None:
@@ -123,7 +123,7 @@ begin 'options'
 """ + "".join(f"{line}\n" for line in lines)
 
 
-def _configure(plan: Plan) -> str:
+def _configure(plan: BuildPlan) -> str:
     if plan.facts.cache:
         flags = " ".join(quote(f"-D{name}={value}") for name, value in plan.options.items())
         why = "A folder that is configured already keeps its options until CMake is told others."
@@ -156,14 +156,15 @@ cmake --build "$build" --target torch_cpu torch_python
 """
 
 
-def _copy(plan: Plan) -> str:
+def _copy(plan: BuildPlan) -> str:
+    ending = "dylib" if plan.wishes.platform is Platform.MACOS else "so"
     return f"""
 # Building these targets does not install them: Python would go on loading the old ones, which
 # are kept as .before. Asked from /, since here Python would take the sources' folder.
 begin 'copy'
 question='import importlib.util; print(importlib.util.find_spec("torch").origin)'
 installed=$(dirname "$(cd / && "$python" -c "$question")")/lib
-for name in {" ".join(library_names(plan.wishes.platform))}; do
+for name in libtorch_cpu.{ending} libtorch_python.{ending}; do
   [ "$build/lib/$name" -ef "$installed/$name" ] && continue
   [ -e "$installed/$name.before" ] || cp -p "$installed/$name" "$installed/$name.before"
   cp -p "$build/lib/$name" "$installed/$name.new"
@@ -211,7 +212,7 @@ def _in_comment(text: str) -> str:
 # For Windows -----------------------------------------------------------------------------------------------
 
 
-def _write_batch(plan: Plan) -> str:
+def _write_batch(plan: BuildPlan) -> str:
     tree, python = _quoted(plan.wishes.tree), _quoted(plan.wishes.python)
     remarks = "".join(f"rem {_in_remark(remark)}.\n" for remark in plan.remarks)
     programs = ["git", "cmake", "ninja", "cl", *(["nvcc"] if plan.options["USE_CUDA"] == "ON" else [])]

@@ -35,7 +35,7 @@ _SYSTEM: Final = ("/usr/include", "/usr/local/include", "/opt/homebrew/include")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A variable of the cache, the file that says what a build folder is configured with."""
 
     value: str
@@ -52,12 +52,12 @@ class Entry:
         return bool(self.value) and not self.value.endswith("NOTFOUND")
 
 
-def parse_cache(text: str) -> dict[str, Entry]:
+def parse_cache(text: str) -> dict[str, CacheEntry]:
     """All variables by their names."""
-    return {match["quoted"] or match["name"]: Entry(match["value"]) for match in _ENTRY.finditer(text)}
+    return {match["quoted"] or match["name"]: CacheEntry(match["value"]) for match in _ENTRY.finditer(text)}
 
 
-def read_cache(build: Path) -> dict[str, Entry]:
+def read_cache(build: Path) -> dict[str, CacheEntry]:
     """The cache of a build folder."""
     try:
         return parse_cache((build / _CACHE).read_text(encoding="utf-8", errors="replace"))
@@ -65,7 +65,7 @@ def read_cache(build: Path) -> dict[str, Entry]:
         raise RallypointError(f"cannot read {build / _CACHE}: {error.strerror}") from None
 
 
-def architectures(cache: Mapping[str, Entry]) -> str:
+def architectures(cache: Mapping[str, CacheEntry]) -> str:
     """The GPU architectures that a build is for, as they were given."""
     given = [cache[name].value for name in _ARCHITECTURES if name in cache and cache[name].found]
     return next((value for value in given if value != "OFF"), "")
@@ -80,7 +80,7 @@ class Tree:
 
     source: Path
     build: Path | None
-    cache: Mapping[str, Entry]
+    cache: Mapping[str, CacheEntry]
     others: tuple[Path, ...] = ()
     """Further build folders, whose files are older."""
 
@@ -95,7 +95,7 @@ class Tree:
     @property
     def windows(self) -> bool:
         """Whether it is built for Windows, by the compiler."""
-        compiler = self.cache.get("CMAKE_CXX_COMPILER", Entry("")).value.lower().replace("\\", "/")
+        compiler = self.cache.get("CMAKE_CXX_COMPILER", CacheEntry("")).value.lower().replace("\\", "/")
         return compiler.rpartition("/")[2] in ("cl.exe", "cl", "clang-cl.exe")
 
 
@@ -103,8 +103,8 @@ def find_tree(path: Path) -> Tree | None:
     """The tree that this folder is, or whose build folder it is."""
     if (path / _CACHE).is_file():
         cache = read_cache(path)
-        source = Path(cache.get("CMAKE_HOME_DIRECTORY", Entry(str(path.parent))).value)
-        is_torch = is_source(source) or cache.get("CMAKE_PROJECT_NAME", Entry("")).value == "Torch"
+        source = Path(cache.get("CMAKE_HOME_DIRECTORY", CacheEntry(str(path.parent))).value)
+        is_torch = is_source(source) or cache.get("CMAKE_PROJECT_NAME", CacheEntry("")).value == "Torch"
         return Tree(source, path, cache) if is_torch else None
     if not is_source(path):
         return None

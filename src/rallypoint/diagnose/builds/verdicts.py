@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any, Final
 
 from rallypoint.diagnose.builds.libraries import MISSING, SERVER, STORE, is_libuv
-from rallypoint.diagnose.builds.trees import Entry, InstalledCopy, LibuvHeaders, architectures
+from rallypoint.diagnose.builds.trees import CacheEntry, InstalledCopy, LibuvHeaders, architectures
 from rallypoint.diagnose.findings import Finding, State, failure, ok, unknown, warning
 
 _OPTIONS: Final = ("USE_DISTRIBUTED", "USE_TENSORPIPE", "USE_GLOO", "USE_NCCL", "USE_CUDA", "USE_LIBUV")
@@ -81,7 +81,7 @@ def judge_linked(needed: Sequence[str], shipped: Sequence[str]) -> Finding | Non
 # A tree ----------------------------------------------------------------------------------------------------
 
 
-def judge_options(cache: Mapping[str, Entry], defined: bool | None, windows: bool) -> list[Finding]:
+def judge_options(cache: Mapping[str, CacheEntry], defined: bool | None, windows: bool) -> list[Finding]:
     """What it is configured with, and whether the macro that counts is set for the file that counts."""
     off = [name for name in _NEEDED if name in cache and not cache[name].on]
     shown = [f"{name}={cache[name].value if name in cache else 'not set'}" for name in _OPTIONS]

@@ -13,22 +13,9 @@ from typing import Final
 
 import psutil
 
-from rallypoint.diagnose.builds import progress
+from rallypoint.diagnose.builds import ninja, progress
 from rallypoint.diagnose.builds.libraries import UnreadableError
-from rallypoint.diagnose.builds.ninja import (
-    LOG,
-    Console,
-    Output,
-    StepsLeft,
-    ask_what_is_left,
-    find_program,
-    parse_console,
-    parse_log,
-    read_custom_outputs,
-    read_outputs,
-    sets_its_own_folder,
-)
-from rallypoint.diagnose.builds.progress import Load, Snapshot
+from rallypoint.diagnose.builds.progress import BuildProgress, CompilerLoad
 from rallypoint.errors import UsageError
 
 _POLL_SECONDS: Final = 0.1
@@ -42,10 +29,10 @@ class _Log:
     content: bytes = b""
     written: float = 0.0
     """When it was last written to, in seconds since 1970."""
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[ninja.Output, ...] = ()
 
 
-class Watch:
+class BuildWatch:
     """One build folder. `look` as often as you like; `wait` between two looks.
 
     `log` is a file with what ninja prints, `command` a process that runs the build. Without them, which step
@@ -75,19 +62,19 @@ class Watch:
         """How many steps that run has."""
         self._done = 0
         """How many of them were done at the last look."""
-        self._seen: frozenset[Output] = frozenset()
+        self._seen: frozenset[ninja.Output] = frozenset()
         """What was logged at the last look."""
-        self._older: frozenset[Output] = frozenset()
+        self._older: frozenset[ninja.Output] = frozenset()
         """What was logged before that run was found: outputs of other runs."""
         self._asked = False
         self._meter: _Meter | None = None
 
-    def look(self) -> Snapshot:
+    def look(self) -> BuildProgress:
         """The build now. `UsageError` if nothing is built there, `UnreadableError` if its log is damaged."""
         self._read_build_file()
         self._attach()
         running = self.running  # read before the log: if it ends in between, the next look sees all steps
-        log = _read_log(self._build / LOG)
+        log = _read_log(self._build / ninja.LOG)
         self._seen = frozenset(log.outputs)
         console = _read_console(self._log) if self._log else None
         return self._look_at_run(log, console) if running else self._look_at_rest(log, console)
@@ -112,10 +99,10 @@ class Watch:
             stamp = path.stat().st_mtime_ns
             if stamp != self._read_at:
                 content = _lines_in(path)
-                self._known = frozenset(read_outputs(content))
-                self._custom = frozenset(read_custom_outputs(content))
-                self._askable = not sets_its_own_folder(content)
-                self._program, self._read_at = find_program(self._build), stamp
+                self._known = frozenset(ninja.read_outputs(content))
+                self._custom = frozenset(ninja.read_custom_outputs(content))
+                self._askable = not ninja.sets_its_own_folder(content)
+                self._program, self._read_at = ninja.find_program(self._build), stamp
         except OSError:
             if self._command is None:
                 raise UsageError(
@@ -140,11 +127,11 @@ class Watch:
 
     # A build that runs
 
-    def _look_at_run(self, log: _Log, console: Console | None) -> Snapshot:
+    def _look_at_run(self, log: _Log, console: ninja.Console | None) -> BuildProgress:
         mine = self._of_this_run(log) if self._ninja else []
         done, total = self._count(log, mine, console)
         speed = progress.pace(mine, time.time() - self._began)
-        return Snapshot(
+        return BuildProgress(
             "running",
             done,
             total,
@@ -155,23 +142,25 @@ class Watch:
             failures=console.failures if console else (),
         )
 
-    def _count(self, log: _Log, mine: Sequence[Output], console: Console | None) -> tuple[int, int | None]:
+    def _count(
+        self, log: _Log, mine: Sequence[ninja.Output], console: ninja.Console | None
+    ) -> tuple[int, int | None]:
         """What ninja prints may come later than its log: the count must not fall then."""
         done = self._count_done(mine)
         if console is None or not console.total:
             return done, self._ask_total(log, mine, done)
         return min(max(done, console.done), console.total), console.total
 
-    def _of_this_run(self, log: _Log) -> list[Output]:
+    def _of_this_run(self, log: _Log) -> list[ninja.Output]:
         mine = progress.of_this_run(log.outputs, self._began, log.written)
         return [output for output in mine if output not in self._older]
 
-    def _count_done(self, mine: Sequence[Output]) -> int:
+    def _count_done(self, mine: Sequence[ninja.Output]) -> int:
         """The count of a run never falls: two runs in two seconds look like one for a moment."""
         self._done = max(self._done, progress.count_steps(mine))
         return self._done
 
-    def _ask_total(self, log: _Log, mine: Sequence[Output], done: int) -> int | None:
+    def _ask_total(self, log: _Log, mine: Sequence[ninja.Output], done: int) -> int | None:
         """Ask once in a run. A dry run counts steps that make no file, even if this run has done them."""
         if self._ninja is not None and not self._asked:
             left = self._ask(log.content)
@@ -181,13 +170,13 @@ class Watch:
 
     # A build that does not
 
-    def _look_at_rest(self, log: _Log, console: Console | None) -> Snapshot:
+    def _look_at_rest(self, log: _Log, console: ninja.Console | None) -> BuildProgress:
         left = self._ask(log.content)
         count = None if left is None else max(0, left.count - self._always(log.outputs))
         exit_code = self._command.poll() if self._command else None
         state = progress.state_of(console, count, exit_code, begun=bool(log.outputs))
         done, total = self._count_at_rest(log, console, count)
-        return Snapshot(
+        return BuildProgress(
             state,
             done,
             total,
@@ -197,7 +186,9 @@ class Watch:
             next_steps=left.first if left and count and state != "complete" else (),
         )
 
-    def _count_at_rest(self, log: _Log, console: Console | None, left: int | None) -> tuple[int, int | None]:
+    def _count_at_rest(
+        self, log: _Log, console: ninja.Console | None, left: int | None
+    ) -> tuple[int, int | None]:
         """Of the run that was watched; else of the whole build, as ninja would do it from nothing."""
         if console is not None and console.total:
             return console.done, console.total
@@ -210,20 +201,20 @@ class Watch:
         total = max(left, whole.count)
         return total - left, total
 
-    def _always(self, outputs: Sequence[Output]) -> int:
+    def _always(self, outputs: Sequence[ninja.Output]) -> int:
         return progress.never_there(outputs, self._custom, self._exists)
 
     def _exists(self, path: str) -> bool:
         return (self._build / path).exists()
 
-    def _libuv(self, outputs: Sequence[Output]) -> progress.Libuv | None:
+    def _libuv(self, outputs: Sequence[ninja.Output]) -> progress.Libuv | None:
         made = (output.path for output in outputs if progress.is_of_libuv(output.path))
         return progress.libuv_of(self._known, frozenset(filter(self._exists, made)))
 
-    def _ask(self, log: bytes) -> StepsLeft | None:
+    def _ask(self, log: bytes) -> ninja.StepsLeft | None:
         if self._program is None or self._targets is None or not self._askable:
             return None
-        return ask_what_is_left(self._program, self._build, log, self._targets)
+        return ninja.ask_what_is_left(self._program, self._build, log, self._targets)
 
 
 def _read_log(path: Path) -> _Log:
@@ -231,7 +222,7 @@ def _read_log(path: Path) -> _Log:
     try:
         content = path.read_bytes()
         written = path.stat().st_mtime  # after reading: a time too late is harmless, one too early is not
-        outputs = parse_log(content.decode("utf-8", "replace")) if content else []
+        outputs = ninja.parse_log(content.decode("utf-8", "replace")) if content else []
     except FileNotFoundError:
         return _Log()
     except OSError as error:
@@ -247,9 +238,9 @@ def _lines_in(path: Path) -> list[str]:
         return [line for line in lines if line.startswith(("build ", "builddir"))]
 
 
-def _read_console(path: Path) -> Console:
+def _read_console(path: Path) -> ninja.Console:
     try:
-        return parse_console(path.read_text(encoding="utf-8", errors="replace").splitlines())
+        return ninja.parse_console(path.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
@@ -287,7 +278,7 @@ class _Meter:
         self._seconds = 0.0
         """Of processor time, until the last reading."""
 
-    def read(self) -> Load | None:
+    def read(self) -> CompilerLoad | None:
         """None if it has just ended."""
         try:
             steps, members = len(self._ninja.children()), self._ninja.children(recursive=True)
@@ -297,7 +288,7 @@ class _Meter:
         seconds, now = sum(cpu for cpu, _ in usage), time.time()
         percent = 100 * (seconds - self._seconds) / max(now - self._moment, 0.01)
         self._seconds, self._moment = seconds, now
-        return Load(steps, round(max(0.0, percent), 1), sum(memory for _, memory in usage))
+        return CompilerLoad(steps, round(max(0.0, percent), 1), sum(memory for _, memory in usage))
 
 
 def _use(process: psutil.Process) -> tuple[float, int] | None:

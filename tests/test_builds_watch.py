@@ -185,22 +185,6 @@ def test_a_build_from_its_begin_to_its_end(project: Path) -> None:
     assert _look(project) == ("complete", _STEPS, _STEPS)
 
 
-def test_a_build_that_follows_another_begins_at_nothing(project: Path) -> None:
-    """The last step of the one before makes no file, so that its line in the log has no time."""
-    _build(project)
-    log = project / "build" / ".ninja_log"
-    lines = [line.split("\t") for line in log.read_text().splitlines()[1:]]
-    for line in lines:  # as if that run had taken a minute
-        line[:2] = [str(60_000 + int(number)) for number in line[:2]]
-    log.write_text("\n".join([log.read_text().splitlines()[0], *map("\t".join, lines)]) + "\n")
-    (project / "third_party" / "libuv" / "src" / "a.c").write_text("int a(void) { return 3; }\n")
-    (project / "build" / "gate.h").unlink()
-    printed = project / "log"
-    with _building(project, printed):
-        assert _look(project) == ("running", 2, _STEPS)
-        assert BuildWatch(project / "build", printed).look().done == 2
-
-
 def test_one_watch_of_two_builds(project: Path) -> None:
     """However quickly the second one follows: what was logged before it is not its own."""
     watch = BuildWatch(project / "build")
@@ -233,26 +217,21 @@ def test_looking_changes_nothing(project: Path) -> None:
 
 
 def test_what_is_left_is_what_ninja_does(project: Path) -> None:
-    """After a change of a source, and after one of the flags alone, which leaves all times as they are."""
+    """After a change of the flags alone, which leaves all times as they are."""
     _build(project)
     program = find_program(project / "build")
     assert program is not None
-    for change in ("source", "flags"):
-        if change == "source":
-            (project / "TCPStoreLibUvBackend.cpp").write_text("int b(void) { return 3; }\n")
-        else:
-            _configure(project, "-DCMAKE_C_FLAGS=-DTORCH_USE_LIBUV")
-        log = (project / "build" / ".ninja_log").read_bytes()
-        left = ask_what_is_left(program, project / "build", log, ["torch_cpu"])
-        assert left is not None
-        command = [program, "-C", str(project / "build"), "torch_cpu"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            if change == "flags":
-                (project / "began").read_text()
-                _open_the_gate(project)
-            printed, _ = process.communicate(timeout=60)
-        totals = [int(total) for total in re.findall(r"^\[\d+/(\d+)\]", printed, re.MULTILINE)]
-        assert left.count == totals[-1] == {"source": 2, "flags": 5}[change]
+    _configure(project, "-DCMAKE_C_FLAGS=-DTORCH_USE_LIBUV")
+    log = (project / "build" / ".ninja_log").read_bytes()
+    left = ask_what_is_left(program, project / "build", log, ["torch_cpu"])
+    assert left is not None
+    command = [program, "-C", str(project / "build"), "torch_cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        (project / "began").read_text()
+        _open_the_gate(project)
+        printed, _ = process.communicate(timeout=60)
+    totals = [int(total) for total in re.findall(r"^\[\d+/(\d+)\]", printed, re.MULTILINE)]
+    assert left.count == totals[-1] == 5
 
 
 def test_a_failure_is_only_known_by_what_ninja_prints(project: Path) -> None:
@@ -273,20 +252,6 @@ def test_a_failure_is_only_known_by_what_ninja_prints(project: Path) -> None:
     assert "error: #error boom" in told.stderr
 
 
-def test_a_failure_after_whole_builds_is_not_taken_for_an_end(project: Path) -> None:
-    """A compiler removes what it could not make; and what makes no file has been done several times."""
-    _build(project)
-    program = find_program(project / "build")
-    assert program is not None
-    subprocess.run([program, "-C", project / "build"], check=True, capture_output=True, timeout=60)
-    assert _look(project) == ("complete", _STEPS, _STEPS)
-    (project / "third_party" / "libuv" / "src" / "a.c").write_text("#error boom\n")
-    subprocess.run([program, "-C", project / "build", "-k", "0"], capture_output=True, timeout=60)
-    state, done, total = _look(project)
-    assert (state, total) == ("stopped", _STEPS)
-    assert done < _STEPS
-
-
 def test_a_command_is_run_and_watched(project: Path) -> None:
     log = project / "log"
     with _opening_the_gate(project):
@@ -299,9 +264,8 @@ def test_a_command_is_run_and_watched(project: Path) -> None:
 def test_a_command_that_fails(project: Path) -> None:
     done = _watch(project, "--", "sh", "-c", "echo no build today; exit 7")
     assert done.code == 1
-    assert done.stdout.splitlines()[-1].startswith("failed: ")
+    assert "failed: 0 of 6 steps; the command ended with 7" in done.stdout
     assert "no build today" in done.stderr
-    assert "the command ended with 7" in done.stdout
 
 
 def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
+from itertools import product
 from typing import Annotated, Any, Final, Literal
 
 import typer
@@ -102,7 +103,11 @@ def _check(names: Sequence[str], quick: bool, device: Device, timeout: float, as
     routes, skipped = _sort_out(select(names, quick=quick, one_gpu=one_gpu), setting)
     _print_introduction(machine, setting, skipped)
     with _Progress(len(routes) * len(Build), table=not as_json) as progress:
-        results = trainings.verify(routes, list(Build), setting, progress.start, progress.advance)
+        results = []
+        for route, build in product(routes, Build):
+            progress.start(route, build)
+            results.append(trainings.run(route, build, setting))
+            progress.advance(results[-1])
     seconds = time.monotonic() - began
     if as_json:
         print(json.dumps(_document(machine, setting, skipped, results, seconds), indent=2))

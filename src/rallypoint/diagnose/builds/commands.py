@@ -26,14 +26,11 @@ def run_script(script: str) -> int:
     bash = shutil.which("bash")
     if bash is None:
         raise RallypointError("there is no bash here to run the script with")
-    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
-        file.write(script)
-        file.flush()
-        process = subprocess.Popen([bash, file.name], stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            return process.wait()
-        finally:
-            _end(process)
+    process = subprocess.Popen([bash, "-c", script], stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return process.wait()
+    finally:
+        _end(process)
 
 
 @contextmanager

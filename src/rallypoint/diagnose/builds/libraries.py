@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -150,13 +151,13 @@ def _digest(path: Path, blanks: Sequence[tuple[int, int]]) -> bytes:
 
 # ELF -------------------------------------------------------------------------------------------------------
 
-_LOAD, _DYNAMIC, _NOTE = 1, 2, 4
+_LOAD, _DYNAMIC = 1, 2
 _END, _NEEDED, _STRINGS, _RPATH, _RUNPATH = 0, 1, 5, 15, 29
-_BUILD_ID: Final = 3
+_BUILD_ID: Final = re.compile(rb"\x04\0\0\0(?P<size>.)\0\0\0\x03\0\0\0GNU\0", re.DOTALL)
+"""The note with the build id, which linkers write right behind the headers."""
 _MOST_SEGMENTS: Final = 256
 _TABLE_BYTES: Final = 1 << 16
 _STRING_BYTES: Final = 4096
-_BUILD_ID_BYTES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Elf:
     runpaths: tuple[str, ...] = ()
     """Where the loader looks after LD_LIBRARY_PATH. If there are any, `rpaths` do not count."""
     build_id: str = ""
-    """The mark by which the linker tells this link from all others; empty if it wrote none."""
+    """The linker's mark of this link; empty if it wrote none, and on machines that are big-endian."""
     paths_at: tuple[tuple[int, int], ...] = ()
     """Offsets and lengths of the search paths above, which an installation rewrites."""
 
@@ -212,13 +213,15 @@ class _ElfReader:
             for tag in (_NEEDED, _RPATH, _RUNPATH)
         }
         texts = {tag: [self._string(at) for at in found] for tag, found in places.items()}
+        head = self._read(0, min(HEAD_BYTES, self._size))
+        note = _BUILD_ID.search(head)
         paths = [*zip(places[_RPATH], texts[_RPATH], strict=True)]
         paths += zip(places[_RUNPATH], texts[_RUNPATH], strict=True)
         return Elf(
             needed=tuple(text.decode("utf-8", "replace") for text in texts[_NEEDED]),
             rpaths=_split(texts[_RPATH]),
             runpaths=_split(texts[_RUNPATH]),
-            build_id=self._build_id(),
+            build_id=head[note.end() :][: note["size"][0]].hex() if note else "",
             paths_at=tuple((at, len(text)) for at, text in paths),
         )
 
@@ -239,17 +242,6 @@ class _ElfReader:
             if segment.type == _LOAD and segment.address <= address < segment.address + segment.size:
                 return address - segment.address + segment.offset
         raise UnreadableError("the dynamic section points at a text that is in no segment")
-
-    def _build_id(self) -> str:
-        for segment in self._segments:
-            at, end = segment.offset, segment.offset + min(segment.size, _TABLE_BYTES)
-            while segment.type == _NOTE and at + 12 <= end:
-                name, size, kind = self._unpack("III", at)
-                content = at + 12 + _padded(name)
-                if kind == _BUILD_ID and name == 4 and self._read(at + 12, 4) == b"GNU\0":
-                    return self._read(content, min(size, _BUILD_ID_BYTES)).hex()
-                at = content + _padded(size)
-        return ""
 
     def _unpack(self, layout: str, offset: int) -> tuple[int, ...]:
         layout = self._order + layout
@@ -274,7 +266,3 @@ class _ElfReader:
 
 def _split(paths: Sequence[bytes]) -> tuple[str, ...]:
     return tuple(part for path in paths for part in path.decode("utf-8", "replace").split(":") if part)
-
-
-def _padded(size: int) -> int:
-    return (size + 3) // 4 * 4

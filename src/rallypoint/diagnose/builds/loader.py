@@ -26,7 +26,7 @@ try:
     spec = importlib.util.find_spec("torch")
 except (ImportError, ValueError):
     spec = None
-print(json.dumps({"origin": spec and spec.origin, "places": sys.path}))
+print(json.dumps([spec and spec.origin, sys.path]))
 """
 
 
@@ -49,11 +49,6 @@ class ImportedTorch:
 
 def find_torch(python: str, environment: Mapping[str, str]) -> ImportedTorch:
     """Where `python -c "import torch"` would find it, here and with these variables."""
-    answer = _ask(python, environment)
-    return explain_import(answer["origin"], answer["places"], environment.get("PYTHONPATH", ""), Path.cwd())
-
-
-def _ask(python: str, environment: Mapping[str, str]) -> dict[str, object]:
     try:
         done = subprocess.run(
             [python, "-c", _QUESTION], env=dict(environment), capture_output=True, text=True, timeout=_SECONDS
@@ -61,23 +56,25 @@ def _ask(python: str, environment: Mapping[str, str]) -> dict[str, object]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"cannot run the Python {python}: {error}", hint="name it with --python") from None
     try:
-        answer = json.loads(done.stdout.strip().rpartition("\n")[2])
-    except ValueError:
+        origin, entries = json.loads(done.stdout.strip().rpartition("\n")[2])
+    except (ValueError, TypeError):
         raise RallypointError(f"{python} does not say where torch is: {done.stderr.strip()[-500:]}") from None
-    assert isinstance(answer, dict)
-    return answer
+    return explain_import(origin, entries, environment.get("PYTHONPATH", ""), Path.cwd())
 
 
-def explain_import(origin: object, places: object, python_path: str, here: Path) -> ImportedTorch:
-    """What the answer of a Python means. A folder below an entry of its path is one that it could import."""
-    entries = [str(place) for place in places] if isinstance(places, list) else []
-    folders = [here / entry / "torch" for entry in entries]
-    candidates = [folder for folder in folders if (folder / "__init__.py").is_file()]
-    if not isinstance(origin, str):
+def explain_import(origin: str | None, entries: Sequence[str], python_path: str, here: Path) -> ImportedTorch:
+    """The meaning of a Python's answer: the file of its torch, and the entries of its path.
+
+    It could import the torch below any entry, and takes the first.
+    """
+    if origin is None:
         return ImportedTorch(None, "no entry of its path has one", ())
     folder = Path(origin).parent
-    others = [each for each in _unique(candidates) if not _same(each, folder)]
-    return ImportedTorch(folder, _reason(folder, entries, python_path, here), tuple(others))
+    candidates = [
+        here / entry / "torch" for entry in entries if (here / entry / "torch/__init__.py").is_file()
+    ]
+    others = {os.path.realpath(each): each for each in candidates if not _same(each, folder)}
+    return ImportedTorch(folder, _reason(folder, entries, python_path, here), tuple(others.values()))
 
 
 def _reason(folder: Path, entries: Sequence[str], python_path: str, here: Path) -> str:
@@ -91,10 +88,6 @@ def _reason(folder: Path, entries: Sequence[str], python_path: str, here: Path) 
     if folder.parent.name in ("site-packages", "dist-packages"):
         return "it is installed there"
     return "a .pth file or a setting of this Python names its place"
-
-
-def _unique(folders: Sequence[Path]) -> list[Path]:
-    return list({os.path.realpath(folder): folder for folder in reversed(folders)}.values())[::-1]
 
 
 def _same(one: Path, other: Path) -> bool:

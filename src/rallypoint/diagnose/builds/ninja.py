@@ -26,8 +26,7 @@ _DEPENDENCIES: Final = ".ninja_deps"
 _DRY_RUN_SECONDS: Final = 120
 _FIRST_STEPS: Final = 5
 
-_VERSIONS: Final = range(5, 8)
-_HEADER: Final = re.compile(r"# ninja log v(\d+)")
+_HEADER: Final = re.compile(r"# ninja log v[567]\b")
 _OUTPUT: Final = re.compile(r"(?:\$.|[^$\s:|])+")
 _STATUS: Final = re.compile(r"^\s*\[(?P<done>\d+)/(?P<total>\d+)[^\]]*\] ?(?P<text>.*)")
 _FAILED: Final = re.compile(r"^\s*FAILED: (?:\[code=\d+\] )?(?P<outputs>.*)")
@@ -54,11 +53,10 @@ class Output:
 def parse_log(text: str) -> list[Output]:
     """The outputs in .ninja_log. A last line that is still being written is left out."""
     header, _, rest = text.partition("\n")
-    match = _HEADER.match(header)
-    if match is None:
-        raise UnreadableError("this is no log of ninja: its first line has to be `# ninja log v5`, v6 or v7")
-    if int(match[1]) not in _VERSIONS:
-        raise UnreadableError(f"a log of ninja in format {match[1]}; known are 5, 6 and 7")
+    if not _HEADER.match(header):
+        raise UnreadableError(
+            "no log of ninja that is known: the first line is not `# ninja log v5`, v6 or v7"
+        )
     lines = rest[: rest.rfind("\n") + 1].splitlines()
     return [output for line in lines if (output := _parse_output(line)) is not None]
 
@@ -116,8 +114,10 @@ def parse_console(lines: Sequence[str]) -> Console:
     done, total, ended, inside = 0, 0, False, False
     steps: list[str] = []
     failures: list[tuple[str, list[str]]] = []
-    for line in (each.rstrip("\r\n") for each in _last_run(lines)):
+    for line in lines:
         if match := _STATUS.match(line):
+            if int(match["done"]) < done:  # another run begins
+                steps, failures, ended = [], [], False
             done, total, inside = int(match["done"]), int(match["total"]), False
             steps.append(match["text"])
         elif match := _FAILED.match(line):
@@ -129,15 +129,6 @@ def parse_console(lines: Sequence[str]) -> Console:
             failures[-1][1].append(line)
     found = tuple(FailedStep(step, tuple(text)) for step, text in failures)
     return Console(max(0, done - len(found)), total, tuple(steps), found, ended)
-
-
-def _last_run(lines: Sequence[str]) -> Sequence[str]:
-    """From the last line on whose count is smaller than the one before it."""
-    begin = done = 0
-    for index, line in enumerate(lines):
-        if match := _STATUS.match(line):
-            begin, done = (index if int(match["done"]) < done else begin), int(match["done"])
-    return lines[begin:]
 
 
 # A dry run -------------------------------------------------------------------------------------------------

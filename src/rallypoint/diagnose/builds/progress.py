@@ -130,27 +130,22 @@ def time_left(done: int, total: int | None, steps_per_second: float | None) -> f
     return max(0, total - done) / steps_per_second
 
 
-def is_of_libuv(path: str) -> bool:
-    """Whether an output is one of libuv's files, or the store's server that uses it."""
-    return _LIBUV.search(path) is not None or _SERVER in path
-
-
-def libuv_of(known: frozenset[str], made: frozenset[str]) -> Libuv | None:
-    """By all outputs of a build, and those that are made; None if it is no build of torch."""
+def libuv_of(known: frozenset[str], is_made: Callable[[str], bool]) -> Libuv | None:
+    """By all outputs of a build; None if it is no build of torch."""
     if not any(map(_TORCH.search, known)):
         return None
-    files = {path for path in known if _LIBUV.search(path)}
-    server = {path for path in known if _SERVER in path}
-    return Libuv(len(files & made), len(files), bool(server & made) if server else None)
+    files = [path for path in known if _LIBUV.search(path)]
+    server = [path for path in known if _SERVER in path]
+    return Libuv(sum(map(is_made, files)), len(files), any(map(is_made, server)) if server else None)
 
 
-def state_of(console: Console | None, left: int | None, exit_code: int | None, begun: bool) -> str:
+def state_of(console: Console, left: int | None, exit_code: int | None, begun: bool) -> str:
     """The state of a build that does not run: by its exit code, its output, or what is left to do."""
     if exit_code is not None:
         return "complete" if exit_code == 0 else "failed"
-    if console is not None and console.failures:
+    if console.failures:
         return "failed"
-    if console is not None and console.total:
+    if console.total:
         return "complete" if console.done >= console.total and not console.ended else "stopped"
     if left == 0:
         return "complete"

@@ -24,10 +24,8 @@ SERVER_SOURCE: Final = "TCPStoreLibUvBackend.cpp"
 """The file that the libuv server is in."""
 _LIBUV: Final = Path("third_party", "tensorpipe", "third_party", "libuv", "include")
 _NUMBER: Final = re.compile(r"^#define +UV_VERSION_(MAJOR|MINOR|PATCH) +(\d+)", re.MULTILINE)
-_INCLUDE: Final = re.compile(
-    r"(?:^|(?<=\s))(?P<kind>-isystem |-external:I ?|/external:I ?|-I|/I) *"
-    r'(?:"(?P<quoted>[^"]+)"|(?P<plain>\S+))'
-)
+_INCLUDE: Final = re.compile(r'(?:^|(?<=\s))(?P<kind>-isystem |-I) *(?:"(?P<quoted>[^"]+)"|(?P<plain>\S+))')
+"""Options of gcc and clang: with MSVC no libuv is looked for."""
 _SYSTEM: Final = ("/usr/include", "/usr/local/include", "/opt/homebrew/include")
 
 
@@ -160,8 +158,8 @@ def read_compilation(build: Path) -> Compilation | None:
         return None
     text = " ".join(settings.get(name, "") for name in ("DEFINES", "FLAGS", "INCLUDES"))
     found = [(match["kind"], match["quoted"] or match["plain"]) for match in _INCLUDE.finditer(text)]
-    plain = tuple(folder for kind, folder in found if kind in ("-I", "/I"))
-    system = tuple(folder for kind, folder in found if kind not in ("-I", "/I"))
+    plain = tuple(folder for kind, folder in found if kind == "-I")
+    system = tuple(folder for kind, folder in found if kind != "-I")
     return Compilation(re.search(r"[-/]DTORCH_USE_LIBUV\b", text) is not None, plain, system)
 
 

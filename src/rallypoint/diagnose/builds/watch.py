@@ -14,7 +14,7 @@ from typing import Final
 import psutil
 
 from rallypoint.diagnose.builds import ninja, progress
-from rallypoint.diagnose.builds.libraries import UnreadableError
+from rallypoint.diagnose.builds.libraries import opened
 from rallypoint.diagnose.builds.progress import BuildProgress, CompilerLoad
 from rallypoint.errors import UsageError
 
@@ -76,7 +76,7 @@ class BuildWatch:
         running = self.running  # read before the log: if it ends in between, the next look sees all steps
         log = _read_log(self._build / ninja.LOG)
         self._seen = frozenset(log.outputs)
-        console = _read_console(self._log) if self._log else None
+        console = _read_console(self._log) if self._log else ninja.Console()
         return self._look_at_run(log, console) if running else self._look_at_rest(log, console)
 
     @property
@@ -127,7 +127,7 @@ class BuildWatch:
 
     # A build that runs
 
-    def _look_at_run(self, log: _Log, console: ninja.Console | None) -> BuildProgress:
+    def _look_at_run(self, log: _Log, console: ninja.Console) -> BuildProgress:
         mine = self._of_this_run(log) if self._ninja else []
         done, total = self._count(log, mine, console)
         speed = progress.pace(mine, time.time() - self._began)
@@ -139,17 +139,17 @@ class BuildWatch:
             progress.time_left(done, total, speed),
             self._meter.read() if self._meter else None,
             self._libuv(log.outputs),
-            failures=console.failures if console else (),
+            failures=console.failures,
         )
 
     def _count(
-        self, log: _Log, mine: Sequence[ninja.Output], console: ninja.Console | None
+        self, log: _Log, mine: Sequence[ninja.Output], console: ninja.Console
     ) -> tuple[int, int | None]:
         """What ninja prints may come later than its log: the count must not fall then."""
         done = self._count_done(mine)
-        if console is None or not console.total:
-            return done, self._ask_total(log, mine, done)
-        return min(max(done, console.done), console.total), console.total
+        if console.total:
+            return min(max(done, console.done), console.total), console.total
+        return done, self._ask_total(log, mine, done)
 
     def _of_this_run(self, log: _Log) -> list[ninja.Output]:
         mine = progress.of_this_run(log.outputs, self._began, log.written)
@@ -170,7 +170,7 @@ class BuildWatch:
 
     # A build that does not
 
-    def _look_at_rest(self, log: _Log, console: ninja.Console | None) -> BuildProgress:
+    def _look_at_rest(self, log: _Log, console: ninja.Console) -> BuildProgress:
         left = self._ask(log.content)
         count = None if left is None else max(0, left.count - self._always(log.outputs))
         exit_code = self._command.poll() if self._command else None
@@ -182,15 +182,13 @@ class BuildWatch:
             total,
             libuv=self._libuv(log.outputs),
             exit_code=exit_code,
-            failures=console.failures if console else (),
+            failures=console.failures,
             next_steps=left.first if left and count and state != "complete" else (),
         )
 
-    def _count_at_rest(
-        self, log: _Log, console: ninja.Console | None, left: int | None
-    ) -> tuple[int, int | None]:
+    def _count_at_rest(self, log: _Log, console: ninja.Console, left: int | None) -> tuple[int, int | None]:
         """Of the run that was watched; else of the whole build, as ninja would do it from nothing."""
-        if console is not None and console.total:
+        if console.total:
             return console.done, console.total
         if self._total is not None:
             done = self._count_done(self._of_this_run(log))
@@ -208,8 +206,8 @@ class BuildWatch:
         return (self._build / path).exists()
 
     def _libuv(self, outputs: Sequence[ninja.Output]) -> progress.Libuv | None:
-        made = (output.path for output in outputs if progress.is_of_libuv(output.path))
-        return progress.libuv_of(self._known, frozenset(filter(self._exists, made)))
+        logged = {output.path for output in outputs}
+        return progress.libuv_of(self._known, lambda path: path in logged and self._exists(path))
 
     def _ask(self, log: bytes) -> ninja.StepsLeft | None:
         if self._program is None or self._targets is None or not self._askable:
@@ -219,16 +217,12 @@ class BuildWatch:
 
 def _read_log(path: Path) -> _Log:
     """An empty log if there is none yet."""
-    try:
-        content = path.read_bytes()
+    if not path.exists():
+        return _Log()
+    with opened(path) as file:
+        content = file.read()
         written = path.stat().st_mtime  # after reading: a time too late is harmless, one too early is not
         outputs = ninja.parse_log(content.decode("utf-8", "replace")) if content else []
-    except FileNotFoundError:
-        return _Log()
-    except OSError as error:
-        raise UnreadableError(f"cannot read {path}: {error.strerror}") from None
-    except UnreadableError as error:
-        raise UnreadableError(f"cannot read {path}: {error.message}") from None
     return _Log(content, written, tuple(outputs))
 
 

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,16 +23,9 @@ from typing import BinaryIO, Final
 
 import psutil
 
-from rallypoint.diagnose.verify import SIMULATION
+from rallypoint.diagnose.verify import SIMULATION, verdict
 from rallypoint.diagnose.verify.routes import Build, Command, Route
-from rallypoint.diagnose.verify.verdict import (
-    PORT_TAKEN,
-    ProcessEnding,
-    RankReport,
-    hint_for,
-    problems_of,
-    warnings_of,
-)
+from rallypoint.diagnose.verify.verdict import PORT_TAKEN, ProcessEnding, RankReport
 from rallypoint.errors import RallypointError
 from rallypoint.launch import environment
 from rallypoint.pytorch import asking
@@ -119,25 +112,11 @@ def is_missing(route: Route) -> bool:
     return bool(route.needs) and find_spec(route.needs) is None
 
 
-def verify(
-    routes: Sequence[Route],
-    builds: Sequence[Build],
-    setting: TrainingSettings,
-    on_start: Callable[[Route, Build], None] = lambda _route, _build: None,
-    on_result: Callable[[Result], None] = lambda _result: None,
-) -> list[Result]:
-    """Train by every route with every build, one after the other. An exception ends all processes first."""
-    results = []
-    for route in routes:
-        for build in builds:
-            on_start(route, build)
-            results.append(run(route, build, setting))
-            on_result(results[-1])
-    return results
-
-
 def run(route: Route, build: Build, setting: TrainingSettings) -> Result:
-    """Train once; a second time if another program took the port between our choice and its use."""
+    """Train once; a second time if another program took the port between our choice and its use.
+
+    All of its processes have ended when it returns or raises.
+    """
     result = _attempt(route, build, setting)
     if not result.ok and any(words in result.log for words in PORT_TAKEN):
         return replace(_attempt(route, build, setting), attempts=2)
@@ -154,16 +133,17 @@ def _attempt(route: Route, build: Build, setting: TrainingSettings) -> Result:
             ending = _await(processes, setting.seconds)
         reports = _read_reports(folder)
         log_end = (folder / "log").read_text(errors="replace")[-_LOG_CHARACTERS:]
-    problems = problems_of(route.ranks, ending, reports)
+    problems = verdict.problems_of(route.ranks, ending, reports)
+    came_up_at = max((report.joined_at for report in reports), default=0.0)
     return Result(
         route=route.name,
         build=build,
         seconds=time.monotonic() - began,
-        came_up_seconds=_came_up(route.ranks, launched_at, reports),
+        came_up_seconds=came_up_at - launched_at if len(reports) == route.ranks else None,
         reports=tuple(reports),
         problems=tuple(problems),
-        warnings=tuple(warnings_of(launched_at, reports)),
-        hint=hint_for(problems, log_end) if problems else "",
+        warnings=tuple(verdict.warnings_of(launched_at, reports)),
+        hint=verdict.hint_for(problems, log_end) if problems else "",
         log=log_end,
     )
 
@@ -181,17 +161,9 @@ def _find_free_port() -> int:
         return port
 
 
-def _came_up(ranks: int, launched_at: float, reports: Sequence[RankReport]) -> float | None:
-    if len(reports) < ranks:
-        return None
-    return max(report.joined_at for report in reports) - launched_at
-
-
 def _read_reports(folder: Path) -> list[RankReport]:
-    files = folder.glob("rank-*.json")
-    return sorted(
-        (RankReport.parse(json.loads(file.read_text())) for file in files), key=lambda each: each.rank
-    )
+    reports = [RankReport.parse(json.loads(file.read_text())) for file in folder.glob("rank-*.json")]
+    return sorted(reports, key=lambda report: report.rank)
 
 
 # The environment -------------------------------------------------------------------------------------------
@@ -233,21 +205,18 @@ def _started(
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
-            processes.append(_start(command, environ, log))  # noqa: PERF401  # if one fails, the first is kept
+            process = subprocess.Popen(
+                [sys.executable, *command.arguments],
+                env={**environ, **command.variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which ends them
+            )
+            processes.append(process)
         yield processes
     finally:
         _end(processes, environ[FOLDER])
-
-
-def _start(command: Command, environ: Mapping[str, str], log: BinaryIO) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, *command.arguments],
-        env={**environ, **command.variables},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which ends them
-    )
 
 
 def _await(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> ProcessEnding:
@@ -267,24 +236,17 @@ def _codes(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int | None, ..
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], folder: str) -> None:
-    try:
-        _ask_to_end(processes)
+    try:  # launchers put their ranks into groups of their own, and end them if they are asked to end
+        for process in processes:
+            process.terminate()
+        until = time.monotonic() + _GRACE_SECONDS
+        while None in _codes(processes) and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
     finally:  # a second Ctrl-C comes here at once
         _kill_all(folder)
         for process in processes:
             process.kill()
             process.wait()
-
-
-def _ask_to_end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Launchers put their ranks into groups of their own, and end them if they are asked to end."""
-    if None not in _codes(processes):
-        return
-    for process in processes:
-        process.terminate()
-    until = time.monotonic() + _GRACE_SECONDS
-    while None in _codes(processes) and time.monotonic() < until:
-        time.sleep(_POLL_SECONDS)
 
 
 def _kill_all(folder: str) -> None:
@@ -295,18 +257,14 @@ def _kill_all(folder: str) -> None:
     deadline = time.monotonic() + _GRACE_SECONDS
     while (found := list(_processes_of(folder))) and time.monotonic() < deadline:
         for process in found:
-            try:
+            with suppress(psutil.Error):
                 process.kill()
-            except psutil.Error:
-                pass
         time.sleep(_POLL_SECONDS)
 
 
 def _processes_of(folder: str) -> Iterator[psutil.Process]:
     """The processes whose environment names the folder; those of other users do not show it."""
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error, OSError):
             if process.environ().get(FOLDER) == folder:
                 yield process
-        except (psutil.Error, OSError):
-            pass

@@ -46,6 +46,7 @@ _NOWHERE = {"PATH": os.environ.get("PATH", "")}
 _WINDOWS_TORCH = "2.10.0"
 """Small for a torch: 114 MB."""
 _BUILT_AT = 1_700_000_000
+_INTEL = 0x01000007
 
 
 def _look(path: Path | None, environment: Mapping[str, str] = _NOWHERE) -> BuildReport:
@@ -63,16 +64,9 @@ def _finding(report: BuildReport, name: str) -> Finding:
     ("library", "content", "libuv", "platform"),
     [
         ("libtorch_cpu.so", elf(WITH), True, "Linux on x86_64"),
-        ("libtorch_cpu.so", elf(WITHOUT), False, "Linux on x86_64"),
         ("torch_cpu.dll", pe(WITHOUT), False, "Windows on x86_64"),
-        ("torch_cpu.dll", pe(WITH), True, "Windows on x86_64"),
         ("libtorch_cpu.dylib", macho(WITH), True, "macOS on arm64"),
-        (
-            "libtorch_cpu.dylib",
-            universal(macho(WITH, 0x01000007), macho(WITH)),
-            True,
-            "x86_64 and arm64",
-        ),
+        ("libtorch_cpu.dylib", universal(macho(WITH, _INTEL), macho(WITH)), True, "x86_64 and arm64"),
     ],
 )
 def test_wheels_of_all_platforms(
@@ -148,6 +142,8 @@ def test_what_is_no_torch_is_a_wrong_usage(tmp_path: Path) -> None:
     for path in (tmp_path, other, text, library, tmp_path / "missing"):
         with pytest.raises(UsageError):
             _look(path)
+    with pytest.raises(UsageError, match="cannot run the Python"):
+        check(None, "/no/such/python", _NOWHERE)
 
 
 # Installed
@@ -160,12 +156,12 @@ def test_the_torch_of_an_environment_is_found(tmp_path: Path) -> None:
         assert (report.kind, report.path, report.ok) == ("installed", str(folder), True)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the builds for Linux have the server")
 def test_the_torch_of_python_here() -> None:
-    """The one that these tests run with, a Linux build: the real thing, and quick enough."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("the builds for Linux are those with the server")
+    """The one that these tests run with: the real thing, and quick enough."""
     report = _look(None, os.environ)
     assert report.libuv is True
+    assert f"{version('torch')}, for Linux on" in _finding(report, "torch").found
     assert _finding(report, "loader").state is State.OK
 
 
@@ -194,11 +190,6 @@ def test_an_editable_install_is_recognised(tmp_path: Path) -> None:
     assert found.reason == "an editable install leads there"
     assert judge_import(found).state is State.OK
     assert judge_import(explain_import(None, [str(tmp_path)], "", tmp_path)).state is State.FAILURE
-
-
-def test_a_python_that_is_none() -> None:
-    with pytest.raises(UsageError, match="cannot run the Python"):
-        check(None, "/no/such/python", _NOWHERE)
 
 
 # The loader of Linux
@@ -377,19 +368,16 @@ def test_stages_of_a_tree(tmp_path: Path) -> None:
     folder = tree(tmp_path / "pytorch")
     assert "not configured" in _finding(_look(folder), "tree").found
     configure(folder, ON, "-DTORCH_USE_LIBUV")
+    old = folder / "build_old" / "CMakeCache.txt"
+    old.parent.mkdir()
+    old.touch()
+    os.utime(old, (1, 1))
     report = _look(folder)
+    builds = f"2.9.0a0, built in {folder / 'build'}; older ones: {old.parent}"
+    assert _finding(report, "tree").found == builds
     assert _finding(report, "configured").state is State.OK
     assert "not built yet" in _finding(report, "libuv server").found
     assert (report.ok, report.libuv) == (False, None)
-
-
-def test_the_newest_of_several_build_folders(tmp_path: Path) -> None:
-    folder = tree(tmp_path / "pytorch", ON, built=elf(WITH))
-    (folder / "build_old").mkdir()
-    (folder / "build_old" / "CMakeCache.txt").touch()
-    os.utime(folder / "build_old" / "CMakeCache.txt", (1, 1))
-    found = _finding(_look(folder), "tree").found
-    assert found == f"2.9.0a0, built in {folder / 'build'}; older ones: {folder / 'build_old'}"
 
 
 # CMakeCache.txt
@@ -400,12 +388,8 @@ def test_the_cache_of_cmake() -> None:
         "# a comment\n//Use distributed\nA:BOOL=ON\nB:BOOL=1\nC:UNINITIALIZED=OFF\n"
         '"odd:name":STRING=a=b\nD:FILEPATH=D-NOTFOUND\nE:STRING=\nnonsense\n'
     )
-    assert {name: entry.value for name, entry in cache.items() if entry.found} == {
-        "A": "ON",
-        "B": "1",
-        "C": "OFF",
-        "odd:name": "a=b",
-    }
+    found = {name: entry.value for name, entry in cache.items() if entry.found}
+    assert found == {"A": "ON", "B": "1", "C": "OFF", "odd:name": "a=b"}
     assert [name for name, entry in cache.items() if entry.on] == ["A", "B"]
 
 
@@ -417,9 +401,7 @@ def test_exit_codes_and_json(tmp_path: Path) -> None:
     bad = wheel(tmp_path / "bad.whl", "libtorch_cpu.so", elf(WITHOUT))
     runner = CliRunner()
     assert runner.invoke(app, ["torch", "check", str(good)]).exit_code == 0
-    shown = runner.invoke(app, ["torch", "check", str(bad)])
-    assert shown.exit_code == 1
-    assert "failure  libuv server" in shown.output
+    assert "failure  libuv server" in runner.invoke(app, ["torch", "check", str(bad)]).output
     result = runner.invoke(app, ["torch", "check", str(bad), "--json"])
     assert result.exit_code == 1
     document = json.loads(result.stdout)
@@ -453,30 +435,16 @@ def test_an_error_of_the_file_system_is_told_as_one() -> None:
     assert not isinstance(result.exception, OSError)
 
 
-def _download(folder: Path, *wanted: str) -> Path:
-    """A wheel from the package registry; the test is skipped if there is none to be had."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-    done = subprocess.run([*command, *wanted, "--dest", folder], capture_output=True, text=True, timeout=110)
-    if done.returncode != 0:
-        pytest.skip(f"the package registry does not give {wanted[-1]}: {done.stderr.strip()[-200:]}")
-    return next(folder.glob("*.whl"))
-
-
 @pytest.mark.slow
 def test_a_real_wheel_for_windows(tmp_path: Path) -> None:
-    """A build without the server, and with a uv.dll."""
-    platform = ("--platform", "win_amd64", "--python-version", "3.11")
-    report = _look(_download(tmp_path, *platform, f"torch=={_WINDOWS_TORCH}"))
+    """A build without the server, and with a uv.dll; skipped if the package registry does not give it."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    command += ["--platform", "win_amd64", "--python-version", "3.11", f"torch=={_WINDOWS_TORCH}"]
+    done = subprocess.run([*command, "--dest", tmp_path], capture_output=True, text=True, timeout=110)
+    if done.returncode != 0:
+        pytest.skip(done.stderr.strip()[-200:])
+    report = _look(next(tmp_path.glob("*.whl")))
     assert report.libuv is False
     assert f"{_WINDOWS_TORCH}+cpu, for Windows on x86_64" in _finding(report, "torch").found
     assert "implementation missing" in _finding(report, "libuv server").found
     assert "uv.dll" in _finding(report, "libuv library").found
-
-
-@pytest.mark.slow
-def test_a_real_wheel_for_linux(tmp_path: Path) -> None:
-    """The one that the tests use."""
-    report = _look(_download(tmp_path, f"torch=={version('torch').partition('+')[0]}"))
-    assert (report.ok, report.libuv) == (True, True)
-    assert f"{version('torch')}, for Linux on" in _finding(report, "torch").found
-    assert "LibUVStoreDaemon" in _finding(report, "libuv server").found

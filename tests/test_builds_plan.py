@@ -72,13 +72,13 @@ def test_steps(facts: TreeFacts, sources: list[str], build: list[str]) -> None:
     assert titles == ["tools", *sources, *middle, *build, "check", "one rank", "verify"]
 
 
-def test_a_built_tree_needs_two_targets() -> None:
-    script = _script(_BUILT)
-    assert "build=build_sm120\n" in script
-    assert 'cmake --build "$build" --target torch_cpu torch_python\n' in script
-    assert "-DUSE_TENSORPIPE=ON" in script
-    assert "# to be changed: USE_TENSORPIPE is OFF." in script
-    assert "# USE_LIBUV is set; it is an option of gloo" in script
+def test_remarks_on_a_built_tree() -> None:
+    assert make_plan(_WISHES, _BUILT).remarks == (
+        "it was built before: torch_cpu and torch_python are enough",
+        "right as it is configured: USE_CUDA, USE_NCCL",
+        "to be changed: USE_TENSORPIPE is OFF",
+        "USE_LIBUV is set; it is an option of gloo, and neither helps nor hurts here",
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,18 +97,9 @@ def test_what_changes_more_than_the_store_is_built_whole(wishes: Wishes, words: 
     assert "build=build\n" in write_script(made)
 
 
-def test_a_tree_that_is_not_there_is_cloned() -> None:
-    facts = TreeFacts("2.13.0", missing=True)
-    clone = "git clone --recursive --branch v2.13.0 https://github.com/pytorch/pytorch"
-    assert f'[ -e "$tree" ] || {clone} "$tree"\ncd "$tree"\n' in _script(facts)
-    assert _script(facts).count('cd "$tree"') == 1
-    windows = _script(facts, replace(_WISHES, platform=Platform.WINDOWS, tree="C:\\src"))
-    assert f'if not exist "C:\\src" {clone} "C:\\src" || exit /b 1\ncd /d "C:\\src"' in windows
-
-
 @pytest.mark.parametrize(("archs", "said"), [(("9.0", "12.0"), True), (("9.0",), False), ((), False)])
 def test_what_an_architecture_takes_is_said_where_it_is_asked_for(archs: tuple[str, ...], said: bool) -> None:
-    script = write_script(make_plan(replace(_WISHES, architectures=archs), TreeFacts()))
+    script = _script(TreeFacts(), replace(_WISHES, architectures=archs))
     assert ("12.0 takes CUDA 12.8" in script) == said
 
 
@@ -148,38 +139,20 @@ def test_facts_of_a_tree(tmp_path: Path) -> None:
 
 # Scripts
 
-_PLATFORMS = st.sampled_from([Platform.LINUX, Platform.MACOS])
 _TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+_NASTY = replace(_BUILT, version="a\nrm -rf /\n", build="b 'c' $(d)")
 
 
 @settings(max_examples=15, deadline=None)
 @given(
-    _PLATFORMS,
+    st.sampled_from([Platform.LINUX, Platform.MACOS]),
     _TEXTS,
     _TEXTS,
-    st.lists(st.sampled_from(["9.0", "12.0", "8.6+PTX"]), max_size=2),
-    st.booleans(),
-    st.none() | st.integers(1, 99),
-    st.sampled_from(
-        [
-            TreeFacts(),
-            TreeFacts(missing=True),
-            _BUILT,
-            replace(_BUILT, version="a\nrm -rf /\n", build="b 'c' $(d)"),
-        ]
-    ),
+    st.sampled_from([TreeFacts(), TreeFacts(missing=True), _BUILT, _NASTY]),
 )
-def test_bash_accepts_every_plan(
-    platform: Platform,
-    path: str,
-    python: str,
-    archs: list[str],
-    nccl: bool,
-    jobs: int | None,
-    facts: TreeFacts,
-) -> None:
-    archs = [] if platform is Platform.MACOS else archs
-    script = write_script(make_plan(Wishes(path, platform, python, tuple(archs), nccl, jobs), facts))
+def test_bash_accepts_every_plan(platform: Platform, path: str, python: str, facts: TreeFacts) -> None:
+    archs = () if platform is Platform.MACOS else ("9.0", "8.6+PTX")
+    script = _script(facts, Wishes(path, platform, python, archs, jobs=4))
     assert "sudo" not in script
     assert "\nrm " not in script
     bash = shutil.which("bash")
@@ -194,9 +167,10 @@ def test_bash_accepts_every_plan(
 
 def test_the_plan_for_windows_says_what_it_cannot_do() -> None:
     wishes = replace(_WISHES, platform=Platform.WINDOWS, tree="C:\\src\\100%", python="python", jobs=4)
-    script = write_script(make_plan(wishes, replace(_BUILT, version="2.9.0\r\ndel *")))
+    script = _script(replace(_BUILT, version="2.9.0\r\ndel *", missing=True), wishes)
     assert "The libuv server will not be in it" in script
-    assert 'cd /d "C:\\src\\100%%" || exit /b 1\n' in script
+    tree = '"C:\\src\\100%%"'
+    assert f"pytorch {tree} || exit /b 1\ncd /d {tree} || exit /b 1\n" in script
     assert 'set "TORCH_CUDA_ARCH_LIST=9.0;12.0"\n' in script
     assert '"python" -m rallypoint verify || exit /b 1' in script
     assert not any(line.startswith("del") for line in script.splitlines())
@@ -211,22 +185,17 @@ def test_one_rank_comes_up_on_libuv(capsys: pytest.CaptureFixture[str]) -> None:
 # --run, with stand-ins for the programs that a build takes
 
 
-def _stand_ins(
-    folder: Path, fails: str = "", waits: str = "", does: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """An environment whose git, cmake and so on note that they were called, and do little else."""
+def _stand_ins(folder: Path, does: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment whose git, cmake and so on note that they were called.
+
+    `does` has more for them to do, for calls with a word in them.
+    """
     programs = folder / "programs"
     programs.mkdir()
-    notes = folder / "notes"
+    acts = {"find_spec": f"echo {folder}/site/torch/__init__.py", **(does or {})}
     for name in ("git", "cmake", "ninja", "c++", "nvcc", "python"):
-        lines = ["#!/bin/bash", f'echo "{name} $*" >> {notes}']
-        if name == "python":
-            lines.append(f'case "$*" in *find_spec*) echo {folder}/site/torch/__init__.py;; esac')
-        lines += [f'case "{name} $*" in *"{call}"*) {act};; esac' for call, act in (does or {}).items()]
-        lines.append(f'case "{name} $*" in *"{fails or "nothing"}"*) echo broken >&2; exit 3;; esac')
-        lines.append(
-            f'case "{name} $*" in *"{waits or "nothing"}"*) echo $$ > {folder}/began; exec sleep 600;; esac'
-        )
+        lines = ["#!/bin/bash", f'echo "{name} $*" >> {folder}/notes']
+        lines += [f'case "{name} $*" in *"{call}"*) {act};; esac' for call, act in acts.items()]
         (programs / name).write_text("\n".join(lines) + "\n")
         (programs / name).chmod(0o755)
     return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
@@ -271,11 +240,6 @@ def test_run_does_all_steps_in_order(run_plan: Run, tmp_path: Path) -> None:
     built, installed = _built_tree(tmp_path)
     done = run_plan(tmp_path, _stand_ins(tmp_path))
     assert done.code == 0, done.stderr
-    steps = [line for line in done.stderr.splitlines() if line.startswith("== ")]
-    assert [step.partition(". ")[2] for step in steps] == [
-        *("tools", "submodules", "what the build needs of Python", "options", "configure", "build", "copy"),
-        *("check", "one rank", "verify"),
-    ]
     notes = [line.partition(" -D")[0] for line in (tmp_path / "notes").read_text().splitlines()]
     assert notes == [
         "python -c import rallypoint",
@@ -296,13 +260,10 @@ def test_run_does_all_steps_in_order(run_plan: Run, tmp_path: Path) -> None:
 
 
 @_ON_LINUX
-@pytest.mark.parametrize(
-    ("fails", "step"),
-    [("git submodule update", "2. submodules"), ("cmake --build", "6. build"), ("torch check", "8. check")],
-)
+@pytest.mark.parametrize(("fails", "step"), [("cmake --build", "6. build"), ("torch check", "8. check")])
 def test_run_stops_at_the_first_failure(fails: str, step: str, run_plan: Run, tmp_path: Path) -> None:
     _built_tree(tmp_path)
-    done = run_plan(tmp_path, _stand_ins(tmp_path, fails))
+    done = run_plan(tmp_path, _stand_ins(tmp_path, {fails: "exit 3"}))
     assert done.code == 1
     assert f"stopped in step: {step}" in done.stderr
     assert fails in (tmp_path / "notes").read_text().splitlines()[-1]
@@ -312,13 +273,9 @@ def test_run_stops_at_the_first_failure(fails: str, step: str, run_plan: Run, tm
 def test_an_interruption_ends_all_of_it(tmp_path: Path) -> None:
     _built_tree(tmp_path)
     os.mkfifo(tmp_path / "began")
-    environment = _stand_ins(tmp_path, waits="cmake --build")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rallypoint", *_words(tmp_path)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    environment = _stand_ins(tmp_path, {"cmake --build": f"echo $$ > {tmp_path}/began; exec sleep 600"})
+    command = [sys.executable, "-m", "rallypoint", *_words(tmp_path)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         sleeper = psutil.Process(int((tmp_path / "began").read_text()))
         process.send_signal(signal.SIGTERM)
@@ -365,19 +322,14 @@ def test_run_where_there_is_no_tree_yet(macro: bool, run_plan: Run, tmp_path: Pa
     """The tree is cloned; torch's own build is asked to configure, and without the macro nothing is built."""
     template = tree(tmp_path / "template")
     configured = "-DTORCH_USE_LIBUV" if macro else ""
-    environment = _stand_ins(
-        tmp_path,
-        does={
-            "git clone": f'cp -r {template} "${{@: -1}}"',
-            "--cmake-only": f"mkdir build; echo {configured} > build/build.ninja",
-        },
-    )
-    done = run_plan(tmp_path, environment)
+    acts = {
+        "git clone": f'cp -r {template} "${{@: -1}}"',
+        "--cmake-only": f"mkdir build; echo {configured} > build/build.ninja",
+    }
+    done = run_plan(tmp_path, _stand_ins(tmp_path, acts))
     notes = (tmp_path / "notes").read_text()
-    assert (
-        f"git clone --recursive --branch v2.13.0 https://github.com/pytorch/pytorch {tmp_path}/pytorch"
-        in notes
-    )
+    clone = "git clone --recursive --branch v2.13.0 https://github.com/pytorch/pytorch"
+    assert f"{clone} {tmp_path}/pytorch" in notes
     assert (done.code == 0) == macro, done.stderr
     assert ("pip install --no-build-isolation -v -e ." in notes) == macro
     assert ("stopped in step: 6. configure" in done.stderr) != macro

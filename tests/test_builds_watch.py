@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -155,19 +154,17 @@ def _look(project: Path) -> tuple[str, int, int | None]:
     return seen.state, seen.done, seen.total
 
 
-def _contents(folder: Path) -> dict[str, str]:
-    return {
-        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+def _contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_build_from_its_begin_to_its_end(project: Path) -> None:
     before = _snapshot(project)
     assert (before["state"], before["done"], before["total"]) == ("not begun", 0, _STEPS)
     with _building(project) as process:
+        contents = _contents(project / "build")
         now = _snapshot(project)
+        assert _contents(project / "build") == contents
         assert (now["state"], now["done"], now["total"]) == ("running", 2, _STEPS)
         assert now["libuv"] == {"done": 2, "total": 2, "server": False}
         assert now["steps_per_minute"] > 0
@@ -207,13 +204,6 @@ def test_a_count_does_not_fall_when_what_is_printed_comes_late(project: Path, tm
         assert watch.look().done == 2
         late.write_text(f"[1/{_STEPS}] Building\n")
         assert (watch.look().done, watch.look().total) == (2, _STEPS)
-
-
-def test_looking_changes_nothing(project: Path) -> None:
-    with _building(project):
-        before = _contents(project / "build")
-        assert _snapshot(project)["total"] == _STEPS
-        assert _contents(project / "build") == before
 
 
 def test_what_is_left_is_what_ninja_does(project: Path) -> None:
@@ -283,10 +273,6 @@ def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
 
 def test_a_command_that_fails_without_a_word(project: Path) -> None:
     new = _watch(project, "--", "false")
-    assert (
-        new.stdout
-        == "failed: 0 of 6 steps; the command ended with 1; libuv: 0 of 2 files, its server is not\n"
-    )
     assert "the command ended with 1, and has printed nothing" in new.stderr
     assert "the first steps that are left to do" in new.stderr
     _build(project)

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rallypoint.diagnose.builds.verdicts import MISSING, SERVER, STORE
+from rallypoint.diagnose.builds.libraries import MISSING, SERVER, STORE
 
 WITH = STORE + b"\0N4c10d6detail16" + SERVER + b"E\0"
 """What a library with the libuv server has in it."""
@@ -23,93 +23,49 @@ def elf(
     runpath: str = "",
     rpath: str = "",
     build_id: bytes = b"",
-    room: int = 0,
     order: str = "<",
 ) -> bytes:
-    """A library for Linux on x86_64, with a dynamic section and a note. `room` is kept behind its texts."""
-    texts, places = b"\0", []
-    for tag, text in [
-        *((1, name) for name in needed),
-        *([(29, runpath)] if runpath else []),
-        *([(15, rpath)] if rpath else []),
-    ]:
-        places.append((tag, len(texts)))
+    """A library for Linux on x86_64, with a dynamic section and a note."""
+    tags = [*((1, name) for name in needed), *([(29, runpath)] if runpath else [])]
+    tags += [(15, rpath)] if rpath else []
+    texts, entries = b"\0", []
+    for tag, text in tags:
+        entries.append((tag, len(texts)))
         texts += text.encode() + b"\0"
-    texts += bytes(room)
     note = struct.pack(order + "III4s", 4, len(build_id), 3, b"GNU\0") + build_id if build_id else b""
     note += bytes(-len(note) % 8)
-    dynamic_at = 64 + 3 * 56
-    dynamic_size = (len(places) + 2) * 16
-    note_at = dynamic_at + dynamic_size
+    dynamic_at, base = 64 + 3 * 56, 0x10000
+    note_at = dynamic_at + (len(entries) + 2) * 16
     texts_at = note_at + len(note)
-    base = 0x10000
-    dynamic = b"".join(
-        struct.pack(order + "QQ", tag, at) for tag, at in [*places, (5, base + texts_at), (0, 0)]
-    )
-    size = texts_at + len(texts) + len(payload)
-    programs = [
-        (1, 0, base, size),
-        (2, dynamic_at, base + dynamic_at, dynamic_size),
+    entries += [(5, base + texts_at), (0, 0)]
+    segments = [
+        (1, 0, base, texts_at + len(texts) + len(payload)),
+        (2, dynamic_at, base + dynamic_at, note_at - dynamic_at),
         (4, note_at, base + note_at, len(note)),
     ]
     header = b"\x7fELF\x02" + (b"\x01" if order == "<" else b"\x02") + b"\x01" + bytes(9)
     header += struct.pack(order + "HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 3, 0, 0, 0)
-    table = b"".join(
-        struct.pack(order + "IIQQQQQQ", kind, 4, at, address, address, length, length, 8)
-        for kind, at, address, length in programs
-    )
-    return header + table + dynamic + note + texts + payload
+    for kind, at, address, size in segments:
+        header += struct.pack(order + "IIQQQQQQ", kind, 4, at, address, address, size, size, 8)
+    dynamic = b"".join(struct.pack(order + "QQ", *entry) for entry in entries)
+    return header + dynamic + note + texts + payload
 
 
-def pe(payload: bytes = b"", needed: Sequence[str] = ()) -> bytes:
-    """A library for Windows on x86_64, with a table of imports."""
-    header_at, optional_size, section_at, address = 0x80, 240, 0x200, 0x1000
-    names_at = (len(needed) + 1) * 20
-    names, descriptors = b"", b""
-    for name in needed:
-        descriptors += struct.pack("<IIIII", 0, 0, 0, address + names_at + len(names), 0)
-        names += name.encode() + b"\0"
-    section = descriptors + bytes(20) + names + payload
-    optional = bytearray(optional_size)
-    struct.pack_into("<H", optional, 0, 0x20B)
-    struct.pack_into("<I", optional, 108, 16)
-    struct.pack_into("<II", optional, 120, address if needed else 0, names_at)
-    coff = struct.pack("<HHIIIHH", 0x8664, 1, 0, 0, 0, optional_size, 0x2000)
-    table = struct.pack("<8sIIII", b".rdata", len(section), address, len(section), section_at) + bytes(16)
-    head = (b"MZ" + bytes(58) + struct.pack("<I", header_at)).ljust(header_at, b"\0")
-    return (head + b"PE\0\0" + coff + bytes(optional) + table).ljust(section_at, b"\0") + section
+def pe(payload: bytes = b"") -> bytes:
+    """A library for Windows on x86_64, as far as it is recognised."""
+    return b"MZ".ljust(60, b"\0") + struct.pack("<I4sH", 64, b"PE\0\0", 0x8664) + payload
 
 
-def macho(
-    payload: bytes = b"",
-    needed: Sequence[str] = (),
-    rpaths: Sequence[str] = (),
-    machine: int = 0x0100000C,
-    uuid: bytes = bytes(range(16)),
-) -> bytes:
-    """A library for macOS on one machine."""
-    commands = [_command(0xC, name, 24) for name in needed] + [
-        _command(0x8000001C, path, 12) for path in rpaths
-    ]
-    commands.append(struct.pack("<II", 0x1B, 24) + uuid)
-    body = b"".join(commands)
-    head = struct.pack("<IIIIIIII", 0xFEEDFACF, machine, 0, 6, len(commands), len(body), 0, 0)
-    return head + body + payload
+def macho(payload: bytes = b"", machine: int = 0x0100000C) -> bytes:
+    """A library for macOS on one machine, by default arm64."""
+    return struct.pack("<II", 0xFEEDFACF, machine) + payload
 
 
-def _command(kind: int, text: str, at: int) -> bytes:
-    content = text.encode() + b"\0"
-    content += bytes(-(at + len(content)) % 8)
-    return struct.pack("<III", kind, at + len(content), at) + bytes(at - 12) + content
-
-
-def universal(*parts: tuple[int, bytes]) -> bytes:
-    """A library for macOS on several machines."""
-    head, body, at = struct.pack(">II", 0xCAFEBABE, len(parts)), b"", 4096
-    for machine, content in parts:
-        head += struct.pack(">IIIII", machine, 0, at + len(body), len(content), 0)
-        body += content
-    return head.ljust(at, b"\0") + body
+def universal(*parts: bytes) -> bytes:
+    """A library for macOS on the machines of some others."""
+    head = struct.pack(">II", 0xCAFEBABE, len(parts))
+    machines = [int.from_bytes(part[4:8], "little") for part in parts]
+    return head + b"".join(struct.pack(">IIIII", each, 0, 0, 0, 0) for each in machines) + b"".join(parts)
 
 
 def wheel(path: Path, library: str, content: bytes, more: Mapping[str, bytes] | None = None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,49 +21,64 @@ from typer.testing import CliRunner
 
 from build_files import ON, WITH, elf, package, tree
 from rallypoint.cli.main import app
-from rallypoint.diagnose.builds import batch, posix
-from rallypoint.diagnose.builds.cache import Entry
-from rallypoint.diagnose.builds.plan import ONE_RANK, Facts, Platform, Wishes, parse_architectures, plan
-from rallypoint.diagnose.builds.script import read_facts
+from rallypoint.diagnose.builds.plan import (
+    Platform,
+    TreeFacts,
+    Wishes,
+    make_plan,
+    parse_architectures,
+    read_facts,
+)
+from rallypoint.diagnose.builds.scripts import ONE_RANK, write_script
+from rallypoint.diagnose.builds.trees import CacheEntry
 from rallypoint.errors import UsageError
 
 _WISHES = Wishes("/src/pytorch", Platform.LINUX, "/env/bin/python", ("9.0", "12.0"))
-_BUILT = Facts(
+_BUILT = TreeFacts(
     "2.9.0a0",
     "build_sm120",
     {
-        "USE_CUDA": Entry("BOOL", "ON"),
-        "USE_NCCL": Entry("BOOL", "1"),
-        "USE_TENSORPIPE": Entry("BOOL", "OFF"),
-        "USE_LIBUV": Entry("BOOL", "ON"),
-        "TORCH_CUDA_ARCH_LIST": Entry("STRING", "12.0;9.0"),
+        "USE_CUDA": CacheEntry("ON"),
+        "USE_NCCL": CacheEntry("1"),
+        "USE_TENSORPIPE": CacheEntry("OFF"),
+        "USE_LIBUV": CacheEntry("ON"),
+        "TORCH_CUDA_ARCH_LIST": CacheEntry("12.0;9.0"),
     },
     built=True,
 )
 
 
-def _titles(wishes: Wishes, facts: Facts) -> list[str]:
-    return [step.title for step in posix.steps_of(plan(wishes, facts))]
+_ON_LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the plan for Linux is run")
+
+
+def _script(facts: TreeFacts, wishes: Wishes = _WISHES) -> str:
+    return write_script(make_plan(wishes, facts))
 
 
 # Decisions
 
 
-def test_a_new_tree_is_built_whole() -> None:
-    assert _titles(_WISHES, Facts()) == [
-        *("tools", "submodules", "what the build needs of Python", "options", "configure", "build"),
-        *("check", "one rank", "verify"),
-    ]
+@pytest.mark.parametrize(
+    ("facts", "sources", "build"),
+    [
+        (TreeFacts(), ["submodules"], ["build"]),
+        (TreeFacts(missing=True), ["clone", "submodules"], ["build"]),
+        (_BUILT, ["submodules"], ["build", "copy"]),
+    ],
+)
+def test_steps(facts: TreeFacts, sources: list[str], build: list[str]) -> None:
+    titles = re.findall(r"^begin '\d+\. (.*)'$", _script(facts), re.MULTILINE)
+    middle = ["what the build needs of Python", "options", "configure"]
+    assert titles == ["tools", *sources, *middle, *build, "check", "one rank", "verify"]
 
 
-def test_a_built_tree_needs_two_targets_and_a_copy() -> None:
-    script = posix.write_script(plan(_WISHES, _BUILT))
-    assert _titles(_WISHES, _BUILT)[4:] == ["configure", "build", "copy", "check", "one rank", "verify"]
-    assert "build=build_sm120\n" in script
-    assert 'cmake --build "$build" --target torch_cpu torch_python\n' in script
-    assert "-DUSE_TENSORPIPE=ON" in script
-    assert "# to be changed: USE_TENSORPIPE is OFF." in script
-    assert "# USE_LIBUV is set; it is an option of gloo" in script
+def test_remarks_on_a_built_tree() -> None:
+    assert make_plan(_WISHES, _BUILT).remarks == (
+        "it was built before: torch_cpu and torch_python are enough",
+        "right as it is configured: USE_CUDA, USE_NCCL",
+        "to be changed: USE_TENSORPIPE is OFF",
+        "USE_LIBUV is set; it is an option of gloo, and neither helps nor hurts here",
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,44 +90,30 @@ def test_a_built_tree_needs_two_targets_and_a_copy() -> None:
     ],
 )
 def test_what_changes_more_than_the_store_is_built_whole(wishes: Wishes, words: str) -> None:
-    made = plan(wishes, _BUILT)
+    made = make_plan(wishes, _BUILT)
     assert made.whole
     assert f"changes {words}" in made.remarks[0]
     assert "build_sm120 stays as it is" in made.remarks[0]
-    assert "build=build\n" in posix.write_script(made)
-
-
-def test_a_tree_that_is_not_there_is_cloned() -> None:
-    facts = Facts("2.13.0", missing=True)
-    assert _titles(_WISHES, facts)[:3] == ["tools", "clone", "submodules"]
-    script = posix.write_script(plan(_WISHES, facts))
-    clone = "git clone --recursive --branch v2.13.0 https://github.com/pytorch/pytorch"
-    assert f'[ -e "$tree" ] || {clone} "$tree"\ncd "$tree"\n' in script
-    assert script.count('cd "$tree"') == 1
-    windows = batch.write_script(plan(replace(_WISHES, platform=Platform.WINDOWS, tree="C:\\src"), facts))
-    assert f'if not exist "C:\\src" {clone} "C:\\src" || exit /b 1\ncd /d "C:\\src"' in windows
-    assert "clone" not in posix.write_script(plan(_WISHES, Facts()))
+    assert "build=build\n" in write_script(made)
 
 
 @pytest.mark.parametrize(("archs", "said"), [(("9.0", "12.0"), True), (("9.0",), False), ((), False)])
 def test_what_an_architecture_takes_is_said_where_it_is_asked_for(archs: tuple[str, ...], said: bool) -> None:
-    script = posix.write_script(plan(replace(_WISHES, architectures=archs), Facts()))
+    script = _script(TreeFacts(), replace(_WISHES, architectures=archs))
     assert ("12.0 takes CUDA 12.8" in script) == said
 
 
-def test_options_by_platform() -> None:
-    options = {
-        platform: plan(replace(_WISHES, platform=platform, architectures=archs), Facts()).options
-        for platform, archs in [
-            (Platform.LINUX, ("12.0",)),
-            (Platform.MACOS, ()),
-            (Platform.WINDOWS, ("12.0",)),
-        ]
-    }
-    names = ("USE_TENSORPIPE", "USE_CUDA", "USE_NCCL")
-    assert [options[Platform.LINUX][name] for name in names] == ["ON", "ON", "ON"]
-    assert [options[Platform.MACOS][name] for name in names] == ["ON", "OFF", "OFF"]
-    assert [options[Platform.WINDOWS][name] for name in names] == ["OFF", "ON", "OFF"]
+@pytest.mark.parametrize(
+    ("platform", "archs", "options"),
+    [
+        (Platform.LINUX, ("12.0",), ["ON", "ON", "ON"]),
+        (Platform.MACOS, (), ["ON", "OFF", "OFF"]),
+        (Platform.WINDOWS, ("12.0",), ["OFF", "ON", "OFF"]),
+    ],
+)
+def test_options_by_platform(platform: Platform, archs: tuple[str, ...], options: list[str]) -> None:
+    chosen = make_plan(replace(_WISHES, platform=platform, architectures=archs), TreeFacts()).options
+    assert [chosen[name] for name in ("USE_TENSORPIPE", "USE_CUDA", "USE_NCCL")] == options
 
 
 def test_architectures() -> None:
@@ -125,16 +127,11 @@ def test_architectures() -> None:
 def test_contradictions() -> None:
     for wrong in (replace(_WISHES, platform=Platform.MACOS), replace(_WISHES, jobs=0)):
         with pytest.raises(UsageError):
-            plan(wrong, Facts())
+            make_plan(wrong, TreeFacts())
 
 
 def test_facts_of_a_tree(tmp_path: Path) -> None:
-    assert read_facts(tmp_path / "nothing") == Facts("2.13.0", missing=True)
-    (tmp_path / "file").touch()
-    for other in (tmp_path, tmp_path / "file"):
-        with pytest.raises(UsageError, match="is no source tree of torch") as refusal:
-            read_facts(other)
-        assert "git clone --recursive --branch v2.13.0" in refusal.value.hint
+    assert read_facts(tmp_path / "nothing") == TreeFacts("2.13.0", missing=True)
     facts = read_facts(tree(tmp_path / "pytorch", ON, built=elf(WITH)))
     assert (facts.version, facts.build, facts.built) == ("2.9.0a0", "build", True)
     assert facts.cache["USE_TENSORPIPE"].on
@@ -142,27 +139,20 @@ def test_facts_of_a_tree(tmp_path: Path) -> None:
 
 # Scripts
 
-_PLATFORMS = st.sampled_from([Platform.LINUX, Platform.MACOS])
 _TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+_NASTY = replace(_BUILT, version="a\nrm -rf /\n", build="b 'c' $(d)")
 
 
 @settings(max_examples=15, deadline=None)
 @given(
-    _PLATFORMS,
+    st.sampled_from([Platform.LINUX, Platform.MACOS]),
     _TEXTS,
     _TEXTS,
-    st.lists(st.sampled_from(["9.0", "12.0", "8.6+PTX"]), max_size=2),
-    st.booleans(),
-    st.none() | st.integers(1, 99),
-    st.sampled_from(
-        [Facts(), Facts(missing=True), _BUILT, replace(_BUILT, version="a\nrm -rf /\n", build="b 'c' $(d)")]
-    ),
+    st.sampled_from([TreeFacts(), TreeFacts(missing=True), _BUILT, _NASTY]),
 )
-def test_bash_accepts_every_plan(
-    platform: Platform, path: str, python: str, archs: list[str], nccl: bool, jobs: int | None, facts: Facts
-) -> None:
-    archs = [] if platform is Platform.MACOS else archs
-    script = posix.write_script(plan(Wishes(path, platform, python, tuple(archs), nccl, jobs), facts))
+def test_bash_accepts_every_plan(platform: Platform, path: str, python: str, facts: TreeFacts) -> None:
+    archs = () if platform is Platform.MACOS else ("9.0", "8.6+PTX")
+    script = _script(facts, Wishes(path, platform, python, archs, jobs=4))
     assert "sudo" not in script
     assert "\nrm " not in script
     bash = shutil.which("bash")
@@ -177,9 +167,10 @@ def test_bash_accepts_every_plan(
 
 def test_the_plan_for_windows_says_what_it_cannot_do() -> None:
     wishes = replace(_WISHES, platform=Platform.WINDOWS, tree="C:\\src\\100%", python="python", jobs=4)
-    script = batch.write_script(plan(wishes, replace(_BUILT, version="2.9.0\r\ndel *")))
+    script = _script(replace(_BUILT, version="2.9.0\r\ndel *", missing=True), wishes)
     assert "The libuv server will not be in it" in script
-    assert 'cd /d "C:\\src\\100%%" || exit /b 1\n' in script
+    tree = '"C:\\src\\100%%"'
+    assert f"pytorch {tree} || exit /b 1\ncd /d {tree} || exit /b 1\n" in script
     assert 'set "TORCH_CUDA_ARCH_LIST=9.0;12.0"\n' in script
     assert '"python" -m rallypoint verify || exit /b 1' in script
     assert not any(line.startswith("del") for line in script.splitlines())
@@ -187,29 +178,24 @@ def test_the_plan_for_windows_says_what_it_cannot_do() -> None:
 
 def test_one_rank_comes_up_on_libuv(capsys: pytest.CaptureFixture[str]) -> None:
     """The lines of that step, on the torch of these tests, which has the server."""
-    exec("\n".join(ONE_RANK), {})
+    exec(ONE_RANK, {})
     assert capsys.readouterr().out == "one rank came up on a libuv store\n"
 
 
 # --run, with stand-ins for the programs that a build takes
 
 
-def _stand_ins(
-    folder: Path, fails: str = "", waits: str = "", does: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """An environment whose git, cmake and so on note that they were called, and do little else."""
+def _stand_ins(folder: Path, does: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment whose git, cmake and so on note that they were called.
+
+    `does` has more for them to do, for calls with a word in them.
+    """
     programs = folder / "programs"
     programs.mkdir()
-    notes = folder / "notes"
+    acts = {"find_spec": f"echo {folder}/site/torch/__init__.py", **(does or {})}
     for name in ("git", "cmake", "ninja", "c++", "nvcc", "python"):
-        lines = ["#!/bin/bash", f'echo "{name} $*" >> {notes}']
-        if name == "python":
-            lines.append(f'case "$*" in *find_spec*) echo {folder}/site/torch/__init__.py;; esac')
-        lines += [f'case "{name} $*" in *"{call}"*) {act};; esac' for call, act in (does or {}).items()]
-        lines.append(f'case "{name} $*" in *"{fails or "nothing"}"*) echo broken >&2; exit 3;; esac')
-        lines.append(
-            f'case "{name} $*" in *"{waits or "nothing"}"*) echo $$ > {folder}/began; exec sleep 600;; esac'
-        )
+        lines = ["#!/bin/bash", f'echo "{name} $*" >> {folder}/notes']
+        lines += [f'case "{name} $*" in *"{call}"*) {act};; esac' for call, act in acts.items()]
         (programs / name).write_text("\n".join(lines) + "\n")
         (programs / name).chmod(0o755)
     return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
@@ -249,16 +235,11 @@ def _built_tree(folder: Path) -> tuple[Path, Path]:
     return sources / "build" / "lib", installed / "lib"
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the plan for Linux is run")
+@_ON_LINUX
 def test_run_does_all_steps_in_order(run_plan: Run, tmp_path: Path) -> None:
     built, installed = _built_tree(tmp_path)
     done = run_plan(tmp_path, _stand_ins(tmp_path))
     assert done.code == 0, done.stderr
-    steps = [line for line in done.stderr.splitlines() if line.startswith("== ")]
-    assert [step.partition(". ")[2] for step in steps] == [
-        *("tools", "submodules", "what the build needs of Python", "options", "configure", "build", "copy"),
-        *("check", "one rank", "verify"),
-    ]
     notes = [line.partition(" -D")[0] for line in (tmp_path / "notes").read_text().splitlines()]
     assert notes == [
         "python -c import rallypoint",
@@ -278,41 +259,23 @@ def test_run_does_all_steps_in_order(run_plan: Run, tmp_path: Path) -> None:
     assert "#!/usr/bin/env bash" in done.stdout
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the plan for Linux is run")
-@pytest.mark.parametrize(
-    ("fails", "step"),
-    [("git submodule update", "2. submodules"), ("cmake --build", "6. build"), ("torch check", "8. check")],
-)
+@_ON_LINUX
+@pytest.mark.parametrize(("fails", "step"), [("cmake --build", "6. build"), ("torch check", "8. check")])
 def test_run_stops_at_the_first_failure(fails: str, step: str, run_plan: Run, tmp_path: Path) -> None:
     _built_tree(tmp_path)
-    done = run_plan(tmp_path, _stand_ins(tmp_path, fails))
+    done = run_plan(tmp_path, _stand_ins(tmp_path, {fails: "exit 3"}))
     assert done.code == 1
     assert f"stopped in step: {step}" in done.stderr
     assert fails in (tmp_path / "notes").read_text().splitlines()[-1]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the plan for Linux is run")
-def test_run_stops_before_the_build_without_the_macro(run_plan: Run, tmp_path: Path) -> None:
-    _built_tree(tmp_path)
-    build_file = tmp_path / "pytorch" / "build" / "build.ninja"
-    build_file.write_text(build_file.read_text().replace("-DTORCH_USE_LIBUV", ""))
-    done = run_plan(tmp_path, _stand_ins(tmp_path))
-    assert done.code == 1
-    assert "configured, but TORCH_USE_LIBUV is not set" in done.stderr
-    assert "cmake --build" not in (tmp_path / "notes").read_text()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the plan for Linux is run")
+@_ON_LINUX
 def test_an_interruption_ends_all_of_it(tmp_path: Path) -> None:
     _built_tree(tmp_path)
     os.mkfifo(tmp_path / "began")
-    environment = _stand_ins(tmp_path, waits="cmake --build")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rallypoint", *_words(tmp_path)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    environment = _stand_ins(tmp_path, {"cmake --build": f"echo $$ > {tmp_path}/began; exec sleep 600"})
+    command = [sys.executable, "-m", "rallypoint", *_words(tmp_path)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         sleeper = psutil.Process(int((tmp_path / "began").read_text()))
         process.send_signal(signal.SIGTERM)
@@ -338,10 +301,12 @@ def test_nothing_is_run_without_being_asked(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_tree_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for arguments in ([], [str(tmp_path)], [str(tmp_path), "--run"]):
+    for arguments in ([], [str(tmp_path), "--run"]):
         result = CliRunner().invoke(app, ["torch", "plan", *arguments])
         assert isinstance(result.exception, UsageError)
-        assert (str(tmp_path) in result.exception.message, result.stdout) == (True, "")
+        assert result.exception.message == f"{tmp_path} is no source tree of torch"
+        assert "git clone --recursive --branch v2.13.0" in result.exception.hint
+        assert result.stdout == ""
 
 
 def test_a_script_is_run_on_its_own_system_only(tmp_path: Path) -> None:
@@ -351,25 +316,20 @@ def test_a_script_is_run_on_its_own_system_only(tmp_path: Path) -> None:
     assert "cannot be run here" in result.exception.message
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the plan for Linux is run")
+@_ON_LINUX
 @pytest.mark.parametrize("macro", [True, False])
 def test_run_where_there_is_no_tree_yet(macro: bool, run_plan: Run, tmp_path: Path) -> None:
     """The tree is cloned; torch's own build is asked to configure, and without the macro nothing is built."""
     template = tree(tmp_path / "template")
     configured = "-DTORCH_USE_LIBUV" if macro else ""
-    environment = _stand_ins(
-        tmp_path,
-        does={
-            "git clone": f'cp -r {template} "${{@: -1}}"',
-            "--cmake-only": f"mkdir build; echo {configured} > build/build.ninja",
-        },
-    )
-    done = run_plan(tmp_path, environment)
+    acts = {
+        "git clone": f'cp -r {template} "${{@: -1}}"',
+        "--cmake-only": f"mkdir build; echo {configured} > build/build.ninja",
+    }
+    done = run_plan(tmp_path, _stand_ins(tmp_path, acts))
     notes = (tmp_path / "notes").read_text()
-    assert (
-        f"git clone --recursive --branch v2.13.0 https://github.com/pytorch/pytorch {tmp_path}/pytorch"
-        in notes
-    )
+    clone = "git clone --recursive --branch v2.13.0 https://github.com/pytorch/pytorch"
+    assert f"{clone} {tmp_path}/pytorch" in notes
     assert (done.code == 0) == macro, done.stderr
     assert ("pip install --no-build-isolation -v -e ." in notes) == macro
     assert ("stopped in step: 6. configure" in done.stderr) != macro

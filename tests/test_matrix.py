@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from rallypoint.diagnose.verify import trainings as running
+from rallypoint.diagnose.verify import trainings
 from rallypoint.diagnose.verify.routes import BY_NAME, ROUTES, Build, Command, Route
-from rallypoint.diagnose.verify.trainings import Result, Setting
+from rallypoint.diagnose.verify.trainings import Result, TrainingSettings
 
 _SECONDS = 100.0
 
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.timeout(2 * _SECONDS + 60)
 
 
 def _train(route: Route, build: Build, use_libuv: str | None = None) -> Result:
-    if running.is_missing(route):
+    if trainings.is_missing(route):
         pytest.skip(f"{route.needs} is not installed")
-    return running.run(route, build, Setting(use_libuv=use_libuv, seconds=_SECONDS))
+    return trainings.run(route, build, TrainingSettings(use_libuv=use_libuv, seconds=_SECONDS))
 
 
 def _assert_trained(result: Result) -> None:
@@ -53,8 +53,8 @@ def test_torchrun_trains_without_libuv_and_leaves_no_thread_that_could_abort_it(
 ) -> None:
     """gloo's threads end with the process group, if nothing holds it when it is destroyed."""
     if sys.platform.startswith("linux"):  # where threads are listed in /proc
-        (tmp_path / "training.py").write_text(_THREADS.format(script=str(running.SCRIPT)))
-        monkeypatch.setattr(running, "SCRIPT", tmp_path / "training.py")
+        (tmp_path / "training.py").write_text(_THREADS.format(script=str(trainings.SCRIPT)))
+        monkeypatch.setattr(trainings, "SCRIPT", tmp_path / "training.py")
     result = _train(BY_NAME["torchrun-standalone"], Build.WITHOUT_LIBUV)
     _assert_trained(result)
     if sys.platform.startswith("linux"):

@@ -18,7 +18,7 @@ from rallypoint.errors import RallypointError, UsageError
 
 if TYPE_CHECKING:
     from rallypoint.diagnose.builds.plan import Wishes
-    from rallypoint.diagnose.builds.verdicts import Report
+    from rallypoint.diagnose.builds.verdicts import BuildReport
 
 app = typer.Typer(
     name="torch",
@@ -76,7 +76,7 @@ def check(
     raise typer.Exit(0 if report.ok else 1)
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: BuildReport) -> None:
     from rallypoint.cli.findings import print_findings
     from rallypoint.text import printable
 
@@ -86,7 +86,7 @@ def _print_report(report: Report) -> None:
         print(f"\nrallypoint: {_verdict(report)}", file=sys.stderr)
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: BuildReport) -> str:
     if report.libuv is None:
         return "there is no compiled torch to look into"
     return f"the libuv server is {'in it, but something disagrees' if report.libuv else 'not in it'}"
@@ -142,11 +142,11 @@ def plan(
 
 def _write_script(tree: Path, wishes: Wishes) -> str:
     from rallypoint.diagnose.builds import plan as planning
-    from rallypoint.diagnose.builds import script as running
+    from rallypoint.diagnose.builds.scripts import write_script
 
     with _reading():
-        facts = running.read_facts(tree)
-    return running.write_script(planning.plan(wishes, facts))
+        facts = planning.read_facts(tree)
+    return write_script(planning.make_plan(wishes, facts))
 
 
 def _name_of(python: str, platform: Platform) -> str:
@@ -157,11 +157,11 @@ def _name_of(python: str, platform: Platform) -> str:
 
 
 def _run(script: str) -> int:
-    from rallypoint.diagnose.builds import script as running
+    from rallypoint.diagnose.builds.commands import run_script
 
     try:
         with signals_as_interrupts():
-            code = running.run_script(script)
+            code = run_script(script)
     except KeyboardInterrupt as stop:
         print("rallypoint: interrupted; every process of the build has been ended", file=sys.stderr)
         return exit_code(stop)

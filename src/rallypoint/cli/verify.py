@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
+from itertools import product
 from typing import Annotated, Any, Final, Literal
 
 import typer
@@ -26,9 +27,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rallypoint.cli.signals import exit_code, signals_as_interrupts
-from rallypoint.diagnose.verify import trainings as running
+from rallypoint.diagnose.verify import trainings
 from rallypoint.diagnose.verify.routes import ONE_GPU, Build, Route, select
-from rallypoint.diagnose.verify.trainings import Machine, Result, Setting
+from rallypoint.diagnose.verify.trainings import Equipment, Result, TrainingSettings
 from rallypoint.diagnose.verify.verdict import RankHealth, health_of
 from rallypoint.errors import RallypointError, UsageError
 
@@ -96,13 +97,17 @@ def verify(
 def _check(names: Sequence[str], quick: bool, device: Device, timeout: float, as_json: bool) -> bool:
     """Run it all and print it all; whether all trainings were good."""
     began = time.monotonic()
-    machine = running.examine_machine()
-    setting = Setting(_choose(device, machine), os.environ.get("USE_LIBUV") or None, timeout)
+    machine = trainings.find_equipment()
+    setting = TrainingSettings(_choose(device, machine), os.environ.get("USE_LIBUV") or None, timeout)
     one_gpu = setting.device == "cuda" and len(machine.gpus) == 1 and machine.nccl
     routes, skipped = _sort_out(select(names, quick=quick, one_gpu=one_gpu), setting)
     _print_introduction(machine, setting, skipped)
     with _Progress(len(routes) * len(Build), table=not as_json) as progress:
-        results = running.verify(routes, list(Build), setting, progress.start, progress.advance)
+        results = []
+        for route, build in product(routes, Build):
+            progress.start(route, build)
+            results.append(trainings.run(route, build, setting))
+            progress.advance(results[-1])
     seconds = time.monotonic() - began
     if as_json:
         print(json.dumps(_document(machine, setting, skipped, results, seconds), indent=2))
@@ -112,7 +117,7 @@ def _check(names: Sequence[str], quick: bool, device: Device, timeout: float, as
     return all(result.ok for result in results)
 
 
-def _choose(device: Device, machine: Machine) -> str:
+def _choose(device: Device, machine: Equipment) -> str:
     if device is Device.CUDA and not machine.gpus:
         raise RallypointError(
             f"torch {machine.torch} sees no GPU",
@@ -121,7 +126,7 @@ def _choose(device: Device, machine: Machine) -> str:
     return "cuda" if machine.gpus and device is not Device.CPU else "cpu"
 
 
-def _sort_out(routes: Sequence[Route], setting: Setting) -> tuple[list[Route], dict[str, str]]:
+def _sort_out(routes: Sequence[Route], setting: TrainingSettings) -> tuple[list[Route], dict[str, str]]:
     """The routes that can be taken here, and for the others the reason why not."""
     reasons = {route.name: _reason_to_skip(route, setting) for route in routes}
     skipped = {name: reason for name, reason in reasons.items() if reason}
@@ -131,8 +136,8 @@ def _sort_out(routes: Sequence[Route], setting: Setting) -> tuple[list[Route], d
     return [route for route in routes if route.name not in skipped], skipped
 
 
-def _reason_to_skip(route: Route, setting: Setting) -> str:
-    if running.is_missing(route):
+def _reason_to_skip(route: Route, setting: TrainingSettings) -> str:
+    if trainings.is_missing(route):
         return f"{route.needs} is not installed"
     return "it is for a GPU" if route is ONE_GPU and setting.device != "cuda" else ""
 
@@ -196,7 +201,7 @@ def _print_rows(columns: Sequence[_Column], rows: Sequence[Sequence[str]], heade
     Console(highlight=False).print(table)
 
 
-def _print_introduction(machine: Machine, setting: Setting, skipped: Mapping[str, str]) -> None:
+def _print_introduction(machine: Equipment, setting: TrainingSettings, skipped: Mapping[str, str]) -> None:
     place = ", ".join(machine.gpus) if setting.device == "cuda" else "the CPU"
     print(f"rallypoint: two ranks by each route, on {place}; torch {machine.torch}", file=sys.stderr)
     for name, reason in skipped.items():
@@ -237,7 +242,11 @@ def _print_failure(result: Result) -> None:
 
 
 def _document(
-    machine: Machine, setting: Setting, skipped: Mapping[str, str], results: Sequence[Result], seconds: float
+    machine: Equipment,
+    setting: TrainingSettings,
+    skipped: Mapping[str, str],
+    results: Sequence[Result],
+    seconds: float,
 ) -> dict[str, Any]:
     return {
         "ok": all(result.ok for result in results),

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from rallypoint.diagnose.builds.progress import Libuv, Snapshot
-from rallypoint.diagnose.builds.script import running_command
-from rallypoint.diagnose.builds.watch import Watch
+from rallypoint.diagnose.builds.commands import running_command
+from rallypoint.diagnose.builds.progress import BuildProgress, Libuv
+from rallypoint.diagnose.builds.watch import BuildWatch
 from rallypoint.text import duration, printable
 
 _BAR_SECONDS: Final = 1.0
@@ -25,17 +25,19 @@ _LINE_SECONDS: Final = 10.0
 _END_LINES: Final = 40
 
 
-def watch_build(build: Path, command: list[str], log: Path | None, once: bool, as_json: bool) -> Snapshot:
+def watch_build(
+    build: Path, command: list[str], log: Path | None, once: bool, as_json: bool
+) -> BuildProgress:
     """Watch it to its end, or run it and watch it; what it has come to."""
     with running_command(command, log) as (process, written):
-        seen = Watch(build, written if process else log, process)
+        seen = BuildWatch(build, written if process else log, process)
         snapshot = _follow(seen, once, as_json)
         if snapshot.state in ("failed", "stopped"):
             _print_failure(snapshot, written)
     return snapshot
 
 
-def _follow(seen: Watch, once: bool, as_json: bool) -> Snapshot:
+def _follow(seen: BuildWatch, once: bool, as_json: bool) -> BuildProgress:
     """Look again and again, until the build has ended."""
     lines = as_json or once or not Console(stderr=True).is_terminal
     with _Bar(shown=not lines) as bar:
@@ -48,7 +50,7 @@ def _follow(seen: Watch, once: bool, as_json: bool) -> Snapshot:
     return snapshot
 
 
-def _print_line(snapshot: Snapshot, as_json: bool) -> None:
+def _print_line(snapshot: BuildProgress, as_json: bool) -> None:
     print(json.dumps(asdict(snapshot)) if as_json else describe(snapshot))
 
 
@@ -78,7 +80,7 @@ class _Bar:
         if self._shown:
             self._live.stop()
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: BuildProgress) -> None:
         left = "" if snapshot.seconds_left is None else f"{duration(snapshot.seconds_left)} left"
         self._progress.update(
             self._task, completed=snapshot.done, total=snapshot.total, description=left, refresh=False
@@ -86,7 +88,7 @@ class _Bar:
         self._live.update(Group(self._progress, Text("; ".join(_parts(snapshot)))))
 
 
-def describe(snapshot: Snapshot) -> str:
+def describe(snapshot: BuildProgress) -> str:
     """A line about a build."""
     total = "?" if snapshot.total is None else f"{snapshot.total:,}"
     left = [] if snapshot.seconds_left is None else [f"{duration(snapshot.seconds_left)} left"]
@@ -95,12 +97,12 @@ def describe(snapshot: Snapshot) -> str:
     return "; ".join([counts, *ended, *left, *_parts(snapshot)])
 
 
-def _describe_end(snapshot: Snapshot) -> str:
+def _describe_end(snapshot: BuildProgress) -> str:
     code = snapshot.exit_code or 0
     return f"ended with {code}" if code >= 0 else f"was ended by signal {-code}"
 
 
-def _parts(snapshot: Snapshot) -> Iterator[str]:
+def _parts(snapshot: BuildProgress) -> Iterator[str]:
     if snapshot.steps_per_minute is not None:
         yield f"{snapshot.steps_per_minute:,.0f} a minute"
     if snapshot.load is not None:
@@ -118,7 +120,7 @@ def _describe_libuv(libuv: Libuv) -> str:
     return f"{files}, {server[libuv.server]}"
 
 
-def _print_failure(snapshot: Snapshot, log: Path | None) -> None:
+def _print_failure(snapshot: BuildProgress, log: Path | None) -> None:
     """The steps that failed with the ends of their output; else what is known."""
     for failure in snapshot.failures:
         print(f"\nFAILED: {printable(failure.step)}", file=sys.stderr)
@@ -136,7 +138,7 @@ def _print_failure(snapshot: Snapshot, log: Path | None) -> None:
     )
 
 
-def _print_output(snapshot: Snapshot, log: Path) -> None:
+def _print_output(snapshot: BuildProgress, log: Path) -> None:
     """Of a build that says of no step that it failed: the end of it, or what else is known."""
     who = "the build" if snapshot.exit_code is None else f"the command {_describe_end(snapshot)}, and"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -148,7 +150,7 @@ def _print_output(snapshot: Snapshot, log: Path) -> None:
     _print_next(snapshot)
 
 
-def _print_next(snapshot: Snapshot) -> None:
+def _print_next(snapshot: BuildProgress) -> None:
     if snapshot.next_steps:
         print("\nthe first steps that are left to do:", file=sys.stderr)
         _print_end(snapshot.next_steps)

@@ -1,7 +1,7 @@
 """What `rallypoint torch` does: is torch's libuv server in a build, how it gets there, how far a build is.
 
 Nothing here loads a library or imports torch: files are read, so that a build for Windows or macOS can be
-judged on Linux and the other way round. What is decided is pure (`verdicts`, `planning`, `ninja`,
+judged on Linux and the other way round. What is decided is pure (`verdicts`, `plan`, `scripts`,
 `progress`); what reads files and processes only collects facts for it.
 
 How the server gets into torch, by its sources of 2.1 to about 2.9: the macro TORCH_USE_LIBUV at compile time.

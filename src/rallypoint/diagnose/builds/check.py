@@ -1,4 +1,4 @@
-"""`rallypoint torch check`: what is at a path, and what there is to say of it."""
+"""`rallypoint torch check`: finds out what is at a path, collects the facts, and has them judged."""
 
 from __future__ import annotations
 
@@ -7,46 +7,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rallypoint.diagnose.builds.binaries import identify_file
-from rallypoint.diagnose.builds.loader import Found, find_torch, judge_import, judge_loader
-from rallypoint.diagnose.builds.packages import (
-    LIBRARIES,
-    Package,
-    find_package,
-    read_library,
-    read_package,
-    read_version,
-)
-from rallypoint.diagnose.builds.trees import (
-    Compilation,
-    Tree,
-    built_library,
-    carried_libuv,
-    compare_libraries,
-    find_tree,
-    other_libuvs,
-    own_package,
-    read_compilation,
-    used_libuv,
-)
-from rallypoint.diagnose.builds.verdicts import (
-    Report,
-    has_server,
-    judge_copies,
-    judge_linked,
-    judge_options,
-    judge_server,
-    judge_versions,
-)
-from rallypoint.diagnose.builds.wheels import read_wheel
-from rallypoint.diagnose.builds.window import UnreadableError
+from rallypoint.diagnose.builds import packages, trees, verdicts
+from rallypoint.diagnose.builds.libraries import HEAD_BYTES, LIBRARIES, NO_LIBRARY, identify, opened
+from rallypoint.diagnose.builds.loader import ImportedTorch, find_torch, judge_import, judge_loader
+from rallypoint.diagnose.builds.packages import Package
+from rallypoint.diagnose.builds.trees import Tree
+from rallypoint.diagnose.builds.verdicts import BuildReport
 from rallypoint.diagnose.findings import Finding, State, failure, ok, warning
 from rallypoint.errors import UsageError
 
 _KINDS = "an installed torch, a wheel, a library, a source tree or its build folder"
 
 
-def check(path: Path | None, python: str, environment: Mapping[str, str]) -> Report:
+def check(path: Path | None, python: str, environment: Mapping[str, str]) -> BuildReport:
     """Look into what is at a path, or into the torch that `python` would import.
 
     Raises `UsageError` if that is no torch, and `UnreadableError` if it is one that cannot be read.
@@ -55,75 +28,76 @@ def check(path: Path | None, python: str, environment: Mapping[str, str]) -> Rep
         return _check_import(find_torch(python, environment), python, environment)
     if not path.exists():
         raise UsageError(f"{path} does not exist", hint=f"name {_KINDS}")
+    if path.is_file() and path.suffix == ".whl":
+        return _report("wheel", path, packages.read_wheel(path))
     if path.is_file():
-        return _report("wheel", path, read_wheel(path)) if path.suffix == ".whl" else _check_library(path)
-    tree = find_tree(path)
-    if tree and (tree.build or not own_package(path)):
+        return _check_library(path)
+    tree = trees.find_tree(path)
+    if tree and (tree.build or not trees.own_package(path)):
         return _check_tree(tree, find_torch(python, environment), environment)
-    if folder := find_package(path):
-        return _report("installed", folder, read_package(folder), judge_loader(folder, environment))
+    if folder := packages.find_package(path):
+        return _report("installed", folder, packages.read_package(folder), judge_loader(folder, environment))
     raise UsageError(f"{path} is no torch: {' or '.join(LIBRARIES)} is not there", hint=f"name {_KINDS}")
 
 
-def _check_library(path: Path) -> Report:
-    try:
-        identify_file(path)
-    except UnreadableError as error:
-        raise UsageError(f"{path} is no torch: {error.message}", hint=f"name {_KINDS}") from None
-    package = read_library(path)
+def _check_library(path: Path) -> BuildReport:
+    with opened(path) as file:
+        if identify(file.read(HEAD_BYTES)) is None:
+            raise UsageError(f"{path} is no torch: {NO_LIBRARY}", hint=f"name {_KINDS}")
+    package = packages.read_library(path)
     if not package.texts and path.name not in LIBRARIES:
         raise UsageError(f"{path} does not hold the TCPStore", hint=f"name {' or '.join(LIBRARIES)}")
     return _report("library", path, package)
 
 
-def _check_import(found: Found, python: str, environment: Mapping[str, str]) -> Report:
+def _check_import(found: ImportedTorch, python: str, environment: Mapping[str, str]) -> BuildReport:
     if found.folder is None:
         raise UsageError(f"{python} finds no torch", hint=f"install one, or name {_KINDS}")
     if not found.compiled:
-        return Report("installed", str(found.folder), None, (judge_import(found),))
-    package = read_package(found.folder)
+        return BuildReport("installed", str(found.folder), None, (judge_import(found),))
+    package = packages.read_package(found.folder)
     loader = judge_loader(found.folder, environment)
     return _report("installed", found.folder, package, judge_import(found), loader)
 
 
-def _report(kind: str, path: Path, package: Package, *more: Finding | None) -> Report:
+def _report(kind: str, path: Path, package: Package, *more: Finding | None) -> BuildReport:
     findings = [
         _describe(package),
-        judge_server(package.texts, package.windows),
-        judge_linked(package.binary.needed, package.shipped),
+        verdicts.judge_server(package.texts, package.windows),
+        verdicts.judge_linked(package.needed, package.shipped),
         *more,
     ]
     known = tuple(finding for finding in findings if finding)
-    return Report(kind, str(path), has_server(package.texts), known)
+    return BuildReport(kind, str(path), verdicts.has_server(package.texts), known)
 
 
 def _describe(package: Package) -> Finding:
     version = package.versions.get("__version__", "of an unknown version")
     cuda = f", CUDA {package.versions['cuda']}" if "cuda" in package.versions else ""
-    machines = " and ".join(package.binary.machines)
+    machines = " and ".join(package.target.machines)
     library = package.library.replace("\\", "/").rpartition("/")[2]
-    return ok("torch", f"{version}{cuda}, for {package.binary.platform} on {machines} ({library})")
+    return ok("torch", f"{version}{cuda}, for {package.target.platform} on {machines} ({library})")
 
 
 # A tree ----------------------------------------------------------------------------------------------------
 
 
-def _check_tree(tree: Tree, found: Found, environment: Mapping[str, str]) -> Report:
-    compilation = read_compilation(tree.build) if tree.build else None
+def _check_tree(tree: Tree, found: ImportedTorch, environment: Mapping[str, str]) -> BuildReport:
+    compilation = trees.read_compilation(tree.build) if tree.build else None
     defined = compilation.defined if compilation else None
-    library = built_library(tree.build, LIBRARIES) if tree.build else None
-    package = read_library(library) if library else None
+    library = trees.built_library(tree.build) if tree.build else None
+    package = packages.read_library(library) if library else None
     findings = [
         _describe_tree(tree),
-        *(judge_options(tree.cache, defined, tree.windows) if tree.build else []),
+        *(verdicts.judge_options(tree.cache, defined, tree.windows) if tree.build else []),
         _judge_built(package, library),
         *_judge_installed(tree, found),
         _judge_libuvs(tree, compilation, environment),
         _judge_loaded(tree, found),
         *([judge_loader(found.folder, environment)] if found.folder else []),
     ]
-    libuv = has_server(package.texts) if package else None
-    return Report("tree", str(tree.source), libuv, tuple(finding for finding in findings if finding))
+    libuv = verdicts.has_server(package.texts) if package else None
+    return BuildReport("tree", str(tree.source), libuv, tuple(finding for finding in findings if finding))
 
 
 def _describe_tree(tree: Tree) -> Finding:
@@ -144,41 +118,37 @@ def _judge_built(package: Package | None, library: Path | None) -> Finding:
             f"not built yet: there is no {LIBRARIES[0]}, {LIBRARIES[1]} or {LIBRARIES[2]}",
             "cmake --build, with the targets torch_cpu and torch_python",
         )
-    judged = judge_server(package.texts, package.windows)
+    judged = verdicts.judge_server(package.texts, package.windows)
     return replace(judged, found=f"{library}: {judged.found}")
 
 
-def _judge_installed(tree: Tree, found: Found) -> list[Finding]:
+def _judge_installed(tree: Tree, found: ImportedTorch) -> list[Finding]:
     """Against the libraries in the tree itself, and against an installed torch of the same version."""
-    if tree.build is None or built_library(tree.build, LIBRARIES) is None:
+    if tree.build is None or trees.built_library(tree.build) is None:
         return []
-    folders = [own_package(tree.source)]
-    if found.folder and found.compiled and _release(read_version(found.folder)) == _release(tree.version):
-        folders.append(found.folder)
+    folders = [trees.own_package(tree.source)]
+    if found.folder and found.compiled:
+        version = packages.read_version(found.folder).get("__version__", "unknown")
+        if version.partition("+")[0] == tree.version.partition("+")[0]:  # without the mark of a build
+            folders.append(found.folder)
     places = {os.path.realpath(folder): folder / "lib" for folder in folders if folder}
-    pairs = {str(place): compare_libraries(tree.build, place) for place in places.values()}
-    if not any(pairs.values()):
+    copies = {str(place): trees.find_copies(tree.build, place) for place in places.values()}
+    if not any(copies.values()):
         hint = "install it: `pip install --no-build-isolation -e .`, or copy the libraries to torch/lib"
         return [warning("installed", "what was built is not installed anywhere", hint)]
-    return [judge_copies(place, found_pairs) for place, found_pairs in pairs.items() if found_pairs]
-
-
-def _release(version: str | Mapping[str, str]) -> str:
-    """A version without what a build adds to it, such as `+git1234567`."""
-    text = version if isinstance(version, str) else version.get("__version__", "unknown")
-    return text.partition("+")[0]
+    return [verdicts.judge_copies(place, each) for place, each in copies.items() if each]
 
 
 def _judge_libuvs(
-    tree: Tree, compilation: Compilation | None, environment: Mapping[str, str]
+    tree: Tree, compilation: trees.Compilation | None, environment: Mapping[str, str]
 ) -> Finding | None:
     if tree.windows:  # none is carried there: gloo is given one by libuv_ROOT
         return None
-    used = used_libuv(compilation, tree.build, environment) if compilation and tree.build else None
-    return judge_versions(carried_libuv(tree.source), used, other_libuvs(environment))
+    used = trees.used_libuv(compilation, tree.build, environment) if compilation and tree.build else None
+    return verdicts.judge_versions(trees.carried_libuv(tree.source), used, trees.other_libuvs(environment))
 
 
-def _judge_loaded(tree: Tree, found: Found) -> Finding:
+def _judge_loaded(tree: Tree, found: ImportedTorch) -> Finding:
     """Whether it is this tree that Python will import."""
     judged = judge_import(found)
     sources = os.path.realpath(tree.source / "torch")

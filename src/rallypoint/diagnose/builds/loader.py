@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.builds.binaries import read_binary
-from rallypoint.diagnose.builds.packages import BINDINGS, LIBRARIES, library_in
-from rallypoint.diagnose.builds.trees import compare
-from rallypoint.diagnose.builds.window import Binary
+from rallypoint.diagnose.builds.libraries import BINDINGS, LIBRARIES, Elf, is_same_build, read_elf
+from rallypoint.diagnose.builds.packages import library_in
 from rallypoint.diagnose.findings import Finding, failure, ok, warning
 from rallypoint.errors import RallypointError, UsageError
 
@@ -28,12 +26,12 @@ try:
     spec = importlib.util.find_spec("torch")
 except (ImportError, ValueError):
     spec = None
-print(json.dumps({"origin": spec and spec.origin, "places": sys.path}))
+print(json.dumps([spec and spec.origin, sys.path]))
 """
 
 
 @dataclass(frozen=True)
-class Found:
+class ImportedTorch:
     """Where a Python finds torch."""
 
     folder: Path | None
@@ -49,13 +47,8 @@ class Found:
         return self.folder is not None and library_in(self.folder / "lib") is not None
 
 
-def find_torch(python: str, environment: Mapping[str, str]) -> Found:
+def find_torch(python: str, environment: Mapping[str, str]) -> ImportedTorch:
     """Where `python -c "import torch"` would find it, here and with these variables."""
-    answer = _ask(python, environment)
-    return explain_import(answer["origin"], answer["places"], environment.get("PYTHONPATH", ""), Path.cwd())
-
-
-def _ask(python: str, environment: Mapping[str, str]) -> dict[str, object]:
     try:
         done = subprocess.run(
             [python, "-c", _QUESTION], env=dict(environment), capture_output=True, text=True, timeout=_SECONDS
@@ -63,23 +56,25 @@ def _ask(python: str, environment: Mapping[str, str]) -> dict[str, object]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"cannot run the Python {python}: {error}", hint="name it with --python") from None
     try:
-        answer = json.loads(done.stdout.strip().rpartition("\n")[2])
-    except ValueError:
+        origin, entries = json.loads(done.stdout.strip().rpartition("\n")[2])
+    except (ValueError, TypeError):
         raise RallypointError(f"{python} does not say where torch is: {done.stderr.strip()[-500:]}") from None
-    assert isinstance(answer, dict)
-    return answer
+    return explain_import(origin, entries, environment.get("PYTHONPATH", ""), Path.cwd())
 
 
-def explain_import(origin: object, places: object, python_path: str, here: Path) -> Found:
-    """What the answer of a Python means. A folder below an entry of its path is one that it could import."""
-    entries = [str(place) for place in places] if isinstance(places, list) else []
-    folders = [here / entry / "torch" for entry in entries]
-    candidates = [folder for folder in folders if (folder / "__init__.py").is_file()]
-    if not isinstance(origin, str):
-        return Found(None, "no entry of its path has one", ())
+def explain_import(origin: str | None, entries: Sequence[str], python_path: str, here: Path) -> ImportedTorch:
+    """The meaning of a Python's answer: the file of its torch, and the entries of its path.
+
+    It could import the torch below any entry, and takes the first.
+    """
+    if origin is None:
+        return ImportedTorch(None, "no entry of its path has one", ())
     folder = Path(origin).parent
-    others = [each for each in _unique(candidates) if not _same(each, folder)]
-    return Found(folder, _reason(folder, entries, python_path, here), tuple(others))
+    candidates = [
+        here / entry / "torch" for entry in entries if (here / entry / "torch/__init__.py").is_file()
+    ]
+    others = {os.path.realpath(each): each for each in candidates if not _same(each, folder)}
+    return ImportedTorch(folder, _reason(folder, entries, python_path, here), tuple(others.values()))
 
 
 def _reason(folder: Path, entries: Sequence[str], python_path: str, here: Path) -> str:
@@ -95,15 +90,11 @@ def _reason(folder: Path, entries: Sequence[str], python_path: str, here: Path) 
     return "a .pth file or a setting of this Python names its place"
 
 
-def _unique(folders: Sequence[Path]) -> list[Path]:
-    return list({os.path.realpath(folder): folder for folder in reversed(folders)}.values())[::-1]
-
-
 def _same(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def judge_import(found: Found) -> Finding:
+def judge_import(found: ImportedTorch) -> Finding:
     """Whether the torch that is imported is a whole one, and the only one."""
     name = "import"
     if found.folder is None:
@@ -123,7 +114,7 @@ def judge_import(found: Found) -> Finding:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedLibrary:
     """Which file the loader takes for a name, and by which rule."""
 
     path: Path
@@ -150,32 +141,32 @@ def judge_loader(folder: Path, environment: Mapping[str, str]) -> Finding | None
     if loaded.path.samefile(own):
         return ok("loader", f"{own.name} is torch's own")
     what = f"the loader takes {loaded.path} and not {own}: {loaded.reason}"
-    if compare(loaded.path, own).same:  # what is copied by hand still leads to its build folder
+    if is_same_build(loaded.path, own):  # what is copied by hand still leads to its build folder
         return ok("loader", f"{what}; the two are the same")
     return failure("loader", what, "take that away, or copy the library that is meant there")
 
 
-def _follow(folder: Path, own: Path, environment: Mapping[str, str]) -> Loaded | None:
+def _follow(folder: Path, own: Path, environment: Mapping[str, str]) -> LoadedLibrary | None:
     """The library that holds the TCPStore, by way of the one with the bindings."""
     modules = [path for path in sorted(folder.glob("_C*.so")) if path.is_file()]
     bindings = _resolve(modules[0], BINDINGS[0], environment) if modules else None
-    bindings = bindings or Loaded(own.parent / BINDINGS[0], "")
+    bindings = bindings or LoadedLibrary(own.parent / BINDINGS[0], "")
     return _resolve(bindings.path, own.name, environment) if bindings.path.is_file() else None
 
 
-def _resolve(path: Path, name: str, environment: Mapping[str, str]) -> Loaded | None:
-    return resolve(read_binary(path), path.resolve().parent, name, environment.get("LD_LIBRARY_PATH", ""))
+def _resolve(path: Path, name: str, environment: Mapping[str, str]) -> LoadedLibrary | None:
+    return resolve(read_elf(path), path.resolve().parent, name, environment.get("LD_LIBRARY_PATH", ""))
 
 
-def resolve(binary: Binary, origin: Path, name: str, library_path: str) -> Loaded | None:
+def resolve(elf: Elf, origin: Path, name: str, library_path: str) -> LoadedLibrary | None:
     """What Linux loads where a file in `origin` needs `name`; None if the system's folders decide."""
-    paths = [] if binary.runpaths else _expand(binary.rpaths, origin)
+    paths = [] if elf.runpaths else _expand(elf.rpaths, origin)
     variable = [each or "." for each in library_path.split(":")] if library_path else []
     return (
         _in_folders(name, paths, "the library that needs it has an RPATH that leads there")
         or _in_folders(name, variable, "LD_LIBRARY_PATH names its folder")
         or _in_folders(
-            name, _expand(binary.runpaths, origin), "the library that needs it has a RUNPATH that leads there"
+            name, _expand(elf.runpaths, origin), "the library that needs it has a RUNPATH that leads there"
         )
     )
 
@@ -184,8 +175,8 @@ def _expand(paths: Sequence[str], origin: Path) -> list[str]:
     return [path.replace("${ORIGIN}", str(origin)).replace("$ORIGIN", str(origin)) for path in paths]
 
 
-def _in_folders(name: str, folders: Sequence[str], reason: str) -> Loaded | None:
+def _in_folders(name: str, folders: Sequence[str], reason: str) -> LoadedLibrary | None:
     for folder in folders:
         if folder and (Path(folder) / name).is_file():
-            return Loaded(Path(folder) / name, reason)
+            return LoadedLibrary(Path(folder) / name, reason)
     return None

@@ -1,4 +1,4 @@
-"""The files of a ninja build: build.ninja, .ninja_log, and what ninja prints. Pure: text in, facts out.
+"""What ninja says: build.ninja, .ninja_log, what it prints, and a dry run that tells what is left to do.
 
 .ninja_log has a line for each output of each step that has ended well, appended when it ends: start and end
 in milliseconds since that run of ninja began, a time stamp, the output, a hash of the command. Steps that
@@ -7,20 +7,30 @@ failed are not in it; they are only in what ninja prints.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.builds.window import UnreadableError
+from rallypoint.diagnose.builds.libraries import UnreadableError
+from rallypoint.diagnose.builds.trees import read_cache
+from rallypoint.errors import RallypointError
 
-_VERSIONS: Final = range(5, 8)
-_HEADER: Final = re.compile(r"# ninja log v(\d+)")
+LOG: Final = ".ninja_log"
+_DEPENDENCIES: Final = ".ninja_deps"
+_DRY_RUN_SECONDS: Final = 120
+_FIRST_STEPS: Final = 5
+
+_HEADER: Final = re.compile(r"# ninja log v[567]\b")
 _OUTPUT: Final = re.compile(r"(?:\$.|[^$\s:|])+")
 _STATUS: Final = re.compile(r"^\s*\[(?P<done>\d+)/(?P<total>\d+)[^\]]*\] ?(?P<text>.*)")
 _FAILED: Final = re.compile(r"^\s*FAILED: (?:\[code=\d+\] )?(?P<outputs>.*)")
-_STOPPED: Final = re.compile(r"^\s*ninja: (?:build stopped|fatal|error)")
-_NOTHING: Final = re.compile(r"^\s*ninja: no work to do")
+_ENDED: Final = re.compile(r"^\s*ninja: (?:build stopped|fatal|error|no work to do)")
 
 
 @dataclass(frozen=True)
@@ -36,18 +46,17 @@ class Output:
 
     @property
     def step(self) -> tuple[int, int, str]:
-        """What the outputs of one step have in common."""
+        """The same for all outputs of one step."""
         return self.start, self.end, self.command
 
 
 def parse_log(text: str) -> list[Output]:
     """The outputs in .ninja_log. A last line that is still being written is left out."""
     header, _, rest = text.partition("\n")
-    match = _HEADER.match(header)
-    if match is None:
-        raise UnreadableError("this is no log of ninja: its first line has to be `# ninja log v5`, v6 or v7")
-    if int(match[1]) not in _VERSIONS:
-        raise UnreadableError(f"a log of ninja in format {match[1]}; known are 5, 6 and 7")
+    if not _HEADER.match(header):
+        raise UnreadableError(
+            "no log of ninja that is known: the first line is not `# ninja log v5`, v6 or v7"
+        )
     lines = rest[: rest.rfind("\n") + 1].splitlines()
     return [output for line in lines if (output := _parse_output(line)) is not None]
 
@@ -60,51 +69,17 @@ def _parse_output(line: str) -> Output | None:
     return Output(start, end, stamp, fields[3], fields[4])
 
 
-@dataclass(frozen=True)
-class Edge:
-    """A step of build.ninja: its outputs and what is set for it."""
-
-    outputs: tuple[str, ...]
-    bindings: Mapping[str, str]
-
-
 def read_outputs(lines: Iterable[str]) -> Iterator[str]:
     """The first output of each step that runs a command."""
     for line in lines:
         if line.startswith("build ") and not re.search(r": phony\b", line):
-            yield _outputs(line)[0]
+            match = _OUTPUT.match(line, len("build "))
+            yield re.sub(r"\$(.)", r"\1", match[0]) if match else ""
 
 
 def read_custom_outputs(lines: Iterable[str]) -> Iterator[str]:
     """The first output of each custom command, by the name that CMake and Meson give their rule."""
     return read_outputs(line for line in lines if re.search(r": CUSTOM_COMMAND\b", line))
-
-
-def find_edge(lines: Iterable[str], part: str) -> Edge | None:
-    """The first step with an output whose path has `part` in it."""
-    found: tuple[str, ...] | None = None
-    bindings: dict[str, str] = {}
-    for line in lines:
-        if found is not None:
-            if not line.startswith("  "):
-                break
-            name, _, value = line.strip().partition("=")
-            bindings[name.strip()] = value.strip()
-        elif part in line and line.startswith("build "):
-            outputs = _outputs(line)
-            found = outputs if any(part in output for output in outputs) else None
-    return None if found is None else Edge(found, bindings)
-
-
-def _outputs(line: str) -> tuple[str, ...]:
-    """The outputs that are named before a `|` or the colon."""
-    found, at = [], len("build ")
-    while match := _OUTPUT.match(line, at):
-        found.append(re.sub(r"\$(.)", r"\1", match[0]))
-        at = match.end()
-        while line[at : at + 1] == " ":
-            at += 1
-    return tuple(found) or ("",)
 
 
 def sets_its_own_folder(lines: Iterable[str]) -> bool:
@@ -113,7 +88,7 @@ def sets_its_own_folder(lines: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedStep:
     """A step that failed: what it was to make, and what it printed, its command first."""
 
     step: str
@@ -129,36 +104,81 @@ class Console:
     total: int = 0
     steps: tuple[str, ...] = ()
     """What the status lines say, in their order."""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedStep, ...] = ()
     ended: bool = False
-    """Whether ninja has said that it stops. An end with success is not announced but for an empty one."""
-    began: bool = False
+    """Whether ninja has said that it ends: where it fails, and where there is nothing to do."""
 
 
 def parse_console(lines: Sequence[str]) -> Console:
     """Status lines and failures. Where several runs follow each other in one text, the last one counts."""
-    done, total, ended, began, inside = 0, 0, False, False, False
+    done, total, ended, inside = 0, 0, False, False
     steps: list[str] = []
     failures: list[tuple[str, list[str]]] = []
-    for line in (each.rstrip("\r\n") for each in _last_run(lines)):
+    for line in lines:
         if match := _STATUS.match(line):
-            done, total, began, inside = int(match["done"]), int(match["total"]), True, False
+            if int(match["done"]) < done:  # another run begins
+                steps, failures, ended = [], [], False
+            done, total, inside = int(match["done"]), int(match["total"]), False
             steps.append(match["text"])
         elif match := _FAILED.match(line):
             failures.append((match["outputs"].strip(), []))
             inside = True
-        elif _STOPPED.match(line) or _NOTHING.match(line):
-            ended, began, inside = True, True, False
+        elif _ENDED.match(line):
+            ended, inside = True, False
         elif inside:
             failures[-1][1].append(line)
-    found = tuple(Failure(step, tuple(text)) for step, text in failures)
-    return Console(max(0, done - len(found)), total, tuple(steps), found, ended, began)
+    found = tuple(FailedStep(step, tuple(text)) for step, text in failures)
+    return Console(max(0, done - len(found)), total, tuple(steps), found, ended)
 
 
-def _last_run(lines: Sequence[str]) -> Sequence[str]:
-    """From the last line on whose count is smaller than the one before it."""
-    begin = done = 0
-    for index, line in enumerate(lines):
-        if match := _STATUS.match(line):
-            begin, done = (index if int(match["done"]) < done else begin), int(match["done"])
-    return lines[begin:]
+# A dry run -------------------------------------------------------------------------------------------------
+# A ninja that reads a log may also repair or remove it, on a dry run as well. So it is given a copy, through
+# a build file that includes the real one and says that the log is elsewhere.
+
+
+@dataclass(frozen=True)
+class StepsLeft:
+    """What a dry run says: how many steps are left, and which come first."""
+
+    count: int
+    first: tuple[str, ...]
+
+
+def find_program(build: Path) -> str | None:
+    """The ninja that CMake has chosen for a folder: another version could not read its log."""
+    try:
+        entry = read_cache(build).get("CMAKE_MAKE_PROGRAM")
+    except RallypointError:
+        entry = None
+    return entry.value if entry and entry.found else shutil.which("ninja")
+
+
+def ask_what_is_left(program: str, build: Path, log: bytes, targets: Sequence[str]) -> StepsLeft | None:
+    """What is left to do, going by this log; all of it, if that is empty. None if ninja does not say."""
+    with tempfile.TemporaryDirectory() as folder:
+        if log:
+            Path(folder, LOG).write_bytes(log)
+            if (build / _DEPENDENCIES).exists():
+                shutil.copyfile(build / _DEPENDENCIES, Path(folder, _DEPENDENCIES))
+        return _dry_run(program, build, folder, targets)
+
+
+def _dry_run(program: str, build: Path, folder: str, targets: Sequence[str]) -> StepsLeft | None:
+    manifest = Path(folder, "shadow.ninja")
+    manifest.write_text(f"builddir = {folder.replace('$', '$$')}\ninclude build.ninja\n", encoding="utf-8")
+    try:
+        done = subprocess.run(
+            [program, "-C", str(build), "-f", str(manifest), "-n", *targets],
+            env={**os.environ, "NINJA_STATUS": "[%f/%t] "},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_DRY_RUN_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0 or "starting over" in done.stdout + done.stderr:  # it could not read the log
+        return None
+    console = parse_console(done.stdout.splitlines())
+    return StepsLeft(console.total, console.steps[:_FIRST_STEPS])

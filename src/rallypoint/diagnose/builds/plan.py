@@ -1,19 +1,19 @@
-"""What a build of torch with the libuv server takes, step by step. Pure: wishes and facts in, a plan out.
+"""`rallypoint torch plan`: what has to be built to get the libuv server; `scripts` writes the script.
 
 A tree that was built before, with the same CUDA and for the same architectures, needs two targets and a copy
-of two libraries. Everything else is a whole build. `posix` and `batch` write a plan down as a script.
+of two libraries. Everything else is a whole build.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.builds.cache import Entry
-from rallypoint.diagnose.builds.verdicts import architectures
+from rallypoint.diagnose.builds.trees import CacheEntry, architectures, built_library, find_tree, is_source
 from rallypoint.errors import UsageError
 
 _ARCHITECTURE: Final = re.compile(r"\d{1,2}\.\d[a-z]?(\+PTX)?")
@@ -24,18 +24,6 @@ WHOLE_BUILD: Final = "build"
 RELEASE: Final = "2.13.0"
 CLONE: Final = f"git clone --recursive --branch v{RELEASE} https://github.com/pytorch/pytorch"
 """How a tree comes to be; the libuv that is compiled in is in a submodule of a submodule."""
-
-CARRIED: Final = "third_party/tensorpipe/third_party/libuv/include/uv.h"
-
-ONE_RANK: Final = (
-    "import torch.distributed as dist",
-    'store = dist.TCPStore("localhost", 0, 1, True, use_libuv=True)',
-    'assert store.libuvBackend, "the store does not use libuv"',
-    'dist.init_process_group("gloo", store=store, rank=0, world_size=1)',
-    "dist.destroy_process_group()",
-    'print("one rank came up on a libuv store")',
-)
-"""A job of one rank, whose store is served by libuv or not at all."""
 
 
 class Platform(str, Enum):
@@ -60,13 +48,13 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Facts:
+class TreeFacts:
     """What is known of the tree."""
 
     version: str = ""
     build: str = "build"
     """The build folder, as it is called in the tree."""
-    cache: Mapping[str, Entry] = field(default_factory=dict)
+    cache: Mapping[str, CacheEntry] = field(default_factory=dict)
     """What that is configured with; empty if there is none."""
     built: bool = False
     """Whether it holds libraries already."""
@@ -75,17 +63,33 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """What to do, as the scripts need it."""
 
     wishes: Wishes
-    facts: Facts
+    facts: TreeFacts
     options: Mapping[str, str]
     """CMake options, ON or OFF or a list."""
     whole: bool
     """Whether all of torch is built, and not only the two libraries that have to do with the store."""
     remarks: tuple[str, ...]
     """What was found in the tree, and what follows from it."""
+
+
+def read_facts(path: Path) -> TreeFacts:
+    """What is known of a source tree, which need not be there yet; `UsageError` if it is something else."""
+    if not path.exists():
+        return TreeFacts(RELEASE, missing=True)
+    tree = find_tree(path) if is_source(path) else None
+    if tree is None:
+        raise UsageError(
+            f"{path.absolute()} is no source tree of torch",
+            hint=f"name one, or a folder that is not there yet; to get one: {CLONE}",
+        )
+    if tree.build is None:
+        return TreeFacts(tree.version)
+    build = tree.build.relative_to(path) if tree.build.is_relative_to(path) else tree.build.absolute()
+    return TreeFacts(tree.version, str(build), tree.cache, built_library(tree.build) is not None)
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:
@@ -100,7 +104,7 @@ def parse_architectures(text: str) -> tuple[str, ...]:
     return parts
 
 
-def plan(wishes: Wishes, facts: Facts) -> Plan:
+def make_plan(wishes: Wishes, facts: TreeFacts) -> BuildPlan:
     """What to do; `UsageError` for wishes that contradict each other."""
     if wishes.architectures and wishes.platform is Platform.MACOS:
         raise UsageError("there is no CUDA for macOS", hint="leave --cuda-arch out")
@@ -111,7 +115,7 @@ def plan(wishes: Wishes, facts: Facts) -> Plan:
     if whole and facts.build != WHOLE_BUILD:
         reason = f"{reason}, in the folder {WHOLE_BUILD}; {facts.build} stays as it is"
         facts = replace(facts, build=WHOLE_BUILD, cache={}, built=False)
-    return Plan(wishes, facts, options, whole, (reason, *_settled(options, facts.cache)))
+    return BuildPlan(wishes, facts, options, whole, (reason, *_settled(options, facts.cache)))
 
 
 def choose_options(wishes: Wishes) -> dict[str, str]:
@@ -132,7 +136,7 @@ def choose_options(wishes: Wishes) -> dict[str, str]:
     return options
 
 
-def _extent(options: Mapping[str, str], facts: Facts) -> tuple[bool, str]:
+def _extent(options: Mapping[str, str], facts: TreeFacts) -> tuple[bool, str]:
     """Whether it has to be a whole build, and why."""
     if facts.missing:
         return True, "the tree is not there yet: it is cloned, and the whole of torch is built"
@@ -158,7 +162,7 @@ def _list(text: str) -> list[str]:
     return sorted(part for part in re.split(r"[;, ]+", text) if part)
 
 
-def _settled(options: Mapping[str, str], cache: Mapping[str, Entry]) -> list[str]:
+def _settled(options: Mapping[str, str], cache: Mapping[str, CacheEntry]) -> list[str]:
     switches = [name for name in options if name.startswith("USE_") and name in cache]
     right = [name for name in switches if cache[name].on == (options[name] == "ON")]
     wrong = [f"{name} is {cache[name].value}" for name in switches if name not in right]
@@ -167,11 +171,3 @@ def _settled(options: Mapping[str, str], cache: Mapping[str, Entry]) -> list[str
     if "USE_LIBUV" in cache:
         remarks.append("USE_LIBUV is set; it is an option of gloo, and neither helps nor hurts here")
     return remarks
-
-
-def library_names(platform: Platform) -> Sequence[str]:
-    """The two libraries that a change of the store is in."""
-    if platform is Platform.WINDOWS:
-        return ("torch_cpu.dll", "torch_python.dll")
-    ending = "dylib" if platform is Platform.MACOS else "so"
-    return (f"libtorch_cpu.{ending}", f"libtorch_python.{ending}")

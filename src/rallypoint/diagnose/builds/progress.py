@@ -1,8 +1,7 @@
 """How far a ninja build is: counts, pace and state, out of what was read. Pure: the time is a parameter.
 
-How many steps a run has is known to ninja alone: what is left depends on times, on headers, and on whether a
-command has changed. It is asked, not guessed (`asking`). So the total is right for a build
-from nothing as for one of three files.
+How many steps are left, only ninja knows: it depends on times, on headers, and on whether a command has
+changed. So ninja is asked (`ninja.ask_what_is_left`), and the total is right for any build.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rallypoint.diagnose.builds.ninja import Console, Failure, Output
+from rallypoint.diagnose.builds.ninja import Console, FailedStep, Output
 
 _WINDOW_SECONDS: Final = 120.0
 """The pace is that of the last two minutes: in torch, steps of seconds come before steps of minutes."""
@@ -31,7 +30,7 @@ _VALUES: Final = frozenset("Cfjkldtw")
 
 
 @dataclass(frozen=True)
-class Load:
+class CompilerLoad:
     """What the compilers take."""
 
     steps: int
@@ -52,24 +51,24 @@ class Libuv:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class BuildProgress:
     """A build at one moment."""
 
     state: str
-    """running, complete, failed, not begun, or stopped: ended before its end, and nobody has told why."""
+    """running, complete, failed, not begun, or stopped: ended too early, for an unknown reason."""
     done: int
     total: int | None
     """Of this run; of the whole build, where none is running. None if ninja could not be asked."""
     steps_per_minute: float | None = None
     seconds_left: float | None = None
-    load: Load | None = None
+    load: CompilerLoad | None = None
     libuv: Libuv | None = None
     """None if it is no build of torch."""
     exit_code: int | None = None
     """Of the command that was run here, when it has ended."""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedStep, ...] = ()
     next_steps: tuple[str, ...] = ()
-    """Where it has stopped: some of what is left to do, the first ones first."""
+    """The first steps that are left to do, of a build that has stopped."""
 
 
 def count_steps(outputs: Iterable[Output]) -> int:
@@ -78,12 +77,12 @@ def count_steps(outputs: Iterable[Output]) -> int:
 
 
 def of_this_run(outputs: Sequence[Output], began: float, written: float) -> list[Output]:
-    """Those that were made since ninja has begun; the log was last written to at `written`. Since 1970.
+    """The outputs of the run that began at `began`; `written` is the time of the log. Seconds since 1970.
 
-    A run appends to the log, in the order in which its steps end, and each line says how long after the begin
-    of its run that was. So it follows when that run began, for the last line by the time of the log itself.
-    When a process has begun is known to about a second only, so the order counts as well: a later end in
-    front of an earlier one is of another run. The stamp of a step that makes no file may be 0.
+    A run appends to the log in the order in which its steps end. Each line says how long after the begin of
+    its run the step ended, so its stamp tells when that run began; for the last line, the time of the log
+    does. The begin of a process is known to about a second only, so the order counts as well: if a line ends
+    later than the next one, it is of another run. The stamp of a step that makes no file may be 0.
     """
     earliest = began - _CLOCK_SECONDS
     if outputs and written - outputs[-1].end / 1e3 < earliest:
@@ -97,10 +96,10 @@ def of_this_run(outputs: Sequence[Output], began: float, written: float) -> list
 
 
 def never_there(outputs: Sequence[Output], custom: frozenset[str], exists: Callable[[str], bool]) -> int:
-    """How many steps have run and make no file. ninja runs them each time, so they are always left to do.
+    """The number of steps that have run and make no file. ninja runs them each time: they are always left.
 
-    They are among the custom commands: a target of CMake's, or one that the last run has done. The output of
-    a compiler, or of an older run, is missing because it was removed, by a step that failed for example.
+    They are custom commands: targets of CMake, or steps of the last run. If the output of a compiler or of an
+    older run is missing, it was removed, for example by a step that failed.
     """
     last = {output.path for output in _last_run(outputs)}
     paths = {each.path for each in outputs if each.path in last or _TARGET.search(each.path)}
@@ -108,7 +107,7 @@ def never_there(outputs: Sequence[Output], custom: frozenset[str], exists: Calla
 
 
 def _last_run(outputs: Sequence[Output]) -> Iterator[Output]:
-    """From the last line back to one that ended later than the line behind it."""
+    """The outputs of the last run, backwards: an output that ends later than the next is of another run."""
     end = None
     for output in reversed(outputs):
         if end is not None and output.end > end:
@@ -131,27 +130,22 @@ def time_left(done: int, total: int | None, steps_per_second: float | None) -> f
     return max(0, total - done) / steps_per_second
 
 
-def is_of_libuv(path: str) -> bool:
-    """Whether an output is one of libuv's files, or the store's server that uses it."""
-    return _LIBUV.search(path) is not None or _SERVER in path
-
-
-def libuv_of(known: frozenset[str], made: frozenset[str]) -> Libuv | None:
-    """By the outputs that a build has, and those that are made; None if it is no build of torch."""
+def libuv_of(known: frozenset[str], is_made: Callable[[str], bool]) -> Libuv | None:
+    """By all outputs of a build; None if it is no build of torch."""
     if not any(map(_TORCH.search, known)):
         return None
-    files = {path for path in known if _LIBUV.search(path)}
-    server = {path for path in known if _SERVER in path}
-    return Libuv(len(files & made), len(files), bool(server & made) if server else None)
+    files = [path for path in known if _LIBUV.search(path)]
+    server = [path for path in known if _SERVER in path]
+    return Libuv(sum(map(is_made, files)), len(files), any(map(is_made, server)) if server else None)
 
 
-def state_of(console: Console | None, left: int | None, exit_code: int | None, begun: bool) -> str:
-    """What a build that does not run has come to: by its exit code, what it has printed, or what is left."""
+def state_of(console: Console, left: int | None, exit_code: int | None, begun: bool) -> str:
+    """The state of a build that does not run: by its exit code, its output, or what is left to do."""
     if exit_code is not None:
         return "complete" if exit_code == 0 else "failed"
-    if console is not None and console.failures:
+    if console.failures:
         return "failed"
-    if console is not None and console.total:
+    if console.total:
         return "complete" if console.done >= console.total and not console.ended else "stopped"
     if left == 0:
         return "complete"
@@ -159,7 +153,7 @@ def state_of(console: Console | None, left: int | None, exit_code: int | None, b
 
 
 def targets_of(arguments: Sequence[str]) -> list[str] | None:
-    """What a ninja was told to build, by its arguments; None if it reads another file than build.ninja."""
+    """The targets among the arguments of a ninja; None if it reads another file than build.ninja."""
     targets: list[str] = []
     waiting = iter(arguments[1:])
     for argument in waiting:

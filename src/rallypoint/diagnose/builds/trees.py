@@ -4,29 +4,72 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.builds import binaries
-from rallypoint.diagnose.builds.cache import Entry, parse_cache
-from rallypoint.diagnose.builds.ninja import find_edge
-from rallypoint.diagnose.builds.packages import BINDINGS, LIBRARIES, library_in
-from rallypoint.diagnose.builds.verdicts import Headers, Pair
+from rallypoint.diagnose.builds.libraries import BINDINGS, LIBRARIES, is_same_build
+from rallypoint.diagnose.builds.packages import library_in
 from rallypoint.errors import RallypointError
 
-CACHE: Final = "CMakeCache.txt"
-_PROJECT: Final = "CMAKE_PROJECT_NAME"
+_CACHE: Final = "CMakeCache.txt"
+_ENTRY: Final = re.compile(
+    r'^(?:"(?P<quoted>[^"\n]+)"|(?P<name>[^:=#/"\s][^:=\n]*)):(?P<type>[A-Z]+)=(?P<value>.*)$', re.MULTILINE
+)
+_TRUE: Final = {"1", "on", "yes", "true", "y"}
+_ARCHITECTURES: Final = ("TORCH_CUDA_ARCH_LIST", "CMAKE_CUDA_ARCHITECTURES")
+
 SERVER_SOURCE: Final = "TCPStoreLibUvBackend.cpp"
 """The file that the libuv server is in."""
 _LIBUV: Final = Path("third_party", "tensorpipe", "third_party", "libuv", "include")
 _NUMBER: Final = re.compile(r"^#define +UV_VERSION_(MAJOR|MINOR|PATCH) +(\d+)", re.MULTILINE)
-_INCLUDE: Final = re.compile(
-    r"(?:^|(?<=\s))(?P<kind>-isystem |-external:I ?|/external:I ?|-I|/I) *"
-    r'(?:"(?P<quoted>[^"]+)"|(?P<plain>\S+))'
-)
+_INCLUDE: Final = re.compile(r'(?:^|(?<=\s))(?P<kind>-isystem |-I) *(?:"(?P<quoted>[^"]+)"|(?P<plain>\S+))')
+"""Options of gcc and clang: with MSVC no libuv is looked for."""
 _SYSTEM: Final = ("/usr/include", "/usr/local/include", "/opt/homebrew/include")
+
+
+# CMakeCache.txt --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A variable of the cache, the file that says what a build folder is configured with."""
+
+    value: str
+
+    @property
+    def on(self) -> bool:
+        """Whether `if(VARIABLE)` is true in CMake."""
+        number = re.fullmatch(r"-?[0-9]+", self.value) is not None and int(self.value) != 0
+        return self.value.lower() in _TRUE or number
+
+    @property
+    def found(self) -> bool:
+        """Whether a search has found something: an empty value or one that ends in NOTFOUND has not."""
+        return bool(self.value) and not self.value.endswith("NOTFOUND")
+
+
+def parse_cache(text: str) -> dict[str, CacheEntry]:
+    """All variables by their names."""
+    return {match["quoted"] or match["name"]: CacheEntry(match["value"]) for match in _ENTRY.finditer(text)}
+
+
+def read_cache(build: Path) -> dict[str, CacheEntry]:
+    """The cache of a build folder."""
+    try:
+        return parse_cache((build / _CACHE).read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise RallypointError(f"cannot read {build / _CACHE}: {error.strerror}") from None
+
+
+def architectures(cache: Mapping[str, CacheEntry]) -> str:
+    """The GPU architectures that a build is for, as they were given."""
+    given = [cache[name].value for name in _ARCHITECTURES if name in cache and cache[name].found]
+    return next((value for value in given if value != "OFF"), "")
+
+
+# The tree --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -35,13 +78,13 @@ class Tree:
 
     source: Path
     build: Path | None
-    cache: Mapping[str, Entry]
+    cache: Mapping[str, CacheEntry]
     others: tuple[Path, ...] = ()
     """Further build folders, whose files are older."""
 
     @property
     def version(self) -> str:
-        """What version.txt says."""
+        """The version in version.txt."""
         try:
             return (self.source / "version.txt").read_text(encoding="utf-8").strip()
         except OSError:
@@ -50,20 +93,20 @@ class Tree:
     @property
     def windows(self) -> bool:
         """Whether it is built for Windows, by the compiler."""
-        compiler = self.cache.get("CMAKE_CXX_COMPILER", Entry("", "")).value.lower().replace("\\", "/")
+        compiler = self.cache.get("CMAKE_CXX_COMPILER", CacheEntry("")).value.lower().replace("\\", "/")
         return compiler.rpartition("/")[2] in ("cl.exe", "cl", "clang-cl.exe")
 
 
 def find_tree(path: Path) -> Tree | None:
     """The tree that this folder is, or whose build folder it is."""
-    if (path / CACHE).is_file():
+    if (path / _CACHE).is_file():
         cache = read_cache(path)
-        source = Path(cache.get("CMAKE_HOME_DIRECTORY", Entry("", str(path.parent))).value)
-        ours = is_source(source) or cache.get(_PROJECT, Entry("", "")).value == "Torch"
-        return Tree(source, path, cache) if ours else None
+        source = Path(cache.get("CMAKE_HOME_DIRECTORY", CacheEntry(str(path.parent))).value)
+        is_torch = is_source(source) or cache.get("CMAKE_PROJECT_NAME", CacheEntry("")).value == "Torch"
+        return Tree(source, path, cache) if is_torch else None
     if not is_source(path):
         return None
-    builds = sorted((each.parent for each in path.glob(f"*/{CACHE}")), key=_last_change, reverse=True)
+    builds = sorted((each.parent for each in path.glob(f"*/{_CACHE}")), key=_last_change, reverse=True)
     if not builds:
         return Tree(path, None, {})
     return Tree(path, builds[0], read_cache(builds[0]), tuple(builds[1:]))
@@ -75,25 +118,21 @@ def is_source(path: Path) -> bool:
 
 
 def _last_change(build: Path) -> float:
-    library = built_library(build, LIBRARIES)
-    return (library or build / CACHE).stat().st_mtime
+    return (built_library(build) or build / _CACHE).stat().st_mtime
 
 
-def read_cache(build: Path) -> dict[str, Entry]:
-    """The cache of a build folder."""
-    try:
-        return parse_cache((build / CACHE).read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        raise RallypointError(f"cannot read {build / CACHE}: {error.strerror}") from None
-
-
-def built_library(build: Path, names: Sequence[str]) -> Path | None:
-    """One of the libraries, where a build puts it: in `lib`, DLLs in `bin`."""
+def built_library(build: Path, names: Sequence[str] = LIBRARIES) -> Path | None:
+    """The first library of these names that a build has made: in `lib`, DLLs in `bin`."""
     places = [build / folder / name for folder in ("lib", "bin") for name in names]
     return next((place for place in places if place.is_file()), None)
 
 
-# What is configured ----------------------------------------------------------------------------------------
+def own_package(source: Path) -> Path | None:
+    """The folder of torch in a tree, if libraries were installed into it."""
+    return source / "torch" if library_in(source / "torch" / "lib") else None
+
+
+# How the server is compiled --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -103,47 +142,70 @@ class Compilation:
     defined: bool
     """With TORCH_USE_LIBUV."""
     plain: tuple[str, ...]
+    """The folders that are first searched for headers."""
     system: tuple[str, ...]
-    """Where headers are looked for: first these, then those."""
+    """The folders that are searched after those."""
 
 
 def read_compilation(build: Path) -> Compilation | None:
-    """By build.ninja; None if it has no such step."""
+    """By build.ninja; None if no step of it compiles that file."""
     try:
         with (build / "build.ninja").open(encoding="utf-8", errors="replace") as lines:
-            edge = find_edge(lines, SERVER_SOURCE)
+            settings = find_settings(lines, SERVER_SOURCE)
     except OSError:
         return None
-    if edge is None:
+    if settings is None:
         return None
-    text = " ".join(edge.bindings.get(name, "") for name in ("DEFINES", "FLAGS", "INCLUDES"))
+    text = " ".join(settings.get(name, "") for name in ("DEFINES", "FLAGS", "INCLUDES"))
     found = [(match["kind"], match["quoted"] or match["plain"]) for match in _INCLUDE.finditer(text)]
-    plain = tuple(folder for kind, folder in found if kind in ("-I", "/I"))
-    system = tuple(folder for kind, folder in found if kind not in ("-I", "/I"))
+    plain = tuple(folder for kind, folder in found if kind == "-I")
+    system = tuple(folder for kind, folder in found if kind != "-I")
     return Compilation(re.search(r"[-/]DTORCH_USE_LIBUV\b", text) is not None, plain, system)
 
 
-def carried_libuv(source: Path) -> Headers | None:
+def find_settings(lines: Iterable[str], part: str) -> dict[str, str] | None:
+    """What build.ninja sets for the first step with `part` in an output; None if there is no such step."""
+    settings: dict[str, str] | None = None
+    for line in lines:
+        if settings is None:
+            if line.startswith("build ") and part in line.partition(": ")[0]:
+                settings = {}
+        elif not line.startswith("  "):
+            break
+        else:
+            name, _, value = line.partition("=")
+            settings[name.strip()] = value.strip()
+    return settings
+
+
+@dataclass(frozen=True)
+class LibuvHeaders:
+    """A libuv that can be compiled against: its version and the folder of its uv.h."""
+
+    version: str
+    folder: str
+
+
+def carried_libuv(source: Path) -> LibuvHeaders | None:
     """The libuv that TensorPipe carries."""
-    return read_headers(source / _LIBUV)
+    return _read_headers(source / _LIBUV)
 
 
-def used_libuv(how: Compilation, build: Path, environment: Mapping[str, str]) -> Headers | None:
+def used_libuv(how: Compilation, build: Path, environment: Mapping[str, str]) -> LibuvHeaders | None:
     """The one whose headers a compiler finds first. gcc and clang look into CPATH in between."""
     between = [folder for folder in environment.get("CPATH", "").split(os.pathsep) if folder]
     folders = (*how.plain, *between, *how.system)
-    return next((found for folder in folders if (found := read_headers(build / folder))), None)
+    return next((found for folder in folders if (found := _read_headers(build / folder))), None)
 
 
-def other_libuvs(environment: Mapping[str, str]) -> list[Headers]:
+def other_libuvs(environment: Mapping[str, str]) -> list[LibuvHeaders]:
     """Those that the system has in the usual places, or that variables name."""
     roots = [environment[name] for name in ("libuv_ROOT", "CONDA_PREFIX") if environment.get(name)]
     folders = [str(Path(root, *parts)) for root in roots for parts in (("include",), ("Library", "include"))]
-    return [found for folder in (*folders, *_SYSTEM) if (found := read_headers(Path(folder)))]
+    return [found for folder in (*folders, *_SYSTEM) if (found := _read_headers(Path(folder)))]
 
 
-def read_headers(folder: Path) -> Headers | None:
-    """The version that the headers in a folder are of."""
+def _read_headers(folder: Path) -> LibuvHeaders | None:
     try:
         text = (folder / "uv" / "version.h").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -151,40 +213,31 @@ def read_headers(folder: Path) -> Headers | None:
     numbers = dict(_NUMBER.findall(text))
     if len(numbers) < 3:
         return None
-    return Headers(".".join(numbers[name] for name in ("MAJOR", "MINOR", "PATCH")), str(folder))
+    return LibuvHeaders(".".join(numbers[name] for name in ("MAJOR", "MINOR", "PATCH")), str(folder))
 
 
 # What is installed -----------------------------------------------------------------------------------------
 
 
-def compare_libraries(build: Path, installed: Path) -> list[Pair]:
-    """Both libraries that a rebuild of torch's store changes, as far as both folders have them."""
-    pairs = []
+@dataclass(frozen=True)
+class InstalledCopy:
+    """A library that was built, and the one of its name where it is loaded from."""
+
+    name: str
+    same: bool
+    """Equal but for the changes that an installation makes."""
+    built_at: float
+    installed_at: float
+    """When they were written, in seconds since 1970."""
+
+
+def find_copies(build: Path, installed: Path) -> list[InstalledCopy]:
+    """Of both libraries that a rebuild of torch's store changes, as far as both folders have them."""
+    found = []
     for names in (LIBRARIES, BINDINGS):
         built = built_library(build, names)
-        if built is not None and (installed / built.name).is_file():
-            pairs.append(compare(built, installed / built.name))
-    return pairs
-
-
-def compare(built: Path, installed: Path) -> Pair:
-    """One library. An installation by CMake rewrites search paths in it, or strips it, and nothing else."""
-    one, other = built.stat(), installed.stat()
-    same = os.path.samestat(one, other) or _are_same(built, installed, one.st_size == other.st_size)
-    return Pair(built.name, same, one.st_mtime, other.st_mtime)
-
-
-def _are_same(built: Path, installed: Path, equally_long: bool) -> bool:
-    """By all but the search paths; what was stripped is shorter, and still has the linker's mark."""
-    one, other = binaries.read_binary(built), binaries.read_binary(installed)
-    if not equally_long:
-        return bool(one.build_id) and one.build_id == other.build_id
-    scans = (
-        binaries.scan_file(path, (), binary.paths_at) for path, binary in ((built, one), (installed, other))
-    )
-    return len({scan.digest for scan in scans}) == 1
-
-
-def own_package(source: Path) -> Path | None:
-    """The folder of torch in a tree, if libraries were installed into it."""
-    return source / "torch" if library_in(source / "torch" / "lib") else None
+        copy = installed / built.name if built else None
+        if built and copy and copy.is_file():
+            same = built.samefile(copy) or is_same_build(built, copy)
+            found.append(InstalledCopy(built.name, same, built.stat().st_mtime, copy.stat().st_mtime))
+    return found

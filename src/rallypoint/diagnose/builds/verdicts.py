@@ -7,19 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from rallypoint.diagnose.builds.cache import Entry
+from rallypoint.diagnose.builds.libraries import MISSING, SERVER, STORE, is_libuv
+from rallypoint.diagnose.builds.trees import CacheEntry, InstalledCopy, LibuvHeaders, architectures
 from rallypoint.diagnose.findings import Finding, State, failure, ok, unknown, warning
 
-SERVER: Final = b"LibUVStoreDaemon"
-"""The class of the libuv server: in every build that has it, in symbols and in type information."""
-MISSING: Final = b"LibUV TCPStore implementation missing"
-"""What stands in the place of the server in builds without."""
-STORE: Final = b"TCPStore"
-TEXTS: Final = (SERVER, MISSING, STORE)
-
-OPTIONS: Final = ("USE_DISTRIBUTED", "USE_TENSORPIPE", "USE_GLOO", "USE_NCCL", "USE_CUDA", "USE_LIBUV")
+_OPTIONS: Final = ("USE_DISTRIBUTED", "USE_TENSORPIPE", "USE_GLOO", "USE_NCCL", "USE_CUDA", "USE_LIBUV")
 _NEEDED: Final = ("USE_DISTRIBUTED", "USE_TENSORPIPE")
-_ARCHITECTURES: Final = ("TORCH_CUDA_ARCH_LIST", "CMAKE_CUDA_ARCHITECTURES")
 
 _WITHOUT: Final = (
     "jobs come up on it with `rallypoint run`; "
@@ -31,7 +24,7 @@ _ON_WINDOWS: Final = (
 
 
 @dataclass(frozen=True)
-class Report:
+class BuildReport:
     """All that was found in one build."""
 
     kind: str
@@ -85,21 +78,13 @@ def judge_linked(needed: Sequence[str], shipped: Sequence[str]) -> Finding | Non
     return ok("libuv library", "; ".join(parts)) if parts else None
 
 
-def is_libuv(name: str) -> bool:
-    """Whether a file name is one of libuv's shared libraries."""
-    base = name.replace("\\", "/").rpartition("/")[2].lower()
-    return base == "uv.dll" or base.startswith(
-        ("libuv.so", "libuv.dll", "libuv-", "libuv.1.dylib", "libuv.dylib")
-    )
-
-
 # A tree ----------------------------------------------------------------------------------------------------
 
 
-def judge_options(cache: Mapping[str, Entry], defined: bool | None, windows: bool) -> list[Finding]:
+def judge_options(cache: Mapping[str, CacheEntry], defined: bool | None, windows: bool) -> list[Finding]:
     """What it is configured with, and whether the macro that counts is set for the file that counts."""
     off = [name for name in _NEEDED if name in cache and not cache[name].on]
-    shown = [f"{name}={cache[name].value if name in cache else 'not set'}" for name in OPTIONS]
+    shown = [f"{name}={cache[name].value if name in cache else 'not set'}" for name in _OPTIONS]
     shown.append(f"architectures {architectures(cache) or 'not set'}")
     wanted = " and ".join(f"-D{name}=ON" for name in off)
     hint = f"configure again with {wanted}: the server is compiled where both are on"
@@ -130,39 +115,21 @@ def _judge_macro(defined: bool | None, windows: bool) -> Finding:
     )
 
 
-def architectures(cache: Mapping[str, Entry]) -> str:
-    """The GPU architectures that a build is for, as they were given."""
-    given = [cache[name].value for name in _ARCHITECTURES if name in cache and cache[name].found]
-    return next((value for value in given if value != "OFF"), "")
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A library that was built, and the same one where it is loaded from."""
-
-    name: str
-    same: bool
-    """Equal but for the search paths that an installation rewrites."""
-    built_at: float
-    installed_at: float
-    """When they were written, in seconds since 1970."""
-
-
-def judge_copies(folder: str, pairs: Sequence[Pair]) -> Finding:
+def judge_copies(folder: str, copies: Sequence[InstalledCopy]) -> Finding:
     """Whether what was built is what is installed: by content, and by time where that differs."""
-    name, other = "installed", [pair for pair in pairs if not pair.same]
+    name, other = "installed", [copy for copy in copies if not copy.same]
     if not other:
-        names = ", ".join(pair.name for pair in pairs)
+        names = ", ".join(copy.name for copy in copies)
         return ok(name, f"{names} in {folder}: the same as built")
-    stale = [pair for pair in other if pair.built_at >= pair.installed_at]
+    stale = [copy for copy in other if copy.built_at >= copy.installed_at]
     if stale:
         what = "; ".join(
-            f"{pair.name} was built {_moment(pair.built_at)}, the one in {folder} is of "
-            f"{_moment(pair.installed_at)} and differs"
-            for pair in stale
+            f"{copy.name} was built {_moment(copy.built_at)}, the one in {folder} is of "
+            f"{_moment(copy.installed_at)} and differs"
+            for copy in stale
         )
         return failure(name, f"rebuilt but not copied: {what}", f"copy what was built to {folder}")
-    what = ", ".join(pair.name for pair in other)
+    what = ", ".join(copy.name for copy in other)
     return warning(
         name,
         f"{what} in {folder} is newer than what was built, and differs",
@@ -174,15 +141,9 @@ def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-@dataclass(frozen=True)
-class Headers:
-    """A libuv that can be compiled against: its version and the folder of its uv.h."""
-
-    version: str
-    folder: str
-
-
-def judge_versions(carried: Headers | None, used: Headers | None, others: Sequence[Headers]) -> Finding:
+def judge_versions(
+    carried: LibuvHeaders | None, used: LibuvHeaders | None, others: Sequence[LibuvHeaders]
+) -> Finding:
     """The libuv that TensorPipe carries is the one that is linked; its headers have to be those in use."""
     name = "libuv versions"
     aside = "".join(f"; {each.version} in {each.folder} is not used" for each in others if each != used)

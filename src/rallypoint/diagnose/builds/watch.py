@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -11,23 +13,13 @@ from typing import Final
 
 import psutil
 
-from rallypoint.diagnose.builds import progress
-from rallypoint.diagnose.builds.compilers import Meter, find_ninja, is_gone
-from rallypoint.diagnose.builds.ninja import (
-    Console,
-    Output,
-    parse_console,
-    parse_log,
-    read_custom_outputs,
-    read_outputs,
-    sets_its_own_folder,
-)
-from rallypoint.diagnose.builds.ninja_left import LOG, Left, ask, find_program
-from rallypoint.diagnose.builds.progress import Snapshot
-from rallypoint.diagnose.builds.window import UnreadableError
+from rallypoint.diagnose.builds import ninja, progress
+from rallypoint.diagnose.builds.libraries import opened
+from rallypoint.diagnose.builds.progress import BuildProgress, CompilerLoad
 from rallypoint.errors import UsageError
 
 _POLL_SECONDS: Final = 0.1
+_NINJA: Final = re.compile(r"(?:ninja|ninja-build|samu)(?:\.exe)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -37,10 +29,10 @@ class _Log:
     content: bytes = b""
     written: float = 0.0
     """When it was last written to, in seconds since 1970."""
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[ninja.Output, ...] = ()
 
 
-class Watch:
+class BuildWatch:
     """One build folder. `look` as often as you like; `wait` between two looks.
 
     `log` is a file with what ninja prints, `command` a process that runs the build. Without them, which step
@@ -56,8 +48,9 @@ class Watch:
         self._known: frozenset[str] = frozenset()
         """The outputs that build.ninja has."""
         self._custom: frozenset[str] = frozenset()
-        """Those of custom commands."""
+        """The outputs of custom commands among them."""
         self._askable = False
+        """Whether a dry run can be given a log of its own."""
         self._read_at = 0
         """The time stamp of the build.ninja that this is from."""
         self._program: str | None = None
@@ -69,21 +62,21 @@ class Watch:
         """How many steps that run has."""
         self._done = 0
         """How many of them were done at the last look."""
-        self._seen: frozenset[Output] = frozenset()
+        self._seen: frozenset[ninja.Output] = frozenset()
         """What was logged at the last look."""
-        self._older: frozenset[Output] = frozenset()
-        """What was logged before that run was found, and is none of its own."""
+        self._older: frozenset[ninja.Output] = frozenset()
+        """What was logged before that run was found: outputs of other runs."""
         self._asked = False
-        self._meter: Meter | None = None
+        self._meter: _Meter | None = None
 
-    def look(self) -> Snapshot:
-        """How far it is now. `UsageError` if nothing is built there, `UnreadableError` if its log is none."""
+    def look(self) -> BuildProgress:
+        """The build now. `UsageError` if nothing is built there, `UnreadableError` if its log is damaged."""
         self._read_build_file()
         self._attach()
-        running = self.running  # asked first: an end after this is seen by the next look, with all its steps
-        log = _read_log(self._build / LOG)
+        running = self.running  # read before the log: if it ends in between, the next look sees all steps
+        log = _read_log(self._build / ninja.LOG)
         self._seen = frozenset(log.outputs)
-        console = _read_console(self._log) if self._log else None
+        console = _read_console(self._log) if self._log else ninja.Console()
         return self._look_at_run(log, console) if running else self._look_at_rest(log, console)
 
     @property
@@ -91,25 +84,25 @@ class Watch:
         """Whether the command, or a ninja in this folder, has not ended."""
         if self._command is not None:
             return self._command.poll() is None
-        return self._ninja is not None and not is_gone(self._ninja)
+        return self._ninja is not None and not _is_gone(self._ninja)
 
     def wait(self, seconds: float) -> None:
-        """Until the build has ended, or so long."""
+        """Wait until the build has ended, at most for `seconds`."""
         until = time.monotonic() + seconds
         while self.running and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)  # who is not its parent can only ask whether a process has ended
+            time.sleep(_POLL_SECONDS)  # only a parent can wait for the end of a process
 
     def _read_build_file(self) -> None:
-        """Again where CMake has written it anew. A command may still be on its way there."""
+        """Read it again if CMake has written it anew. With a command, it need not be there yet."""
         path = self._build / "build.ninja"
         try:
             stamp = path.stat().st_mtime_ns
             if stamp != self._read_at:
                 content = _lines_in(path)
-                self._known = frozenset(read_outputs(content))
-                self._custom = frozenset(read_custom_outputs(content))
-                self._askable = not sets_its_own_folder(content)  # else its log cannot be put elsewhere
-                self._program, self._read_at = find_program(self._build), stamp
+                self._known = frozenset(ninja.read_outputs(content))
+                self._custom = frozenset(ninja.read_custom_outputs(content))
+                self._askable = not ninja.sets_its_own_folder(content)
+                self._program, self._read_at = ninja.find_program(self._build), stamp
         except OSError:
             if self._command is None:
                 raise UsageError(
@@ -119,26 +112,26 @@ class Watch:
 
     def _attach(self) -> None:
         """Find the ninja of this folder. A new one is a new run, whose total has to be asked."""
-        if self._ninja is not None and not is_gone(self._ninja):
+        if self._ninja is not None and not _is_gone(self._ninja):
             return
-        self._ninja = find_ninja(self._build)
+        self._ninja = _find_ninja(self._build)
         if self._ninja is None:
             return
         try:
             self._program, self._targets = self._ninja.exe(), progress.targets_of(self._ninja.cmdline())
             self._began, self._total, self._asked = self._ninja.create_time(), None, False
             self._done, self._older = 0, self._seen
-            self._meter = Meter(self._ninja)
+            self._meter = _Meter(self._ninja)
         except psutil.Error:  # it has ended in the meantime
             self._ninja = None
 
     # A build that runs
 
-    def _look_at_run(self, log: _Log, console: Console | None) -> Snapshot:
+    def _look_at_run(self, log: _Log, console: ninja.Console) -> BuildProgress:
         mine = self._of_this_run(log) if self._ninja else []
         done, total = self._count(log, mine, console)
         speed = progress.pace(mine, time.time() - self._began)
-        return Snapshot(
+        return BuildProgress(
             "running",
             done,
             total,
@@ -146,27 +139,29 @@ class Watch:
             progress.time_left(done, total, speed),
             self._meter.read() if self._meter else None,
             self._libuv(log.outputs),
-            failures=console.failures if console else (),
+            failures=console.failures,
         )
 
-    def _count(self, log: _Log, mine: Sequence[Output], console: Console | None) -> tuple[int, int | None]:
-        """What is printed may come later than what is logged: the count does not fall when it comes."""
+    def _count(
+        self, log: _Log, mine: Sequence[ninja.Output], console: ninja.Console
+    ) -> tuple[int, int | None]:
+        """What ninja prints may come later than its log: the count must not fall then."""
         done = self._count_done(mine)
-        if console is None or not console.total:
-            return done, self._ask_total(log, mine, done)
-        return min(max(done, console.done), console.total), console.total
+        if console.total:
+            return min(max(done, console.done), console.total), console.total
+        return done, self._ask_total(log, mine, done)
 
-    def _of_this_run(self, log: _Log) -> list[Output]:
+    def _of_this_run(self, log: _Log) -> list[ninja.Output]:
         mine = progress.of_this_run(log.outputs, self._began, log.written)
         return [output for output in mine if output not in self._older]
 
-    def _count_done(self, mine: Sequence[Output]) -> int:
-        """Two runs in two seconds look like one, until the log tells them apart; the count stays then."""
+    def _count_done(self, mine: Sequence[ninja.Output]) -> int:
+        """The count of a run never falls: two runs in two seconds look like one for a moment."""
         self._done = max(self._done, progress.count_steps(mine))
         return self._done
 
-    def _ask_total(self, log: _Log, mine: Sequence[Output], done: int) -> int | None:
-        """Once in a run. A dry run also counts the steps that make no file and that this run has done."""
+    def _ask_total(self, log: _Log, mine: Sequence[ninja.Output], done: int) -> int | None:
+        """Ask once in a run. A dry run counts steps that make no file, even if this run has done them."""
         if self._ninja is not None and not self._asked:
             left = self._ask(log.content)
             self._total = None if left is None else done + left.count - self._always(mine)
@@ -175,25 +170,25 @@ class Watch:
 
     # A build that does not
 
-    def _look_at_rest(self, log: _Log, console: Console | None) -> Snapshot:
+    def _look_at_rest(self, log: _Log, console: ninja.Console) -> BuildProgress:
         left = self._ask(log.content)
         count = None if left is None else max(0, left.count - self._always(log.outputs))
         exit_code = self._command.poll() if self._command else None
         state = progress.state_of(console, count, exit_code, begun=bool(log.outputs))
         done, total = self._count_at_rest(log, console, count)
-        return Snapshot(
+        return BuildProgress(
             state,
             done,
             total,
             libuv=self._libuv(log.outputs),
             exit_code=exit_code,
-            failures=console.failures if console else (),
+            failures=console.failures,
             next_steps=left.first if left and count and state != "complete" else (),
         )
 
-    def _count_at_rest(self, log: _Log, console: Console | None, left: int | None) -> tuple[int, int | None]:
-        """Of the run that was watched; else of the whole, which ninja would do if nothing were done."""
-        if console is not None and console.total:
+    def _count_at_rest(self, log: _Log, console: ninja.Console, left: int | None) -> tuple[int, int | None]:
+        """Of the run that was watched; else of the whole build, as ninja would do it from nothing."""
+        if console.total:
             return console.done, console.total
         if self._total is not None:
             done = self._count_done(self._of_this_run(log))
@@ -204,45 +199,97 @@ class Watch:
         total = max(left, whole.count)
         return total - left, total
 
-    def _always(self, outputs: Sequence[Output]) -> int:
+    def _always(self, outputs: Sequence[ninja.Output]) -> int:
         return progress.never_there(outputs, self._custom, self._exists)
 
     def _exists(self, path: str) -> bool:
         return (self._build / path).exists()
 
-    def _libuv(self, outputs: Sequence[Output]) -> progress.Libuv | None:
-        made = (output.path for output in outputs if progress.is_of_libuv(output.path))
-        return progress.libuv_of(self._known, frozenset(filter(self._exists, made)))
+    def _libuv(self, outputs: Sequence[ninja.Output]) -> progress.Libuv | None:
+        logged = {output.path for output in outputs}
+        return progress.libuv_of(self._known, lambda path: path in logged and self._exists(path))
 
-    def _ask(self, log: bytes) -> Left | None:
+    def _ask(self, log: bytes) -> ninja.StepsLeft | None:
         if self._program is None or self._targets is None or not self._askable:
             return None
-        return ask(self._program, self._build, log, self._targets)
+        return ninja.ask_what_is_left(self._program, self._build, log, self._targets)
 
 
 def _read_log(path: Path) -> _Log:
-    """Nothing, if it is not there yet."""
-    try:
-        content = path.read_bytes()
-        written = path.stat().st_mtime  # after it: too late does not hurt, too early by a long step would
-        outputs = parse_log(content.decode("utf-8", "replace")) if content else []
-    except FileNotFoundError:
+    """An empty log if there is none yet."""
+    if not path.exists():
         return _Log()
-    except OSError as error:
-        raise UnreadableError(f"cannot read {path}: {error.strerror}") from None
-    except UnreadableError as error:
-        raise UnreadableError(f"cannot read {path}: {error.message}") from None
+    with opened(path) as file:
+        content = file.read()
+        written = path.stat().st_mtime  # after reading: a time too late is harmless, one too early is not
+        outputs = ninja.parse_log(content.decode("utf-8", "replace")) if content else []
     return _Log(content, written, tuple(outputs))
 
 
 def _lines_in(path: Path) -> list[str]:
-    """Of a build file, those that name outputs or say where the log is to be."""
+    """The lines of a build file that name outputs or say where the log is to be."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         return [line for line in lines if line.startswith(("build ", "builddir"))]
 
 
-def _read_console(path: Path) -> Console:
+def _read_console(path: Path) -> ninja.Console:
     try:
-        return parse_console(path.read_text(encoding="utf-8", errors="replace").splitlines())
+        return ninja.parse_console(path.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+# The processes of a build ----------------------------------------------------------------------------------
+
+
+def _find_ninja(build: Path) -> psutil.Process | None:
+    """The ninja that works in a folder: with -C, it has gone there."""
+    for process in psutil.process_iter(["name"]):
+        if not _NINJA.fullmatch(process.info["name"] or ""):
+            continue
+        try:
+            if not _is_gone(process) and os.path.realpath(process.cwd()) == str(build):
+                return process
+        except (psutil.Error, OSError):  # it has ended, or is somebody else's
+            continue
+    return None
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    """Whether a process has ended, even if its parent has not waited for it yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
+
+class _Meter:
+    """The load of a ninja and its descendants: since its begin, then since the last reading."""
+
+    def __init__(self, ninja: psutil.Process) -> None:
+        self._ninja = ninja
+        self._moment = ninja.create_time()
+        self._seconds = 0.0
+        """Of processor time, until the last reading."""
+
+    def read(self) -> CompilerLoad | None:
+        """None if it has just ended."""
+        try:
+            steps, members = len(self._ninja.children()), self._ninja.children(recursive=True)
+        except psutil.Error:
+            return None
+        usage = [use for process in (self._ninja, *members) if (use := _use(process))]
+        seconds, now = sum(cpu for cpu, _ in usage), time.time()
+        percent = 100 * (seconds - self._seconds) / max(now - self._moment, 0.01)
+        self._seconds, self._moment = seconds, now
+        return CompilerLoad(steps, round(max(0.0, percent), 1), sum(memory for _, memory in usage))
+
+
+def _use(process: psutil.Process) -> tuple[float, int] | None:
+    """Processor seconds and bytes of memory. Linux also tells the time of children that have ended."""
+    try:
+        times, memory = process.cpu_times(), process.memory_info().rss
+    except psutil.Error:
+        return None
+    ended = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return times.user + times.system + ended, memory

@@ -1,4 +1,4 @@
-"""The proof: real two-rank trainings, by every usual way to start one."""
+"""`rallypoint verify`: real trainings of two ranks by every usual route. What they run is in `pytorch`."""
 
 from __future__ import annotations
 

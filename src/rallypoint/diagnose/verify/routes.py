@@ -1,13 +1,13 @@
-"""The usual routes to a distributed job, as data: what is started, and with which variables.
+"""The usual routes to a distributed job, as data: the commands and their variables.
 
 Every route starts the same script, which trains two ranks on this machine. Words in braces are filled in
-for each run: {script}, {folder} (a fresh one, for this run alone) and {port} (a free one). Ports are never
-fixed, where a launcher would take its usual one: a check must not get in the way of a job.
+for each run: {script}, {folder} (a fresh one) and {port} (a free one). No port is fixed, and no launcher
+takes its usual one: a check must not get in the way of a job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -52,8 +52,9 @@ class Route:
 
 _INIT: Final = "RALLYPOINT_VERIFY_INIT"
 _TORCHRUN: Final = ("-m", "torch.distributed.run")
-# `--cpu`, and a config file that says MULTI_CPU, would start one process, whatever their number is to be, or
-# mpirun. This goes by way of torchrun on any device; the script decides by itself what it runs on.
+# With `--cpu`, or MULTI_CPU in a config file, accelerate starts one process or mpirun. With --multi_gpu it
+# starts torchrun on any device; the script decides by itself where it computes. HF_HOME is where accelerate
+# looks for the user's config, which would change the route.
 _ACCELERATE: Final = (
     *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"),
     *("--mixed_precision", "no", "--dynamo_backend", "no"),
@@ -66,7 +67,7 @@ def _single(*arguments: str, **variables: str) -> tuple[Command, ...]:
 
 
 def _pair(*arguments: str, rank: str = "", **variables: str) -> tuple[Command, ...]:
-    """Two commands that are alike but for the word RANK, and for the option `rank` where it is given."""
+    """Two commands, with 0 and 1 for the word RANK in variables, and as the value of the option `rank`."""
 
     def command(number: str) -> Command:
         option = (rank, number) if rank else ()
@@ -77,12 +78,7 @@ def _pair(*arguments: str, rank: str = "", **variables: str) -> tuple[Command, .
 
 
 def _accelerate(*arguments: str) -> tuple[Command, ...]:
-    return _without_user_config(_single(*_ACCELERATE, *arguments))
-
-
-def _without_user_config(commands: Iterable[Command]) -> tuple[Command, ...]:
-    # The user's accelerate config would change the route; it is looked for here.
-    return tuple(Command(each.arguments, {**each.variables, "HF_HOME": "{folder}"}) for each in commands)
+    return _single(*_ACCELERATE, *arguments, HF_HOME="{folder}")
 
 
 _TWO_RANKS: Final = "--nproc-per-node=2"
@@ -116,12 +112,11 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("accelerate-port", _accelerate(*_ALONE, "{port}"), needs="accelerate"),
     Route(
         "accelerate-2",
-        _without_user_config(
-            _pair(
-                *(*_ACCELERATE, "--num_machines", "2"),
-                *("--main_process_ip", "127.0.0.1", "--main_process_port", "{port}"),
-                rank="--machine_rank",
-            )
+        _pair(
+            *(*_ACCELERATE, "--num_machines", "2"),
+            *("--main_process_ip", "127.0.0.1", "--main_process_port", "{port}"),
+            rank="--machine_rank",
+            HF_HOME="{folder}",
         ),
         needs="accelerate",
     ),
@@ -137,7 +132,7 @@ ROUTES: Final[tuple[Route, ...]] = (
 ONE_GPU: Final = Route(
     "torchrun-nccl", _single(*_TORCHRUN, *_RALLYPOINT, "--nproc-per-node=1"), injected=False, ranks=1
 )
-"""One rank, which on a machine with one GPU is the only way to have NCCL: it refuses two ranks on one."""
+"""One rank with NCCL, for machines with one GPU: NCCL refuses two ranks on one."""
 
 BY_NAME: Final[Mapping[str, Route]] = {route.name: route for route in (*ROUTES, ONE_GPU)}
 
@@ -145,7 +140,7 @@ BY_NAME: Final[Mapping[str, Route]] = {route.name: route for route in (*ROUTES, 
 def select(names: Sequence[str], *, quick: bool = False, one_gpu: bool = False) -> list[Route]:
     """The routes of these names, in the table's order; without names the quick ones, or all.
 
-    `one_gpu` adds what is only of use on a machine with a single one. UsageError for a name that is unknown.
+    `one_gpu` adds the route for machines with a single GPU. UsageError for an unknown name.
     """
     for name in names:
         if name not in BY_NAME:

@@ -1,8 +1,8 @@
-"""What a training's reports come to: whether it was good, which rank lags, and what to do. Pure.
+"""Judges a training by the reports of its ranks: is it good, which rank lags, what to do. Pure.
 
-Ranks in DDP leave every step together, so the slowest one sets the pace of all and the steps per second of
-all are the same. What tells a laggard is the time that a rank needs by itself, up to the exchange of
-gradients: its `working_seconds`. The others show up with much `waiting_seconds`.
+Ranks in DDP leave every step together, so the slowest one sets the pace of all, and all have the same steps
+per second. A laggard is known by the time that it needs by itself, up to the exchange of gradients: its
+`working_seconds`. The others have more `waiting_seconds`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from math import isclose
 from statistics import median_low
 from typing import Any, Final
 
-LEARNED: Final = 0.5
+_LEARNED: Final = 0.5
 """The loss has to fall to this part of its first value, or less."""
 
-AGREEMENT: Final = 1e-5
-"""How far, relatively, numbers of two ranks may be apart that are to be the same."""
+_TOLERANCE: Final = 1e-5
+"""The greatest relative difference between numbers of two ranks that should be equal."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """What one rank said of itself. Times are of the wall clock; seconds of a step are the median."""
+class RankReport:
+    """What a rank writes of itself. Times are of the wall clock; seconds of a step are the median."""
 
     rank: int
     world_size: int
@@ -47,13 +47,13 @@ class Report:
     gpu_use_percent: int | None
 
     @staticmethod
-    def parse(content: Mapping[str, Any]) -> Report:
-        """What a rank's file holds; names that are not known are left out."""
-        return Report(**{field.name: content[field.name] for field in fields(Report)})
+    def parse(content: Mapping[str, Any]) -> RankReport:
+        """The content of a rank's file; unknown names are left out."""
+        return RankReport(**{field.name: content[field.name] for field in fields(RankReport)})
 
 
 @dataclass(frozen=True)
-class Ending:
+class ProcessEnding:
     """How the processes of a training ended."""
 
     exit_codes: tuple[int | None, ...]
@@ -62,22 +62,21 @@ class Ending:
     """The seconds after which all were ended; None if they ended by themselves."""
 
 
-def problems_of(ranks: int, ending: Ending, reports: Sequence[Report]) -> list[str]:
+def problems_of(ranks: int, ending: ProcessEnding, reports: Sequence[RankReport]) -> list[str]:
     """Everything that is wrong with a training of `ranks` ranks, the cause before its consequences."""
     return [*_of_ending(ending), *_of_presence(ranks, reports), *_of_agreement(reports), *_of_loss(reports)]
 
 
-def _of_ending(ending: Ending) -> list[str]:
+def _of_ending(ending: ProcessEnding) -> list[str]:
     late = [f"it was not done after {ending.deadline:g} s"] if ending.deadline is not None else []
     codes = sorted({code for code in ending.exit_codes if code})
-    return [*late, *(_describe_code(code) for code in codes)]
+    return [
+        *late,
+        *(f"a process was ended by signal {-code}" if code < 0 else f"exit code {code}" for code in codes),
+    ]
 
 
-def _describe_code(code: int) -> str:
-    return f"a process was ended by signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _of_presence(ranks: int, reports: Sequence[Report]) -> list[str]:
+def _of_presence(ranks: int, reports: Sequence[RankReport]) -> list[str]:
     there = {report.rank for report in reports}
     missing = [f"rank {rank} did not report" for rank in range(ranks) if rank not in there]
     alien = [f"there is a rank {rank} too many" for rank in sorted(there) if rank >= ranks]
@@ -89,69 +88,56 @@ def _of_presence(ranks: int, reports: Sequence[Report]) -> list[str]:
     return [*missing, *alien, *sizes]
 
 
-_SAME: Final = {"loss_first": "first loss", "loss_last": "last loss", "checksum": "parameters"}
-
-
-def _of_agreement(reports: Sequence[Report]) -> list[str]:
-    problems = []
-    for name, meaning in _SAME.items():
-        values = [getattr(report, name) for report in reports]
-        if any(not isclose(value, values[0], rel_tol=AGREEMENT) for value in values[1:]):
-            problems.append(f"the ranks do not agree on the {meaning}")
-    return problems
-
-
-def _of_loss(reports: Sequence[Report]) -> list[str]:
-    # "Not below", so that a loss that is no number does not pass.
+def _of_agreement(reports: Sequence[RankReport]) -> list[str]:
+    numbers = {
+        "first loss": [report.loss_first for report in reports],
+        "last loss": [report.loss_last for report in reports],
+        "parameters": [report.checksum for report in reports],
+    }
     return [
-        f"rank {report.rank} learned nothing: loss {report.loss_first:.4g} -> {report.loss_last:.4g}"
-        for report in reports
-        if not report.loss_last <= report.loss_first * LEARNED
+        f"the ranks do not agree on the {name}"
+        for name, values in numbers.items()
+        if any(not isclose(value, values[0], rel_tol=_TOLERANCE) for value in values[1:])
     ]
 
 
-@dataclass(frozen=True)
-class Lag:
-    """Of what a rank must have more than the others to be a laggard: by factor, and by seconds."""
-
-    factor: float
-    seconds: float
-
-    def is_behind(self, value: float, usual: float) -> bool:
-        return value > usual * self.factor and value - usual > self.seconds
+def _of_loss(reports: Sequence[RankReport]) -> list[str]:
+    # "not <=", so that a loss that is no number does not pass.
+    return [
+        f"rank {report.rank} learned nothing: loss {report.loss_first:.4g} -> {report.loss_last:.4g}"
+        for report in reports
+        if not report.loss_last <= report.loss_first * _LEARNED
+    ]
 
 
-# A step of this training takes about a millisecond, so a busy machine makes a difference of one.
-_STEP: Final = Lag(factor=2.0, seconds=0.002)
-_ARRIVAL: Final = Lag(factor=1.5, seconds=3.0)
-
-
-def warnings_of(launched_at: float, reports: Sequence[Report]) -> list[str]:
+def warnings_of(launched_at: float, reports: Sequence[RankReport]) -> list[str]:
     """A sentence for each rank that lags well behind the median of all; nothing for one rank alone.
 
-    The median is the lower one, so that of two ranks the faster is the measure.
+    The median is the lower one, so that of two ranks the faster is the measure. A busy machine makes small
+    differences, so a rank has to be behind by a factor and by a time.
     """
     if len(reports) < 2:
         return []
-    arrival = median_low(report.ready_at - launched_at for report in reports)
-    step = median_low(report.working_seconds for report in reports)
+    usual_arrival = median_low(report.ready_at - launched_at for report in reports)
+    usual_step = median_low(report.working_seconds for report in reports)
     warnings = []
     for report in reports:
-        arrived = report.ready_at - launched_at
-        if _ARRIVAL.is_behind(arrived, arrival):
+        arrival, step = report.ready_at - launched_at, report.working_seconds
+        if arrival > max(1.5 * usual_arrival, usual_arrival + 3.0):
             warnings.append(
-                f"rank {report.rank} came to meet the others after {arrived:.1f} s, {arrival:.1f} s is usual"
+                f"rank {report.rank} came to meet the others after {arrival:.1f} s, "
+                f"{usual_arrival:.1f} s is usual"
             )
-        if _STEP.is_behind(report.working_seconds, step):
+        if step > max(2.0 * usual_step, usual_step + 0.002):
             warnings.append(
                 f"rank {report.rank} on {report.device} ({report.host}) lags: it works "
-                f"{report.working_seconds * 1000:.1f} ms on a step, {step * 1000:.1f} ms is usual"
+                f"{step * 1000:.1f} ms on a step, {usual_step * 1000:.1f} ms is usual"
             )
     return warnings
 
 
 PORT_TAKEN: Final = ("EADDRINUSE", "ddress already in use", "another process is utilizing it")
-"""What logs say when a port that was free has been taken meanwhile."""
+"""The words of logs when another program has taken a port that was free."""
 
 _HINTS: Final = (
     (
@@ -175,7 +161,7 @@ _HINTS: Final = (
 
 
 def hint_for(problems: Sequence[str], log: str) -> str:
-    """What to do about a training that failed."""
+    """The advice for a training that failed."""
     text = "\n".join([*problems, log])
     hints = (hint for words, hint in _HINTS if any(word in text for word in words))
     return next(hints, "run this route alone with --json: it shows what each rank said, and more of the log")
@@ -194,16 +180,16 @@ class RankHealth:
     gpu_use_percent: int | None
 
 
-def health_of(trainings: Sequence[Sequence[Report]]) -> list[RankHealth]:
-    """By rank, device and backend, over all trainings; of memory and GPU use, the most."""
-    groups: dict[tuple[int, str, str], list[Report]] = {}
+def health_of(trainings: Sequence[Sequence[RankReport]]) -> list[RankHealth]:
+    """By rank, device and backend, over all trainings; memory and GPU use are the greatest values."""
+    groups: dict[tuple[int, str, str], list[RankReport]] = {}
     for training in trainings:
         for report in training:
             groups.setdefault((report.rank, report.device, report.backend), []).append(report)
     return [_health(reports) for _, reports in sorted(groups.items())]
 
 
-def _health(reports: Sequence[Report]) -> RankHealth:
+def _health(reports: Sequence[RankReport]) -> RankHealth:
     speeds = [report.steps_per_second for report in reports]
     memory = [each.peak_memory_bytes for each in reports if each.peak_memory_bytes is not None]
     use = [each.gpu_use_percent for each in reports if each.gpu_use_percent is not None]

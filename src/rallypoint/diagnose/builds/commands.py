@@ -1,4 +1,4 @@
-"""What a plan is made from, how its script is run, and a build that is run to be watched."""
+"""Commands that build torch: the script of a plan, and a build that is run to be watched."""
 
 from __future__ import annotations
 
@@ -12,35 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.builds import batch, posix
-from rallypoint.diagnose.builds.packages import LIBRARIES
-from rallypoint.diagnose.builds.plan import CLONE, RELEASE, Facts, Plan, Platform
-from rallypoint.diagnose.builds.trees import built_library, find_tree, is_source
 from rallypoint.errors import RallypointError, UsageError
 
 _GOODBYE_SECONDS: Final = 10
-
-
-def read_facts(path: Path) -> Facts:
-    """What is known of a source tree, which need not be there yet; `UsageError` if it is something else."""
-    if not path.exists():
-        return Facts(RELEASE, missing=True)
-    tree = find_tree(path) if is_source(path) else None
-    if tree is None:
-        raise UsageError(
-            f"{path.absolute()} is no source tree of torch",
-            hint=f"name one, or a folder that is not there yet; to get one: {CLONE}",
-        )
-    if tree.build is None:
-        return Facts(tree.version)
-    build = tree.build.relative_to(path) if tree.build.is_relative_to(path) else tree.build.absolute()
-    return Facts(tree.version, str(build), tree.cache, built_library(tree.build, LIBRARIES) is not None)
-
-
-def write_script(plan: Plan) -> str:
-    """The script of a plan, for its platform."""
-    windows = plan.wishes.platform is Platform.WINDOWS
-    return batch.write_script(plan) if windows else posix.write_script(plan)
 
 
 def run_script(script: str) -> int:
@@ -52,14 +26,11 @@ def run_script(script: str) -> int:
     bash = shutil.which("bash")
     if bash is None:
         raise RallypointError("there is no bash here to run the script with")
-    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
-        file.write(script)
-        file.flush()
-        process = subprocess.Popen([bash, file.name], stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            return process.wait()
-        finally:
-            _end(process)
+    process = subprocess.Popen([bash, "-c", script], stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return process.wait()
+    finally:
+        _end(process)
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rallypoint.diagnose.doctor.between_machines import judge_machines, matrix
 from rallypoint.diagnose.doctor.exchange import Gathered, _card_from_text, _row_from_text, _row_to_text
-from rallypoint.diagnose.doctor.judgement import judge, matrix
 from rallypoint.diagnose.doctor.machine_card import Card, Way
 from rallypoint.diagnose.findings import Finding, State, failure, ok
 from test_doctor_checks import findings
@@ -47,7 +47,7 @@ def gathering(count: int, *others: Way, cards: Iterable[Card] = ()) -> Gathered:
 
 
 def problems(gathered: Gathered) -> list[tuple[str, State, str]]:
-    return [(each.name, each.state, each.found) for each in judge(gathered) if each.state is not OK]
+    return [(each.name, each.state, each.found) for each in judge_machines(gathered) if each.state is not OK]
 
 
 # JSON ------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_a_gathering_survives_json(gathered: Gathered) -> None:
 @settings(max_examples=30)
 @given(gatherings)
 def test_whatever_machines_say_of_each_other_can_be_told(gathered: Gathered) -> None:
-    assert judge(gathered)
+    assert judge_machines(gathered)
     assert len(matrix(gathered)) == gathered.count
 
 
@@ -214,7 +214,7 @@ def test_what_is_no_json_is_refused() -> None:
 
 
 def test_two_machines_without_a_fault() -> None:
-    assert judge(gathering(2)) == [
+    assert judge_machines(gathering(2)) == [
         ok("machines", "all 2 came: node-0 (0), node-1 (1)"),
         ok("ways", "every machine reaches every other, in 200 us"),
         ok("versions", "equal: python 3.11.7, rallypoint 0.1.0, torch 2.13.0"),
@@ -223,12 +223,15 @@ def test_two_machines_without_a_fault() -> None:
 
 
 def test_ways_of_which_some_take_longer() -> None:
-    found = judge(gathering(2, replace(way(0, 1), round_trip=0.003)))
+    found = judge_machines(gathering(2, replace(way(0, 1), round_trip=0.003)))
     assert ok("ways", "every machine reaches every other, in 200 us to 3.00 ms") in found
 
 
 def test_one_machine_alone() -> None:
-    assert [(each.name, each.state) for each in judge(gathering(1))] == [("machines", OK), ("versions", OK)]
+    assert [(each.name, each.state) for each in judge_machines(gathering(1))] == [
+        ("machines", OK),
+        ("versions", OK),
+    ]
 
 
 def test_a_machine_that_has_not_come() -> None:
@@ -252,7 +255,7 @@ def test_a_machine_that_came_and_went() -> None:
 
 def test_one_direction_that_does_not_work() -> None:
     broken = replace(way(1, 0), error="no answer within 3 s", round_trip=0.0, seen_as="", clock=0.0)
-    found = judge(gathering(2, broken))
+    found = judge_machines(gathering(2, broken))
     assert [(each.name, each.state) for each in found if each.state is not OK] == [("ways", F)]
     [finding] = [each for each in found if each.name == "ways"]
     assert finding.found == "node-1 (1) does not reach node-0 (0): no answer within 3 s"
@@ -285,7 +288,7 @@ def test_a_name_that_means_something_else_elsewhere() -> None:
         (("127.0.1.1",), "127.0.1.1"),
         (("10.9.9.9", "fd09::1"), "10.9.9.9, fd09::1"),
     ):
-        found = judge(gathering(3, replace(way(2, 1), resolved=resolved)))
+        found = judge_machines(gathering(3, replace(way(2, 1), resolved=resolved)))
         [finding] = [each for each in found if each.state is not OK]
         assert (finding.name, finding.state) == ("names", W)
         assert finding.found == f"node-1 resolves to {seen} on node-2 (2), but has 10.0.0.2, fd00::2"
@@ -327,14 +330,14 @@ def test_two_on_one_machine_that_meet_at_loopback() -> None:
 def test_machines_are_two_if_name_or_addresses_differ(other: Card) -> None:
     """Containers of two machines may have the same addresses, and machines are often called the same."""
     first = replace(card(0), addresses=(*card(0).addresses, "127.0.0.1"))
-    found = judge(gathering(2, cards=[first, other]))
+    found = judge_machines(gathering(2, cards=[first, other]))
     assert ("gloo", W) in [(each.name, each.state) for each in found]
 
 
 def test_a_machine_whose_own_name_is_loopback() -> None:
     for gloo, said in {"127.0.1.1": "127.0.1.1", "::1": "::1", "": "not known"}.items():
         gathered = gathering(2, cards=[replace(card(1), gloo=gloo)])
-        [found] = [each for each in judge(gathered) if each.state is not OK]
+        [found] = [each for each in judge_machines(gathered) if each.state is not OK]
         assert (found.name, found.state) == ("gloo", W)
         assert found.found.startswith(f"on node-1 (1), its own name is {said}: gloo would publish")
         assert "GLOO_SOCKET_IFNAME" in found.hint
@@ -355,10 +358,12 @@ def test_clocks_that_are_apart() -> None:
 
 
 def test_clocks_that_are_near_enough_and_of_a_way_that_was_none() -> None:
-    assert judge(gathering(2, replace(way(0, 1), clock=-2.0)))[-1] == ok("clocks", "at most 2.00 s apart")
+    assert judge_machines(gathering(2, replace(way(0, 1), clock=-2.0)))[-1] == ok(
+        "clocks", "at most 2.00 s apart"
+    )
     assert not [
         each
-        for each in judge(gathering(2, replace(way(0, 1), error="no", clock=9.0)))
+        for each in judge_machines(gathering(2, replace(way(0, 1), error="no", clock=9.0)))
         if each.name == "clocks" and each.state is W
     ]
 
@@ -377,7 +382,7 @@ MANY = 40
 
 
 def test_many_machines_that_all_reach_each_other() -> None:
-    found = judge(gathering(MANY))
+    found = judge_machines(gathering(MANY))
     assert [each.state for each in found] == [OK] * 4
     assert found[0].found.endswith("node-7 (7) and 32 more")
     rows = matrix(gathering(MANY))
@@ -388,7 +393,7 @@ def test_many_machines_that_all_reach_each_other() -> None:
 def test_of_many_machines_of_which_none_reaches_another_some_are_named() -> None:
     gathered = gathering(MANY)
     gathered = replace(gathered, ways=tuple(replace(each, error="no") for each in gathered.ways))
-    found = [each for each in judge(gathered) if each.name == "ways"]
+    found = [each for each in judge_machines(gathered) if each.name == "ways"]
     assert len(found) == 9
     assert found[-1] == failure("ways", "1,552 more findings of this kind")
 
@@ -399,7 +404,7 @@ def test_what_is_wrong_everywhere_does_not_fill_pages() -> None:
         replace(each, seen_as="192.168.7.7", address="fd00::ff", resolved=("10.9.9.9",))
         for each in gathered.ways
     ]
-    assert 20 < len(judge(replace(gathered, ways=tuple(wrong)))) < 40
+    assert 20 < len(judge_machines(replace(gathered, ways=tuple(wrong)))) < 40
 
 
 few = st.integers(0, 4)
@@ -420,7 +425,7 @@ def test_every_broken_way_and_every_missing_machine_is_a_failure(
         ways=tuple(each for each in full.ways if not {each.start, each.goal} & absent),
         findings={number: () for number in full.findings if number not in absent},
     )
-    found = judge(gathered)
+    found = judge_machines(gathered)
     broken = [each for each in gathered.ways if each.error]
     assert sum(each.state is F for each in found) == min(len(broken), 9) + bool(gathered.missing)
     rows = matrix(gathered)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.diagnose.doctor.checks import Check, run_checks
 from rallypoint.diagnose.doctor.outlook import NO_GPU, Outlook, Prospect, look_ahead
-from rallypoint.diagnose.doctor.runner import Check, run
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, State, failure, note, ok, unknown, warning
 from raw import SECONDS
@@ -26,7 +26,7 @@ def told(check: Check, findings: object) -> tuple[str, list[tuple[str, State, st
 
 
 def run_all(*checks: Check) -> dict[str, list[tuple[str, State, str]]]:
-    return dict(told(*done) for done in run(checks, HERE))
+    return dict(told(*done) for done in run_checks(checks, HERE))
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_what_a_check_is_given_and_what_it_finds() -> None:
         yield ok("a", "1")
         yield failure("b", "2", "do")
 
-    [(check, found)] = run([Check("x", examine)], HERE)
+    [(check, found)] = run_checks([Check("x", examine)], HERE)
     assert seen == [HERE]
     assert seen[0] is HERE
     assert check.name == "x"
@@ -89,7 +89,7 @@ def test_what_a_check_is_given_and_what_it_finds() -> None:
 
 def test_a_check_without_findings_and_no_checks() -> None:
     assert run_all(Check("none", lambda _: iter(()))) == {"none": []}
-    assert list(run([], HERE)) == []
+    assert list(run_checks([], HERE)) == []
 
 
 def test_a_check_that_does_not_end_is_overdue_and_what_it_found_counts(never: threading.Event) -> None:
@@ -117,7 +117,7 @@ def test_each_check_has_its_own_limit(never: threading.Event) -> None:
 
     checks = [Check("long", patient, SECONDS), Check("short", hanging(never), 0.02)]
     order = []
-    for check, found in run(checks, HERE):
+    for check, found in run_checks(checks, HERE):
         order.append((check.name, [each.state for each in found]))
         short_is_over.set()
     assert order == [("short", [State.UNKNOWN]), ("long", [State.OK])]
@@ -136,7 +136,7 @@ def test_what_comes_after_the_limit_is_not_told(never: threading.Event) -> None:
         yield ok("patient", "came")
 
     result = []
-    for done in run([Check("late", examine, 0.02), Check("patient", patient, SECONDS)], HERE):
+    for done in run_checks([Check("late", examine, 0.02), Check("patient", patient, SECONDS)], HERE):
         result.append(told(*done))
         never.set()
     assert result == [

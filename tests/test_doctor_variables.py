@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.diagnose.doctor import shell, variables
+from rallypoint.diagnose.doctor import variables
 from rallypoint.diagnose.doctor.all_machines import by_launcher
-from rallypoint.diagnose.doctor.limits import check_backlog, check_open_files
+from rallypoint.diagnose.doctor.machine import check_backlog, check_open_files
 from rallypoint.diagnose.doctor.situation import Situation, check_folder, endpoint_of, number_in
-from rallypoint.diagnose.findings import Fix, State, ok
+from rallypoint.diagnose.findings import Fix, State, ok, set_variable, unset_variable
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import Endpoint
 
@@ -39,10 +39,10 @@ def test_commands_are_in_the_words_of_the_shell(monkeypatch: pytest.MonkeyPatch)
     for platform, commands in {"linux": posix, "darwin": posix, "win32": powershell}.items():
         monkeypatch.setattr(sys, "platform", platform)
         assert [
-            shell.set_variable("A", "1"),
-            shell.unset_variable("A", "B"),
-            shell.apply(Fix("env", "GLOO", "eth0")),
-            shell.apply(Fix("run", "rdzv_endpoint", "a:1")),
+            set_variable("A", "1"),
+            unset_variable("A", "B"),
+            Fix("env", "GLOO", "eth0").command,
+            Fix("run", "rdzv_endpoint", "a:1").command,
         ] == [*commands, "rallypoint run --rdzv-endpoint=a:1 ..."]
 
 
@@ -205,7 +205,7 @@ def test_the_hint_names_the_host_of_a_url_and_of_brackets() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from([*variables._TOLD, *variables._RENAMED, "PET_NNODES", "HOME"]),
+        st.sampled_from([*variables._SHOWN, *variables._RENAMED, "PET_NNODES", "HOME"]),
         st.text(max_size=12) | st.integers(-3, 70_000).map(str),
     )
 )

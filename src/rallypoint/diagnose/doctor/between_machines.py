@@ -1,4 +1,4 @@
-"""What the ways between machines come to: findings, and a matrix of who reaches whom. Pure."""
+"""Findings about the ways between machines, and the matrix of machines that reach each other. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _CLOCK_S: Final = 2.0
 _NAMED: Final = 8
 
 
-def judge(gathered: Gathered) -> list[Finding]:
-    """All that is to be said about a gathering; of what is the same everywhere, some examples."""
+def judge_machines(gathered: Gathered) -> list[Finding]:
+    """All findings about an exchange; of many of one kind, the first few."""
     ways = tuple(way for way in gathered.ways if {way.start, way.goal} <= gathered.cards.keys())
     gathered = replace(gathered, ways=ways)
     judges = (_judge_presence, _judge_ways, _judge_detours, _judge_names, _judge_translation, _judge_gloo)
@@ -30,7 +30,7 @@ def judge(gathered: Gathered) -> list[Finding]:
 
 
 def _some(findings: Iterable[Finding]) -> list[Finding]:
-    """The first few of many that say the same of other machines, and how many there are."""
+    """The first few findings of one kind, and how many more there are."""
     found = list(findings)
     left = found[_NAMED:]
     if not left:
@@ -86,7 +86,7 @@ def _judge_detours(gathered: Gathered) -> Iterator[Finding]:
 
 
 def _judge_names(gathered: Gathered) -> Iterator[Finding]:
-    """Names that mean nothing, or something else, on other machines; told once for each name."""
+    """Names that other machines do not know, or resolve to another machine; one finding for each name."""
     for goal, ways in _by_goal(gathered.ways).items():
         card = gathered.cards[goal]
         if all(_is_same_machine(gathered.cards[way.start], card) for way in ways):
@@ -118,7 +118,7 @@ def _judge_translation(gathered: Gathered) -> Iterator[Finding]:
 
 
 def _judge_gloo(gathered: Gathered) -> Iterator[Finding]:
-    """gloo publishes what a machine's own name resolves to on itself."""
+    """gloo publishes the address that a machine's own name has on that machine."""
     for card in gathered.cards.values():
         others = [each for each in gathered.cards.values() if not _is_same_machine(each, card)]
         if others and (not card.gloo or is_loopback(card.gloo)):
@@ -186,7 +186,7 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def matrix(gathered: Gathered) -> list[list[str]]:
-    """A row for each machine: how long the way to each other one takes, or `no`; `?` if it did not say."""
+    """A row for each machine: the round trip to each other one, or `no`; `?` if it did not say."""
     cells = {
         (way.start, way.goal): "no" if way.error else fine_duration(way.round_trip) for way in gathered.ways
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from explaining import report_of, traceback
-from rallypoint.diagnose.explain import Log, Report
-from rallypoint.diagnose.explain.failures import log_of
+from rallypoint.diagnose.explain import Explanation, Log
+from rallypoint.diagnose.explain.reading import log_of_failure
 from rallypoint.diagnose.explain.stamps import complete_stamp
 from rallypoint.diagnose.explain.words import describe_ranks
 from rallypoint.launch.reports import Failure, Identity
@@ -16,19 +16,19 @@ _CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:9952
 _MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."
 
 
-def _title(report: Report) -> str:
-    return report.verdict.told.title if report.verdict is not None else ""
+def _title(report: Explanation) -> str:
+    return report.verdict.incident.title if report.verdict is not None else ""
 
 
-def _order(report: Report) -> str:
+def _order(report: Explanation) -> str:
     return report.verdict.order if report.verdict is not None else ""
 
 
-def _ranks(report: Report) -> list[int]:
-    return report.verdict.told.ranks if report.verdict is not None else []
+def _ranks(report: Explanation) -> list[int]:
+    return report.verdict.incident.ranks if report.verdict is not None else []
 
 
-def _consequences(report: Report) -> list[str]:
+def _consequences(report: Explanation) -> list[str]:
     return [told.title for told in report.consequences]
 
 
@@ -44,7 +44,7 @@ def test_an_ordinary_log_is_no_failure() -> None:
 def test_a_known_cause_is_told_with_its_facts() -> None:
     report = report_of("[E1115 14:36:19.1 socket.cpp:1] [c10d] EADDRINUSE on port 29500\n")
     assert report.verdict is not None
-    told = report.verdict.told
+    told = report.verdict.incident
     assert (told.what, told.do[0]) == ("Another process holds port 29500.", "Use another port than 29500.")
     assert (report.verdict.sure, report.verdict.order) == ("certain", "alone")
 
@@ -52,7 +52,7 @@ def test_a_known_cause_is_told_with_its_facts() -> None:
 def test_a_later_line_tells_what_the_first_left_open() -> None:
     report = report_of("EADDRINUSE\nEADDRINUSE on port 29500\n")
     assert report.verdict is not None
-    assert report.verdict.told.what == "Another process holds port 29500."
+    assert report.verdict.incident.what == "Another process holds port 29500."
 
 
 def test_the_more_specific_entry_is_told_alone() -> None:
@@ -81,7 +81,7 @@ def test_a_lost_connection_is_no_cause_though_it_came_first() -> None:
 def test_consequences_alone_are_told_as_such() -> None:
     report = report_of(traceback(_CLOSED, "[rank0]: "))
     assert report.verdict is not None
-    assert report.verdict.told.role == "symptom"
+    assert report.verdict.incident.role == "symptom"
     assert report.verdict.sure == "likely"
     assert "consequence" in report.verdict.reasons[-1]
 
@@ -127,7 +127,7 @@ def test_an_unknown_exception_is_shown_with_its_place_in_the_script() -> None:
     """
     report = report_of(log)
     assert report.verdict is not None
-    told = report.verdict.told
+    told = report.verdict.incident
     assert told.raised is not None
     assert str(told.raised.place) == "/home/user/train.py, line 5, in main"
     assert (told.title, told.first.line) == ("my.module.StrangeError: no", 9)
@@ -139,7 +139,7 @@ def test_tracebacks_of_several_ranks_may_be_mixed() -> None:
     report = report_of("\n".join(line for pair in pairs for line in pair))
     assert (_title(report), _ranks(report), _order(report)) == ("KeyError: 'x'", [5], "lines")
     assert report.verdict is not None
-    assert "other.py" in str(report.verdict.told.raised)
+    assert "other.py" in str(report.verdict.incident.raised)
     assert [(told.title, told.ranks) for told in report.others] == [(_BANANA, [3])]
 
 
@@ -180,8 +180,8 @@ def test_the_first_exception_of_a_chain_is_nearest_to_the_cause(joint: str) -> N
     report = report_of(log)
     assert _title(report) == _BANANA
     assert report.verdict is not None
-    assert report.verdict.told.became is not None
-    assert report.verdict.told.became.message == "no training today"
+    assert report.verdict.incident.became is not None
+    assert report.verdict.incident.became.message == "no training today"
     assert report.consequences == report.others == ()
 
 
@@ -243,7 +243,7 @@ def test_the_source_of_a_frame_is_no_message() -> None:
 def test_colours_and_progress_bars_are_no_text() -> None:
     report = report_of("\r 10%|#   |\r 20%|##  |\x1b[31mEADDR\x1b[0mINUSE on \x1b[1;36mport 29500\x1b[0m\r\n")
     assert report.verdict is not None
-    assert report.verdict.told.facts == {"port": "29500"}
+    assert report.verdict.incident.facts == {"port": "29500"}
 
 
 # Order -----------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_a_log_without_years_is_not_of_the_future() -> None:
     written = 1_794_700_000.0  # in November 2026
     report = report_of(Log("a.log", [b"[E227 14:36:50.1 x.cpp:1] EADDRINUSE\n"], modified=written))
     assert report.verdict is not None
-    assert str(report.verdict.told.first.time)[:10] == "2026-02-27"
+    assert str(report.verdict.incident.first.time)[:10] == "2026-02-27"
 
 
 # torchrun --------------------------------------------------------------------------------------------------
@@ -364,8 +364,8 @@ def test_a_traceback_in_the_table_is_that_of_its_rank() -> None:
     inner = traceback(_BANANA).replace("\n", "\n  ").rstrip()
     report = report_of(_table(5, 0, "-15").replace("To enable traceback see: https://pytorch.org", inner))
     assert report.verdict is not None
-    assert (_title(report), _ranks(report), report.verdict.told.hosts) == (_BANANA, [5], ["node-a"])
-    assert str(report.verdict.told.first.time) == "2026-11-15 14:41:26"
+    assert (_title(report), _ranks(report), report.verdict.incident.hosts) == (_BANANA, [5], ["node-a"])
+    assert str(report.verdict.incident.first.time) == "2026-11-15 14:41:26"
 
 
 def _end_of_try(rank: int, agent: int = 7) -> str:
@@ -390,7 +390,7 @@ def test_what_was_said_first_is_quoted_though_it_has_no_time() -> None:
     table = _table(1, 0, "-15").replace("To enable traceback see: https://pytorch.org", inner)
     report = report_of(traceback(_BANANA, "[rank1]: ") + table)
     assert report.verdict is not None
-    assert report.verdict.told.first.line == 4
+    assert report.verdict.incident.first.line == 4
 
 
 def test_the_last_try_counts() -> None:
@@ -398,7 +398,7 @@ def test_the_last_try_counts() -> None:
     report = report_of(log)
     assert report.verdict is not None
     assert (_title(report), report.verdict.attempt, report.attempts) == (_BANANA, 1, 2)
-    assert [each.told.title for each in report.other_tries] == ["The port is taken"]
+    assert [each.incident.title for each in report.other_tries] == ["The port is taken"]
     assert _consequences(report) == ["torchrun ended because a rank failed"]
     assert report.others == ()
 
@@ -472,7 +472,7 @@ def _failure(rank: int, time: float, text: str, tries: int = 0) -> Failure:
 
 def test_reports_of_failures_are_logs() -> None:
     failures = [_failure(0, 1.5, _MEMORY), _failure(2, 1.25, _BANANA), _failure(1, 1.0, _CLOSED)]
-    report = report_of(*map(log_of, failures))
+    report = report_of(*map(log_of_failure, failures))
     assert (_title(report), _ranks(report), _order(report)) == (_BANANA, [2], "time")
     assert _consequences(report) == ["A connection to another rank was lost"]
     assert [told.title for told in report.others] == ["The memory of a GPU is full"]
@@ -480,5 +480,5 @@ def test_reports_of_failures_are_logs() -> None:
 
 def test_a_report_whose_traceback_was_cut_is_read() -> None:
     cut = Failure(Identity(-1, -1, 1, 1, "a", 1, 0), 1.0, "ValueError", "x", "    step()\nValueError: x")
-    assert _title(report_of(log_of(cut))) == "ValueError: x"
-    assert complete_stamp(1.0) == log_of(cut).stamp
+    assert _title(report_of(log_of_failure(cut))) == "ValueError: x"
+    assert complete_stamp(1.0) == log_of_failure(cut).stamp

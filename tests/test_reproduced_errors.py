@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from explaining import log_of_text
-from rallypoint.diagnose.explain import Log, Report, explain
+from rallypoint.diagnose.explain import Explanation, Log, explain
 
 _TESTS = Path(__file__).parent
 _SIMULATION = _TESTS.parent / "src/rallypoint/diagnose/verify/simulation"
@@ -121,7 +121,7 @@ def test_what_torch_says_is_explained(case: str, reproductions: dict[str, Reprod
     report = explain([Log(path.name, [path.read_bytes()]) for path in logs])
     assert _verdict(report) == VERDICTS[case], _texts(logs)
     assert report.verdict is not None
-    assert report.verdict.told.facts.items() >= reproduction.facts.items()
+    assert report.verdict.incident.facts.items() >= reproduction.facts.items()
 
 
 def test_the_echo_of_a_failure_is_told_as_one(reproductions: dict[str, Reproduction]) -> None:
@@ -234,7 +234,7 @@ def test_a_port_that_torchrun_cannot_have(option: str, tmp_path: Path) -> None:
     report = explain([log_of_text(output)])
     assert _verdict(report) in ("port-in-use", "port-in-ephemeral-range"), output
     assert report.verdict is not None
-    assert report.verdict.told.facts["port"] == str(port)
+    assert report.verdict.incident.facts["port"] == str(port)
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_a_launcher_that_is_told_to_end(tmp_path: Path) -> None:
     report = explain([log_of_text(output)])
     assert _verdict(report) == "told-to-end", output
     assert report.verdict is not None
-    assert report.verdict.told.facts["signal"] == "15"
+    assert report.verdict.incident.facts["signal"] == "15"
 
 
 @contextmanager
@@ -270,8 +270,8 @@ def _started(launch: Launch, folder: Path) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _verdict(report: Report) -> str | None:
-    return _name(report.verdict.told) if report.verdict is not None else None
+def _verdict(report: Explanation) -> str | None:
+    return _name(report.verdict.incident) if report.verdict is not None else None
 
 
 def _name(told: Any) -> str:

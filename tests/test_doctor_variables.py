@@ -218,21 +218,6 @@ def test_any_variables_come_to_something(environ: dict[str, str]) -> None:
     assert all(each.hint for each in found if each not in good), "what is wrong has a remedy"
 
 
-@given(
-    st.integers(1, 64).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
-    st.from_regex(r"[a-z][a-z0-9-]{0,20}", fullmatch=True).filter(lambda name: name != "localhost"),
-    st.integers(1024, 32_767) | st.integers(61_000, 65_535),
-)
-def test_what_a_launcher_sets_is_sane(rank: tuple[int, int], host: str, port: int) -> None:
-    environ = {
-        "RANK": f"{rank[0]}",
-        "WORLD_SIZE": f"{rank[1]}",
-        "MASTER_ADDR": host,
-        "MASTER_PORT": f"{port}",
-    }
-    assert [each.state for each in variables.check_variables(situation(environ))] == [State.OK]
-
-
 # What the user has said ----------------------------------------------------------------------------------
 
 
@@ -301,16 +286,8 @@ def test_how_many_machines_are_meant() -> None:
 
 
 def test_the_world_size_if_it_is_one() -> None:
-    for text, size in {
-        "4": 4,
-        " 4 ": 4,
-        "10000000": 10_000_000,
-        "10000001": None,
-        "0": None,
-        "x": None,
-    }.items():
+    for text, size in {" 4 ": 4, "10000000": 10_000_000, "10000001": None, "0": None, "x": None}.items():
         assert situation({"WORLD_SIZE": text}).world_size == size
-    assert situation().world_size is None
 
 
 def test_a_folder_has_to_be_one(tmp_path: Path) -> None:

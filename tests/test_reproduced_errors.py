@@ -31,52 +31,29 @@ _ENDED_WELL = "name_late"
 _IMPORT_MUCH = ("ddp_models_differ", "ddp_unused_parameters", "no_libuv")
 """Cases that import most of torch once more, which takes seconds; tests/logs has what they say."""
 
-VERDICTS = {
-    "port_in_use": "port-in-use",
-    "port_in_ephemeral_range": "port-in-ephemeral-range",
-    "port_not_permitted": "port-not-permitted",
-    "port_out_of_range": "port-out-of-range",
-    "port_out_of_range_of_constructor": "port-out-of-range",
+_CASES = (
+    *("port_in_use", "port_in_ephemeral_range", "port_not_permitted", "port_out_of_range"),
+    *("port_not_a_number", "ranks_missing", "not_a_store", "foreign_bytes", "name_not_resolved"),
+    *("name_server_silent", "reverse_lookup_stalls", "network_unreachable", "no_route_to_host"),
+    *("gloo_rank_missing", "stale_file", "monitored_barrier", "variable_missing", "rank_not_given"),
+    *("group_made_twice", "no_process_group", "no_rendezvous_handler", "unknown_backend"),
+    *("nccl_not_built_in", "gloo_interface_missing", "too_many_open_files", "ddp_models_differ"),
+    *("ddp_unused_parameters", "no_libuv"),
+)
+VERDICTS = {case: case.replace("_", "-") for case in _CASES} | {
     "port_is_text": "store-arguments",
-    "port_not_a_number": "port-not-a-number",
     "wrong_port": "wrong-address",
     "nobody_listens": "connect-timeout",
-    "connection_refused": "connection-refused",
-    "missing_rank": "ranks-missing",
-    "not_a_store": "not-a-store",
-    "foreign_bytes": "foreign-bytes",
     "store_killed": "store-gone",
-    "name_not_resolved": "name-not-resolved",
-    "name_server_silent": "name-server-silent",
-    "reverse_lookup_stalls": "reverse-lookup-stalls",
-    "network_unreachable": "network-unreachable",
-    "no_route_to_host": "no-route-to-host",
     "missing_key": "store-wait-timeout",
-    "missing_rank_of_gloo": "gloo-rank-missing",
     "missing_rank_of_file": "file-store-wait",
-    "stale_file": "stale-file",
-    "stale_file_refused": "stale-file-refused",
     "rank_raises": "ValueError: the learning rate is a banana",
     "rank_killed": "gloo-peer-gone",
     "rank_late": "gloo-collective-timeout",
-    "monitored_barrier": "monitored-barrier",
-    "variable_missing": "variable-missing",
-    "rank_not_given": "rank-not-given",
-    "group_made_twice": "group-made-twice",
-    "no_process_group": "no-process-group",
-    "no_rendezvous_handler": "no-rendezvous-handler",
-    "unknown_backend": "unknown-backend",
-    "nccl_not_built_in": "nccl-not-built-in",
-    "gloo_interface_missing": "gloo-interface-missing",
-    "too_many_open_files": "too-many-open-files",
-    "disk_full": "disk-full",
-    "server_not_started": "server-not-started",
     "tensor_too_large": "cpu-allocation-failed",
     "dataloader_worker_killed": "dataloader-worker-ended",
-    "ddp_models_differ": "ddp-models-differ",
-    "ddp_unused_parameters": "ddp-unused-parameters",
-    "no_libuv": "no-libuv",
 }
+"""The cause that explains a case, or the exception if it is unknown."""
 
 
 @dataclass(frozen=True)

@@ -123,11 +123,11 @@ class Evidence:
     def texts(self) -> Iterator[bytes]:
         """Texts in reduced form; every line that matters here contains one of them."""
         begins = (tracebacks.BEGIN, tracebacks.UNREADABLE, endings.BACKTRACE, endings.TABLE)
-        for mark in (*begins, *endings.MARKS, *suspects.MARKS):
+        for mark in (*begins, *endings.MARKS):
             yield reduce(mark.encode())
         for literals in self._literals.values():
             yield from literals
-        for pattern in self._contexts.values():
+        for pattern in (*self._contexts.values(), *suspects.PATTERNS):
             yield from required_literals(pattern)
 
     def match(self, text: str) -> list[tuple[Cause, dict[str, str]]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from rallypoint.diagnose.explain.explanation import Explanation, Incident, Verdict
@@ -43,7 +44,7 @@ def describe_ranks(ranks: Sequence[int]) -> str:
 
 
 def describe_writers(incident: Incident) -> str:
-    """Who said it: ranks, else machines, else nothing."""
+    """The writers: ranks, else machines, else nothing."""
     if incident.ranks:
         where = f" on {printable(incident.hosts[0])}" if len(incident.hosts) == 1 else ""
         return describe_ranks(incident.ranks) + where
@@ -80,7 +81,7 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
 
 
 def as_advice(explanation: Explanation) -> str:
-    """Only what is known of the first cause, for the end of a failed job; empty if nothing is."""
+    """The entry of the first cause, for the end of a failed job; empty if the cause is unknown."""
     if explanation.verdict is None or explanation.verdict.incident.cause is None:
         return ""
     incident = explanation.verdict.incident
@@ -104,11 +105,10 @@ def _headline(verdict: Verdict) -> str:
 
 
 def _notice(incident: Incident, explanation: Explanation) -> list[str]:
-    """What is mostly harmless, where there is nothing else to tell."""
-    who = describe_writers(incident)
+    """A notice in full, if there is no failure."""
     by_nature = incident.cause is not None and incident.cause.role == "notice"
     return [
-        *_wrapped(f"{incident.title} ({who})" if who else incident.title),
+        *_wrapped(_with(incident.title, describe_writers(incident))),
         *_quote(incident, explanation),
         *_prose(f"{incident.what} {incident.why}" if by_nature else f"{incident.what} {_ONLY_WARNED}", "  "),
         *_numbered(incident.do[:_ADVICE]),
@@ -121,9 +121,8 @@ def _quote(incident: Incident, explanation: Explanation) -> list[str]:
     if incident.raised is not None and incident.raised.place is not None and incident.role != "wrapper":
         lines += _wrapped(f"at {incident.raised.place}", "  | ")
     if incident.became is not None:
-        lines += _wrapped(
-            f"which became {incident.became.kind}: {excerpt(incident.became.message, _LONGEST_TITLE)}", "  | "
-        )
+        message = excerpt(incident.became.message, _LONGEST_TITLE)
+        lines += _wrapped(f"which became {incident.became.kind}: {message}", "  | ")
     return [*lines, *_wrapped(f"({explanation.logs[first.log]}, line {first.line:,})", "  ")]
 
 
@@ -147,43 +146,35 @@ def _nothing(explanation: Explanation) -> list[str]:
 
 def _rest_blocks(explanation: Explanation) -> Iterator[list[str]]:
     if explanation.suspects:
-        known = (
-            [] if explanation.verdict is None else ["Lines that look like a cause, and are not known here"]
-        )
-        yield [*known, *(line for each in explanation.suspects for line in _suspect(each))]
-        if explanation.verdict is None:
-            yield _wrapped(_REPORTING)
+        lines = [line for each in explanation.suspects for line in _suspect(each)]
+        if explanation.verdict is not None:
+            yield ["Lines that look like a cause, and are not known here", *lines]
+        else:
+            yield from (lines, _wrapped(_REPORTING))
     sections = (
         ("What followed from that", explanation.consequences),
         ("Also found; it may be a cause of its own", explanation.others),
         ("Also seen, mostly harmless", explanation.notices if explanation.found else ()),
     )
-    for heading, rows in sections:
-        if rows:
-            yield [heading, *_rows(rows)]
+    for heading, incidents in sections:
+        if incidents:
+            yield [heading, *_rows([(each.title, _who_and_how_often(each)) for each in incidents])]
     if explanation.other_tries and explanation.verdict is not None:
-        tries = [line for each in explanation.other_tries[:_MOST_ROWS] for line in _try_row(each)]
-        yield [_tries_heading(explanation), *tries, *_more(explanation.other_tries)]
+        this = explanation.verdict.attempt + 1
+        tries = [
+            (f"try {each.attempt + 1}: {each.incident.title}", describe_writers(each.incident))
+            for each in explanation.other_tries
+        ]
+        yield [f"Other tries (the above is of try {this} of {explanation.attempts})", *_rows(tries)]
 
 
-def _tries_heading(explanation: Explanation) -> str:
-    assert explanation.verdict is not None
-    return f"Other tries (the above is of try {explanation.verdict.attempt + 1} of {explanation.attempts})"
-
-
-def _try_row(verdict: Verdict) -> list[str]:
-    return _row(f"try {verdict.attempt + 1}: {verdict.incident.title}", describe_writers(verdict.incident))
-
-
-def _rows(rows: Sequence[Incident]) -> list[str]:
-    lines = [
-        line for incident in rows[:_MOST_ROWS] for line in _row(incident.title, _who_and_how_often(incident))
-    ]
-    return [*lines, *_more(rows)]
-
-
-def _more(rows: Sequence[object]) -> list[str]:
-    return [f"  and {len(rows) - _MOST_ROWS:,} more"] if len(rows) > _MOST_ROWS else []
+def _rows(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Titles, each with its writers; the first few of many."""
+    lines = []
+    for title, who in rows[:_MOST_ROWS]:
+        lines += _wrapped(_with(excerpt(title, _LONGEST_TITLE), who), "  ", "    ")
+    more = len(rows) - _MOST_ROWS
+    return [*lines, f"  and {more:,} more"] if more > 0 else lines
 
 
 def _who_and_how_often(incident: Incident) -> str:
@@ -191,9 +182,8 @@ def _who_and_how_often(incident: Incident) -> str:
     return ", ".join(each for each in (describe_writers(incident), times) if each)
 
 
-def _row(title: str, who: str) -> list[str]:
-    short = excerpt(title, _LONGEST_TITLE)
-    return _wrapped(f"{short} ({who})" if who else short, "  ", "    ")
+def _with(title: str, who: str) -> str:
+    return f"{title} ({who})" if who else title
 
 
 def _suspect(suspect: Suspect) -> list[str]:
@@ -213,22 +203,21 @@ def _numbered(texts: Iterable[str]) -> list[str]:
 
 
 def _prose(text: str, indent: str = "", later: str | None = None) -> list[str]:
-    """Lines of a text of the knowledge base: what is to be pasted is kept whole."""
+    """Lines of a text of the knowledge base: commands between backticks are kept whole."""
     held = _PASTED.sub(lambda found: found[0].replace(" ", _HELD), printable(text))
-    lines = _filled(held, indent, indent if later is None else later)
-    return [line.replace(_HELD, " ") for line in lines]
+    return [line.replace(_HELD, " ") for line in _filled(held, indent, later)]
 
 
 def _wrapped(text: str, indent: str = "", later: str | None = None) -> list[str]:
-    return _filled(printable(text), indent, indent if later is None else later)
+    return _filled(printable(text), indent, later)
 
 
-def _filled(text: str, indent: str, later: str) -> list[str]:
+def _filled(text: str, indent: str, later: str | None) -> list[str]:
     return textwrap.wrap(
         text,
         WIDTH,
         initial_indent=indent,
-        subsequent_indent=later,
+        subsequent_indent=indent if later is None else later,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -244,14 +233,11 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
         "found": explanation.found,
         "known": verdict is not None and verdict.incident.cause is not None,
         "verdict": None if verdict is None else _verdict_json(verdict, explanation),
-        "consequences": [_incident_json(incident, explanation) for incident in explanation.consequences],
-        "others": [_incident_json(incident, explanation) for incident in explanation.others],
-        "notices": [_incident_json(incident, explanation) for incident in explanation.notices],
+        "consequences": [_incident_json(each, explanation) for each in explanation.consequences],
+        "others": [_incident_json(each, explanation) for each in explanation.others],
+        "notices": [_incident_json(each, explanation) for each in explanation.notices],
         "other_tries": [_verdict_json(each, explanation) for each in explanation.other_tries],
-        "suspects": [
-            {"text": each.text, "log": each.log, "line": each.line, "rank": each.rank, "score": each.score}
-            for each in explanation.suspects
-        ],
+        "suspects": list(map(asdict, explanation.suspects)),
         "attempts": explanation.attempts,
         "logs": list(explanation.logs),
         "lines": explanation.lines,
@@ -259,12 +245,11 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def _verdict_json(verdict: Verdict, explanation: Explanation) -> dict[str, Any]:
+    incident = verdict.incident
     return {
-        **_incident_json(verdict.incident, explanation),
-        "what": verdict.incident.what,
-        "why": verdict.incident.why,
-        "do": verdict.incident.do,
-        "sources": list(verdict.incident.cause.sources) if verdict.incident.cause is not None else [],
+        **_incident_json(incident, explanation),
+        **{name: getattr(incident, name) for name in ("what", "why", "do")},
+        "sources": list(incident.cause.sources) if incident.cause is not None else [],
         "sure": verdict.sure,
         "reasons": list(verdict.reasons),
         "order": verdict.order,
@@ -276,17 +261,14 @@ def _incident_json(incident: Incident, explanation: Explanation) -> dict[str, An
     first, raised = incident.first, incident.raised
     return {
         "id": incident.cause.id if incident.cause is not None else None,
-        "title": incident.title,
         "part": incident.cause.part if incident.cause is not None else None,
-        "role": incident.role,
-        "facts": incident.facts,
-        "ranks": incident.ranks,
-        "hosts": incident.hosts,
-        "count": incident.count,
+        **{
+            name: getattr(incident, name)
+            for name in ("title", "role", "facts", "ranks", "hosts", "count", "text")
+        },
         "time": None if first.time is None else first.time.isoformat(),
         "log": explanation.logs[first.log],
         "line": first.line,
-        "text": incident.text,
         "exception": None if raised is None else raised.kind,
         "place": None if raised is None or raised.place is None else str(raised.place),
     }

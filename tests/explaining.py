@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rallypoint.diagnose.explain import Log, Report, explain
+from rallypoint.diagnose.explain import Explanation, Log, explain
 from rallypoint.diagnose.explain.knowledge import Cause, load
 
 KNOWN = r"""
@@ -121,7 +121,7 @@ def log_of_text(text: str, name: str = "log") -> Log:
     return Log(name, [text.encode(errors="surrogateescape")])
 
 
-def report_of(*texts: str | Log) -> Report:
+def report_of(*texts: str | Log) -> Explanation:
     """What is said of some logs, by the small knowledge base."""
     logs = [
         text if isinstance(text, Log) else log_of_text(dedent(text), f"{index}.log")

@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from joining import LONG, LOOPBACK, SHORT, init_by_file, variables
-from rallypoint.stores.tcp import TCPStore
 from staging import Case, ImpossibleError, Stage, listen
 
 _SIMULATION = Path(__file__).parent.parent / "src/rallypoint/diagnose/verify/simulation"
@@ -84,22 +83,6 @@ def too_many_open_files(folder: Path) -> Stage:
     return Stage([connect_without_files], held=[held])
 
 
-def disk_full(folder: Path) -> Stage:
-    def save() -> None:
-        with open("/dev/full", "wb", buffering=0) as file:
-            file.write(b"checkpoint")
-
-    return Stage([save])
-
-
-def server_not_started(folder: Path) -> Stage:
-    def serve() -> None:
-        sys.executable = "/bin/false"
-        TCPStore(LOOPBACK, 0, 1, True)
-
-    return Stage([serve])
-
-
 def tensor_too_large(folder: Path) -> Stage:
     return Stage([lambda: torch.empty(1 << 50, dtype=torch.uint8)], {"bytes": str(1 << 50)})
 
@@ -151,6 +134,6 @@ def no_libuv(folder: Path) -> Stage:
 CASES: tuple[Case, ...] = (
     *(variable_missing, rank_not_given, group_made_twice, no_process_group, no_rendezvous_handler),
     *(unknown_backend, nccl_not_built_in, gloo_interface_missing),
-    *(too_many_open_files, disk_full, server_not_started, tensor_too_large),
+    *(too_many_open_files, tensor_too_large),
     *(dataloader_worker_killed, ddp_models_differ, ddp_unused_parameters, no_libuv),
 )

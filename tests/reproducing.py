@@ -33,7 +33,6 @@ from torch.distributed import distributed_c10d
 import failing_scripts
 from joining import LONG, LOOPBACK, SHORT, init, init_by_file
 from rallypoint.pytorch.forks import ask_no_name_server
-from rallypoint.stores.file import FileStore
 from staging import (
     Case,
     ImpossibleError,
@@ -92,10 +91,6 @@ def port_out_of_range(folder: Path) -> Stage:
     return Stage([lambda: init(0, 1, 70_000)], {"port": "70000"})
 
 
-def port_out_of_range_of_constructor(folder: Path) -> Stage:
-    return Stage([lambda: dist.TCPStore(LOOPBACK, 70_000, 1, True)], {"port": "70000"})
-
-
 def port_is_text(folder: Path) -> Stage:
     return Stage([lambda: dist.TCPStore(LOOPBACK, "29500", 1, True)])
 
@@ -118,13 +113,7 @@ def nobody_listens(folder: Path) -> Stage:
     return Stage([lambda: init(1, 2, port)], {"host": LOOPBACK, "port": str(port)}, [held])
 
 
-def connection_refused(folder: Path) -> Stage:
-    held = bind()
-    address = held.getsockname()
-    return Stage([lambda: socket.create_connection(address)], held=[held])
-
-
-def missing_rank(folder: Path) -> Stage:
+def ranks_missing(folder: Path) -> Stage:
     return Stage([lambda: init(0, 3, 0)], {"joined": "1", "expected": "3"})
 
 
@@ -201,9 +190,7 @@ def name_late(folder: Path) -> Stage:
     """A name that nobody knows when a rank first asks for it, as of a pod that has just begun: no failure."""
     enter_namespaces()
     hosts = folder / "hosts"
-    for name, content in {"hosts": "127.0.0.1 localhost\n", "nsswitch.conf": "hosts: files\n"}.items():
-        (folder / name).write_text(content)
-        mount_over(folder / name, Path("/etc") / name)
+    _mount_etc(folder, {"hosts": "127.0.0.1 localhost\n", "nsswitch.conf": "hosts: files\n"})
     reading, writing = os.pipe()
 
     def serve() -> None:
@@ -237,6 +224,12 @@ def no_route_to_host(folder: Path) -> Stage:
     return Stage([lambda: init(1, 2, 1, _ELSEWHERE)], {"host": _ELSEWHERE, "port": "1"})
 
 
+def _mount_etc(folder: Path, contents: Mapping[str, str]) -> None:
+    for name, content in contents.items():
+        (folder / name).write_text(content)
+        mount_over(folder / name, Path("/etc") / name)
+
+
 def _silence_name_server(folder: Path) -> socket.socket:
     """A name server that hears the question and says nothing; and a hosts file that does not know 127.0.0.1.
 
@@ -248,9 +241,7 @@ def _silence_name_server(folder: Path) -> socket.socket:
         "hosts": "127.0.0.2 localhost\n",
         "nsswitch.conf": "hosts: files dns\n",
     }
-    for name, content in contents.items():
-        (folder / name).write_text(content)
-        mount_over(folder / name, Path("/etc") / name)
+    _mount_etc(folder, contents)
     silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     silent.bind(("127.0.0.9", 53))
     return silent
@@ -266,7 +257,7 @@ def missing_key(folder: Path) -> Stage:
     return Stage([wait_for_key], {"keys": "/checkpoint", "time": "1000ms"})
 
 
-def missing_rank_of_gloo(folder: Path) -> Stage:
+def gloo_rank_missing(folder: Path) -> Stage:
     """The store is there, and rank 1 comes; but it never says where gloo can reach it."""
     reading, writing = os.pipe()
 
@@ -301,39 +292,29 @@ def stale_file(folder: Path) -> Stage:
     return Stage([come_again], {"joined": "3", "expected": "2"})
 
 
-def stale_file_refused(folder: Path) -> Stage:
-    path = folder / "store"
-
-    def use_file_of_others() -> None:
-        with FileStore(path, 1):
-            FileStore(path, 1)
-
-    return Stage([use_file_of_others], {"path": str(path)})
-
-
 # Ranks that fail -------------------------------------------------------------------------------------------
 
 
-def rank_raises(folder: Path) -> Stage:
+def _one_rank_fails(folder: Path, fail: Rank) -> Stage:
     def work(rank: int) -> None:
         init_by_file(folder, rank, 2, LONG)
         dist.barrier()  # so that both have come
         if rank == 1:
-            raise ValueError("the learning rate is a banana")
+            fail()
         dist.barrier()
 
     return Stage([lambda: work(0), lambda: work(1)])
+
+
+def rank_raises(folder: Path) -> Stage:
+    def fail() -> None:
+        raise ValueError("the learning rate is a banana")
+
+    return _one_rank_fails(folder, fail)
 
 
 def rank_killed(folder: Path) -> Stage:
-    def work(rank: int) -> None:
-        init_by_file(folder, rank, 2, LONG)
-        dist.barrier()  # so that both have come
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        dist.barrier()
-
-    return Stage([lambda: work(0), lambda: work(1)])
+    return _one_rank_fails(folder, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def rank_late(folder: Path) -> Stage:
@@ -383,13 +364,10 @@ CASES: Mapping[str, Case] = {
     case.__name__: case
     for case in (
         *(port_in_use, port_in_ephemeral_range, port_not_permitted, port_not_a_number, port_is_text),
-        *(port_out_of_range, port_out_of_range_of_constructor),
-        *(wrong_port, nobody_listens, connection_refused, missing_rank),
-        *(not_a_store, foreign_bytes, store_killed),
-        *(name_not_resolved, name_server_silent, reverse_lookup_stalls, name_late),
-        *(network_unreachable, no_route_to_host),
-        *(missing_key, missing_rank_of_gloo, missing_rank_of_file, stale_file, stale_file_refused),
-        *(rank_raises, rank_killed, rank_late, monitored_barrier),
+        *(port_out_of_range, wrong_port, nobody_listens, ranks_missing, not_a_store, foreign_bytes),
+        *(store_killed, name_not_resolved, name_server_silent, reverse_lookup_stalls, name_late),
+        *(network_unreachable, no_route_to_host, missing_key, gloo_rank_missing, missing_rank_of_file),
+        *(stale_file, rank_raises, rank_killed, rank_late, monitored_barrier),
         *failing_scripts.CASES,
     )
 }

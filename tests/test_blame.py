@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.diagnose.explain import explain
-from rallypoint.diagnose.explain.failures import log_of
+from rallypoint.diagnose.explain.reading import log_of_failure
 from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
 from rallypoint.launch.reports import Exit, Failure, Identity, Roll
@@ -121,9 +121,9 @@ def test_what_to_do_is_in_the_knowledge_base() -> None:
         assert blame is not None
         assert blame.cause is not None
         assert blame.hint == ""
-        verdict = explain([log_of(blame.cause)]).verdict
+        verdict = explain([log_of_failure(blame.cause)]).verdict
         assert verdict is not None
-        assert (verdict.told.cause is not None) == known, message
+        assert (verdict.incident.cause is not None) == known, message
 
 
 # The reports themselves ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
 import socket
 import sys
 import threading
@@ -12,22 +13,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import rallypoint
-from rallypoint.diagnose.doctor import clock, endpoint, interfaces, limits, names, packages, proxies
+from rallypoint.diagnose.doctor import machine, network, stores
+from rallypoint.diagnose.doctor.network import Interface
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, Fix, State, failure, note, ok, unknown, warning, worst
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.server.machine.interfaces import Interface
 from rallypoint.server.machine.names import LookUps
 from rallypoint.server.machine.packages import ABSENT
 from raw import SECONDS
 
 ETHERNET = Interface("eth7", True, ("10.0.0.7", "fd00::7"))
 LOOPBACK = Interface("lo", True, ("127.0.0.1", "::1"))
+REAL_INTERFACES = network.interfaces
 F, W, OK = State.FAILURE, State.WARNING, State.OK
 
 
@@ -35,7 +38,7 @@ F, W, OK = State.FAILURE, State.WARNING, State.OK
 def _linux(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this machine happens to have says nothing about the rules."""
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(interfaces, "interfaces", lambda: [LOOPBACK, ETHERNET])
+    monkeypatch.setattr(network, "interfaces", lambda: [LOOPBACK, ETHERNET])
 
 
 def situation(environ: Mapping[str, str] | None = None, endpoint: Endpoint | None = None) -> Situation:
@@ -94,10 +97,18 @@ def test_open_files() -> None:
         (2063, 2063, 2000, W, "too few for 2,000 ranks", relay),
         (sys.maxsize, sys.maxsize, None, OK, "open any number of files: room for any number of ranks", ""),
     ):
-        finding = limits.judge_open_files(soft, hard, world)
+        finding = machine.judge_open_files(soft, hard, world)
         assert (finding.name, finding.state) == ("open-files", state)
         assert found in finding.found
         assert hint in finding.hint
+
+
+def test_open_files_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.open_files_allowed() == resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, -1))
+    assert machine.open_files_allowed() == (1024, sys.maxsize)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert machine.open_files_allowed() is None
 
 
 def test_backlogs() -> None:
@@ -107,7 +118,7 @@ def test_backlogs() -> None:
         (128, 256, 129, W),
         (256, 128, 129, W),
     ):
-        finding = limits.judge_backlog(accepting, half_open, world)
+        finding = machine.judge_backlog(accepting, half_open, world)
         waiting = f"{accepting:,} clients may wait on one socket (somaxconn), {half_open:,} half open"
         assert (finding.state, waiting in finding.found) == (state, True)
         hint = f"sysctl -w net.core.somaxconn={world} net.ipv4.tcp_max_syn_backlog={world}"
@@ -116,34 +127,38 @@ def test_backlogs() -> None:
 
 def test_shared_memory() -> None:
     for total, free, state, found in (
-        (64 << 20, 64 << 20, W, "/dev/shm has 64 MiB, 64 MiB free: little"),
-        (8 << 30, (1 << 30) - 1, W, "8.0 GiB, 1024 MiB free"),
-        (8 << 30, 1 << 30, OK, "/dev/shm has 8.0 GiB, 1.0 GiB free"),
+        (64 << 20, 64 << 20, W, "/dev/shm has 64.0 MiB, 64.0 MiB free: little"),
+        (8 << 30, (1 << 30) - 1, W, "8.00 GiB, 1,024 MiB free"),
+        (8 << 30, 1 << 30, OK, "/dev/shm has 8.00 GiB, 1.00 GiB free"),
     ):
-        finding = limits.judge_shared_memory(total, free)
+        finding = machine.judge_shared_memory(total, free)
         assert (finding.state, found in finding.found) == (state, True)
         assert ("--shm-size" in finding.hint) == (state is W)
 
 
 def test_limits_that_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "open_files_allowed", lambda: None)
-    monkeypatch.setattr(limits, "syn_backlog", lambda: None)
-    monkeypatch.setattr(limits, "_SHARED_MEMORY", "/nowhere/at/all")
+    monkeypatch.setattr(machine, "open_files_allowed", lambda: None)
+    monkeypatch.setattr(machine, "syn_backlog", lambda: None)
+    monkeypatch.setattr(machine, "_SHARED_MEMORY", "/nowhere/at/all")
     here = situation()
-    found = [*limits.check_open_files(here), *limits.check_backlog(here), *limits.check_shared_memory(here)]
+    found = [
+        *machine.check_open_files(here),
+        *machine.check_backlog(here),
+        *machine.check_shared_memory(here),
+    ]
     assert [each.state for each in found] == [State.UNKNOWN, State.UNKNOWN, W]
     assert "there is no /nowhere/at/all" in found[-1].found
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert list(limits.check_shared_memory(here)) == []
+    assert list(machine.check_shared_memory(here)) == []
 
 
 def test_limits_of_this_machine_are_judged_by_the_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "open_files_allowed", lambda: (2000, 4000))
-    monkeypatch.setattr(limits, "accept_backlog", lambda: 3000)
-    monkeypatch.setattr(limits, "syn_backlog", lambda: 2500)
+    monkeypatch.setattr(machine, "open_files_allowed", lambda: (2000, 4000))
+    monkeypatch.setattr(machine, "accept_backlog", lambda: 3000)
+    monkeypatch.setattr(machine, "syn_backlog", lambda: 2500)
     for world, state in (("2600", W), ("1900", OK)):
         here = situation({"WORLD_SIZE": world})
-        found = [*limits.check_open_files(here), *limits.check_backlog(here)]
+        found = [*machine.check_open_files(here), *machine.check_backlog(here)]
         assert [each.state for each in found] == [state, state]
 
 
@@ -161,18 +176,18 @@ def test_clocks() -> None:
         (1000.0, False, 2, (W, unsure, f"{set_it}, on the machine itself if this is a container")),
         (999.0, True, 1, (F, old, set_it)),
     ):
-        assert told(clock.judge_clock(seconds, 1000.0 + 86_400.0, synchronised, machines)) == expected
+        assert told(machine.judge_clock(seconds, 1000.0 + 86_400.0, synchronised, machines)) == expected
     # A file that was written elsewhere may be some hours younger.
-    assert clock.judge_clock(1_000_000.0, 1_050_000.0, None).state is OK
+    assert machine.judge_clock(1_000_000.0, 1_050_000.0, None).state is OK
 
 
 def test_the_clock_of_this_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    [found] = clock.check_clock(situation())
+    [found] = machine.check_clock(situation())
     assert found.name == "clock"
     assert found.state is not State.FAILURE
-    monkeypatch.setattr(clock, "_is_synchronised", lambda: False)
+    monkeypatch.setattr(machine, "_is_synchronised", lambda: False)
     for place, state in ((Endpoint("127.0.0.1", 1), State.NOTE), (Endpoint("node-a", 1), W)):
-        [found] = clock.check_clock(situation(endpoint=place))
+        [found] = machine.check_clock(situation(endpoint=place))
         assert found.state is state
 
 
@@ -180,9 +195,9 @@ def test_a_system_that_does_not_know_whether_its_clock_is_right(monkeypatch: pyt
     for state, synchronised in ((-1, None), (0, True), (4, True), (5, False)):
         library = SimpleNamespace(adjtimex=lambda _, state=state: state)
         monkeypatch.setattr(ctypes, "CDLL", lambda *_, library=library, **__: library)
-        assert clock._is_synchronised() is synchronised
+        assert machine._is_synchronised() is synchronised
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace())
-    assert clock._is_synchronised() is None
+    assert machine._is_synchronised() is None
 
 
 # Names ---------------------------------------------------------------------------------------------------
@@ -199,7 +214,7 @@ def test_addresses_of_the_own_name() -> None:
         (["fe80::1%eth0"], 0.0, OK, "me is fe80::1%eth0"),
         (["::1", "127.0.0.1"], 9.0, W, nowhere),
     ):
-        finding = names.judge_addresses("me", addresses, seconds, 2)
+        finding = network.judge_addresses("me", addresses, seconds, 2)
         assert (finding.name, finding.state) == ("host-name", state)
         assert found in finding.found
         assert (finding.fix == USE_ETHERNET) == (found == nowhere)
@@ -208,7 +223,7 @@ def test_addresses_of_the_own_name() -> None:
 
 def test_an_own_name_that_is_loopback_does_for_one_machine() -> None:
     """Nothing is to be done then, so nothing is written by --fix; but it is said what several would need."""
-    found = names.judge_addresses("me", ["127.0.1.1"], 0.0, 1)
+    found = network.judge_addresses("me", ["127.0.1.1"], 0.0, 1)
     several = "fine for jobs on this machine alone; for several: export GLOO_SOCKET_IFNAME=eth7"
     assert told(found) == (State.NOTE, f"me is 127.0.1.1, found in 0 ms: {several}", "")
     assert found.fix is None
@@ -216,7 +231,7 @@ def test_an_own_name_that_is_loopback_does_for_one_machine() -> None:
 
 def test_what_the_own_name_is_to_gloo_depends_on_what_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "me")
-    monkeypatch.setattr(names, "resolve", lambda _: (["127.0.1.1"], 0.0))
+    monkeypatch.setattr(network, "resolve", lambda _: (["127.0.1.1"], 0.0))
     elsewhere = Endpoint("node-a", 1)
     for environ, place, state in (
         ({}, None, State.NOTE),
@@ -225,7 +240,7 @@ def test_what_the_own_name_is_to_gloo_depends_on_what_is_meant(monkeypatch: pyte
         ({"GLOO_SOCKET_IFNAME": "eth9"}, elsewhere, OK),
         ({"GLOO_SOCKET_IFNAME": ""}, elsewhere, W),
     ):
-        [found] = names.check_host_name(situation(environ, place))
+        [found] = network.check_host_name(situation(environ, place))
         assert found.state is state
         assert (found.fix == USE_ETHERNET) == (state is W)
         if state is OK:
@@ -235,16 +250,16 @@ def test_what_the_own_name_is_to_gloo_depends_on_what_is_meant(monkeypatch: pyte
 def test_without_an_interface_that_leads_out_the_hosts_file_is_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(interfaces, "interfaces", lambda: [LOOPBACK])
-    finding = names.judge_addresses("me", ["127.0.0.1"], 0.0, 2)
+    monkeypatch.setattr(network, "interfaces", lambda: [LOOPBACK])
+    finding = network.judge_addresses("me", ["127.0.0.1"], 0.0, 2)
     assert finding.fix is None
     assert finding.hint.startswith("give me its address in the hosts file")
-    finding = names.judge_addresses("me", ["127.0.0.1"], 0.0, 1)
+    finding = network.judge_addresses("me", ["127.0.0.1"], 0.0, 1)
     assert "for several: give me its address in the hosts file" in finding.found
 
 
 def test_host_names_that_are_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "resolve", lambda _: (["10.0.0.7"], 0.0))
+    monkeypatch.setattr(network, "resolve", lambda _: (["10.0.0.7"], 0.0))
     number = "is a number, and resolvers read it as the address"
     for name, state, found in (
         ("12", F, f"12 {number} 0.0.0.12"),
@@ -257,7 +272,7 @@ def test_host_names_that_are_something_else(monkeypatch: pytest.MonkeyPatch) -> 
         ("vm", OK, ""),
     ):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
-        *strange, usual = names.check_host_name(situation())
+        *strange, usual = network.check_host_name(situation())
         assert usual.state is OK
         assert [each.state for each in strange] == ([] if state is OK else [state])
         assert all(found in each.found for each in strange)
@@ -275,26 +290,26 @@ def test_an_own_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> N
         def fail(_: str, error: OSError = error) -> tuple[list[str], float]:
             raise error
 
-        monkeypatch.setattr(names, "resolve", fail)
-        [finding] = names.check_host_name(situation({"GROUP_WORLD_SIZE": "2"}))
+        monkeypatch.setattr(network, "resolve", fail)
+        [finding] = network.check_host_name(situation({"GROUP_WORLD_SIZE": "2"}))
         assert (finding.state, finding.found.startswith(found)) == (state, True), finding
         assert finding.hint
-        [finding] = names.check_host_name(situation())
+        [finding] = network.check_host_name(situation())
         assert finding.state is (State.NOTE if state is W else state)
 
 
 def test_names_are_resolved_or_are_none() -> None:
-    addresses, seconds = names.resolve("127.0.0.1")
+    addresses, seconds = network.resolve("127.0.0.1")
     assert addresses == ["127.0.0.1"]
     assert seconds >= 0
     with pytest.raises(OSError, match="it is no name"):
-        names.resolve("a" * 70 + ".b")
+        network.resolve("a" * 70 + ".b")
 
 
 def test_reverse_look_ups_that_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds, state in ((1.0, OK), (1.001, W)):
-        monkeypatch.setattr(names, "look_up", lambda _, seconds=seconds: LookUps(9, seconds))
-        [found] = names.check_reverse(situation())
+        monkeypatch.setattr(network, "look_up", lambda _, seconds=seconds: LookUps(9, seconds))
+        [found] = network.check_reverse(situation())
         assert (found.name, found.state) == ("reverse-look-up", state)
         assert "9 look-ups of ::ffff:127.0.0.1 took 1 s" in found.found
 
@@ -309,10 +324,10 @@ def test_a_reverse_look_up_that_has_no_answer_says_how_many_had(monkeypatch: pyt
         never.wait(SECONDS)
         return LookUps(8, 9.0)
 
-    monkeypatch.setattr(names, "_PATIENCE_S", 0.05)
-    monkeypatch.setattr(names, "look_up", stall)
+    monkeypatch.setattr(network, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(network, "look_up", stall)
     try:
-        [found] = names.check_reverse(situation())
+        [found] = network.check_reverse(situation())
     finally:
         never.set()
     assert found.state is W
@@ -323,6 +338,53 @@ def test_a_reverse_look_up_that_has_no_answer_says_how_many_had(monkeypatch: pyt
 
 
 # Interfaces ----------------------------------------------------------------------------------------------
+
+
+def test_interfaces_that_lead_out() -> None:
+    real = ["eth0", "bridge0", "ens3f1", "ib0", "bond0", "wlan0", "en0"]
+    virtual = ["docker0", "br-1234", "veth12", "tun0", "tap0", "wg0", "tailscale0", "utun3"]
+    virtual += ["lxdbr0", "kube-ipvs0", "vEthernet (x)"]
+    assert [name for name in real + virtual if Interface(name, True, ("10.0.0.1",)).leads_out] == real
+    assert Interface("eth0", True, ("fd00::1",)).leads_out
+    assert not Interface("eth0", False, ("10.0.0.1",)).leads_out, "it is down"
+    assert not Interface("eth0", True, ()).leads_out
+    for loopback in ("127.0.0.1", "::1"):
+        assert not Interface("lo", True, (loopback,)).leads_out
+
+
+def test_interfaces_with_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(family: int, address: str) -> object:
+        return SimpleNamespace(family=family, address=address)
+
+    six, four, link = socket.AF_INET6, socket.AF_INET, -1
+    there = {
+        "eth0": [
+            entry(six, "fd00::1"),
+            entry(link, "00:11"),
+            entry(four, "10.0.0.1"),
+            entry(six, "FE80::1%eth0"),
+            entry(four, "169.254.7.7"),
+        ],
+        "eth1": [entry(four, "169.254.7.8")],
+        "gone": [],
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: there)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {"eth0": SimpleNamespace(isup=True)})
+    assert REAL_INTERFACES() == [
+        Interface("eth0", True, ("10.0.0.1", "fd00::1")),
+        Interface("eth1", False, ()),
+        Interface("gone", False, ()),
+    ]
+
+
+@pytest.mark.parametrize("error", [psutil.AccessDenied(1), RuntimeError("no"), PermissionError(13, "no")])
+def test_interfaces_that_the_system_does_not_tell(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise error
+
+    monkeypatch.setattr(psutil, "net_if_stats", refuse)
+    with pytest.raises(OSError):  # noqa: PT011 - whatever it says
+        REAL_INTERFACES()
 
 
 def test_interfaces_that_variables_name() -> None:
@@ -339,58 +401,58 @@ def test_interfaces_that_variables_name() -> None:
         ),
     ):
         for text in (*good, *wrong):
-            finding = interfaces.judge_interface(variable, text, up)
+            finding = network.judge_interface(variable, text, up)
             assert finding.state is (OK if text in good else F), (variable, text)
             assert f"{variable}={text}" in finding.found
             if text in wrong:
                 assert "the interfaces that are up are lo, eth0, ens3f1, ib0" in finding.found
                 assert finding.hint == f"export {variable}=eth0"
-    assert interfaces.judge_interface(exact, "eth0", ["lo"]).hint.endswith("=lo")
+    assert network.judge_interface(exact, "eth0", ["lo"]).hint.endswith("=lo")
 
 
 def test_interfaces_are_told_and_the_variables_judged_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
     down = Interface("eth8", False, ("10.0.0.8",))
     bridge = Interface("docker0", True, ("172.17.0.1",))
-    monkeypatch.setattr(interfaces, "interfaces", lambda: [LOOPBACK, down, bridge, ETHERNET])
+    monkeypatch.setattr(network, "interfaces", lambda: [LOOPBACK, down, bridge, ETHERNET])
     environ = {"GLOO_SOCKET_IFNAME": "eth8", "NCCL_SOCKET_IFNAME": "docker"}
-    found = list(interfaces.check_interfaces(situation(environ)))
+    found = list(network.check_interfaces(situation(environ)))
     assert [each.state for each in found] == [OK, F, OK]
     assert found[0].found == "eth7 (10.0.0.7, fd00::7)"
-    assert interfaces.way_out() == ETHERNET
-    assert interfaces.use_interface() == USE_ETHERNET
+    assert network.interfaces_out() == [ETHERNET]
+    assert network.use_interface() == USE_ETHERNET
 
 
 def test_the_way_out_is_the_one_of_the_default_route(monkeypatch: pytest.MonkeyPatch) -> None:
     """If that leads to other machines, as one to containers does not."""
     bridge, other = Interface("docker0", True, ("172.17.0.1",)), Interface("eth8", True, ("10.0.0.8",))
-    monkeypatch.setattr(interfaces, "interfaces", lambda: [LOOPBACK, bridge, ETHERNET, other])
+    monkeypatch.setattr(network, "interfaces", lambda: [LOOPBACK, bridge, ETHERNET, other])
     for address, expected in (
         ("10.0.0.8", other),
         ("fd00::7", ETHERNET),
         ("172.17.0.1", ETHERNET),
         ("", ETHERNET),
     ):
-        monkeypatch.setattr(interfaces, "_address_of_default_route", lambda address=address: address)
-        assert interfaces.way_out() == expected
+        monkeypatch.setattr(network, "_address_of_default_route", lambda address=address: address)
+        assert network.interfaces_out()[0] == expected
 
 
 def test_interfaces_that_lead_nowhere_or_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interfaces, "interfaces", lambda: [LOOPBACK])
-    assert [each.state for each in interfaces.check_interfaces(situation())] == [W]
-    assert (interfaces.way_out(), interfaces.use_interface()) == (None, None)
+    monkeypatch.setattr(network, "interfaces", lambda: [LOOPBACK])
+    assert [each.state for each in network.check_interfaces(situation())] == [W]
+    assert (network.interfaces_out(), network.use_interface()) == ([], None)
 
     def refuse() -> list[Interface]:
         raise OSError("no rights")
 
-    monkeypatch.setattr(interfaces, "interfaces", refuse)
-    [found] = interfaces.check_interfaces(situation())
+    monkeypatch.setattr(network, "interfaces", refuse)
+    [found] = network.check_interfaces(situation())
     assert (found.state, found.found) == (State.UNKNOWN, "the system does not tell them: no rights")
-    assert interfaces.way_out() is None
+    assert network.interfaces_out() == []
 
 
 def test_address_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert interfaces._can_bind(socket.AF_INET, "127.0.0.1")
-    assert not interfaces._can_bind(socket.AF_INET, "203.0.113.7")
+    assert network._can_bind(socket.AF_INET, "127.0.0.1")
+    assert not network._can_bind(socket.AF_INET, "203.0.113.7")
     for first, second, state, found in (
         (True, True, OK, "IPv4 and IPv6"),
         (True, False, OK, "IPv4 only"),
@@ -398,8 +460,8 @@ def test_address_families(monkeypatch: pytest.MonkeyPatch) -> None:
         (False, False, F, "no socket can be bound"),
     ):
         answers = {socket.AF_INET: first, socket.AF_INET6: second}
-        monkeypatch.setattr(interfaces, "_can_bind", lambda family, _, answers=answers: answers[family])
-        [finding] = interfaces.check_families(situation())
+        monkeypatch.setattr(network, "_can_bind", lambda family, _, answers=answers: answers[family])
+        [finding] = network.check_families(situation())
         assert (finding.state, finding.found.startswith(found)) == (state, True)
 
 
@@ -415,7 +477,7 @@ def test_names_that_lead_each_machine_to_itself() -> None:
         ("other", ["127.0.1.1"], False, False),
         ("other", ["fe80::1%eth0"], True, False),
     ):
-        assert bool(list(endpoint.judge_reach(host, addresses, is_here))) == warns
+        assert bool(list(stores.judge_reach(host, addresses, is_here))) == warns
 
 
 def test_what_the_name_of_the_endpoint_means() -> None:
@@ -424,20 +486,20 @@ def test_what_the_name_of_the_endpoint_means() -> None:
         "192.0.2.1": r"192\.0\.2\.1 is another machine",
         "localhost": r"localhost is .*127\.0\.0\.1.*, found in \d+ ms, and this machine",
     }.items():
-        [found] = endpoint.check_endpoint(situation(endpoint=Endpoint(host, 1)))
+        [found] = stores.check_endpoint(situation(endpoint=Endpoint(host, 1)))
         assert found.state is OK
         assert re.fullmatch(text, found.found), found
-    assert list(endpoint.check_endpoint(situation())) == []
+    assert list(stores.check_endpoint(situation())) == []
 
 
 def test_an_endpoint_whose_name_means_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: str) -> tuple[list[str], float]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(endpoint, "resolve", fail)
+    monkeypatch.setattr(stores, "resolve", fail)
     address = "use its address, or add node-b to the hosts file"
     for host, hint in (("node.local", "mDNS names need a resolver"), ("node-b", address)):
-        [found] = endpoint.check_endpoint(situation(endpoint=Endpoint(host, 1)))
+        [found] = stores.check_endpoint(situation(endpoint=Endpoint(host, 1)))
         assert (found.state, found.found) == (F, f"{host} does not resolve here (Name or service not known)")
         assert found.hint.startswith(hint)
 
@@ -458,15 +520,15 @@ def test_hosts_that_are_excepted_from_proxies() -> None:
         ("node-a", ",,", False),
     ):
         environ = {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": exceptions}
-        [found] = proxies._check_proxies(situation(environ, Endpoint(host, 1)))
+        [found] = network._check_proxies(situation(environ, Endpoint(host, 1)))
         assert found.state is (OK if excepted else W), exceptions
         assert found.found.startswith("https_proxy is set")
         assert (f"{host} over HTTP" in found.found) != excepted
 
 
 def test_a_proxy_without_an_endpoint_is_only_told() -> None:
-    assert list(proxies._check_proxies(situation({"http_proxy": ""}))) == []
-    [found] = proxies._check_proxies(situation({"http_proxy": "p", "ALL_PROXY": "p"}))
+    assert list(network._check_proxies(situation({"http_proxy": ""}))) == []
+    [found] = network._check_proxies(situation({"http_proxy": "p", "ALL_PROXY": "p"}))
     assert told(found) == (OK, "http_proxy, all_proxy are set: stores and gloo do not use it", "")
 
 
@@ -477,13 +539,13 @@ def test_sidecars(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"LINKERD_X": "1"}, {15_090}, {"Istio": "port 15090", "Linkerd": "the variable LINKERD_X"}),
         ({"PATH": "1"}, {80}, {}),
     ):
-        found = list(proxies._check_meshes(environ, ports))
+        found = list(network._check_meshes(environ, ports))
         for finding, (name, sign) in zip(found, signs.items(), strict=True):
             assert finding.state is W
             assert f"a sidecar of {name} seems to be here ({sign})" in finding.found
             assert "inject" in finding.hint
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/etc/istio/proxy")
-    [finding] = proxies._check_meshes({}, set())
+    [finding] = network._check_meshes({}, set())
     assert "(/etc/istio/proxy)" in finding.found
 
 
@@ -491,32 +553,32 @@ def test_sidecars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_this_python_and_one_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    [python] = packages.check_python(situation())
+    [python] = machine.check_python(situation())
     assert python.state is OK
     assert ".".join(map(str, sys.version_info[:3])) in python.found
-    assert set(packages.versions()) == {"python", "rallypoint", "torch", "accelerate"}
+    assert set(machine.versions()) == {"python", "rallypoint", "torch", "accelerate"}
     monkeypatch.setattr(sys, "version_info", (3, 9, 18))
-    [python] = packages.check_python(situation())
+    [python] = machine.check_python(situation())
     assert (python.state, python.hint) == (F, "Rallypoint needs Python 3.10 or later")
 
 
 def test_packages_and_a_torch_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"torch": "2.13.0", "numpy": "2"}
-    monkeypatch.setattr(packages, "installed", lambda name: there.get(name, ABSENT))
-    [found] = packages.check_packages(situation())
+    monkeypatch.setattr(machine, "installed", lambda name: there.get(name, ABSENT))
+    [found] = machine.check_packages(situation())
     assert found.found.endswith(", torch 2.13.0, numpy 2")
     del there["numpy"]
-    [found] = packages.check_packages(situation())
+    [found] = machine.check_packages(situation())
     assert (found.state, found.hint) == (W, "pip install numpy")
     there.clear()
-    [found] = packages.check_packages(situation())
+    [found] = machine.check_packages(situation())
     assert (found.state, found.found) == (OK, f"rallypoint {rallypoint.__version__}")
 
 
 def test_an_event_loop_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    [found] = packages.check_event_loop(situation())
+    [found] = machine.check_event_loop(situation())
     assert found.state is OK
-    monkeypatch.setattr(packages, "LOOP_PACKAGE", "no_such_loop")
-    [found] = packages.check_event_loop(situation())
+    monkeypatch.setattr(machine, "LOOP_PACKAGE", "no_such_loop")
+    [found] = machine.check_event_loop(situation())
     assert (found.state, found.hint) == (W, "pip install no_such_loop")
     assert "No module named 'no_such_loop'" in found.found

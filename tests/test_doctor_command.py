@@ -680,17 +680,17 @@ DEAF = (
     QUICK
     + """
 import ctypes, struct
-from rallypoint.diagnose.doctor import reachability as ears
+from rallypoint.diagnose.doctor import reachability
 
 PROGRAM = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
-listen = ears._listen
+listen = reachability._listen
 
 def listen_deaf():
     listener = listen()
     listener.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(PROGRAM)))
     return listener
 
-ears._listen = listen_deaf
+reachability._listen = listen_deaf
 """
 )
 

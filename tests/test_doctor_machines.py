@@ -1,4 +1,4 @@
-"""Doctors of several machines: ears, gatherings over a real store, visits, and what launchers say."""
+"""Doctors of several machines: reachability, gatherings over a real store, visits, and what launchers say."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ import pytest
 
 from rallypoint.diagnose.doctor import all_machines as everyone
 from rallypoint.diagnose.doctor import exchange as gathering
-from rallypoint.diagnose.doctor import machine_card as cards
-from rallypoint.diagnose.doctor import reachability as ears
+from rallypoint.diagnose.doctor import network, reachability
 from rallypoint.diagnose.doctor.all_machines import Launched, by_launcher, receive, visit
-from rallypoint.diagnose.doctor.exchange import Gathered, Place, gather
-from rallypoint.diagnose.doctor.judgement import judge
+from rallypoint.diagnose.doctor.between_machines import judge_machines
+from rallypoint.diagnose.doctor.exchange import Gathered, Participant, gather
 from rallypoint.diagnose.doctor.machine_card import Card, Way, own_card
-from rallypoint.diagnose.doctor.reachability import Ear, reach
+from rallypoint.diagnose.doctor.network import Interface
+from rallypoint.diagnose.doctor.reachability import ProbeServer, reach
 from rallypoint.diagnose.findings import Finding, State, ok, warning
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.server.machine.interfaces import Interface
 from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS
@@ -40,13 +39,13 @@ def card(number: int, port: int, *addresses: str, host: str = HERE) -> Card:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ears, "_SECONDS", 0.2)
+    monkeypatch.setattr(reachability, "_SECONDS", 0.2)
 
 
 @pytest.fixture
 def one_door(monkeypatch: pytest.MonkeyPatch) -> None:
     """An ear that listens at one socket of one address."""
-    monkeypatch.setattr(ears, "_listen", lambda: socket.create_server((HERE, 0)))
+    monkeypatch.setattr(reachability, "_listen", lambda: socket.create_server((HERE, 0)))
 
 
 @contextmanager
@@ -80,7 +79,7 @@ def talking(*replies: bytes | None) -> Iterator[int]:
 
 
 def test_two_ears_reach_each_other() -> None:
-    with Ear(0) as first, Ear(1) as second:
+    with ProbeServer(0) as first, ProbeServer(1) as second:
         for start, goal, port in ((0, 1, second.port), (1, 0, first.port)):
             way = reach(start, card(goal, port))
             assert (way.start, way.goal, way.address, way.error) == (start, goal, HERE, "")
@@ -90,19 +89,19 @@ def test_two_ears_reach_each_other() -> None:
 
 
 def test_an_ear_hears_many_callers_one_after_the_other_and_at_once() -> None:
-    with Ear(3) as ear, ThreadPoolExecutor(16) as pool:
+    with ProbeServer(3) as ear, ThreadPoolExecutor(16) as pool:
         ways = list(pool.map(lambda number: reach(number, card(3, ear.port)), range(100)))
     assert [way.error for way in ways] == [""] * 100
 
 
 def test_an_ear_that_is_closed_hears_nothing(impatient: None) -> None:
-    with Ear(0) as ear:
+    with ProbeServer(0) as ear:
         port = ear.port
     assert reach(1, card(0, port)).error == f"{HERE}: Connection refused"
 
 
 def test_an_ear_of_another_number_is_another_machine() -> None:
-    with Ear(5) as ear:
+    with ProbeServer(5) as ear:
         way = reach(0, card(4, ear.port))
     assert way.error == f"{HERE}: another machine, or another program, answers there"
     assert (way.round_trip, way.seen_as) == (0.0, "")
@@ -137,7 +136,7 @@ def test_a_listener_that_says_nothing(impatient: None) -> None:
 
 
 def test_the_next_address_is_tried(one_door: None) -> None:
-    with Ear(0) as ear:
+    with ProbeServer(0) as ear:
         way = reach(1, card(0, ear.port, "127.0.0.2", HERE))
     assert (way.address, way.error) == (HERE, "")
 
@@ -151,22 +150,22 @@ def test_every_address_that_fails_is_told(impatient: None) -> None:
 
 
 def test_a_name_that_means_nothing_here_is_reached_by_its_address() -> None:
-    with Ear(0) as ear:
+    with ProbeServer(0) as ear:
         way = reach(1, card(0, ear.port, host="no-such-host.invalid"))
     assert (way.error, way.resolved) == ("", ())
 
 
 def test_an_ear_has_no_more_than_so_many_callers(monkeypatch: pytest.MonkeyPatch, one_door: None) -> None:
     """Who finds no place is not heard; when one leaves, there is one."""
-    monkeypatch.setattr(ears, "_MOST_CALLERS", 2)
-    monkeypatch.setattr(ears, "_SECONDS", SECONDS)
-    with Ear(0) as ear, ExitStack() as stack:
+    monkeypatch.setattr(reachability, "_MOST_CALLERS", 2)
+    monkeypatch.setattr(reachability, "_SECONDS", SECONDS)
+    with ProbeServer(0) as ear, ExitStack() as stack:
         callers = [stack.enter_context(socket.create_connection((HERE, ear.port), SECONDS)) for _ in range(2)]
         for caller in callers:
             assert caller.recv(4096).endswith(b"\n")
-        monkeypatch.setattr(ears, "_SECONDS", 0.1)
+        monkeypatch.setattr(reachability, "_SECONDS", 0.1)
         assert "no answer within" in reach(1, card(0, ear.port)).error
-        monkeypatch.setattr(ears, "_SECONDS", SECONDS)
+        monkeypatch.setattr(reachability, "_SECONDS", SECONDS)
         for caller in callers:
             caller.close()
         assert reach(1, card(0, ear.port)).error == ""
@@ -175,17 +174,17 @@ def test_an_ear_has_no_more_than_so_many_callers(monkeypatch: pytest.MonkeyPatch
 def test_callers_who_say_nothing_do_not_keep_their_places(
     monkeypatch: pytest.MonkeyPatch, one_door: None
 ) -> None:
-    monkeypatch.setattr(ears, "_MOST_CALLERS", 1)
-    monkeypatch.setattr(ears, "_SECONDS", 0.05)
-    with Ear(0) as ear, socket.create_connection((HERE, ear.port), SECONDS) as caller:
+    monkeypatch.setattr(reachability, "_MOST_CALLERS", 1)
+    monkeypatch.setattr(reachability, "_SECONDS", 0.05)
+    with ProbeServer(0) as ear, socket.create_connection((HERE, ear.port), SECONDS) as caller:
         assert caller.recv(4096).endswith(b"\n")
-        monkeypatch.setattr(ears, "_SECONDS", SECONDS)
+        monkeypatch.setattr(reachability, "_SECONDS", SECONDS)
         assert reach(1, card(0, ear.port)).error == ""
 
 
 def test_trying_many_addresses_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose packets are dropped costs seconds; of eight, not all are waited for."""
-    monkeypatch.setattr(ears, "_LONGEST_CALL_S", -1.0)
+    monkeypatch.setattr(reachability, "_LONGEST_CALL_S", -1.0)
     with socket.create_server((HERE, 0)) as listener:
         port = listener.getsockname()[1]
     assert reach(1, card(0, port, HERE, "127.0.0.2")).error == f"{HERE}: Connection refused"
@@ -200,7 +199,7 @@ def test_the_card_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         Interface("eth7", True, ("10.0.0.7", "fd00::7")),
         Interface("docker0", True, ("172.17.0.1",)),
     ]
-    monkeypatch.setattr(cards, "interfaces", lambda: there)
+    monkeypatch.setattr(network, "interfaces", lambda: there)
     monkeypatch.setattr(socket, "gethostname", lambda: "127.0.0.9")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     found = own_card(3, "10.0.0.7", 4000)
@@ -210,13 +209,13 @@ def test_the_card_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_card(3, "192.168.0.1", 4000).addresses == ("192.168.0.1", "10.0.0.7", "fd00::7")
     assert set(found.versions) >= {"python", "torch", "rallypoint"}
     many = tuple(f"10.0.0.{number}" for number in range(30))
-    monkeypatch.setattr(cards, "interfaces", lambda: [Interface("eth7", True, many)])
+    monkeypatch.setattr(network, "interfaces", lambda: [Interface("eth7", True, many)])
     assert own_card(0, "10.0.0.20", 1).addresses == ("10.0.0.20", *many[:7])
 
     def refuse() -> list[Interface]:
         raise OSError("no")
 
-    monkeypatch.setattr(cards, "interfaces", refuse)
+    monkeypatch.setattr(network, "interfaces", refuse)
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     found = own_card(0, HERE, 1)
     assert (found.addresses, found.gloo) == ((HERE,), "")
@@ -228,7 +227,7 @@ def test_the_address_that_gloo_takes_is_that_of_its_interface(monkeypatch: pytes
         Interface("eth7", True, ("10.0.0.7",)),
         Interface("eth8", True, ()),
     ]
-    monkeypatch.setattr(cards, "interfaces", lambda: there)
+    monkeypatch.setattr(network, "interfaces", lambda: there)
     monkeypatch.setattr(socket, "gethostname", lambda: "127.0.0.9")
     for name, address in (("eth7", "10.0.0.7"), ("eth8", "127.0.0.9"), ("", "127.0.0.9"), ("lo", HERE)):
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
@@ -244,10 +243,10 @@ def store() -> Iterator[TCPStore]:
         yield found
 
 
-def together(store: TCPStore, places: list[Place], found: list[list[Finding]]) -> list[Gathered]:
+def together(store: TCPStore, places: list[Participant], found: list[list[Finding]]) -> list[Gathered]:
     """What each member of a gathering comes to."""
 
-    def attend(place: Place, findings: list[Finding]) -> Gathered:
+    def attend(place: Participant, findings: list[Finding]) -> Gathered:
         with store.clone() as own:
             return gather(PrefixStore("room", own), place, findings)
 
@@ -256,8 +255,8 @@ def together(store: TCPStore, places: list[Place], found: list[list[Finding]]) -
         return [future.result(SECONDS) for future in futures]
 
 
-def places(count: int, *numbers: int, seconds: float = SECONDS) -> list[Place]:
-    return [Place(number, count, HERE, seconds) for number in numbers]
+def places(count: int, *numbers: int, seconds: float = SECONDS) -> list[Participant]:
+    return [Participant(number, count, HERE, seconds) for number in numbers]
 
 
 def test_three_machines_know_of_each_other_and_of_all_ways(store: TCPStore) -> None:
@@ -268,7 +267,9 @@ def test_three_machines_know_of_each_other_and_of_all_ways(store: TCPStore) -> N
     assert [(way.start, way.goal) for way in first.ways] == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert [way.error for way in first.ways] == [""] * 6
     assert first.findings == {number: tuple(each) for number, each in enumerate(found)}
-    assert [each.state for each in judge(first) if each.name in ("machines", "ways")] == [State.OK] * 2
+    assert [each.state for each in judge_machines(first) if each.name in ("machines", "ways")] == [
+        State.OK
+    ] * 2
     assert json.loads(first.to_text())["count"] == 3
 
 
@@ -282,7 +283,7 @@ def test_a_machine_that_does_not_come(store: TCPStore) -> None:
     assert first == second
     assert (first.missing, first.silent) == ([1], [])
     assert [(way.start, way.goal, way.error) for way in first.ways] == [(0, 2, ""), (2, 0, "")]
-    assert ("machines", State.FAILURE) in [(each.name, each.state) for each in judge(first)]
+    assert ("machines", State.FAILURE) in [(each.name, each.state) for each in judge_machines(first)]
 
 
 def test_a_machine_that_comes_and_dies_before_it_says_what_it_reached(
@@ -298,7 +299,7 @@ def test_a_machine_that_comes_and_dies_before_it_says_what_it_reached(
     assert first == third
     assert (first.missing, first.silent) == ([], [1])
     assert {(way.start, way.goal) for way in first.ways if way.error} == {(0, 1), (2, 1)}
-    names = [(each.name, each.state) for each in judge(first)]
+    names = [(each.name, each.state) for each in judge_machines(first)]
     assert names.count(("machines", State.FAILURE)) == 1
     assert names.count(("ways", State.FAILURE)) == 2
 
@@ -332,7 +333,7 @@ def test_a_card_that_cannot_be_read_is_as_good_as_none(text: str, store: TCPStor
 
 def test_a_row_that_cannot_be_read_is_as_good_as_none(store: TCPStore) -> None:
     room = PrefixStore("room", store)
-    with Ear(1) as ear:
+    with ProbeServer(1) as ear:
         room.set("card/1", json.dumps(asdict(card(1, ear.port))))
         room.set("row/1", "{")
         [found] = together(store, places(2, 0), [[ok("a", "b")]])
@@ -344,7 +345,7 @@ def test_nobody_speaks_for_another(store: TCPStore) -> None:
     """Nor of one who has not come."""
     room = PrefixStore("room", store)
     said = [Way(1, 0, HERE), Way(0, 1, HERE, "made up"), Way(2, 0, HERE, "made up"), Way(1, 2, HERE)]
-    with Ear(1) as ear:
+    with ProbeServer(1) as ear:
         room.set("card/1", json.dumps(asdict(card(1, ear.port))))
         room.set("row/1", gathering._row_to_text(said, ()))
         room.set("left/1", b"")
@@ -355,7 +356,7 @@ def test_nobody_speaks_for_another(store: TCPStore) -> None:
 @pytest.mark.parametrize("text", ["{", '{"count": 1000000000, "cards": [], "ways": [], "findings": {}}'])
 def test_an_end_that_cannot_be_read_costs_nobody_the_own_results(text: str, store: TCPStore) -> None:
     room = PrefixStore("room", store)
-    with Ear(0) as ear:
+    with ProbeServer(0) as ear:
         room.set("card/0", json.dumps(asdict(card(0, ear.port))))
         room.set("end", text)
         [found] = together(store, places(2, 1), [[ok("a", "b")]])
@@ -376,14 +377,16 @@ def test_one_that_comes_late_is_missing_and_nothing_breaks(store: TCPStore) -> N
     """The first gives up on the third, which the second, more patient, still meets."""
     room = PrefixStore("room", store)
     with ThreadPoolExecutor(3) as pool, store.clone() as one, store.clone() as two, store.clone() as three:
-        first: Future[Gathered] = pool.submit(gather, PrefixStore("room", one), Place(0, 3, HERE, 1.0), ())
-        second = pool.submit(gather, PrefixStore("room", two), Place(1, 3, HERE, SECONDS), ())
+        first: Future[Gathered] = pool.submit(
+            gather, PrefixStore("room", one), Participant(0, 3, HERE, 1.0), ()
+        )
+        second = pool.submit(gather, PrefixStore("room", two), Participant(1, 3, HERE, SECONDS), ())
         room.wait(["row/0"], SECONDS)  # it has stopped waiting
-        third = pool.submit(gather, PrefixStore("room", three), Place(2, 3, HERE, SECONDS), ())
+        third = pool.submit(gather, PrefixStore("room", three), Participant(2, 3, HERE, SECONDS), ())
         outcomes = [each.result(SECONDS) for each in (first, second, third)]
     assert outcomes[0].missing == [2]
     for gathered in outcomes:
-        assert State.FAILURE in [each.state for each in judge(gathered)]
+        assert State.FAILURE in [each.state for each in judge_machines(gathered)]
 
 
 def test_the_first_stays_until_the_others_have_read_the_end(store: TCPStore) -> None:
@@ -394,11 +397,11 @@ def test_the_first_stays_until_the_others_have_read_the_end(store: TCPStore) -> 
     def first() -> Gathered:
         with store.clone() as own:
             try:
-                return gather(PrefixStore("room", own), Place(0, 2, HERE, SECONDS), ())
+                return gather(PrefixStore("room", own), Participant(0, 2, HERE, SECONDS), ())
             finally:
                 left.set()
 
-    with Ear(1) as ear, ThreadPoolExecutor(1) as pool:
+    with ProbeServer(1) as ear, ThreadPoolExecutor(1) as pool:
         room.set("card/1", json.dumps(asdict(card(1, ear.port))))
         room.set("row/1", gathering._row_to_text((), ()))
         future = pool.submit(first)
@@ -477,7 +480,7 @@ def test_a_visit_and_a_second_one(practice: _Practice) -> None:
         assert practice.await_visits(count)[-1] == found
         assert [(way.start, way.goal, way.error) for way in found.ways] == [(0, 1, ""), (1, 0, "")]
         assert found.findings == {0: (), 1: (ok("a", "b"),)}
-        assert not [each for each in judge(found) if each.state is State.FAILURE]
+        assert not [each for each in judge_machines(found) if each.state is State.FAILURE]
 
 
 def test_many_visitors_at_once(practice: _Practice) -> None:
@@ -587,12 +590,14 @@ def test_a_visit_to_one_that_ends_meanwhile_is_an_error(monkeypatch: pytest.Monk
 
 
 def test_the_address_towards_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everyone, "way_out", lambda: Interface("eth7", True, ("10.0.0.7", "fd00::7")))
+    monkeypatch.setattr(
+        everyone, "interfaces_out", lambda: [Interface("eth7", True, ("10.0.0.7", "fd00::7"))]
+    )
     with socket.create_server((HERE, 0)) as listener:
         place = Endpoint(HERE, listener.getsockname()[1])
         assert everyone.address_towards(place) == HERE
     assert everyone.address_towards(place) == "10.0.0.7"
-    monkeypatch.setattr(everyone, "way_out", lambda: None)
+    monkeypatch.setattr(everyone, "interfaces_out", list)
     assert everyone.own_address() == HERE
 
 

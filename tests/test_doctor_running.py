@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.diagnose.doctor.checks import Check, run_checks
 from rallypoint.diagnose.doctor.outlook import NO_GPU, Outlook, Prospect, look_ahead
-from rallypoint.diagnose.doctor.runner import Check, run
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, State, failure, note, ok, unknown, warning
 from raw import SECONDS
@@ -26,7 +26,7 @@ def told(check: Check, findings: object) -> tuple[str, list[tuple[str, State, st
 
 
 def run_all(*checks: Check) -> dict[str, list[tuple[str, State, str]]]:
-    return dict(told(*done) for done in run(checks, HERE))
+    return dict(told(*done) for done in run_checks(checks, HERE))
 
 
 @pytest.fixture
@@ -76,9 +76,8 @@ def test_what_a_check_is_given_and_what_it_finds() -> None:
         yield ok("a", "1")
         yield failure("b", "2", "do")
 
-    [(check, found)] = run([Check("x", examine)], HERE)
+    [(check, found)] = run_checks([Check("x", examine)], HERE)
     assert seen == [HERE]
-    assert seen[0] is HERE
     assert check.name == "x"
     assert [(each.name, each.state, each.found, each.hint) for each in found] == [
         ("a", State.OK, "1", ""),
@@ -87,17 +86,14 @@ def test_what_a_check_is_given_and_what_it_finds() -> None:
     assert all(0 < each.seconds < SECONDS for each in found)
 
 
-def test_a_check_without_findings_and_no_checks() -> None:
-    assert run_all(Check("none", lambda _: iter(()))) == {"none": []}
-    assert list(run([], HERE)) == []
-
-
 def test_a_check_that_does_not_end_is_overdue_and_what_it_found_counts(never: threading.Event) -> None:
     found = run_all(
         Check("hangs", hanging(never, ok("first", "1"), warning("second", "2")), 0.3),
         Check("good", lambda _: iter([ok("good", "fine")]), SECONDS),
+        Check("none", lambda _: iter(())),
     )
     assert found == {
+        "none": [],
         "hangs": [
             ("first", State.OK, "1"),
             ("second", State.WARNING, "2"),
@@ -105,22 +101,6 @@ def test_a_check_that_does_not_end_is_overdue_and_what_it_found_counts(never: th
         ],
         "good": [("good", State.OK, "fine")],
     }
-
-
-def test_each_check_has_its_own_limit(never: threading.Event) -> None:
-    """The short one is over while the long one still may have an answer, and gets it."""
-    short_is_over = threading.Event()
-
-    def patient(_: Situation) -> Iterator[Finding]:
-        assert short_is_over.wait(SECONDS)
-        yield ok("long", "came")
-
-    checks = [Check("long", patient, SECONDS), Check("short", hanging(never), 0.02)]
-    order = []
-    for check, found in run(checks, HERE):
-        order.append((check.name, [each.state for each in found]))
-        short_is_over.set()
-    assert order == [("short", [State.UNKNOWN]), ("long", [State.OK])]
 
 
 def test_what_comes_after_the_limit_is_not_told(never: threading.Event) -> None:
@@ -136,7 +116,7 @@ def test_what_comes_after_the_limit_is_not_told(never: threading.Event) -> None:
         yield ok("patient", "came")
 
     result = []
-    for done in run([Check("late", examine, 0.02), Check("patient", patient, SECONDS)], HERE):
+    for done in run_checks([Check("late", examine, 0.02), Check("patient", patient, SECONDS)], HERE):
         result.append(told(*done))
         never.set()
     assert result == [
@@ -180,7 +160,6 @@ GOOD = [
     ok("file-init", "locks hold"),
 ]
 NAMES = ["plain (env://, tcp://)", "torchrun", "accelerate", "file init", "gloo", "NCCL"]
-YES = (Prospect.YES, "")
 
 
 def outlook(*instead: Finding, without: str = "", packages: dict[str, str] = ACCELERATE) -> list[Outlook]:
@@ -188,96 +167,73 @@ def outlook(*instead: Finding, without: str = "", packages: dict[str, str] = ACC
     return look_ahead([*(each for each in GOOD if each.name not in names), *instead], packages)
 
 
-def prospects(found: list[Outlook]) -> list[Prospect]:
-    assert [each.name for each in found] == NAMES
-    return [each.prospect for each in found]
+YES, NO, HELP, UNKNOWN = Prospect.YES, Prospect.NO, Prospect.WITH_HELP, Prospect.UNKNOWN
 
 
 def test_everything_works() -> None:
-    assert [(each.prospect, each.why) for each in outlook()] == [YES] * 6
-    assert prospects(outlook()) == [Prospect.YES] * 6
+    assert [(each.name, each.prospect, each.why) for each in outlook()] == [(name, YES, "") for name in NAMES]
     assert outlook()[0].as_json() == {"name": "plain (env://, tcp://)", "prospect": "yes", "why": ""}
 
 
-def test_without_torch_nothing_does() -> None:
-    found = outlook(warning("torch", "not installed", "pip install torch"))
-    assert prospects(found) == [Prospect.NO] * 6
-    assert {each.why for each in found} == {"torch: not installed"}
+@pytest.mark.parametrize(
+    ("instead", "expected", "why"),
+    [
+        ([warning("torch", "not installed")], [NO] * 6, "torch: not installed"),
+        ([unknown("torch", "no answer")], [UNKNOWN] * 6, "torch gave no answer"),
+        # A torch without libuv needs help.
+        ([warning("libuv", "no libuv")], [HELP] * 3 + [YES] * 3, "rallypoint run -- python train.py"),
+        ([failure("libuv", "broken")], [HELP] * 3 + [YES] * 3, "rallypoint run -- python train.py"),
+        ([unknown("libuv", "it crashed")], [UNKNOWN] * 3 + [YES] * 3, "it crashed"),
+        # Without sockets only files work.
+        (
+            [failure("loopback", "no sockets"), unknown("libuv", "not tried"), failure("gloo", "no sockets")],
+            [NO] * 3 + [YES, NO, YES],
+            "no sockets",
+        ),
+        # Without its endpoint a job cannot meet, with or without libuv. The rest needs no endpoint.
+        *(
+            ([failure(name, "no store"), warning("libuv", "none")], [NO] * 3 + [YES] * 3, f"{name}: no store")
+            for name in ("endpoint", "store", "port")
+        ),
+        *(([warning(name, "it is in use")], [YES] * 6, "") for name in ("endpoint", "store", "port")),
+        # Launchers set their own variables.
+        (
+            [ok("variables", "fine"), failure("variables", "MASTER_PORT is 'x'")],
+            [NO] + [YES] * 5,
+            "variables: MASTER_PORT is 'x'",
+        ),
+    ],
+)
+def test_what_findings_mean_for_a_job(instead: list[Finding], expected: list[Prospect], why: str) -> None:
+    found = outlook(*instead)
+    assert [each.prospect for each in found] == expected
+    assert found[0].why.startswith(why)
 
 
-def test_a_torch_that_says_nothing() -> None:
-    for found in (outlook(without="torch"), outlook(unknown("torch", "no answer"))):
-        assert prospects(found) == [Prospect.UNKNOWN] * 6
+def test_each_way_to_start_a_job_has_its_own_command() -> None:
+    found = outlook(warning("libuv", "no libuv"))
+    assert found[1].why == "rallypoint run train.py, or -- torchrun"
+    assert "rallypoint run -- accelerate launch" in found[2].why
 
 
-def test_a_torch_without_libuv_needs_help() -> None:
-    for libuv in (warning("libuv", "no libuv"), failure("libuv", "broken")):
-        found = outlook(libuv)
-        assert prospects(found) == [Prospect.WITH_HELP] * 3 + [Prospect.YES] * 3
-        assert "rallypoint run -- python" in found[0].why
-        assert found[1].why == "rallypoint run train.py, or -- torchrun"
-        assert "rallypoint run -- accelerate launch" in found[2].why
-
-
-def test_without_sockets_only_files_do() -> None:
-    found = outlook(failure("loopback", "sockets cannot be used"), unknown("libuv", "not tried"))
-    assert prospects(found)[:4] == [Prospect.NO] * 3 + [Prospect.YES]
-    assert found[0].why == "sockets cannot be used"
-
-
-@pytest.mark.parametrize("name", ["endpoint", "store", "port"])
-def test_a_place_that_cannot_be_had_stops_what_meets_there(name: str) -> None:
-    """What needs no endpoint is none the worse for it."""
-    found = outlook(failure(name, "it is no store"))
-    assert prospects(found) == [Prospect.NO] * 3 + [Prospect.YES] * 3
-    assert {each.why for each in found[:3]} == {f"{name}: it is no store"}
-    assert prospects(outlook(warning(name, "it is in use"))) == [Prospect.YES] * 6
-
-
-def test_variables_that_are_wrong_stop_who_reads_them() -> None:
-    """Launchers set their own."""
-    found = outlook(ok("variables", "fine"), failure("variables", "MASTER_PORT is 'x'"))
-    assert prospects(found) == [Prospect.NO] + [Prospect.YES] * 5
-    assert found[0].why == "variables: MASTER_PORT is 'x'"
-
-
-def test_a_place_that_cannot_be_had_is_told_before_a_torch_without_libuv() -> None:
-    found = outlook(failure("store", "a web server"), warning("libuv", "no libuv"))
-    assert {(each.prospect, each.why) for each in found[:3]} == {(Prospect.NO, "store: a web server")}
-
-
-def test_a_store_that_was_not_tried() -> None:
-    assert prospects(outlook(without="libuv"))[:3] == [Prospect.UNKNOWN] * 3
-    found = outlook(unknown("libuv", "it crashed"))
-    assert [each.why for each in found[:3]] == ["it crashed"] * 3
-
-
-def test_accelerate_that_is_not_installed() -> None:
-    found = outlook(packages={"torch": "2"})
-    assert prospects(found)[2] is Prospect.NO
-    assert found[2].why == "accelerate is not installed: pip install accelerate"
+def test_what_was_not_tried_and_what_is_not_installed() -> None:
+    assert [each.prospect for each in outlook(without="torch")] == [UNKNOWN] * 6
+    assert [each.prospect for each in outlook(without="libuv")] == [UNKNOWN] * 3 + [YES] * 3
+    found = outlook(packages={"torch": "2"})[2]
+    assert (found.prospect, found.why) == (NO, "accelerate is not installed: pip install accelerate")
+    found = outlook(without="nccl")[5]
+    assert (found.prospect, found.why) == (NO, "this torch was built without it")
+    found = outlook(ok("nccl", f"NCCL 2.27 is there; {NO_GPU}"))[5]
+    assert (found.prospect, found.why) == (NO, NO_GPU)
 
 
 @pytest.mark.parametrize(("number", "name"), [(3, "file-init"), (4, "gloo"), (5, "nccl")])
 def test_what_one_finding_decides(number: int, name: str) -> None:
-    for finding, prospect in (
-        (failure(name, "it fails"), Prospect.NO),
-        (warning(name, "not built"), Prospect.NO),
-        (unknown(name, "no answer"), Prospect.UNKNOWN),
-        (note(name, "good to know"), Prospect.YES),
-        (ok(name, "good"), Prospect.YES),
-    ):
-        found = outlook(finding)
-        assert prospects(found)[number] is prospect
-        assert found[number].why == ("" if prospect is Prospect.YES else finding.found)
-        assert all(each.prospect is Prospect.YES for each in found if each is not found[number])
-
-
-def test_nccl_that_is_not_there_or_has_no_gpu() -> None:
-    found = outlook(without="nccl")[5]
-    assert (found.prospect, found.why) == (Prospect.NO, "this torch was built without it")
-    found = outlook(ok("nccl", f"NCCL 2.27 is there; {NO_GPU}"))[5]
-    assert (found.prospect, found.why) == (Prospect.NO, NO_GPU)
+    states = {failure: NO, warning: NO, unknown: UNKNOWN, note: YES, ok: YES}
+    for state, prospect in states.items():
+        found = outlook(state(name, "text"))
+        assert [each.prospect for each in found] == [YES] * number + [prospect] + [YES] * (5 - number)
+        assert found[number].why == ("" if prospect is YES else "text")
 
 
 @given(

@@ -13,16 +13,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rallypoint.diagnose.doctor import banners as strangers
-from rallypoint.diagnose.doctor import endpoint, files, interfaces, stores
-from rallypoint.diagnose.doctor import runner as checking
-from rallypoint.diagnose.doctor.checks import CHECKS
+from rallypoint.diagnose.doctor import files, network, stores
+from rallypoint.diagnose.doctor.checks import CHECKS, run_checks
+from rallypoint.diagnose.doctor.network import Interface
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.doctor.stores import Met, check_store, judge_nobody, judge_store, meet
 from rallypoint.diagnose.findings import Finding, Fix, State, ok
 from rallypoint.errors import BindError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.server.machine.interfaces import Interface
 from rallypoint.server.process import binding
 from raw import SECONDS, RawClient, server_of_torch
 from threads import serving_in_a_thread
@@ -35,7 +33,7 @@ HERE = "127.0.0.1"
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for a stranger who says nothing."""
     monkeypatch.setattr(stores, "_PATIENCE_S", 0.3)
-    monkeypatch.setattr(strangers, "_SECONDS", 0.3)
+    monkeypatch.setattr(stores, "_STRANGER_S", 0.3)
 
 
 def situation(port: int, host: str = HERE, **environ: str) -> Situation:
@@ -148,12 +146,12 @@ def test_our_own_stores_on_the_addresses_of_this_machine(monkeypatch: pytest.Mon
     [found] = stores.check_loopback(situation(1))
     assert (found.name, found.state) == ("loopback", OK)
     assert found.found.startswith("a store of ours at 127.0.0.1 answers in ")
-    monkeypatch.setattr(interfaces, "interfaces", lambda: [Interface("eth7", True, ("127.0.0.2",))])
+    monkeypatch.setattr(network, "interfaces", lambda: [Interface("eth7", True, ("127.0.0.2",))])
     monkeypatch.setattr(Interface, "leads_out", True)
     [found] = stores.check_interface(situation(1))
     assert (found.name, found.state) == ("interface", OK)
     assert found.found.startswith("a store of ours at 127.0.0.2 answers in ")
-    monkeypatch.setattr(interfaces, "interfaces", list)
+    monkeypatch.setattr(network, "interfaces", list)
     assert list(stores.check_interface(situation(1))) == []
 
 
@@ -184,9 +182,9 @@ def test_a_stranger_is_recognised_and_its_process_named(speak: Speak, what: str)
 
 
 def test_a_stranger_elsewhere_has_no_process_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "is_this_machine", lambda _: False)
+    monkeypatch.setattr(stores, "is_this_machine", lambda _: False)
     with stranger(says(WEB)) as port:
-        text, _ = strangers.describe_stranger(Endpoint(HERE, port))
+        text = stores.describe_stranger(Endpoint(HERE, port))
     assert text == f"at {HERE}:{port} is a web server: no store"
 
 
@@ -237,8 +235,8 @@ def test_a_name_that_does_not_resolve() -> None:
 
 def test_without_an_endpoint_there_is_nothing_to_knock_at() -> None:
     nowhere = Situation({}, None, Path())
-    assert list(check_store(nowhere)) == list(endpoint.check_port(nowhere)) == []
-    assert list(check_store(situation(0))) == list(endpoint.check_port(situation(0))) == []
+    assert list(check_store(nowhere)) == list(stores.check_port(nowhere)) == []
+    assert list(check_store(situation(0))) == list(stores.check_port(situation(0))) == []
 
 
 # The port --------------------------------------------------------------------------------------------------
@@ -247,18 +245,18 @@ def test_without_an_endpoint_there_is_nothing_to_knock_at() -> None:
 @pytest.fixture
 def few_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system whose clients get ports that nothing here uses."""
-    monkeypatch.setattr(endpoint, "client_ports", lambda: (65_534, 65_535))
+    monkeypatch.setattr(stores, "client_ports", lambda: (65_534, 65_535))
 
 
 def test_a_port_that_is_free(few_for_clients: None) -> None:
     port = refused_port()
-    assert list(endpoint.check_port(situation(port))) == [ok("port", f"{port} is free")]
+    assert list(stores.check_port(situation(port))) == [ok("port", f"{port} is free")]
 
 
 def test_a_port_that_is_in_use_and_by_whom(few_for_clients: None) -> None:
     with socket.create_server((HERE, 0)) as listener:
         port = listener.getsockname()[1]
-        [found] = endpoint.check_port(situation(port))
+        [found] = stores.check_port(situation(port))
     assert (found.state, found.fix) == (W, None)
     assert found.found.startswith(f"{port} is in use by process {os.getpid()} (")
     assert "take another port: 2" in found.hint
@@ -266,8 +264,8 @@ def test_a_port_that_is_in_use_and_by_whom(few_for_clients: None) -> None:
 
 def test_a_port_of_the_range_for_clients_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     port = refused_port()
-    monkeypatch.setattr(endpoint, "client_ports", lambda: (port, port))
-    [found] = endpoint.check_port(situation(port))
+    monkeypatch.setattr(stores, "client_ports", lambda: (port, port))
+    [found] = stores.check_port(situation(port))
     assert found.state is W
     assert found.found.startswith(f"{port} is free, but of the range {port} to {port} that the system gives")
     assert found.fix is not None
@@ -284,13 +282,13 @@ def test_a_free_port_is_none_of_those_in_use_or_for_clients(monkeypatch: pytest.
         if port < 20_003:
             raise BindError("no rights")
 
-    monkeypatch.setattr(endpoint, "try_port", try_port)
-    monkeypatch.setattr(endpoint, "client_ports", lambda: (29_500, 60_999))
-    assert endpoint._free_port(Endpoint(HERE, 20_000)) == 20_003
+    monkeypatch.setattr(stores, "try_port", try_port)
+    monkeypatch.setattr(stores, "client_ports", lambda: (29_500, 60_999))
+    assert stores._free_port(Endpoint(HERE, 20_000)) == 20_003
     assert asked == [20_001, 20_002, 20_003]
-    monkeypatch.setattr(endpoint, "client_ports", lambda: (1024, 65_535))
-    assert endpoint._free_port(Endpoint(HERE, 20_000)) == 0
-    [found] = endpoint.check_port(situation(30_000))
+    monkeypatch.setattr(stores, "client_ports", lambda: (1024, 65_535))
+    assert stores._free_port(Endpoint(HERE, 20_000)) == 0
+    [found] = stores.check_port(situation(30_000))
     assert (found.state, found.fix) == (W, None)
 
 
@@ -298,15 +296,15 @@ def test_a_port_that_may_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: str, port: int) -> None:
         raise BindError(f"port {port} is not for you")
 
-    monkeypatch.setattr(endpoint, "try_port", refuse)
-    [found] = endpoint.check_port(situation(80))
+    monkeypatch.setattr(stores, "try_port", refuse)
+    [found] = stores.check_port(situation(80))
     assert (found.state, found.found) == (F, "port 80 is not for you")
     assert found.hint == "take another one: 29500"
 
 
 def test_a_port_of_another_machine_is_not_ours_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "is_this_machine", lambda _: False)
-    assert list(endpoint.check_port(situation(29_500))) == []
+    monkeypatch.setattr(stores, "is_this_machine", lambda _: False)
+    assert list(stores.check_port(situation(29_500))) == []
 
 
 def test_trying_the_port_does_not_look_like_somebody_who_listens_there(
@@ -333,7 +331,7 @@ def test_trying_the_port_does_not_look_like_somebody_who_listens_there(
     monkeypatch.setattr(binding, "_bind", bind_a_while)
     monkeypatch.setattr(stores, "_knock", knock_meanwhile)
     checks = [check for check in CHECKS if check.name in ("port", "store")]
-    found: list[Finding] = [each for _, some in checking.run(checks, situation(port)) for each in some]
+    found: list[Finding] = [each for _, some in run_checks(checks, situation(port)) for each in some]
     assert {(each.name, each.state) for each in found} == {("port", OK), ("store", OK)}, found
 
 
@@ -344,7 +342,7 @@ def test_trying_a_port_says_nothing_beside_its_finding(
     monkeypatch.setattr(socket, "gethostname", lambda: "me")
     monkeypatch.setattr(binding, "_resolve", lambda _: [HERE])
     port = refused_port()
-    assert list(endpoint.check_port(situation(port, "me"))) == [ok("port", f"{port} is free")]
+    assert list(stores.check_port(situation(port, "me"))) == [ok("port", f"{port} is free")]
     assert caplog.messages == []
 
 

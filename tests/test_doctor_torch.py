@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.diagnose.doctor import interfaces, torch
+from rallypoint.diagnose.doctor import network, torch
+from rallypoint.diagnose.doctor.network import Interface
 from rallypoint.diagnose.doctor.outlook import NO_GPU
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.explain.knowledge import causes
@@ -19,7 +20,6 @@ from rallypoint.diagnose.findings import Finding, Fix, State
 from rallypoint.errors import BindError
 from rallypoint.pytorch import asking
 from rallypoint.pytorch.asking import Answers, ask
-from rallypoint.server.machine.interfaces import Interface
 
 F, W, OK, UNKNOWN = State.FAILURE, State.WARNING, State.OK, State.UNKNOWN
 GIB = 1 << 30
@@ -47,12 +47,14 @@ GOOD: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(interfaces, "interfaces", lambda: [Interface("eth7", True, ("10.0.0.7",))])
+    monkeypatch.setattr(network, "interfaces", lambda: [Interface("eth7", True, ("10.0.0.7",))])
 
 
 def judged(parts: Mapping[str, Mapping[str, Any]], problem: str = "") -> dict[str, Finding]:
     """The findings by name, without those about defects that all torch of a version has."""
-    found = [each for each in torch.judge(Answers(parts, problem, "", 3.7)) if each.name != "known-defects"]
+    found = [
+        each for each in torch.judge_torch(Answers(parts, problem, "", 3.7)) if each.name != "known-defects"
+    ]
     assert len({each.name for each in found}) == len(found)
     return {each.name: each for each in found}
 
@@ -144,7 +146,7 @@ def test_gloo_that_fails_gets_an_interface() -> None:
 
 
 def test_gloo_that_fails_without_an_interface_to_offer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interfaces, "interfaces", list)
+    monkeypatch.setattr(network, "interfaces", list)
     found = judged({**GOOD, "gloo": {"error": "x"}})["gloo"]
     assert (found.state, found.fix, found.hint) == (F, None, "")
 
@@ -231,7 +233,7 @@ def test_memory_of_a_gpu() -> None:
 
 def test_every_gpu_is_told() -> None:
     parts = with_part("devices", devices=[GPU, {**GPU, "capability": [12, 0]}], kernels=["sm_90"])
-    found = [each for each in torch.judge(Answers(parts)) if each.name == "devices"]
+    found = [each for each in torch.judge_torch(Answers(parts)) if each.name == "devices"]
     assert [(each.found[0], each.state) for each in found] == [("0", OK), ("1", F)]
 
 
@@ -241,7 +243,7 @@ def test_defects_that_are_found_by_trying_are_not_told_as_known(monkeypatch: pyt
     assert set(torch._PROBED) <= set(known)
     everywhere = [replace(each, versions="", platforms=()) for each in known.values()]
     monkeypatch.setattr(torch, "causes", lambda: everywhere)
-    found = [each for each in torch.judge(Answers(GOOD)) if each.name == "known-defects"]
+    found = [each for each in torch.judge_torch(Answers(GOOD)) if each.name == "known-defects"]
     assert all(each.state is State.NOTE and each.hint for each in found)
     told = {each.found for each in found}
     probed = {known[each].defect for each in torch._PROBED}

@@ -129,7 +129,7 @@ def test_what_is_to_be_pasted_is_kept_whole() -> None:
         report = explain([log_of_text(f"{cause.example}\n{_ABORTED}")], [alone])
         assert report.verdict is not None, cause.id
         text = words.as_text(report)
-        for command in re.findall("`[^`]*`", " ".join(report.verdict.told.do)):
+        for command in re.findall("`[^`]*`", " ".join(report.verdict.incident.do)):
             assert command in text
         long = [line for line in text.splitlines() if len(line) > 80]
         assert [line for line in long if "`" not in line and "  | " not in line] == [], cause.id

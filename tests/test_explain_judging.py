@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from explaining import report_of, traceback
-from rallypoint.diagnose.explain import Log, Report
-from rallypoint.diagnose.explain.failures import log_of
+from rallypoint.diagnose.explain import Explanation, Log
+from rallypoint.diagnose.explain.explanation import Incident, Verdict
+from rallypoint.diagnose.explain.reading import log_of_failure
 from rallypoint.diagnose.explain.stamps import complete_stamp
 from rallypoint.diagnose.explain.words import describe_ranks
 from rallypoint.launch.reports import Failure, Identity
@@ -16,20 +19,22 @@ _CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:9952
 _MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."
 
 
-def _title(report: Report) -> str:
-    return report.verdict.told.title if report.verdict is not None else ""
+def _verdict(report: Explanation) -> Verdict:
+    assert report.verdict is not None
+    return report.verdict
 
 
-def _order(report: Report) -> str:
-    return report.verdict.order if report.verdict is not None else ""
+def _title(report: Explanation) -> str:
+    return _verdict(report).incident.title if report.verdict is not None else ""
 
 
-def _ranks(report: Report) -> list[int]:
-    return report.verdict.told.ranks if report.verdict is not None else []
+def _order(report: Explanation) -> tuple[str, str]:
+    """The first cause, and how it is known to be the first."""
+    return _title(report), _verdict(report).order
 
 
-def _consequences(report: Report) -> list[str]:
-    return [told.title for told in report.consequences]
+def _titles(incidents: Sequence[Incident]) -> list[str]:
+    return [incident.title for incident in incidents]
 
 
 # Roles -----------------------------------------------------------------------------------------------------
@@ -42,17 +47,12 @@ def test_an_ordinary_log_is_no_failure() -> None:
 
 
 def test_a_known_cause_is_told_with_its_facts() -> None:
+    open_at_first = report_of("EADDRINUSE\nEADDRINUSE on port 29500\n")
+    assert _verdict(open_at_first).incident.what == "Another process holds port 29500."
     report = report_of("[E1115 14:36:19.1 socket.cpp:1] [c10d] EADDRINUSE on port 29500\n")
-    assert report.verdict is not None
-    told = report.verdict.told
+    told = _verdict(report).incident
     assert (told.what, told.do[0]) == ("Another process holds port 29500.", "Use another port than 29500.")
-    assert (report.verdict.sure, report.verdict.order) == ("certain", "alone")
-
-
-def test_a_later_line_tells_what_the_first_left_open() -> None:
-    report = report_of("EADDRINUSE\nEADDRINUSE on port 29500\n")
-    assert report.verdict is not None
-    assert report.verdict.told.what == "Another process holds port 29500."
+    assert (_verdict(report).sure, _verdict(report).order) == ("certain", "alone")
 
 
 def test_the_more_specific_entry_is_told_alone() -> None:
@@ -73,41 +73,39 @@ def test_an_entry_may_want_to_see_something_else_in_the_log() -> None:
 def test_a_lost_connection_is_no_cause_though_it_came_first() -> None:
     log = traceback(_CLOSED, "[rank0]: ") + traceback(_BANANA, "[rank3]: ")
     report = report_of(log)
-    assert (_title(report), _ranks(report)) == (_BANANA, [3])
-    assert _consequences(report) == ["A connection to another rank was lost"]
+    assert (_title(report), _verdict(report).incident.ranks) == (_BANANA, [3])
+    assert _titles(report.consequences) == ["A connection to another rank was lost"]
     assert report.consequences[0].ranks == [0]
 
 
 def test_consequences_alone_are_told_as_such() -> None:
     report = report_of(traceback(_CLOSED, "[rank0]: "))
-    assert report.verdict is not None
-    assert report.verdict.told.role == "symptom"
-    assert report.verdict.sure == "likely"
-    assert "consequence" in report.verdict.reasons[-1]
+    assert _verdict(report).incident.role == "symptom"
+    assert _verdict(report).sure == "likely"
+    assert "consequence" in _verdict(report).reasons[-1]
 
 
 def test_an_exception_that_says_that_another_process_is_gone_is_no_cause() -> None:
     log = traceback("ConnectionResetError: [Errno 104] reset", "[rank0]: ") + "EADDRINUSE\n"
     report = report_of(log)
     assert _title(report) == "The port is taken"
-    assert _consequences(report) == ["ConnectionResetError: [Errno 104] reset"]
+    assert _titles(report.consequences) == ["ConnectionResetError: [Errno 104] reset"]
 
 
 def test_a_wrapper_is_told_if_there_is_nothing_else() -> None:
     report = report_of("torch.x.ChildFailedError: \nsomething fatal\n")
     assert _title(report) == "torchrun ended because a rank failed"
-    assert report.verdict is not None
-    assert report.verdict.sure == "possible"
+    assert _verdict(report).sure == "possible"
     assert [suspect.text for suspect in report.suspects] == ["something fatal"]
 
 
 def test_what_is_mostly_harmless_is_told_apart() -> None:
     report = report_of("(errno: 97 - Address family not supported by protocol)\nEADDRINUSE\n")
     assert _title(report) == "The port is taken"
-    assert [told.title for told in report.notices] == ["IPv6 is off"]
+    assert _titles(report.notices) == ["IPv6 is off"]
     alone = report_of("(errno: 97 - Address family not supported by protocol)\n")
     assert (alone.verdict, alone.found) == (None, False)
-    assert [told.title for told in alone.notices] == ["IPv6 is off"]
+    assert _titles(alone.notices) == ["IPv6 is off"]
 
 
 # Tracebacks ------------------------------------------------------------------------------------------------
@@ -126,8 +124,7 @@ def test_an_unknown_exception_is_shown_with_its_place_in_the_script() -> None:
         [rank3]: my.module.StrangeError: no
     """
     report = report_of(log)
-    assert report.verdict is not None
-    told = report.verdict.told
+    told = _verdict(report).incident
     assert told.raised is not None
     assert str(told.raised.place) == "/home/user/train.py, line 5, in main"
     assert (told.title, told.first.line) == ("my.module.StrangeError: no", 9)
@@ -137,9 +134,8 @@ def test_tracebacks_of_several_ranks_may_be_mixed() -> None:
     three, five = traceback(_BANANA, "[rank3]: "), traceback("KeyError: 'x'", "[rank5]: ", "other.py")
     pairs = zip(five.splitlines(), three.splitlines(), strict=True)
     report = report_of("\n".join(line for pair in pairs for line in pair))
-    assert (_title(report), _ranks(report), _order(report)) == ("KeyError: 'x'", [5], "lines")
-    assert report.verdict is not None
-    assert "other.py" in str(report.verdict.told.raised)
+    assert (*_order(report), _verdict(report).incident.ranks) == ("KeyError: 'x'", "lines", [5])
+    assert "other.py" in str(_verdict(report).incident.raised)
     assert [(told.title, told.ranks) for told in report.others] == [(_BANANA, [3])]
 
 
@@ -179,9 +175,7 @@ def test_the_first_exception_of_a_chain_is_nearest_to_the_cause(joint: str) -> N
     log = f"{traceback(_BANANA)}\n{joint}\n\n{traceback('RuntimeError: no training today')}"
     report = report_of(log)
     assert _title(report) == _BANANA
-    assert report.verdict is not None
-    assert report.verdict.told.became is not None
-    assert report.verdict.told.became.message == "no training today"
+    assert "no training today" in str(_verdict(report).incident.became)
     assert report.consequences == report.others == ()
 
 
@@ -202,7 +196,7 @@ def test_a_chain_that_ends_with_a_known_wrapper() -> None:
     joint = "The above exception was the direct cause of the following exception:"
     report = report_of(f"{traceback(_BANANA)}\n{joint}\n\n{traceback('x.ChildFailedError: ')}")
     assert _title(report) == _BANANA
-    assert _consequences(report) == ["torchrun ended because a rank failed"]
+    assert _titles(report.consequences) == ["torchrun ended because a rank failed"]
 
 
 def test_a_traceback_may_stand_further_in() -> None:
@@ -213,7 +207,7 @@ def test_a_traceback_may_stand_further_in() -> None:
 def test_two_tracebacks_without_a_joint_are_no_chain() -> None:
     report = report_of(traceback(_BANANA) + traceback("RuntimeError: no training today"))
     assert _title(report) == _BANANA
-    assert [told.title for told in report.others] == ["RuntimeError: no training today"]
+    assert _titles(report.others) == ["RuntimeError: no training today"]
 
 
 def test_a_later_line_of_the_message_may_tell_what_it_is() -> None:
@@ -242,8 +236,7 @@ def test_the_source_of_a_frame_is_no_message() -> None:
 
 def test_colours_and_progress_bars_are_no_text() -> None:
     report = report_of("\r 10%|#   |\r 20%|##  |\x1b[31mEADDR\x1b[0mINUSE on \x1b[1;36mport 29500\x1b[0m\r\n")
-    assert report.verdict is not None
-    assert report.verdict.told.facts == {"port": "29500"}
+    assert _verdict(report).incident.facts == {"port": "29500"}
 
 
 # Order -----------------------------------------------------------------------------------------------------
@@ -256,58 +249,55 @@ def _stamped(time: str, text: str) -> str:
 def test_times_go_before_lines() -> None:
     log = _stamped("2026-11-15 14:36:20", "EADDRINUSE") + _stamped("2026-11-15 14:36:10", _MEMORY)
     report = report_of(log)
-    assert (_title(report), _order(report)) == ("The memory of a GPU is full", "time")
-    assert report.verdict is not None
-    assert report.verdict.sure == "certain"
+    assert _order(report) == ("The memory of a GPU is full", "time")
+    assert _verdict(report).sure == "certain"
 
 
 def test_without_times_lines_of_a_log_have_an_order() -> None:
     report = report_of(f"EADDRINUSE\n{_MEMORY}\n")
-    assert (_title(report), _order(report)) == ("The port is taken", "lines")
+    assert _order(report) == ("The port is taken", "lines")
 
 
 def test_a_later_cause_is_no_consequence() -> None:
     """A port that is taken fills no memory: both are told, and only torchrun or a later try proves more."""
     report = report_of(f"EADDRINUSE\n{_MEMORY}\n[rank0]: Broken pipe\n")
-    assert [told.title for told in report.others] == ["The memory of a GPU is full"]
-    assert _consequences(report) == ["A connection to another rank was lost"]
+    assert _titles(report.others) == ["The memory of a GPU is full"]
+    assert _titles(report.consequences) == ["A connection to another rank was lost"]
 
 
 def test_a_traceback_has_the_time_of_the_line_before() -> None:
     early = "2026-11-15 14:36:10 step 1\n" + traceback(_BANANA)
     late = "2026-11-15 14:36:50 step 9\n" + traceback("KeyError: 'x'")
     report = report_of(late, early)
-    assert (_title(report), _order(report)) == (_BANANA, "clocks")
-    assert report.verdict is not None
-    assert "clocks of different machines" in report.verdict.reasons[-1]
+    assert _order(report) == (_BANANA, "clocks")
+    assert "clocks of different machines" in _verdict(report).reasons[-1]
 
 
 def test_clocks_of_two_machines_that_differ_by_little_have_no_order() -> None:
     logs = [f"2026-11-15T14:36:{second}Z EADDRINUSE\n" for second in ("10.0", "11.5")]
     unknown = traceback(_BANANA, "2026-11-15T14:36:09.0Z ")
     report = report_of(unknown, logs[1], logs[0])
-    assert (_title(report), _order(report)) == ("The port is taken", "none")  # what is known goes first
-    assert report.verdict is not None
-    assert report.verdict.sure == "likely"
-    assert [told.title for told in report.others] == [_BANANA]
+    assert _order(report) == ("The port is taken", "none")  # what is known goes first
+    assert _verdict(report).sure == "likely"
+    assert _titles(report.others) == [_BANANA]
 
 
 def test_times_with_and_without_a_zone_have_no_order() -> None:
     report = report_of(
         "2026-11-15T14:36:10Z EADDRINUSE\n", "2026-11-15 09:36:50 - ERROR - CUDA out of memory\n"
     )
-    assert _order(report) == "none"
+    assert _order(report)[1] == "none"
 
 
 def test_two_logs_without_times_have_no_order() -> None:
     report = report_of(traceback(_BANANA), "EADDRINUSE\n")
-    assert (_title(report), _order(report)) == ("The port is taken", "none")
+    assert _order(report) == ("The port is taken", "none")
 
 
 def test_a_log_without_years_around_the_new_year() -> None:
     log = "[E0101 00:00:01.1 x.cpp:1] EADDRINUSE\n[E1231 23:59:58.1 x.cpp:1] CUDA out of memory\n"
     report = report_of(log)
-    assert (_title(report), _order(report)) == ("The memory of a GPU is full", "time")
+    assert _order(report) == ("The memory of a GPU is full", "time")
 
 
 def test_a_log_without_years_beside_one_with_them() -> None:
@@ -315,14 +305,13 @@ def test_a_log_without_years_beside_one_with_them() -> None:
     first = Log("a.log", [b"[E1115 14:36:50.1 x.cpp:1] EADDRINUSE\n"], host="a", modified=1.9e9)
     second = Log("b.log", [b"2024-11-15 14:36:10.5 - ERROR - CUDA out of memory\n"], host="a", modified=1.9e9)
     report = report_of(first, second)
-    assert (_title(report), _order(report)) == ("The memory of a GPU is full", "time")
+    assert _order(report) == ("The memory of a GPU is full", "time")
 
 
 def test_a_log_without_years_is_not_of_the_future() -> None:
     written = 1_794_700_000.0  # in November 2026
     report = report_of(Log("a.log", [b"[E227 14:36:50.1 x.cpp:1] EADDRINUSE\n"], modified=written))
-    assert report.verdict is not None
-    assert str(report.verdict.told.first.time)[:10] == "2026-02-27"
+    assert str(_verdict(report).incident.first.time)[:10] == "2026-02-27"
 
 
 # torchrun --------------------------------------------------------------------------------------------------
@@ -355,17 +344,20 @@ Root Cause (first observed failure):
 def test_the_table_of_torchrun_is_proof_if_it_had_to_end_the_others() -> None:
     failures = traceback("KeyError: 'x'", "[rank0]: ") + traceback(_BANANA, "[rank1]: ")
     proof = report_of(failures + _table(1, 0, "-15"))
-    assert (_title(proof), _order(proof)) == (_BANANA, "torchrun")
+    assert _order(proof) == (_BANANA, "torchrun")
     none = report_of(failures + _table(1, 0, "1"))
-    assert (_title(none), _order(none)) == ("KeyError: 'x'", "lines")
+    assert _order(none) == ("KeyError: 'x'", "lines")
 
 
 def test_a_traceback_in_the_table_is_that_of_its_rank() -> None:
     inner = traceback(_BANANA).replace("\n", "\n  ").rstrip()
     report = report_of(_table(5, 0, "-15").replace("To enable traceback see: https://pytorch.org", inner))
-    assert report.verdict is not None
-    assert (_title(report), _ranks(report), report.verdict.told.hosts) == (_BANANA, [5], ["node-a"])
-    assert str(report.verdict.told.first.time) == "2026-11-15 14:41:26"
+    assert (_title(report), _verdict(report).incident.ranks, _verdict(report).incident.hosts) == (
+        _BANANA,
+        [5],
+        ["node-a"],
+    )
+    assert str(_verdict(report).incident.first.time) == "2026-11-15 14:41:26"
 
 
 def _end_of_try(rank: int, agent: int = 7) -> str:
@@ -376,7 +368,7 @@ def _end_of_try(rank: int, agent: int = 7) -> str:
 def test_lines_between_those_of_the_table_are_not_of_its_ranks() -> None:
     begin, end = _table(5, 0, "-15").split("------------------------------------------------------------")
     report = report_of(f"{begin}EADDRINUSE\n------\n{end}")
-    assert (_title(report), _ranks(report)) == ("The port is taken", [])
+    assert (_title(report), _verdict(report).incident.ranks) == ("The port is taken", [])
 
 
 def test_the_table_itself_is_no_cause() -> None:
@@ -389,26 +381,23 @@ def test_what_was_said_first_is_quoted_though_it_has_no_time() -> None:
     inner = traceback(_BANANA).replace("\n", "\n  ").rstrip()
     table = _table(1, 0, "-15").replace("To enable traceback see: https://pytorch.org", inner)
     report = report_of(traceback(_BANANA, "[rank1]: ") + table)
-    assert report.verdict is not None
-    assert report.verdict.told.first.line == 4
+    assert _verdict(report).incident.first.line == 4
 
 
 def test_the_last_try_counts() -> None:
     log = f"EADDRINUSE\n{_end_of_try(0)}{traceback(_BANANA, '[rank1]: ')}{_end_of_try(1)}"
     report = report_of(log)
-    assert report.verdict is not None
-    assert (_title(report), report.verdict.attempt, report.attempts) == (_BANANA, 1, 2)
-    assert [each.told.title for each in report.other_tries] == ["The port is taken"]
-    assert _consequences(report) == ["torchrun ended because a rank failed"]
+    assert (_title(report), _verdict(report).attempt, report.attempts) == (_BANANA, 1, 2)
+    assert [each.incident.title for each in report.other_tries] == ["The port is taken"]
+    assert _titles(report.consequences) == ["torchrun ended because a rank failed"]
     assert report.others == ()
 
 
 def test_a_last_try_with_consequences_only_leads_to_the_one_before() -> None:
     log = f"{traceback(_BANANA, '[rank1]: ')}{_end_of_try(1)}{traceback(_CLOSED)}{_end_of_try(0)}"
     report = report_of(log)
-    assert report.verdict is not None
-    assert (_title(report), report.verdict.attempt, report.attempts) == (_BANANA, 0, 2)
-    assert "A connection to another rank was lost" in _consequences(report)
+    assert (_title(report), _verdict(report).attempt, report.attempts) == (_BANANA, 0, 2)
+    assert "A connection to another rank was lost" in _titles(report.consequences)
 
 
 def test_two_agents_that_fail_are_no_two_tries() -> None:
@@ -422,7 +411,7 @@ def test_two_agents_that_fail_are_no_two_tries() -> None:
 def test_very_many_ranks_are_one_finding() -> None:
     log = "".join(f"[rank{rank}]: {_CLOSED}\n" for rank in range(1000) if rank != 7) * 2
     report = report_of(traceback(_BANANA, "[rank7]: ") + log)
-    assert _ranks(report) == [7]
+    assert _verdict(report).incident.ranks == [7]
     lost = report.consequences[0]
     assert (lost.count, describe_ranks(lost.ranks)) == (1998, "ranks 0 to 6 and 8 to 999")
     assert sum(bool(seen.text) for seen in lost.seen) <= 3
@@ -472,13 +461,13 @@ def _failure(rank: int, time: float, text: str, tries: int = 0) -> Failure:
 
 def test_reports_of_failures_are_logs() -> None:
     failures = [_failure(0, 1.5, _MEMORY), _failure(2, 1.25, _BANANA), _failure(1, 1.0, _CLOSED)]
-    report = report_of(*map(log_of, failures))
-    assert (_title(report), _ranks(report), _order(report)) == (_BANANA, [2], "time")
-    assert _consequences(report) == ["A connection to another rank was lost"]
-    assert [told.title for told in report.others] == ["The memory of a GPU is full"]
+    report = report_of(*map(log_of_failure, failures))
+    assert (*_order(report), _verdict(report).incident.ranks) == (_BANANA, "time", [2])
+    assert _titles(report.consequences) == ["A connection to another rank was lost"]
+    assert _titles(report.others) == ["The memory of a GPU is full"]
 
 
 def test_a_report_whose_traceback_was_cut_is_read() -> None:
     cut = Failure(Identity(-1, -1, 1, 1, "a", 1, 0), 1.0, "ValueError", "x", "    step()\nValueError: x")
-    assert _title(report_of(log_of(cut))) == "ValueError: x"
-    assert complete_stamp(1.0) == log_of(cut).stamp
+    assert _title(report_of(log_of_failure(cut))) == "ValueError: x"
+    assert complete_stamp(1.0) == log_of_failure(cut).stamp

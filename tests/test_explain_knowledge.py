@@ -122,9 +122,9 @@ def test_a_sample_is_explained_by_its_entry(path: Path) -> None:
         assert (report.verdict, [told.cause for told in report.notices]) == (None, [cause])
         return
     assert report.verdict is not None
-    assert report.verdict.told.cause is cause, report.verdict.told.headline
+    assert report.verdict.incident.cause is cause, report.verdict.incident.headline
     assert report.verdict.shown
-    rest = (*report.consequences, *report.others, *(each.told for each in report.other_tries))
+    rest = (*report.consequences, *report.others, *(each.incident for each in report.other_tries))
     assert [told.title for told in rest if told.role == "cause" and told.cause is not None] == []
 
 

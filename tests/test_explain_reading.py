@@ -38,8 +38,8 @@ def test_encodings(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     report = report_of(open_log(path))
     assert report.verdict is not None
-    assert report.verdict.told.facts == {"port": "29500"}
-    assert report.verdict.told.first.text == "EADDRINUSE on port 29500"
+    assert report.verdict.incident.facts == {"port": "29500"}
+    assert report.verdict.incident.first.text == "EADDRINUSE on port 29500"
 
 
 @given(st.text(), st.integers(1, 7))

@@ -13,12 +13,19 @@ from hypothesis import strategies as st
 
 from explaining import CAUSES, traceback
 from rallypoint.diagnose.explain import explain, words
-from rallypoint.diagnose.explain.finding import Findings
-from rallypoint.diagnose.explain.first_cause import judge
+from rallypoint.diagnose.explain.evidence import Evidence
+from rallypoint.diagnose.explain.first_cause import find_first_cause
 from rallypoint.diagnose.explain.knowledge import Cause, causes
-from rallypoint.diagnose.explain.literals import VARIABLE, reduce, required_literals
 from rallypoint.diagnose.explain.scanning import Log, decode, scan
-from rallypoint.diagnose.explain.sieve import BLOCK_BYTES, LONGEST_LINE, Sieve, blocks
+from rallypoint.diagnose.explain.sieve import (
+    BLOCK_BYTES,
+    LONGEST_LINE,
+    VARIABLE,
+    Sieve,
+    blocks,
+    reduce,
+    required_literals,
+)
 
 # Literals --------------------------------------------------------------------------------------------------
 
@@ -101,10 +108,10 @@ class _Open(Sieve):
 
 
 def _outcome(log: Sequence[bytes], known: Sequence[Cause], open_sieve: bool) -> object:
-    findings = Findings(known)
-    sieve = _Open([]) if open_sieve else Sieve(findings.texts())
-    scan(Log("log", log), findings, sieve, lambda _: None)
-    return words.as_json(judge(findings))
+    evidence = Evidence(known)
+    sieve = _Open([]) if open_sieve else Sieve(evidence.texts())
+    scan(Log("log", log), evidence, sieve, lambda _: None)
+    return words.as_json(find_first_cause(evidence))
 
 
 _NOISE = [
@@ -150,7 +157,7 @@ def test_any_bytes_can_be_explained(parts: list[bytes]) -> None:
 
 
 def test_the_sieve_keeps_ordinary_lines_out() -> None:
-    sieve = Sieve(Findings(CAUSES).texts())
+    sieve = Sieve(Evidence(CAUSES).texts())
     block = "\n".join(_NOISE).encode()
     assert sieve.select(block) == []
     assert sieve.select(block + b"\nEADDRINUSE\n" + block) == [len(_NOISE)]
@@ -176,7 +183,7 @@ def test_an_escape_ends_where_it_ends_in_the_line(line: bytes) -> None:
 
 @cache
 def _sieve_of_all() -> Sieve:
-    return Sieve(Findings(causes()).texts())
+    return Sieve(Evidence(causes()).texts())
 
 
 @settings(max_examples=50, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explaining import report_of, traceback
-from rallypoint.diagnose.explain import Report
+from rallypoint.diagnose.explain import Explanation
 
 _BANANA = "ValueError: the learning rate is a banana"
 _CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:9952."
@@ -14,8 +14,8 @@ _WARNED = "[W1115 14:36:19.1 socket.cpp:1] [c10d] EADDRINUSE on port 29500\n"
 _WENT_ON = "".join(f"step {number} loss 0.5\n" for number in range(20))
 
 
-def _title(report: Report) -> str:
-    return report.verdict.told.title if report.verdict is not None else ""
+def _title(report: Explanation) -> str:
+    return report.verdict.incident.title if report.verdict is not None else ""
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_errors_go_before_warnings(error: str) -> None:
     """What was warned of at the start, and went by, did not end the job hours later."""
     report = report_of(_WARNED + _WENT_ON + traceback(error, "[rank3]: "))
     assert report.verdict is not None
-    assert report.verdict.told.ranks == [3]
+    assert report.verdict.incident.ranks == [3]
     assert [told.title for told in report.others] == ["The port is taken"]
 
 

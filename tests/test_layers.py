@@ -35,7 +35,7 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 PURE = {
     *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text"),
     *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.diagnose.findings"),
-    *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "judgement", "shell")),
+    *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),
     *(
         f"rallypoint.watch.timeline.{name}"
         for name in ("blame", "courses", "judgement", "members", "records", "rows", "timeline")

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
-from rallypoint.server.machine import interfaces, limits, names, packages, ports
-from rallypoint.server.machine.interfaces import Interface
+from rallypoint.server.machine import limits, names, packages, ports
 from rallypoint.server.machine.names import LookUps
 from rallypoint.stores.client.patience import within
 from raw import SECONDS
@@ -45,69 +41,7 @@ def test_a_call_that_has_no_answer_in_time() -> None:
         never.set()
 
 
-# Interfaces ------------------------------------------------------------------------------------------------
-
-
-def test_interfaces_that_lead_out() -> None:
-    real = ["eth0", "bridge0", "ens3f1", "ib0", "bond0", "wlan0", "en0"]
-    virtual = ["docker0", "br-1234", "veth12", "tun0", "tap0", "wg0", "tailscale0", "utun3"]
-    virtual += ["lxdbr0", "kube-ipvs0", "vEthernet (x)"]
-    assert [name for name in real + virtual if Interface(name, True, ("10.0.0.1",)).leads_out] == real
-    assert Interface("eth0", True, ("fd00::1",)).leads_out
-    assert not Interface("eth0", False, ("10.0.0.1",)).leads_out, "it is down"
-    assert not Interface("eth0", True, ()).leads_out
-    for loopback in ("127.0.0.1", "::1"):
-        assert not Interface("lo", True, (loopback,)).leads_out
-
-
-def test_interfaces_with_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def entry(family: int, address: str) -> object:
-        return SimpleNamespace(family=family, address=address)
-
-    six, four, link = socket.AF_INET6, socket.AF_INET, -1
-    there = {
-        "eth0": [
-            entry(six, "fd00::1"),
-            entry(link, "00:11"),
-            entry(four, "10.0.0.1"),
-            entry(six, "FE80::1%eth0"),
-            entry(four, "169.254.7.7"),
-        ],
-        "eth1": [entry(four, "169.254.7.8")],
-        "gone": [],
-    }
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: there)
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: {"eth0": SimpleNamespace(isup=True)})
-    assert interfaces.interfaces() == [
-        Interface("eth0", True, ("10.0.0.1", "fd00::1")),
-        Interface("eth1", False, ()),
-        Interface("gone", False, ()),
-    ]
-
-
-@pytest.mark.parametrize("error", [psutil.AccessDenied(1), RuntimeError("no"), PermissionError(13, "no")])
-def test_interfaces_that_the_system_does_not_tell(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise error
-
-    monkeypatch.setattr(psutil, "net_if_stats", refuse)
-    with pytest.raises(OSError):  # noqa: PT011 - whatever it says
-        interfaces.interfaces()
-
-
-def test_this_machine_has_a_loopback() -> None:
-    assert any(each.is_loopback and each.is_up for each in interfaces.interfaces())
-
-
 # Limits ----------------------------------------------------------------------------------------------------
-
-
-def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert limits.open_files_allowed() == resource.getrlimit(resource.RLIMIT_NOFILE)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, -1))
-    assert limits.open_files_allowed() == (1024, sys.maxsize)
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert limits.open_files_allowed() is None
 
 
 def test_numbers_in_files(tmp_path: Path) -> None:

@@ -19,14 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import rallypoint
 from rallypoint.cli.findings import conclude, print_findings, print_heading, print_matrix, print_outlook
-from rallypoint.diagnose.doctor import runner as checking
 from rallypoint.diagnose.doctor.all_machines import attend_job, by_launcher, open_practice, own_address, visit
 from rallypoint.diagnose.doctor.all_machines import receive as receive_visitors
-from rallypoint.diagnose.doctor.checks import CHECKS
+from rallypoint.diagnose.doctor.between_machines import judge_machines
+from rallypoint.diagnose.doctor.checks import CHECKS, run_checks
 from rallypoint.diagnose.doctor.exchange import Gathered
-from rallypoint.diagnose.doctor.judgement import judge
+from rallypoint.diagnose.doctor.machine import versions
 from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
-from rallypoint.diagnose.doctor.packages import versions
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, State, failure, ok
 from rallypoint.errors import RallypointError
@@ -63,7 +62,7 @@ def _visit(endpoint: Endpoint, findings: Sequence[Finding]) -> tuple[Gathered | 
         gathered = visit(endpoint, findings)
     except RallypointError as error:
         return None, [failure("machines", f"the doctor at {endpoint} went away: {error.message}", error.hint)]
-    return gathered, judge(gathered) if gathered else []
+    return gathered, judge_machines(gathered) if gathered else []
 
 
 def examine_everyone(folder: Path, *, as_json: bool) -> bool:
@@ -77,7 +76,7 @@ def examine_everyone(folder: Path, *, as_json: bool) -> bool:
     gathered = attend_job(job, _run_checks(situation, show_progress=False))
     if job.number != 0:
         return True  # else a launcher would call it a failure of its own
-    between = judge(gathered)
+    between = judge_machines(gathered)
     if as_json:
         print(json.dumps({"rallypoint": rallypoint.__version__, **_about(gathered, between)}, indent=2))
     else:
@@ -111,7 +110,7 @@ def receive(endpoint: Endpoint | None, *, as_json: bool) -> bool:
     turn = threading.Lock()
 
     def tell(gathered: Gathered) -> None:
-        between = judge(gathered)
+        between = judge_machines(gathered)
         with turn:
             good[0] = good[0] and all(each.state is not State.FAILURE for each in between)
             if as_json:
@@ -191,7 +190,7 @@ def _run_checks(situation: Situation, *, show_progress: bool) -> list[Finding]:
     found: dict[str, Sequence[Finding]] = {}
     with _progress(show_progress) as progress:
         task = progress.add_task("examining", total=len(CHECKS)) if progress else None
-        for check, findings in checking.run(CHECKS, situation):
+        for check, findings in run_checks(CHECKS, situation):
             found[check.name] = findings
             if progress is not None and task is not None:
                 progress.advance(task)

@@ -14,7 +14,7 @@ import typer
 from rallypoint.errors import UsageError
 
 if TYPE_CHECKING:
-    from rallypoint.diagnose.explain import Report
+    from rallypoint.diagnose.explain import Explanation
     from rallypoint.diagnose.explain.scanning import Log
 
 _STANDARD_INPUT = "standard input"
@@ -48,7 +48,7 @@ def explain(
     raise typer.Exit(1 if report.found else 0)
 
 
-def _read(names: Sequence[str]) -> Report:
+def _read(names: Sequence[str]) -> Explanation:
     from rallypoint.diagnose.explain import explain as explain_logs
     from rallypoint.diagnose.explain.reading import find_logs, open_log
 
@@ -84,7 +84,7 @@ def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
         yield lambda size: bar.advance(task, size)
 
 
-def _print_report(report: Report, as_json: bool) -> None:
+def _print_report(report: Explanation, as_json: bool) -> None:
     from rallypoint.diagnose.explain import words
 
     text = json.dumps(words.as_json(report), indent=2) if as_json else words.as_text(report)

@@ -11,8 +11,8 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
+from rallypoint.diagnose.doctor.between_machines import matrix
 from rallypoint.diagnose.doctor.exchange import Gathered
-from rallypoint.diagnose.doctor.judgement import matrix
 from rallypoint.diagnose.doctor.outlook import Outlook, Prospect
 from rallypoint.diagnose.findings import Finding, State
 from rallypoint.text import printable

@@ -203,9 +203,9 @@ def _explain(found: Reports) -> None:
 def _print_advice(failure: reports.Failure) -> None:
     """What is known of an error of this kind; nothing, if it is not known."""
     from rallypoint.diagnose.explain import explain, words
-    from rallypoint.diagnose.explain.failures import log_of
+    from rallypoint.diagnose.explain.reading import log_of_failure
 
-    advice = words.as_advice(explain([log_of(failure)]))
+    advice = words.as_advice(explain([log_of_failure(failure)]))
     if advice:
         print(f"\n{advice}", file=sys.stderr)
 

@@ -1,25 +1,27 @@
-"""What a check found: of a machine (`doctor`) or of a build of torch (`builds`). Pure."""
+"""What a check found: on a machine (`doctor`) or in a build of torch (`builds`). Pure."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
+from shlex import quote
 from typing import Any
 
 
 class State(str, Enum):
-    """How good it is."""
+    """How good or bad a finding is."""
 
     OK = "ok"
     NOTE = "note"
     """Good to know; nothing is wrong."""
     WARNING = "warning"
-    """It may do, or it will hurt under circumstances that the finding names."""
+    """It may work, or it will hurt under circumstances that the finding names."""
     FAILURE = "failure"
     """A job will fail because of it."""
     UNKNOWN = "unknown"
-    """It could not be looked at; the finding says why."""
+    """It could not be examined; the finding says why."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +33,28 @@ class Fix:
     key: str
     value: str
 
+    @property
+    def command(self) -> str:
+        """A command that does for this shell what the fix does for `rallypoint run`."""
+        if self.table == "env":
+            return set_variable(self.key, self.value)
+        return f"rallypoint run --{self.key.replace('_', '-')}={self.value} ..."
+
 
 @dataclass(frozen=True)
 class Finding:
     """One line of the report."""
 
     name: str
-    """Of what was looked at; several findings may have the same."""
+    """Of the thing that was examined; several findings may have the same name."""
     state: State
     found: str
     hint: str = ""
-    """What to do, ready to be pasted where it is a command; empty where there is nothing to do."""
+    """What to do. A command can be pasted as it is; empty if there is nothing to do."""
     fix: Fix | None = None
-    """What `--fix` would write, if that mends it."""
+    """The setting that `--fix` would write, if one helps."""
     seconds: float = 0.0
-    """How long it took until this was known."""
+    """How long it took to find this out."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "state": self.state.value, "seconds": round(self.seconds, 3)}
@@ -89,10 +98,22 @@ def unknown(name: str, found: str, hint: str = "") -> Finding:
 
 
 def worst(findings: Iterable[Finding], name: str) -> Finding | None:
-    """The finding of that name which is worst; None if there is none."""
+    """The worst finding of that name; None if there is none."""
     order = (State.FAILURE, State.WARNING, State.UNKNOWN, State.NOTE, State.OK)
     return min(
         (each for each in findings if each.name == name),
         key=lambda each: order.index(each.state),
         default=None,
     )
+
+
+def set_variable(name: str, value: str) -> str:
+    """A command that sets a variable, for this platform's usual shell."""
+    return f'$env:{name} = "{value}"' if sys.platform == "win32" else f"export {name}={quote(value)}"
+
+
+def unset_variable(*names: str) -> str:
+    """A command that removes variables, for this platform's usual shell."""
+    if sys.platform == "win32":
+        return "Remove-Item " + ", ".join(f"Env:{name}" for name in names)
+    return f"unset {' '.join(names)}"

@@ -1,7 +1,19 @@
-"""What `rallypoint doctor` looks at: this machine, its torch, the place where a job is to meet.
+"""`rallypoint doctor`: examines this machine, its torch, and the place where a job is to meet.
 
-`catalogue` lists the checks, `checking` runs them side by side, each with a time limit; what one needs is in
-its `Situation`, and what it found is a `Finding`. `outlook` says from all of them what will work, `fixes`
-what can be set right. `reaching` looks at the ways between machines. Nothing here prints, and nothing changes
-anything.
+    situation          what the user has said; every check gets it
+    checks             the list of all checks, and running them side by side, each with a time limit
+    machine, network, variables, torch, stores, files
+                       the checks; each `check_*` looks and yields findings, each `judge_*` is pure
+    outlook            what will work on this machine, from all findings
+
+For several machines, one doctor listens, or a launcher starts one on each:
+
+    all_machines       where the doctors meet: at one that listens, or at the store of a launched job
+    exchange           how they exchange cards and results through a store
+    machine_card       what they tell each other: a machine's card, and the ways to others
+    reachability       answering probes, and probing the way to another machine
+    between_machines   findings about all ways between them
+
+A `Finding` (diagnose.findings) is one line of the report. Nothing here prints, and nothing here changes the
+machine; the command line (`cli.examining`) does both.
 """

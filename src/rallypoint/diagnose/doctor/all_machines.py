@@ -1,4 +1,4 @@
-"""Where doctors of several machines meet: at one that listens, or at the store of a launched job."""
+"""Where the doctors of several machines meet: at one that listens, or at the store of a launched job."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from rallypoint.diagnose.doctor.exchange import Gathered, Place, gather
-from rallypoint.diagnose.doctor.interfaces import way_out
+from rallypoint.diagnose.doctor.exchange import Gathered, Participant, gather
+from rallypoint.diagnose.doctor.network import interfaces_out
 from rallypoint.diagnose.doctor.situation import MOST_RANKS, endpoint_of, number_in
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import RallypointError, StoreTimeoutError, UsageError
@@ -38,7 +38,7 @@ _MOST_WAITING: Final = 256
 
 @contextmanager
 def open_practice(endpoint: Endpoint | None) -> Iterator[TCPStore]:
-    """A store at which doctors of other machines can be met; on every interface unless told otherwise."""
+    """A store where doctors of other machines can be met; on every interface unless an endpoint is given."""
     if endpoint is not None and not is_this_machine(endpoint.host):
         raise UsageError(
             f"{endpoint.host} is not this machine, so nobody can be met there",
@@ -51,10 +51,10 @@ def open_practice(endpoint: Endpoint | None) -> Iterator[TCPStore]:
 
 
 def receive(store: TCPStore, on_visit: Callable[[Gathered], None]) -> None:
-    """Examine the ways to everybody who comes, each in a thread of its own, until interrupted."""
+    """Examine the ways to every visitor, each in a thread of its own, until interrupted."""
     practice = PrefixStore(_PREFIX, store)
     places = threading.Semaphore(_MOST_AT_ONCE)
-    newest, waiting = 0, dict[int, float]()  # numbers that were taken, and until when they may ring
+    newest, waiting = 0, dict[int, float]()  # numbers that visitors took, and until when they may ring
     while True:
         newest = _await_visitors(practice, newest, waiting)
         now = time.monotonic()
@@ -68,9 +68,9 @@ def receive(store: TCPStore, on_visit: Callable[[Gathered], None]) -> None:
 
 
 def _await_visitors(practice: PrefixStore, newest: int, waiting: dict[int, float]) -> int:
-    """Wait for somebody to ring, for a moment, and note all who have taken a number; the last number.
+    """Wait a moment for a visitor to ring. Add all numbers taken since to `waiting`; return the last one.
 
-    By the counter: one that takes a number and dies before it rings must not keep out those behind it.
+    The counter decides, so that a visitor that dies before it rings does not block those behind it.
     """
     if practice.add(_VISITS, 0) <= newest:
         try:
@@ -88,8 +88,8 @@ def _attend(
     try:
         with store:
             room = PrefixStore(f"{_PREFIX}/visit/{number}", store)
-            on_visit(gather(room, Place(0, 2, own_address(), _VISIT_S), ()))
-    except RallypointError:  # the practice is being closed
+            on_visit(gather(room, Participant(0, 2, own_address(), _VISIT_S), ()))
+    except RallypointError:  # the store is being closed
         pass
     finally:
         places.release()
@@ -100,7 +100,7 @@ def _bell(number: int) -> str:
 
 
 def visit(endpoint: Endpoint, findings: Sequence[Finding]) -> Gathered | None:
-    """Examine the ways to a doctor that listens at an endpoint; None if none does.
+    """Examine the ways to the doctor that listens at an endpoint; None if no doctor listens there.
 
     RallypointError if it goes away meanwhile.
     """
@@ -114,7 +114,7 @@ def visit(endpoint: Endpoint, findings: Sequence[Finding]) -> Gathered | None:
             return None
         number = practice.add(_VISITS, 1)
         practice.set(_bell(number), b"")
-        place = Place(1, 2, address_towards(endpoint), _VISIT_S)
+        place = Participant(1, 2, address_towards(endpoint), _VISIT_S)
         return gather(PrefixStore(f"visit/{number}", practice), place, findings)
 
 
@@ -123,20 +123,20 @@ def visit(endpoint: Endpoint, findings: Sequence[Finding]) -> Gathered | None:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher says of the job that this process is a rank of."""
+    """What a launcher says about the job of which this process is a rank."""
 
     endpoint: Endpoint
     number: int
     count: int
     is_first_here: bool
-    """Of the ranks on this machine: one for each machine takes part."""
+    """Whether this is the first rank on its machine. One rank of each machine takes part."""
     holds_store: bool
-    """Whether no launcher holds a store at the endpoint, so that the first rank has to."""
+    """Whether this rank has to hold the store: it is rank 0, and the launcher holds none at the endpoint."""
     round: str
 
 
 def by_launcher(environ: Mapping[str, str]) -> Launched:
-    """What torchrun, or any launcher that sets the usual variables, says; UsageError if none did."""
+    """The job, by the variables that torchrun and other launchers set. UsageError if they are not set."""
     endpoint, rank = endpoint_of(environ), number_in(environ, "RANK")
     world = number_in(environ, "WORLD_SIZE")
     if endpoint is None or rank is None or world is None:
@@ -162,22 +162,22 @@ def by_launcher(environ: Mapping[str, str]) -> Launched:
 
 
 def attend_job(job: Launched, findings: Sequence[Finding]) -> Gathered:
-    """Take part for this machine, with what was found on it."""
+    """Take part for this machine; `findings` are about it."""
     host, port = job.endpoint
     with TCPStore(host, port, is_master=job.holds_store, timeout=_JOB_S, role=Role.TOOL) as store:
         room = PrefixStore(f"{_PREFIX}/{job.round}", store)
-        place = Place(job.number, job.count, address_towards(job.endpoint), _JOB_S)
+        place = Participant(job.number, job.count, address_towards(job.endpoint), _JOB_S)
         return gather(room, place, findings)
 
 
 def own_address() -> str:
     """The address under which other machines most likely know this one."""
-    found = way_out()
-    return found.addresses[0] if found else "127.0.0.1"
+    found = interfaces_out()
+    return found[0].addresses[0] if found else "127.0.0.1"
 
 
 def address_towards(endpoint: Endpoint) -> str:
-    """The address of this machine from which an endpoint is reached; the usual one if that is itself."""
+    """The address of this machine from which it reaches an endpoint; its usual one if it does not."""
     try:
         with socket.create_connection(endpoint, _CONNECT_S) as sock:
             return str(sock.getsockname()[0]).removeprefix("::ffff:")

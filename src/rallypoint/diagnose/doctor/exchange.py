@@ -1,7 +1,7 @@
 """Machines that examine the ways between them: they find each other through a store, and try every pair.
 
-Each publishes its card, waits for those of the others, tries to reach them, and publishes what came of it.
-The first one collects all that and tells everybody what it comes to; until then all keep listening.
+Each one publishes its card, waits for the cards of the others, tries to reach them, and publishes the ways
+that it tried. The first one collects all ways and publishes the end result; until then all of them answer.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rallypoint.diagnose.doctor.machine_card import Card, Way, own_card
-from rallypoint.diagnose.doctor.reachability import Ear, reach
+from rallypoint.diagnose.doctor.reachability import ProbeServer, reach
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.stores.base import Store
@@ -25,24 +25,33 @@ _AT_A_TIME: Final = 16
 _FAREWELL_S: Final = 5.0
 _LONGEST: Final = 8 << 20
 _MOST_TO_TELL: Final = 16
-"""Machines among which all hear of all; among more, the pairs would be too many for one value."""
+"""Up to this many machines, all get the whole result. Among more, it would be too large for one value."""
+
+# Keys of the store. All but the last one are followed by a slash and the machine's number.
+_CARD: Final = "card"
+_ROW: Final = "row"
+_LEFT: Final = "left"
+_END: Final = "end"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
-    """A machine's place in a gathering."""
+class Participant:
+    """A machine that takes part in an exchange."""
 
     number: int
     count: int
+    """How many machines take part."""
     address: str
-    """From which it reaches the store."""
+    """The address from which it reaches the store."""
     seconds: float
     """How long it waits for the others, each time."""
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a gathering comes to: who came, all ways that were tried, what each found on its machine."""
+    """The result: the machines that came, all ways that were tried, and what each found on itself."""
 
     count: int
     cards: dict[int, Card]
@@ -50,12 +59,12 @@ class Gathered:
     findings: dict[int, tuple[Finding, ...]]
 
     def name(self, number: int) -> str:
-        """Of a machine that came."""
+        """The name of a machine that came."""
         return self.cards[number].name
 
     @property
     def missing(self) -> list[int]:
-        """Who has not come."""
+        """The machines that have not come."""
         return [number for number in range(self.count) if number not in self.cards]
 
     def as_json(self) -> dict[str, Any]:
@@ -74,7 +83,7 @@ class Gathered:
 
     @staticmethod
     def from_text(text: bytes) -> Gathered:
-        """What came over the network; ValueError if it is no such thing."""
+        """A result that came over the network; ValueError if it is none."""
         with _as_value_errors():
             content: dict[str, Any] = json.loads(text)
             cards = map(Card.from_json, content["cards"])
@@ -85,97 +94,94 @@ class Gathered:
 
     @property
     def silent(self) -> list[int]:
-        """Who has come, but has not said what it reached."""
+        """The machines that came, but have not said what they reached."""
         told = {way.start for way in self.ways} | set(self.findings)
         return [number for number in self.cards if number not in told]
 
 
-def gather(store: Store, place: Place, findings: Sequence[Finding]) -> Gathered:
-    """Take part, and return what it came to: what is missing there did not come in time.
+def gather(store: Store, own: Participant, findings: Sequence[Finding]) -> Gathered:
+    """Take part in an exchange. Machines that do not come in time are missing in the result.
 
-    In large gatherings only the first one hears of all, and the others know what they tried themselves.
-    `findings` are about this machine itself, for the others to know.
+    In large exchanges only the first one gets the whole result; the others get what they tried themselves.
+    `findings` are about this machine; all participants get them.
     """
-    with Ear(place.number) as ear:
-        card = own_card(place.number, place.address, ear.port)
-        store.set(_card_key(place.number), json.dumps(asdict(card)))
-        cards = {place.number: card, **_cards_of_others(store, place)}
-        ways = _try_all(place.number, cards)
-        own = Gathered(place.count, cards, tuple(ways), {place.number: tuple(findings)})
-        store.set(_row_key(place.number), _row_to_text(own.ways, findings))
-        if place.number == 0:
-            gathered = _collect(store, place, own)
-            store.set(_END, gathered.to_text() if place.count <= _MOST_TO_TELL else b"")
+    with ProbeServer(own.number) as server:
+        card = own_card(own.number, own.address, server.port)
+        store.set(f"{_CARD}/{own.number}", json.dumps(asdict(card)))
+        others = [number for number in range(own.count) if number != own.number]
+        cards = _collect(store, _CARD, others, own.seconds, _card_from_text)
+        cards = {
+            own.number: card,
+            **{number: each for number, each in cards.items() if each.number == number},
+        }
+        seen = Gathered(own.count, cards, tuple(_try_all(own.number, cards)), {own.number: tuple(findings)})
+        store.set(f"{_ROW}/{own.number}", _row_to_text(seen.ways, findings))
+        if own.number == 0:
+            gathered = _with_rows_of_others(store, own, seen)
+            store.set(_END, gathered.to_text() if own.count <= _MOST_TO_TELL else b"")
             _await_farewells(store, gathered)
             return gathered
-        told = _await(store, _END, 2 * place.seconds)  # who is first waits twice
-        store.set(_left_key(place.number), b"")
+        told = _await(store, _END, 2 * own.seconds)  # the first one waits twice
+        store.set(f"{_LEFT}/{own.number}", b"")
         try:
-            outcome = own if told is None else Gathered.from_text(told)
+            outcome = seen if told is None else Gathered.from_text(told)
         except ValueError:
-            return own
-        return outcome if outcome.count == place.count else own
+            return seen
+        return outcome if outcome.count == own.count else seen
 
 
-def _cards_of_others(store: Store, place: Place) -> dict[int, Card]:
-    """The cards of those who have come in time; one that cannot be read is as good as none."""
+def _collect(
+    store: Store, key: str, numbers: Iterable[int], seconds: float, parse: Callable[[bytes], T]
+) -> dict[int, T]:
+    """What these machines publish in time under a key, by number, without what cannot be read."""
     found = {}
-    deadline = time.monotonic() + place.seconds
-    for number in range(place.count):
-        if number != place.number:
-            text = _await(store, _card_key(number), max(deadline - time.monotonic(), 0.1))
-            try:
-                card = _card_from_text(text) if text is not None else None
-            except ValueError:
-                continue
-            if card is not None and card.number == number:
-                found[number] = card
+    deadline = time.monotonic() + seconds
+    for number in numbers:
+        text = _await(store, f"{key}/{number}", max(deadline - time.monotonic(), 0.1))
+        try:
+            if text is not None:
+                found[number] = parse(text)
+        except ValueError:
+            continue
     return found
 
 
 def _try_all(start: int, cards: dict[int, Card]) -> list[Way]:
-    """All ways from here, some at a time, in threads that nobody waits for if they take too long."""
+    """All ways from here, several at a time, in daemon threads."""
     others = [card for number, card in cards.items() if number != start]
-    # Each begins with the one behind it, so that not all knock at the same door.
+    # Each machine begins with the one behind it, so that not all of them try the same one first.
     others.sort(key=lambda card: (card.number < start, card.number))
     todo: queue.SimpleQueue[Card] = queue.SimpleQueue()
     done: queue.SimpleQueue[Way] = queue.SimpleQueue()
     for card in others:
         todo.put(card)
+
+    def work() -> None:
+        while True:
+            try:
+                card = todo.get_nowait()
+            except queue.Empty:
+                return
+            done.put(reach(start, card))
+
     for _ in range(min(_AT_A_TIME, len(others))):
-        threading.Thread(target=_try_next, args=(start, todo, done), daemon=True, name="doctor-ways").start()
+        threading.Thread(target=work, daemon=True, name="doctor-ways").start()
     return sorted((done.get() for _ in others), key=lambda way: way.goal)
 
 
-def _try_next(start: int, todo: queue.SimpleQueue[Card], done: queue.SimpleQueue[Way]) -> None:
-    while True:
-        try:
-            card = todo.get_nowait()
-        except queue.Empty:
-            return
-        done.put(reach(start, card))
-
-
-def _collect(store: Store, place: Place, own: Gathered) -> Gathered:
-    ways, findings = list(own.ways), dict(own.findings)
-    deadline = time.monotonic() + place.seconds
-    for number in own.cards:
-        if number != place.number:
-            text = _await(store, _row_key(number), max(deadline - time.monotonic(), 0.1))
-            try:
-                row, found = _row_from_text(text) if text is not None else ([], None)
-            except ValueError:
-                continue
-            if found is not None:
-                # Some may have met who came late; and nobody speaks for another.
-                ways += [way for way in row if way.start == number and way.goal in own.cards]
-                findings[number] = found
-    return Gathered(place.count, own.cards, tuple(ways), findings)
+def _with_rows_of_others(store: Store, own: Participant, seen: Gathered) -> Gathered:
+    ways, findings = list(seen.ways), dict(seen.findings)
+    others = [number for number in seen.cards if number != own.number]
+    for number, (row, found) in _collect(store, _ROW, others, own.seconds, _row_from_text).items():
+        # A machine speaks only for itself. It may have met one that came too late for this one.
+        ways += [way for way in row if way.start == number and way.goal in seen.cards]
+        findings[number] = found
+    return Gathered(own.count, seen.cards, tuple(ways), findings)
 
 
 def _await_farewells(store: Store, gathered: Gathered) -> None:
-    """The store may end with the first one: it stays until the others have read what is in it."""
-    keys = [_left_key(number) for number in gathered.cards if number and number not in gathered.silent]
+    """The store may end with the first machine, so it stays until the others have read the result."""
+    keys = [f"{_LEFT}/{number}" for number in gathered.cards if number and number not in gathered.silent]
     if keys:
         try:
             store.wait(keys, _FAREWELL_S)
@@ -190,21 +196,6 @@ def _await(store: Store, key: str, seconds: float) -> bytes | None:
         return store.get(key)
     except StoreTimeoutError:
         return None
-
-
-_END: Final = "end"
-
-
-def _card_key(number: int) -> str:
-    return f"card/{number}"
-
-
-def _left_key(number: int) -> str:
-    return f"left/{number}"
-
-
-def _row_key(number: int) -> str:
-    return f"row/{number}"
 
 
 def _row_to_text(ways: Iterable[Way], findings: Iterable[Finding]) -> str:
@@ -226,7 +217,7 @@ def _row_from_text(text: bytes) -> tuple[list[Way], tuple[Finding, ...]]:
 
 @contextmanager
 def _as_value_errors() -> Iterator[None]:
-    """Whatever is wrong with a text that came over the network is one kind of error."""
+    """Every fault of a text that came over the network becomes a ValueError."""
     try:
         yield
     except (TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:

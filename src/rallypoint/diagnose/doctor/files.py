@@ -1,4 +1,4 @@
-"""File init: whether locks work in the folder meant for it, and what kind of file system that is on."""
+"""File init: whether locks work in its folder, and what kind of file system that is on."""
 
 from __future__ import annotations
 
@@ -19,25 +19,13 @@ from rallypoint.stores.filelock import open_locked
 _SECONDS: Final = 5.0
 
 _SHARED: Final = (
-    *(
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb",
-        "smbfs",
-        "smb3",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "fuse.ceph",
-        "glusterfs",
-    ),
-    *("fuse.glusterfs", "afs", "9p", "virtiofs", "orangefs", "pvfs2", "wekafs", "fuse.sshfs", "fuse.s3fs"),
+    *("nfs", "nfs4", "cifs", "smb", "smbfs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph"),
+    *("glusterfs", "fuse.glusterfs", "afs", "9p", "virtiofs", "orangefs", "pvfs2", "wekafs"),
+    *("fuse.sshfs", "fuse.s3fs"),
 )
 _HELD: Final = "held"
 
-# A lock of another process is what counts: one process may be let into its own again.
+# The test needs a second process: a process may get a lock again that it holds itself.
 _INTRUDER: Final = f"""
 import sys
 from rallypoint.stores.client.deadline import Deadline
@@ -52,7 +40,7 @@ except StoreTimeoutError:
 
 
 def check_file_init(situation: Situation) -> Iterator[Finding]:
-    """Locks that hold between processes are all that `file://` needs."""
+    """`file://` needs locks that hold between processes, and nothing else."""
     folder = situation.folder.resolve()
     kind = file_system_of(folder)
     where = f"{folder} ({kind})" if kind else str(folder)
@@ -69,35 +57,28 @@ def check_file_init(situation: Situation) -> Iterator[Finding]:
 
 
 def judge_locks(where: str, kind: str, works: bool) -> Finding:
-    """What to think of a folder whose locks hold, or do not."""
+    """A folder whose locks hold between processes, or do not."""
     if not works:
         return failure(
             "file-init",
             f"in {where} a second process gets a lock that the first one holds: keys would get lost",
             "choose a local folder, or mount it with locks (for NFS: without nolock)",
         )
+    what = f"locks hold in {where}"
     if kind in _SHARED:
-        return ok(
-            "file-init",
-            f"locks hold in {where}, a shared file system: also for several machines, if its "
-            "server keeps their locks",
-        )
-    return ok("file-init", f"locks hold in {where}: for jobs on this machine")
+        what += ", a shared file system: also for several machines, if its server keeps their locks"
+        return ok("file-init", what)
+    return ok("file-init", f"{what}: for jobs on this machine")
 
 
 def _try_locks(folder: Path) -> bool:
     """Whether another process is kept out while this one holds a lock."""
     descriptor, path = tempfile.mkstemp(prefix=".rallypoint-doctor-", dir=folder)
     os.close(descriptor)
+    intruder = [sys.executable, "-c", _INTRUDER, path]
     try:
         with open_locked(path, Deadline(_SECONDS), create=False):
-            asked = subprocess.run(
-                [sys.executable, "-c", _INTRUDER, path],
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
-            )
+            asked = subprocess.run(intruder, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except StoreTimeoutError as error:
         raise OSError(error.message) from error
     except subprocess.TimeoutExpired:
@@ -117,6 +98,5 @@ def file_system_of(folder: Path) -> str:
         mounts = psutil.disk_partitions(all=True)
     except (OSError, psutil.Error, RuntimeError):
         return ""
-    place = str(folder.resolve())
-    above = [each for each in mounts if Path(place).is_relative_to(each.mountpoint)]
+    above = [each for each in mounts if folder.resolve().is_relative_to(each.mountpoint)]
     return max(above, key=lambda each: len(each.mountpoint)).fstype if above else ""

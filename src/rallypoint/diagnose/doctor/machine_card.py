@@ -9,34 +9,31 @@ import socket
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from rallypoint.diagnose.doctor.interfaces import GLOO_INTERFACE
-from rallypoint.diagnose.doctor.packages import versions
+from rallypoint.diagnose.doctor.machine import versions
+from rallypoint.diagnose.doctor.network import GLOO_INTERFACE, addresses_of, addresses_on, interfaces_out
 from rallypoint.diagnose.findings import of_known_fields
-from rallypoint.server.machine.interfaces import interfaces
-from rallypoint.stores.client.patience import within
 
-_PATIENCE_S: Final = 2.0
 _MOST_ADDRESSES: Final = 8
 _LONGEST: Final = 300
 
 
 @dataclass(frozen=True)
 class Card:
-    """A machine: what it calls itself, where it listens, and what is installed on it."""
+    """A machine: its name, where it listens, and what is installed on it."""
 
     number: int
     host: str
     addresses: tuple[str, ...]
-    """Where it may be reached; first the one from which it reaches the store."""
+    """Where others may reach it; the first one is the address from which it reaches the store."""
     port: int
-    """Of its ear."""
+    """Of its probe server."""
     gloo: str
-    """The address that gloo would publish: of its interface, or of the machine's own name; empty if none."""
+    """The address that gloo would publish: its interface's, or the host name's; empty if there is none."""
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name that people read: host and number."""
         return f"{self.host} ({self.number})"
 
     @staticmethod
@@ -57,14 +54,14 @@ class Card:
 
 @dataclass(frozen=True)
 class Way:
-    """From one machine to another, as tried by the first."""
+    """The way from one machine to another, as the first one tried it."""
 
     start: int
     goal: int
     address: str
-    """At which it was reached, or the first that was tried."""
+    """The address that answered, or the first that was tried."""
     error: str = ""
-    """Why it was not reached; empty if it was."""
+    """Why the goal was not reached; empty if it was."""
     round_trip: float = 0.0
     seen_as: str = ""
     """The start's address, as the goal sees it."""
@@ -105,29 +102,7 @@ def _as_dict(content: object) -> dict[str, Any]:
 def own_card(number: int, first_address: str, port: int) -> Card:
     """This machine's card; `first_address` is the one from which it reaches the store."""
     host = socket.gethostname()
-    gloo = _address_on(os.environ.get(GLOO_INTERFACE, "")) or _address_of(host)
-    return Card(number, host, _own_addresses(first_address), port, gloo, versions())
-
-
-def _address_on(name: str) -> str:
-    """The first address of an interface; empty if there is none."""
-    try:
-        return next((each.addresses[0] for each in interfaces() if each.name == name and each.addresses), "")
-    except OSError:
-        return ""
-
-
-def _own_addresses(first: str) -> tuple[str, ...]:
-    try:
-        out = [address for each in interfaces() if each.leads_out for address in each.addresses]
-    except OSError:
-        out = []
-    return tuple(dict.fromkeys([first, *out]))[:_MOST_ADDRESSES]
-
-
-def _address_of(host: str) -> str:
-    try:
-        found = within(_PATIENCE_S, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
-    except (OSError, UnicodeError):
-        return ""
-    return str(found[0][4][0])
+    out = [address for each in interfaces_out() for address in each.addresses]
+    addresses = tuple(dict.fromkeys([first_address, *out]))[:_MOST_ADDRESSES]
+    gloo = addresses_on(os.environ.get(GLOO_INTERFACE, "")) or addresses_of(host) or ("",)
+    return Card(number, host, addresses, port, gloo[0], versions())

@@ -1,4 +1,4 @@
-"""What will work on this machine and what will not, from all that was found. Pure."""
+"""What will work on this machine and what will not, from all findings. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Prospect(str, Enum):
 
 @dataclass(frozen=True)
 class Outlook:
-    """One way to start a job, or one backend; and what stands in its way, or helps."""
+    """One way to start a job, or one backend; and what prevents it, or helps."""
 
     name: str
     prospect: Prospect
@@ -31,30 +31,27 @@ class Outlook:
         return {**asdict(self), "prospect": self.prospect.value}
 
 
-_YES: Final = (Prospect.YES, "")
-
 NO_GPU: Final = "there is no GPU for it"
 """How the finding about an NCCL that could not be tried ends."""
+
+_YES: Final = (Prospect.YES, "")
+_WAYS: Final = {
+    "plain (env://, tcp://)": "rallypoint run -- python train.py, or USE_LIBUV=0",
+    "torchrun": "rallypoint run train.py, or -- torchrun",
+    "accelerate": "rallypoint run -- accelerate launch train.py",
+}
+"""The ways to start a job that need a TCPStore, and the command that helps if torch's store does not work."""
 
 
 def look_ahead(findings: Sequence[Finding], packages: Mapping[str, str]) -> list[Outlook]:
     """What to expect of each way. `packages` has the versions of those that are installed."""
     torch = _without_torch(findings)
-    place = _failure_of(findings, "endpoint", "store", "port")
-    plain = torch or _failure_of(findings, "variables") or place
-    plain = plain or _needs_store(findings, "rallypoint run -- python train.py, or USE_LIBUV=0")
-    launched = torch or place or _needs_store(findings, "rallypoint run train.py, or -- torchrun")
-    wrapped = torch or place or _needs_store(findings, "rallypoint run -- accelerate launch train.py")
+    found = {name: torch or _of_store(findings, name, command) or _YES for name, command in _WAYS.items()}
     if "accelerate" not in packages:
-        wrapped = (Prospect.NO, "accelerate is not installed: pip install accelerate")
-    return [
-        Outlook("plain (env://, tcp://)", *(plain or _YES)),
-        Outlook("torchrun", *(launched or _YES)),
-        Outlook("accelerate", *(wrapped or _YES)),
-        Outlook("file init", *(torch or _by(findings, "file-init"))),
-        Outlook("gloo", *(torch or _by(findings, "gloo"))),
-        Outlook("NCCL", *(torch or _nccl(findings))),
-    ]
+        found["accelerate"] = (Prospect.NO, "accelerate is not installed: pip install accelerate")
+    for name, check in (("file init", "file-init"), ("gloo", "gloo"), ("NCCL", "nccl")):
+        found[name] = torch or _of_check(findings, check)
+    return [Outlook(name, *each) for name, each in found.items()]
 
 
 _Judgement = tuple[Prospect, str]
@@ -67,38 +64,27 @@ def _without_torch(findings: Sequence[Finding]) -> _Judgement | None:
     return (Prospect.NO, f"torch: {found.found}") if found.state is not State.OK else None
 
 
-def _failure_of(findings: Sequence[Finding], *names: str) -> _Judgement | None:
-    """The first of these that would make a job fail."""
-    for name in names:
+def _of_store(findings: Sequence[Finding], way: str, command: str) -> _Judgement | None:
+    """A way that needs sockets, its endpoint, and a torch whose store works; None if it has all."""
+    variables = ("variables",) if way.startswith("plain") else ()  # launchers set their own
+    for name in (*variables, "endpoint", "store", "port"):
         found = worst(findings, name)
         if found is not None and found.state is State.FAILURE:
             return Prospect.NO, f"{name}: {found.found}"
-    return None
-
-
-def _needs_store(findings: Sequence[Finding], command: str) -> _Judgement | None:
-    """What needs a TCPStore needs sockets, and a torch whose store works."""
     loopback, libuv = worst(findings, "loopback"), worst(findings, "libuv")
     if loopback is not None and loopback.state is State.FAILURE:
         return Prospect.NO, loopback.found
     if libuv is None or libuv.state is State.UNKNOWN:
         return Prospect.UNKNOWN, libuv.found if libuv else "torch's store was not tried"
-    if libuv.state is not State.OK:
-        return Prospect.WITH_HELP, command
-    return None
+    return (Prospect.WITH_HELP, command) if libuv.state is not State.OK else None
 
 
-def _by(findings: Sequence[Finding], name: str) -> _Judgement:
+def _of_check(findings: Sequence[Finding], name: str) -> _Judgement:
     found = worst(findings, name)
+    if found is None and name == "nccl":
+        return Prospect.NO, "this torch was built without it"
     if found is None or found.state is State.UNKNOWN:
         return Prospect.UNKNOWN, found.found if found else "it was not tried"
-    return _YES if found.state in (State.OK, State.NOTE) else (Prospect.NO, found.found)
-
-
-def _nccl(findings: Sequence[Finding]) -> _Judgement:
-    found = worst(findings, "nccl")
-    if found is None:
-        return Prospect.NO, "this torch was built without it"
-    if found.found.endswith(NO_GPU):
+    if name == "nccl" and found.found.endswith(NO_GPU):
         return Prospect.NO, NO_GPU
-    return _by(findings, "nccl")
+    return _YES if found.state in (State.OK, State.NOTE) else (Prospect.NO, found.found)

@@ -1,7 +1,7 @@
-"""Listening for other doctors, and trying to reach theirs.
+"""Answering the probes of other doctors, and probing the way to them.
 
-An ear says who it is, as whom it sees the caller and what time it has, in one line of JSON; then it sends
-back every byte, for the caller to take the time.
+A probe server says in one line of JSON which machine it is, the caller's address as it sees it, and its time.
+Then it sends back every byte, so that the caller can measure the round trip.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from rallypoint.diagnose.doctor.machine_card import Card, Way
-from rallypoint.stores.client.patience import within
+from rallypoint.diagnose.doctor.network import addresses_of
 
 _SECONDS: Final = 3.0
 _PINGS: Final = 10
@@ -27,29 +27,33 @@ _MARK: Final = "rallypoint doctor"
 _STRANGER: Final = "another machine, or another program, answers there"
 
 
-class Ear:
-    """A port, on every interface, that answers while the block runs."""
+class ProbeServer:
+    """A port, on every interface, that answers probes while the block runs."""
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._places = threading.Semaphore(_MOST_CALLERS)
 
-    def __enter__(self) -> Ear:
+    def __enter__(self) -> ProbeServer:
         self._listener = _listen()
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._serve, args=(self._listener,), daemon=True, name="doctor-ear").start()
+        threading.Thread(target=self._serve, daemon=True, name="doctor-probes").start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _shut(self._listener)
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
+        except OSError:
+            pass
+        self._listener.close()
 
-    def _serve(self, listener: socket.socket) -> None:
+    def _serve(self) -> None:
         while True:
             self._places.acquire()
             try:
-                caller, address = listener.accept()
+                caller, address = self._listener.accept()
             except OSError:  # closed
                 return
             threading.Thread(target=self._answer, args=(caller, str(address[0])), daemon=True).start()
@@ -59,18 +63,20 @@ class Ear:
             with caller:
                 caller.settimeout(_SECONDS)
                 over = time.monotonic() + _LONGEST_CALL_S
-                hello = {"mark": _MARK, "number": self._number, "you": _plain(address), "time": time.time()}
+                # An IPv4 address plainly, also if a socket for both families has wrapped it.
+                you = address.removeprefix("::ffff:")
+                hello = {"mark": _MARK, "number": self._number, "you": you, "time": time.time()}
                 caller.sendall(json.dumps(hello).encode() + b"\n")
                 while time.monotonic() < over and (data := caller.recv(64)):
                     caller.sendall(data)
-        except OSError:  # the caller has what it wanted, or not: it will say so
+        except OSError:  # the caller reports it, if it matters
             pass
         finally:
             self._places.release()
 
 
 def _listen() -> socket.socket:
-    """One socket on every interface, for both families where the system has both."""
+    """One socket on every interface, for both families if the system has both."""
     try:
         if socket.has_dualstack_ipv6():
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -81,7 +87,7 @@ def _listen() -> socket.socket:
 
 def reach(start: int, card: Card) -> Way:
     """Try the way to a machine, at each of its addresses until one answers."""
-    resolved = _resolve(card.host)
+    resolved = addresses_of(card.host)
     ways: list[Way] = []
     over = time.monotonic() + _LONGEST_CALL_S
     for address in card.addresses:
@@ -107,14 +113,13 @@ def _try(start: int, card: Card, address: str) -> Way:
             if hello.get("mark") != _MARK or hello.get("number") != card.number:
                 return replace(way, error=_STRANGER)
             seen_as, clock = str(hello["you"]), float(hello["time"]) - (begun + now) / 2
-            round_trip = _take_time(sock)
+            return replace(way, round_trip=_round_trip(sock), seen_as=seen_as, clock=clock)
     except TimeoutError:
         return replace(way, error=f"no answer within {_SECONDS:g} s")
     except OSError as error:
         return replace(way, error=error.strerror or str(error))
     except (ValueError, KeyError, TypeError, RecursionError):
         return replace(way, error=_STRANGER)
-    return replace(way, round_trip=round_trip, seen_as=seen_as, clock=clock)
 
 
 def _read_hello(sock: socket.socket) -> dict[str, Any]:
@@ -132,7 +137,7 @@ def _read_hello(sock: socket.socket) -> dict[str, Any]:
     return content
 
 
-def _take_time(sock: socket.socket) -> float:
+def _round_trip(sock: socket.socket) -> float:
     times = []
     for number in range(_PINGS):
         begun = time.perf_counter()
@@ -141,25 +146,3 @@ def _take_time(sock: socket.socket) -> float:
             raise ConnectionResetError(None, "the connection was ended")
         times.append(time.perf_counter() - begun)
     return median(times)
-
-
-def _resolve(host: str) -> tuple[str, ...]:
-    try:
-        found = within(_SECONDS, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
-    except (OSError, UnicodeError):
-        return ()
-    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
-
-
-def _plain(address: str) -> str:
-    """An IPv4 address as such, also where a socket for both families has wrapped it."""
-    return address.removeprefix("::ffff:")
-
-
-def _shut(listener: socket.socket) -> None:
-    """Close it, and wake who waits in accept."""
-    try:
-        listener.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
-    listener.close()

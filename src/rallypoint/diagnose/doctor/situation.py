@@ -1,4 +1,4 @@
-"""What a check may look at, besides the machine itself: all that the user has said, and what it comes to."""
+"""What a check may use besides the machine itself: what the user has said, in options and variables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import HOST, IPV6, Endpoint
 
 MASTER_PORT: Final = 29_500
-"""The port that most launchers take where none is said."""
+"""The port that most launchers take by default."""
 
 EVERYWHERE: Final = ("0.0.0.0", "::")
-"""Addresses that mean every one of whoever uses them."""
+"""Addresses that mean all addresses of a machine; as a goal they lead a machine to itself."""
 
-_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 MOST_RANKS: Final = 10_000_000
+_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,19 @@ class Situation:
 
     environ: Mapping[str, str]
     endpoint: Endpoint | None
-    """Where the job is to meet: as asked for, or by MASTER_ADDR and MASTER_PORT; None if nobody says."""
+    """Where the job is to meet: by option, or by MASTER_ADDR and MASTER_PORT; None if neither is given."""
     folder: Path
-    """Where the file for a file init would be."""
+    """The folder for the file of a file init."""
 
     @property
     def world_size(self) -> int | None:
-        """How many ranks there will be, if WORLD_SIZE says so in earnest."""
+        """How many ranks there will be; None if WORLD_SIZE gives no sensible number."""
         number = number_in(self.environ, "WORLD_SIZE")
         return number if number is not None and 0 < number <= MOST_RANKS else None
 
     @property
     def machines(self) -> int:
-        """How many machines the variables speak of; two, if the endpoint is another one."""
+        """How many machines the variables speak of; at least two if the endpoint is another machine."""
         count = number_in(self.environ, "GROUP_WORLD_SIZE")
         whole, local = number_in(self.environ, "WORLD_SIZE"), number_in(self.environ, "LOCAL_WORLD_SIZE")
         if count is None and whole and local:
@@ -51,13 +51,13 @@ class Situation:
 
 
 def number_in(environ: Mapping[str, str], name: str) -> int | None:
-    """The whole number that a variable holds; None if it is not set, or something else."""
+    """The whole number in a variable; None if it is not set, or holds something else."""
     text = environ.get(name, "").strip()
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address leads whoever uses it to itself."""
+    """Whether a name or an address leads every machine to itself."""
     try:
         return ipaddress.ip_address(host.partition("%")[0].strip("[]")).is_loopback
     except ValueError:
@@ -65,7 +65,7 @@ def is_loopback(host: str) -> bool:
 
 
 def endpoint_of(environ: Mapping[str, str]) -> Endpoint | None:
-    """What MASTER_ADDR and MASTER_PORT say; None if they say nothing, or nothing that can be meant."""
+    """The endpoint in MASTER_ADDR and MASTER_PORT; None if they are not set, or make no sense."""
     host = environ.get("MASTER_ADDR", "").strip()
     port = number_in(environ, "MASTER_PORT") if "MASTER_PORT" in environ else MASTER_PORT
     if not re.fullmatch(rf"{HOST}|{IPV6}|\[{IPV6}\]", host) or port is None or not 0 < port < 65_536:
@@ -74,6 +74,6 @@ def endpoint_of(environ: Mapping[str, str]) -> Endpoint | None:
 
 
 def check_folder(folder: Path) -> None:
-    """UsageError if it is not one."""
+    """UsageError if it is not a folder."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="name one that is there, or leave out --folder")

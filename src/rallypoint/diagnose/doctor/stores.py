@@ -1,4 +1,4 @@
-"""Stores, by using them: one of our own on this machine's addresses, and the one at the endpoint."""
+"""Stores, by using them: our own on this machine's addresses; and the endpoint, its name, port and store."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ from importlib.util import find_spec
 from statistics import median
 from typing import Final
 
-from rallypoint.diagnose.doctor.banners import describe_stranger
-from rallypoint.diagnose.doctor.interfaces import way_out
-from rallypoint.diagnose.doctor.situation import Situation
-from rallypoint.diagnose.findings import Finding, failure, ok, warning
-from rallypoint.errors import ConnectError, ConnectionLostError, ProtocolError, RallypointError
+from rallypoint.diagnose.doctor.network import interfaces_out, resolve
+from rallypoint.diagnose.doctor.situation import MASTER_PORT, Situation, is_loopback
+from rallypoint.diagnose.findings import Finding, Fix, failure, ok, warning
+from rallypoint.errors import (
+    BindError,
+    ConnectError,
+    ConnectionLostError,
+    PortInUseError,
+    ProtocolError,
+    RallypointError,
+)
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.loops.backend import LOOP_PACKAGE
-from rallypoint.server.process.binding import is_this_machine
+from rallypoint.server.machine.ports import client_ports, holder_of
+from rallypoint.server.process.binding import is_this_machine, try_port
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
@@ -31,38 +38,126 @@ from rallypoint.wire.opcodes import READY, Op
 from rallypoint.wire.sessions import ASK
 
 _SECONDS: Final = 2.0
-_PATIENCE_S: Final = 12.0  # torch's server may be held up by a look-up, which resolvers give up after 10 s
+_PATIENCE_S: Final = 12.0  # torch's server may be held up by a look-up; resolvers give up after 10 s
 _ROUND_TRIPS: Final = 50
 _SLOW_S: Final = 0.05
 _HELD_UP_S: Final = 2.0
-_QUEUE: Final = b"rallypoint/doctor"  # without a slash in front: no client's
+_QUEUE: Final = b"rallypoint/doctor"  # no client's key: those begin with a slash
+
+_STRANGER_S: Final = 1.5
+_QUESTION: Final = b"GET / HTTP/1.0\r\n\r\n"
+_GREETINGS: Final = (
+    (b"SSH-", "an SSH server"),
+    (b"HTTP/", "a web server"),
+    (b"-ERR", "a Redis server"),
+    (b"\x15\x03", "a server that speaks TLS"),
+    (b"220", "a mail or FTP server"),
+)
+"""How services begin, unasked or as an answer to the question."""
 
 
-@dataclass(frozen=True)
-class Met:
-    """A store that answers."""
-
-    kind: str
-    round_trip: float
-    """Seconds; the median of some."""
-    keys: int
+# The endpoint's name and port ------------------------------------------------------------------------------
 
 
-def check_loopback(_: Situation) -> Iterator[Finding]:
-    """A server of our own on loopback: what every job on this machine needs."""
-    yield _try_address("loopback", "127.0.0.1")
+def check_endpoint(situation: Situation) -> Iterator[Finding]:
+    """Whether the endpoint's name resolves, and whether it is this machine's."""
+    if situation.endpoint is None:
+        return
+    host = situation.endpoint.host
+    try:
+        addresses, seconds = resolve(host)
+    except OSError as error:  # TimeoutError is one
+        yield failure(
+            "endpoint", f"{host} does not resolve here ({error.strerror or error})", _remedy_for(host)
+        )
+        return
+    whose = "this machine" if is_this_machine(host) else "another machine"
+    known = "" if addresses == [host] else f" is {', '.join(addresses)}, found in {seconds * 1000:.0f} ms,"
+    yield ok("endpoint", f"{host}{known} {'and ' if known else 'is '}{whose}")
+    yield from judge_reach(host, addresses, whose == "this machine")
+
+
+def judge_reach(host: str, addresses: list[str], is_here: bool) -> Iterator[Finding]:
+    """A warning if the name leads each machine to itself."""
+    if is_here and all(map(is_loopback, addresses)) and host not in ("localhost", *addresses):
+        yield warning(
+            "endpoint",
+            f"{host} is a loopback address on this machine: torch connects to that, others cannot",
+            "for several machines, name the endpoint by an address that all of them reach",
+        )
+
+
+def _remedy_for(host: str) -> str:
+    if host.endswith(".local"):
+        return f"mDNS names need a resolver for them: use the address of {host}"
+    return f"use its address, or add {host} to the hosts file; in a cluster its DNS entry may come late"
+
+
+def check_port(situation: Situation) -> Iterator[Finding]:
+    """Whether this machine can listen on the endpoint's port, and which process has it if not."""
+    endpoint = situation.endpoint
+    if endpoint is None or not endpoint.port or not is_this_machine(endpoint.host):
+        return
+    try:
+        try_port(endpoint.host, endpoint.port)
+    except PortInUseError as error:
+        yield warning(
+            "port",
+            f"{endpoint.port} is in use" + (f" by {error.holder}" if error.holder else ""),
+            "right if that is the store of this job; else end that process, or take another port: "
+            f"{_free_port(endpoint)}",
+        )
+        return
+    except BindError as error:
+        yield failure("port", error.message, error.hint or f"take another one: {MASTER_PORT}")
+        return
+    low, high = client_ports()
+    if low <= endpoint.port <= high:
+        free = _free_port(endpoint)
+        yield warning(
+            "port",
+            f"{endpoint.port} is free, but of the range {low} to {high} that the system gives to clients: "
+            "any program may hold it by chance when the job begins",
+            f"take one below {low}: {free}",
+            Fix("run", "rdzv-endpoint", str(endpoint._replace(port=free))) if free else None,
+        )
+    else:
+        yield ok("port", f"{endpoint.port} is free")
+
+
+def _free_port(endpoint: Endpoint) -> int:
+    """A usual port, below the range for clients, that is free now; 0 if there is none."""
+    low, _ = client_ports()
+    # Also lower ones, for systems that give even the usual ones to clients.
+    candidates: list[int] = [*range(MASTER_PORT, MASTER_PORT + 50), *range(20_000, 20_050)]
+    for port in candidates:
+        if port == endpoint.port or port >= low:
+            continue
+        try:
+            try_port(endpoint.host, port)
+        except (PortInUseError, BindError):
+            continue
+        return port
+    return 0
+
+
+# Our own stores --------------------------------------------------------------------------------------------
 
 
 def open_store(address: str) -> TCPStore:
-    """A store of ours, on whatever its server can run on here: USE_LIBUV is another check's business."""
+    """A store on a server of ours. USE_LIBUV is ignored: another check judges it."""
     has_libuv = find_spec(LOOP_PACKAGE) is not None
     return TCPStore(address, 0, is_master=True, timeout=_SECONDS, use_libuv=has_libuv)
 
 
+def check_loopback(_: Situation) -> Iterator[Finding]:
+    """A server of ours on loopback: every job on this machine needs that."""
+    yield _try_address("loopback", "127.0.0.1")
+
+
 def check_interface(_: Situation) -> Iterator[Finding]:
-    """The same on the address under which other machines know this one."""
-    found = way_out()
-    if found is not None:
+    """A server of ours on the address under which other machines know this one."""
+    for found in interfaces_out()[:1]:
         yield _try_address("interface", found.addresses[0])
 
 
@@ -78,6 +173,19 @@ def _try_address(name: str, address: str) -> Finding:
     return ok(name, f"a store of ours at {address} answers in {fine_duration(met.round_trip)}")
 
 
+# The endpoint's store --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Met:
+    """A store that answers."""
+
+    kind: str
+    round_trip: float
+    """Seconds; the median of several."""
+    keys: int
+
+
 def check_store(situation: Situation) -> Iterator[Finding]:
     """What listens at the endpoint, if anything does."""
     endpoint = situation.endpoint
@@ -91,7 +199,8 @@ def check_store(situation: Situation) -> Iterator[Finding]:
     try:
         met = meet(endpoint, _PATIENCE_S)
     except (ProtocolError, ConnectError):
-        yield failure("store", *describe_stranger(endpoint))
+        what, hint = describe_stranger(endpoint), "take another port, the same on all machines"
+        yield failure("store", what, hint)
     except RallypointError as error:
         yield failure("store", f"{endpoint}: {error.message}", error.hint)
     else:
@@ -99,7 +208,7 @@ def check_store(situation: Situation) -> Iterator[Finding]:
 
 
 def _knock(endpoint: Endpoint) -> OSError | None:
-    """Why nobody opens, or None if somebody does."""
+    """Why no connection can be made; None if one can."""
     try:
         socket.create_connection(endpoint, _SECONDS).close()
     except OSError as error:
@@ -108,7 +217,7 @@ def _knock(endpoint: Endpoint) -> OSError | None:
 
 
 def judge_nobody(endpoint: Endpoint, error: OSError, is_here: bool) -> Finding:
-    """What to think of an endpoint where nobody opens; `is_here` says whether it is this machine's."""
+    """An endpoint that accepts no connection; `is_here` says whether it is this machine's."""
     refused = isinstance(error, ConnectionRefusedError)
     if refused and is_here:
         return ok("store", f"nothing listens at {endpoint} yet")
@@ -128,15 +237,12 @@ def judge_nobody(endpoint: Endpoint, error: OSError, is_here: bool) -> Finding:
 
 
 def judge_store(endpoint: Endpoint, met: Met, seconds: float) -> Finding:
-    """What to think of a store that is there, and that it took so long to get to know."""
+    """A store that answers; `seconds` is how long it took to accept us and to answer."""
     keys = f"{met.keys} key{'' if met.keys == 1 else 's'}"
     what = f"{met.kind} at {endpoint}, with {keys}, answers in {fine_duration(met.round_trip)}"
     if seconds > _HELD_UP_S:
-        return warning(
-            "store",
-            f"{what}, but took {fine_duration(seconds)} to accept us: it looks up names, or is held up",
-            "see reverse-look-up, on the machine of the store",
-        )
+        what += f", but took {fine_duration(seconds)} to accept us: it looks up names, or is held up"
+        return warning("store", what, "see reverse-look-up, on the machine of the store")
     if met.round_trip > _SLOW_S:
         return warning("store", f"{what}: slow", "it is far away, or it is held up: look at its machine")
     return ok("store", what)
@@ -156,14 +262,12 @@ def meet(endpoint: Endpoint, seconds: float = _SECONDS) -> Met:
             connection.send(request(Op.PING, tail=nonce), deadline)
             connection.read(4, deadline)
             times.append(time.perf_counter() - begun)
-    kind = (
-        "a store of Rallypoint's" if is_ours else f"a store of torch's ({_kind_of_torch(endpoint, deadline)})"
-    )
-    return Met(kind, median(times), keys)
+    kind = "Rallypoint's" if is_ours else f"torch's ({_kind_of_torch(endpoint, deadline)})"
+    return Met(f"a store of {kind}", median(times), keys)
 
 
 def _kind_of_torch(endpoint: Endpoint, deadline: Deadline) -> str:
-    """By what only the libuv server answers; the other one ends the connection."""
+    """Only the libuv server knows this request; the legacy one ends the connection."""
     with closing(connect(endpoint.host, endpoint.port, deadline, who_am_i(Role.TOOL))) as connection:
         try:
             connection.send(request(Op.QUEUE_LEN, _QUEUE), deadline)
@@ -171,3 +275,32 @@ def _kind_of_torch(endpoint: Endpoint, deadline: Deadline) -> str:
         except ConnectionLostError:
             return "legacy, or older than 2.7"
     return "libuv"
+
+
+def describe_stranger(endpoint: Endpoint) -> str:
+    """What listens at a port and does not answer as a store does, and in which process, if that is known."""
+    holder = holder_of(endpoint.port) if is_this_machine(endpoint.host) else None
+    what = _recognise(_first_words(endpoint))
+    return f"at {endpoint} is {what}: no store{f', held by {holder}' if holder else ''}"
+
+
+def _recognise(words: bytes | None) -> str:
+    if words is None:
+        return "a program that accepts connections and does not answer"
+    for beginning, what in _GREETINGS:
+        if words.startswith(beginning):
+            return what
+    return f"a program that says {words[:40]!r}" if words else "a program that ends every connection"
+
+
+def _first_words(endpoint: Endpoint) -> bytes | None:
+    """Empty if it ends the connection, None if it says nothing."""
+    try:
+        with socket.create_connection(endpoint, _STRANGER_S) as sock:
+            sock.settimeout(_STRANGER_S)
+            sock.sendall(_QUESTION)
+            return sock.recv(200)
+    except TimeoutError:
+        return None
+    except OSError:
+        return b""

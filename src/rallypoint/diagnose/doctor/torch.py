@@ -1,6 +1,6 @@
-"""torch: what it was built with, whether its store and its backends work, and what is known to be wrong.
+"""torch: what it was built with, whether its store and its backends work, and its known defects.
 
-torch itself is asked in another process, once; from its answers come several findings.
+torch is asked once, in a process of its own; several findings come from its answers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, Final
 
-from rallypoint.diagnose.doctor.interfaces import use_interface
+from rallypoint.diagnose.doctor.network import use_interface
 from rallypoint.diagnose.doctor.outlook import NO_GPU
-from rallypoint.diagnose.doctor.shell import apply
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.doctor.stores import open_store
 from rallypoint.diagnose.explain.knowledge import causes, fill
@@ -27,27 +26,23 @@ SECONDS: Final = 60.0
 _PARTS: Final = ("torch", "devices", "gloo", "plugin", "store", "nccl")
 
 _PROBED: Final = ("reverse-lookup-stalls", "no-libuv")
-"""Defects that another check finds by trying."""
+"""Defects that other checks find by trying."""
 
 _SYSTEMS: Final = {"Linux": "linux", "Windows": "windows", "Darwin": "macos"}
 
-_WITHOUT_LIBUV: Final = "this torch was built without libuv: USE_LIBUV=0 helps env:// and tcp:// alone"
+_USE_PYTHON_CLIENT: Final = "rallypoint run --client=python train.py, or file://"
 
 
 def check_torch(situation: Situation) -> Iterator[Finding]:
-    """Ask it, and tell what it says."""
     if find_spec("torch") is None:
-        yield warning(
-            "torch",
-            f"not installed for {sys.executable}; stores work without it, jobs do not",
-            "pip install torch",
-        )
+        what = f"not installed for {sys.executable}; stores work without it, jobs do not"
+        yield warning("torch", what, "pip install torch")
         return
-    yield from judge(ask_torch(situation.environ))
+    yield from judge_torch(ask_torch(situation.environ))
 
 
 def ask_torch(environ: Mapping[str, str]) -> Answers:
-    """All that torch is asked; with a store of ours for its client, where one can be had."""
+    """torch's answers about all parts. Its client tries a store of ours, if one can be opened."""
     calm = {**without_rank(environ), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     try:
         with open_store("127.0.0.1") as store:
@@ -57,13 +52,12 @@ def ask_torch(environ: Mapping[str, str]) -> Answers:
         return ask([part for part in _PARTS if part != "store"], calm, SECONDS - 1)
 
 
-def judge(answers: Answers) -> Iterator[Finding]:
-    """What torch's answers come to."""
+def judge_torch(answers: Answers) -> Iterator[Finding]:
+    """Findings from torch's answers."""
     problem = answers.error_of("torch")
     if problem:
-        yield failure(
-            "torch", f"it cannot be imported: {problem}", "python -c 'import torch' shows all of it"
-        )
+        what = f"it cannot be imported: {problem}"
+        yield failure("torch", what, "python -c 'import torch' shows all of it")
         return
     torch = answers.parts["torch"]
     yield _judge_build(torch, answers.seconds)
@@ -78,18 +72,16 @@ def _judge_build(torch: Mapping[str, Any], seconds: float) -> Finding:
     runs_on = (
         f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['hip']}" if torch["hip"] else "CPU only"
     )
+    what = f"{torch['version']}, {runs_on}"
     if not torch["distributed"]:
-        return failure(
-            "torch",
-            f"{torch['version']}, {runs_on}, built without torch.distributed",
-            "install another build of torch; this one cannot take part in any job",
-        )
+        remedy = "install another build of torch; this one cannot take part in any job"
+        return failure("torch", f"{what}, built without torch.distributed", remedy)
     backends = ", ".join(torch["backends"]) or "no backend"
-    return ok("torch", f"{torch['version']}, {runs_on}; {backends}; examined in {seconds:.1f} s")
+    return ok("torch", f"{what}; {backends}; examined in {seconds:.1f} s")
 
 
 def _judge_defects(version: str) -> Iterator[Finding]:
-    """What torch of this version is known to do on this platform, before it does it."""
+    """Known defects of this version of torch on this platform, before they show."""
     system = _SYSTEMS.get(platform.system(), "")
     for cause in causes():
         if cause.defect and cause.id not in _PROBED and cause.concerns(version, system):
@@ -97,7 +89,7 @@ def _judge_defects(version: str) -> Iterator[Finding]:
 
 
 def _never_reached(answers: Answers, part: str, name: str) -> Finding | None:
-    """The finding about a part, if torch's process had ended in one before it: that one is to blame."""
+    """The finding about a part that was not tried because torch's process ended in an earlier one."""
     missing = [each for each in _PARTS if each not in answers.parts]
     if not answers.problem or part not in missing[1:]:
         return None
@@ -107,9 +99,8 @@ def _never_reached(answers: Answers, part: str, name: str) -> Finding | None:
 def _judge_devices(_: Mapping[str, Any], answers: Answers) -> Iterator[Finding]:
     problem = answers.error_of("devices")
     if problem:
-        yield failure(
-            "devices", f"torch cannot ask for them: {problem}", "nvidia-smi shows whether the driver works"
-        )
+        remedy = "nvidia-smi shows whether the driver works"
+        yield failure("devices", f"torch cannot ask for them: {problem}", remedy)
         return
     found = answers.parts["devices"]
     if not found["devices"]:
@@ -119,35 +110,31 @@ def _judge_devices(_: Mapping[str, Any], answers: Answers) -> Iterator[Finding]:
 
 
 def judge_device(number: int, device: Mapping[str, Any], kernels: list[str]) -> Finding:
-    """Whether this torch has code for a GPU, and whether there is memory left on it."""
+    """Whether this torch has code for a GPU, and whether the GPU has memory left."""
     major, minor = device["capability"]
-    what = (
-        f"{number}: {device['name']}, sm_{major}{minor}, "
-        f"{device['free'] / (1 << 30):.1f} of {device['bytes'] / (1 << 30):.1f} GiB free"
-    )
-    if kernels and not _has_code_for(major, minor, kernels):
+    free, whole = device["free"] / (1 << 30), device["bytes"] / (1 << 30)
+    what = f"{number}: {device['name']}, sm_{major}{minor}, {free:.1f} of {whole:.1f} GiB free"
+    if kernels and not any(_runs_on(kernel, (major, minor)) for kernel in kernels):
         return failure(
             "devices",
             f"{what}; this torch has code for {', '.join(kernels)} only",
             f"install a build that has it, or: rallypoint torch plan pytorch --cuda-arch {major}.{minor}",
         )
-    if device["free"] < device["bytes"] / 2:
+    if free < whole / 2:
         return warning("devices", f"{what}: others use most of it", "nvidia-smi shows who")
     return ok("devices", what)
 
 
-def _has_code_for(major: int, minor: int, kernels: list[str]) -> bool:
-    """Code runs on the same major and a higher minor; what is kept as PTX, on everything later."""
-    for kernel in kernels:
-        kind, _, number = kernel.partition("_")
-        digits = number.rstrip("af")
-        if kind in ("sm", "compute") and digits.isdigit():
-            has = (int(digits[:-1]), int(digits[-1]))
-            if has <= (major, minor) and (kind == "compute" or has[0] == major):
-                return True
-        elif kind not in ("sm", "compute"):  # ROCm's names: the build knows
-            return True
-    return False
+def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
+    """`sm_86` runs on its own major, from its minor on; PTX (`compute_86`) runs on everything later."""
+    kind, _, number = kernel.partition("_")
+    if kind not in ("sm", "compute"):  # ROCm's names: the build knows
+        return True
+    digits = number.rstrip("af")
+    if not digits.isdigit():
+        return False
+    has = (int(digits[:-1]), int(digits[-1]))
+    return has <= capability and (kind == "compute" or has[0] == capability[0])
 
 
 def _judge_store(_: Mapping[str, Any], answers: Answers) -> Iterator[Finding]:
@@ -156,16 +143,13 @@ def _judge_store(_: Mapping[str, Any], answers: Answers) -> Iterator[Finding]:
         yield unknown("libuv", f"torch's store was not tried: {problem}")
     elif problem:
         what = f"torch's client cannot use a store on loopback: {problem}"
-        yield failure("libuv", what, "rallypoint run --client=python train.py, or file://")
+        yield failure("libuv", what, _USE_PYTHON_CLIENT)
     elif facts["fault"] == "NO_LIBUV":
-        yield warning("libuv", _WITHOUT_LIBUV, "rallypoint run train.py, or rallypoint run -- torchrun ...")
+        what = "this torch was built without libuv: USE_LIBUV=0 helps env:// and tcp:// alone"
+        yield warning("libuv", what, "rallypoint run train.py, or rallypoint run -- torchrun ...")
     elif facts["fault"]:
-        yield failure(
-            "libuv",
-            "torch's TCPStore does not work at all on this build",
-            "rallypoint run --client=python train.py, or file://",
-            Fix("run", "client", "python"),
-        )
+        what, fix = "torch's TCPStore does not work at all on this build", Fix("run", "client", "python")
+        yield failure("libuv", what, _USE_PYTHON_CLIENT, fix)
     else:
         trip = fine_duration(facts["round_trip"])
         yield ok("libuv", f"torch's TCPStore has it; torch's client asks our server in {trip}")
@@ -177,7 +161,7 @@ def _judge_gloo(torch: Mapping[str, Any], answers: Answers) -> Iterator[Finding]
         yield warning("gloo", "this torch was built without it", "install another build of torch")
     elif problem:
         fix = use_interface()
-        yield failure("gloo", f"one rank by itself fails: {problem}", apply(fix) if fix else "", fix)
+        yield failure("gloo", f"one rank by itself fails: {problem}", fix.command if fix else "", fix)
     else:
         yield ok("gloo", f"one rank by itself reduces, in {fine_duration(answers.parts['gloo']['seconds'])}")
 
@@ -192,10 +176,8 @@ def _judge_nccl(torch: Mapping[str, Any], answers: Answers) -> Iterator[Finding]
     elif problem:
         yield failure("nccl", f"{what}: one rank by itself fails: {problem}", "NCCL_DEBUG=INFO shows more")
     else:
-        yield ok(
-            "nccl",
-            f"{what}: one rank by itself reduces, in {fine_duration(answers.parts['nccl']['seconds'])}",
-        )
+        took = fine_duration(answers.parts["nccl"]["seconds"])
+        yield ok("nccl", f"{what}: one rank by itself reduces, in {took}")
 
 
 def _judge_plugin(_: Mapping[str, Any], answers: Answers) -> Iterator[Finding]:
@@ -220,4 +202,4 @@ _JUDGES: Final[Mapping[str, tuple[str, Callable[[Mapping[str, Any], Answers], It
     "nccl": ("nccl", _judge_nccl),
     "plugin": ("torchrun-plug-in", _judge_plugin),
 }
-"""What is said of each part, and under which name, in the order in which it is told."""
+"""For each part, the name of its findings and the judge; in the order of the report."""

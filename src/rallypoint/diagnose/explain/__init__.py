@@ -1,37 +1,46 @@
 """Logs of failed jobs: the first cause, what followed from it, and what to do.
 
-    knowledge   the known causes (causes.toml), checked
-    reading     files, folders, standard input -> logs: named streams of bytes
-    scanning    a log -> findings, by way of sieve, prefixes, tracebacks and torchrun's own words; severity
-                tells warnings from errors, ending whether a process ended badly
-    judging     findings -> the first cause and its consequences, as a report
-    words       that, as text and as JSON; page writes the knowledge base as a page of the documentation
+The way of a log line through the files:
 
-Only `reading` does I/O.
+    reading       opens files, folders and standard input as logs: named streams of bytes
+    sieve         cuts a log into blocks, and names the lines that may matter
+    scanning      takes these lines, one by one, through the next five
+    prefixes      takes off what launchers and loggers put before a line: rank, host, time (stamps), level
+    endings       follows torchrun's table and tries, and notes whether a process ended badly
+    tracebacks    follows the frames of a traceback up to its exception
+    evidence      matches the text with the known causes (knowledge, from causes.toml), and keeps sightings
+    suspects      scores a line that nothing matches
+    first_cause   when all logs are read: the first cause and its consequences, by role, order (ordering)
+                  and torchrun's table; the result is an Explanation (explanation)
+    words         writes that as text and as JSON
+
+`page` writes the known causes as a page of the documentation. Only `reading` and `knowledge` read files, and
+only `page` writes one. For a new cause, add an entry to causes.toml and a sample to tests/logs. For a new
+launcher, add a rule to `prefixes`, and a mark to `endings` if it says that a process ended badly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rallypoint.diagnose.explain.finding import Findings
-from rallypoint.diagnose.explain.first_cause import judge
+from rallypoint.diagnose.explain.evidence import Evidence
+from rallypoint.diagnose.explain.explanation import Explanation
+from rallypoint.diagnose.explain.first_cause import find_first_cause
 from rallypoint.diagnose.explain.knowledge import Cause, causes
-from rallypoint.diagnose.explain.report import Report
 from rallypoint.diagnose.explain.scanning import Log, scan
 from rallypoint.diagnose.explain.sieve import Sieve
 
-__all__ = ["Log", "Report", "explain"]
+__all__ = ["Explanation", "Log", "explain"]
 
 
 def explain(
     logs: Iterable[Log],
     known: Sequence[Cause] | None = None,
     progress: Callable[[int], None] = lambda _: None,
-) -> Report:
-    """What the logs of one job tell of its failure. `progress` hears of the bytes that were read."""
-    findings = Findings(causes() if known is None else known)
-    sieve = Sieve(findings.texts())
+) -> Explanation:
+    """Explain the failure of one job by its logs. `progress` is called with numbers of bytes read."""
+    evidence = Evidence(causes() if known is None else known)
+    sieve = Sieve(evidence.texts())
     for log in logs:
-        scan(log, findings, sieve, progress)
-    return judge(findings)
+        scan(log, evidence, sieve, progress)
+    return find_first_cause(evidence)

@@ -1,9 +1,9 @@
-"""The known causes of failed jobs: data from `causes.toml`, checked as it is loaded.
+"""The known causes of failed jobs: data from `causes.toml`, checked when it is loaded.
 
-An entry says by which lines it is known, what happened, why, and what to do. The file is data, so that an
-entry can be added without code; what makes it trustworthy is checked here, in one place: the names of keys,
-the regular expressions, the facts that texts ask for, the entries that others refer to. Every pattern must
-hold some fixed text, for that is how a log of gigabytes is searched (see `sieve`).
+An entry says by which lines it is known, what happened, why, and what to do. The file is data, so an entry
+can be added without code. Everything in it is checked here: the names of keys, the regular expressions, the
+facts that texts ask for, the entries that others refer to. Every pattern must contain some fixed text, since
+that is how a log of gigabytes is searched (see `sieve`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from rallypoint.diagnose.explain.literals import required_literals
+from rallypoint.diagnose.explain.sieve import required_literals
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,22 +33,6 @@ PARTS: Final = (
 ROLES: Final = ("cause", "symptom", "wrapper", "notice")
 SURENESS: Final = ("possible", "likely", "certain")
 PLATFORMS: Final = ("linux", "windows", "macos")
-
-_NEEDED: Final = {
-    "id",
-    "title",
-    "part",
-    "role",
-    "sure",
-    "example",
-    "patterns",
-    "what",
-    "why",
-    "do",
-    "sources",
-}
-_OPTIONAL: Final = {"where", "context", "over", "versions", "platforms", "defect"}
-_LISTS: Final = {"patterns", "do", "sources", "where", "context", "over", "platforms"}
 
 _ID: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _SOURCE: Final = re.compile(r"[\w.-]+/[\w.-]+#\d+|reproduced with torch \d+\.\d+\.\d+")
@@ -70,7 +54,7 @@ Facts = Mapping[str, str]
 
 
 class KnowledgeError(ValueError):
-    """An entry that cannot be meant that way. The message names the entry and the key."""
+    """An entry is wrong. The message names the entry and the key."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +66,7 @@ class Comparison:
     other: str
 
     def holds(self, facts: Facts) -> bool:
-        """Whether it does; a fact that is unknown, or no number, compares with nothing."""
+        """Whether it is true of these facts; never if a fact is unknown, or no number."""
         try:
             left = int(facts[self.fact])
             right = int(facts.get(self.other, self.other))
@@ -90,10 +74,13 @@ class Comparison:
             return False
         return _OPERATORS[self.op](left, right)
 
+    def __str__(self) -> str:
+        return f"{self.fact} {self.op} {self.other}"
+
 
 @dataclass(frozen=True, eq=False)
 class Cause:
-    """One entry of the knowledge base. There is one of each, so it is compared by identity."""
+    """One entry of the knowledge base. There is one object for each, so it is compared by identity."""
 
     id: str
     title: str
@@ -101,7 +88,7 @@ class Cause:
     role: str
     sure: str
     example: str
-    """A line by which it is known, without its prefixes: what people search for."""
+    """A line by which it is known, without its prefixes; people search for it."""
     patterns: tuple[re.Pattern[str], ...]
     what: str
     why: str
@@ -115,7 +102,7 @@ class Cause:
     defect: str = ""
 
     def match(self, text: str) -> dict[str, str] | None:
-        """The facts that a line tells, if it speaks of this cause; None if not."""
+        """The facts that a line tells, if it means this cause; None if not."""
         for pattern in self.patterns:
             found = pattern.search(text)
             if found is not None:
@@ -125,30 +112,21 @@ class Cause:
         return None
 
     def concerns(self, version: str, platform: str) -> bool:
-        """Whether a torch of this version on this platform can have it, as far as the entry says."""
+        """Whether a torch of this version on this platform can have it, by its bounds."""
         return (not self.platforms or platform in self.platforms) and in_versions(version, self.versions)
 
     def as_json(self) -> dict[str, object]:
         """The entry as it stands in the file."""
-        return {
-            "id": self.id,
-            "title": self.title,
-            "part": self.part,
-            "role": self.role,
-            "sure": self.sure,
-            "example": self.example,
-            "patterns": [pattern.pattern for pattern in self.patterns],
-            "where": [f"{each.fact} {each.op} {each.other}" for each in self.where],
-            "context": [pattern.pattern for pattern in self.context],
-            "over": list(self.over),
-            "versions": self.versions,
-            "platforms": list(self.platforms),
-            "defect": self.defect,
-            "what": self.what,
-            "why": self.why,
-            "do": list(self.do),
-            "sources": list(self.sources),
-        }
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values["patterns"] = [pattern.pattern for pattern in self.patterns]
+        values["context"] = [pattern.pattern for pattern in self.context]
+        values["where"] = list(map(str, self.where))
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+_LISTS: Final = {each.name for each in fields(Cause) if str(each.type).startswith("tuple")}
+_NEEDED: Final = {each.name for each in fields(Cause) if each.default is MISSING}
+_OPTIONAL: Final = {each.name for each in fields(Cause)} - _NEEDED
 
 
 @cache
@@ -160,7 +138,7 @@ def causes() -> tuple[Cause, ...]:
 def fill(text: str, facts: Facts) -> str:
     """A text with its facts, as `{port}`, or with the default of one that is unknown: `{port|PORT}`.
 
-    What stands in square brackets is left out if one of its facts is unknown, and has no default.
+    A part in square brackets is left out if one of its facts is unknown and has no default.
     """
 
     def fill_segment(segment: re.Match[str]) -> str:
@@ -177,7 +155,7 @@ def _needed(text: str) -> set[str]:
 
 
 def in_versions(version: str, bounds: str) -> bool:
-    """Whether a version keeps all bounds, such as `>=1.13,<2.2`; local parts (`+cpu`) do not count."""
+    """Whether a version is within all bounds, such as `>=1.13,<2.2`; local parts (`+cpu`) are ignored."""
     numbers = _numbers(version)
     return all(
         _OPERATORS[bound["op"]](numbers, _numbers(bound["version"])) for bound in _BOUND.finditer(bounds)
@@ -243,19 +221,16 @@ def _check_values(name: str, entry: Mapping[str, Any]) -> None:
     for key in ("patterns", "do", "sources"):
         if not entry[key]:
             raise KnowledgeError(f"{name}: {key} is empty")
+    bounds = entry["versions"].split(",") if "versions" in entry else []
     faults = [
         *(["id is not in kebab-case"] if not _ID.fullmatch(entry["id"]) else []),
         *(["title ends with a full stop"] if entry["title"].endswith(".") else []),
         *(f"platform {each!r} is unknown" for each in entry.get("platforms", []) if each not in PLATFORMS),
         *(f"{each!r} is no source" for each in entry["sources"] if not _SOURCE.fullmatch(each)),
-        *(f"{each!r} is no bound" for each in _bounds(entry) if not _BOUND.fullmatch(each)),
+        *(f"{each!r} is no bound" for each in bounds if not _BOUND.fullmatch(each.strip())),
     ]
     if faults:
         raise KnowledgeError(f"{name}: {faults[0]}")
-
-
-def _bounds(entry: Mapping[str, Any]) -> list[str]:
-    return [bound.strip() for bound in entry["versions"].split(",")] if "versions" in entry else []
 
 
 def _compile(name: str, key: str, texts: Sequence[str]) -> tuple[re.Pattern[str], ...]:
@@ -279,7 +254,7 @@ def _comparison_of(name: str, text: str) -> Comparison:
 
 
 def _check_facts(cause: Cause) -> None:
-    """Every fact that is asked for must be told by a pattern; one that not all tell needs brackets."""
+    """Every fact in a text must come from a pattern; if not all patterns give it, it needs brackets."""
     told = [set(pattern.groupindex) for pattern in cause.patterns]
     asked = {each.fact for each in cause.where} | {
         each.other for each in cause.where if not each.other.lstrip("-").isdigit()

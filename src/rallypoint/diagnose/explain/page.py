@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from rallypoint.diagnose.explain.explanation import MEANINGS
 from rallypoint.diagnose.explain.knowledge import PARTS, Cause, causes, fill
 
 _HEAD: Final = """\
@@ -41,11 +42,6 @@ _ROLES: Final = {
     "symptom": "A consequence: something else happened first.",
     "wrapper": "A wrapper: it says that something failed, and not what.",
     "notice": "Mostly harmless.",
-}
-_SURENESS: Final = {
-    "certain": "These words mean this and nothing else.",
-    "likely": "These words mostly mean this.",
-    "possible": "These words can mean other things as well.",
 }
 _ISSUE: Final = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)#(?P<number>\d+)")
 
@@ -78,7 +74,12 @@ def _entry(cause: Cause) -> Iterator[str]:
     for text in cause.do:
         yield f"- {_text(text, cause)}"
     yield ""
-    remarks = [_ROLES.get(cause.role, ""), _SURENESS[cause.sure], _applies(cause), _sources(cause)]
+    remarks = [
+        _ROLES.get(cause.role, ""),
+        f"{MEANINGS[cause.sure].capitalize()}.",
+        _applies(cause),
+        _sources(cause),
+    ]
     yield " ".join(remark for remark in remarks if remark)
 
 
@@ -101,10 +102,9 @@ def _text(text: str, cause: Cause) -> str:
 
 
 def _escaped(text: str) -> str:
-    """What Markdown would take for a tag or for emphasis, but for what stands between backticks."""
+    """The text with `<` and `*` escaped for Markdown, except between backticks."""
     parts = text.split("`")
-    plain = [re.sub(r"[<*]", r"\\\g<0>", part) for part in parts[::2]]
-    parts[::2] = plain
+    parts[::2] = [re.sub(r"[<*]", r"\\\g<0>", part) for part in parts[::2]]
     return "`".join(parts)
 
 

@@ -1,9 +1,14 @@
 """What launchers and loggers put before a line: who wrote it, when, and how serious it is. Pure.
 
 Prefixes nest: `[default3]:[rank3]:[E1115 14:36:19.1 ProcessGroupNCCL.cpp:616] [Rank 3] text`. So they are
-taken off one after the other, each by a rule, until no rule fits. A rule must not eat text that is no prefix:
-those that could (`node-a: `, `3: `) hold only for names that have been seen before something that can only
-follow a prefix.
+taken off one after the other, each by a rule, until no rule fits. To teach it a new launcher, add a rule; its
+groups (rank, host, pid, level, clock, year, month, day, zone) say what the prefix tells. A rule must not take
+off text that is no prefix: `node-a: ` and `3: ` count as prefixes only for names that have been seen before
+something that can only follow a prefix.
+
+Healthy jobs warn of what fails for a while: a name that is not known yet, a port that is tried before its
+server listens. The words are those of a failure. What tells the two apart is the logger's level, or what the
+line says has been done about it. NCCL's WARN is not a warning: it is how NCCL says that something failed.
 """
 
 from __future__ import annotations
@@ -12,8 +17,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rallypoint.diagnose.explain.severity import severity_of
 from rallypoint.diagnose.explain.stamps import MONTHS, Stamp, read_stamp
+
+MILD: Final = "mild"
+SERIOUS: Final = "serious"
 
 _MOST_PREFIXES: Final = 8
 _MOST_NAMES: Final = 100_000
@@ -30,27 +37,31 @@ _NAME: Final = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?"
 
 @dataclass(frozen=True)
 class Line:
-    """A line without its prefixes, and what they told; None where they told nothing."""
+    """A line without its prefixes, and what they tell; None for what they do not tell."""
 
     text: str
     rank: int | None = None
     host: str | None = None
     pid: int | None = None
-    """Of the process that logged it, where that tells several apart."""
+    """The process that logged it."""
     stamp: Stamp | None = None
     record: bool = False
-    """Whether it begins a message of a logger; if not, it may belong to the line before."""
+    """Whether a logger's message begins here; if not, the line may belong to the one before."""
     level: str = ""
-    """The word or letter by which its logger says how serious it is: `W`, `ERROR`."""
+    """The logger's word or letter for how serious it is: `W`, `ERROR`."""
 
     @property
     def severity(self) -> str:
-        """mild, serious, or empty where nothing tells."""
-        return severity_of(self.level, self.text)
+        """mild, serious, or empty if neither the text nor the level tells."""
+        if _HANDLED.search(self.text) or _MILD.match(self.text):
+            return MILD
+        if _SERIOUS.match(self.text):
+            return SERIOUS
+        return "" if not self.level else MILD if self.level in _MILD_LEVELS else SERIOUS
 
     @property
     def writer(self) -> tuple[int | None, str | None, int | None]:
-        """Who wrote it: lines of several writers may be mixed, those of one follow each other."""
+        """The writer. Lines of several writers may be mixed; those of one are in order."""
         return (self.rank, self.host, self.pid)
 
     @property
@@ -63,7 +74,7 @@ class _Rule:
     pattern: re.Pattern[str]
     record: bool = False
     weak_rank: bool = False
-    """The rank is the launcher's word for a process: one that the process says itself is better."""
+    """The rank is the launcher's number for a process; one that the process itself gives is better."""
 
 
 _Prefix = tuple[_Rule, re.Match[str]]
@@ -138,8 +149,23 @@ _LABEL: Final = _rule(rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME})): ", we
 _AFTER_LABEL: Final = re.compile(r"Traceback \(most recent call last\):|  File \"")
 
 
-# A progress bar does not end its line: what is printed next stands right behind it.
+# A progress bar does not end its line: the next message stands right behind it.
 _BAR: Final = re.compile(r"[^|]{0,200}?\d+%\|[^|]*\|[^\[]{0,80}\[[^\]]*(?:it/s|s/it)[^\]]*\](?=\S)")
+
+
+_MILD_LEVELS: Final = ("D", "V", "I", "W", "DEBUG", "INFO", "NOTICE", "WARN", "WARNING")
+# Python's warnings, pip's and Hugging Face's loggers, NCCL's.
+_MILD: Final = re.compile(
+    r"(?:\S+:\d+: )?(?:\w*Warning|warning): "
+    r"|\[?(?:DEBUG|INFO|NOTICE|WARN|WARNING)\b[\]:| ]"
+    r"|(?:\S+ )?NCCL (?:INFO|TRACE)\b"
+)
+_SERIOUS: Final = re.compile(r"\[?(?:ERROR|CRITICAL|FATAL)\b[\]:| ]")
+# It has been dealt with, whatever its level.
+_HANDLED: Final = re.compile(
+    r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to|skipping"
+    r"|trying (?:again|another|the next|port \d))\b"
+)
 
 
 class Prefixes:
@@ -182,7 +208,7 @@ def _find_prefix(text: str) -> _Prefix | None:
 
 
 def _take(line: Line, rule: _Rule, found: re.Match[str], *, strong: bool) -> Line:
-    """The line with one prefix less. The outermost time counts: that of one clock for all lines of a log."""
+    """The line with one prefix less. The outermost time counts: it is of one clock for all lines of a log."""
     groups = found.groupdict()
     rank = line.rank
     if groups.get("rank") is not None and (rank is None or not (rule.weak_rank or strong)):

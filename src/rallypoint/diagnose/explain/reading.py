@@ -1,7 +1,7 @@
-"""Logs from files, folders and standard input, as streams of bytes.
+"""Logs from files, folders, standard input and failure reports, as streams of bytes.
 
 The bytes that come out are UTF-8 or nearly so: gzip is unpacked, and UTF-16, as PowerShell writes it, is
-recoded. What a path tells is noted: torchrun's log folder (`attempt_0/3/stderr.log`), `rank3.log`,
+recoded. A path may tell a rank, a host or a try: `attempt_0/3/stderr.log` (torchrun), `rank3.log`,
 `node-a.log`.
 """
 
@@ -18,7 +18,10 @@ from typing import IO, Final
 
 from rallypoint.diagnose.explain.scanning import Log
 from rallypoint.diagnose.explain.sieve import BLOCK_BYTES
+from rallypoint.diagnose.explain.stamps import complete_stamp
+from rallypoint.diagnose.explain.tracebacks import BEGIN
 from rallypoint.errors import UsageError
+from rallypoint.launch.reports import Failure
 
 _TORCHRUN: Final = re.compile(
     r"attempt_(?P<attempt>\d+)[/\\](?P<rank>\d+)[/\\](?:stdout|stderr)\.log(?:\.gz)?$"
@@ -34,7 +37,7 @@ _LOG: Final = re.compile(r"(?i)\.(?:log|out|err|txt|stdout|stderr)(?:\.\d+)?(?:\
 
 
 def find_logs(paths: Sequence[str]) -> list[Path]:
-    """The files that are meant: a folder means the logs in it. UsageError if there are none."""
+    """The files, with the logs of a folder in its place. UsageError if a folder has none."""
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
         for file in _logs_in(path) if path.is_dir() else [path]:
@@ -53,7 +56,7 @@ def _logs_in(folder: Path) -> list[Path]:
 
 
 def open_log(path: Path) -> Log:
-    """A file as a log; it is read when its chunks are asked for. UsageError if it cannot be."""
+    """A file as a log. It is read when its chunks are asked for. UsageError if it cannot be opened."""
     try:
         status = os.stat(path)
         path.open("rb").close()
@@ -68,8 +71,17 @@ def stream_log(stream: IO[bytes], name: str, now: float) -> Log:
     return Log(name, recoded(iter(lambda: stream.read(BLOCK_BYTES), b"")), modified=now)
 
 
+def log_of_failure(failure: Failure) -> Log:
+    """What a process of `rallypoint run` has reported of its failure, as a log."""
+    rank = failure.who.rank if failure.who.rank >= 0 else None
+    # A long traceback was cut at its beginning; its end is what counts.
+    text = failure.traceback if BEGIN in failure.traceback else f"{BEGIN}:\n{failure.traceback}"
+    chunks, stamp = [text.encode(errors="replace")], complete_stamp(failure.time)
+    return Log(failure.name, chunks, rank, failure.who.host, failure.who.tries, failure.time, stamp)
+
+
 def told_by_name(path: Path) -> tuple[int | None, str | None, int | None]:
-    """Rank, host and number of the try, as far as a path tells them."""
+    """Rank, host and number of the try, if the path tells them."""
     torchrun = _TORCHRUN.search(str(path))
     if torchrun:
         return int(torchrun["rank"]), None, int(torchrun["attempt"])
@@ -89,7 +101,7 @@ def _file_chunks(path: Path) -> Iterator[bytes]:
 
 
 def recoded(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same in UTF-8, whatever it was; without a byte order mark."""
+    """The chunks in UTF-8, without a byte order mark."""
     decoder, begun = None, False
     for chunk in chunks:
         if not begun:

@@ -1,7 +1,7 @@
-"""One log on its way through: from blocks of bytes to what was found in them. Pure.
+"""One log on its way through: from blocks of bytes to evidence. Pure.
 
-Most of a log is never looked at: the sieve names the lines that may mean something. Only after a line that
-opens something (a traceback, torchrun's table) are all lines read, until it is closed.
+Most of a log is never looked at: the sieve names the lines that may matter. Only after a line that opens
+something (a traceback, torchrun's table) are all lines read, until it is closed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rallypoint.diagnose.explain import tracebacks
-from rallypoint.diagnose.explain.finding import Findings, Sighting, Source
+from rallypoint.diagnose.explain.evidence import Evidence, Sighting, Source
 from rallypoint.diagnose.explain.knowledge import Cause
-from rallypoint.diagnose.explain.prefixes import Line, Prefixes
-from rallypoint.diagnose.explain.severity import MILD
+from rallypoint.diagnose.explain.prefixes import MILD, Line, Prefixes
 from rallypoint.diagnose.explain.sieve import ESCAPE, Sieve, blocks
 from rallypoint.diagnose.explain.stamps import Stamp
 from rallypoint.diagnose.explain.tracebacks import Raised, Traceback
@@ -30,7 +29,7 @@ Writer = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Log:
-    """A log to read, and what is known of it from elsewhere: its name, or who gave it."""
+    """A log to read, with what is known of it beforehand."""
 
     name: str
     chunks: Iterable[bytes]
@@ -38,16 +37,16 @@ class Log:
     host: str | None = None
     attempt: int | None = None
     modified: float | None = None
-    """When it was written last, in seconds since 1970: a hint at the year of times that have none."""
+    """When it was written last, in seconds since 1970: it tells the year of times that have none."""
     stamp: Stamp | None = None
-    """When all of it was said, if that is known."""
+    """The time of all its lines, if that is known."""
 
 
-def scan(log: Log, findings: Findings, sieve: Sieve, progress: Callable[[int], None]) -> None:
-    """Add what a log holds to the findings; `progress` hears of the bytes that were read."""
+def scan(log: Log, evidence: Evidence, sieve: Sieve, progress: Callable[[int], None]) -> None:
+    """Add what a log tells to the evidence; `progress` is called with the number of bytes of each block."""
     source = Source(log.name, log.modified, log.attempt)
-    findings.sources.append(source)
-    scanner = _Scanner(log, findings, source)
+    evidence.sources.append(source)
+    scanner = _Scanner(log, evidence, source)
     for block in blocks(log.chunks):
         scanner.take_block(block, sieve.select(block))
         progress(len(block))
@@ -62,7 +61,7 @@ def decode(raw: bytes) -> str:
 
 @dataclass
 class _Pending:
-    """An exception that no entry knows, unless more of its message, or of its chain, tells what it is."""
+    """An exception that no entry knows yet: more of its message, or of its chain, may tell what it is."""
 
     raised: Raised
     seen: Sighting
@@ -72,18 +71,18 @@ class _Pending:
 
 
 class _Scanner:
-    def __init__(self, log: Log, findings: Findings, source: Source) -> None:
+    def __init__(self, log: Log, evidence: Evidence, source: Source) -> None:
         self._log = log
-        self._findings = findings
+        self._evidence = evidence
         self._source = source
-        self._index = len(findings.sources) - 1
+        self._index = len(evidence.sources) - 1
         self._prefixes = Prefixes()
         self._tracebacks: dict[Writer, Traceback] = {}
         self._pending: dict[Writer, _Pending] = {}
         self._lines: Sequence[bytes] = ()
         self._at = 0
         self._tail = b""
-        """What came before the block that is being read."""
+        """The bytes before the block that is being read."""
         self._looked_back: tuple[int, Stamp | None] = (-1, None)
         """Up to which line a time was looked for, and that time."""
 
@@ -108,7 +107,7 @@ class _Scanner:
                 self._take(index)
 
     def close(self) -> None:
-        """The log is at its end: what is still open stays as it is."""
+        """The log is at its end: exceptions that still wait for more are unknown ones."""
         for writer in list(self._pending):
             self._settle(writer)
 
@@ -136,7 +135,7 @@ class _Scanner:
     def _take_line(self, line: Line) -> None:
         tries = self._source.tries.count
         line = self._source.table.take(self._source.tries.take(line))
-        self._findings.note_contexts(line.text)
+        self._evidence.note_contexts(line.text)
         is_frame, raised = self._follow_traceback(line)
         if not is_frame:
             self._judge(line, raised, tries)
@@ -154,12 +153,12 @@ class _Scanner:
         return state.frame, raised
 
     def _judge(self, line: Line, raised: Raised | None, tries: int) -> None:
-        matches = self._findings.match(line.text) if line.text else []
+        matches = self._evidence.match(line.text) if line.text else []
         mild = raised is None and line.severity == MILD
         for cause, facts in matches:
-            self._findings.add_known(cause, facts, raised, self._sighting(line, tries, cause, mild))
+            self._evidence.add_known(cause, facts, raised, self._sighting(line, tries, cause, mild))
         self._source.ending.take(line, self._number, raised, [cause.role for cause, _ in matches])
-        # An entry that wants to see more of the log may not hold in the end.
+        # An entry that needs a context may be dropped in the end.
         known = [cause for cause, _ in matches if not cause.context]
         if raised is not None and not raised.chained and not known:
             self._pending[line.writer] = _Pending(raised, self._sighting(line, tries, raised))
@@ -168,7 +167,7 @@ class _Scanner:
         elif line.writer in self._pending:
             self._go_on(line, self._pending[line.writer], raised, {cause.role for cause in known})
         if raised is None and not known and not mild and self._source.table.idle:
-            self._findings.suspects.add(line.text, self._source.name, self._number, line.rank)
+            self._evidence.suspects.add(line.text, self._source.name, self._number, line.rank)
 
     def _go_on(self, line: Line, pending: _Pending, raised: Raised | None, roles: set[str]) -> None:
         """A line after an exception that is not known: the next one of its chain, or more of its message."""
@@ -179,20 +178,20 @@ class _Scanner:
                 del self._pending[line.writer]  # the last one of the chain says what it means
             return
         if line.record or line.text.startswith("[") or (line.anonymous and not line.text):
-            pending.message_lines = 0  # where nobody says who writes, an empty line ends the message
+            pending.message_lines = 0  # without names of writers, an empty line ends the message
         elif pending.message_lines and roles & {"cause", "symptom"}:
             del self._pending[line.writer]
         pending.message_lines = max(pending.message_lines - 1, 0)
 
     def _settle(self, writer: Writer) -> None:
-        """The exception that waited for more of its message, and of its chain, is an unknown one."""
+        """Nothing more of the message or the chain will come: the exception is an unknown one."""
         pending = self._pending.pop(writer, None)
         if pending is not None:
-            self._findings.add_unknown(pending.raised, pending.became, pending.seen)
+            self._evidence.add_unknown(pending.raised, pending.became, pending.seen)
 
     @property
     def _number(self) -> int:
-        """That of the line which is being read."""
+        """The number of the line that is being read."""
         return self._source.lines + self._at + 1
 
     def _sighting(self, line: Line, tries: int, what: Cause | Raised, mild: bool = False) -> Sighting:
@@ -208,8 +207,8 @@ class _Scanner:
             line.text,
             mild,
         )
-        # Looking back is dear, and of all that a writer says again and again, only the first counts.
-        if stamp is not None or not self._findings.is_news(what, seen.writer):
+        # Looking back is expensive, and only the first sighting of a writer counts.
+        if stamp is not None or not self._evidence.is_news(what, seen.writer):
             return seen
         return replace(seen, stamp=self._look_back())
 

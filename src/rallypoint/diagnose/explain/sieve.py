@@ -1,18 +1,29 @@
 """The quick way through a large log: which lines need to be looked at. Pure.
 
-Lines of a training log differ in their numbers and in little else. So each line is brought to a reduced form
-without them, and each form is searched once for the texts that a line of interest must hold; a whole block of
-lines whose forms are all known costs a translation, a split and a set. Nothing is lost: whatever holds a text
-holds it in the reduced form as well (a test compares with looking at every line).
+Every match of a regular expression contains some fixed text, and a search for plain text is many times faster
+than a regular expression. So the sieve looks for the fixed texts of all patterns, and lets only those lines
+through that have one.
+
+Lines of a training log differ in their numbers and in little else. So lines and texts are compared in a
+reduced form (`reduce`): lower case, without digits, blanks and signs. Each form is searched once; a block of
+lines whose forms are all known costs a translation, a split and a set. Nothing is lost: a line that holds a
+text also holds it in the reduced form (a test compares with looking at every line).
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
-from rallypoint.diagnose.explain.literals import VARIABLE
+# The parser of the standard library's `re`. It has no public name since 3.11, but nothing else tells what
+# a pattern consists of.
+if sys.version_info >= (3, 11):
+    from re import _parser  # type: ignore[attr-defined]
+else:
+    import sre_parse as _parser
 
 BLOCK_BYTES: Final = 1 << 20
 LONGEST_LINE: Final = 1 << 16
@@ -22,11 +33,69 @@ _MOST_FORMS: Final = 100_000
 _LONGEST_FORM: Final = 1024
 _LOWER: Final = bytes(range(256)).lower()
 ESCAPE: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-~])")
-"""What a terminal obeys: colours, titles, links. It goes first: a reduced form no longer shows its end."""
+"""Escape sequences: colours, titles, links. They are removed first, since a reduced form hides their end."""
+
+_SHORTEST: Final = 4
+"""Shorter texts are in too many lines to be of use."""
+VARIABLE: Final = b"0123456789 .+-\r"
+"""Bytes that the reduced form leaves out."""
+
+_REPEATS: Final = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
+
+
+def reduce(text: bytes) -> bytes:
+    """The form in which lines and literals are compared."""
+    return text.lower().translate(None, VARIABLE)
+
+
+@cache
+def required_literals(pattern: re.Pattern[str]) -> frozenset[bytes]:
+    """Texts in reduced form, one of which is in every match; empty if there is no such text."""
+    return _of_sequence(_parser.parse(pattern.pattern, pattern.flags))
+
+
+def _of_sequence(items: Any) -> frozenset[bytes]:
+    choices = [choice for choice in _choices(items) if choice]
+    # Long texts are rare. Of a choice between several, the shortest one decides.
+    return max(choices, key=lambda choice: min(map(len, choice)), default=frozenset())
+
+
+def _choices(items: Any) -> Iterator[frozenset[bytes]]:
+    """For each part of a sequence, texts one of which it must contain; empty if there are none."""
+    run = ""
+    for code, value in items:
+        if str(code) == "LITERAL" and value < 128:
+            run += chr(value)
+            continue
+        yield _of_run(run)
+        run = ""
+        yield _of_part(str(code), value)
+    yield _of_run(run)
+
+
+def _of_run(run: str) -> frozenset[bytes]:
+    reduced = reduce(run.encode())
+    return frozenset([reduced]) if len(reduced) >= _SHORTEST else frozenset()
+
+
+def _of_part(code: str, value: Any) -> frozenset[bytes]:
+    if code == "SUBPATTERN":
+        return _of_sequence(value[-1])
+    if code == "ATOMIC_GROUP":
+        return _of_sequence(value)
+    if code in _REPEATS and value[0] > 0:
+        return _of_sequence(value[2])
+    if code == "BRANCH":
+        branches = [_of_sequence(branch) for branch in value[1]]
+        return frozenset().union(*branches) if all(branches) else frozenset()
+    return frozenset()
+
+
+# The sieve -------------------------------------------------------------------------------------------------
 
 
 class Sieve:
-    """Lets through the lines that hold one of some texts (in reduced form)."""
+    """Lets through the lines that contain one of some texts (in reduced form)."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self._texts = _without_needless(texts)
@@ -52,7 +121,7 @@ class Sieve:
 
 
 def _without_needless(texts: Iterable[bytes]) -> tuple[bytes, ...]:
-    """Without texts that contain another one: where they are, that one is as well."""
+    """Without the texts that contain another one: the shorter one finds their lines as well."""
     kept: list[bytes] = []
     for text in sorted(set(texts), key=len):
         if not any(shorter in text for shorter in kept):

@@ -1,6 +1,6 @@
-"""Lines that look like the cause of a failure, for a log in which nothing is known. Pure.
+"""Lines that look like the cause of a failure, for a log in which no cause is known. Pure.
 
-The score is the sum of the words below; nothing more is behind it.
+The score of a line is the sum of the points below.
 """
 
 from __future__ import annotations
@@ -32,22 +32,9 @@ _WORDS: Final = (
     (r"^frame #\d+|^\S+ FAILED$", -9),  # a C++ backtrace; the heading of torchrun's table
 )
 _SCORES: Final = tuple((re.compile(pattern, re.IGNORECASE), points) for pattern, points in _WORDS)
-
-# One of these is in every line that scores: what the sieve must let through.
-MARKS: Final = (
-    *(
-        "fatal",
-        "segmentation fault",
-        "core dumped",
-        "terminate called",
-        "what():",
-        "abort",
-        "panic",
-        "killed",
-    ),
-    *("error", "exception", "failed", "failure"),
-)
 _LEAST: Final = 3
+PATTERNS: Final = tuple(pattern for pattern, points in _SCORES if points >= _LEAST)
+"""The sieve lets a line through only if it may match one of these."""
 _MOST: Final = 5
 _MOST_FORMS: Final = 10_000
 _NUMBERS: Final = re.compile(r"\d+")
@@ -66,7 +53,7 @@ class Suspect:
 
 @dataclass
 class Suspects:
-    """The few that score most; of those that differ in numbers only, the first."""
+    """The lines with the highest scores; of lines that differ in numbers only, the first."""
 
     _kept: dict[str, Suspect] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
@@ -82,12 +69,12 @@ class Suspects:
             return
         self._kept[form] = Suspect(text, log, line, rank, points)
         if len(self._kept) > _MOST:
-            # Of several that score the least, the last one goes: what came first is nearer to the cause.
+            # Of several with the lowest score, the last one goes: earlier lines are nearer to the cause.
             worst = min(reversed(self._kept.items()), key=lambda each: each[1].score)[0]
             del self._kept[worst]
 
     def best(self) -> list[Suspect]:
-        """Those that score most, first."""
+        """The suspects, the highest score first."""
         return sorted(self._kept.values(), key=lambda each: -each.score)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 BEGIN: Final = "Traceback (most recent call last)"
 UNREADABLE: Final = 'File "'
-"""What begins the message about a script that Python cannot read: it has no head."""
+"""How the message about a script that Python cannot parse begins: it has no head."""
 _UNREADABLE: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?P<function>)$')
 _CHAINED: Final = (
     "During handling of the above exception, another exception occurred",
@@ -28,11 +28,7 @@ _LIBRARIES: Final = re.compile(
 )
 _PLAIN: Final = (
     *("AttributeError", "NameError", "TypeError", "KeyError", "IndexError", "ZeroDivisionError"),
-    *(
-        "UnboundLocalError",
-        "AssertionError",
-        "FileNotFoundError",
-    ),
+    *("UnboundLocalError", "AssertionError", "FileNotFoundError"),
 )
 _MOST_LINES: Final = 400
 _FOREIGN_LINES: Final = 50
@@ -40,7 +36,7 @@ _AFTER_LINES: Final = 60  # torch's messages may hold a backtrace of C++
 
 
 @dataclass(frozen=True)
-class Place:
+class Frame:
     """A frame of a traceback."""
 
     file: str
@@ -54,14 +50,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Raised:
-    """The end of a traceback."""
+    """The exception at the end of a traceback."""
 
     kind: str
     message: str
-    place: Place | None
-    """The innermost frame that is not of a library; of any, if there is no other."""
+    place: Frame | None
+    """The innermost frame outside of libraries; if there is none, the innermost one."""
     chained: bool
-    """Whether another exception came before it, of which this one is the consequence."""
+    """Whether it is the consequence of an exception before it."""
 
     @property
     def name(self) -> str:
@@ -70,12 +66,12 @@ class Raised:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is of a kind that mostly comes from the code itself, whatever runs it."""
+        """Whether errors of this kind mostly come from the script itself."""
         return self.kind in _PLAIN
 
 
 class Traceback:
-    """The state of one writer. It is `idle` when the next line of this writer means nothing to it."""
+    """The traceback that one writer is writing, if it is writing one (else it is `idle`)."""
 
     def __init__(self) -> None:
         self.frame = False
@@ -86,8 +82,8 @@ class Traceback:
         self._foreign = 0
         self._after = 0
         self._chained = False
-        self._place: Place | None = None
-        self._own_place: Place | None = None
+        self._place: Frame | None = None
+        self._own_place: Frame | None = None
 
     @property
     def idle(self) -> bool:
@@ -95,11 +91,11 @@ class Traceback:
 
     @property
     def chained(self) -> bool:
-        """Whether what is being read follows from the exception before it."""
+        """Whether the traceback being read follows from the exception before it."""
         return self._chained
 
     def take(self, text: str) -> Raised | None:
-        """The next line of this writer; the exception, if it is the line that names it."""
+        """Read the next line of this writer; return the exception if the line names it."""
         unreadable = None if self._body else _UNREADABLE.match(text)
         self.frame = BEGIN in text or unreadable is not None
         if self.frame:
@@ -138,7 +134,7 @@ class Traceback:
         return None if self.frame else self._take_end(text)
 
     def _take_frame(self, frame: re.Match[str]) -> None:
-        place = Place(frame["file"], int(frame["line"]), frame["function"] or "")
+        place = Frame(frame["file"], int(frame["line"]), frame["function"] or "")
         self._place = place
         if not _LIBRARIES.search(place.file):
             self._own_place = place

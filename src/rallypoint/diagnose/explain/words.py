@@ -1,7 +1,7 @@
-"""A report as text for a terminal of 80 columns, and as JSON. Pure.
+"""An explanation as text for a terminal of 80 columns, and as JSON. Pure.
 
-Whatever comes from a log is written so that a terminal obeys nothing in it. What stands between backticks is
-to be pasted, so it is never broken; only for that a line may be longer.
+Text from a log is written so that a terminal obeys nothing in it. Text between backticks is to be pasted, so
+it is never broken, even if its line gets longer.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
-from rallypoint.diagnose.explain.report import Report, Told, Verdict
+from rallypoint.diagnose.explain.explanation import Explanation, Incident, Verdict
 from rallypoint.diagnose.explain.suspects import Suspect
 from rallypoint.text import excerpt, printable, ranks_text
 
@@ -42,12 +43,12 @@ def describe_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {ranks_text(ranks, _MOST_ROWS)}"
 
 
-def describe_writers(told: Told) -> str:
-    """Who said it: ranks, else machines, else nothing."""
-    if told.ranks:
-        where = f" on {printable(told.hosts[0])}" if len(told.hosts) == 1 else ""
-        return describe_ranks(told.ranks) + where
-    hosts = [printable(host) for host in told.hosts]
+def describe_writers(incident: Incident) -> str:
+    """The writers: ranks, else machines, else nothing."""
+    if incident.ranks:
+        where = f" on {printable(incident.hosts[0])}" if len(incident.hosts) == 1 else ""
+        return describe_ranks(incident.ranks) + where
+    hosts = [printable(host) for host in incident.hosts]
     more = f" and {len(hosts) - 3:,} more" if len(hosts) > 3 else ""
     return ", ".join(hosts[:3]) + more
 
@@ -55,141 +56,134 @@ def describe_writers(told: Told) -> str:
 # Text ------------------------------------------------------------------------------------------------------
 
 
-def as_text(report: Report) -> str:
-    """The whole report."""
-    blocks = [*_verdict_blocks(report), *_rest_blocks(report)]
+def as_text(explanation: Explanation) -> str:
+    """The whole explanation."""
+    blocks = [*_verdict_blocks(explanation), *_rest_blocks(explanation)]
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def _verdict_blocks(report: Report) -> Iterator[list[str]]:
-    verdict = report.verdict
+def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
+    verdict = explanation.verdict
     if verdict is None:
-        yield _nothing(report)
-        if not report.suspects:
-            yield from (_notice(told, report) for told in report.notices[:_MOST_ROWS])
+        yield _nothing(explanation)
+        if not explanation.suspects:
+            yield from (_notice(incident, explanation) for incident in explanation.notices[:_MOST_ROWS])
         return
-    told = verdict.told
-    yield [*_wrapped(_headline(verdict)), *_quote(told, report)]
-    if told.cause is not None:
-        yield ["What happened", *_prose(told.what, "  ")]
-        yield ["Why", *_prose(told.why, "  ")]
-        yield ["What to do", *_numbered(told.do)]
+    incident = verdict.incident
+    yield [*_wrapped(_headline(verdict)), *_quote(incident, explanation)]
+    if incident.cause is not None:
+        yield ["What happened", *_prose(incident.what, "  ")]
+        yield ["Why", *_prose(incident.why, "  ")]
+        yield ["What to do", *_numbered(incident.do)]
     else:
-        yield ["What to do", *_numbered(_advice(told))]
+        yield ["What to do", *_numbered(_advice(incident))]
     yield ["How sure", *_wrapped(f"{verdict.sure}: {'; '.join(verdict.reasons)}", "  ")]
 
 
-def as_advice(report: Report) -> str:
-    """Only what is known of the first cause, for the end of a failed job; empty if nothing is."""
-    if report.verdict is None or report.verdict.told.cause is None:
+def as_advice(explanation: Explanation) -> str:
+    """The entry of the first cause, for the end of a failed job; empty if the cause is unknown."""
+    if explanation.verdict is None or explanation.verdict.incident.cause is None:
         return ""
-    told = report.verdict.told
+    incident = explanation.verdict.incident
     return "\n".join(
         [
-            *_prose(f"{told.title}: {told.what}"),
-            *_prose(f"why: {told.why}"),
+            *_prose(f"{incident.title}: {incident.what}"),
+            *_prose(f"why: {incident.why}"),
             "what to do:",
-            *_numbered(told.do[:_ADVICE]),
+            *_numbered(incident.do[:_ADVICE]),
         ]
     )
 
 
 def _headline(verdict: Verdict) -> str:
-    told = verdict.told
-    who = describe_writers(told)
-    if told.cause is not None:
-        return f"{who}: {told.title}" if who else told.title
+    incident = verdict.incident
+    who = describe_writers(incident)
+    if incident.cause is not None:
+        return f"{who}: {incident.title}" if who else incident.title
     what = "an error that is not known here"
     return f"{who} failed first, with {what}" if who else f"The first failure is {what}"
 
 
-def _notice(told: Told, report: Report) -> list[str]:
-    """What is mostly harmless, where there is nothing else to tell."""
-    who = describe_writers(told)
-    by_nature = told.cause is not None and told.cause.role == "notice"
+def _notice(incident: Incident, explanation: Explanation) -> list[str]:
+    """A notice in full, if there is no failure."""
+    by_nature = incident.cause is not None and incident.cause.role == "notice"
     return [
-        *_wrapped(f"{told.title} ({who})" if who else told.title),
-        *_quote(told, report),
-        *_prose(f"{told.what} {told.why}" if by_nature else f"{told.what} {_ONLY_WARNED}", "  "),
-        *_numbered(told.do[:_ADVICE]),
+        *_wrapped(_with(incident.title, describe_writers(incident))),
+        *_quote(incident, explanation),
+        *_prose(f"{incident.what} {incident.why}" if by_nature else f"{incident.what} {_ONLY_WARNED}", "  "),
+        *_numbered(incident.do[:_ADVICE]),
     ]
 
 
-def _quote(told: Told, report: Report) -> list[str]:
-    first = told.first
-    lines = _wrapped(excerpt(told.headline, _LONGEST_QUOTE), "  | ")
-    if told.raised is not None and told.raised.place is not None and told.role != "wrapper":
-        lines += _wrapped(f"at {told.raised.place}", "  | ")
-    if told.became is not None:
-        lines += _wrapped(
-            f"which became {told.became.kind}: {excerpt(told.became.message, _LONGEST_TITLE)}", "  | "
-        )
-    return [*lines, *_wrapped(f"({report.logs[first.log]}, line {first.line:,})", "  ")]
+def _quote(incident: Incident, explanation: Explanation) -> list[str]:
+    first = incident.first
+    lines = _wrapped(excerpt(incident.headline, _LONGEST_QUOTE), "  | ")
+    if incident.raised is not None and incident.raised.place is not None and incident.role != "wrapper":
+        lines += _wrapped(f"at {incident.raised.place}", "  | ")
+    if incident.became is not None:
+        message = excerpt(incident.became.message, _LONGEST_TITLE)
+        lines += _wrapped(f"which became {incident.became.kind}: {message}", "  | ")
+    return [*lines, *_wrapped(f"({explanation.logs[first.log]}, line {first.line:,})", "  ")]
 
 
-def _advice(told: Told) -> list[str]:
-    if told.raised is None or told.raised.place is None:
+def _advice(incident: Incident) -> list[str]:
+    if incident.raised is None or incident.raised.place is None:
         return [_REPORTING]
     advice = "Look at the place above: all that came after it may be its consequence."
-    return [f"{advice} {_OWN_ERROR}"] if told.raised.is_plain else [advice, _REPORTING]
+    return [f"{advice} {_OWN_ERROR}"] if incident.raised.is_plain else [advice, _REPORTING]
 
 
-def _nothing(report: Report) -> list[str]:
-    if report.suspects:
+def _nothing(explanation: Explanation) -> list[str]:
+    if explanation.suspects:
         return _wrapped("Nothing in this log is known here. These lines look most like a cause:")
-    if not report.lines:
+    if not explanation.lines:
         return _wrapped(_EMPTY)
-    size = f"{report.lines:,} lines" if report.lines != 1 else "1 line"
-    if report.notices:
+    size = f"{explanation.lines:,} lines" if explanation.lines != 1 else "1 line"
+    if explanation.notices:
         return _wrapped(f"No failure was found in {size}. This was seen, and is mostly harmless:")
     return _wrapped(f"No error was found in {size}.")
 
 
-def _rest_blocks(report: Report) -> Iterator[list[str]]:
-    if report.suspects:
-        known = [] if report.verdict is None else ["Lines that look like a cause, and are not known here"]
-        yield [*known, *(line for each in report.suspects for line in _suspect(each))]
-        if report.verdict is None:
-            yield _wrapped(_REPORTING)
+def _rest_blocks(explanation: Explanation) -> Iterator[list[str]]:
+    if explanation.suspects:
+        lines = [line for each in explanation.suspects for line in _suspect(each)]
+        if explanation.verdict is not None:
+            yield ["Lines that look like a cause, and are not known here", *lines]
+        else:
+            yield from (lines, _wrapped(_REPORTING))
     sections = (
-        ("What followed from that", report.consequences),
-        ("Also found; it may be a cause of its own", report.others),
-        ("Also seen, mostly harmless", report.notices if report.found else ()),
+        ("What followed from that", explanation.consequences),
+        ("Also found; it may be a cause of its own", explanation.others),
+        ("Also seen, mostly harmless", explanation.notices if explanation.found else ()),
     )
-    for heading, rows in sections:
-        if rows:
-            yield [heading, *_rows(rows)]
-    if report.other_tries and report.verdict is not None:
-        tries = [line for each in report.other_tries[:_MOST_ROWS] for line in _try_row(each)]
-        yield [_tries_heading(report), *tries, *_more(report.other_tries)]
+    for heading, incidents in sections:
+        if incidents:
+            yield [heading, *_rows([(each.title, _who_and_how_often(each)) for each in incidents])]
+    if explanation.other_tries and explanation.verdict is not None:
+        this = explanation.verdict.attempt + 1
+        tries = [
+            (f"try {each.attempt + 1}: {each.incident.title}", describe_writers(each.incident))
+            for each in explanation.other_tries
+        ]
+        yield [f"Other tries (the above is of try {this} of {explanation.attempts})", *_rows(tries)]
 
 
-def _tries_heading(report: Report) -> str:
-    assert report.verdict is not None
-    return f"Other tries (the above is of try {report.verdict.attempt + 1} of {report.attempts})"
+def _rows(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Titles, each with its writers; the first few of many."""
+    lines = []
+    for title, who in rows[:_MOST_ROWS]:
+        lines += _wrapped(_with(excerpt(title, _LONGEST_TITLE), who), "  ", "    ")
+    more = len(rows) - _MOST_ROWS
+    return [*lines, f"  and {more:,} more"] if more > 0 else lines
 
 
-def _try_row(verdict: Verdict) -> list[str]:
-    return _row(f"try {verdict.attempt + 1}: {verdict.told.title}", describe_writers(verdict.told))
+def _who_and_how_often(incident: Incident) -> str:
+    times = f"{incident.count:,} times" if incident.count > 1 else ""
+    return ", ".join(each for each in (describe_writers(incident), times) if each)
 
 
-def _rows(rows: Sequence[Told]) -> list[str]:
-    lines = [line for told in rows[:_MOST_ROWS] for line in _row(told.title, _who_and_how_often(told))]
-    return [*lines, *_more(rows)]
-
-
-def _more(rows: Sequence[object]) -> list[str]:
-    return [f"  and {len(rows) - _MOST_ROWS:,} more"] if len(rows) > _MOST_ROWS else []
-
-
-def _who_and_how_often(told: Told) -> str:
-    times = f"{told.count:,} times" if told.count > 1 else ""
-    return ", ".join(each for each in (describe_writers(told), times) if each)
-
-
-def _row(title: str, who: str) -> list[str]:
-    short = excerpt(title, _LONGEST_TITLE)
-    return _wrapped(f"{short} ({who})" if who else short, "  ", "    ")
+def _with(title: str, who: str) -> str:
+    return f"{title} ({who})" if who else title
 
 
 def _suspect(suspect: Suspect) -> list[str]:
@@ -209,22 +203,21 @@ def _numbered(texts: Iterable[str]) -> list[str]:
 
 
 def _prose(text: str, indent: str = "", later: str | None = None) -> list[str]:
-    """Lines of a text of the knowledge base: what is to be pasted is kept whole."""
+    """Lines of a text of the knowledge base: commands between backticks are kept whole."""
     held = _PASTED.sub(lambda found: found[0].replace(" ", _HELD), printable(text))
-    lines = _filled(held, indent, indent if later is None else later)
-    return [line.replace(_HELD, " ") for line in lines]
+    return [line.replace(_HELD, " ") for line in _filled(held, indent, later)]
 
 
 def _wrapped(text: str, indent: str = "", later: str | None = None) -> list[str]:
-    return _filled(printable(text), indent, indent if later is None else later)
+    return _filled(printable(text), indent, later)
 
 
-def _filled(text: str, indent: str, later: str) -> list[str]:
+def _filled(text: str, indent: str, later: str | None) -> list[str]:
     return textwrap.wrap(
         text,
         WIDTH,
         initial_indent=indent,
-        subsequent_indent=later,
+        subsequent_indent=indent if later is None else later,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -233,34 +226,30 @@ def _filled(text: str, indent: str, later: str) -> list[str]:
 # JSON ------------------------------------------------------------------------------------------------------
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    """The whole report; the guide describes it."""
-    verdict = report.verdict
+def as_json(explanation: Explanation) -> dict[str, Any]:
+    """The whole explanation; the guide describes it."""
+    verdict = explanation.verdict
     return {
-        "found": report.found,
-        "known": verdict is not None and verdict.told.cause is not None,
-        "verdict": None if verdict is None else _verdict_json(verdict, report),
-        "consequences": [_told_json(told, report) for told in report.consequences],
-        "others": [_told_json(told, report) for told in report.others],
-        "notices": [_told_json(told, report) for told in report.notices],
-        "other_tries": [_verdict_json(each, report) for each in report.other_tries],
-        "suspects": [
-            {"text": each.text, "log": each.log, "line": each.line, "rank": each.rank, "score": each.score}
-            for each in report.suspects
-        ],
-        "attempts": report.attempts,
-        "logs": list(report.logs),
-        "lines": report.lines,
+        "found": explanation.found,
+        "known": verdict is not None and verdict.incident.cause is not None,
+        "verdict": None if verdict is None else _verdict_json(verdict, explanation),
+        "consequences": [_incident_json(each, explanation) for each in explanation.consequences],
+        "others": [_incident_json(each, explanation) for each in explanation.others],
+        "notices": [_incident_json(each, explanation) for each in explanation.notices],
+        "other_tries": [_verdict_json(each, explanation) for each in explanation.other_tries],
+        "suspects": list(map(asdict, explanation.suspects)),
+        "attempts": explanation.attempts,
+        "logs": list(explanation.logs),
+        "lines": explanation.lines,
     }
 
 
-def _verdict_json(verdict: Verdict, report: Report) -> dict[str, Any]:
+def _verdict_json(verdict: Verdict, explanation: Explanation) -> dict[str, Any]:
+    incident = verdict.incident
     return {
-        **_told_json(verdict.told, report),
-        "what": verdict.told.what,
-        "why": verdict.told.why,
-        "do": verdict.told.do,
-        "sources": list(verdict.told.cause.sources) if verdict.told.cause is not None else [],
+        **_incident_json(incident, explanation),
+        **{name: getattr(incident, name) for name in ("what", "why", "do")},
+        "sources": list(incident.cause.sources) if incident.cause is not None else [],
         "sure": verdict.sure,
         "reasons": list(verdict.reasons),
         "order": verdict.order,
@@ -268,21 +257,18 @@ def _verdict_json(verdict: Verdict, report: Report) -> dict[str, Any]:
     }
 
 
-def _told_json(told: Told, report: Report) -> dict[str, Any]:
-    first, raised = told.first, told.raised
+def _incident_json(incident: Incident, explanation: Explanation) -> dict[str, Any]:
+    first, raised = incident.first, incident.raised
     return {
-        "id": told.cause.id if told.cause is not None else None,
-        "title": told.title,
-        "part": told.cause.part if told.cause is not None else None,
-        "role": told.role,
-        "facts": told.facts,
-        "ranks": told.ranks,
-        "hosts": told.hosts,
-        "count": told.count,
+        "id": incident.cause.id if incident.cause is not None else None,
+        "part": incident.cause.part if incident.cause is not None else None,
+        **{
+            name: getattr(incident, name)
+            for name in ("title", "role", "facts", "ranks", "hosts", "count", "text")
+        },
         "time": None if first.time is None else first.time.isoformat(),
-        "log": report.logs[first.log],
+        "log": explanation.logs[first.log],
         "line": first.line,
-        "text": told.text,
         "exception": None if raised is None else raised.kind,
         "place": None if raised is None or raised.place is None else str(raised.place),
     }

@@ -1,23 +1,8 @@
-"""What bounds the number of connections: open files, and clients that wait to be accepted."""
+"""How many clients may wait to be accepted."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-
-
-def open_files_allowed() -> tuple[int, int] | None:
-    """How many files a process may open: now, and at most if it asks. None on systems that do not say."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _finite(soft), _finite(hard)
-
-
-def _finite(limit: int) -> int:
-    return limit if limit >= 0 else sys.maxsize  # -1: unlimited
 
 
 def accept_backlog() -> int | None:

@@ -1,4 +1,4 @@
-"""What is to be said of some logs: findings as they are told, the verdict, and the report. Pure."""
+"""The explanation of some logs: incidents, the verdict about the first of them, and all the rest. Pure."""
 
 from __future__ import annotations
 
@@ -6,43 +6,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rallypoint.diagnose.explain.evidence import Sighting
 from rallypoint.diagnose.explain.knowledge import SURENESS, Cause, fill
-from rallypoint.diagnose.explain.ordering import Seen, first_first
+from rallypoint.diagnose.explain.ordering import first_first
 from rallypoint.diagnose.explain.suspects import Suspect
 from rallypoint.diagnose.explain.tracebacks import Raised
 
 TIERS: Final = {"cause": 0, "symptom": 1, "wrapper": 2, "notice": 3}
-"""By role, how far a finding is from being a first cause."""
+"""By role, how far an incident is from being a first cause."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """A finding: what was seen, by whom, and what the knowledge base says of it."""
+class Incident:
+    """A known cause, or an unknown exception: who wrote of it, and what the knowledge base says of it."""
 
     cause: Cause | None
     role: str
     facts: dict[str, str]
     raised: Raised | None
     became: Raised | None
-    seen: tuple[Seen, ...]
-    """One for each writer; nobody is known to have said it before the first of them."""
+    seen: tuple[Sighting, ...]
+    """One for each writer; none is known to come before the first."""
     count: int
 
     @property
-    def first(self) -> Seen:
+    def first(self) -> Sighting:
         return self.seen[0]
 
-    def only(self, seen: Sequence[Seen]) -> Told:
-        """The same, as some have seen it."""
+    def only(self, seen: Sequence[Sighting]) -> Incident:
+        """The same incident with some of its sightings."""
         return replace(self, seen=first_first(seen))
 
-    def is_same(self, other: Told) -> bool:
+    def is_same(self, other: Incident) -> bool:
         """Whether it is about the same cause, or the same exception."""
         return self.cause is other.cause and self.raised == other.raised
 
     @property
     def mild(self) -> bool:
-        """Whether nobody has said it but in warnings."""
+        """Whether it was written in warnings only."""
         return all(each.mild for each in self.seen)
 
     @property
@@ -60,7 +61,7 @@ class Told:
 
     @property
     def text(self) -> str:
-        """The line that was found, of one of the first who said it."""
+        """The line that was found; of the first writers, one whose text was kept."""
         return self.first.text or next((each.text for each in self.seen if each.text), "")
 
     @property
@@ -87,7 +88,7 @@ class Told:
 class Verdict:
     """The first cause, and how sure that is."""
 
-    told: Told
+    incident: Incident
     order: str
     """How it is known to be the first: alone, time, clocks (of several machines), lines, torchrun, none."""
     attempt: int
@@ -99,22 +100,22 @@ class Verdict:
         """certain, likely or possible."""
         if not self.shown:
             return SURENESS[0]
-        level = SURENESS.index(self.told.cause.sure if self.told.cause is not None else "likely")
-        less = 0 if self.order == "torchrun" else TIERS[self.told.role] + _LESS_SURE.get(self.order, 0)
+        level = SURENESS.index(self.incident.cause.sure if self.incident.cause is not None else "likely")
+        less = 0 if self.order == "torchrun" else TIERS[self.incident.role] + _LESS_SURE.get(self.order, 0)
         return SURENESS[max(level - less, 0)]
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why not more or less sure than that."""
-        cause = self.told.cause
-        meaning = _MEANINGS[cause.sure] if cause is not None else "this error is not in the knowledge base"
+        """Why it is as sure as that."""
+        cause = self.incident.cause
+        meaning = MEANINGS[cause.sure] if cause is not None else "this error is not in the knowledge base"
         order = _ORDERS[self.order]
-        place = order if self.order == "torchrun" else _ROLES.get(self.told.role, order)
+        place = order if self.order == "torchrun" else _ROLES.get(self.incident.role, order)
         return (meaning, place) if self.shown else (meaning, place, _NOT_SHOWN)
 
 
 _LESS_SURE: Final = {"clocks": 1, "none": 1}
-_MEANINGS: Final = {
+MEANINGS: Final = {
     "certain": "these words mean this and nothing else",
     "likely": "these words mostly mean this",
     "possible": "these words can mean other things as well",
@@ -135,14 +136,14 @@ _ORDERS: Final = {
 
 
 @dataclass(frozen=True)
-class Report:
-    """All that is to be said of some logs."""
+class Explanation:
+    """The first cause of a failed job, and everything else that its logs tell."""
 
     verdict: Verdict | None
-    consequences: tuple[Told, ...]
-    others: tuple[Told, ...]
-    """Found as well, and not known to have followed from the first cause."""
-    notices: tuple[Told, ...]
+    consequences: tuple[Incident, ...]
+    others: tuple[Incident, ...]
+    """Incidents that are not known to have followed from the first cause."""
+    notices: tuple[Incident, ...]
     other_tries: tuple[Verdict, ...]
     """The first causes of other tries, where they differ."""
     attempts: int

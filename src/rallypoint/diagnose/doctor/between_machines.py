@@ -1,4 +1,4 @@
-"""What the ways between machines come to: findings, and a matrix of who reaches whom. Pure."""
+"""Findings about the ways between machines, and the matrix of machines that reach each other. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from rallypoint.diagnose.doctor.exchange import Gathered
-from rallypoint.diagnose.doctor.machine_card import Card, Way
+from rallypoint.diagnose.doctor.machine_card import Card
 from rallypoint.diagnose.doctor.situation import is_loopback
 from rallypoint.diagnose.findings import Finding, failure, ok, warning
 from rallypoint.text import fine_duration
@@ -17,8 +17,8 @@ _CLOCK_S: Final = 2.0
 _NAMED: Final = 8
 
 
-def judge(gathered: Gathered) -> list[Finding]:
-    """All that is to be said about a gathering; of what is the same everywhere, some examples."""
+def judge_machines(gathered: Gathered) -> list[Finding]:
+    """All findings about an exchange; of many of one kind, the first few."""
     ways = tuple(way for way in gathered.ways if {way.start, way.goal} <= gathered.cards.keys())
     gathered = replace(gathered, ways=ways)
     judges = (_judge_presence, _judge_ways, _judge_detours, _judge_names, _judge_translation, _judge_gloo)
@@ -30,7 +30,7 @@ def judge(gathered: Gathered) -> list[Finding]:
 
 
 def _some(findings: Iterable[Finding]) -> list[Finding]:
-    """The first few of many that say the same of other machines, and how many there are."""
+    """The first few findings of one kind, and how many more there are."""
     found = list(findings)
     left = found[_NAMED:]
     if not left:
@@ -42,16 +42,12 @@ def _judge_presence(gathered: Gathered) -> Iterator[Finding]:
     if gathered.missing:
         yield failure(
             "machines",
-            f"{len(gathered.cards)} of {gathered.count} came; missing: {_numbers(gathered.missing)}",
+            f"{len(gathered.cards)} of {gathered.count} came; missing: {_listed(gathered.missing)}",
             "look at their logs, and at what they have as endpoint",
         )
     else:
-        hosts = ", ".join(
-            card.name for card in sorted(gathered.cards.values(), key=lambda card: card.number)[:_NAMED]
-        )
-        more = f" and {gathered.count - _NAMED} more" if gathered.count > _NAMED else ""
         whole = "the only one came" if gathered.count == 1 else f"all {gathered.count} came"
-        yield ok("machines", f"{whole}: {hosts}{more}")
+        yield ok("machines", f"{whole}: {_listed([gathered.name(each) for each in sorted(gathered.cards)])}")
     for number in gathered.silent:
         yield failure("machines", f"{gathered.name(number)} came, but went away again", "look at its log")
 
@@ -86,13 +82,11 @@ def _judge_detours(gathered: Gathered) -> Iterator[Finding]:
 
 
 def _judge_names(gathered: Gathered) -> Iterator[Finding]:
-    """Names that mean nothing, or something else, on other machines; told once for each name."""
-    for goal, ways in _by_goal(gathered.ways).items():
-        card = gathered.cards[goal]
-        if all(_is_same_machine(gathered.cards[way.start], card) for way in ways):
-            continue
+    """Names that other machines do not know, or resolve to another machine; one finding for each name."""
+    for goal in dict.fromkeys(way.goal for way in gathered.ways):
+        card, ways = gathered.cards[goal], [way for way in gathered.ways if way.goal == goal]
         strangers = [way for way in ways if not set(way.resolved) & set(card.addresses)]
-        if strangers:
+        if strangers and not all(_is_same_machine(gathered.cards[way.start], card) for way in ways):
             seen = ", ".join(strangers[0].resolved) or "nothing"
             yield warning(
                 "names",
@@ -104,11 +98,8 @@ def _judge_names(gathered: Gathered) -> Iterator[Finding]:
 
 def _judge_translation(gathered: Gathered) -> Iterator[Finding]:
     for way in gathered.ways:
-        if (
-            way.seen_as
-            and way.seen_as not in gathered.cards[way.start].addresses
-            and not is_loopback(way.seen_as)
-        ):
+        known = gathered.cards[way.start].addresses
+        if way.seen_as and way.seen_as not in known and not is_loopback(way.seen_as):
             yield warning(
                 "names",
                 f"{gathered.name(way.goal)} sees {gathered.name(way.start)} as {way.seen_as}, "
@@ -118,7 +109,7 @@ def _judge_translation(gathered: Gathered) -> Iterator[Finding]:
 
 
 def _judge_gloo(gathered: Gathered) -> Iterator[Finding]:
-    """gloo publishes what a machine's own name resolves to on itself."""
+    """gloo publishes the address that a machine's own name has on that machine."""
     for card in gathered.cards.values():
         others = [each for each in gathered.cards.values() if not _is_same_machine(each, card)]
         if others and (not card.gloo or is_loopback(card.gloo)):
@@ -137,7 +128,10 @@ def _judge_versions(cards: dict[int, Card]) -> Iterator[Finding]:
         for card in cards.values():
             having[card.versions.get(package, "?")].append(card)
         if len(having) > 1:
-            texts = [f"{version} on {found[0].name}{_and_more(found)}" for version, found in having.items()]
+            texts = [
+                f"{version} on {found[0].name}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+                for version, found in having.items()
+            ]
             differing.append(f"{package}: {', '.join(texts)}")
     if differing:
         yield warning("versions", "; ".join(differing), "install the same everywhere")
@@ -163,30 +157,19 @@ def _judge_clocks(gathered: Gathered) -> Iterator[Finding]:
         yield ok("clocks", f"at most {fine_duration(apart)} apart")
 
 
-def _by_goal(ways: Sequence[Way]) -> dict[int, list[Way]]:
-    found: dict[int, list[Way]] = defaultdict(list)
-    for way in ways:
-        found[way.goal].append(way)
-    return found
-
-
 def _is_same_machine(one: Card, other: Card) -> bool:
     shared = set(one.addresses) & set(other.addresses)
     alone = all(map(is_loopback, (*one.addresses, *other.addresses)))  # no network at all
     return one.host == other.host and (alone or any(not is_loopback(address) for address in shared))
 
 
-def _and_more(cards: Sequence[Card]) -> str:
-    return f" and {len(cards) - 1} more" if len(cards) > 1 else ""
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_NAMED]))
-    return f"{shown} and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else shown
+def _listed(items: Sequence[object]) -> str:
+    shown = ", ".join(map(str, items[:_NAMED]))
+    return f"{shown} and {len(items) - _NAMED} more" if len(items) > _NAMED else shown
 
 
 def matrix(gathered: Gathered) -> list[list[str]]:
-    """A row for each machine: how long the way to each other one takes, or `no`; `?` if it did not say."""
+    """A row for each machine: the round trip to each other one, or `no`; `?` if it did not say."""
     cells = {
         (way.start, way.goal): "no" if way.error else fine_duration(way.round_trip) for way in gathered.ways
     }

@@ -1,0 +1,202 @@
+"""This machine: Python and its packages, the server's event loop, what bounds a job's size, the clock."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import rallypoint
+from rallypoint.diagnose.doctor.situation import Situation
+from rallypoint.diagnose.findings import Finding, failure, note, ok, unknown, warning
+from rallypoint.server.loops.backend import LOOP_PACKAGE
+from rallypoint.server.machine.limits import accept_backlog, syn_backlog
+from rallypoint.server.machine.packages import ABSENT, installed
+from rallypoint.text import size
+
+_OLDEST: Final = (3, 10)
+_OTHERS: Final = ("torch", "accelerate", "deepspeed", "lightning", "numpy")
+
+_SPARE_FILES: Final = 64
+"""How many files a server process has open besides its clients."""
+_FEW_FILES: Final = 1024
+_LITTLE_SHARED_MEMORY: Final = 1 << 30
+_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - it is only examined
+
+_SET_CLOCK: Final = "timedatectl set-ntp true"
+_SLACK_S: Final = 86_400.0  # a file's time may come from a file server, or from another time zone
+_NOT_SYNCHRONISED: Final = 5  # adjtimex returns it (TIME_ERROR)
+_TIMEX_BYTES: Final = 512  # more than any Linux needs for the structure; all zero, it only asks
+
+
+# Packages --------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """The versions that should be the same on all machines of a job."""
+    return {
+        "python": platform.python_version(),
+        "rallypoint": rallypoint.__version__,
+        **{name: installed(name) for name in ("torch", "accelerate")},
+    }
+
+
+def check_python(_: Situation) -> Iterator[Finding]:
+    where = "in a virtual environment" if sys.prefix != sys.base_prefix else "no virtual environment"
+    what = f"{platform.python_implementation()} {platform.python_version()}, {platform.platform(terse=True)}"
+    if sys.version_info < _OLDEST:
+        yield failure("python", what, f"Rallypoint needs Python {'.'.join(map(str, _OLDEST))} or later")
+    else:
+        yield ok("python", f"{what}, {where}")
+
+
+def check_packages(_: Situation) -> Iterator[Finding]:
+    found = {name: version for name in _OTHERS if (version := installed(name)) != ABSENT}
+    what = ", ".join(
+        f"{name} {version}" for name, version in {"rallypoint": rallypoint.__version__, **found}.items()
+    )
+    if "torch" in found and "numpy" not in found:
+        yield warning("packages", f"{what}; no numpy, which torch warns about", "pip install numpy")
+    else:
+        yield ok("packages", what)
+
+
+def check_event_loop(_: Situation) -> Iterator[Finding]:
+    try:
+        version = getattr(import_module(LOOP_PACKAGE), "__version__", "")
+    except ImportError as error:
+        what = f"{LOOP_PACKAGE} cannot be imported ({error}): the server runs on the standard library, slower"
+        yield warning("event-loop", what, f"pip install {LOOP_PACKAGE}")
+    else:
+        yield ok("event-loop", f"{LOOP_PACKAGE} {version}: the server runs on libuv")
+
+
+# Limits ----------------------------------------------------------------------------------------------------
+
+
+def check_open_files(situation: Situation) -> Iterator[Finding]:
+    """A store's server, and torch's, keeps one file open for each connected rank."""
+    allowed = open_files_allowed()
+    if allowed is None:
+        yield unknown("open-files", "this system does not tell")
+    else:
+        yield judge_open_files(*allowed, situation.world_size)
+
+
+def open_files_allowed() -> tuple[int, int] | None:
+    """How many files a process may open: now, and at most if it asks. None if the system does not tell."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (soft if soft >= 0 else sys.maxsize), (hard if hard >= 0 else sys.maxsize)  # -1: unlimited
+
+
+def judge_open_files(soft: int, hard: int, world_size: int | None) -> Finding:
+    """Whether all ranks can be connected to one server."""
+    room = soft - _SPARE_FILES
+    what = f"a process may open {_number(soft)} files"
+    if world_size is not None and room < world_size:
+        remedy = f"ulimit -n {world_size + _SPARE_FILES}"
+        if hard < world_size + _SPARE_FILES:
+            remedy = f"rallypoint run --relay=on; or have the limit of {_number(hard)} raised"
+        return warning("open-files", f"{what}, too few for {world_size:,} ranks at one server", remedy)
+    if soft < _FEW_FILES:
+        what += ", which is little for a training"
+        return warning("open-files", what, f"ulimit -n {min(hard, 65_536)}")
+    return ok("open-files", f"{what}: room for {_number(room)} ranks at one server")
+
+
+def _number(limit: int) -> str:
+    return "any number of" if limit >= sys.maxsize - _SPARE_FILES else f"{limit:,}"
+
+
+def check_backlog(situation: Situation) -> Iterator[Finding]:
+    """Ranks that come together wait to be accepted. If the queue is full, they try again after a second."""
+    accepting, half_open = accept_backlog(), syn_backlog()
+    if accepting is None or half_open is None:
+        yield unknown("backlog", "this system does not tell how many clients may wait to be accepted")
+    else:
+        yield judge_backlog(accepting, half_open, situation.world_size)
+
+
+def judge_backlog(accepting: int, half_open: int, world_size: int | None) -> Finding:
+    """Whether all ranks can connect at the same time."""
+    what = f"{accepting:,} clients may wait on one socket (somaxconn), {half_open:,} half open (SYN backlog)"
+    if world_size is not None and min(accepting, half_open) < world_size:
+        return warning(
+            "backlog",
+            f"{what}: of {world_size:,} ranks that start at once, some wait a second or more",
+            f"sysctl -w net.core.somaxconn={world_size} net.ipv4.tcp_max_syn_backlog={world_size}; "
+            "Rallypoint's server listens on several sockets, and relays need one connection per machine",
+        )
+    return ok("backlog", what)
+
+
+def check_shared_memory(_: Situation) -> Iterator[Finding]:
+    """Data loaders and NCCL use it; containers often have 64 MiB."""
+    if sys.platform != "linux":
+        return
+    try:
+        usage = shutil.disk_usage(_SHARED_MEMORY)
+    except OSError as error:
+        yield warning("shared-memory", f"there is no {_SHARED_MEMORY}: {error.strerror}")
+        return
+    yield judge_shared_memory(usage.total, usage.free)
+
+
+def judge_shared_memory(total: int, free: int) -> Finding:
+    what = f"{_SHARED_MEMORY} has {size(total)}, {size(free)} free"
+    if free < _LITTLE_SHARED_MEMORY:
+        what += ": little for data loaders and for NCCL"
+        return warning("shared-memory", what, "start the container with --shm-size=8g, or --ipc=host")
+    return ok("shared-memory", what)
+
+
+# The clock -------------------------------------------------------------------------------------------------
+
+
+def check_clock(situation: Situation) -> Iterator[Finding]:
+    """Logs of several machines are ordered by their clocks, and torch's own rendezvous compares clocks."""
+    yield judge_clock(time.time(), _installed_at(), _is_synchronised(), situation.machines)
+
+
+def judge_clock(now: float, installed_at: float, is_synchronised: bool | None, machines: int = 1) -> Finding:
+    """A clock is wrong if it shows a time before the installation of this package."""
+    text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    if now < installed_at - _SLACK_S:
+        since = time.strftime("%Y-%m-%d", time.gmtime(installed_at))
+        return failure("clock", f"{text} lies before Rallypoint was installed, {since}", _SET_CLOCK)
+    if is_synchronised is False:
+        worse = warning if machines > 1 else note
+        return worse(
+            "clock",
+            f"{text}; the system says that it is not synchronised: times of several machines may not compare",
+            f"{_SET_CLOCK}, on the machine itself if this is a container",
+        )
+    return ok("clock", f"{text}, synchronised" if is_synchronised else text)
+
+
+def _installed_at() -> float:
+    try:
+        return Path(str(rallypoint.__file__)).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_synchronised() -> bool | None:
+    """What the kernel knows of its clock; None if it cannot be asked."""
+    if sys.platform != "linux":
+        return None
+    try:
+        state: int = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _NOT_SYNCHRONISED

@@ -1,0 +1,357 @@
+"""This machine's network: address families, interfaces, its own name, look-ups, and proxies on the way."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from rallypoint.diagnose.doctor.situation import Situation, is_loopback
+from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, set_variable, unknown, warning
+from rallypoint.server.machine.names import LOCAL_CLIENT, look_up
+from rallypoint.server.machine.ports import listening_ports
+from rallypoint.stores.client.patience import within
+
+GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
+
+_VIRTUAL: Final = (
+    *("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "podman", "lxcbr", "lxdbr", "kube-"),
+    *("dummy", "tun", "tap", "wg", "tailscale", "zt", "utun", "vEthernet", "ifb", "awdl", "llw"),
+)
+"""How the names of interfaces begin that most likely lead to containers of this machine."""
+_LINK_LOCAL: Final = ("fe80", "169.254.")
+_ELSEWHERE: Final = "198.51.100.1"
+"""An address reserved for examples: no machine has it."""
+
+_PATIENCE_S: Final = 3.0
+_SLOW_S: Final = 0.5
+_HOSTS_FILE: Final = "the hosts file (/etc/hosts; on Windows, System32\\drivers\\etc\\hosts)"
+
+
+# Interfaces ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface. It may have no address."""
+
+    name: str
+    is_up: bool
+    addresses: tuple[str, ...]
+    """IPv4 first; without link-local ones, which lead nowhere else."""
+
+    @property
+    def leads_out(self) -> bool:
+        """Whether other machines may be reached through it."""
+        real = not self.name.startswith(_VIRTUAL) and not any(map(is_loopback, self.addresses))
+        return self.is_up and bool(self.addresses) and real
+
+
+def interfaces() -> list[Interface]:
+    """All interfaces. OSError if the system does not let us look."""
+    import psutil  # late: few commands need it
+
+    try:
+        states, found = psutil.net_if_stats(), psutil.net_if_addrs()
+    except (psutil.Error, RuntimeError) as error:
+        raise OSError(str(error)) from error
+    return [
+        Interface(name, states[name].isup if name in states else False, _addresses(entries))
+        for name, entries in found.items()
+    ]
+
+
+def _addresses(entries: Sequence[object]) -> tuple[str, ...]:
+    found = [
+        str(getattr(entry, "address", ""))
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for entry in entries
+        if getattr(entry, "family", None) == family
+    ]
+    return tuple(address for address in found if not address.lower().startswith(_LINK_LOCAL))
+
+
+def interfaces_out() -> list[Interface]:
+    """The interfaces that lead to other machines, the usual one first; none if the system does not tell."""
+    try:
+        found = [each for each in interfaces() if each.leads_out]
+    except OSError:
+        return []
+    usual = _address_of_default_route()
+    return sorted(found, key=lambda each: usual not in each.addresses)
+
+
+def addresses_on(name: str) -> tuple[str, ...]:
+    """The addresses of an interface; none if it is not there, or the system does not tell."""
+    try:
+        return next((each.addresses for each in interfaces() if each.name == name), ())
+    except OSError:
+        return ()
+
+
+def _address_of_default_route() -> str:
+    """The address from which this machine would talk to the world. Nothing is sent to find out."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((_ELSEWHERE, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def use_interface() -> Fix | None:
+    """A fix that makes gloo listen where others reach it; None if no interface leads out."""
+    found = interfaces_out()
+    return Fix("env", GLOO_INTERFACE, found[0].name) if found else None
+
+
+def check_interfaces(situation: Situation) -> Iterator[Finding]:
+    """Which interfaces lead to other machines, and whether the variables name existing ones."""
+    try:
+        found = interfaces()
+    except OSError as error:
+        yield unknown("interfaces", f"the system does not tell them: {error}")
+        return
+    out = [f"{each.name} ({', '.join(each.addresses)})" for each in found if each.leads_out]
+    if out:
+        yield ok("interfaces", ", ".join(out))
+    else:
+        yield warning("interfaces", "none leads to other machines: jobs on this machine alone")
+    for variable in (GLOO_INTERFACE, "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        text = situation.environ.get(variable)
+        if text:
+            yield judge_interface(variable, text, [each.name for each in found if each.is_up])
+
+
+def judge_interface(variable: str, text: str, there: list[str]) -> Finding:
+    """Whether a variable names interfaces that are up.
+
+    NCCL's is a list of prefixes, one of which has to fit; `^` in front excludes them, `=` makes them names.
+    """
+    names = [name.partition(":")[0] for name in text.lstrip("^=").split(",") if name]
+    is_nccl = variable.startswith("NCCL")
+    if is_nccl and text.startswith("^"):
+        return ok("interfaces", f"{variable}={text}: all but these")
+    by_prefix = is_nccl and not text.startswith("=")
+    real = [any(each.startswith(name) if by_prefix else each == name for each in there) for name in names]
+    if any(real) if is_nccl else real and all(real):
+        return ok("interfaces", f"{variable}={text}")
+    return failure(
+        "interfaces",
+        f"{variable}={text}, but the interfaces that are up are {', '.join(there)}",
+        set_variable(variable, next((each for each in there if each != "lo"), "lo")),
+    )
+
+
+_FAMILIES: Final = {
+    (True, True): ok("address-families", "IPv4 and IPv6"),
+    (True, False): ok("address-families", "IPv4 only; torch warns about IPv6 (errno 97), which does no harm"),
+    (False, True): warning(
+        "address-families", "IPv6 only", "name machines by names or IPv6 addresses, without brackets"
+    ),
+    (False, False): failure(
+        "address-families", "no socket can be bound, not even on loopback", "file:// needs none for the store"
+    ),
+}
+"""By whether IPv4 and IPv6 work."""
+
+
+def check_families(_: Situation) -> Iterator[Finding]:
+    yield _FAMILIES[_can_bind(socket.AF_INET, "127.0.0.1"), _can_bind(socket.AF_INET6, "::1")]
+
+
+def _can_bind(family: socket.AddressFamily, address: str) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+# Names -----------------------------------------------------------------------------------------------------
+
+
+def resolve(name: str) -> tuple[list[str], float]:
+    """The addresses of a name, and the seconds it took. OSError, also as TimeoutError, if it has none."""
+    begun = time.monotonic()
+    try:
+        found = within(_PATIENCE_S, lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+    except UnicodeError as error:
+        raise OSError(f"it is no name: {error}") from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in found)), time.monotonic() - begun
+
+
+def addresses_of(name: str) -> tuple[str, ...]:
+    """The addresses of a name; none if it does not resolve."""
+    try:
+        return tuple(resolve(name)[0])
+    except OSError:
+        return ()
+
+
+def check_host_name(situation: Situation) -> Iterator[Finding]:
+    """What the own name resolves to: gloo listens there, and the first machine is often named by it."""
+    name = socket.gethostname()
+    yield from _check_spelling(name)
+    remedy = f"add {name} to {_HOSTS_FILE}"
+    try:
+        addresses, seconds = resolve(name)
+    except TimeoutError:
+        yield failure("host-name", f"{name}: no answer within {_PATIENCE_S:g} s", remedy)
+        return
+    except OSError as error:
+        what = f"{name} does not resolve here ({error.strerror or error})"
+        yield _loopback_only(what, remedy, situation.machines)
+        return
+    finding = judge_addresses(name, addresses, seconds, situation.machines)
+    chosen = situation.environ.get(GLOO_INTERFACE)
+    if finding.fix and chosen:
+        what = f"{name} is {', '.join(addresses)}; gloo takes {chosen}, by {GLOO_INTERFACE}"
+        finding = ok("host-name", what)
+    yield finding
+
+
+def judge_addresses(name: str, addresses: list[str], seconds: float, machines: int) -> Finding:
+    """Whether other machines, and gloo, can use the addresses of this machine's own name."""
+    what = f"{name} is {', '.join(addresses)}, found in {seconds * 1000:.0f} ms"
+    if all(map(is_loopback, addresses)):
+        return _loopback_only(what, f"give {name} its address in {_HOSTS_FILE}", machines)
+    if seconds > _SLOW_S:
+        return warning("host-name", f"{what}: slow", f"add {name} to {_HOSTS_FILE}")
+    return ok("host-name", what)
+
+
+def _loopback_only(what: str, otherwise: str, machines: int) -> Finding:
+    """That is enough for one machine. For several, gloo has to be told where to listen."""
+    fix = use_interface()
+    remedy = fix.command if fix else otherwise
+    if machines == 1:
+        return note("host-name", f"{what}: fine for jobs on this machine alone; for several: {remedy}")
+    return warning("host-name", f"{what}: gloo would listen where no other machine reaches it", remedy, fix)
+
+
+def _check_spelling(name: str) -> Iterator[Finding]:
+    """A name that resolvers take for an address, or that only this container knows."""
+    if re.fullmatch(r"[0-9]+|0x[0-9a-f]+", name):
+        try:
+            address = socket.inet_ntoa(socket.inet_aton(name))
+        except OSError:
+            address = "of another machine"
+        yield failure(
+            "host-name",
+            f"{name} is a number, and resolvers read it as the address {address}",
+            "rename the host, or give its address as MASTER_ADDR or --rdzv-endpoint",
+        )
+    elif re.fullmatch(r"[0-9a-f]{12}", name):
+        yield warning(
+            "host-name",
+            f"{name} looks like the id of a container, which no other machine knows as a name",
+            "start the container with --hostname and --network=host, or use an address that others reach",
+        )
+
+
+def check_reverse(_: Situation) -> Iterator[Finding]:
+    """torch's own server asks for the name of each client that connects, and serves no client meanwhile."""
+    answered: list[float] = []
+    try:
+        found = within(_PATIENCE_S, lambda: look_up(answered.append))
+        stalls, what = found.stall, str(found)
+    except TimeoutError:
+        stalls, what = True, f"after {len(answered)} look-ups of {LOCAL_CLIENT}, one had no answer in time"
+        what += f" ({_PATIENCE_S:g} s in all)"
+    if not stalls:
+        yield ok("reverse-look-up", what)
+        return
+    yield warning(
+        "reverse-look-up",
+        f"{what}: torch's server does one for every client, and stands still meanwhile; so does each client. "
+        "Rallypoint's server and client ask for no name: rallypoint run --client=python",
+        f"echo '{LOCAL_CLIENT} localhost' | sudo tee -a /etc/hosts"
+        if sys.platform != "win32"
+        else f"add {LOCAL_CLIENT} localhost to {_HOSTS_FILE}",
+    )
+
+
+# Proxies ---------------------------------------------------------------------------------------------------
+
+_PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+
+
+class _Mesh(NamedTuple):
+    """A service mesh, and the traces that its sidecar leaves on a machine."""
+
+    name: str
+    variables: str
+    """How the names of its variables begin."""
+    ports: set[int]
+    paths: Collection[str]
+    switch_off: str
+
+
+_MESHES: Final = (
+    _Mesh(
+        "Istio",
+        "ISTIO_",
+        {15_001, 15_006, 15_090},
+        ("/etc/istio/proxy", "/var/run/secrets/istio"),
+        'annotate the pods with sidecar.istio.io/inject: "false"',
+    ),
+    _Mesh(
+        "Linkerd",
+        "LINKERD",
+        {4_140, 4_143, 4_191},
+        ("/var/run/linkerd",),
+        "annotate the pods with linkerd.io/inject: disabled",
+    ),
+)
+
+
+def check_proxies(situation: Situation) -> Iterator[Finding]:
+    """HTTP proxies, and the sidecars of service meshes: both step in without being asked."""
+    found = [*_check_proxies(situation), *_check_meshes(situation.environ, listening_ports())]
+    yield from found or [ok("proxies", "no proxy is set, and no sidecar of a service mesh is to be seen")]
+
+
+def _check_proxies(situation: Situation) -> Iterator[Finding]:
+    """Stores do not use them; etcd, downloads and experiment loggers do."""
+    environ = {name.lower(): value for name, value in situation.environ.items()}
+    is_set = [name for name in _PROXIES if environ.get(name)]
+    if not is_set:
+        return
+    host = situation.endpoint.host if situation.endpoint else ""
+    what = f"{', '.join(is_set)} {'is' if len(is_set) == 1 else 'are'} set: stores and gloo do not use it"
+    if host and not _is_excepted(host, environ.get("no_proxy", "")):
+        yield warning(
+            "proxies",
+            f"{what}, but what asks {host} over HTTP would (etcd, model servers)",
+            set_variable("no_proxy", ",".join(filter(None, (environ.get("no_proxy"), host)))),
+        )
+    else:
+        yield ok("proxies", what)
+
+
+def _is_excepted(host: str, exceptions: str) -> bool:
+    names = [name.strip().lstrip("*").lstrip(".") for name in exceptions.split(",") if name.strip()]
+    return exceptions.strip() == "*" or any(host == name or host.endswith(f".{name}") for name in names)
+
+
+def _check_meshes(environ: Mapping[str, str], listening: Collection[int]) -> Iterator[Finding]:
+    for mesh in _MESHES:
+        signs = [
+            *(f"the variable {name}" for name in environ if name.startswith(mesh.variables)),
+            *(f"port {port}" for port in sorted(mesh.ports & set(listening))),
+            *(path for path in mesh.paths if os.path.exists(path)),
+        ]
+        if signs:
+            yield warning(
+                "proxies",
+                f"a sidecar of {mesh.name} seems to be here ({', '.join(signs[:3])}): it takes over "
+                "connections, resets those that are no HTTP, and accepts what nobody listens to",
+                mesh.switch_off,
+            )

@@ -26,7 +26,7 @@ from typing import IO
 
 from rallypoint.errors import ServerStartError
 from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.binding import adopt, describe, find_place, listen, reachable_at
+from rallypoint.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
 from rallypoint.server.process.child import ANSWER_MARK
 from rallypoint.server.process.startup import limits_of_environment
 
@@ -49,7 +49,7 @@ import_module(sys.argv.pop()).main()
 
 
 @dataclass(frozen=True)
-class Kind:
+class ServerKind:
     """What a hosted process is."""
 
     name: str
@@ -58,7 +58,7 @@ class Kind:
     """Whose `main` calls `child.run`."""
 
 
-STORE_SERVER = Kind("store server", "rallypoint.server.process.child")
+STORE_SERVER = ServerKind("store server", "rallypoint.server.process.child")
 
 
 class HostedServer:
@@ -108,7 +108,7 @@ class HostedServer:
 
     def listens_for(self, host: str) -> bool:
         """Whether it listens wherever a server for `host` would."""
-        return bool(self._hosts & {"::", "0.0.0.0"}) or self._hosts.issuperset(find_place(host).addresses)
+        return bool(self._hosts & {"::", "0.0.0.0"}) or self._hosts.issuperset(addresses_for(host).addresses)
 
     def retain(self) -> bool:
         """Count one user more; False if the server has ended."""
@@ -160,7 +160,7 @@ def host_server(
 
 def host_on(
     listeners: Sequence[socket.socket],
-    kind: Kind,
+    kind: ServerKind,
     order: dict[str, object],
     *,
     backend: Choice,
@@ -214,7 +214,7 @@ def share_server(
     return server
 
 
-def _start(listeners: Sequence[socket.socket], kind: Kind, order: dict[str, object]) -> HostedServer:
+def _start(listeners: Sequence[socket.socket], kind: ServerKind, order: dict[str, object]) -> HostedServer:
     began = time.monotonic()
     with _inheritable(listeners) as descriptors:
         process = _spawn(kind, descriptors)
@@ -255,7 +255,7 @@ def _inheritable(listeners: Sequence[socket.socket]) -> Iterator[list[int]]:
             os.close(descriptor)
 
 
-def _spawn(kind: Kind, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+def _spawn(kind: ServerKind, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     path = json.dumps([entry for entry in sys.path if entry])
     command = [sys.executable, "-c", _BOOTSTRAP, kind.module, path]
     errors = subprocess.DEVNULL if sys.stderr is None else None
@@ -296,7 +296,7 @@ def _give_order(
         pass
 
 
-def _await_answer(kind: Kind, process: subprocess.Popen[bytes]) -> dict[str, str]:
+def _await_answer(kind: ServerKind, process: subprocess.Popen[bytes]) -> dict[str, str]:
     """The child's one line; ServerStartError if it says that it failed, ends, or says nothing."""
     deadline = time.monotonic() + START_SECONDS
     said = ""
@@ -313,14 +313,14 @@ def _await_answer(kind: Kind, process: subprocess.Popen[bytes]) -> dict[str, str
     return answer
 
 
-def _read_line(kind: Kind, process: subprocess.Popen[bytes], deadline: float) -> str:
+def _read_line(kind: ServerKind, process: subprocess.Popen[bytes], deadline: float) -> str:
     stdout = _pipe(process.stdout)
     if sys.platform != "win32":  # pipes cannot be polled there; the child always answers or ends
         _await_output(kind, stdout, deadline)
     return stdout.readline().decode(errors="replace")
 
 
-def _await_output(kind: Kind, stdout: IO[bytes], deadline: float) -> None:
+def _await_output(kind: ServerKind, stdout: IO[bytes], deadline: float) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(stdout, selectors.EVENT_READ)
         if not selector.select(max(0.0, deadline - time.monotonic())):

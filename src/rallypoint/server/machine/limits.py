@@ -1,4 +1,4 @@
-"""What bounds the number of connections: open files, and clients that wait to be accepted."""
+"""The limits for the number of connections: open files, and clients that wait to be accepted."""
 
 from __future__ import annotations
 

@@ -50,12 +50,12 @@ import_module(sys.argv.pop()).main()
 
 @dataclass(frozen=True)
 class ServerKind:
-    """What a hosted process is."""
+    """A kind of server process."""
 
     name: str
-    """In messages."""
+    """For messages."""
     module: str
-    """Whose `main` calls `child.run`."""
+    """A module whose `main` calls `child.run`."""
 
 
 STORE_SERVER = ServerKind("store server", "rallypoint.server.process.child")
@@ -86,7 +86,7 @@ class HostedServer:
     def abandon(self, seconds: float = 0.0) -> None:
         """Leave a server that stays for its clients to them: it ends with the last, or now if it has none.
 
-        Waits so many seconds for it to end.
+        Waits up to `seconds` for it to end.
         """
         if self._owner != os.getpid():
             return
@@ -99,7 +99,7 @@ class HostedServer:
                     self._process.returncode = 0  # or Python would complain that it still runs
 
     def await_end(self, seconds: float) -> bool:
-        """Whether the process has ended, waiting so long for it."""
+        """Whether the process ends within `seconds`."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -168,7 +168,7 @@ def host_on(
 ) -> HostedServer:
     """Start a process that serves on these sockets, which are closed here.
 
-    `order` is what its module is told besides.
+    `order` is passed on to its module.
     """
     try:
         limits = asdict(limits_of_environment())

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from processes import relaying, serving, torch_serving
+from processes import relaying, serving
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.rollcall.judgement import judge
@@ -337,17 +337,6 @@ def test_whoever_writes_nonsense_into_the_store_spoils_no_error(
         for store, head in zip(stores, ["{}", '["nowhere.invalid", 1]'], strict=True):
             store.set(PLAN, "no plan")
             store.set(HEAD, head)
-        for port, late in zip(
-            ports, _all_late(*(partial(store.get, "key") for store in stores)), strict=True
-        ):
-            assert late.message == f"waited 1 s at the store 127.0.0.1:{port}; 1 of 1 keys are missing: key"
-        assert [store.add("count", 1) for store in stores] == [1, 1]
-
-
-def test_a_server_of_torch_is_asked_in_vain(unhurried: None) -> None:
-    with ExitStack() as stack:
-        ports = [stack.enter_context(torch_serving(use_libuv)) for use_libuv in (True, False)]
-        stores = [stack.enter_context(TCPStore("127.0.0.1", port, timeout=1)) for port in ports]
         for port, late in zip(
             ports, _all_late(*(partial(store.get, "key") for store in stores)), strict=True
         ):

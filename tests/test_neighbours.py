@@ -32,7 +32,6 @@ from rallypoint.server.reporting.neighbours_program import (
     Family,
     Variables,
     clients_of,
-    variables_in,
 )
 from raw import SECONDS, is_gone, until
 
@@ -66,19 +65,6 @@ def test_clients_are_those_at_the_other_end(
 
 
 # Whose rank is believed -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environ", "variables"),
-    [
-        ({"RANK": "12", "LOCAL_RANK": "1", "WORLD_SIZE": "16"}, Variables(12, 1, 16)),
-        ({"RANK": "3", "LOCAL_RANK": "many", "WORLD_SIZE": "-8"}, Variables(3)),
-        ({"LOCAL_RANK": "1", "WORLD_SIZE": "16"}, Variables()),
-        *(({"RANK": value}, Variables()) for value in ("", " 3", "٣", "9999999999")),
-    ],
-)
-def test_variables(environ: dict[str, str], variables: Variables) -> None:
-    assert variables_in(environ) == variables
 
 
 NONE, RANK_0, RANK_1 = Variables(), Variables(0, 0, 2), Variables(1, 1, 2)

@@ -37,7 +37,7 @@ from rallypoint.rollcall.snapshot import PLAN
 from rallypoint.server.core.looks import About
 from rallypoint.server.core.store import Core
 from rallypoint.server.reporting.event_file import EventLog
-from rallypoint.server.reporting.events import EVENTS_VARIABLE, EventObserver, observe
+from rallypoint.server.reporting.events import EVENTS_VARIABLE, EventObserver
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.wire.encoding import counted_request, request
@@ -111,13 +111,6 @@ def test_a_client_connects_joins_and_leaves(observed: Observed) -> None:
     client.close()
     who = Identity("", 0, 3, role=Role.RANK, source=Source.HELLO)
     assert observed.take() == [Connected(1_010.0, 1, "client 0"), Joined(1_011.0, 1, who), Left(1_012.0, 1)]
-
-
-def test_why_a_client_is_closed_is_told(observed: Observed) -> None:
-    (client,) = observed.open()
-    client.connection.why = "it broke a limit"
-    client.close()
-    assert observed.take() == [Left(1_010.0, 1, "it broke a limit")]
 
 
 def test_who_has_never_shaken_hands_has_not_been_here(observed: Observed) -> None:
@@ -212,12 +205,6 @@ def test_who_still_waits_when_the_server_stops_has_waited_in_vain(observed: Obse
     assert stopped == Stopped(1_011.0)
 
 
-def test_a_cancel_without_a_wait_is_no_event(observed: Observed) -> None:
-    (client,) = observed.open()
-    client.send(CANCEL_WAIT)
-    assert observed.take() == []
-
-
 def test_a_wait_that_a_pop_elsewhere_leaves_to_another_ends(observed: Observed) -> None:
     """The one who was called leaves; the next in line is called because of that."""
     first, second, third = observed.open(3)
@@ -293,21 +280,6 @@ def test_a_plan_is_told_when_it_is_new(observed: Observed) -> None:
         client.send(set_(b"/" + PLAN.encode(), garbage))
         observed.core.end_second()
         assert observed.take() == []
-
-
-def test_stalls_and_errors_are_told(observed: Observed) -> None:
-    observed.observer.stalled(60.0, "nobody moves")
-    observed.observer.erred("peer", "reason")
-    assert observed.take() == [
-        Stalled(1_010.0, 60.0, "nobody moves"),
-        Erred(1_010.0, "peer", "reason"),
-    ]
-
-
-def test_no_file_no_observer() -> None:
-    core = Core()
-    observe(core, "")
-    assert core.observer is None
 
 
 # Real ones

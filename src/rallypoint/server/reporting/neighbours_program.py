@@ -34,9 +34,9 @@ from typing import Final, NamedTuple
 
 import psutil
 
-Address = tuple[str, int]
+from rallypoint.rollcall.identity import identity_of
 
-_MOST_DIGITS: Final = 9
+Address = tuple[str, int]
 
 
 class Connection(NamedTuple):
@@ -141,20 +141,12 @@ def _program_of(pid: int) -> str:
 
 @cache
 def _variables_of(pid: int) -> Variables:
+    """The rank that the environment of a process names. Without a rank, the other variables say nothing."""
     try:
-        return variables_in(psutil.Process(pid).environ())
+        who = identity_of(psutil.Process(pid).environ(), "", pid)
     except (psutil.Error, OSError):
         return _NOT_TOLD
-
-
-def variables_in(environ: Mapping[str, str]) -> Variables:
-    """The rank that an environment names. Without a rank, the other variables say nothing."""
-    found = Variables(*(_number(environ.get(name.upper(), "")) for name in Variables._fields))
-    return found if found.rank >= 0 else _NOT_TOLD
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else -1
+    return Variables(who.rank, who.local_rank, who.world_size) if who.rank >= 0 else _NOT_TOLD
 
 
 class Family:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from processes import relaying, serving, torch_serving
+from processes import relaying, serving
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.rollcall.judgement import judge
@@ -27,10 +27,10 @@ from rallypoint.stores.absence import (
     HEAD,
     NOT_KNOWN,
     Inquiry,
+    absent_at_barrier,
+    absent_for_keys,
+    absent_workers,
     is_asker,
-    of_barrier,
-    of_keys,
-    of_workers,
 )
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.connection import Connection
@@ -51,7 +51,7 @@ TWO_MACHINES = plan(("node-a", 2), ("node-b", 2))
 
 def test_who_has_not_joined_is_named_with_the_machine() -> None:
     roll = judge(snapshot(clients=ranks(range(3), "node-a"), plan=TWO_MACHINES))
-    told = of_keys(roll, ["key"])
+    told = absent_for_keys(roll, ["key"])
     assert told.text == "3 of 4 ranks joined; missing: 3 on node-b"
     assert told.ranks == (3,)
 
@@ -59,7 +59,7 @@ def test_who_has_not_joined_is_named_with_the_machine() -> None:
 def test_of_a_rank_that_is_here_it_is_said_what_it_owes() -> None:
     key = GLOO.format(3)
     here = (*ranks([1, 2, 3], "node-a"), client(9, rank(0, "node-a"), wait(key)))
-    told = of_keys(judge(snapshot(clients=here, plan=TWO_MACHINES)), [key])
+    told = absent_for_keys(judge(snapshot(clients=here, plan=TWO_MACHINES)), [key])
     assert told.text == "all 4 ranks joined; rank 3 on node-a should write it: it is here"
     assert told.ranks == ()
 
@@ -67,13 +67,18 @@ def test_of_a_rank_that_is_here_it_is_said_what_it_owes() -> None:
 def test_of_a_rank_that_is_missing_it_is_not_said_twice() -> None:
     key = GLOO.format(3)
     here = (*ranks([1, 2], "node-a"), client(9, rank(0, "node-a"), wait(key)))
-    told = of_keys(judge(snapshot(clients=here, plan=TWO_MACHINES)), [key])
+    told = absent_for_keys(judge(snapshot(clients=here, plan=TWO_MACHINES)), [key])
     assert told.text == "3 of 4 ranks joined; missing: 3 on node-b"
 
 
 def test_where_nobody_knows_who_is_expected_nothing_is_said() -> None:
     roll = judge(snapshot(clients=(client(1), client(2))))
-    assert of_keys(roll, ["key"]) == of_workers(roll, 2) == of_keys(None, ["key"]) == NOT_KNOWN
+    assert (
+        absent_for_keys(roll, ["key"])
+        == absent_workers(roll, 2)
+        == absent_for_keys(None, ["key"])
+        == NOT_KNOWN
+    )
 
 
 def at_barrier(*arrived: int, joined: int = 3, strangers: int = 0, size: int = 4) -> Roll:
@@ -92,23 +97,23 @@ def at_barrier(*arrived: int, joined: int = 3, strangers: int = 0, size: int = 4
 
 
 def test_who_has_not_come_to_a_barrier_is_named() -> None:
-    told = of_barrier(at_barrier(0, 1, 2), "meet", 4)
+    told = absent_at_barrier(at_barrier(0, 1, 2), "meet", 4)
     assert told.text == "3 of 4 have arrived; missing there: 3 on node-b"
     assert told.ranks == (3,)
 
 
 def test_who_has_joined_but_not_come_to_a_barrier_is_named() -> None:
-    told = of_barrier(at_barrier(0, 1, 2, joined=4), "meet", 4)
+    told = absent_at_barrier(at_barrier(0, 1, 2, joined=4), "meet", 4)
     assert told.text == "3 of 4 have arrived; missing there: 3 on node-a; all 4 ranks joined"
     assert told.ranks == (3,)
-    told = of_barrier(at_barrier(0, 1), "meet", 4)
+    told = absent_at_barrier(at_barrier(0, 1), "meet", 4)
     missing = "missing there: 2 on node-a; 3 on node-b; 3 of 4 ranks joined; missing: 3 on node-b"
     assert told.text == f"2 of 4 have arrived; {missing}"
     assert told.ranks == (2, 3)
 
 
 def test_where_strangers_have_come_to_a_barrier_nobody_is_named_who_may_be_there() -> None:
-    told = of_barrier(at_barrier(0, 1, strangers=1, joined=2), "meet", 4)
+    told = absent_at_barrier(at_barrier(0, 1, strangers=1, joined=2), "meet", 4)
     assert told.text.startswith("3 of 4 have arrived; 2 of 4 ranks joined, and 1 client whose rank is not")
     assert "missing" not in told.text
     assert told.ranks == ()
@@ -116,21 +121,21 @@ def test_where_strangers_have_come_to_a_barrier_nobody_is_named_who_may_be_there
 
 @pytest.mark.parametrize(("key", "size"), [("other", 4), ("meet", 3)])
 def test_of_a_barrier_that_is_not_there_it_is_said_who_has_joined(key: str, size: int) -> None:
-    told = of_barrier(at_barrier(0, 1), key, size)
+    told = absent_at_barrier(at_barrier(0, 1), key, size)
     assert told.text == "3 of 4 ranks joined; missing: 3 on node-b"
-    assert of_barrier(None, key, size) == NOT_KNOWN
+    assert absent_at_barrier(None, key, size) == NOT_KNOWN
 
 
 def test_workers_are_only_named_if_they_are_the_ranks_of_the_job() -> None:
     roll = judge(snapshot(clients=ranks(range(3), "node-a"), plan=TWO_MACHINES))
-    assert of_workers(roll, 4).text == "missing: 3 on node-b"
-    assert of_workers(roll, 4).ranks == (3,)
-    assert of_workers(roll, 5) == NOT_KNOWN
+    assert absent_workers(roll, 4).text == "missing: 3 on node-b"
+    assert absent_workers(roll, 4).ranks == (3,)
+    assert absent_workers(roll, 5) == NOT_KNOWN
 
 
 def test_an_error_keeps_what_it_said() -> None:
     error = StoreTimeoutError("waited", hint="look", keys=("key",))
-    named = of_workers(judge(snapshot(clients=ranks([0]), plan=plan(("a", 2)))), 2).named_in(error)
+    named = absent_workers(judge(snapshot(clients=ranks([0]), plan=plan(("a", 2)))), 2).named_in(error)
     assert (named.message, named.hint, named.keys) == ("waited; missing: 1 on a", "look", ("key",))
     assert named.missing == (1,)
     assert NOT_KNOWN.named_in(error) is error
@@ -332,17 +337,6 @@ def test_whoever_writes_nonsense_into_the_store_spoils_no_error(
         for store, head in zip(stores, ["{}", '["nowhere.invalid", 1]'], strict=True):
             store.set(PLAN, "no plan")
             store.set(HEAD, head)
-        for port, late in zip(
-            ports, _all_late(*(partial(store.get, "key") for store in stores)), strict=True
-        ):
-            assert late.message == f"waited 1 s at the store 127.0.0.1:{port}; 1 of 1 keys are missing: key"
-        assert [store.add("count", 1) for store in stores] == [1, 1]
-
-
-def test_a_server_of_torch_is_asked_in_vain(unhurried: None) -> None:
-    with ExitStack() as stack:
-        ports = [stack.enter_context(torch_serving(use_libuv)) for use_libuv in (True, False)]
-        stores = [stack.enter_context(TCPStore("127.0.0.1", port, timeout=1)) for port in ports]
         for port, late in zip(
             ports, _all_late(*(partial(store.get, "key") for store in stores)), strict=True
         ):

@@ -9,17 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from itertools import pairwise
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rallypoint.errors import UsageError
-from rallypoint.rollcall.events import Connected, Erred, Event, Left, Lost, Started, Stopped, from_line
+from rallypoint.rollcall.events import Connected, Erred, Event, Left, Lost, from_line
 from rallypoint.server.reporting import event_file as eventlog
 from rallypoint.server.reporting.event_file import EventLog
 
@@ -44,7 +40,8 @@ def _events_in(path: Path) -> list[Event]:
 
 def _parts(path: Path) -> list[Path]:
     """The file and its older parts, the oldest first."""
-    return sorted(path.parent.glob(f"{path.name}*"), key=lambda part: part.name, reverse=True)
+    older = sorted(path.parent.glob(f"{path.name}.*"), key=lambda part: -int(part.suffix[1:]))
+    return [*older, path]
 
 
 def _all_in(path: Path) -> list[Event]:
@@ -58,13 +55,7 @@ def test_all_events_are_there_in_order_when_it_is_closed(tmp_path: Path) -> None
     path, events = tmp_path / "events.jsonl", _numbered(range(2_000))
     _write(path, events)
     assert _events_in(path) == events
-    assert path.read_bytes().endswith(b"\n")
-
-
-def test_every_line_names_the_process(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    _write(path, [Stopped(1.0)])
-    assert f'"pid":{os.getpid()}' in path.read_text()
+    assert path.read_text().count(f'"pid":{os.getpid()}') == 2_000, "every line names the process"
 
 
 def test_events_are_written_while_it_is_open(tmp_path: Path) -> None:
@@ -78,14 +69,6 @@ def test_events_are_written_while_it_is_open(tmp_path: Path) -> None:
         assert _events_in(path) == [Left(1.0, 5)]
     finally:
         log.close()
-
-
-def test_an_earlier_run_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    first, second = Started(1.0, "a", 1, "0", "libuv"), Started(2.0, "a", 2, "0", "libuv")
-    _write(path, [first])
-    _write(path, [second])
-    assert _events_in(path) == [first, second]
 
 
 def test_a_line_that_was_torn_harms_no_other(tmp_path: Path) -> None:
@@ -108,56 +91,17 @@ def test_closing_twice_and_putting_afterwards_do_nothing(tmp_path: Path) -> None
     assert not any(thread.name == "rallypoint-events" for thread in threading.enumerate())
 
 
-def test_many_threads_put_at_the_same_time(tmp_path: Path) -> None:
-    """Each thread's events are there, in its order; rotation goes on meanwhile."""
-    path = tmp_path / "events.jsonl"
-    log = EventLog(path, 20_000, kept=9)
-    together = threading.Barrier(4)
-
-    def put_all(base: int) -> None:
-        together.wait()
-        for event in _numbered(range(base, base + 500)):
-            log.put(event)
-
-    threads = [threading.Thread(target=put_all, args=(base,)) for base in range(0, 4_000, 1_000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    log.close()
-    numbers = [event.client for event in _all_in(path) if isinstance(event, Left)]
-    assert len(_parts(path)) > 3
-    for base in range(0, 4_000, 1_000):
-        assert [each for each in numbers if base <= each < base + 1_000] == list(range(base, base + 500))
-
-
 # Rotation
 
 
-@settings(deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 400), max_size=60),
-    most_bytes=st.integers(100, 2_000),
-    closings=st.sets(st.integers(0, 60), max_size=3),
-)
-def test_rotation_loses_nothing_while_there_is_room(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], most_bytes: int, closings: set[int]
-) -> None:
-    path = tmp_path_factory.mktemp("rotation") / "events.jsonl"
-    events: list[Event] = [Erred(float(at), "", "x" * length) for at, length in enumerate(lengths)]
-    # 60 events are not more than 60 files.
-    for begin, end in _stretches(len(events), closings):
-        _write(path, events[begin:end], most_bytes, kept=60)
-    # Names sort by their numbers here.
-    parts = sorted(path.parent.iterdir(), key=lambda part: -int(part.suffix[1:]) if part != path else 1)
-    assert [event for part in parts for event in _events_in(part)] == events
-    for part in parts:
-        assert part.stat().st_size <= most_bytes or part.read_bytes().count(b"\n") == 1
-
-
-def _stretches(count: int, closings: set[int]) -> list[tuple[int, int]]:
-    ends = [0, *sorted(each for each in closings if 0 < each < count), count]
-    return list(pairwise(ends))
+def test_rotation_loses_nothing_while_there_is_room(tmp_path: Path) -> None:
+    """Over several runs, and with events that alone are larger than a file may be."""
+    path = tmp_path / "events.jsonl"
+    events: list[Event] = [Erred(float(at), "", "x" * (at % 7) * 60) for at in range(300)]
+    for begin in range(0, 300, 100):
+        _write(path, events[begin : begin + 100], most_bytes=300, kept=300)
+    assert len(_parts(path)) > 3
+    assert _all_in(path) == events
 
 
 def test_the_oldest_go(tmp_path: Path) -> None:
@@ -189,8 +133,11 @@ def test_two_servers_share_a_file(tmp_path: Path) -> None:
             log.put(Left(1.0, 1_000 * base + number))
     for log in logs:
         log.close()
-    numbers = {event.client for part in _parts(path) for event in _events_in(part) if isinstance(event, Left)}
-    assert numbers == {*range(500), *range(1_000, 1_500)}
+    numbers = [event.client for event in _all_in(path) if isinstance(event, Left)]
+    assert len(_parts(path)) > 3
+    for base in (0, 1_000):
+        own = {each for each in numbers if base <= each < base + 1_000}
+        assert own == set(range(base, base + 500))
 
 
 @needs_posix
@@ -255,26 +202,6 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
 log.put(Left(1.0, 1_000))
 log.close()
 """
-
-
-@needs_posix
-def test_a_folder_that_may_not_be_written_is_told_at_once(tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    with _not_as_root(), pytest.raises(UsageError, match="Permission denied"):
-        EventLog(tmp_path / "events.jsonl")
-    assert list(tmp_path.iterdir()) == []
-
-
-@contextmanager
-def _not_as_root() -> Iterator[None]:
-    """Root may write everywhere."""
-    before = os.geteuid()
-    if before == 0:
-        os.seteuid(65_534)
-    try:
-        yield
-    finally:
-        os.seteuid(before)
 
 
 @pytest.mark.parametrize("name", ["nowhere/events.jsonl", "."])

@@ -122,20 +122,6 @@ def test_many_processes_lose_nothing_and_leave_nothing(path: Path) -> None:
     assert not path.exists()
 
 
-def test_processes_see_each_others_changes(path: Path) -> None:
-    with peers(1, path) as [peer], FileStore(path, timeout=PATIENCE) as store:
-        peer.tell("store.get('key')")
-        store.set("key", b"\x00value")
-        assert peer.answer() == repr(b"\x00value")
-        assert peer.ask("store.multi_set(['a', 'b'], ['1', '2'])") == "None"
-        assert peer.ask("store.queue_push('queue', 'item')") == "None"
-        assert peer.ask("store.delete_key('key')") == "True"
-        assert sorted(store.list_keys()) == ["a", "b"]
-        assert store.num_keys() == 2
-        assert store.queue_pop("queue") == b"item"
-        assert peer.ask("store.queue_len('queue')") == "0"
-
-
 def test_a_process_killed_at_a_barrier_is_not_counted(path: Path) -> None:
     with peers(1, path) as [peer], FileStore(path, timeout=PATIENCE) as store:
         peer.tell("store.barrier('barrier', 2)")
@@ -173,12 +159,6 @@ def test_the_last_one_alive_removes_the_file(path: Path) -> None:
     with FileStore(path), peers(1, path) as [peer]:
         peer.die()
     assert not path.exists()
-
-
-def test_the_path_can_be_used_again_at_once(path: Path) -> None:
-    for number in range(3):
-        with FileStore(path, 1) as store:
-            assert store.add("n", 1) == 1, number
 
 
 def test_an_empty_file_is_as_good_as_none(path: Path) -> None:
@@ -247,9 +227,6 @@ def test_a_world_that_is_ending_is_refused(path: Path) -> None:
         assert "over or ending" in message
         assert "1 have left" in message
         assert "has left" in message
-
-
-def test_a_world_of_another_size_is_refused(path: Path) -> None:
     with FileStore(path, 3):
         assert "3 members, not 2" in refused(path, 2).message
 
@@ -268,15 +245,6 @@ def test_a_crashed_run_is_refused(path: Path) -> None:
         assert "has left" in message
     path.unlink()
     FileStore(path).close()
-
-
-def test_an_orderly_end_is_no_crash(path: Path) -> None:
-    with peers(2, path, world_size=2) as members:
-        assert members[0].finish() == 0
-        assert path.exists()
-        assert members[1].finish() == 0
-    with FileStore(path, 2) as store:
-        assert store.num_keys() == 0
 
 
 @pytest.mark.parametrize("content", [b"\x08\x00\x00key", b"#!/bin/sh\n" * 100, b"r", b"rallypoint file stor"])
@@ -315,25 +283,6 @@ def test_who_lives_can_be_told_only_on_this_machine() -> None:
 
 
 # Races
-
-
-def test_newcomers_and_leavers_do_not_meet_in_a_removed_file(path: Path) -> None:
-    program = """
-import sys
-from rallypoint.stores.file import FileStore
-for number in range(60):
-    with FileStore(sys.argv[1], timeout=20) as store:
-        count = store.add("n", 1)
-        mine = f"{sys.argv[2]} {number}".encode()
-        assert store.compare_set(f"key {count}", "", mine) == mine, "two had the same count"
-"""
-    racers = [Peer(path, number, program) for number in range(4)]
-    try:
-        assert [racer.finish() for racer in racers] == [0] * 4
-    finally:
-        for racer in racers:
-            racer.end()
-    assert not path.exists()
 
 
 def test_who_waits_for_a_removed_file_gets_a_new_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,44 +352,8 @@ def test_a_record_that_was_not_finished_is_cut_off(path: Path) -> None:
         append(path, record[:-1])
         with FileStore(path) as other:
             assert other.add("n", 1) == 2
+        append(path, record[:-1] + bytes([record[-1] ^ 1]))  # whole, but its checksum is wrong
         assert store.add("n", 1) == 3
-
-
-def test_a_last_record_with_a_wrong_checksum_is_cut_off(path: Path) -> None:
-    with FileStore(path) as store:
-        record = record_of(path, lambda: store.add("n", 1))
-        append(path, record[:-1] + bytes([record[-1] ^ 1]))
-        assert store.add("n", 1) == 2
-
-
-_DYING: Final = """
-import os, signal, sys
-from rallypoint.stores import filelog
-from rallypoint.stores.file import FileStore
-original = filelog._write
-def write_half(descriptor, position, data):
-    original(descriptor, position, data[: len(data) // 2])
-    os.kill(os.getpid(), signal.SIGKILL)
-store = FileStore(sys.argv[1])
-filelog._write = write_half
-store.set("key", "not finished")
-"""
-
-
-def test_a_writer_killed_in_the_middle_is_survived(path: Path) -> None:
-    with FileStore(path, timeout=PATIENCE) as store:
-        store.set("key", "value")
-        peer = Peer(path, program=_DYING)
-        try:
-            assert peer.finish() == -signal.SIGKILL
-        finally:
-            peer.end()
-        whole = store._log.length
-        assert path.stat().st_size > whole
-        assert store.get("key") == b"value"
-        store.set("key", "other")
-        with FileStore(path) as newcomer:
-            assert newcomer.get("key") == b"other"
 
 
 def test_damage_in_the_middle_is_an_error(path: Path) -> None:

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 import psutil
 import pytest
@@ -94,22 +93,15 @@ def tell(process: subprocess.Popen[str], line: str = "go") -> None:
 
 ENDINGS = {
     "normal exit": "pass",
-    "sys.exit": "sys.exit(3)",
     "exception": "raise RuntimeError('as planned')",
-    "os._exit": "os._exit(0)",
-    "os.abort": "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()",
-    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM); signal.pause()",
     "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL); signal.pause()",
     "exec": "os.execv(sys.executable, [sys.executable, '-c', ''])",
 }
-QUICK = ("normal exit", "SIGKILL", "exec")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ENDINGS]
-)
-def test_the_server_ends_with_its_parent(name: str) -> None:
-    with parent("print('up', flush=True)", "sys.stdin.readline()", ENDINGS[name]) as process:
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
+def test_the_server_ends_with_its_parent(ending: str) -> None:
+    with parent("print('up', flush=True)", "sys.stdin.readline()", ending) as process:
         assert line_from(process) == "up"
         server = server_of(process.pid)
         _, err = process.communicate("go\n", timeout=SECONDS)
@@ -118,14 +110,7 @@ def test_the_server_ends_with_its_parent(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "use_libuv"),
-    [
-        ("pass", "0"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "1"),
-        pytest.param("pass", "1", marks=pytest.mark.slow),
-        pytest.param("os._exit(0)", "0", marks=pytest.mark.slow),
-        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", "0", marks=pytest.mark.slow),
-    ],
+    ("ending", "use_libuv"), [("pass", "0"), ("os.kill(os.getpid(), signal.SIGKILL)", "1")]
 )
 def test_the_server_ends_with_its_parent_even_if_a_fork_of_that_lives_on(
     ending: str, use_libuv: str, monkeypatch: pytest.MonkeyPatch
@@ -205,15 +190,6 @@ def assert_serves(port: int) -> None:
             assert client.answers()
 
 
-def test_ctrl_c_that_ends_the_parent_ends_the_server() -> None:
-    with parent("print('up', flush=True)", "signal.pause()", own_group=True) as process:
-        assert line_from(process) == "up"
-        server = server_of(process.pid)
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(SECONDS)
-        until(lambda: is_gone(server), "the server has ended with its parent")
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_close_ends_the_server(backend: str) -> None:
     store = master(backend=backend)
@@ -237,12 +213,6 @@ def test_garbage_collection_ends_the_server() -> None:
     assert is_gone(server)
 
 
-def test_a_constructor_that_fails_ends_the_server() -> None:
-    with pytest.raises(TimeoutError):
-        TCPStore("localhost", 0, world_size=2, is_master=True, timeout=0.1)
-    assert servers_of(os.getpid()) == []
-
-
 def test_clones_keep_the_server_until_the_last_is_closed() -> None:
     store = master()
     server = server_of(os.getpid())
@@ -254,20 +224,8 @@ def test_clones_keep_the_server_until_the_last_is_closed() -> None:
     assert clones[1].get("key") == b"value"
     assert (clones[1].port, clones[1].libuvBackend) == (store.port, store.libuvBackend)
     assert not is_gone(server)
-    clones[1].close()
-    assert is_gone(server)
-
-
-def test_a_clone_that_is_garbage_counts_as_closed() -> None:
-    store = master()
-    store.set_timeout(12)
-    server = server_of(os.getpid())
-    clone = store.clone()
-    assert clone.timeout == timedelta(seconds=12)
-    store.close()
-    assert not is_gone(server)
-    del clone
-    gc.collect()
+    clones.clear()
+    gc.collect()  # counts as closed
     assert is_gone(server)
 
 
@@ -290,11 +248,6 @@ def test_a_port_in_use_names_who_holds_it() -> None:
         server = server_of(os.getpid())
     assert f"port {first.port}" in caught.value.message
     assert f"process {server} (" in caught.value.message
-
-
-def test_a_port_that_does_not_exist() -> None:
-    with pytest.raises(UsageError, match=r"port 70000.*\nhint: ports go from"):
-        master(70_000)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -335,13 +288,6 @@ def test_a_socket_that_is_not_bound() -> None:
         TCPStore("localhost", 0, is_master=True, master_listen_fd=unbound.detach())
 
 
-def test_a_descriptor_that_is_not_open() -> None:
-    with socket.socket() as closed:
-        number = closed.fileno()
-    with pytest.raises(BindError, match=f"master_listen_fd {number}"):
-        TCPStore("localhost", 0, is_master=True, master_listen_fd=number)
-
-
 def test_tenants_of_one_port_share_a_server() -> None:
     first = master(multi_tenant=True)
     second = master(first.port, multi_tenant=True)
@@ -355,19 +301,8 @@ def test_tenants_of_one_port_share_a_server() -> None:
     finally:
         second.close()
     assert is_gone(server)
-
-
-def test_tenants_of_two_ports_do_not_share() -> None:
-    with master(multi_tenant=True) as first, master(multi_tenant=True) as second:
-        assert first.port != second.port
-        assert len(servers_of(os.getpid())) == 2
-
-
-def test_after_the_last_tenant_a_new_server_starts() -> None:
-    with master(multi_tenant=True) as first:
-        first.set("key", "value")
-    with master(first.port, multi_tenant=True) as second:
-        assert not second.check(["key"])
+    with master(first.port, multi_tenant=True) as third:
+        assert not third.check(["key"]), "a new server"
 
 
 def test_tenants_that_come_at_the_same_time_share_a_server() -> None:
@@ -412,7 +347,10 @@ def test_a_limit_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BROKEN_CHILDREN = {
-    "exit code": ("raise SystemExit(7)", "ended before it was ready, with exit code 7"),
+    "exit code": (
+        "print('welcome to this machine'); raise SystemExit(7)",
+        "ended before it was ready, with exit code 7\n.*welcome to this machine",
+    ),
     "signal": ("import os; os.kill(os.getpid(), 9)", "ended before it was ready, by signal SIGKILL"),
     "its own words": (
         "import json, sys\n"
@@ -444,12 +382,6 @@ def test_a_child_that_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServerStartError, match=r"was not ready after 0\.1 s"):
         master()
     assert psutil.Process().children() == before
-
-
-def test_a_child_that_prints_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosting, "_BOOTSTRAP", "print('welcome to this machine')")
-    with pytest.raises(ServerStartError, match="welcome to this machine"):
-        master()
 
 
 def test_an_interpreter_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,38 +64,10 @@ def owned() -> Owned:
     return Owned()
 
 
-def test_the_last_owner_to_go_abandons_the_server_once(owned: Owned) -> None:
-    first, second, guest, late = (owned.connect() for _ in range(4))
-    assert first.receive(OWN) == YES
-    assert second.receive(OWN) == YES
-    assert owned.close(first) == 0
-    assert owned.close(second) == 1
-    assert late.receive(OWN) == NO, "it is about to end"
-    assert owned.close(late) == 1
-    assert owned.close(guest) == 1
-    assert owned.connect().receive(OWN) == NO
-
-
-def test_clients_that_own_nothing_may_go(owned: Owned) -> None:
-    for _ in range(3):
-        assert owned.close(owned.connect()) == 0
-    guest, owner = owned.connect(), owned.connect()
-    assert owner.receive(OWN) == YES
-    assert owned.close(guest) == 0
-    assert owned.close(owner) == 1
-
-
-def test_an_owner_owns_once(owned: Owned) -> None:
-    owner = owned.connect()
-    for _ in range(3):
-        assert owner.receive(OWN) == YES
-    assert owned.close(owner) == 1
-
-
 def test_ownership_may_come_in_pieces_among_other_requests(owned: Owned) -> None:
     (owner,) = (owned.connect() for _ in range(1))
-    stream = request(Op.SET, b"k", b"v") + OWN + request(Op.GET, b"k")
-    assert b"".join(owner.receive(bytes([byte])) for byte in stream) == YES + blob(b"v")
+    stream = request(Op.SET, b"k", b"v") + OWN + request(Op.GET, b"k") + request(Op.GETNUMKEYS)
+    assert b"".join(owner.receive(bytes([byte])) for byte in stream) == YES + blob(b"v") + pack_i64(1)
     assert owned.close(owner) == 1
 
 
@@ -106,11 +78,6 @@ def test_other_keys_are_deleted_as_ever(owned: Owned) -> None:
         assert client.receive(delete) == NO
         assert client.receive(request(Op.SET, key, b"v") + delete + delete) == YES + NO
     assert owned.close(client) == 0
-
-
-def test_the_owner_key_is_no_key_that_is_stored(owned: Owned) -> None:
-    owner = owned.connect()
-    assert owner.receive(OWN + request(Op.GETNUMKEYS)) == YES + pack_i64(0)
 
 
 def test_without_owners_the_key_is_one_like_any_other() -> None:
@@ -342,27 +309,6 @@ def test_a_server_that_stays_ends_when_the_last_client_has_gone() -> None:
             assert not host.fork or not is_gone(host.fork)
 
 
-@unix_only
-def test_a_server_that_stays_ends_with_its_parent_if_it_has_no_clients() -> None:
-    with parents("stays") as hosts:
-        with clients_of([host.port for host in hosts]) as clients:
-            assert all(client.answers() for client in clients)
-        for host in hosts:
-            host.kill()
-        for host in hosts:
-            until(lambda: is_gone(host.server), "the server has ended")  # noqa: B023
-
-
-@unix_only
-def test_others_end_with_their_parent_whoever_is_connected() -> None:
-    with parents() as hosts, clients_of([host.port for host in hosts]) as clients:
-        assert all(client.answers() for client in clients)
-        for host, client in zip(hosts, clients, strict=True):
-            host.kill()
-            assert client.read_rest() == b""
-            until(lambda: is_gone(host.server), "the server has ended with its parent")  # noqa: B023
-
-
 @contextmanager
 def staying() -> Iterator[list[HostedServer]]:
     with ExitStack() as stack:
@@ -418,27 +364,12 @@ def test_a_server_that_was_abandoned_is_forgotten_in_silence() -> None:
     assert caught == []
 
 
-def test_an_abandoned_server_without_clients_ends() -> None:
-    with staying() as servers:
-        for server in servers:
-            server.abandon()
-        assert all(server.await_end(SECONDS) for server in servers)
-
-
 def test_an_abandoned_server_that_does_not_stay_ends_at_once(backend: str) -> None:
     with hosting(backend) as server, RawClient(server.port) as client:
         assert client.answers()
         server.abandon()
         assert client.read_rest() == b""
         assert server.await_end(SECONDS)
-
-
-def test_await_end() -> None:
-    with hosting("legacy") as server:
-        assert not server.await_end(0.01)
-        server.release()
-        assert server.await_end(0.01)
-        assert server.await_end(0.01)
 
 
 # Which machine a name means

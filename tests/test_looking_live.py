@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import socket
-import statistics
 import struct
 import subprocess
 import sys
@@ -233,72 +231,6 @@ def test_it_is_said_once_that_there_is_work() -> None:
 
 # Beside clients
 
-CROWD = 5_000
-
-
-@contextmanager
-def crowded(server: Server, count: int) -> Iterator[list[socket.socket]]:
-    with ExitStack() as stack:
-        clients = []
-        for _ in range(count):
-            client = stack.enter_context(socket.create_connection((server.host, server.port), SECONDS))
-            client.sendall(VALIDATE + request(Op.PING, tail=b"here"))
-            clients.append(client)
-        for client in clients:
-            assert client.recv(4) == b"here"
-        yield clients
-
-
-def pings(client: RawClient, is_over: Callable[[], bool]) -> list[float]:
-    """How long each answer takes, one behind the other, until it is over."""
-    found = []
-    while not is_over():
-        began = time.monotonic()
-        assert client.answers()
-        found.append(time.monotonic() - began)
-    return found
-
-
-def looks(server: Server, count: int, data: list[bytes]) -> None:
-    """Ask again and again, and read nothing into it: this process is to see to the other client."""
-    with RawClient(server.port) as client:
-        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-        for _ in range(count):
-            client.send(look_request())
-            length = int.from_bytes(client.read(8), "little")
-            data.append(client.read(length))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    resource.getrlimit(resource.RLIMIT_NOFILE)[0] < CROWD + 500, reason="too few files may be open"
-)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nobody_waits_for_who_looks(
-    backend: str, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    """With very many clients, which the system is asked about as well."""
-    with (
-        (tmp_path / "log").open("w+") as log,
-        serving(backend, log) as server,
-        crowded(server, CROWD),
-        RawClient(server.port) as client,
-    ):
-        calm = pings(client, iter([False] * 2_000 + [True]).__next__)
-        data: list[bytes] = []
-        asking = threading.Thread(target=looks, args=(server, 10, data))
-        asking.start()
-        busy = pings(client, lambda: not asking.is_alive())
-        asking.join(SECONDS)
-        assert len(data) == 10
-        assert len(others_in(Snapshot.from_json(data[-1]))) == CROWD + 2
-        for name, times in (("calm", calm), ("looked at", busy)):
-            cuts = statistics.quantiles(times, n=1000)
-            figures = [1e3 * statistics.median(times), 1e3 * cuts[989], 1e3 * cuts[998], 1e3 * max(times)]
-            record_property(name, figures)
-            print(f"{backend}, {name}: {len(times)} pings, ms:", *(f"{each:.2f}" for each in figures))
-        assert max(busy) < 0.250
-
 
 def test_a_look_is_answered_though_its_client_has_ended(here: Here) -> None:
     with RawClient(here.port) as client:
@@ -492,17 +424,6 @@ def test_who_says_who_it_is_is_not_asked_about() -> None:
         for _ in range(3):
             (found,) = others_in(look_at(here))
             assert (found.who.host, found.who.rank, found.who.source) == ("elsewhere", 9, Source.HELLO)
-
-
-def test_a_server_with_short_keys_takes_hellos(tmp_path: Path) -> None:
-    with (
-        (tmp_path / "log").open("w+") as log,
-        serving("libuv", log, ["--limit", "key_bytes=32"]) as server,
-        closing(connect(server.host, server.port, Deadline(SECONDS), rank(9, "h" * 200))) as connection,
-    ):
-        connection.send(request(Op.GETNUMKEYS), Deadline(SECONDS))
-        assert connection.read_i64(Deadline(SECONDS)) == 0
-        assert [each.who.rank for each in others_in(look_at(server))] == [9]
 
 
 @pytest.mark.parametrize("use_libuv", [True, False], ids=["libuv", "legacy"])

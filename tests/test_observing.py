@@ -93,13 +93,6 @@ def test_a_client_connects_joins_and_leaves(observed: Observed) -> None:
     assert observed.take() == [Connected(1_010.0, 1, "client 0"), Joined(1_011.0, 1, who), Left(1_012.0, 1)]
 
 
-def test_why_a_client_is_closed_is_told(observed: Observed) -> None:
-    (client,) = observed.open()
-    client.connection.why = "it broke a limit"
-    client.close()
-    assert observed.take() == [Left(1_010.0, 1, "it broke a limit")]
-
-
 def test_who_has_never_shaken_hands_has_not_been_here(observed: Observed) -> None:
     """A port scan is no client, though its error is told."""
     connection = observed.core.open("scanner")
@@ -190,12 +183,6 @@ def test_who_still_waits_when_the_server_stops_has_waited_in_vain(observed: Obse
     waited, stopped = observed.take()
     assert waited == Waited(1_011.0, 1, ("k",), 1_010.0, 1.0, 1, gave_up=True)
     assert stopped == Stopped(1_011.0)
-
-
-def test_a_cancel_without_a_wait_is_no_event(observed: Observed) -> None:
-    (client,) = observed.open()
-    client.send(CANCEL_WAIT)
-    assert observed.take() == []
 
 
 def test_a_wait_that_a_pop_elsewhere_leaves_to_another_ends(observed: Observed) -> None:

@@ -100,53 +100,12 @@ def test_packages() -> None:
 
 # Ports -----------------------------------------------------------------------------------------------------
 
-HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 
-
-def row(port: int, state: str, inode: int) -> str:
-    rest = f"00000000:00000000 00:00000000 00000000     0        0 {inode} 1 0000 100"
-    return f"   0: 0100007F:{port:04X} 00000000:0000 {state} {rest}\n"
-
-
-@pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A /proc of two processes, of which the second holds a socket."""
-    (tmp_path / "net").mkdir()
-    (tmp_path / "sys/net/ipv4").mkdir(parents=True)
-    for number in ("41", "42"):
-        (tmp_path / number / "fd").mkdir(parents=True)
-    (tmp_path / "42/cmdline").write_bytes(b"python\0train.py\0--name=a\nb\0")
-    os.symlink("socket:[777]", tmp_path / "42/fd/3")
-    os.symlink("/dev/null", tmp_path / "42/fd/0")
-    monkeypatch.setattr(ports, "_PROC", tmp_path)
+def test_ports_for_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "range"
+    monkeypatch.setattr(ports, "_RANGE_FILE", path)
     monkeypatch.setattr(sys, "platform", "linux")
-    return tmp_path
-
-
-def test_who_listens_on_a_port(proc: Path) -> None:
-    (proc / "net/tcp").write_text(HEADER + row(29_500, "0A", 777) + row(4000, "01", 778))
-    (proc / "net/tcp6").write_text(HEADER + row(5000, "0A", 779))
-    assert ports.holder_of(29_500) == "process 42 (python train.py --name=a)"
-    (proc / "42/cmdline").write_bytes(b"python\0-c\0import  torch\nsecret = 1\0--more\0")
-    assert ports.holder_of(29_500) == "process 42 (python -c import torch --more)", (
-        "no program, but its start"
-    )
-    assert ports.holder_of(5000) is None
-    assert ports.holder_of(4000) is None
-    assert ports.listening_ports() == {29_500, 5000}
-    (proc / "42/cmdline").unlink()
-    assert ports.holder_of(29_500) == "process 42 (ended)"
-
-
-def test_without_proc_nobody_is_named(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_PROC", proc / "none")
-    assert ports.holder_of(29_500) is None
-    assert ports.listening_ports() == set()
     assert ports.client_ports() == (32_768, 60_999)
-
-
-def test_ports_for_clients(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = proc / "sys/net/ipv4/ip_local_port_range"
     path.write_text("1024\t65000\n")
     assert ports.client_ports() == (1024, 65_000)
     path.write_text("odd\n")
@@ -155,9 +114,29 @@ def test_ports_for_clients(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ports.client_ports() == (49_152, 65_535)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux names who holds a port")
-def test_this_process_is_named() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS tells only root")
+def test_the_process_behind_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert (ports.holder_of(port) or "").startswith(f"process {os.getpid()} (")
+        command = ["python", "-c", "import  torch\nsecret = 1", "--more"]
+        monkeypatch.setattr(psutil.Process, "cmdline", lambda _: command)
+        named = f"process {os.getpid()} (python -c import torch --more)"
+        assert ports.holder_of(port) == named, "no program, but its start"
         assert port in ports.listening_ports()
+        with socket.create_connection(listener.getsockname()) as client:
+            assert ports.holder_of(client.getsockname()[1]) is None, "a client holds it"
+    assert ports.holder_of(port) is None
+
+
+@pytest.mark.parametrize("error", [psutil.AccessDenied(1), PermissionError(13, "no"), RuntimeError("odd")])
+def test_a_system_that_does_not_tell_who_listens(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(psutil, "net_connections", refuse)
+    assert ports.holder_of(29_500) is None
+    assert ports.listening_ports() == set()
+
+
+def test_a_process_that_has_ended_has_no_command() -> None:
+    assert ports._command_of(1 << 30) == "ended"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.rollcall.events import Connected, Left, Lost, Started, Stopped, Waited, Waiting, to_line
+from rallypoint.server.reporting import event_file
 from rallypoint.server.reporting.event_file import EventLog
 from rallypoint.watch.timeline.reading import read_events
 from rallypoint.watch.timeline.records import Client, Ending, Wait, merge
@@ -29,7 +30,8 @@ def test_a_file_becomes_a_record(tmp_path: Path) -> None:
     assert reading.record.lost == 2
 
 
-def test_the_older_parts_come_first(tmp_path: Path) -> None:
+def test_the_older_parts_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_file, "_SLICE", 1)  # what is written at once comes into one part
     path, start = tmp_path / "events.jsonl", replace(START, pid=os.getpid())
     events = [start, *straggler(40, last=5, late=3.0)[1:]]
     log = EventLog(path, most_bytes=1_500, kept=30)

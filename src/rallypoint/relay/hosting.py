@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import listen
-from rallypoint.server.process.hosting import WITH_PARENT, HostedServer, Kind, Lifespan, host_on
+from rallypoint.server.process.hosting import WITH_PARENT, HostedServer, Lifespan, ServerKind, host_on
 
-RELAY = Kind("relay", "rallypoint.relay.child")
+RELAY = ServerKind("relay", "rallypoint.relay.child")
 
 UPSTREAM_SECONDS = 30.0
 """How long a relay may take to reach its upstream at its start."""

@@ -1,4 +1,4 @@
-"""Who is missing, for the error of a wait: the server is asked shortly before the time is over.
+"""Names the missing ranks in the error of a wait: the store asks the server shortly before the time is over.
 
 Not after it: then the ranks leave one after the other, barriers empty, and the error would come late. A
 snapshot of thousands of ranks costs the server a tenth of a second, and where one rank is missing, all
@@ -30,7 +30,7 @@ from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, Op
 
 ASKERS: Final = 16
-"""At most so many ranks of a job ask when all of them time out."""
+"""The number of ranks of a job that ask when all of them time out."""
 
 HEAD: Final = "rallypoint/head"
 """The key at which a launcher says where the store itself is, `[host, port]`, for ranks behind a relay."""
@@ -41,18 +41,18 @@ _AHEAD_PER_RANK: Final = 0.00025  # a snapshot of many takes its time to be made
 _AHEAD_SHARE: Final = 0.25  # of the whole time, at most
 _LEAST_PAUSE: Final = 0.5
 _FAILED_PAUSE: Final = 10.0  # after a question to which there was no answer
-_PAUSE_PER_RANK: Final = 0.002  # so that those who ask again and again take some percent of the server's time
+_PAUSE_PER_RANK: Final = 0.002  # repeated questions take only some percent of the server's time
 
 
 @dataclass(frozen=True)
 class Absence:
-    """Who is missing, as a part of a message, and by their ranks."""
+    """The missing ranks: as a part of a message, and as numbers."""
 
     text: str = ""
     ranks: tuple[int, ...] = ()
 
     def named_in(self, error: StoreTimeoutError) -> StoreTimeoutError:
-        """The error, with names; the same one if there are none."""
+        """The error with the missing ranks in it; the error as it is if they are not known."""
         if not self.text:
             return error
         message = f"{error.message}; {self.text}"
@@ -65,8 +65,8 @@ NOT_KNOWN: Final = Absence()
 # What a roll says
 
 
-def of_keys(roll: Roll | None, keys: Iterable[str]) -> Absence:
-    """Who has not joined; and of a key that somebody who is here should have written, who that is."""
+def absent_for_keys(roll: Roll | None, keys: Iterable[str]) -> Absence:
+    """The ranks that have not joined, and the rank that is here and should have written one of the keys."""
     if roll is None or roll.expected < 0:
         return NOT_KNOWN
     missing = tuple(each.rank for each in roll.missing)
@@ -75,12 +75,12 @@ def of_keys(roll: Roll | None, keys: Iterable[str]) -> Absence:
     return Absence("; ".join(filter(None, (_summary(roll), owed))), missing)
 
 
-def of_barrier(roll: Roll | None, key: str, size: int) -> Absence:
-    """Who has not come to a barrier, and who has not joined at all."""
+def absent_at_barrier(roll: Roll | None, key: str, size: int) -> Absence:
+    """The ranks that have not come to a barrier, and those that have not joined at all."""
     if roll is None:
         return NOT_KNOWN
     found = next((each for each in roll.gatherings if (each.key, each.size) == (key, size)), None)
-    joined = of_keys(roll, ())
+    joined = absent_for_keys(roll, ())
     if found is None:
         return joined
     arrived = f"{found.arrived:,} of {size:,} have arrived"
@@ -91,15 +91,15 @@ def of_barrier(roll: Roll | None, key: str, size: int) -> Absence:
     return Absence(there + more, found.missing)
 
 
-def of_workers(roll: Roll | None, size: int) -> Absence:
-    """Which of so many workers have not come."""
+def absent_workers(roll: Roll | None, size: int) -> Absence:
+    """The workers, of `size`, that have not come."""
     if roll is None or roll.expected != size:  # they may be others than the ranks of the job
         return NOT_KNOWN
     return Absence(absent_text(roll), tuple(each.rank for each in roll.missing))
 
 
 def absent_text(roll: Roll) -> str:
-    """Who is missing, and of whom nobody knows whether they are here; nothing: all are here."""
+    """The ranks that are missing, and those that may be here, unseen; empty if all are here."""
     named = {"missing": missing_text(roll), "not seen": unseen_text(roll)}
     return "; ".join(f"{word}: {text}" for word, text in named.items() if text)
 
@@ -109,7 +109,7 @@ def _summary(roll: Roll) -> str:
 
 
 def _machines_of(roll: Roll, found: Gathering) -> str:
-    """Those who are missing at a barrier with their machines, whether they have joined or not."""
+    """The ranks that are missing at a barrier with their machines, whether they have joined or not."""
     missing = set(found.missing or ())
     late = tuple(replace(each, state=State.LATE) for each in roll.ranks if each.rank in missing)
     return missing_text(replace(roll, ranks=late))
@@ -119,7 +119,7 @@ def _machines_of(roll: Roll, found: Gathering) -> str:
 
 
 def is_asker(who: Identity) -> bool:
-    """Whether a client is among those who ask. Launchers and tools are not: their waits are polls."""
+    """Whether a client may ask. Launchers and tools do not: their waits are polls."""
     if who.role in (Role.AGENT, Role.TOOL):
         return False
     if who.rank < 0:
@@ -140,11 +140,11 @@ class Inquiry:
         self.is_asker = is_asker(who)
 
     def moment(self, deadline: Deadline) -> Deadline:
-        """When to ask about a wait that has so long."""
+        """When to ask about a wait with this deadline."""
         return Deadline(deadline.remaining - min(self._ahead, _AHEAD_SHARE * deadline.seconds))
 
     def ask(self, deadline: Deadline) -> Roll | None:
-        """Who is here; None if that is not told by the deadline, or was asked a moment ago."""
+        """The roll of the job; None if there is no answer by the deadline, or it was asked a moment ago."""
         if deadline.seconds < _SHORTEST_WAIT or not self._pause.passed:
             return None
         self._pause = Deadline(_FAILED_PAUSE)
@@ -157,7 +157,7 @@ class Inquiry:
         return roll
 
     def _look(self, deadline: Deadline) -> Roll | None:
-        """The roll of the whole job; None behind a relay of which nobody says whose it is."""
+        """The roll of the whole job; None behind a relay if no launcher has said where the store is."""
         with self._pool.lend(deadline) as connection:
             snapshot = look_through(connection, self._server, Question(), deadline)
             if snapshot.kind != "relay":

@@ -1,4 +1,4 @@
-"""What every store can do, with torch's names, parameters and results.
+"""The operations of every store, with torch's names, parameters and results.
 
 Keys are `str`. Values go in as `str` or `bytes` and come out as `bytes`. A time-out is a `timedelta` or a
 number of seconds; where none is given, the store's own holds. All stores are safe to use from many
@@ -36,7 +36,7 @@ def to_seconds(timeout: Timeout) -> float:
 
 
 def to_bytes(value: Value) -> bytes:
-    """A value as it is stored; TypeError for what is neither text nor bytes."""
+    """A value as it is stored; TypeError if it is neither text nor bytes."""
     return value.encode() if isinstance(value, str) else bytes(memoryview(value))
 
 
@@ -48,7 +48,7 @@ def as_keys(keys: Sequence[str]) -> Sequence[str]:
 
 
 def as_pairs(keys: Sequence[str], values: Sequence[Value]) -> Iterator[tuple[str, Value]]:
-    """Keys with their values; UsageError if there are not as many of the one as of the other."""
+    """Keys with their values; UsageError if their numbers differ."""
     if len(keys) != len(values):
         raise UsageError(f"multi_set got {len(keys)} keys, but {len(values)} values")
     return zip(as_keys(keys), values, strict=True)
@@ -140,18 +140,18 @@ class Store(ABC):
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         """Wait until `world_size` callers are at this barrier; then the key can be used again.
 
-        Who times out is not counted any more. StoreTimeoutError otherwise.
+        A caller that times out gets a StoreTimeoutError, and is not counted any more.
         """
 
     # Queues
 
     @abstractmethod
     def queue_push(self, key: str, value: Value) -> None:
-        """Append a value to a queue, and wake one who waits for it."""
+        """Append a value to a queue, and wake one caller that waits for it."""
 
     @abstractmethod
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value of a queue; waits for one, or raises QueueEmptyError if not to `block`."""
+        """Take the first value of a queue; waits for one, or raises QueueEmptyError if `block` is False."""
 
     @abstractmethod
     def queue_len(self, key: str) -> int:

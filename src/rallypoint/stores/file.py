@@ -1,8 +1,8 @@
 """`FileStore`: a store in a file, for processes on one machine or on several that share a disk.
 
-Each object keeps an engine with all that the file says. To act, it locks the file, applies what others
-have appended, acts on the engine, and appends what it did (`filelog`). Waits look at the file's length,
-more and more seldom. The file lives as long as a member has it open (`membership`).
+Each object keeps an engine with all changes that are in the file. To act, it locks the file, applies the
+changes of others, acts on the engine, and appends its own change (`filelog`). Waits look at the file's
+length, more and more seldom. The file lives as long as a member has it open (`membership`).
 """
 
 from __future__ import annotations

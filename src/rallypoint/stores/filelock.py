@@ -1,8 +1,8 @@
 """A file that is open and locked: for one holder at a time, among all threads, processes and machines.
 
 The lock is the system's and belongs to the open file, so it ends with its holder, however that ends. It
-is polled for, because only so can it have a deadline. Who gets it may hold a file that its last user has
-just removed, while the path already names another: then it opens that one instead.
+is polled for, since the system's own wait for it has no deadline. When a caller gets the lock, the last user
+of the file may just have removed it, and the path may name another file: then that one is opened instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The file of a file store: a log of changes, and the state that they add up to.
 
 A header line, with the number of the format and a name that no other file has, is followed by records: a
-length, a checksum, and a body, which is a kind, who wrote it, and either a request in the wire format or a
-member. Whoever holds the lock applies the records that are new to it, acts, and appends what it did.
+length, a checksum, and a body, which is a kind, its writer, and either a request in the wire format or a
+member. The holder of the lock applies the records that are new to it, acts, and appends its own changes.
 A record that a killed writer did not finish can only be the last; it counts as not written, and is cut off.
 
 The file only grows: it is removed with its last member, not compacted.
@@ -42,7 +42,7 @@ _NO_CALL: Final = bytes(CALL_BYTES)
 _FRAME: Final = Struct("<QI")
 _BODY: Final = Struct(f"<B{MEMBER_BYTES + CALL_BYTES}s")
 
-# The disk is the limit; and all who replay a record must come to the same result.
+# The disk is the limit; and a record must have the same result for all processes that replay it.
 _ENDLESS: Final = 1 << 62
 _LIMITS: Final = Limits(
     key_bytes=_ENDLESS,
@@ -64,7 +64,7 @@ class _Kind(IntEnum):
 
 
 class _Replica:
-    """What the records add up to. It is the parser's handler: each change goes to the engine."""
+    """The state that the records add up to. It is the parser's handler: each change goes to the engine."""
 
     def __init__(self) -> None:
         self.engine: Engine[bytes] = Engine(_LIMITS)
@@ -139,7 +139,7 @@ class _Replica:
 class FileLog:
     """The file at a path, for the threads of one process.
 
-    All but `locked`, `path` and `size_on_disk` is for those who are within `locked`.
+    Outside of `locked`, only `locked`, `path` and `size_on_disk` may be used.
     """
 
     def __init__(self, path: str) -> None:

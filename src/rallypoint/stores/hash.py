@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 class _Memory:
-    """What a store and its clones share: the engine, and its lock, which tells of each change."""
+    """The engine that a store and its clones share, and its lock, which tells of each change."""
 
     def __init__(self) -> None:
         self.engine: Engine[bytes] = Engine()

@@ -1,9 +1,9 @@
 """Stores whose engine lives in this process: every operation, written once.
 
-A subclass says how one gets at the engine, alone and up to date (`_at_once`, `_until`), and what becomes
-of a change (`_record`): in memory others are woken, in a file it is written down. An operation is a
-function of the engine that looks, decides and acts under the store's lock; one that has to wait returns
-None until it is done.
+A subclass gives access to the engine, alone and up to date (`_at_once`, `_until`), and records changes
+(`_record`): in memory it wakes others, in a file it writes them down. An operation is a function of the
+engine that looks, decides and acts under the store's lock; one that has to wait returns None until it is
+done.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class LocalStore(Store):
 
     _closed = False
 
-    # What a subclass supplies
+    # For subclasses
 
     @abstractmethod
     def _at_once(self, act: Callable[[Engine[bytes]], _Result]) -> _Result:
-        """What `act` returns, called once with the engine under the store's lock, even when closed."""
+        """Call `act` once with the engine, under the store's lock, even when closed; return its result."""
 
     @abstractmethod
     def _until(
         self, attempt: Callable[[Engine[bytes]], _Result | None], deadline: Deadline
     ) -> _Result | None:
-        """What `attempt` returns, called like `_at_once`'s until that is not None; None at the deadline.
+        """Call `attempt` like `_at_once` until it returns a result; None at the deadline.
 
         Raises RallypointError when the store is closed meanwhile.
         """
@@ -48,7 +48,7 @@ class LocalStore(Store):
     def _record(
         self, op: Op, contents: Sequence[bytes], *, tail: bytes = b"", member: bytes = _NOBODY
     ) -> None:
-        """The engine was changed as this request says. Called under the lock, after the change."""
+        """Note that the engine was changed as this request says. Called under the lock, after the change."""
 
     def _new_member(self) -> bytes:
         return os.urandom(16)
@@ -57,12 +57,7 @@ class LocalStore(Store):
 
     def set(self, key: str, value: Value) -> None:
         name, content = to_key(key), to_bytes(value)
-
-        def act(engine: Engine[bytes]) -> None:
-            engine.set(name, content)
-            self._record(Op.SET, [name, content])
-
-        self._act(act)
+        self._change(lambda engine: engine.set(name, content), Op.SET, [name, content])
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
@@ -83,13 +78,8 @@ class LocalStore(Store):
 
     def add(self, key: str, amount: int) -> int:
         name, tail = to_key(key), to_i64(amount, "the amount to add")
-
-        def act(engine: Engine[bytes]) -> int:
-            total, _ = engine.add(name, amount)
-            self._record(Op.ADD, [name], tail=tail)
-            return total
-
-        return self._act(act)
+        total, _ = self._change(lambda engine: engine.add(name, amount), Op.ADD, [name], tail=tail)
+        return total
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         name, contents = to_key(key), (to_bytes(expected_value), to_bytes(desired_value))
@@ -105,22 +95,12 @@ class LocalStore(Store):
 
     def append(self, key: str, value: Value) -> None:
         name, content = to_key(key), to_bytes(value)
-
-        def act(engine: Engine[bytes]) -> None:
-            engine.append(name, content)
-            self._record(Op.APPEND, [name, content])
-
-        self._act(act)
+        self._change(lambda engine: engine.append(name, content), Op.APPEND, [name, content])
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         pairs = as_pairs(keys, values)
         contents = [part for key, value in pairs for part in (to_key(key), to_bytes(value))]
-
-        def act(engine: Engine[bytes]) -> None:
-            engine.multi_set(contents)
-            self._record(Op.MULTI_SET, contents)
-
-        self._act(act)
+        self._change(lambda engine: engine.multi_set(contents), Op.MULTI_SET, contents)
 
     def delete_key(self, key: str) -> bool:
         name = to_key(key)
@@ -206,12 +186,7 @@ class LocalStore(Store):
 
     def queue_push(self, key: str, value: Value) -> None:
         name, content = to_key(key), to_bytes(value)
-
-        def act(engine: Engine[bytes]) -> None:
-            engine.push(name, content)
-            self._record(Op.QUEUE_PUSH, [name, content])
-
-        self._act(act)
+        self._change(lambda engine: engine.push(name, content), Op.QUEUE_PUSH, [name, content])
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         name = to_key(key)
@@ -239,6 +214,23 @@ class LocalStore(Store):
     def _act(self, act: Callable[[Engine[bytes]], _Result]) -> _Result:
         self._check_open()
         return self._at_once(act)
+
+    def _change(
+        self,
+        change: Callable[[Engine[bytes]], _Result],
+        op: Op,
+        contents: Sequence[bytes],
+        *,
+        tail: bytes = b"",
+    ) -> _Result:
+        """Change the engine, record that as a request, and return the result."""
+
+        def act(engine: Engine[bytes]) -> _Result:
+            result = change(engine)
+            self._record(op, contents, tail=tail)
+            return result
+
+        return self._act(act)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,4 +1,4 @@
-"""Who takes part in a file store, and whether its file is of this run.
+"""The members of a file store, and whether its file is of this run.
 
 A file may stay behind when its run crashes, and would feed the next run old values. Nothing in it tells
 runs apart for certain, so a newcomer is refused when the members it would join cannot be waiting for it:
@@ -83,7 +83,7 @@ class Member:
 
 
 def refusal(members: Collection[Member], world_size: int | None) -> str | None:
-    """Why one more, who names this world size, may not join these members; None if it may."""
+    """Why a newcomer that names this world size may not join these members; None if it may."""
     if not members:
         return None
     if all(member.is_gone for member in members):

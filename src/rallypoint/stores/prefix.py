@@ -13,8 +13,8 @@ class PrefixStore(Store):
     """Every key goes to the underlying store as `prefix/key`, as in torch; prefixes nest.
 
     The underlying store stays its owner's: `close` ends this object and leaves that store open, unless
-    it was made by `clone`. The time-out is the underlying store's, and so is what `num_keys` counts.
-    Keys that errors name are whole ones, with the prefix.
+    it was made by `clone`. The time-out is the underlying store's, and `num_keys` counts all of its keys.
+    Errors name keys with the prefix.
     """
 
     def __init__(self, prefix: str, store: Store) -> None:

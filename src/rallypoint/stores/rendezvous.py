@@ -21,7 +21,7 @@ _AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 class Rendezvous(NamedTuple):
-    """What a process needs to take part: `store, rank, world_size = rendezvous(...)`."""
+    """The result of a rendezvous: `store, rank, world_size = rendezvous(...)`."""
 
     store: Store
     rank: int
@@ -29,7 +29,7 @@ class Rendezvous(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """A rendezvous URL taken apart, with what was passed beside it."""
+    """A rendezvous URL taken apart, with the arguments beside it."""
 
     url: SplitResult
     query: Mapping[str, str]

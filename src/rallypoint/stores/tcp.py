@@ -26,7 +26,7 @@ from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.roll import Roll
 from rallypoint.server.loops.backend import Choice, choose
 from rallypoint.server.process.hosting import HostedServer, host_server, share_server
-from rallypoint.stores.absence import NOT_KNOWN, Inquiry, of_barrier, of_keys, of_workers
+from rallypoint.stores.absence import NOT_KNOWN, Inquiry, absent_at_barrier, absent_for_keys, absent_workers
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
     Store,
@@ -59,9 +59,9 @@ class TCPStore(Store):
     """A client of a store server, which the master starts, in a process of its own.
 
     Parameters as torch's. `use_libuv=None` leaves the backend to the variable USE_LIBUV, then to what is
-    installed. The server hears who this process is: the rank that is given, or that its variable RANK names;
-    `role` is for launchers and tools, which are none. Close it, or use it with `with`; the master's server
-    ends with it.
+    installed. The store tells the server the rank of this process: `rank`, or the variable RANK; `role` is
+    for launchers and tools, which have no rank. Close it, or use it with `with`; the master's server ends
+    with it.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class TCPStore(Store):
                 hint="one of them is late or gone, or names another key or size",
                 keys=(key,),
             )
-            raise of_barrier(roll, key, world_size).named_in(late)
+            raise absent_at_barrier(roll, key, world_size).named_in(late)
 
     # Queues
 
@@ -211,8 +211,8 @@ class TCPStore(Store):
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = Deadline(self._timeout)
         with self._pool.lend(deadline) as connection:
-            # Who is woken may still find the queue empty, because another was quicker, or because the
-            # key also has a value, which ends every wait: wait again, and soon less eagerly.
+            # A client that is woken may still find the queue empty: another one was quicker, or the key
+            # also has a value, which ends every wait. Then it waits again, after a pause that grows.
             pause = 0.0
             while (value := _pop(connection, key, deadline)) is None:
                 if not block:
@@ -291,16 +291,16 @@ class TCPStore(Store):
         if missing or len(keys) > _KEYS_NAMED:  # else they came in the last moment
             place = f"the store {format_address(self.host, self.port)}"
             late = keys_missing(place, missing, len(keys), deadline.seconds)
-            raise of_keys(roll, missing).named_in(late)
+            raise absent_for_keys(roll, missing).named_in(late)
 
     def _wait_for_push(self, connection: Connection, key: str, deadline: Deadline) -> None:
         connection.send(counted_request(Op.WAIT, [_wire_key(key)]), deadline)
         stopped, roll = self._await_stop(connection, deadline)
         if not stopped and _missing(connection, [key]):
-            raise of_keys(roll, [key]).named_in(_still_empty(key, deadline))
+            raise absent_for_keys(roll, [key]).named_in(_still_empty(key, deadline))
 
     def _await_stop(self, connection: Connection, deadline: Deadline) -> tuple[bool, Roll | None]:
-        """Await the end of a wait; False at the deadline, and who is here, if that was asked and told."""
+        """Await the end of a wait: False at the deadline, with the roll of the job if the server told it."""
         try:
             _expect(connection.read(1, self._inquiry.moment(deadline)), STOP_WAITING)
         except StoreTimeoutError:
@@ -324,11 +324,11 @@ class TCPStore(Store):
             self._await_workers(world_size, deadline)
 
     def await_workers(self, world_size: int, timeout: Timeout | None = None) -> None:
-        """Wait, as a master does, until so many workers have counted themselves in."""
+        """Wait, as a master does, until `world_size` workers have counted themselves in."""
         self._await_workers(world_size, Deadline(self._seconds(timeout)))
 
     def count_workers(self) -> int:
-        """How many workers have counted themselves in, as those do that are given a world size."""
+        """How many workers have counted themselves in, as a store does that is given a world size."""
         return self._add(_WORKERS, 0)
 
     def _await_workers(self, world_size: int, deadline: Deadline) -> None:
@@ -346,7 +346,7 @@ class TCPStore(Store):
                 )
                 raise (absence if count == asked else NOT_KNOWN).named_in(late)
             if moment.passed and asked < 0:
-                asked, absence = count, of_workers(self._inquiry.ask(deadline), world_size)
+                asked, absence = count, absent_workers(self._inquiry.ask(deadline), world_size)
             if deadline.elapsed > next_report:
                 logger.warning(
                     "%d of %d workers have come to %s after %.0f s",
@@ -363,7 +363,7 @@ class TCPStore(Store):
 def _still_empty(key: str, deadline: Deadline) -> StoreTimeoutError:
     return StoreTimeoutError(
         f"waited {deadline.seconds:g} s: the queue {key!r} is empty",
-        hint="whoever should push to it is late or gone: see its log",
+        hint="the process that should push to it is late or gone: see its log",
         keys=(key,),
     )
 

@@ -1,14 +1,11 @@
-"""Who holds a port, where the system tells (Linux; elsewhere nobody is named), and which are for clients."""
+"""The processes that listen on ports, where the system tells, and the ports that it gives to clients."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-_LISTENING = "0A"
-_PROC = Path("/proc")
+_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # What systems give to clients unless told otherwise; only Linux says by a file what it has been told.
 _OF_LINUX = (32_768, 60_999)
@@ -20,7 +17,7 @@ def client_ports() -> tuple[int, int]:
     if sys.platform != "linux":
         return _OF_OTHERS
     try:
-        low, high = (_PROC / "sys/net/ipv4/ip_local_port_range").read_text().split()
+        low, high = _RANGE_FILE.read_text().split()
         return int(low), int(high)
     except (OSError, ValueError):
         return _OF_LINUX
@@ -28,53 +25,37 @@ def client_ports() -> tuple[int, int]:
 
 def holder_of(port: int) -> str | None:
     """The process that listens on `port`, as `process 123 (python train.py)`, or None if it is not known."""
-    inodes = {inode for inode, listening_port in _listening_sockets() if listening_port == port}
-    if not inodes:
-        return None
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    for process in _PROC.iterdir():
-        if process.name.isdigit() and _holds(process, wanted):
-            return f"process {process.name} ({_command_of(process)})"
-    return None
+    pid = _listening().get(port)
+    return f"process {pid} ({_command_of(pid)})" if pid is not None else None
 
 
 def listening_ports() -> set[int]:
-    """The ports on which somebody on this machine listens, as far as the system tells."""
-    return {port for _, port in _listening_sockets()}
+    """The ports on which processes of this machine listen, as far as the system tells."""
+    return set(_listening())
 
 
-def _listening_sockets() -> Iterator[tuple[str, int]]:
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = (_PROC / "net" / table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            column = line.split()
-            if column[3] == _LISTENING:
-                yield column[9], int(column[1].rpartition(":")[2], 16)
+def _listening() -> dict[int, int | None]:
+    """Each port on which somebody listens, and the process, if the system tells."""
+    import psutil  # late: few commands need it
 
-
-def _holds(process: Path, wanted: set[str]) -> bool:
     try:
-        with os.scandir(process / "fd") as entries:
-            return any(_target_of(entry.path) in wanted for entry in entries)
-    except OSError:  # it has ended, or is another user's
-        return False
+        connections = psutil.net_connections("tcp")
+    except (psutil.Error, OSError, RuntimeError):  # macOS tells only root
+        return {}
+    found: dict[int, int | None] = {}
+    for each in connections:
+        if each.status == psutil.CONN_LISTEN and each.laddr and found.get(each.laddr.port) is None:
+            found[each.laddr.port] = each.pid
+    return found
 
 
-def _target_of(link: str) -> str:
+def _command_of(pid: int) -> str:
+    import psutil
+
     try:
-        return os.readlink(link)
-    except OSError:  # closed meanwhile
-        return ""
-
-
-def _command_of(process: Path) -> str:
-    try:
-        words = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:
+        words = psutil.Process(pid).cmdline()
+    except (psutil.Error, OSError):
         return "ended"
     # Of a program on the command line (python -c), the first line.
-    text = " ".join(word.decode(errors="replace").partition("\n")[0] for word in words)
+    text = " ".join(word.partition("\n")[0] for word in words)
     return " ".join(text.split())[:120]

@@ -16,9 +16,9 @@ import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rallypoint.errors import BindError, PortInUseError, UsageError
+from rallypoint.server.machine.limits import accept_backlog
 from rallypoint.server.machine.ports import holder_of
 
 logger = logging.getLogger("rallypoint.server")
@@ -33,7 +33,7 @@ _EVERYWHERE = {"", "*", "0.0.0.0", "::", "[::]"}
 
 
 @dataclass(frozen=True)
-class Place:
+class BindAddresses:
     """Addresses to bind, and a warning about that choice (empty if there is none)."""
 
     addresses: tuple[str, ...]
@@ -43,26 +43,27 @@ class Place:
 def listen(host: str, port: int) -> list[socket.socket]:
     """Sockets that listen on `port` (0: a free one, the same for all) of the addresses that `host` means.
 
-    Raises PortInUseError, which names who holds the port where the system tells, BindError or UsageError.
+    Raises PortInUseError, which names the process that holds the port if the system tells, BindError or
+    UsageError.
     """
     if not 0 <= port <= 65_535:
         raise UsageError(f"port {port} does not exist", hint="ports go from 0 (any free one) to 65535")
-    place = find_place(host)
-    if place.warning:
-        logger.warning("%s", place.warning)
+    choice = addresses_for(host)
+    if choice.warning:
+        logger.warning("%s", choice.warning)
     for _ in range(_PORT_TRIES - 1):
         try:
-            return _listen_all(place.addresses, port)
+            return _listen_all(choice.addresses, port)
         except PortInUseError:
             # With port 0, what is free on the first address may be taken on the second.
-            if port or len(place.addresses) == 1:
+            if port or len(choice.addresses) == 1:
                 raise
-    return _listen_all(place.addresses, port)
+    return _listen_all(choice.addresses, port)
 
 
 def try_port(host: str, port: int) -> None:
-    """Raise what `listen` would, where binding shows it, without anybody being able to connect meanwhile."""
-    for address in find_place(host).addresses:
+    """Raise the errors of `listen` that binding alone shows. Nobody can connect meanwhile."""
+    for address in addresses_for(host).addresses:
         try:
             _bind(address, port).close()
         except OSError as error:
@@ -96,26 +97,26 @@ def _not_listening(fd: int, error: OSError | ValueError) -> BindError:
     )
 
 
-def find_place(host: str) -> Place:
-    """Decide what to bind for a host name."""
+def addresses_for(host: str) -> BindAddresses:
+    """The addresses that a server for a host name binds."""
     if host in _EVERYWHERE:
-        return Place((_everything(),))
+        return BindAddresses((_everything(),))
     if "/" in host or (":" in host and not _is_literal(host)):
         raise UsageError(f"{host!r} is no host name", hint="give the host and the port each by itself")
     if host.lower().rstrip(".") in ("localhost", "localhost.localdomain"):
-        return Place(tuple(filter(_is_ours, ("127.0.0.1", "::1"))) or ("127.0.0.1",))
+        return BindAddresses(tuple(filter(_is_ours, ("127.0.0.1", "::1"))) or ("127.0.0.1",))
     addresses = _resolve(host)
     ours = tuple(address for address in addresses if _is_ours(address))
     named = not _is_literal(host)
     if ours and named and all(ipaddress.ip_address(address).is_loopback for address in ours):
-        return Place(
+        return BindAddresses(
             (_everything(),),
             f"{host} is a loopback address here, but not on other machines: listening on every interface",
         )
     if ours:
-        return Place(ours)
+        return BindAddresses(ours)
     known = ", ".join(addresses) or "nothing"
-    return Place(
+    return BindAddresses(
         (_everything(),),
         f"{host} (which resolves to {known}) is not an address of this machine: listening on every interface",
     )
@@ -129,7 +130,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def describe(listeners: Iterable[socket.socket]) -> str:
-    """`HOST:PORT` of listening sockets, each place once."""
+    """`HOST:PORT` of listening sockets, each once."""
     return ", ".join(dict.fromkeys(map(_describe, listeners)))
 
 
@@ -160,9 +161,9 @@ def _listen_all(addresses: Iterable[str], port: int) -> list[socket.socket]:
 
 
 def _listen_on(address: str, port: int) -> list[socket.socket]:
-    """Sockets that listen on one address: as many as it takes for the whole backlog.
+    """Sockets that listen on one address: several, if the system cuts down the backlog of each.
 
-    The first has to get the port for itself alone, so one that is in use is noticed, also if it is shared.
+    The first must get the port alone, so that a port in use is noticed, also if others share it.
     """
     try:
         listeners = [_open(address, port)]
@@ -209,13 +210,8 @@ def _sockets_for_backlog() -> int:
 
     A client that does not fit tries again a second later, so in a storm a short backlog costs seconds.
     """
-    if sys.platform != "linux":
-        return 1
-    try:
-        most = int(Path("/proc/sys/net/core/somaxconn").read_text())
-    except (OSError, ValueError):
-        return 1
-    return min(-(-BACKLOG // max(most, 1)), _MOST_SOCKETS)
+    most = accept_backlog()
+    return min(-(-BACKLOG // max(most, 1)), _MOST_SOCKETS) if most is not None else 1
 
 
 def _allow_reuse(listener: socket.socket) -> None:

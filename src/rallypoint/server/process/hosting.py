@@ -26,7 +26,7 @@ from typing import IO
 
 from rallypoint.errors import ServerStartError
 from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.binding import adopt, describe, find_place, listen, reachable_at
+from rallypoint.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
 from rallypoint.server.process.child import ANSWER_MARK
 from rallypoint.server.process.startup import limits_of_environment
 
@@ -49,16 +49,16 @@ import_module(sys.argv.pop()).main()
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a hosted process is."""
+class ServerKind:
+    """A kind of server process."""
 
     name: str
-    """In messages."""
+    """For messages."""
     module: str
-    """Whose `main` calls `child.run`."""
+    """A module whose `main` calls `child.run`."""
 
 
-STORE_SERVER = Kind("store server", "rallypoint.server.process.child")
+STORE_SERVER = ServerKind("store server", "rallypoint.server.process.child")
 
 
 class HostedServer:
@@ -86,7 +86,7 @@ class HostedServer:
     def abandon(self, seconds: float = 0.0) -> None:
         """Leave a server that stays for its clients to them: it ends with the last, or now if it has none.
 
-        Waits so many seconds for it to end.
+        Waits up to `seconds` for it to end.
         """
         if self._owner != os.getpid():
             return
@@ -99,7 +99,7 @@ class HostedServer:
                     self._process.returncode = 0  # or Python would complain that it still runs
 
     def await_end(self, seconds: float) -> bool:
-        """Whether the process has ended, waiting so long for it."""
+        """Whether the process ends within `seconds`."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -108,7 +108,7 @@ class HostedServer:
 
     def listens_for(self, host: str) -> bool:
         """Whether it listens wherever a server for `host` would."""
-        return bool(self._hosts & {"::", "0.0.0.0"}) or self._hosts.issuperset(find_place(host).addresses)
+        return bool(self._hosts & {"::", "0.0.0.0"}) or self._hosts.issuperset(addresses_for(host).addresses)
 
     def retain(self) -> bool:
         """Count one user more; False if the server has ended."""
@@ -160,7 +160,7 @@ def host_server(
 
 def host_on(
     listeners: Sequence[socket.socket],
-    kind: Kind,
+    kind: ServerKind,
     order: dict[str, object],
     *,
     backend: Choice,
@@ -168,7 +168,7 @@ def host_on(
 ) -> HostedServer:
     """Start a process that serves on these sockets, which are closed here.
 
-    `order` is what its module is told besides.
+    `order` is passed on to its module.
     """
     try:
         limits = asdict(limits_of_environment())
@@ -214,7 +214,7 @@ def share_server(
     return server
 
 
-def _start(listeners: Sequence[socket.socket], kind: Kind, order: dict[str, object]) -> HostedServer:
+def _start(listeners: Sequence[socket.socket], kind: ServerKind, order: dict[str, object]) -> HostedServer:
     began = time.monotonic()
     with _inheritable(listeners) as descriptors:
         process = _spawn(kind, descriptors)
@@ -255,7 +255,7 @@ def _inheritable(listeners: Sequence[socket.socket]) -> Iterator[list[int]]:
             os.close(descriptor)
 
 
-def _spawn(kind: Kind, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+def _spawn(kind: ServerKind, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     path = json.dumps([entry for entry in sys.path if entry])
     command = [sys.executable, "-c", _BOOTSTRAP, kind.module, path]
     errors = subprocess.DEVNULL if sys.stderr is None else None
@@ -296,7 +296,7 @@ def _give_order(
         pass
 
 
-def _await_answer(kind: Kind, process: subprocess.Popen[bytes]) -> dict[str, str]:
+def _await_answer(kind: ServerKind, process: subprocess.Popen[bytes]) -> dict[str, str]:
     """The child's one line; ServerStartError if it says that it failed, ends, or says nothing."""
     deadline = time.monotonic() + START_SECONDS
     said = ""
@@ -313,14 +313,14 @@ def _await_answer(kind: Kind, process: subprocess.Popen[bytes]) -> dict[str, str
     return answer
 
 
-def _read_line(kind: Kind, process: subprocess.Popen[bytes], deadline: float) -> str:
+def _read_line(kind: ServerKind, process: subprocess.Popen[bytes], deadline: float) -> str:
     stdout = _pipe(process.stdout)
     if sys.platform != "win32":  # pipes cannot be polled there; the child always answers or ends
         _await_output(kind, stdout, deadline)
     return stdout.readline().decode(errors="replace")
 
 
-def _await_output(kind: Kind, stdout: IO[bytes], deadline: float) -> None:
+def _await_output(kind: ServerKind, stdout: IO[bytes], deadline: float) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(stdout, selectors.EVENT_READ)
         if not selector.select(max(0.0, deadline - time.monotonic())):

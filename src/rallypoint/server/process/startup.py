@@ -1,4 +1,4 @@
-"""What a process is told and does first that does nothing but serve a store."""
+"""The first steps of a process that does nothing but serve a store: its log, its limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ else:
 
 
 class DroppingHandler(_StreamHandler):
-    """Logs to standard error, but drops what nobody reads: a server must not stand still for its log.
+    """Logs to standard error, but drops lines that nobody reads: a server must not stand still for its log.
 
     A pipe that can be written takes at least 4,096 bytes at once, so lines are cut to less than that.
     """

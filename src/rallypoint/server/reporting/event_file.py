@@ -1,11 +1,15 @@
 """The events file: one line per event, written by a thread of its own, so that no disk delays the server.
 
-The server's loop only puts events into a queue. The thread looks after it a few times a second, turns what
-is there into lines, in slices so small that the loop never waits long for the interpreter, and appends them.
-When the file would grow beyond its size, it becomes `FILE.1`, what was `FILE.1` becomes `FILE.2`, and so on.
+The server's loop only puts events into a queue. A few times a second the thread turns them into lines, in
+slices so small that the loop never waits long for the interpreter, and appends them. When the file would grow
+beyond its size, it becomes `FILE.1`, the file that was `FILE.1` becomes `FILE.2`, and so on.
 
 Events are for people who ask afterwards, the store is for the job. So an event that finds the queue full, or
 that the disk refuses, is dropped and counted: the next line that can be written says how many are missing.
+
+The handlers of `logging` do not do this: servers of one job share the file, so they have to notice when
+another one rotates it; and a handler keeps lines in a buffer, for which the process would wait at its end,
+even if the disk never answers.
 """
 
 from __future__ import annotations
@@ -13,11 +17,9 @@ from __future__ import annotations
 import io
 import logging
 import os
-import stat
 import sys
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -41,11 +43,11 @@ class EventLog:
     """Writes events to a file until it is closed. Every thread may put events."""
 
     def __init__(self, path: Path, most_bytes: int = 64 << 20, kept: int = 3) -> None:
-        """Append to `path`; keep so many older files, at least one. UsageError if it cannot be written."""
+        """Append to `path`; keep `kept` older files, at least one. UsageError if it cannot be written."""
         try:
             # What a link leads to is rotated, not the link.
-            place = path.resolve() if path.is_file() else path.absolute()
-            self._file = _RotatingFile(place, most_bytes, kept)
+            self._path = path.resolve() if path.is_file() else path.absolute()
+            self._file = _RotatingFile(self._path, most_bytes, kept)
         except OSError as error:
             raise UsageError(
                 f"cannot write events to {path}: {error.strerror or error}",
@@ -77,7 +79,7 @@ class EventLog:
         self._pending.put(None)
         self._writer.join(_CLOSE_SECONDS)
         if self._writer.is_alive():
-            logger.warning("the last events are lost: %s does not take them", self._file.path)
+            logger.warning("the last events are lost: %s does not take them", self._path)
 
     def _lose(self, count: int) -> None:
         with self._lost_lock:
@@ -111,104 +113,77 @@ class EventLog:
             lost, self._lost = self._lost, 0
         if lost:
             lines.append(to_line(Lost(time.time(), lost), self._pid))
-        try:
-            self._file.append("".join(f"{line}\n" for line in lines).encode())
-        except _RefusedError as refusal:
-            # Lines are written from the first on: what is refused includes the one that tells of the lost.
-            self._lose(refusal.lines + (lost - 1 if lost else 0))
-            self._complain(refusal)
+        refused, reason = self._file.append("".join(f"{line}\n" for line in lines).encode())
+        if refused:
+            # The line that tells of the lost is the last, so it is among the refused.
+            self._lose(refused + (lost - 1 if lost else 0))
+            self._complain(reason)
 
-    def _complain(self, refusal: _RefusedError) -> None:
+    def _complain(self, reason: str) -> None:
         """Once: a full disk stays full, and a log on it would only fill it further."""
         if not self._complained:
             self._complained = True
             logger.warning(
-                "cannot write events to %s: %s; they are dropped until that works again",
-                *(self._file.path, refusal.reason),
+                "cannot write events to %s: %s; they are dropped until that works again", self._path, reason
             )
-
-
-class _RefusedError(Exception):
-    """The disk has not taken so many lines."""
-
-    def __init__(self, lines: int, reason: str) -> None:
-        super().__init__(lines, reason)
-        self.lines = lines
-        self.reason = reason
 
 
 class _RotatingFile:
     """A file of lines that does not grow beyond its size, and older ones beside it.
 
-    What is no regular file, such as a pipe or a device, is written to and never rotated.
+    Other servers may write to it as well. A pipe or a device is written to and never rotated.
     """
 
     def __init__(self, path: Path, most_bytes: int, kept: int) -> None:
         """Raises OSError if it cannot be written."""
-        self.path = path
+        self._path = path
         self._most_bytes = most_bytes
-        self._kept = kept
+        self._older = [path.with_name(f"{path.name}.{number + 1}") for number in range(kept)]
         self._open()
 
     def _open(self) -> None:
-        self._file = io.FileIO(self.path, "ab", opener=_open_at_once)
-        status = os.fstat(self._file.fileno())
-        self._rotates = stat.S_ISREG(status.st_mode)
-        self._size = status.st_size
-        self._is_torn = self._rotates and not _ends_with_line(self.path)
+        self._file = io.FileIO(self._path, "ab", opener=_open_at_once)
+        self._rotates = self._path.is_file()
+        if self._rotates and not _ends_with_line(self._path):
+            self._file.write(b"\n")
 
-    def append(self, lines: bytes) -> None:
-        """Write whole lines; _RefusedError for those that could not be; the first of them may be torn."""
-        left = lines
+    def append(self, lines: bytes) -> tuple[int, str]:
+        """Write whole lines; how many the disk has refused, of which the first may be torn, and why."""
         try:
             self._follow()
-            if self._is_torn:
-                self._write(b"\n")
-            while left:
-                left = left[self._write(left[: self._make_room(left)]) :]
+            if self._rotates and self._size() > 0 and self._size() + len(lines) > self._most_bytes:
+                self._rotate()
+            while lines:
+                lines = lines[self._file.write(lines) :]
         except OSError as error:
-            raise _RefusedError(left.count(b"\n"), error.strerror or str(error)) from None
+            self._file.close()  # a line that was torn is ended when it is opened again
+            return lines.count(b"\n"), error.strerror or str(error)
+        return 0, ""
 
     def close(self) -> None:
         self._file.close()
 
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
     def _follow(self) -> None:
-        """Another server may write to the file as well, or somebody may have moved it."""
-        if self._rotates and not self._file.closed:
-            self._size = os.fstat(self._file.fileno()).st_size
-            if not self._is_in_place():
-                self._file.close()
+        """Another server may have rotated the file, or somebody may have moved it."""
+        if not self._file.closed and self._rotates and not self._is_in_place():
+            self._file.close()
         if self._file.closed:
             self._open()
 
     def _is_in_place(self) -> bool:
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
         except FileNotFoundError:
             return False
 
-    def _write(self, data: bytes) -> int:
-        count = self._file.write(data)
-        self._size += count
-        self._is_torn = not data[:count].endswith(b"\n")
-        return count
-
-    def _make_room(self, lines: bytes) -> int:
-        """How many bytes of these lines come next: as many lines as fit, but at least one."""
-        if not self._rotates:
-            return len(lines)
-        end = _fitting(lines, self._most_bytes - self._size)
-        if not end and self._size and not self._is_torn:
-            self._rotate()
-            end = _fitting(lines, self._most_bytes)
-        return end or lines.index(b"\n") + 1
-
     def _rotate(self) -> None:
-        """Rename it, unless another server did so before it got the lock."""
+        """Rename it, unless another server did so before this one got the lock."""
         _lock(self._file)
         if self._file.closed or self._is_in_place():
-            older = [self.path.with_name(f"{self.path.name}.{number + 1}") for number in range(self._kept)]
-            for before, after in reversed(list(pairwise([self.path, *older]))):
+            for after, before in zip(self._older[::-1], [*self._older[-2::-1], self._path], strict=True):
                 if before.exists():
                     before.replace(after)
         self._file.close()
@@ -230,11 +205,6 @@ else:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         except OSError:
             pass
-
-
-def _fitting(lines: bytes, room: int) -> int:
-    """How many bytes of these lines have room, cut behind a line."""
-    return len(lines) if len(lines) <= room else lines.rfind(b"\n", 0, max(room, 0)) + 1
 
 
 def _open_at_once(path: str, flags: int) -> int:

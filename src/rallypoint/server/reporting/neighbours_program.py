@@ -1,196 +1,156 @@
-"""Which process of this machine is behind which connection to a port, and its rank: a program (Linux).
+"""Finds the processes of this machine that are connected to a port, and their ranks: a program.
 
-    python -I -S neighbours.py PORT...
+A server runs it in a process of its own, since looking at all sockets of a busy machine takes up to a second.
+It prints a line of JSON per process: `[pid, rank, local_rank, world_size, [[address, port], ...]]`. These are
+the addresses of the client's ends, written as the server's `accept` gives them; -1 means not known.
 
-It prints a line per connection, `ADDRESS PORT PID RANK LOCAL_RANK WORLD_SIZE`, and `END` behind the last.
-Address and port are those of the client, written as the server's `accept` gives them; what is not known
-is -1. Looking into all open files of all processes takes too long for a server's loop, so a server runs this
-file by its path. For the same reason it imports nothing of Rallypoint, and no more than it has to.
-
-Both ends of a connection within this machine (this network namespace) are in the kernel's tables: a client
-is whoever holds the other end of a connection that one of the ports has. Where several processes hold it,
-after a fork, the lowest pid counts: as a rule the one that opened it. Processes of other users, and of other
-pid namespaces, cannot be looked into and are left out.
+Both ends of a connection within this machine (this network namespace) are in the system's tables, so the
+client is the process that holds the other end of one of the port's connections. Processes of other users and
+of other pid namespaces cannot be looked into and are left out.
 
 An environment is what a process was started with: a rank that a script has set later is not seen. And it is
-inherited, by children of a rank and by what they start. So RANK is believed, or not told at all. It is not
-believed of a client
+inherited by the children of a rank and by their children. So RANK is not believed if a client
 
-- that has it from another client, or from a process that runs the same program (Python, as a rule): it may
-  have a rank of its own, as those of `mp.spawn` do. A shell around a rank does no harm;
-- that has it from the same process as another client, unless that is a child of its own;
-- with a child that was given the same rank by other variables, or a rank of a job of another size: it is a
+- has it from another client, or from a process that runs the same program (Python, as a rule): it may have a
+  rank of its own, as those of `mp.spawn` do. A shell around a rank does no harm;
+- has it from the same process as another client, unless that is its own child;
+- has a child that was given the same rank by other variables, or a rank of a job of another size: it is a
   launcher, and the variable, which some clusters set, means its machine.
 
 That leaves a launcher with such a variable that has not started its ranks yet: here, it looks like a rank.
 
-A server process that a rank hosts has the rank's variables as well; it is nobody's client. A relay that a
-rank hosts is one: whoever asks knows which connections are relays, and takes no rank from here for them.
+A server process that a rank hosts has the rank's variables as well, but is no client. A relay that a rank
+hosts is one: the caller knows which connections are relays, and takes no rank from here for them.
 """
 
 from __future__ import annotations
 
-import os
+import json
 import sys
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Final, NamedTuple
 
-TYPE_CHECKING = False  # to import typing would take longer than to start the interpreter
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-    from typing import Final
+import psutil
 
-    Variables = tuple[int, int, int]
-    """RANK, LOCAL_RANK, WORLD_SIZE; -1: not known."""
+from rallypoint.rollcall.identity import identity_of
 
-END: Final = "end"
+Address = tuple[str, int]
 
-_NAMES: Final = (b"RANK", b"LOCAL_RANK", b"WORLD_SIZE")
-_NOT_TOLD: Final = (-1, -1, -1)
-_MOST_DIGITS: Final = 9
-_ENVIRON_BYTES: Final = 1 << 20
 
-_ESTABLISHED: Final = "01"
-_PORT_DIGITS: Final = 4
-# The tables show an address as words of the machine's own byte order.
-_MAPPED: Final = "0000000000000000" + ("FFFF0000" if sys.byteorder == "little" else "0000FFFF")
+class Connection(NamedTuple):
+    """An established connection: its two ends, and the process that holds the local one, if it is known."""
+
+    local: Address
+    remote: Address
+    pid: int | None = None
+
+
+class Variables(NamedTuple):
+    """What the environment of a process says of its rank; -1: not told."""
+
+    rank: int = -1
+    local_rank: int = -1
+    world_size: int = -1
+
+
+_NOT_TOLD: Final = Variables()
+
+
+def main() -> None:
+    """Print the processes that are connected to the ports which the arguments name."""
+    sys.stdout.writelines(json.dumps(each) + "\n" for each in look(set(map(int, sys.argv[1:]))))
+
+
+def look(ports: Collection[int]) -> list[tuple[int, int, int, int, list[Address]]]:
+    """The processes that are connected to some ports, each with its rank and the addresses of its ends."""
+    parents = {each.pid: each.info["ppid"] for each in psutil.process_iter(["ppid"])}
+    addresses: dict[int, list[Address]] = defaultdict(list)
+    for address, pid in clients_of(_established(), ports).items():
+        addresses[_opener(address, pid, parents)].append(address)
+    ranks = [pid for pid in addresses if _variables_of(pid) != _NOT_TOLD]
+    family = Family(parents, _variables_of, _program_of)
+    sure = {pid for pid in ranks if family.believes(pid, ranks)}
+    return [
+        (pid, *(_variables_of(pid) if pid in sure else _NOT_TOLD), ends) for pid, ends in addresses.items()
+    ]
 
 
 # Connections ----------------------------------------------------------------------------------------------
 
 
-def connections(tables: Iterable[Iterable[str]], ports: Iterable[int]) -> dict[str, tuple[str, int]]:
-    """The clients of the ports on this machine: the link of an open file, and how the server calls it.
-
-    `tables` are the lines of /proc/net/tcp and tcp6.
-    """
-    wanted = {f"{port:0{_PORT_DIGITS}X}" for port in ports}
-    clients: dict[tuple[str, str], str] = {}  # from and to: the inode of the client's end
-    servers: dict[tuple[str, str], str] = {}  # from and to: the client, as the server's end shows it
-    for lines in tables:
-        for local, remote, inode in _established(lines):
-            if remote[-_PORT_DIGITS:] in wanted:
-                clients[_plain(local), _plain(remote)] = inode
-            if local[-_PORT_DIGITS:] in wanted:
-                servers[_plain(remote), _plain(local)] = remote
-    texts: dict[str, str] = {}
-    found = {}
-    for ends in clients.keys() & servers.keys():
-        address, _, port = servers[ends].partition(":")
-        if address not in texts:
-            texts[address] = _text_of(address)
-        found[f"socket:[{clients[ends]}]"] = texts[address], int(port, 16)
+def clients_of(connections: Collection[Connection], ports: Collection[int]) -> dict[Address, int]:
+    """The clients of some ports on this machine: how the server calls each of them, and its process."""
+    named = {
+        (_plain(each.remote), _plain(each.local)): each.remote
+        for each in connections
+        if each.local[1] in ports
+    }
+    found: dict[Address, int] = {}
+    for each in connections:
+        address = named.get((_plain(each.local), _plain(each.remote)))
+        if address is not None and each.pid is not None:
+            found[address] = min(each.pid, found.get(address, each.pid))
     return found
 
 
-def _established(lines: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Local end, remote end and inode of each connection that is open."""
-    for line in lines:
-        columns = line.split(None, 10)
-        if len(columns) > 9 and columns[3] == _ESTABLISHED:
-            yield columns[1], columns[2], columns[9]
+def _plain(address: Address) -> Address:
+    """IPv4 as it is, also on a socket of IPv6: the two ends of a connection may differ in that."""
+    return address[0].removeprefix("::ffff:"), address[1]
 
 
-def _plain(end: str) -> str:
-    """IPv4 as such, also where a socket is of IPv6: the two ends of a connection may differ in that."""
-    return end.removeprefix(_MAPPED)
+def _established() -> list[Connection]:
+    return [
+        Connection(each.laddr, each.raddr, each.pid)
+        for each in psutil.net_connections("tcp")
+        if each.status == psutil.CONN_ESTABLISHED and each.laddr and each.raddr
+    ]
 
 
-def _text_of(address: str) -> str:
-    words = (int(address[start : start + 8], 16) for start in range(0, len(address), 8))
-    raw = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
-    if len(raw) == 4 or address.startswith(_MAPPED):
-        return ("::ffff:" if len(raw) > 4 else "") + ".".join(map(str, raw[-4:]))
-    from socket import AF_INET6, inet_ntop  # late: it takes as long as to start the interpreter
-
-    return inet_ntop(AF_INET6, raw)
-
-
-def _tables() -> Iterator[Iterable[str]]:
-    for name in ("tcp", "tcp6"):
-        try:
-            with open(f"/proc/net/{name}", encoding="ascii") as table:
-                yield table
-        except FileNotFoundError:  # a system without IPv6
-            continue
+def _opener(address: Address, pid: int, parents: Mapping[int, int]) -> int:
+    """The process that has opened a connection. The system may name a fork of it, which has it as well."""
+    parent = parents.get(pid, 0)
+    if (
+        _program_of(parent) == _program_of(pid)
+        and _variables_of(parent) == _variables_of(pid)
+        and _plain(address) in _ends_of(parent)
+    ):
+        return _opener(address, parent, parents)
+    return pid
 
 
 # Processes ------------------------------------------------------------------------------------------------
 
 
-def owners(links: Iterable[str], last: int) -> dict[str, int]:
-    """The process that holds each of the open files; the process `last` is looked into last."""
-    missing = set(links)
-    found: dict[str, int] = {}
-    for pid in sorted(_pids(), key=lambda pid: (pid == last, pid)):
-        if not missing:
-            break
-        held = missing.intersection(_open_files(pid))
-        missing -= held
-        found.update(dict.fromkeys(held, pid))
-    return found
-
-
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _open_files(pid: int) -> Iterator[str]:
+@cache
+def _ends_of(pid: int) -> set[Address]:
     try:
-        folder = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # it has ended, or is another user's
-        return
-    try:
-        for name in os.listdir(folder):
-            try:
-                yield os.readlink(name, dir_fd=folder)
-            except OSError:  # closed meanwhile
-                continue
-    except OSError:
-        return
-    finally:
-        os.close(folder)
+        return {_plain(each.laddr) for each in psutil.Process(pid).net_connections("tcp")}
+    except (psutil.Error, OSError):  # it has ended, or is another user's
+        return set()
 
 
-def variables_in(environ: bytes) -> Variables:
-    """What the environment of a process says of its rank; without a rank, nothing."""
-    rank, local_rank, world_size = (_number_in(environ, name) for name in _NAMES)
-    return (rank, local_rank, world_size) if rank >= 0 else _NOT_TOLD
-
-
-def _number_in(environ: bytes, name: bytes) -> int:
-    """The first variable of a name counts, as it does for the process itself."""
-    _, found, rest = (b"\0" + environ).partition(b"\0" + name + b"=")
-    value, whole, _ = rest.partition(b"\0")
-    return int(value) if found and whole and value.isdigit() and len(value) <= _MOST_DIGITS else -1
-
-
-def _variables_of(pid: int) -> Variables:
-    try:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            return variables_in(file.read(_ENVIRON_BYTES) or b"")
-    except OSError:
-        return _NOT_TOLD
-
-
-def _parent_of(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            return int((file.read(4096) or b"").rpartition(b")")[2].split(None, 2)[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
+@cache
 def _program_of(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/exe")
-    except OSError:
-        return ""
+        return psutil.Process(pid).exe()
+    except (psutil.Error, OSError):
+        return f"unknown program of {pid}"
 
 
-# Belief ---------------------------------------------------------------------------------------------------
+@cache
+def _variables_of(pid: int) -> Variables:
+    """The rank that the environment of a process names. Without a rank, the other variables say nothing."""
+    try:
+        who = identity_of(psutil.Process(pid).environ(), "", pid)
+    except (psutil.Error, OSError):
+        return _NOT_TOLD
+    return Variables(who.rank, who.local_rank, who.world_size) if who.rank >= 0 else _NOT_TOLD
 
 
 class Family:
-    """All processes: who has started whom, with which variables, running what."""
+    """All processes: their parents, their variables and their programs."""
 
     def __init__(
         self,
@@ -201,34 +161,34 @@ class Family:
         self._parents = parents
         self._variables_of = variables_of
         self._program_of = program_of
-        self._children: dict[int, list[int]] = {}
+        self._children: dict[int, list[int]] = defaultdict(list)
         for pid, parent in parents.items():
-            self._children.setdefault(parent, []).append(pid)
+            self._children[parent].append(pid)
 
-    def believes(self, pid: int, clients: Container[int]) -> bool:
-        """Whether a client with a rank is the rank that its variables name: see above."""
+    def believes(self, pid: int, clients: Collection[int]) -> bool:
+        """Whether a client with a rank is the rank that its variables name: see the top of this file."""
         own, program = self._variables_of(pid), self._program_of(pid)
         elders = self._elders(pid, own)
         return not (
             any(elder in clients or self._program_of(elder) == program for elder in elders)
             or any(relative in clients for relative in self._relatives(pid, elders, own))
-            or any(_shows_launcher(own, self._variables_of(child)) for child in self._children.get(pid, ()))
+            or any(_shows_launcher(own, self._variables_of(child)) for child in self._children[pid])
         )
 
     def _elders(self, pid: int, own: Variables) -> list[int]:
-        """Its parent, its parent's parent and so on, as far as they have the same variables."""
+        """Its parent, its parent's parent and so on, as long as they have the same variables."""
         line = [pid]
         # A pid may be given anew while all this is read, so a line might lead back to itself.
         while (pid := self._parents.get(pid, 0)) not in line and self._variables_of(pid) == own:
             line.append(pid)
         return line[1:]
 
-    def _relatives(self, pid: int, elders: list[int], own: Variables) -> Iterator[int]:
-        """Those who have the variables from its elders, but not through it."""
+    def _relatives(self, pid: int, elders: Iterable[int], own: Variables) -> Iterator[int]:
+        """The processes that have the variables from its elders, but not through it."""
         seen = {pid, *elders}
         open_ends = [*elders]
         while open_ends:
-            for child in self._children.get(open_ends.pop(), ()):
+            for child in self._children[open_ends.pop()]:
                 if child not in seen and self._variables_of(child) == own:
                     seen.add(child)
                     open_ends.append(child)
@@ -237,54 +197,4 @@ class Family:
 
 def _shows_launcher(own: Variables, given: Variables) -> bool:
     """Whether the variables that a process has given to a child show that its own ones name no rank."""
-    return given not in (_NOT_TOLD, own) and (given[0] == own[0] or given[2] != own[2])
-
-
-# The program ----------------------------------------------------------------------------------------------
-
-
-def _once(look_up: Callable[[int], Variables]) -> Callable[[int], Variables]:
-    """Look up each process once."""
-    known: dict[int, Variables] = {}
-
-    def find(pid: int) -> Variables:
-        if pid not in known:
-            known[pid] = look_up(pid)
-        return known[pid]
-
-    return find
-
-
-def look(ports: Iterable[int]) -> Iterator[str]:
-    """The lines to print."""
-    found = connections(_tables(), ports)
-    processes = owners(found, last=os.getppid())  # which is the server: its own ends are not looked for
-    variables_of = _once(_variables_of)
-    ranks = {pid: own for pid in set(processes.values()) if (own := variables_of(pid)) != _NOT_TOLD}
-    parents = {pid: _parent_of(pid) for pid in _pids()} if ranks else {}
-    family = Family(parents, variables_of, _program_of)
-    sure = {pid for pid in ranks if family.believes(pid, ranks)}
-    for link, pid in processes.items():
-        address, port = found[link]
-        rank, local_rank, world_size = ranks[pid] if pid in sure else _NOT_TOLD
-        yield f"{address} {port} {pid} {rank} {local_rank} {world_size}\n"
-    yield f"{END}\n"
-
-
-def main() -> None:
-    _let_go()
-    sys.stdout.writelines(look(map(int, sys.argv[1:])))
-
-
-def _let_go() -> None:
-    """Close what the server has left open: a port that it listens on must not outlive it here."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            try:
-                os.close(int(name))
-            except OSError:  # the folder itself, which was open while it was listed
-                pass
-
-
-if __name__ == "__main__":
-    main()
+    return given not in (_NOT_TOLD, own) and (given.rank == own.rank or given.world_size != own.world_size)

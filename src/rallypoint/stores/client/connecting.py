@@ -1,6 +1,6 @@
 """Reaching a server that may not be up yet: retries with jittered back-off, until a deadline.
 
-When the deadline passes, the error says what was tried, address by address, and what to check.
+When the deadline passes, the error has a line per address that was tried, and a hint what to check.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HINTS = {
 def connect(host: str, port: int, deadline: Deadline, who: Identity | None = None) -> Connection:
     """A connection that has shaken hands; ConnectError when the deadline passes before.
 
-    It says who it is: by default, what the launcher's variables say of this process.
+    It tells the server `who` this process is: by default, as the launcher's variables say.
     """
     attempts = _Attempts(host, port)
     pause = _FIRST_PAUSE
@@ -62,7 +62,7 @@ def connect(host: str, port: int, deadline: Deadline, who: Identity | None = Non
 
 
 class _Attempts:
-    """What was tried: for each address, its last error; and how often."""
+    """The attempts so far: the last error of each address, and how often."""
 
     def __init__(self, host: str, port: int) -> None:
         self._server = format_address(host, port)

@@ -85,7 +85,7 @@ class Connection:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the server has ended this connection while it was idle (or sent what nobody asked for)."""
+        """Whether the server has ended this connection while it was idle (or sent stray bytes)."""
         self._sock.setblocking(False)
         try:
             self._sock.recv(1, socket.MSG_PEEK)

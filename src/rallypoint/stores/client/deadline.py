@@ -6,7 +6,7 @@ import time
 
 
 class Deadline:
-    """So many seconds from now."""
+    """The moment some seconds from now."""
 
     __slots__ = ("_began", "seconds")
 

@@ -1,4 +1,4 @@
-"""Who this process is, as it tells the servers that it connects to."""
+"""The identity of this process, as it tells the servers that it connects to."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rallypoint.rollcall.identity import Identity, Role, identity_of
 
 
 def who_am_i(role: Role = Role.UNKNOWN, rank: int = -1, world_size: int = -1) -> Identity:
-    """As the launcher's variables say, unless a rank is given.
+    """The identity that the launcher's variables name, unless a rank is given.
 
-    `role` is for those who are no rank, whatever the variables say.
+    `role` is for launchers and tools, which have no rank, whatever the variables say.
     """
     who = identity_of(os.environ, socket.gethostname(), os.getpid())
     if role not in (Role.UNKNOWN, Role.RANK):

@@ -1,4 +1,4 @@
-"""Asking a server or relay what it knows: who is here, who waits for what."""
+"""Asking a server or relay for a snapshot: its clients, and the keys that they wait for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rallypoint.wire.sessions import ASK
 
 
 def look(host: str, port: int, question: Question, deadline: Deadline) -> Snapshot:
-    """A snapshot of the server or relay at an address. Nobody there counts who looks as a rank.
+    """A snapshot of the server or relay at an address. The caller is not counted as a rank there.
 
     Raises ConnectError, StoreTimeoutError, or NotOursError if it is a store of torch's own.
     """

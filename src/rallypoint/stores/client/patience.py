@@ -1,4 +1,4 @@
-"""Calls of the system that know no deadline, such as its resolver's, with one."""
+"""A deadline for calls that have none of their own, such as those of the system's resolver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """What a call returns or raises; TimeoutError if that takes longer, and then nobody waits for it.
+    """The result or error of a call; TimeoutError if it takes longer, and then nobody waits for it.
 
     It runs in a thread of its own, which ends with the process if it does not end before.
     """

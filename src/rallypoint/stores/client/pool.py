@@ -1,7 +1,7 @@
 """Connections for the threads of one store: each call has one to itself while it lasts.
 
-So a wait in one thread does not hold up another. There are as many connections as there have been calls
-at a time. A fork starts with none: two processes on one connection would read each other's answers.
+So a wait in one thread does not hold up another. Calls at the same time need a connection each. A fork
+starts with none: two processes on one connection would read each other's answers.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.binding import find_place, listen
-from rallypoint.server.process.hosting import HostedServer, Kind, host_on
+from rallypoint.server.process.binding import addresses_for, listen
+from rallypoint.server.process.hosting import HostedServer, ServerKind, host_on
 from rallypoint.stores.client.connecting import format_address
 from rallypoint.watch.web.access import check_token
 from rallypoint.watch.web.extra import need_extra
 
-PAGE: Final = Kind("web page", "rallypoint.watch.web.child")
+PAGE: Final = ServerKind("web page", "rallypoint.watch.web.child")
 
 
 class HostedPage:
@@ -45,7 +45,7 @@ def host_web(store: tuple[str, int], host: str = "localhost", port: int = 0, tok
 def open_listeners(host: str, port: int, token: str) -> list[socket.socket]:
     """Sockets for the page, where it may be served; raises as `host_web` does."""
     need_extra()
-    addresses = find_place(host).addresses
+    addresses = addresses_for(host).addresses
     loopback = all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in addresses)
     check_token(token, loopback=loopback, place=host)
     return listen(host, port)

@@ -22,7 +22,7 @@ from rallypoint.launch.command import end_as, run_command
 from rallypoint.launch.config import Settings, settle
 from rallypoint.launch.environment import inject, without_rank
 from rallypoint.launch.options import FLAGS, OPTIONS, USAGE, Program, flag_of, split_arguments
-from rallypoint.launch.reports_folder import Reports
+from rallypoint.launch.reports import Reports
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
@@ -136,7 +136,7 @@ class _JoinLine:
             self._say(f"rallypoint: after {seconds:.0f} s, {_progress(roll)}{self._advice(roll, seconds)}")
         return True
 
-    def _advice(self, roll: reports.Roll, seconds: float) -> str:
+    def _advice(self, roll: reports.JoinProgress, seconds: float) -> str:
         """Where to ask for more, when it takes long."""
         return f"; see `rallypoint status {roll.store}`" if roll.store and seconds > _FIRST_REMARK else ""
 
@@ -162,7 +162,7 @@ class _JoinLine:
             pass
 
 
-def _progress(roll: reports.Roll) -> str:
+def _progress(roll: reports.JoinProgress) -> str:
     if not roll.expected:
         return "no rank has joined yet"
     whose = "" if roll.whole else " of this machine"

@@ -263,8 +263,10 @@ def _options_of_table(content: object, path: Path, tables: tuple[str, ...]) -> d
         if name in found:
             raise UsageError(f"{source}: {name} is there twice, with - and with _", hint="keep one")
         if not _is_plain(value) and not (name == "rdzv_conf" and _is_plain_table(value)):
-            allowed = BY_NAME[name].allowed if name in BY_NAME else "a text, a number, true or false"
-            raise UsageError(f"{source}: {name} cannot be {value!r}", hint=f"write {allowed}")
+            raise UsageError(
+                f"{source}: {name} cannot be {value!r}",
+                hint="write a text, a number, true or false; rdzv_conf also a table of these, without commas",
+            )
         if name == "log_dir":
             value = str(path.parent / str(value))  # of the file, wherever the job is started
         found[name] = Setting(value, source, Level.FILE)

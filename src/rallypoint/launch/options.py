@@ -143,16 +143,14 @@ class Option:
     """One option.
 
     `metavar` is empty for one that takes no value on the command line. `parse` raises ValueError for a text
-    that is not allowed; `allowed` says what is, as "write ..." would go on. `default` is the built-in value;
-    `variable` is read where the command line is silent.
+    that is not allowed. `default` is the built-in value; `variable` is read where the command line is silent.
     """
 
     name: str
+    metavar: str
+    parse: Callable[[str], object]
+    default: object
     help: str
-    metavar: str = ""
-    parse: Callable[[str], object] = _switch
-    allowed: str = "one of 0, 1, true, false, on, off"
-    default: object = False
     variable: str = ""
     short: str = ""
 
@@ -173,7 +171,10 @@ class Option:
 
     def refusal(self, value: object, source: str) -> UsageError:
         """The error for a value that this option cannot have."""
-        return UsageError(f"{source}: {self.name} cannot be {value!r}", hint=f"write {self.allowed}")
+        return UsageError(
+            f"{source}: {self.name} cannot be {value!r}",
+            hint=f"write {self.metavar or 'true or false'}: {self.help}",
+        )
 
 
 def flag_of(name: str) -> str:
@@ -181,114 +182,96 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
 
 
-def _choice(name: str, help_text: str, *words: str) -> Option:
-    """An option of Rallypoint's own that is one of some words, the first one by default."""
-    parse, allowed = _like("|".join(words)), f"one of {', '.join(words)}"
-    return Option(name, help_text, "|".join(words), parse, allowed, words[0], f"RALLYPOINT_{name.upper()}")
+def _flag(name: str, help_text: str, short: str = "") -> Option:
+    """An option without a value."""
+    return Option(name, "", _switch, False, help_text, short=short)
+
+
+def _choice(name: str, metavar: str, help_text: str) -> Option:
+    """An option of Rallypoint's own that is one of the words in its metavar, `auto` by default."""
+    return Option(name, metavar, _like(metavar), "auto", help_text, f"RALLYPOINT_{name.upper()}")
 
 
 OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "nnodes",
-        "How many machines, or from how many to how many.",
         "N|MIN:MAX",
         _nodes,
-        "the number of machines, 1 or more, or MIN:MAX with MIN not above MAX",
         Nodes(1, 1),
+        "How many machines, 1 or more, or from how many to how many.",
     ),
     Option(
         "nproc_per_node",
-        "Ranks on each machine: a number, or devices (one per accelerator, else one), auto (one per "
-        "accelerator, else one per core), gpu, cpu, xpu.",
         "N|WORD",
         _ranks_per_node,
-        "a number, or one of devices, auto, gpu, cpu, xpu",
         "devices",
+        "Ranks on each machine: a number, or devices (one per accelerator, else one), auto (one per "
+        "accelerator, else one per core), gpu, cpu, xpu.",
     ),
     Option(
         "node_rank",
-        "The rank that this machine asks for among the machines; else any is fine.",
         "N",
         _whole(0),
-        "a whole number, 0 or more",
         None,
+        "The rank, from 0 on, that this machine asks for among the machines.",
     ),
     Option(
         "rdzv_endpoint",
-        f"Where the machines meet, the same on each of them; the port is {DEFAULT_PORT} if none is given. "
-        "One machine needs none.",
         "HOST[:PORT]",
         _endpoint,
-        "HOST or HOST:PORT, with a port from 1 to 65535 and an IPv6 address in brackets; "
-        "leave it out on one machine, where a free port is taken",
         None,
+        f"Where the machines meet, the same on each of them; the port is {DEFAULT_PORT} if none is given. An "
+        "IPv6 address goes in brackets. One machine needs none.",
     ),
-    Option(
+    _flag(
         "standalone", "One machine that needs no endpoint, whatever the environment or a file says of one."
     ),
-    Option(
-        "rdzv_conf",
-        "More settings of the rendezvous.",
-        "K=V,...",
-        _conf,
-        "KEY=VALUE,KEY=VALUE (in a file also a table of plain values), no commas within a value",
-        {},
-    ),
-    Option(
-        "master_addr",
-        "The host of the endpoint, where rdzv_endpoint is not given.",
-        "HOST",
-        _host,
-        "a host name or an IP address, without a port",
-        None,
-    ),
+    Option("rdzv_conf", "K=V,...", _conf, {}, "More settings of the rendezvous; in a file also a table."),
+    Option("master_addr", "HOST", _host, None, "The host of the endpoint, where rdzv_endpoint is not given."),
     Option(
         "master_port",
-        f"The port of the endpoint, where rdzv_endpoint is not given; {DEFAULT_MASTER_PORT} beside a "
-        "master_addr.",
         "PORT",
         _port,
-        "a port from 1 to 65535",
         None,
+        f"The port of the endpoint, where rdzv_endpoint is not given; {DEFAULT_MASTER_PORT} beside a "
+        "master_addr.",
     ),
     Option(
         "join_timeout",
-        "Seconds until the machines must have come.",
         "SECONDS",
         _seconds,
-        "a number of seconds above 0",
         600.0,
+        "Seconds, more than 0, until the machines must have come.",
         "RALLYPOINT_JOIN_TIMEOUT",
     ),
     _choice(
         "relay",
+        "auto|on|off",
         "Whether each machine's ranks share a relay: auto, with two machines or more; on; off.",
-        *("auto", "on", "off"),
     ),
     _choice(
         "patch",
+        "auto|always|never",
         "When Rallypoint serves a store that torch is asked for: auto, where this torch has no libuv; "
         "always; never.",
-        *("auto", "always", "never"),
     ),
-    _choice("client", "Which client talks to the store.", "auto", "torch", "python"),
+    _choice("client", "auto|torch|python", "Which client talks to the store."),
     Option(
         "use_libuv",
-        "Which backend serves: 1 libuv, 0 the standard library, auto what is there.",
         "auto|0|1",
         _libuv,
-        "one of auto, 0, 1, true, false, on, off",
         "auto",
+        "Which backend serves: 1 libuv, 0 the standard library, auto what is there.",
         LIBUV_VARIABLE,
     ),
 )
 """What the command line, the environment and a file can say."""
 
 FLAGS: Final[tuple[Option, ...]] = (
-    Option("module", "What follows the options is a module, started as python -m does.", short="-m"),
-    Option("show_config", "Print each setting with where it comes from, and start nothing."),
-    Option("json", "Print JSON."),
-    Option("help", "Print this help.", short="-h"),
+    _flag("module", "What follows the options is a module, started as python -m does.", "-m"),
+    _flag("show_config", "Print each setting with where it comes from, and start nothing."),
+    _flag("json", "Print JSON."),
+    _flag("help", "Print this help.", "-h"),
 )
 """What the command line alone can say."""
 

@@ -12,14 +12,13 @@ from rallypoint.diagnose.explain import explain
 from rallypoint.diagnose.explain.reading import log_of_failure
 from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
-from rallypoint.launch.reports import Exit, Failure, Identity, Roll
-from rallypoint.launch.reports_folder import Reports
+from rallypoint.launch.reports import Exit, Failure, JoinProgress, RankIdentity, Reports
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:9952. This is typically caused by ..."
 
 
 def _failure(rank: int, time: float, message: str, kind: str = "RuntimeError", tries: int = 0) -> Failure:
-    who = Identity(rank, rank, 4, 4, "node-a", 100 + rank, tries)
+    who = RankIdentity(rank, rank, 4, 4, "node-a", 100 + rank, tries)
     return Failure(who, time, kind, message, f"Traceback\n{kind}: {message}")
 
 
@@ -136,13 +135,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_ranks_that_join_are_counted_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Reports(folder).roll() == Roll(0, 0)
+    assert Reports(folder).roll() == JoinProgress(0, 0)
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     for rank in ("0", "2", "2"):
         monkeypatch.setenv("RANK", rank)
         reports.report_joined()
-    assert Reports(folder).roll() == Roll(2, 3)
+    assert Reports(folder).roll() == JoinProgress(2, 3)
 
 
 def test_a_machine_that_is_not_the_first_speaks_for_itself(
@@ -151,7 +150,7 @@ def test_a_machine_that_is_not_the_first_speaks_for_itself(
     for name, value in (("RANK", "2"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     reports.report_joined()
-    assert Reports(folder).roll() == Roll(1, 2, whole=False)
+    assert Reports(folder).roll() == JoinProgress(1, 2, whole=False)
 
 
 def test_of_the_ranks_of_a_machine_those_that_are_missing_are_named(
@@ -163,7 +162,7 @@ def test_of_the_ranks_of_a_machine_those_that_are_missing_are_named(
             monkeypatch.setenv(name, value)
         reports.report_joined()
     missing = f"missing: 5 and 7 on {socket.gethostname()}"
-    assert Reports(folder).roll() == Roll(2, 4, missing, whole=False)
+    assert Reports(folder).roll() == JoinProgress(2, 4, missing, whole=False)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     reports.report_joined()
     assert Reports(folder).roll().joined == 1, "who joined an earlier try has not joined this one"
@@ -176,8 +175,8 @@ def test_who_is_no_rank_does_not_join(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_roll_of_the_whole_job_goes_first(folder: Path) -> None:
-    reports.report_roll(Roll(5, 8, "missing: 3 and 7 on node-b"))
-    assert Reports(folder).roll() == Roll(5, 8, "missing: 3 and 7 on node-b")
+    reports.report_roll(JoinProgress(5, 8, "missing: 3 and 7 on node-b"))
+    assert Reports(folder).roll() == JoinProgress(5, 8, "missing: 3 and 7 on node-b")
     assert not Reports(folder).roll().complete
 
 

@@ -21,7 +21,7 @@ from rallypoint.diagnose.explain import explain, words
 from rallypoint.diagnose.explain.knowledge import causes
 from rallypoint.errors import UsageError
 from rallypoint.launch import reports
-from rallypoint.launch.reports_folder import Reports
+from rallypoint.launch.reports import Reports
 from rallypoint.text import excerpt
 
 _LIBUV = "RuntimeError: use_libuv was requested but PyTorch was built without libuv support\n"

@@ -12,7 +12,7 @@ from rallypoint.diagnose.explain.explanation import Incident, Verdict
 from rallypoint.diagnose.explain.reading import log_of_failure
 from rallypoint.diagnose.explain.stamps import complete_stamp
 from rallypoint.diagnose.explain.words import describe_ranks
-from rallypoint.launch.reports import Failure, Identity
+from rallypoint.launch.reports import Failure, RankIdentity
 
 _BANANA = "ValueError: the learning rate is a banana"
 _CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:9952."
@@ -455,7 +455,7 @@ def test_lines_that_look_like_a_cause() -> None:
 
 def _failure(rank: int, time: float, text: str, tries: int = 0) -> Failure:
     kind, _, message = text.partition(": ")
-    who = Identity(rank, rank, 4, 4, "node-a", 100, tries)
+    who = RankIdentity(rank, rank, 4, 4, "node-a", 100, tries)
     return Failure(who, time, kind, message, traceback(text).strip())
 
 
@@ -468,6 +468,6 @@ def test_reports_of_failures_are_logs() -> None:
 
 
 def test_a_report_whose_traceback_was_cut_is_read() -> None:
-    cut = Failure(Identity(-1, -1, 1, 1, "a", 1, 0), 1.0, "ValueError", "x", "    step()\nValueError: x")
+    cut = Failure(RankIdentity(-1, -1, 1, 1, "a", 1, 0), 1.0, "ValueError", "x", "    step()\nValueError: x")
     assert _title(report_of(log_of_failure(cut))) == "ValueError: x"
     assert complete_stamp(1.0) == log_of_failure(cut).stamp

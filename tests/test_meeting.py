@@ -26,7 +26,7 @@ from rallypoint.errors import (
     StoreTimeoutError,
     UsageError,
 )
-from rallypoint.launch.rendezvous.meeting import Heart, Meeting, Pace, Round
+from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.hosting import HostedServer, host_server
@@ -38,7 +38,7 @@ from raw import SECONDS, until
 
 T = TypeVar("T")
 
-PACE = Pace(join=60, last_call=30, close=30, beat=5, beats_missed=3)
+TIMES = MeetingTimes(join=60, last_call=30, close=30, beat=5, beats_missed=3)
 LOOK = "rallypoint.launch.rendezvous.meeting._LOOK_SECONDS"
 
 
@@ -96,8 +96,8 @@ class Call(Generic[T]):
 class Machine(Meeting):
     """A machine whose stores are but names, which it notes in `started`: the round, and itself."""
 
-    def __init__(self, hall: Hall, store: Store, member: Member, size: Size, pace: Pace) -> None:
-        super().__init__(store, hall.run_id, member, size, pace, hall.time.watch(member.id))
+    def __init__(self, hall: Hall, store: Store, member: Member, size: Size, times: MeetingTimes) -> None:
+        super().__init__(store, hall.run_id, member, size, times, hall.time.watch(member.id))
         self.store = store
         self.started = hall.started
         self.before_start: Callable[[], object] = lambda: None
@@ -135,14 +135,14 @@ class Hall:
         rank: int = -1,
         *,
         keeps: bool = False,
-        pace: Pace = PACE,
+        times: MeetingTimes = TIMES,
         store: Store | None = None,
     ) -> Machine:
         member = Member(name, f"host-{name}", 100 + len(self._stores), rank, keeps)
-        return Machine(self, store or self.store(), member, size, pace)
+        return Machine(self, store or self.store(), member, size, times)
 
-    def machines(self, names: str, size: Size, pace: Pace = PACE) -> list[Machine]:
-        return [self.machine(name, size, pace=pace) for name in names]
+    def machines(self, names: str, size: Size, times: MeetingTimes = TIMES) -> list[Machine]:
+        return [self.machine(name, size, times=times) for name in names]
 
     def close(self) -> None:
         """End every client, and with them all threads that still wait."""
@@ -336,8 +336,8 @@ def test_too_few_are_not_enough_however_long_the_last_call(hall: Hall) -> None:
 
 
 def test_one_that_comes_later_takes_part_in_the_next_round(hall: Hall) -> None:
-    size, pace = Size(1, 2), Pace(last_call=0)
-    early, late = hall.machine("a", size, pace=pace), hall.machine("b", size, pace=PACE)
+    size, times = Size(1, 2), MeetingTimes(last_call=0)
+    early, late = hall.machine("a", size, times=times), hall.machine("b", size, times=TIMES)
     assert names(early.enter().members) == "a"
     coming = late.coming()
     until(early.wants_restart, "the one that is there notices")
@@ -408,7 +408,7 @@ def test_who_came_and_who_is_missing_is_said(hall: Hall) -> None:
 
 
 def test_machines_without_ranks_are_missed_without_names(hall: Hall) -> None:
-    machine = hall.machine("a", Size(2, 2), pace=Pace(join=0))
+    machine = hall.machine("a", Size(2, 2), times=MeetingTimes(join=0))
     with pytest.raises(JoinTimeoutError) as caught:
         machine.enter()
     assert caught.value.message == "1 of 2 machines came within 0 s: host-a (process 100)"
@@ -454,7 +454,7 @@ def miss(hall: Hall, machines: Sequence[Machine], *dead: Machine) -> None:
     """Let machines live on without those that are dead until they have noticed it."""
     alive = [machine for machine in machines if machine not in dead]
     gone = {machine.member.id for machine in dead}
-    for _ in range((PACE.beats_missed + 3) * len(dead)):
+    for _ in range((TIMES.beats_missed + 3) * len(dead)):
         beat(hall, alive)
         if not gone & {each.id for each in alive[0].roster.everybody}:
             return
@@ -481,7 +481,7 @@ def test_who_gives_none_is_lost_and_the_others_start_again(any_hall: Hall, victi
     machines = any_hall.machines("abc", Size(2, 3))
     together(machines)
     dead = machines.pop(victim)
-    for _ in range(PACE.beats_missed):
+    for _ in range(TIMES.beats_missed):
         beat(any_hall, machines)
         assert not machines[0].wants_restart()
     miss(any_hall, [*machines, dead], dead)
@@ -561,7 +561,7 @@ def test_with_another_neighbour_patience_starts_anew(hall: Hall) -> None:
     first, second, third = machines
     together(machines)
     beat(hall, machines[::-1])
-    for _ in range(PACE.beats_missed):
+    for _ in range(TIMES.beats_missed):
         first.beat()
     second.leave()
     assert first.roster.present == (first.member, third.member)
@@ -573,7 +573,7 @@ def test_with_a_neighbour_that_comes_again_patience_starts_anew(hall: Hall) -> N
     first, second = machines = hall.machines("ab", Size(2, 2))
     together(machines)
     beat(hall, machines[::-1])
-    for _ in range(PACE.beats_missed):
+    for _ in range(TIMES.beats_missed):
         first.beat()
     second.leave()
     assert first.roster.everybody == (first.member,)
@@ -621,9 +621,9 @@ def call_last(hall: Hall, machines: Sequence[Machine]) -> None:
 
 
 def test_a_heart_beats_until_it_is_stopped(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    machine = hall.machine("a", Size(1, 1), pace=Pace(beat=0.001))
+    machine = hall.machine("a", Size(1, 1), times=MeetingTimes(beat=0.001))
     beats = PrefixStore("rallypoint/meeting/job/beat", hall.store())
-    heart = Heart(machine)
+    heart = Heartbeat(machine)
     until(lambda: beats.add("a", 0) >= 3, "it beats")
     heart.stop()
     count = beats.add("a", 0)
@@ -633,8 +633,8 @@ def test_a_heart_beats_until_it_is_stopped(hall: Hall, caplog: pytest.LogCapture
 
 
 def test_a_heart_outlives_the_meeting_place(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    machine = hall.machine("a", Size(1, 1), pace=Pace(beat=0.001))
-    heart = Heart(machine)
+    machine = hall.machine("a", Size(1, 1), times=MeetingTimes(beat=0.001))
+    heart = Heartbeat(machine)
     machine.store.close()
     with caplog.at_level(logging.WARNING, "rallypoint.meeting"):
         until(lambda: len(caplog.records) >= 2, "it says so, and goes on")
@@ -704,7 +704,7 @@ def test_it_waits_no_longer_than_it_should(hall: Hall) -> None:
 
 
 def test_alone_there_is_nobody_to_wait_for(hall: Hall) -> None:
-    machine = hall.machine("a", Size(1, 1), pace=Pace(close=0))
+    machine = hall.machine("a", Size(1, 1), times=MeetingTimes(close=0))
     assert machine.await_others_gone()
     machine.enter()
     assert machine.await_others_gone()
@@ -952,7 +952,9 @@ def test_a_change_that_was_not_announced_is_seen_all_the_same(hall: Hall) -> Non
             raise OSError("cut off")
 
     size = Size(1, 2)
-    first = hall.machine("a", size, pace=Pace(last_call=0), store=PrefixStore("tapped", hall.store()))
+    first = hall.machine(
+        "a", size, times=MeetingTimes(last_call=0), store=PrefixStore("tapped", hall.store())
+    )
     first.enter()
     second = hall.machine("b", size, store=Tapped(hall.store(), cut_off))
     with pytest.raises(OSError, match="cut off"):
@@ -1027,7 +1029,7 @@ class Story:
             self._cast(name)
 
     def _cast(self, name: str) -> None:
-        pace = Pace(join=200, last_call=4, beat=5, beats_missed=8)
+        times = MeetingTimes(join=200, last_call=4, beat=5, beats_missed=8)
         rank = self._random.choice([-1, -1, ord(name) - ord("a")])
         rank = rank if rank < self.size.most else -1
 
@@ -1042,7 +1044,7 @@ class Story:
             self.size,
             rank,
             keeps=self._random.random() < 0.3,
-            pace=pace,
+            times=times,
             store=Tapped(self.hall.store(), tap),
         )
         machine.before_start = self._maybe_fail

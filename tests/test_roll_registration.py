@@ -21,13 +21,12 @@ from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.rendezvous.roster import Member
-from rallypoint.launch.reports import VARIABLE
-from rallypoint.launch.reports_folder import Reports
-from rallypoint.launch.switches import Client, Patch
+from rallypoint.launch.reports import VARIABLE, Reports
+from rallypoint.launch.switches import ClientChoice, Patch
 from rallypoint.pytorch import attendance as rollcall
 from rallypoint.pytorch import substitution
-from rallypoint.pytorch.attendance import AGENTS, Attention, RollCall, named, plan_of
-from rallypoint.pytorch.substitution import Order, make_store
+from rallypoint.pytorch.attendance import AGENTS, AskingSchedule, RollCall, named, plan_of
+from rallypoint.pytorch.substitution import StoreParameters, make_store
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import Machine, Plan
@@ -60,16 +59,16 @@ TWO_MACHINES = plan(("node-a", 2), ("node-b", 2))
 
 def test_who_has_not_come_is_named() -> None:
     roll = judge(snapshot(clients=ranks(range(3), "node-a"), plan=TWO_MACHINES))
-    assert named(roll, 3) == reports.Roll(3, 4, "missing: 3 on node-b")
-    assert named(roll, 0) == reports.Roll(3, 4, "missing: 3 on node-b"), "they need not count"
+    assert named(roll, 3) == reports.JoinProgress(3, 4, "missing: 3 on node-b")
+    assert named(roll, 0) == reports.JoinProgress(3, 4, "missing: 3 on node-b"), "they need not count"
 
 
 def test_who_has_gone_had_joined() -> None:
     gone = tuple(Gone(number, rank(number, "node-a"), 1.0, "") for number in (0, 2))
     roll = judge(snapshot(gone=gone, clients=ranks([1], "node-a"), plan=TWO_MACHINES))
-    assert named(roll, 3) == reports.Roll(3, 4, "missing: 3 on node-b")
+    assert named(roll, 3) == reports.JoinProgress(3, 4, "missing: 3 on node-b")
     roll = judge(snapshot(gone=gone, plan=TWO_MACHINES))
-    assert named(roll, 2) == reports.Roll(2, 4, "missing: 1 on node-a; 3 on node-b")
+    assert named(roll, 2) == reports.JoinProgress(2, 4, "missing: 1 on node-a; 3 on node-b")
 
 
 def test_nobody_is_named_who_may_have_been_there_and_gone() -> None:
@@ -86,16 +85,16 @@ def test_of_strangers_the_number_is_reported() -> None:
 
 
 def test_where_nobody_has_come_nobody_is_named() -> None:
-    assert named(judge(snapshot(plan=TWO_MACHINES)), 0) == reports.Roll(0, 4)
+    assert named(judge(snapshot(plan=TWO_MACHINES)), 0) == reports.JoinProgress(0, 4)
 
 
 def test_all_have_come() -> None:
     roll = judge(snapshot(clients=ranks(range(4)), plan=TWO_MACHINES))
-    assert named(roll, 0) == reports.Roll(4, 4)
+    assert named(roll, 0) == reports.JoinProgress(4, 4)
 
 
 def test_names_are_asked_for_when_nobody_comes_for_a_while_and_less_and_less_often() -> None:
-    attention = Attention(0.0)
+    attention = AskingSchedule(0.0)
     assert attention.note(1, 5.0)
     assert not attention.note(1, 5.9)
     assert not attention.is_due(5.9)
@@ -112,7 +111,7 @@ def test_names_are_asked_for_when_nobody_comes_for_a_while_and_less_and_less_oft
 
 
 def test_when_somebody_comes_names_are_asked_for_again_unless_that_is_dear() -> None:
-    attention = Attention(0.0)
+    attention = AskingSchedule(0.0)
     attention.note(1, 0.0)
     attention.note_asked(1.0, 3.0)
     assert attention.is_satisfied
@@ -177,8 +176,10 @@ def test_a_worker_says_who_it_is(
 
 @pytest.mark.usefixtures("rank_3")
 def test_an_agent_says_that_it_is_no_rank(server: Server) -> None:
-    order = Order(server.host, server.port, timeout=timedelta(seconds=SECONDS))
-    stores = [make_store(order, kind, Patch.AUTO, Role.AGENT) for kind in (Client.TORCH, Client.PYTHON)]
+    order = StoreParameters(server.host, server.port, timeout=timedelta(seconds=SECONDS))
+    stores = [
+        make_store(order, kind, Patch.AUTO, Role.AGENT) for kind in (ClientChoice.TORCH, ClientChoice.PYTHON)
+    ]
     agent = Identity(HOST, os.getpid(), role=Role.AGENT, source=Source.HELLO)
     assert _whos(server) == [agent, agent]
     assert len(stores) == 2
@@ -264,11 +265,11 @@ def test_who_is_missing_is_reported_until_all_have_joined(server: Server, start:
             _join(server, number, stack)
             store._add(b"init/", 1)
         place = f"{server.host}:{server.port}"
-        missing = reports.Roll(2, 4, "missing: 1 on node-a; 3 on node-b", store=place)
+        missing = reports.JoinProgress(2, 4, "missing: 1 on node-a; 3 on node-b", store=place)
         until(lambda: found.roll() == missing, "they are named")
         for _ in range(2):
             store._add(b"init/", 1)
-        until(lambda: found.roll() == reports.Roll(4, 4, store=place), "all have joined")
+        until(lambda: found.roll() == reports.JoinProgress(4, 4, store=place), "all have joined")
 
 
 def test_the_last_word_is_said_when_the_round_is_over(server: Server, start: Start, folder: Path) -> None:
@@ -283,7 +284,7 @@ def test_the_last_word_is_said_when_the_round_is_over(server: Server, start: Sta
         store.get(PLAN)
         call.stop()
         place = f"{server.host}:{server.port}"
-        expected = reports.Roll(2, 4, "missing: 1 on node-a; 3 on node-b", store=place)
+        expected = reports.JoinProgress(2, 4, "missing: 1 on node-a; 3 on node-b", store=place)
         assert Reports(folder).roll() == expected
 
 

@@ -137,6 +137,8 @@ def mend(situation: Situation, *, as_json: bool) -> bool:
     """Examine this machine, show what would mend something, and write it."""
     begun = time.monotonic()
     findings = _run_checks(situation, show_progress=True)
+    if not as_json:
+        print_findings([each for each in findings if each.state is not State.OK])
     # A variable that is set goes before the file: there, only the hint helps.
     wanted = dict.fromkeys(each.fix for each in findings if each.fix)
     fixes = [each for each in wanted if each and not (each.table == "env" and each.key in situation.environ)]
@@ -152,7 +154,6 @@ def mend(situation: Situation, *, as_json: bool) -> bool:
         document = _document(findings, _outlook(findings), time.monotonic() - begun)
         print(json.dumps({**document, "written": _about_plan(plan)}, indent=2))
     else:
-        print_findings([each for each in findings if each.state is not State.OK])
         _print_plan(plan, has_all=has_all)
         _apply(plan, ask=sys.stdin.isatty())
     return conclude(findings, time.monotonic() - begun)

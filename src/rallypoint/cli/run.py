@@ -21,8 +21,8 @@ from rallypoint.launch.blame import find_blame
 from rallypoint.launch.command import end_as, run_command
 from rallypoint.launch.config import Settings, settle
 from rallypoint.launch.environment import inject, without_rank
-from rallypoint.launch.options import BY_NAME, FLAGS, OPTIONS, USAGE, Target, split_arguments
-from rallypoint.launch.reports_folder import Reports
+from rallypoint.launch.options import FLAGS, OPTIONS, USAGE, Program, flag_of, split_arguments
+from rallypoint.launch.reports import Reports
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
@@ -60,18 +60,18 @@ def _with_dashes(words: list[str]) -> list[str]:
     return sys.argv[2:] if sys.argv[1:2] == ["run"] else words
 
 
-def _check_for_command(given: Mapping[str, str]) -> None:
+def _check_for_command(given: Mapping[str, object]) -> None:
     """A command has options of its own: what is said to torchrun here would not reach it."""
     foreign = [name for name in given if name not in _FOR_COMMANDS]
     if foreign:
-        flag = BY_NAME[foreign[0]].flag
+        flag = flag_of(foreign[0])
         raise UsageError(
             f"{flag} means nothing to a command behind --",
             hint=f"give it to the command itself: rallypoint run -- torchrun {flag}=...",
         )
 
 
-def _run(settings: Settings, target: Target) -> int:
+def _run(settings: Settings, target: Program) -> int:
     with tempfile.TemporaryDirectory(prefix="rallypoint-", ignore_cleanup_errors=True) as folder:
         environ = _environment(settings, target, folder)
         found = Reports(Path(folder))
@@ -86,7 +86,7 @@ def _run(settings: Settings, target: Target) -> int:
         return ended.code
 
 
-def _command(settings: Settings, target: Target) -> list[str]:
+def _command(settings: Settings, target: Program) -> list[str]:
     if target.kind == "command":
         return list(target.words)
     if find_spec("torch") is None:
@@ -94,11 +94,11 @@ def _command(settings: Settings, target: Target) -> list[str]:
             f"torch is not installed in the environment of {sys.executable}",
             hint="pip install torch, or run the job's own command: rallypoint run -- COMMAND",
         )
-    arguments = to_torchrun(settings, target, settings.nproc_per_node.value)
+    arguments = to_torchrun(settings, target)
     return [sys.executable, "-m", "rallypoint.pytorch.agent", *arguments]
 
 
-def _environment(settings: Settings, target: Target, folder: str) -> dict[str, str]:
+def _environment(settings: Settings, target: Program, folder: str) -> dict[str, str]:
     of_file = {name: each.value for name, each in settings.variables.items()}
     environ: Mapping[str, str] = {**of_file, **os.environ}
     if target.kind != "command":
@@ -136,7 +136,7 @@ class _JoinLine:
             self._say(f"rallypoint: after {seconds:.0f} s, {_progress(roll)}{self._advice(roll, seconds)}")
         return True
 
-    def _advice(self, roll: reports.Roll, seconds: float) -> str:
+    def _advice(self, roll: reports.JoinProgress, seconds: float) -> str:
         """Where to ask for more, when it takes long."""
         return f"; see `rallypoint status {roll.store}`" if roll.store and seconds > _FIRST_REMARK else ""
 
@@ -162,7 +162,7 @@ class _JoinLine:
             pass
 
 
-def _progress(roll: reports.Roll) -> str:
+def _progress(roll: reports.JoinProgress) -> str:
     if not roll.expected:
         return "no rank has joined yet"
     whose = "" if roll.whole else " of this machine"
@@ -214,12 +214,12 @@ def _print_help() -> None:
     print(f"Usage: {USAGE}\n")
     print("Start a distributed job, so that it comes up. A script or a module runs through torchrun, on")
     print("Rallypoint's rendezvous; a command runs as it is, with Rallypoint's help where torch needs it.\n")
-    for option in OPTIONS:
-        value = f" {option.kind.metavar}" if option.takes_value else ""
+    for option in (*OPTIONS, *FLAGS):
+        value = f" {option.metavar}" if option.metavar else ""
         short = f"{option.short}, " if option.short else ""
-        print(f"  {short}{option.flag}{value}\n      {option.help} [{option.variable}]")
-    for flag in FLAGS:
-        print(f"  {f'{flag.short}, ' if flag.short else ''}{flag.flag}\n      {flag.help}")
+        variable = f" [{option.variable}]" if option in OPTIONS else ""
+        print(f"  {short}{option.flag}{value}\n      {option.help}{variable}")
+    print("\nEvery other option goes to torchrun as it is: --max-restarts, --rdzv-id, --log-dir, --tee, ...")
 
 
 def _print_config(settings: Settings, *, as_json: bool) -> None:

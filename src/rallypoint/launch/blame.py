@@ -22,7 +22,7 @@ _BY_SIGNAL = {
 
 
 @dataclass(frozen=True)
-class Blame:
+class FailureSummary:
     """What to tell: who failed first and how, its own traceback, who only followed."""
 
     headline: str
@@ -34,7 +34,7 @@ class Blame:
     """What the end of such a process means."""
 
 
-def find_blame(failures: Sequence[Failure], exits: Sequence[Exit]) -> Blame | None:
+def find_blame(failures: Sequence[Failure], exits: Sequence[Exit]) -> FailureSummary | None:
     """The first cause; None if nobody has left word of a failure. Both come in the order of time."""
     last_try = max((failure.who.tries for failure in failures), default=0)
     # The launcher itself does not count tries.
@@ -49,17 +49,21 @@ def find_blame(failures: Sequence[Failure], exits: Sequence[Exit]) -> Blame | No
     return _of_exception(cause, told) if cause is not None else None
 
 
-def _of_exception(cause: Failure, told: Sequence[Failure]) -> Blame:
+def _of_exception(cause: Failure, told: Sequence[Failure]) -> FailureSummary:
     headline = f"{cause.name} failed first: {cause.headline}"
     if cause.who.rank < 0:  # the launcher's own traceback would only show torchrun's insides
-        return Blame(f"{cause.name}: {cause.headline}", cause.message, _followers(told, cause), cause)
-    return Blame(headline, cause.traceback, _followers(told, cause), cause)
+        return FailureSummary(
+            f"{cause.name}: {cause.headline}", cause.message, _followers(told, cause), cause
+        )
+    return FailureSummary(headline, cause.traceback, _followers(told, cause), cause)
 
 
-def _of_crash(crash: Exit, told: Sequence[Failure]) -> Blame:
+def _of_crash(crash: Exit, told: Sequence[Failure]) -> FailureSummary:
     how = f"ended by {_signal_name(-crash.code)}" if crash.code < 0 else f"ended with exit code {crash.code}"
     hint = _BY_SIGNAL.get(_signal_name(-crash.code), "it left no traceback: see what it printed above")
-    return Blame(f"rank {crash.rank} (process {crash.pid}) {how}", "", _followers(told, None), hint=hint)
+    return FailureSummary(
+        f"rank {crash.rank} (process {crash.pid}) {how}", "", _followers(told, None), hint=hint
+    )
 
 
 def _is_crash(each: Exit) -> bool:

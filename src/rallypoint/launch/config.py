@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, Generic, TypeVar, cast
@@ -20,14 +20,16 @@ from typing import Final, Generic, TypeVar, cast
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.options import (
+    BACKEND,
     BY_NAME,
     DEFAULT_MASTER_PORT,
-    FOLDER,
     OPTIONS,
     Nodes,
     Option,
-    advice,
+    check_backend,
+    flag_of,
     text_of,
+    torchruns_option,
 )
 
 if sys.version_info >= (3, 11):
@@ -68,7 +70,7 @@ class Setting(Generic[T]):
 
 @dataclass(frozen=True)
 class Settings:
-    """Every option of `rallypoint run`, settled and checked. The names are those of the options.
+    """Every option of `rallypoint run`, settled. The names are those of the options.
 
     `rdzv_endpoint` is what standalone, rdzv_endpoint, master_addr and master_port come to, and None for a
     job on one machine that takes a free port. `node_rank`, `join_timeout` and `relay` count in rdzv_conf.
@@ -79,17 +81,7 @@ class Settings:
     node_rank: Setting[int | None]
     rdzv_endpoint: Setting[Endpoint | None]
     standalone: Setting[bool]
-    rdzv_id: Setting[str | None]
     rdzv_conf: Setting[Mapping[str, str]]
-    max_restarts: Setting[int]
-    monitor_interval: Setting[float]
-    start_method: Setting[str]
-    role: Setting[str]
-    local_addr: Setting[str | None]
-    log_dir: Setting[str | None]
-    redirects: Setting[str]
-    tee: Setting[str]
-    local_ranks_filter: Setting[str]
     master_addr: Setting[str | None]
     master_port: Setting[int | None]
     join_timeout: Setting[float]
@@ -97,73 +89,76 @@ class Settings:
     patch: Setting[str]
     client: Setting[str]
     use_libuv: Setting[str]
+    passed_on: Mapping[str, Setting[object]] = field(default_factory=dict)
+    """torchrun's other options by name, as they were given; True for one without a value."""
     variables: Mapping[str, Setting[str]] = field(default_factory=dict)
     """What the file says of the environment; a variable that is set already is not among them."""
 
-    def __getitem__(self, name: str) -> Setting[object]:
-        """The setting of that name, for code that goes through a table of names."""
-        return cast(Setting[object], getattr(self, name))
+    def everything(self) -> dict[str, Setting[object]]:
+        """All settings by name, in the order in which they are shown."""
+        known = {option.name: cast(Setting[object], getattr(self, option.name)) for option in OPTIONS}
+        variables = {f"{ENV}.{name}": cast(Setting[object], each) for name, each in self.variables.items()}
+        return {**known, **self.passed_on, **variables}
 
     def describe(self) -> list[tuple[str, str, str]]:
-        """Rows of name, value and source, to be printed; a value that is empty reads (none)."""
-        options = [(name, self[name].text or "(none)", self[name].source) for name in _NAMES]
+        """Rows of name, value and source, to be printed; an option without a value reads (none)."""
         return [
-            *options,
-            *((f"{ENV}.{name}", each.text, each.source) for name, each in self.variables.items()),
+            (name, each.text or ("" if name.startswith(f"{ENV}.") else "(none)"), each.source)
+            for name, each in self.everything().items()
         ]
 
     def as_json(self) -> dict[str, dict[str, object]]:
         """Value and source by name, of what JSON has: an endpoint and a range of machines are texts."""
-        found = {name: _as_json(self[name]) for name in _NAMES}
-        return {**found, **{f"{ENV}.{name}": _as_json(each) for name, each in self.variables.items()}}
+        return {
+            name: {
+                "value": each.text if isinstance(each.value, Nodes | Endpoint) else each.value,
+                "source": each.source,
+            }
+            for name, each in self.everything().items()
+        }
 
 
-_NAMES: Final = tuple(each.name for each in fields(Settings) if each.name in BY_NAME)
-
-
-def _as_json(setting: Setting[T]) -> dict[str, object]:
-    return {"value": _plain(setting.value), "source": setting.source}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return str(value) if isinstance(value, Nodes | Endpoint) else value
-
-
-def settle(arguments: Mapping[str, str | None], environ: Mapping[str, str], folder: Path) -> Settings:
+def settle(arguments: Mapping[str, str | bool], environ: Mapping[str, str], folder: Path) -> Settings:
     """Find the value of every option, and check that they go together.
 
-    `arguments` has the texts of the command line by name, as `split_arguments` gives them; None is as good
-    as not there. A variable that is empty counts as not set. The search for a file begins in `folder`.
-    UsageError says which value of which source cannot be meant, and what would be right.
+    `arguments` are the options of the command line, as `split_arguments` gives them. A variable that is empty
+    counts as not set. The search for a file begins in `folder`. UsageError says which value of which source
+    cannot be meant, and what would be right.
     """
-    file = _read_file(folder)
-    found = {option.name: _settle_one(option, arguments, environ, file.options) for option in OPTIONS}
-    settings = _combine(Settings(**found))  # type: ignore[arg-type]
-    _check(settings)
-    return replace(
-        settings, variables={name: each for name, each in file.variables.items() if name not in environ}
+    of_file, variables = _read_file(folder)
+    said = {**of_file, **_of_environment(environ), **_of_command_line(arguments)}
+    settings = Settings(
+        **{option.name: _read(option, said.get(option.name)) for option in OPTIONS},  # type: ignore[arg-type]
+        passed_on={name: each for name, each in said.items() if name not in BY_NAME},
+        variables={name: each for name, each in variables.items() if name not in environ},
     )
+    settings = _combine(settings)
+    _check(settings)
+    return settings
 
 
-def _settle_one(
-    option: Option,
-    arguments: Mapping[str, str | None],
-    environ: Mapping[str, str],
-    of_file: Mapping[str, Setting[object]],
-) -> Setting[object]:
-    text = arguments.get(option.name)
-    if text is not None:
-        return _read(option, text, f"command line ({option.flag})", Level.COMMAND_LINE)
-    text = environ.get(option.variable)
-    if text:
-        return _read(option, text, f"environment ({option.variable})", Level.ENVIRONMENT)
-    return of_file.get(option.name, Setting(option.default))
+def _of_command_line(given: Mapping[str, str | bool]) -> dict[str, Setting[object]]:
+    return {
+        name: Setting(value, f"command line ({flag_of(name)})", Level.COMMAND_LINE)
+        for name, value in given.items()
+    }
 
 
-def _read(option: Option, text: str, source: str, level: Level) -> Setting[object]:
-    return Setting(option.read(text, source), source, level)
+def _of_environment(environ: Mapping[str, str]) -> dict[str, Setting[object]]:
+    """What the variables of our options say, and those of torchrun's others."""
+    ours = {option.variable: option.name for option in OPTIONS}
+    found: dict[str, Setting[object]] = {}
+    for variable, text in environ.items():
+        name = ours.get(variable) or torchruns_option(variable)
+        if name and text:
+            found[name] = Setting(text, f"environment ({variable})", Level.ENVIRONMENT)
+    return found
+
+
+def _read(option: Option, said: Setting[object] | None) -> Setting[object]:
+    if said is None:
+        return Setting(option.default)
+    return replace(said, value=option.read(text_of(said.value), said.source))
 
 
 # The file -------------------------------------------------------------------------------------------------
@@ -180,33 +175,22 @@ RUN: Final = "run"
 ENV: Final = "env"
 """The table with variables for the jobs that it starts."""
 
-_TOML_NAMES: Final[Mapping[type, str]] = {
-    str: "a string",
-    int: "an integer",
-    float: "a float",
-    bool: "true or false",
-    dict: "a table",
-}
-
-
-@dataclass(frozen=True)
-class _Content:
-    """What a file says, checked."""
-
-    options: Mapping[str, Setting[object]] = field(default_factory=dict)
-    variables: Mapping[str, Setting[str]] = field(default_factory=dict)
-
 
 def find_file(folder: Path) -> Path | None:
     """The file that counts for jobs that are started in a folder."""
     return next((path for path, _, _ in _files_about_us(folder)), None)
 
 
-def _read_file(folder: Path) -> _Content:
-    """All settings of the file that counts, checked one by one; nothing if there is no file."""
-    for path, tables, ours in _files_about_us(folder):
-        return _read_tables(ours, path, tables)
-    return _Content()
+def _read_file(folder: Path) -> tuple[dict[str, Setting[object]], dict[str, Setting[str]]]:
+    """The options and the variables in the file that counts; nothing if there is no file."""
+    for path, tables, content in _files_about_us(folder):
+        known = _checked_table(content, path, tables)
+        for key in known:
+            if key not in (RUN, ENV):
+                raise _unknown_table(key, path, tables)
+        options = _options_of_table(known.get(RUN, {}), path, (*tables, RUN))
+        return options, _variables_of_table(known.get(ENV, {}), path, (*tables, ENV))
+    return {}, {}
 
 
 def _files_about_us(folder: Path) -> Iterator[tuple[Path, tuple[str, ...], object]]:
@@ -214,9 +198,9 @@ def _files_about_us(folder: Path) -> Iterator[tuple[Path, tuple[str, ...], objec
     start = folder.resolve()
     for place in (start, *start.parents):
         for name, tables in FILES.items():
-            ours = _our_table(place / name, tables)
-            if ours is not None:
-                yield place / name, tables, ours
+            content = _our_table(place / name, tables)
+            if content is not None:
+                yield place / name, tables, content
 
 
 def _our_table(path: Path, tables: tuple[str, ...]) -> object:
@@ -245,46 +229,6 @@ def _text_of_file(path: Path, mention: str) -> str | None:
         raise UsageError(f"{path} cannot be read: {error}", hint="it must be readable UTF-8") from None
 
 
-def _read_tables(ours: object, path: Path, tables: tuple[str, ...]) -> _Content:
-    known = _checked_table(ours, path, tables)
-    for key in known:
-        if key not in (RUN, ENV):
-            raise _unknown_table(key, path, tables)
-    return _Content(
-        _options_of_table(known.get(RUN, {}), path, (*tables, RUN)),
-        _variables_of_table(known.get(ENV, {}), path, (*tables, ENV)),
-    )
-
-
-def _variables_of_table(ours: object, path: Path, tables: tuple[str, ...]) -> dict[str, Setting[str]]:
-    found: dict[str, Setting[str]] = {}
-    for name, value in _checked_table(ours, path, tables).items():
-        source = f"{path} ({'.'.join((*tables, name))})"
-        if type(value) not in (str, int) or not name or "=" in name or "\0" in f"{name}{value}":
-            raise UsageError(f"{source} is {value!r}", hint='write NAME = "text" or a whole number')
-        found[name] = Setting(str(value), source, Level.FILE)
-    return found
-
-
-def _options_of_table(ours: object, path: Path, tables: tuple[str, ...]) -> dict[str, Setting[object]]:
-    found: dict[str, Setting[object]] = {}
-    for key, value in _checked_table(ours, path, tables).items():
-        source = f"{path} ({'.'.join((*tables, key))})"
-        option = _option_of_key(key, source)
-        if option.name in found:
-            raise UsageError(f"{source}: {option.name} is there twice, with - and with _", hint="keep one")
-        text = _text_in_file(option, value, source, path.parent)
-        found[option.name] = _read(option, text, source, Level.FILE)
-    return found
-
-
-def _option_of_key(key: str, source: str) -> Option:
-    option = BY_NAME.get(key.replace("-", "_"))
-    if option is None:
-        raise UsageError(f"{source}: there is no option {key!r}", hint=advice(key, BY_NAME))
-    return option
-
-
 def _checked_table(value: object, path: Path, tables: tuple[str, ...]) -> dict[str, object]:
     if not isinstance(value, dict):
         name = ".".join(tables)
@@ -293,29 +237,51 @@ def _checked_table(value: object, path: Path, tables: tuple[str, ...]) -> dict[s
 
 
 def _unknown_table(key: str, path: Path, tables: tuple[str, ...]) -> UsageError:
-    run = f"[{'.'.join((*tables, RUN))}]"
-    what = f"{path}: there is no table {'.'.join((*tables, key))}"
-    if key.replace("-", "_") in BY_NAME:
-        return UsageError(what, hint=f"{key} goes below {run}")
-    return UsageError(what, hint=f"there are {run} and [{'.'.join((*tables, ENV))}]")
+    run, env = (f"[{'.'.join((*tables, name))}]" for name in (RUN, ENV))
+    is_option = key.replace("-", "_") in BY_NAME
+    return UsageError(
+        f"{path}: there is no table {'.'.join((*tables, key))}",
+        hint=f"{key} goes below {run}" if is_option else f"there are {run} and {env}",
+    )
 
 
-def _text_in_file(option: Option, value: object, source: str, folder: Path) -> str:
-    """The text that a TOML value stands for; a relative path is made absolute."""
-    types = option.kind.file_types
-    if type(value) not in types:  # not isinstance: to Python, true is a whole number
-        wanted = " or ".join(_TOML_NAMES[each] for each in types)
-        refusal = option.refusal(value, source)
-        raise UsageError(refusal.message, hint=f"{refusal.hint}; in TOML, {wanted}")
-    if isinstance(value, dict) and not all(_is_plain_pair(key, each) for key, each in value.items()):
-        raise option.refusal(value, source)
-    if option.kind is FOLDER and value:
-        return str(folder / str(value))
-    return text_of(value)
+def _variables_of_table(content: object, path: Path, tables: tuple[str, ...]) -> dict[str, Setting[str]]:
+    found: dict[str, Setting[str]] = {}
+    for name, value in _checked_table(content, path, tables).items():
+        source = f"{path} ({'.'.join((*tables, name))})"
+        if type(value) not in (str, int) or not name or "=" in name or "\0" in f"{name}{value}":
+            raise UsageError(f"{source} is {value!r}", hint='write NAME = "text" or a whole number')
+        found[name] = Setting(str(value), source, Level.FILE)
+    return found
 
 
-def _is_plain_pair(key: str, value: object) -> bool:
-    return type(value) in (str, int, float, bool) and "," not in f"{key}{value}" and "=" not in key
+def _options_of_table(content: object, path: Path, tables: tuple[str, ...]) -> dict[str, Setting[object]]:
+    found: dict[str, Setting[object]] = {}
+    for key, value in _checked_table(content, path, tables).items():
+        source = f"{path} ({'.'.join((*tables, key))})"
+        name = key.replace("-", "_")
+        if name in found:
+            raise UsageError(f"{source}: {name} is there twice, with - and with _", hint="keep one")
+        if not _is_plain(value) and not (name == "rdzv_conf" and _is_plain_table(value)):
+            raise UsageError(
+                f"{source}: {name} cannot be {value!r}",
+                hint="write a text, a number, true or false; rdzv_conf also a table of these, without commas",
+            )
+        if name == "log_dir":
+            value = str(path.parent / str(value))  # of the file, wherever the job is started
+        found[name] = Setting(value, source, Level.FILE)
+    check_backend(found.pop("rdzv_backend", Setting(BACKEND)).value)
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _is_plain_table(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        _is_plain(each) and "," not in f"{key}{each}" and "=" not in key for key, each in value.items()
+    )
 
 
 # What several options say together ------------------------------------------------------------------------

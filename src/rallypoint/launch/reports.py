@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from rallypoint.stores.client.hello import who_am_i
+from rallypoint.text import ranks_text, shown
 
 VARIABLE = "RALLYPOINT_REPORTS"
 QUIET_VARIABLE = "RALLYPOINT_QUIET_AGENT"
@@ -40,7 +41,7 @@ _FOLLOWERS = ("RendezvousClosedError",)
 
 
 @dataclass(frozen=True)
-class Identity:
+class RankIdentity:
     """Who a process is in its job, as the launcher's variables say; -1 where they say nothing."""
 
     rank: int
@@ -57,7 +58,7 @@ class Identity:
 class Failure:
     """An exception that ended a process."""
 
-    who: Identity
+    who: RankIdentity
     time: float
     kind: str
     message: str
@@ -94,7 +95,7 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class Roll:
+class JoinProgress:
     """Ranks that have joined, of how many (0: not known yet): of the whole job, or of one machine."""
 
     joined: int
@@ -115,10 +116,10 @@ def folder_of(environ: Mapping[str, str]) -> Path | None:
     return Path(environ[VARIABLE]) if environ.get(VARIABLE) else None
 
 
-def _identity() -> Identity:
+def _identity() -> RankIdentity:
     """Who this process is: as it tells a store's server, and what else the launcher's variables say."""
     who = who_am_i()
-    return Identity(
+    return RankIdentity(
         rank=who.rank,
         local_rank=who.local_rank,
         world_size=who.world_size,
@@ -141,7 +142,7 @@ def report_joined() -> None:
         _leave(f"joined-{who.rank}-{who.pid}", asdict(who))
 
 
-def report_roll(roll: Roll) -> None:
+def report_roll(roll: JoinProgress) -> None:
     """Leave word of who has joined and who is missing."""
     _leave("roll", asdict(roll))
 
@@ -149,22 +150,6 @@ def report_roll(roll: Roll) -> None:
 def report_elsewhere(told: Sequence[str]) -> None:
     """Leave word of what other machines say of their failures."""
     _leave("elsewhere", {"told": list(told)})
-
-
-def read_failures(folder: Path) -> list[Failure]:
-    """The exceptions that have been reported, first come first."""
-    contents = read(folder, "failed-*")
-    found = [Failure(**{**content, "who": Identity(**content["who"])}) for content in contents]
-    return sorted(found, key=lambda failure: failure.time)
-
-
-def read(folder: Path, pattern: str) -> Iterator[dict[str, Any]]:
-    """The contents of reports, by their names without the ending."""
-    for path in sorted(folder.glob(f"{pattern}.json")):
-        try:
-            yield json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue  # gone, or from a process that could not write it
 
 
 def report_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
@@ -205,3 +190,56 @@ def _leave(name: str, content: dict[str, Any]) -> None:
         draft.replace(folder / f"{name}.json")  # whole, or not there
     except OSError:
         pass
+
+
+# The launcher's side ----------------------------------------------------------------------------------------
+
+
+class Reports:
+    """What the processes of one job have left word of, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def roll(self) -> JoinProgress:
+        """Of the whole job where its first machine is this one; else of the ranks on this machine."""
+        for content in self._read("roll"):
+            return JoinProgress(**content)
+        joined = [RankIdentity(**content) for content in self._read("joined-*")]
+        tries = max((each.tries for each in joined), default=0)
+        return _roll_of_machine([each for each in joined if each.tries == tries])
+
+    def failures(self) -> list[Failure]:
+        """Exceptions that ended a process of this machine, first come first."""
+        contents = self._read("failed-*")
+        found = [Failure(**{**content, "who": RankIdentity(**content["who"])}) for content in contents]
+        return sorted(found, key=lambda failure: failure.time)
+
+    def elsewhere(self) -> list[str]:
+        """What other machines say of their failures."""
+        return [text for content in self._read("elsewhere") for text in content["told"]]
+
+    def exits(self) -> list[Exit]:
+        """How ranks of the last try ended, as torchrun's agent on this machine saw it."""
+        found = [Exit(**each) for content in self._read("exits-*") for each in content["exits"]]
+        return sorted(found, key=lambda each: each.time)
+
+    def _read(self, pattern: str) -> Iterator[dict[str, Any]]:
+        """The contents of reports, by their names without the ending."""
+        for path in sorted(self._folder.glob(f"{pattern}.json")):
+            try:
+                yield json.loads(path.read_text())
+            except (OSError, ValueError):
+                continue  # gone, or from a process that could not write it
+
+
+def _roll_of_machine(joined: Sequence[RankIdentity]) -> JoinProgress:
+    ranks = {each.rank for each in joined}
+    expected = max((each.local_world_size for each in joined), default=0)
+    whole = all(each.world_size == each.local_world_size for each in joined)
+    firsts = {each.rank - each.local_rank for each in joined if each.local_rank >= 0}
+    absent = ""
+    if len(firsts) == 1:  # else nobody knows how the ranks of this machine are numbered
+        missing = sorted({first + number for first in firsts for number in range(expected)} - ranks)
+        absent = f"missing: {ranks_text(missing)} on {shown(joined[0].host)}" if missing else ""
+    return JoinProgress(len(ranks), max(expected, 0), absent, whole)

@@ -28,7 +28,7 @@ class Patch(str, Enum):
     NEVER = "never"
 
 
-class Client(str, Enum):
+class ClientChoice(str, Enum):
     """Which client a torch process talks to the store with."""
 
     AUTO = "auto"
@@ -38,7 +38,7 @@ class Client(str, Enum):
     PYTHON = "python"
 
 
-_Switch = TypeVar("_Switch", Patch, Client)
+_Switch = TypeVar("_Switch", Patch, ClientChoice)
 
 
 def patch_of(environ: Mapping[str, str] = os.environ) -> Patch:
@@ -46,14 +46,14 @@ def patch_of(environ: Mapping[str, str] = os.environ) -> Patch:
     return _read(Patch, PATCH_VARIABLE, environ)
 
 
-def client_of(environ: Mapping[str, str] = os.environ) -> Client:
+def client_of(environ: Mapping[str, str] = os.environ) -> ClientChoice:
     """What RALLYPOINT_CLIENT says; UsageError if it says nothing that is known."""
-    return _read(Client, CLIENT_VARIABLE, environ)
+    return _read(ClientChoice, CLIENT_VARIABLE, environ)
 
 
-def parse_client(text: str, source: str) -> Client:
+def parse_client(text: str, source: str) -> ClientChoice:
     """A client by its name; UsageError that names `source`."""
-    return _parse(Client, text, source)
+    return _parse(ClientChoice, text, source)
 
 
 def enabling_file() -> Path:

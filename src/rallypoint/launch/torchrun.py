@@ -5,46 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rallypoint.launch.config import Settings
-from rallypoint.launch.options import BACKEND, BY_NAME, OPTIONS, Target, text_of
+from rallypoint.launch.config import Level, Settings
+from rallypoint.launch.options import BACKEND, Program, flag_of, text_of, torchruns_option
 
-_PASSED_ON: Final = (
-    *("nnodes", "rdzv_id", "max_restarts", "monitor_interval", "start_method", "role"),
-    *("local_addr", "log_dir", "redirects", "tee", "local_ranks_filter"),
-)
-"""What torchrun takes under the same name. Where it is not set, the built-in value is torchrun's own."""
-
-_MODE: Final[Mapping[str, tuple[str, ...]]] = {"script": (), "module": ("--module",)}
-
-_TORCHRUN_RANKS: Final = "1"
-"""The ranks per node that torchrun starts if it is not told."""
-
-_SETTLED_VARIABLES: Final = frozenset(
-    {
-        *(option.variable for option in OPTIONS if option.variable.startswith("PET_")),
-        *("PET_RDZV_BACKEND", "PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH"),
-    }
-)
+_MODE: Final = {"script": (), "module": ("--module",)}
 
 
-def to_torchrun(settings: Settings, target: Target, nproc_per_node: int | str) -> list[str]:
+def to_torchrun(settings: Settings, target: Program) -> list[str]:
     """The arguments of a torchrun that meets on Rallypoint and starts a script or a module.
 
-    `nproc_per_node` is the number of ranks, or a word that torchrun knows: only torch can tell what
-    `devices` comes to. What nobody set is left to torchrun, the id of the job included. torchrun reads
-    variables as well: start it with `torchrun_environment`. ValueError for a command, which is not
-    torchrun's to start.
+    The number of ranks may be `devices`, which torchrun does not know: `rallypoint.pytorch.agent` puts a
+    number in. torchrun reads variables as well: start it with `torchrun_environment`. KeyError for a command,
+    which is not torchrun's to start.
     """
-    if target.kind not in _MODE:
-        raise ValueError(f"torchrun starts a script or a module, not a {target.kind}")
-    given = [f"{BY_NAME[name].flag}={settings[name].text}" for name in _PASSED_ON if settings[name].is_set]
-    if settings.nproc_per_node.is_set or text_of(nproc_per_node) != _TORCHRUN_RANKS:
-        given.append(f"--nproc-per-node={nproc_per_node}")
-    conf = f"--rdzv-conf={text_of(_conf(settings))}"
-    # Port 0 is a free one. With no endpoint at all, torchrun would warn of a master_addr.
-    endpoint = f"--rdzv-endpoint={settings.rdzv_endpoint.text or 'localhost:0'}"
-    # Behind --, torchrun's parser leaves everything alone, a -- among the script's arguments included.
-    return [f"--rdzv-backend={BACKEND}", endpoint, conf, *given, *_MODE[target.kind], "--", *target.words]
+    return [
+        f"--rdzv-backend={BACKEND}",
+        # Port 0 is a free one. With no endpoint at all, torchrun would warn of a master_addr.
+        f"--rdzv-endpoint={settings.rdzv_endpoint.text or 'localhost:0'}",
+        f"--rdzv-conf={text_of(_conf(settings))}",
+        f"--nnodes={settings.nnodes.text}",
+        f"--nproc-per-node={settings.nproc_per_node.text}",
+        *_passed_on(settings),
+        *_MODE[target.kind],
+        "--",  # torchrun's parser leaves alone what follows, another -- included
+        *target.words,
+    ]
 
 
 def _conf(settings: Settings) -> dict[str, str]:
@@ -56,10 +41,24 @@ def _conf(settings: Settings) -> dict[str, str]:
     return {**settings.rdzv_conf.value, **conf}
 
 
+def _passed_on(settings: Settings) -> list[str]:
+    """torchrun's other options, but those that it finds in its environment by itself."""
+    given = {name: each for name, each in settings.passed_on.items() if each.level is not Level.ENVIRONMENT}
+    return [
+        flag_of(name) if each.value is True else f"{flag_of(name)}={each.text}"
+        for name, each in given.items()
+        if each.value is not False
+    ]
+
+
 def torchrun_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment without the variables that the settings already speak for.
+    """An environment without the variables that the settings speak for, and without empty ones of torchrun's.
 
     torchrun would read them again: an empty one ends it with an error, and PET_STANDALONE changes its
-    rendezvous whatever the command line says. Variables of options that are torchrun's alone are kept.
+    rendezvous whatever the command line says.
     """
-    return {name: value for name, value in environ.items() if name not in _SETTLED_VARIABLES}
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("PET_") or (value and torchruns_option(name))
+    }

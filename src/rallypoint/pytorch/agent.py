@@ -39,6 +39,7 @@ def main() -> None:
         sys.exit(f"rallypoint: torch {torch.__version__} has no such rendezvous ({error}); 2.6 or later has")
     # An entry point has done so already, unless the package was not installed but only put on the path.
     rendezvous_handler_registry.register(BACKEND, create_handler)
+    sys.argv[0] = "torchrun"  # what it calls itself where it refuses an option
     run_torchrun(settle_ranks(sys.argv[1:]))
 
 

@@ -53,7 +53,7 @@ def plan_of(number: int, members: Sequence[Member], sizes: Sequence[int]) -> Pla
     return Plan(number, tuple(Machine(member.host, first, size) for member, first, size in rows))
 
 
-def named(roll: Roll, counted: int) -> reports.Roll | None:
+def named(roll: Roll, counted: int) -> reports.JoinProgress | None:
     """The report on a roll, with names, of whose ranks so many have counted themselves in.
 
     Who has gone had joined: at the end of a round, all go. One that nobody knew while it was here looks as if
@@ -65,10 +65,12 @@ def named(roll: Roll, counted: int) -> reports.Roll | None:
         return None
     joined = max(counted, roll.expected - len(absent))
     # Where nobody has come, the names of all would tell nothing.
-    return reports.Roll(joined, roll.expected, absent_text(replace(roll, ranks=absent)) if joined else "")
+    return reports.JoinProgress(
+        joined, roll.expected, absent_text(replace(roll, ranks=absent)) if joined else ""
+    )
 
 
-class Attention:
+class AskingSchedule:
     """When to ask for names: nobody has come for a while, and the last time was long enough ago."""
 
     def __init__(self, now: float) -> None:
@@ -139,10 +141,10 @@ class RollCall:
         return [int(json.loads(each)["local_world_size"]) for each in store.multi_get(keys)]
 
     def _report(self, store: TCPStore, expected: int) -> None:
-        attention = Attention(time.monotonic())
+        attention = AskingSchedule(time.monotonic())
         while True:
             if attention.note(min(store.count_workers(), expected), time.monotonic()):
-                self._tell(reports.Roll(attention.count, expected))
+                self._tell(reports.JoinProgress(attention.count, expected))
             if attention.count == expected:
                 return
             if self._stopped.is_set():
@@ -153,7 +155,7 @@ class RollCall:
         if not attention.is_satisfied:
             self._name(attention)  # the last word
 
-    def _name(self, attention: Attention) -> bool:
+    def _name(self, attention: AskingSchedule) -> bool:
         """Report who is missing, as far as that can be known; whether nobody is."""
         began = time.monotonic()
         roll = self._look()
@@ -164,10 +166,10 @@ class RollCall:
             self._remark(report)
         return report is not None and report.complete
 
-    def _tell(self, roll: reports.Roll) -> None:
+    def _tell(self, roll: reports.JoinProgress) -> None:
         reports.report_roll(replace(roll, store=str(self._place)))
 
-    def _remark(self, roll: reports.Roll) -> None:
+    def _remark(self, roll: reports.JoinProgress) -> None:
         """Under a torchrun of the user's own there is no launcher to say it."""
         seconds = time.monotonic() - self._began
         if self._has_launcher or seconds < self._remark_after or roll.complete:

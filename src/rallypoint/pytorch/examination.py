@@ -71,10 +71,10 @@ def _examine_store(place: str) -> Facts:
     """Whether torch's own client reaches a store, as it is made by default, and how quick it is."""
     import torch.distributed as dist
 
-    from rallypoint.pytorch.probe import examine
+    from rallypoint.pytorch.substitution import find_fault
 
     host, _, port = place.rpartition(":")
-    fault = examine(host, int(port))
+    fault = find_fault(host, int(port))
     if fault is not None:
         return {"fault": fault.name}
     store = dist.TCPStore(host, int(port), None, False, timedelta(seconds=_SECONDS))

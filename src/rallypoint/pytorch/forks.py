@@ -31,7 +31,7 @@ class ForkError(Exception):
     """A fork has failed, has ended, or says nothing."""
 
 
-class Line:
+class Channel:
     """One end of the connection between a fork and its parent: a line of JSON for each message."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -90,7 +90,7 @@ class Gate:
 class Fork:
     """A forked process, seen from its parent."""
 
-    def __init__(self, name: str, pid: int, line: Line) -> None:
+    def __init__(self, name: str, pid: int, line: Channel) -> None:
         self.name = name
         self.pid = pid
         self.line = line
@@ -157,16 +157,16 @@ class Forks:
         """Gates for forks that are made later."""
         return [Gate(self._private) for _ in range(count)]
 
-    def fork(self, name: str, work: Callable[[Line], None]) -> Fork:
+    def fork(self, name: str, work: Callable[[Channel], None]) -> Fork:
         """Let a new process do some work."""
         ours, theirs = socket.socketpair()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or both processes would write what is still in there
         pid = os.fork()
         if pid == 0:
-            self._live(ours, Line(theirs), work)
+            self._live(ours, Channel(theirs), work)
         theirs.close()
-        fork = Fork(name, pid, Line(ours))
+        fork = Fork(name, pid, Channel(ours))
         self._all.append(fork)
         return fork
 
@@ -207,7 +207,7 @@ class Forks:
             sys.exit()  # nobody is there to hear the answer
         return ready
 
-    def _live(self, ours: socket.socket, line: Line, work: Callable[[Line], None]) -> NoReturn:
+    def _live(self, ours: socket.socket, line: Channel, work: Callable[[Channel], None]) -> NoReturn:
         """What a fork does, from beginning to end."""
         try:
             ours.close()

@@ -28,8 +28,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any, BinaryIO
 
-from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, Client, Patch
-from rallypoint.pytorch.forks import Fork, ForkError, Forks, Line, Message, ask_no_name_server
+from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, ClientChoice, Patch
+from rallypoint.pytorch.forks import Channel, Fork, ForkError, Forks, Message, ask_no_name_server
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.server.process.binding import BACKLOG
 
@@ -46,7 +46,7 @@ _PAUSE_SECONDS = 0.02
 # comes with torch: a process with more than one should not fork.
 _ENVIRONMENT = {
     PATCH_VARIABLE: Patch.NEVER.value,
-    CLIENT_VARIABLE: Client.TORCH.value,
+    CLIENT_VARIABLE: ClientChoice.TORCH.value,
     "OPENBLAS_NUM_THREADS": "1",
 }
 
@@ -110,7 +110,7 @@ class Peers:
             raise OrderError(f"no target: {target!r}; there are {', '.join(tutorial.TARGETS)}")
         if ranks < 1 or barriers < 0:
             raise OrderError(f"{ranks} ranks and {barriers} barriers cannot be")
-        plan = tutorial.Plan(tutorial.TARGETS[target], ranks, barriers, limit_s)
+        plan = tutorial.TimingPlan(tutorial.TARGETS[target], ranks, barriers, limit_s)
         return tutorial.run(self._forks, plan, listening_socket(0))
 
     def _find(self, pid: int) -> Fork:
@@ -128,7 +128,7 @@ class Peers:
             raise
 
 
-def be_server(line: Line, use_libuv: bool, as_is: bool) -> None:
+def be_server(line: Channel, use_libuv: bool, as_is: bool) -> None:
     """What the process of a server does."""
     if not as_is:
         ask_no_name_server()

@@ -40,14 +40,13 @@ from rallypoint.errors import (
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import parse_endpoint
 from rallypoint.launch.environment import inject
-from rallypoint.launch.rendezvous.meeting import Heart, Meeting, Round
+from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, Round
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size
 from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.launch.switches import Patch, client_of, patch_of
 from rallypoint.pytorch.attendance import AGENTS, RollCall
-from rallypoint.pytorch.probe import examine
 from rallypoint.pytorch.rdzv_conf import Conf
-from rallypoint.pytorch.substitution import Order, make_store
+from rallypoint.pytorch.substitution import StoreParameters, find_fault, make_store
 from rallypoint.rollcall.identity import Role
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
@@ -97,13 +96,13 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             size.most,
             hosts=conf.is_host,
             local_address=params.local_addr,
-            seconds=conf.pace.join,
+            seconds=conf.times.join,
         )
         # As ranks and relays name their machine, so that it goes by one name: not by its local_addr.
         who = who_am_i(Role.AGENT)
         member = Member(secrets.token_hex(8), who.host, who.pid, conf.rank, self._place.is_here)
-        self._meeting = Meeting(self._place.store, params.run_id, member, size, conf.pace)
-        self._heart = Heart(self._meeting) if size.most > 1 else None
+        self._meeting = Meeting(self._place.store, params.run_id, member, size, conf.times)
+        self._heart = Heartbeat(self._meeting) if size.most > 1 else None
         self._look = Deadline(0.0)
         self._pause = Deadline(0.0)
         self._agent_store: Any = None
@@ -169,14 +168,15 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         store_place = parse_endpoint(met.store)
         wants_relay = len(met.members) > 1 if self._relay is None else self._relay
         host, port = self._place.start_relay(store_place) if wants_relay else store_place
-        fault = examine(host, port)
+        fault = find_fault(host, port)
         if fault is not None and patch_of() is not Patch.NEVER:
             logger.info(
                 "this torch's TCPStore is no good (%s): the workers get Rallypoint's help", fault.name
             )
             os.environ.update(inject(os.environ))
-        order = Order(host, port, timeout=timedelta(seconds=self._meeting.pace.join), use_libuv=False)
-        store = make_store(order, client_of(), Patch.AUTO, Role.AGENT)
+        patience = timedelta(seconds=self._meeting.times.join)
+        wanted = StoreParameters(host, port, timeout=patience, use_libuv=False)
+        store = make_store(wanted, client_of(), Patch.AUTO, Role.AGENT)
         self._agent_store = store  # C++ keeps no Python object alive
         if met.rank == 0:  # others need not say and ask the same
             self._roll_call = RollCall(store_place, met.number, met.members)
@@ -191,7 +191,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         """Tell the other machines what failed here first; if it only followed, hear what failed there."""
         folder = reports.folder_of(os.environ)
         recent = time.time() - _RECENT_SECONDS  # not those of a try before the one that went well
-        known = reports.read_failures(folder) if folder is not None else []
+        known = reports.Reports(folder).failures() if folder is not None else []
         failures = [failure for failure in known if failure.time > recent]
         if not failures or self._heart is None:
             return

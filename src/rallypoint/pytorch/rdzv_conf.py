@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.rendezvous.meeting import DEFAULT_PACE, Pace
+from rallypoint.launch.rendezvous.meeting import MeetingTimes
 from rallypoint.server.loops.backend import parse_switch
 
 logger = logging.getLogger("rallypoint.torchrun")
@@ -20,7 +20,7 @@ logger = logging.getLogger("rallypoint.torchrun")
 class Conf:
     """The settings of one agent's rendezvous."""
 
-    pace: Pace = DEFAULT_PACE
+    times: MeetingTimes = field(default_factory=MeetingTimes)
     rank: int = -1
     """The machine's rank, if it asks for one."""
     is_host: bool | None = None
@@ -56,13 +56,13 @@ def _seconds(field: str) -> _Setter:
         value = _number(float, name, text)
         if not 0 < value < math.inf:
             raise UsageError(f"{name} in --rdzv-conf is {text!r}", hint="write a positive number of seconds")
-        return replace(conf, pace=replace(conf.pace, **{field: value}))
+        return replace(conf, times=replace(conf.times, **{field: value}))
 
     return apply
 
 
 def _count(conf: Conf, name: str, text: str) -> Conf:
-    return replace(conf, pace=replace(conf.pace, beats_missed=max(_number(int, name, text), 1)))
+    return replace(conf, times=replace(conf.times, beats_missed=max(_number(int, name, text), 1)))
 
 
 def _rank(conf: Conf, name: str, text: str) -> Conf:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.switches import Patch, client_of, parse_client
 from rallypoint.pytorch.store import PythonStore
-from rallypoint.pytorch.substitution import Order, make_store
+from rallypoint.pytorch.substitution import StoreParameters, make_store
 from rallypoint.pytorch.translation import to_torch
 from rallypoint.server.loops.backend import parse_switch
 from rallypoint.stores.rendezvous import rendezvous
@@ -60,7 +60,7 @@ def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} does not exist in a world of {world_size}")
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    order = Order(
+    wanted = StoreParameters(
         parts.hostname,
         parts.port,
         world_size,
@@ -69,7 +69,7 @@ def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
         multi_tenant=True,
         use_libuv=parse_switch(query["use_libuv"], "use_libuv in the URL") if "use_libuv" in query else None,
     )
-    yield _open(order, query.get("client")), rank, world_size
+    yield _open(wanted, query.get("client")), rank, world_size
     raise RuntimeError("a rally:// rendezvous happens once")
 
 
@@ -83,9 +83,9 @@ def meet_at_file(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) -> Y
     raise RuntimeError("a file:// rendezvous happens once")
 
 
-def _open(order: Order, client: str | None) -> dist.Store:
+def _open(wanted: StoreParameters, client: str | None) -> dist.Store:
     chosen = parse_client(client, "client in the URL") if client else client_of()
-    return make_store(order, chosen, Patch.ALWAYS)
+    return make_store(wanted, chosen, Patch.ALWAYS)
 
 
 def _query_of(parts: SplitResult) -> dict[str, str]:

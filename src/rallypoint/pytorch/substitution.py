@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from rallypoint.errors import RallypointError, StoreTimeoutError
 from rallypoint.launch.reports import folder_of, report_joined
-from rallypoint.launch.switches import Client, Patch, client_of, patch_of
+from rallypoint.launch.switches import ClientChoice, Patch, client_of, patch_of
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
 from rallypoint.pytorch.store import PythonStore
 from rallypoint.pytorch.translation import to_torch
@@ -41,6 +41,8 @@ _TorchStore: Any = dist.TCPStore
 _new: Any = _TorchStore.__new__
 _init: Any = _TorchStore.__init__
 _clone: Any = getattr(_TorchStore, "clone", None)
+
+_TRIAL_SECONDS = 10.0
 
 
 class Fault(Enum):
@@ -65,7 +67,7 @@ def fault_in(error: Exception) -> Fault | None:
 
 
 @dataclass(frozen=True)
-class Order:
+class StoreParameters:
     """The parameters of torch's constructor, with its names and defaults."""
 
     host_name: str
@@ -116,24 +118,35 @@ def uninstall() -> None:
         _TorchStore.clone = _clone
 
 
-def make_store(order: Order, client: Client, patch: Patch, role: Role = Role.UNKNOWN) -> Any:
-    """A torch store for `order`: torch's own, or ours in its place, as the two switches say.
+def make_store(wanted: StoreParameters, client: ClientChoice, patch: Patch, role: Role = Role.UNKNOWN) -> Any:
+    """A torch store for `wanted`: torch's own, or ours in its place, as the two switches say.
 
     `role` is for launchers, which are no rank.
     """
-    return _make((), order.as_given(), client, patch, role)
+    return _make((), wanted.as_given(), client, patch, role)
 
 
-def make_own_client(host: str, port: int, timeout: timedelta) -> None:
-    """Make a client as torch does by default, and drop it: it raises what this build raises."""
-    _init(_new(_TorchStore), host, port, None, False, timeout)
+def find_fault(host: str, port: int) -> Fault | None:
+    """What is wrong with this torch's `TCPStore`; None if it works. There must be a store at the address.
+
+    Found by trying it: a version number does not tell how a torch was built.
+    """
+    try:
+        # A client as torch makes it by default, which is dropped again.
+        _init(_new(_TorchStore), host, port, None, False, timedelta(seconds=_TRIAL_SECONDS))
+    except RuntimeError as error:
+        fault = fault_in(error)
+        if fault is None:
+            raise
+        return fault
+    return None
 
 
 def _patched_new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if cls is not _TorchStore:  # a subclass, which initialises itself
         return _new(cls)
     store = _make(args, kwargs, client_of(), patch_of(), Role.UNKNOWN)
-    if folder_of(os.environ) is not None and Order(*args, **kwargs).is_for_job:
+    if folder_of(os.environ) is not None and StoreParameters(*args, **kwargs).is_for_job:
         report_joined()
     return store
 
@@ -152,18 +165,20 @@ def _patched_clone(self: Any) -> Any:
     return twin
 
 
-def _make(args: tuple[Any, ...], kwargs: dict[str, Any], client: Client, patch: Patch, role: Role) -> Any:
-    if client is not Client.PYTHON:
+def _make(
+    args: tuple[Any, ...], kwargs: dict[str, Any], client: ClientChoice, patch: Patch, role: Role
+) -> Any:
+    if client is not ClientChoice.PYTHON:
         store = _new(_TorchStore)
         try:
             _come_up(store, args, kwargs, patch, role)
         except RuntimeError as error:
-            if client is Client.TORCH or patch is Patch.NEVER or fault_in(error) is not Fault.BROKEN:
+            if client is ClientChoice.TORCH or patch is Patch.NEVER or fault_in(error) is not Fault.BROKEN:
                 raise
             logger.warning("torch's TCPStore does not work here (%s): using Rallypoint's client", error)
         else:
             return store
-    return _make_python_store(Order(*args, **kwargs), role)
+    return _make_python_store(StoreParameters(*args, **kwargs), role)
 
 
 def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch, role: Role) -> None:
@@ -177,23 +192,23 @@ def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: P
         else:
             _say_hello(store, role)
             return
-    order = Order(*args, **kwargs)
-    if order.is_master:
-        _become_master(store, order, role)
+    wanted = StoreParameters(*args, **kwargs)
+    if wanted.is_master:
+        _become_master(store, wanted, role)
     else:
-        _connect(store, order, role)
+        _connect(store, wanted, role)
 
 
-def _connect(store: Any, order: Order, role: Role) -> None:
+def _connect(store: Any, wanted: StoreParameters, role: Role) -> None:
     """A C++ client. `use_libuv=False` concerns servers alone, and skips the check that would refuse."""
     _init(
         store,
-        order.host_name,
-        order.port,
-        order.world_size,
+        wanted.host_name,
+        wanted.port,
+        wanted.world_size,
         False,
-        order.timeout,
-        order.wait_for_workers,
+        wanted.timeout,
+        wanted.wait_for_workers,
         use_libuv=False,
     )
     _say_hello(store, role)
@@ -207,40 +222,40 @@ def _say_hello(store: Any, role: Role) -> None:
         logger.debug("the store was not told who its client is: %s", error)
 
 
-def _become_master(store: Any, order: Order, role: Role) -> None:
+def _become_master(store: Any, wanted: StoreParameters, role: Role) -> None:
     """A C++ client that owns a server of ours, and waits for the workers as torch's master does."""
     began = time.monotonic()
     try:
-        owned = _own(store, order, role)
-        if order.world_size is not None and order.world_size > 0 and order.wait_for_workers:
-            _await_workers(owned, order, began)
+        owned = _own(store, wanted, role)
+        if wanted.world_size is not None and wanted.world_size > 0 and wanted.wait_for_workers:
+            _await_workers(owned, wanted, began)
     except RallypointError as error:
         raise to_torch(error) from error
 
 
-def _own(store: Any, order: Order, role: Role) -> OwnedServer:
+def _own(store: Any, wanted: StoreParameters, role: Role) -> OwnedServer:
     owned = open_server(
-        order.host_name,
-        order.port,
-        backend=order.backend,
-        multi_tenant=order.multi_tenant,
-        listen_fd=order.master_listen_fd,
+        wanted.host_name,
+        wanted.port,
+        backend=wanted.backend,
+        multi_tenant=wanted.multi_tenant,
+        listen_fd=wanted.master_listen_fd,
     )
     host, port = owned.server.address
-    _connect(store, replace(order, host_name=host, port=port), role)
+    _connect(store, replace(wanted, host_name=host, port=port), role)
     owned.take(store)
     return owned
 
 
-def _await_workers(owned: OwnedServer, order: Order, began: float) -> None:
-    seconds = max(order.seconds - (time.monotonic() - began), 0.001)
+def _await_workers(owned: OwnedServer, wanted: StoreParameters, began: float) -> None:
+    seconds = max(wanted.seconds - (time.monotonic() - began), 0.001)
     try:
         with TCPStore(*owned.server.address, timeout=seconds, role=Role.TOOL) as watcher:
-            watcher.await_workers(order.world_size or 1)
+            watcher.await_workers(wanted.world_size or 1)
     except StoreTimeoutError as error:
         # torch's words, which log readers know, then ours.
         raise StoreTimeoutError(
-            f"Timed out after {order.seconds:g} seconds waiting for clients. {error.message}",
+            f"Timed out after {wanted.seconds:g} seconds waiting for clients. {error.message}",
             hint=error.hint,
             missing=error.missing,
         ) from error
@@ -249,33 +264,33 @@ def _await_workers(owned: OwnedServer, order: Order, began: float) -> None:
 _python_masters: dict[int, PythonStore] = {}
 
 
-def _make_python_store(order: Order, role: Role) -> PythonStore:
+def _make_python_store(wanted: StoreParameters, role: Role) -> PythonStore:
     """Our own client, and our own server for a master, as a torch store."""
-    if order.is_master:
-        _forget_destroyed(order)
+    if wanted.is_master:
+        _forget_destroyed(wanted)
     try:
         store = TCPStore(
-            order.host_name,
-            order.port,
-            order.world_size,
-            order.is_master,
-            order.timeout,
-            order.wait_for_workers,
-            order.multi_tenant,
-            order.master_listen_fd,
-            False if order.use_libuv is False else None,
+            wanted.host_name,
+            wanted.port,
+            wanted.world_size,
+            wanted.is_master,
+            wanted.timeout,
+            wanted.wait_for_workers,
+            wanted.multi_tenant,
+            wanted.master_listen_fd,
+            False if wanted.use_libuv is False else None,
             role=role,
         )
     except RallypointError as error:
         raise to_torch(error) from error
     wrapped = PythonStore(store)
-    if order.is_master:
+    if wanted.is_master:
         _python_masters[store.port] = wrapped
     return wrapped
 
 
-def _forget_destroyed(order: Order) -> None:
+def _forget_destroyed(wanted: StoreParameters) -> None:
     """End the server of a process group that has been destroyed; torch's own would have ended with it."""
-    master = _python_masters.get(order.port)
-    if master is not None and master.served_a_group and order.multi_tenant and not dist.is_initialized():
-        _python_masters.pop(order.port).close()
+    master = _python_masters.get(wanted.port)
+    if master is not None and master.served_a_group and wanted.multi_tenant and not dist.is_initialized():
+        _python_masters.pop(wanted.port).close()

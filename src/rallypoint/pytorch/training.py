@@ -6,7 +6,7 @@ any script has it; the rest comes from the environment:
     RALLYPOINT_VERIFY_FOLDER    where each rank leaves its report, rank-<rank>.json
     RALLYPOINT_VERIFY_DEVICE    cpu or cuda
     RALLYPOINT_VERIFY_INIT      the init_method; env:// if it is not set
-    RALLYPOINT_VERIFY_SPAWN     how many ranks this process is to spawn, in place of being one
+    RALLYPOINT_VERIFY_SPAWN     how many ranks this process is to spawn, instead of being one itself
     RALLYPOINT_VERIFY_TIMEOUT   seconds that a rank waits for the others
 """
 
@@ -44,7 +44,7 @@ INPUTS, WIDTH = 16, 64
 SEED = 7
 
 
-class Place(NamedTuple):
+class Hardware(NamedTuple):
     """Where a rank computes, and the backend that can carry its tensors."""
 
     device: Any
@@ -68,18 +68,18 @@ def identity(init_method: str) -> tuple[int, int]:
     return int(rank), int(world_size)
 
 
-def choose_place(kind: str, rank: int, world_size: int) -> Place:
+def choose_hardware(kind: str, rank: int, world_size: int) -> Hardware:
     """NCCL refuses two ranks on one GPU; gloo does not mind, and copies CUDA tensors through main memory."""
     if kind == "cpu":
-        return Place(torch.device("cpu"), "gloo")
+        return Hardware(torch.device("cpu"), "gloo")
     gpus = torch.cuda.device_count()
     # By rank, not by local rank: all ranks are on this machine, even where two launchers play two machines.
     device = torch.device("cuda", rank % gpus)
     torch.cuda.set_device(device)
-    return Place(device, "nccl" if gpus >= world_size and dist.is_nccl_available() else "gloo")
+    return Hardware(device, "nccl" if gpus >= world_size and dist.is_nccl_available() else "gloo")
 
 
-class Pace:
+class StepTimer:
     """Notes when this rank is done with its part of a step, before it waits for the others.
 
     Ranks leave a step together, whoever was slow: DDP averages the gradients in the backward pass. What a
@@ -125,7 +125,7 @@ def make_network(device: Any) -> Any:
 def train(rank: int, device: Any) -> Outcome:
     """Train; the loss of the first and of the last step is the mean over all ranks."""
     network = make_network(device)
-    pace = Pace(network, device)
+    timer = StepTimer(network, device)
     model = torch.nn.parallel.DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses, working, waiting = [], [], []
@@ -139,8 +139,8 @@ def train(rank: int, device: Any) -> Outcome:
         exchanged = time.perf_counter()
         optimizer.step()
         finish(device)
-        working.append(pace.ready - begun + time.perf_counter() - exchanged)
-        waiting.append(exchanged - pace.ready)
+        working.append(timer.ready - begun + time.perf_counter() - exchanged)
+        waiting.append(exchanged - timer.ready)
         losses.append(loss.detach())
     return Outcome(
         mean_over_ranks(losses[0], losses[-1]), checksum_of(model), working[WARM_UP:], waiting[WARM_UP:]
@@ -193,18 +193,18 @@ def gpu_use(device: Any) -> int | None:
 def run_rank(init_method: str) -> None:
     """Be one rank: meet the others, train, leave the report."""
     rank, world_size = identity(init_method)
-    place = choose_place(os.environ["RALLYPOINT_VERIFY_DEVICE"], rank, world_size)
+    hardware = choose_hardware(os.environ["RALLYPOINT_VERIFY_DEVICE"], rank, world_size)
     patience = timedelta(seconds=float(os.environ["RALLYPOINT_VERIFY_TIMEOUT"]))
     ready_at = time.time()
-    dist.init_process_group(place.backend, init_method=init_method, timeout=patience)
+    dist.init_process_group(hardware.backend, init_method=init_method, timeout=patience)
     joined_at, seconds = time.time(), seconds_alive()
     try:
-        outcome = train(dist.get_rank(), place.device)
+        outcome = train(dist.get_rank(), hardware.device)
         leave_report(
             {
                 "rank": dist.get_rank(),
                 "world_size": dist.get_world_size(),
-                "device": str(place.device),
+                "device": str(hardware.device),
                 "backend": dist.get_backend(),
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
@@ -217,8 +217,8 @@ def run_rank(init_method: str) -> None:
                 "steps_per_second": len(outcome.working) / (sum(outcome.working) + sum(outcome.waiting)),
                 "working_seconds": statistics.median(outcome.working),
                 "waiting_seconds": statistics.median(outcome.waiting),
-                "peak_memory_bytes": peak_memory(place.device),
-                "gpu_use_percent": gpu_use(place.device),
+                "peak_memory_bytes": peak_memory(hardware.device),
+                "gpu_use_percent": gpu_use(hardware.device),
             }
         )
     finally:

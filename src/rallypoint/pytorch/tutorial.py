@@ -27,7 +27,7 @@ from rallypoint.launch.switches import PATCH_VARIABLE, Patch
 
 # These two are not used here: they are what `substitute` imports, so that the forks have it already.
 from rallypoint.pytorch import schemes, substitution  # noqa: F401
-from rallypoint.pytorch.forks import Fork, Forks, Gate, Line, Message, ask_no_name_server
+from rallypoint.pytorch.forks import Channel, Fork, Forks, Gate, Message, ask_no_name_server
 from rallypoint.pytorch.servers import OwnedServer, owned_at
 from rallypoint.pytorch.worker import substitute
 
@@ -35,7 +35,7 @@ _END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Target:
+class TimedServer:
     """Whose server it is, and which of its backends."""
 
     is_ours: bool
@@ -43,18 +43,18 @@ class Target:
 
 
 TARGETS = {
-    "torch-libuv": Target(is_ours=False, backend="libuv"),
-    "torch-legacy": Target(is_ours=False, backend="legacy"),
-    "rallypoint-libuv": Target(is_ours=True, backend="libuv"),
-    "rallypoint-legacy": Target(is_ours=True, backend="legacy"),
+    "torch-libuv": TimedServer(is_ours=False, backend="libuv"),
+    "torch-legacy": TimedServer(is_ours=False, backend="legacy"),
+    "rallypoint-libuv": TimedServer(is_ours=True, backend="libuv"),
+    "rallypoint-legacy": TimedServer(is_ours=True, backend="legacy"),
 }
 
 
 @dataclass(frozen=True)
-class Plan:
+class TimingPlan:
     """What is to be timed."""
 
-    target: Target
+    target: TimedServer
     ranks: int
     barriers: int
     limit_s: float
@@ -64,7 +64,7 @@ class Plan:
         return timedelta(seconds=self.limit_s)
 
 
-def run(forks: Forks, plan: Plan, listener: socket.socket) -> Message:
+def run(forks: Forks, plan: TimingPlan, listener: socket.socket) -> Message:
     """Time it: the seconds of rank 0. ForkError if a rank fails, or the limit has passed.
 
     The server is to serve on `listener`, which is closed here. So the port is known, and can be reached,
@@ -78,13 +78,13 @@ def run(forks: Forks, plan: Plan, listener: socket.socket) -> Message:
         ranks: list[Fork] = []
         resources.callback(forks.end, ranks)
         for rank in range(plan.ranks):
-            member = Member(rank, plan, listener, gates)
+            member = TimedRank(rank, plan, listener, gates)
             ranks.append(forks.fork(f"rank {rank}", member.take_part))
         listener.close()  # it is rank 0's
         return _lead(forks, plan, ranks, gates)
 
 
-def _lead(forks: Forks, plan: Plan, ranks: Sequence[Fork], gates: Sequence[Gate]) -> Message:
+def _lead(forks: Forks, plan: TimingPlan, ranks: Sequence[Fork], gates: Sequence[Gate]) -> Message:
     """Let the ranks through one gate after the other, each when all are there."""
     deadline = time.monotonic() + plan.limit_s
     for gate in gates:
@@ -93,17 +93,17 @@ def _lead(forks: Forks, plan: Plan, ranks: Sequence[Fork], gates: Sequence[Gate]
     return forks.hear_all(ranks, deadline)[0]
 
 
-class Member:
+class TimedRank:
     """A rank; but for its making, all of it happens in the rank's own process."""
 
-    def __init__(self, rank: int, plan: Plan, listener: socket.socket, gates: Sequence[Gate]) -> None:
+    def __init__(self, rank: int, plan: TimingPlan, listener: socket.socket, gates: Sequence[Gate]) -> None:
         self._rank = rank
         self._plan = plan
         self._listener = listener
         self._host, self._port = listener.getsockname()
         self._first, *self._between, self._last = gates
 
-    def take_part(self, line: Line) -> None:
+    def take_part(self, line: Channel) -> None:
         """Do what the tutorial does, in step with the other ranks, and say how long it took."""
         ask_no_name_server()
         if self._plan.target.is_ours:
@@ -124,7 +124,7 @@ class Member:
             raise RuntimeError(f"the server, process {owned.server.pid}, does not end with its store")
         line.say({"init": init, "barrier": barrier})
 
-    def _line_up(self, line: Line, gate: Gate) -> None:
+    def _line_up(self, line: Channel, gate: Gate) -> None:
         line.say({})
         gate.pass_through()
 
@@ -139,7 +139,7 @@ class Member:
             use_libuv=self._plan.target.backend == "libuv",
         )
 
-    def _time_barrier(self, line: Line, gate: Gate, store: Any) -> float:
+    def _time_barrier(self, line: Channel, gate: Gate, store: Any) -> float:
         number = self._between.index(gate)
         self._line_up(line, gate)
         began = time.perf_counter()
@@ -149,13 +149,13 @@ class Member:
         return time.perf_counter() - began
 
 
-def check_server(store: Any, target: Target) -> OwnedServer | None:
+def check_server(store: Any, target: TimedServer) -> OwnedServer | None:
     """Our server behind the store, if it is ours; RuntimeError if the target is another."""
     owned = owned_at(store.port)
     if owned is None:
-        serving = Target(is_ours=False, backend="libuv" if store.libuvBackend else "legacy")
+        serving = TimedServer(is_ours=False, backend="libuv" if store.libuvBackend else "legacy")
     else:
-        serving = Target(is_ours=True, backend=owned.server.backend)
+        serving = TimedServer(is_ours=True, backend=owned.server.backend)
     if serving != target:
         raise RuntimeError(f"{target} was to serve, and {serving} did")
     return owned

@@ -30,7 +30,7 @@ _LOOK_SECONDS = 1.0  # between looks at the clock, while waiting
 
 
 @dataclass(frozen=True)
-class Pace:
+class MeetingTimes:
     """How long things may take, in seconds."""
 
     join: float = 600.0
@@ -42,10 +42,7 @@ class Pace:
     beat: float = 5.0
     """Between two signs of life."""
     beats_missed: int = 3
-    """After so many, a machine counts as lost."""
-
-
-DEFAULT_PACE = Pace()
+    """How many signs of life a machine may miss; then it counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +68,13 @@ class Meeting:
         run_id: str,
         member: Member,
         size: Size,
-        pace: Pace,
+        times: MeetingTimes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = PrefixStore(f"rallypoint/meeting/{run_id}", store)
         self.member = member
         self.size = size
-        self.pace = pace
+        self.times = times
         self._clock = clock
         self._lock = threading.RLock()
         self._text = b""  # the roster as it was last read
@@ -138,8 +135,8 @@ class Meeting:
         self._change(lambda roster: roster.leave(self.member.id, self.size))
 
     def await_others_gone(self) -> bool:
-        """Wait until all others have left; False if that took longer than `pace.close`."""
-        end = self._clock() + self.pace.close
+        """Wait until all others have left; False if that took longer than `times.close`."""
+        end = self._clock() + self.times.close
         while True:
             roster = self.roster
             if all(each.id == self.member.id for each in roster.everybody):
@@ -149,7 +146,7 @@ class Meeting:
             self._await_turn(roster, min(_PARTING_SECONDS, end - self._clock()))
 
     def beat(self) -> None:
-        """Give a sign of life, and look for the neighbour's; to be called every `pace.beat` seconds."""
+        """Give a sign of life, and look for the neighbour's; to be called every `times.beat` seconds."""
         self._store.add(f"beat/{self.member.id}", 1)
         self._beats += 1
         roster = self.roster if self._beats % _READ_EVERY == 1 else self._news()
@@ -159,8 +156,8 @@ class Meeting:
             return
         beats = self._store.add(f"beat/{neighbour.id}", 0)
         self._watch = self._watch.look(neighbour.id, beats)
-        if self._watch.in_vain > self.pace.beats_missed:
-            seconds = self._watch.in_vain * self.pace.beat
+        if self._watch.in_vain > self.times.beats_missed:
+            seconds = self._watch.in_vain * self.times.beat
             logger.warning("%s gave no sign of life for %.0f s: going on without it", neighbour, seconds)
             self._watch = _Watch()
             self._change(lambda latest: latest.lose(neighbour.id, self.size))
@@ -191,14 +188,14 @@ class Meeting:
         thousand machines would read a thousand names each, every second.
         """
         for _ in range(1 if self.member in roster.present[:1] else _READ_EVERY):
-            if self._await_turn(roster, _LOOK_SECONDS) or patience.since_joined >= self.pace.join:
+            if self._await_turn(roster, _LOOK_SECONDS) or patience.since_joined >= self.times.join:
                 return
 
     def _check_patience(self, roster: Roster, patience: _Patience) -> None:
         if len(roster.present) >= self.size.least:
-            if patience.since_change >= self.pace.last_call:
+            if patience.since_change >= self.times.last_call:
                 self._change(lambda latest: latest.fill() if latest == roster else latest)
-        elif patience.since_joined >= self.pace.join:
+        elif patience.since_joined >= self.times.join:
             self.leave()
             raise self._missing(roster)
 
@@ -211,7 +208,7 @@ class Meeting:
         # Nobody waits for an open round but for a rank that somebody else has.
         rivals = f"; waiting for a rank that is taken: {_list(roster.waiting)}" if roster.waiting else ""
         return JoinTimeoutError(
-            f"{len(roster.present)} of {self.size.least} machines came within {self.pace.join:g} s: "
+            f"{len(roster.present)} of {self.size.least} machines came within {self.times.join:g} s: "
             f"{_list(roster.present)}{named}{lost}{rivals}",
             hint="look at the launcher's log on the machines that did not come: same endpoint, same id, "
             "same --nnodes, and the endpoint's port reachable from there?",
@@ -328,7 +325,7 @@ class _Watch:
         return _Watch(neighbour, beats)
 
 
-class Heart:
+class Heartbeat:
     """Beats for a meeting, in a thread, until it is stopped."""
 
     def __init__(self, meeting: Meeting) -> None:
@@ -348,7 +345,7 @@ class Heart:
             except RallypointError as error:
                 if not self._stopped.is_set():
                     logger.warning("the meeting place does not answer: %s", error.message)
-            if self._stopped.wait(self._meeting.pace.beat):
+            if self._stopped.wait(self._meeting.times.beat):
                 return
 
 

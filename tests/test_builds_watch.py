@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from rallypoint.cli.main import app
+from command_line import invoke
 from rallypoint.diagnose.builds.ninja_left import ask, find_program
 from rallypoint.diagnose.builds.script import running_command
 from rallypoint.diagnose.builds.watch import Watch
@@ -126,7 +125,7 @@ class Said(NamedTuple):
 
 def _watch(project: Path, *options: str) -> Said:
     """The command, in this process."""
-    result = CliRunner().invoke(app, ["torch", "watch", str(project / "build"), *options])
+    result = invoke("torch", "watch", str(project / "build"), *options)
     return Said(result.exit_code, result.stdout, result.stderr)
 
 

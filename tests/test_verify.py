@@ -19,10 +19,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from rallypoint.cli.verify import verify as verify_command
+from command_line import invoke
 from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.diagnose.verify import trainings as running
 from rallypoint.diagnose.verify.routes import BY_NAME, ONE_GPU, ROUTES, Build, Command, Route, select
@@ -338,9 +336,6 @@ def _is_gone(pid: int) -> bool:
 MACHINE = Machine(torch="2.13.0", distributed=True, gloo=True, nccl=True, gpus=())
 RESULT = Result("env", Build.AS_IT_IS, 5.0, 4.26, BOTH, (), (), "", "all is well")
 
-app = typer.Typer()
-app.command()(verify_command)
-
 
 class Trainings:
     """Stands in for `running.run`: all trainings are good, but those of the routes in `failing`."""
@@ -368,8 +363,8 @@ def _lines(text: str) -> list[str]:
 
 
 def test_table(trainings: Trainings) -> None:
-    result = CliRunner().invoke(app, ["--route", "env"])
-    assert result.exit_code == 0, result.output
+    result = invoke("verify", "--route", "env")
+    assert result.exit_code == 0, result.stderr
     assert _lines(result.stdout) == [
         "route                  torch          came up in                loss  result",
         "env                    as it is            4.3 s    0.8000 -> 0.1000  ok",
@@ -392,7 +387,7 @@ def test_a_failure_is_told_below_the_table(trainings: Trainings) -> None:
     trainings.failing["tcp"] = replace(
         RESULT, came_up_seconds=None, reports=(), problems=("rank 0 did not report",), log=log, hint="do it"
     )
-    result = CliRunner().invoke(app, ["--route", "tcp", "--route", "env"])
+    result = invoke("verify", "--route", "tcp", "--route", "env")
     assert result.exit_code == 1
     rows = _lines(result.stdout)
     assert rows[1].endswith("ok")
@@ -407,7 +402,7 @@ def test_a_failure_is_told_below_the_table(trainings: Trainings) -> None:
 
 def test_a_warning_does_not_fail(trainings: Trainings) -> None:
     trainings.failing["env"] = replace(RESULT, warnings=("rank 1 lags",))
-    result = CliRunner().invoke(app, ["--route", "env"])
+    result = invoke("verify", "--route", "env")
     assert result.exit_code == 0
     assert "warning: env, as it is: rank 1 lags" in _lines(result.stderr)
 
@@ -415,7 +410,7 @@ def test_a_warning_does_not_fail(trainings: Trainings) -> None:
 def test_json(trainings: Trainings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USE_LIBUV", "0")
     trainings.failing["tcp"] = replace(RESULT, problems=("exit code 1",), log="oh no", hint="do it")
-    result = CliRunner().invoke(app, ["--route", "tcp", "--route", "env", "--json", "--timeout", "30"])
+    result = invoke("verify", "--route", "tcp", "--route", "env", "--json", "--timeout", "30")
     assert result.exit_code == 1
     document = json.loads(result.stdout)
     assert (document["ok"], document["device"], document["use_libuv"]) == (False, "cpu", "0")
@@ -435,17 +430,17 @@ def test_json(trainings: Trainings, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_not_installed_is_skipped(trainings: Trainings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "find_spec", lambda name: None if name == "accelerate" else object())
-    result = CliRunner().invoke(app, ["--quick"])
+    result = invoke("verify", "--quick")
     assert result.exit_code == 0
     assert "accelerate is skipped: accelerate is not installed" in _lines(result.stderr)
     assert [line.split()[0] for line in _lines(result.stdout)[1:7]] == [
         *("env", "env", "torchrun-standalone", "torchrun-standalone"),
         *("torchrun-rallypoint", "torchrun-rallypoint"),
     ]
-    result = CliRunner().invoke(app, ["--quick", "--json"])
+    result = invoke("verify", "--quick", "--json")
     skipped = [{"route": "accelerate", "reason": "accelerate is not installed"}]
     assert json.loads(result.stdout)["skipped"] == skipped
-    result = CliRunner().invoke(app, ["--route", "accelerate"])
+    result = invoke("verify", "--route", "accelerate")
     assert "no route can be taken" in str(result.exception)
 
 
@@ -467,17 +462,17 @@ def test_device(
     has_one_gpu_route: bool,
 ) -> None:
     monkeypatch.setattr(running, "examine_machine", lambda: replace(MACHINE, gpus=("H200",) * gpus))
-    document = json.loads(CliRunner().invoke(app, ["--quick", "--json", *options]).stdout)
+    document = json.loads(invoke("verify", "--quick", "--json", *options).stdout)
     assert document["device"] == device
     assert {setting.device for setting in trainings.settings} == {device}
     assert (ONE_GPU.name in {each["route"] for each in document["results"]}) is has_one_gpu_route
 
 
 def test_no_gpu(trainings: Trainings) -> None:
-    result = CliRunner().invoke(app, ["--device", "cuda"])
+    result = invoke("verify", "--device", "cuda")
     assert isinstance(result.exception, RallypointError)
     assert "--device cpu" in result.exception.hint
-    result = CliRunner().invoke(app, ["--route", ONE_GPU.name])
+    result = invoke("verify", "--route", ONE_GPU.name)
     assert "it is for a GPU" in str(result.exception)
     assert trainings.settings == []
 
@@ -487,7 +482,7 @@ def test_what_cannot_be_meant_is_wrong_usage(trainings: Trainings) -> None:
         (["--route", "torchrum"], "no route 'torchrum'"),
         (["--timeout", "0"], "--timeout is 0"),
     ):
-        result = CliRunner().invoke(app, words)
+        result = invoke("verify", *words)
         assert isinstance(result.exception, UsageError)
         assert message in result.exception.message
         assert result.stdout == ""

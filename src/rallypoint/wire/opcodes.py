@@ -14,9 +14,8 @@ From 32 on, the operations are Rallypoint's own: between a relay and a server (o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 MAGIC: Final = 0x3C85F7CE
 """What VALIDATE carries: the first request of every connection."""
@@ -70,8 +69,7 @@ class Op(IntEnum):
     LOOK = 48
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """What follows an opcode: which blobs, how often, and the size of the tail.
 
     A blob is a key (`K`; `H` where it may be a hello, see `rollcall.identity`), a value (`V`), the token of

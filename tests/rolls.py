@@ -37,7 +37,7 @@ def client(number: int, who: Identity = NOBODY, *waits: Wait, **known: Any) -> C
 def rank(number: int, host: str = "", **known: Any) -> Identity:
     """A rank that has said who it is."""
     who = Identity(host, 100 + number if host else 0, number, role=Role.RANK, source=Source.HELLO)
-    return who._replace(**known)
+    return replace(who, **known)
 
 
 def ranks(numbers: Iterable[int], host: str = "", **known: Any) -> tuple[Client, ...]:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -41,8 +42,8 @@ def test_a_client_that_has_said_who_it_is_is_known(desk: Desk) -> None:
     (client,) = desk.open()
     who = Identity("node-b", 77, 3, 1, 8, Role.RANK)
     assert client.ask(hello(who)) == i64(0)
-    assert seen_by(desk.front).clients[0].who == who._replace(source=Source.HELLO)
-    assert client.ask(hello(who._replace(rank=4))) == i64(0)
+    assert seen_by(desk.front).clients[0].who == replace(who, source=Source.HELLO)
+    assert client.ask(hello(replace(who, rank=4))) == i64(0)
     assert seen_by(desk.front).clients[0].who.rank == 4
 
 
@@ -59,13 +60,13 @@ def test_a_hello_that_cannot_be_read_changes_nothing(
     who = rank(3)
     assert client.ask(hello(who)) == i64(0)
     assert client.ask(request(Op.DELETE_KEY, b"/rallypoint/hello/1/" + content) + PING) == i64(0) + b"ping"
-    assert client.connection.who == who._replace(source=Source.HELLO)
+    assert client.connection.who == replace(who, source=Source.HELLO)
 
 
 @repeatable
 @given(who=identities)
 def test_a_hello_says_who_somebody_is(who: Identity) -> None:
-    assert parse_hello(b"/" + hello_key(who).encode()) == who._replace(source=Source.HELLO)
+    assert parse_hello(b"/" + hello_key(who).encode()) == replace(who, source=Source.HELLO)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_a_server_tells_what_its_relay_tells(tree: Tree) -> None:
     assert 0.0 <= found.part_seconds < 0.1
     part = part_of(snapshot)
     assert part.kind == "relay"
-    assert [each.who for each in part.clients] == [rank(3)._replace(source=Source.HELLO)]
+    assert [each.who for each in part.clients] == [replace(rank(3), source=Source.HELLO)]
     assert [each.name for each in part.operations] == ["SET", "DELETE_KEY"]
 
 
@@ -460,6 +461,6 @@ def test_a_relays_connection_is_no_rank(tree: Tree) -> None:
     relay = tree.relay()
     connection = tree.wire_of(relay).end.connection
     assert (connection.who.role, connection.who.is_rank) == (Role.AGENT, False)
-    assert not connection.who._replace(rank=0).is_rank, "whatever the variables of its process say"
+    assert not replace(connection.who, rank=0).is_rank, "whatever the variables of its process say"
     tree.wire_of(relay).lose()
     assert tree.look(tree.head, without=[relay]).gone == ()

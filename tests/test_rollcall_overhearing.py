@@ -54,7 +54,7 @@ def test_clients_of_the_server_itself_are_seen_by_itself() -> None:
 def test_clients_of_different_relays_are_told_apart_and_tools_are_none() -> None:
     below = Relay(1, "127.0.0.1:9", 5.0, present=True, part=place(100.0, client(1)))
     relay = Relay(4, "10.0.0.2:1", 5.0, present=True, part=place(100.0, client(1), relays=(below,)))
-    tool = client(2, who=NOBODY._replace(role=Role.TOOL))
+    tool = client(2, who=replace(NOBODY, role=Role.TOOL))
     other = Relay(5, "10.0.0.3:1", 5.0, present=True, part=place(100.0, client(1), tool))
     found = Ear().hear(place(100.0, relays=(relay, other), kind="server"))
     numbers = {event.client for event in found if isinstance(event, Connected)}

@@ -128,7 +128,7 @@ def _take_clients(crowd: Crowd, place: Place) -> None:
     for client in place.told.clients:
         if client.who.role in _NO_RANKS:
             continue
-        who = client.who if client.who.host or not place.host else client.who._replace(host=place.host)
+        who = client.who if client.who.host or not place.host else replace(client.who, host=place.host)
         here = Presence(client, who, tuple(barriers.get(client.id, ())))
         for rank in [who.rank] if who.rank >= 0 else written.get(client.id, ()):
             crowd.by_rank[rank].append(here if who.rank >= 0 else _named(here, rank))
@@ -137,7 +137,7 @@ def _take_clients(crowd: Crowd, place: Place) -> None:
 
 
 def _named(here: Presence, rank: int) -> Presence:
-    return replace(here, who=here.who._replace(rank=rank, source=Source.KEYS))
+    return replace(here, who=replace(here.who, rank=rank, source=Source.KEYS))
 
 
 def _take_writers(crowd: Crowd, place: Place) -> None:
@@ -180,7 +180,7 @@ def _take_gone(crowd: Crowd, place: Place) -> None:
         before = crowd.gone.get(rank)
         if before is None or each.seconds < before.seconds:
             host = each.who.host or place.host
-            crowd.gone[rank] = replace(each, who=each.who._replace(host=host))
+            crowd.gone[rank] = replace(each, who=replace(each.who, host=host))
 
 
 def doubtful_hosts(crowd: Crowd) -> set[str]:

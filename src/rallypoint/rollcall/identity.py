@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 HELLO: Final = "rallypoint/hello/1/"
 _HELLO_ON_WIRE: Final = b"/" + HELLO.encode()
@@ -40,7 +41,8 @@ class Source(str, Enum):
     NONE = ""
 
 
-class Identity(NamedTuple):
+@dataclass(frozen=True)
+class Identity:
     """Who a client is; -1, 0 or nothing where that is not known."""
 
     host: str = ""
@@ -58,7 +60,7 @@ class Identity(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Only what is known."""
-        return {name: value for name, value in self._asdict().items() if value != getattr(NOBODY, name)}
+        return {name: value for name, value in vars(self).items() if value != getattr(NOBODY, name)}
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Identity:
@@ -109,7 +111,7 @@ def parse_hello(wire_key: bytes) -> Identity | None:
     """Who a client says it is; None for a hello that cannot be read, which is no reason to disconnect it."""
     try:
         content = json.loads(wire_key[len(_HELLO_ON_WIRE) :])
-        return Identity.from_json(content)._replace(source=Source.HELLO)
+        return replace(Identity.from_json(content), source=Source.HELLO)
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -14,8 +14,9 @@ From 32 on, the operations are Rallypoint's own: between a relay and a server (o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 MAGIC: Final = 0x3C85F7CE
 """What VALIDATE carries: the first request of every connection."""
@@ -69,7 +70,8 @@ class Op(IntEnum):
     LOOK = 48
 
 
-class Shape(NamedTuple):
+@dataclass(frozen=True)
+class Shape:
     """What follows an opcode: which blobs, how often, and the size of the tail.
 
     A blob is a key (`K`; `H` where it may be a hello, see `rollcall.identity`), a value (`V`), the token of

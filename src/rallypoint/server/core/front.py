@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar, cast
 
 from rallypoint.errors import LimitError, ProtocolError
@@ -317,7 +318,7 @@ class Front(ABC, Generic[ClientT]):
     def _on_opened(self, party: Party) -> None:
         """A connection turns out to be a relay's."""
         connection = cast(ClientT, party)
-        self.name(connection, connection.who._replace(role=Role.AGENT))
+        self.name(connection, replace(connection.who, role=Role.AGENT))
 
     def _on_displaced(self, party: Party) -> None:
         why = ProtocolError("its session goes on over another connection")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 
 from rallypoint.rollcall.identity import Identity, Role, identity_of
 
@@ -15,8 +16,8 @@ def who_am_i(role: Role = Role.UNKNOWN, rank: int = -1, world_size: int = -1) ->
     """
     who = identity_of(os.environ, socket.gethostname(), os.getpid())
     if role not in (Role.UNKNOWN, Role.RANK):
-        return who._replace(role=role, rank=-1, local_rank=-1, world_size=-1)
+        return replace(who, role=role, rank=-1, local_rank=-1, world_size=-1)
     if rank < 0:
         return who
     local_rank = who.local_rank if who.rank == rank else -1
-    return who._replace(role=Role.RANK, rank=rank, local_rank=local_rank, world_size=world_size)
+    return replace(who, role=Role.RANK, rank=rank, local_rank=local_rank, world_size=world_size)

@@ -70,7 +70,7 @@ def name_by_keys(record: Record) -> Record:
         ranks.discard(-1)
         if len(ranks) == 1:  # a relay writes those of several
             client = clients[number]
-            who = client.who._replace(rank=ranks.pop(), source=Source.KEYS)
+            who = replace(client.who, rank=ranks.pop(), source=Source.KEYS)
             clients[number] = replace(client, who=who)
     return replace(record, clients=clients)
 

@@ -36,8 +36,9 @@ from rallypoint.rollcall.plan import Machine, Plan
 from rallypoint.rollcall.snapshot import PLAN
 from rallypoint.server.core.looks import About
 from rallypoint.server.core.store import Core
+from rallypoint.server.process.startup import EVENTS_VARIABLE
 from rallypoint.server.reporting.event_file import EventLog
-from rallypoint.server.reporting.events import EVENTS_VARIABLE, EventObserver, observe
+from rallypoint.server.reporting.events import EventObserver
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.wire.encoding import counted_request, request
@@ -302,12 +303,6 @@ def test_stalls_and_errors_are_told(observed: Observed) -> None:
         Stalled(1_010.0, 60.0, "nobody moves"),
         Erred(1_010.0, "peer", "reason"),
     ]
-
-
-def test_no_file_no_observer() -> None:
-    core = Core()
-    observe(core, "")
-    assert core.observer is None
 
 
 # Real ones

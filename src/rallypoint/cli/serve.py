@@ -11,8 +11,8 @@ from rallypoint.cli.foreground import BACKEND, LIMIT, announce, logger, open_loo
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.binding import describe, listen, reachable_at
-from rallypoint.server.process.startup import limits_of_environment, settle_in
-from rallypoint.server.reporting.events import EVENTS_VARIABLE, observe
+from rallypoint.server.process.startup import EVENTS_VARIABLE, limits_of_environment, settle_in
+from rallypoint.server.reporting.events import observe
 
 
 @command(
@@ -48,7 +48,8 @@ def serve(host: str, port: int, backend: str, limit: list[str] | None, events: s
     settle_in(logging.INFO)
     core = Core(limits_of_environment().override(limit or ()))
     listeners = listen(host, port)
-    observe(core, events)
+    if events:
+        observe(core, events)
     loop = open_loop(backend)
     logger.info("listening on %s", describe(listeners))
     with _page(web, reachable_at(listeners[0])):

@@ -23,14 +23,10 @@ from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
-from rallypoint.server.process.startup import settle_in
-from rallypoint.server.reporting.events import EVENTS_VARIABLE, observe
+from rallypoint.server.process.startup import ANSWER_MARK, EVENTS_VARIABLE, settle_in
 from rallypoint.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
-
-ANSWER_MARK = "rallypoint answers: "
-
 
 Order = dict[str, Any]
 """What the parent asks for."""
@@ -45,10 +41,13 @@ def main() -> None:
 
 def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
     core = Core(Limits(**order["limits"]))
-    try:
-        observe(core, os.environ.get(EVENTS_VARIABLE, ""))
-    except UsageError as error:  # a job does not fail because nobody can write down how it went
-        logger.warning("the variable %s: %s", EVENTS_VARIABLE, error.message)
+    if path := os.environ.get(EVENTS_VARIABLE):
+        from rallypoint.server.reporting.events import observe  # late: most servers write no events
+
+        try:
+            observe(core, path)
+        except UsageError as error:  # a job does not fail because nobody can write down how it went
+            logger.warning("the variable %s: %s", EVENTS_VARIABLE, error.message)
     if order["owner_key"]:
         core.live_with_owners(order["owner_key"].encode(), loop.stop)
     return Pump(loop, core, listeners)

@@ -35,9 +35,6 @@ from rallypoint.server.reporting.event_file import EventLog
 
 logger = logging.getLogger("rallypoint.server")
 
-EVENTS_VARIABLE: Final = "RALLYPOINT_EVENTS"
-"""The file to which store servers write their events that are no command of their own."""
-
 _PLAN: Final = b"/" + PLAN.encode()
 _PLAN_BYTES: Final = 1 << 18  # of thousands of machines; a longer one would hold up the server
 _OVERHEAR_SHARE: Final = 20
@@ -45,9 +42,8 @@ _OVERHEAR_SHARE: Final = 20
 
 
 def observe(core: Core, path: str) -> None:
-    """Have what happens at a store written to a file, if one is named. UsageError if it cannot be written."""
-    if path:
-        core.observer = EventObserver(core, EventLog(Path(path)))
+    """Have what happens at a store written to a file. UsageError if it cannot be written."""
+    core.observer = EventObserver(core, EventLog(Path(path)))
 
 
 @dataclass

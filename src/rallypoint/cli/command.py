@@ -128,11 +128,7 @@ def not_negative(text: str) -> int:
 
 
 def print_commands(
-    prog: str,
-    help: str,
-    summaries: Mapping[str, str],
-    words: Sequence[str],
-    options: Sequence[Argument] = (),
+    prog: str, help: str, summaries: Mapping[str, str], words: Sequence[str], options: Sequence[Argument] = ()
 ) -> int:
     """Print the help of a group; UsageError for a word that asks for something else."""
     parser = _Parser(prog, "[OPTIONS] COMMAND [ARGS]...", help, options)
@@ -156,7 +152,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(
             prog=prog,
             usage=f"{prog} {usage}",
-            description=help.replace("%", "%%"),
+            description=help,
             formatter_class=_Formatter,
             add_help=False,
             allow_abbrev=False,

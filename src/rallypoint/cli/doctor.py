@@ -41,9 +41,7 @@ _QUIET: Final = (State.OK, State.NOTE)
 
 @command(
     Argument(
-        "--endpoint",
-        metavar="HOST:PORT",
-        help="Where a job is to meet; else by MASTER_ADDR and MASTER_PORT.",
+        "--endpoint", metavar="HOST:PORT", help="Where a job is to meet; else by MASTER_ADDR and MASTER_PORT."
     ),
     Argument(
         "--folder",

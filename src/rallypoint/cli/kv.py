@@ -33,11 +33,7 @@ _VALUE: Final = Argument("value", metavar="VALUE", help="The value; - reads it f
 
 def _timeout(default: float) -> Argument:
     return Argument(
-        "--timeout",
-        type=float,
-        metavar="SECONDS",
-        default=default,
-        help="How long to wait; 0: not at all.",
+        "--timeout", type=float, metavar="SECONDS", default=default, help="How long to wait; 0: not at all."
     )
 
 

@@ -21,21 +21,13 @@ from rallypoint.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import PLAN, Barrier
-from rallypoint.stores import absence
-from rallypoint.stores.absence import (
-    ASKERS,
-    HEAD,
-    NOT_KNOWN,
-    Inquiry,
-    absent_at_barrier,
-    absent_for_keys,
-    absent_workers,
-    is_asker,
-)
+from rallypoint.stores import absence, inquiry
+from rallypoint.stores.absence import HEAD, NOT_KNOWN, absent_at_barrier, absent_for_keys, absent_workers
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.pool import ConnectionPool
+from rallypoint.stores.inquiry import ASKERS, Inquiry, is_asker
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import pack_i64, request
 from rallypoint.wire.opcodes import Op
@@ -185,7 +177,7 @@ def test_it_is_asked_before_the_time_is_over(seconds: float, size: int, ahead: f
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has almost the whole of a short wait to answer, so that a busy machine is no failure."""
-    monkeypatch.setattr(absence, "_AHEAD_SHARE", 0.9)
+    monkeypatch.setattr(inquiry, "_AHEAD_SHARE", 0.9)
 
 
 @pytest.fixture
@@ -308,7 +300,7 @@ def test_launchers_tools_and_polls_do_not_ask(
 def test_who_asks_again_and_again_is_not_always_answered(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(absence, "_PAUSE_PER_RANK", SECONDS)
+    monkeypatch.setattr(inquiry, "_PAUSE_PER_RANK", SECONDS)
     assert _late(lambda: store.wait(["key"])).missing == (1, 2, 3)
     assert _late(lambda: store.wait(["key"])).missing == ()
 

@@ -14,14 +14,13 @@ from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
 from bench_results import make_record
+from command_line import invoke
 from processes import end
 from rallypoint.bench import machine, names, running
 from rallypoint.bench.results import Results, read
 from rallypoint.cli.bench import _sizes as sizes_of
-from rallypoint.cli.bench import app
 from rallypoint.errors import RallypointError, UsageError
 from raw import SECONDS, is_gone, until
 
@@ -90,10 +89,10 @@ def test_a_run_writes_every_round(barriers: Run) -> None:
 
 def test_two_runs_are_compared(barriers: Run) -> None:
     files = [str(barriers[1])] * 2
-    told = CliRunner().invoke(app, ["compare", *files], env=plain())
+    told = invoke("bench", "compare", *files, environ=plain())
     assert (told.exit_code, told.stderr) == (0, "")
     assert "1.00x" in told.stdout
-    as_json = CliRunner().invoke(app, ["compare", *files, "--json"])
+    as_json = invoke("bench", "compare", *files, "--json")
     assert [row["record"] for row in json.loads(as_json.stdout)["rows"]] == RECORDS
 
 
@@ -109,7 +108,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_json_for_standard_output_is_all_that_is_there(measured: None) -> None:
-    run = CliRunner().invoke(app, ["init", *SMALL, *ONE, "--json", "-"])
+    run = invoke("bench", "init", *SMALL, *ONE, "--json", "-")
     assert run.exit_code == 0
     (record,) = json.loads(run.stdout)["records"]
     assert (record["name"], record["ranks"], list(record["entries"])) == ("init", 16, ["rallypoint-libuv"])
@@ -154,11 +153,11 @@ def test_what_cannot_be_meant_is_told_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(running, "measure", lambda *_: pytest.fail("it has begun"))
     monkeypatch.setattr(machine, "raise_open_file_limit", lambda: None)
-    run = CliRunner().invoke(app, ["restart", *SMALL, *ONE, *arguments])
+    run = invoke("bench", "restart", *SMALL, *ONE, *arguments)
     assert isinstance(run.exception, UsageError)
     assert message in run.exception.message
     assert hint in run.exception.hint
-    assert run.output == ""
+    assert (run.stdout, run.stderr) == ("", "")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,19 +170,19 @@ def test_sizes_are_numbers_of_ranks() -> None:
 
 @pytest.mark.parametrize("arguments", [["ops", "--repeat", "-1"], ["nothing"], ["compare", "only-one.json"]])
 def test_a_wrong_command_line_is_wrong_usage(arguments: list[str]) -> None:
-    assert CliRunner().invoke(app, arguments).exit_code == 2
+    assert invoke("bench", *arguments).exit_code == 2
 
 
 def test_one_and_all_take_the_same_options() -> None:
     for command in (names.COMMANDS[0], "all"):
-        said = CliRunner().invoke(app, [command, "--help"], env=plain()).output
+        said = invoke("bench", command, "--help", environ=plain()).stdout
         assert all(
             each in said for each in ("--ranks", "--targets", "--repeat", "--json", "--plot", "--quick")
         )
 
 
 def test_a_file_that_cannot_be_written_at_the_end_loses_nothing(measured: None) -> None:
-    run = CliRunner().invoke(app, ["init", *SMALL, *ONE, "--json", "/dev/full"], env=plain())
+    run = invoke("bench", "init", *SMALL, *ONE, "--json", "/dev/full", environ=plain())
     assert isinstance(run.exception, RallypointError)
     assert "/dev/full" in run.exception.message
     assert "| init " in run.stdout

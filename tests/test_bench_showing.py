@@ -25,14 +25,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 from rich.console import Console
-from typer.testing import CliRunner
 
 from bench_results import MOST, full_results, make_entry, make_record, make_results
+from command_line import invoke
 from rallypoint import text
 from rallypoint.bench import comparing, figures, names, sheets, tables, words
 from rallypoint.bench.page import alt_text, page, write_page
 from rallypoint.bench.results import Results, Spread, read, to_json
-from rallypoint.cli.bench import app
 from rallypoint.errors import RallypointError, UsageError
 
 # Words
@@ -462,8 +461,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     (folder / "result.json").write_text(to_json(full_results()))
     path = folder / "docs" / "benchmarks.md"
-    run = CliRunner().invoke(app, ["page", str(folder / "result.json"), "--output", str(path)])
-    assert (run.exit_code, run.output) == (0, "")
+    run = invoke("bench", "page", str(folder / "result.json"), "--output", str(path))
+    assert (run.exit_code, run.stdout) == (0, "")
     return path
 
 

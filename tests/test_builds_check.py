@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from build_files import (
     OLD,
@@ -32,7 +31,7 @@ from build_files import (
     universal,
     wheel,
 )
-from rallypoint.cli.main import app
+from command_line import invoke
 from rallypoint.diagnose.builds.check import check
 from rallypoint.diagnose.builds.libraries import Elf, UnreadableError
 from rallypoint.diagnose.builds.loader import explain_import, judge_import, resolve
@@ -398,10 +397,9 @@ def test_the_cache_of_cmake() -> None:
 def test_exit_codes_and_json(tmp_path: Path) -> None:
     good = wheel(tmp_path / "good.whl", "libtorch_cpu.so", elf(WITH))
     bad = wheel(tmp_path / "bad.whl", "libtorch_cpu.so", elf(WITHOUT))
-    runner = CliRunner()
-    assert runner.invoke(app, ["torch", "check", str(good)]).exit_code == 0
-    assert "failure  libuv server" in runner.invoke(app, ["torch", "check", str(bad)]).output
-    result = runner.invoke(app, ["torch", "check", str(bad), "--json"])
+    assert invoke("torch", "check", str(good)).exit_code == 0
+    assert "failure  libuv server" in invoke("torch", "check", str(bad)).stdout
+    result = invoke("torch", "check", str(bad), "--json")
     assert result.exit_code == 1
     document = json.loads(result.stdout)
     assert (document["ok"], document["libuv"]) == (False, False)
@@ -421,7 +419,7 @@ def test_in_a_log_of_both_streams_the_verdict_comes_behind_the_report(tmp_path: 
 
 
 def test_an_error_of_the_file_system_is_told_as_one() -> None:
-    result = CliRunner().invoke(app, ["torch", "check", "x" * 5000])
+    result = invoke("torch", "check", "x" * 5000)
     assert isinstance(result.exception, RallypointError)
     assert not isinstance(result.exception, OSError)
 

@@ -17,10 +17,10 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from build_files import ON, WITH, elf, package, tree
-from rallypoint.cli.main import app
+from command_line import invoke
+from rallypoint.cli.main import call
 from rallypoint.diagnose.builds.plan import (
     Platform,
     TreeFacts,
@@ -216,7 +216,7 @@ def run_plan(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
 
     def run(folder: Path, environment: dict[str, str]) -> Said:
         monkeypatch.setenv("PATH", environment["PATH"])
-        code = app(_words(folder), standalone_mode=False)
+        code = call(_words(folder))
         return Said(code, *capfd.readouterr())
 
     return run
@@ -291,9 +291,7 @@ def test_an_interruption_ends_all_of_it(tmp_path: Path) -> None:
 def test_nothing_is_run_without_being_asked(tmp_path: Path) -> None:
     folder = tree(tmp_path / "pytorch")
     before = sorted(tmp_path.rglob("*"))
-    result = CliRunner().invoke(
-        app, ["torch", "plan", str(folder), "--cuda-arch", "9.0,12.0", "--platform", "linux"]
-    )
+    result = invoke("torch", "plan", str(folder), "--cuda-arch", "9.0,12.0", "--platform", "linux")
     assert result.exit_code == 0
     assert "export TORCH_CUDA_ARCH_LIST='9.0;12.0'" in result.stdout
     assert sorted(tmp_path.rglob("*")) == before
@@ -302,7 +300,7 @@ def test_nothing_is_run_without_being_asked(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_tree_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for arguments in ([], [str(tmp_path), "--run"]):
-        result = CliRunner().invoke(app, ["torch", "plan", *arguments])
+        result = invoke("torch", "plan", *arguments)
         assert isinstance(result.exception, UsageError)
         assert result.exception.message == f"{tmp_path} is no source tree of torch"
         assert "git clone --recursive --branch v2.13.0" in result.exception.hint
@@ -311,7 +309,7 @@ def test_a_folder_that_is_no_tree_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_a_script_is_run_on_its_own_system_only(tmp_path: Path) -> None:
     other = "macos" if sys.platform.startswith("linux") else "linux"
-    result = CliRunner().invoke(app, ["torch", "plan", str(tmp_path / "new"), "--run", "--platform", other])
+    result = invoke("torch", "plan", str(tmp_path / "new"), "--run", "--platform", other)
     assert isinstance(result.exception, UsageError)
     assert "cannot be run here" in result.exception.message
 

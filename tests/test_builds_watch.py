@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from rallypoint.cli.main import app
+from command_line import invoke
 from rallypoint.diagnose.builds.commands import running_command
 from rallypoint.diagnose.builds.libraries import UnreadableError
 from rallypoint.diagnose.builds.ninja import ask_what_is_left, find_program
@@ -125,7 +124,7 @@ class Said(NamedTuple):
 
 def _watch(project: Path, *options: str) -> Said:
     """The command, in this process."""
-    result = CliRunner().invoke(app, ["torch", "watch", str(project / "build"), *options])
+    result = invoke("torch", "watch", str(project / "build"), *options)
     return Said(result.exit_code, result.stdout, result.stderr)
 
 

@@ -20,15 +20,14 @@ from typing import Any
 
 import psutil
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from command_line import invoke
 from jobs import free_port, job
 from namespaces import Machine, two_machines
 from processes import end
-from rallypoint.cli import examining
+from rallypoint.cli import doctor as examining
 from rallypoint.cli.findings import print_matrix
-from rallypoint.cli.main import app, main
+from rallypoint.cli.main import main
 from rallypoint.diagnose.doctor import all_machines as everyone
 from rallypoint.diagnose.doctor.all_machines import visit
 from rallypoint.diagnose.doctor.checks import CHECKS
@@ -492,11 +491,11 @@ def test_on_a_terminal_it_asks_first(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    for answer in (False, True):
-        monkeypatch.setattr(typer, "confirm", lambda *_, answer=answer, **__: answer)
+    for answer in ("", "n\n", "\n"):  # at the end of the input, nobody agrees
+        monkeypatch.setattr(sys.stdin, "readline", lambda answer=answer: answer)
         examining.mend(HERE, as_json=False)
-        assert (tmp_path / "rallypoint.toml").exists() == answer
-        assert ("nothing was written" in capsys.readouterr().err) != answer
+        assert (tmp_path / "rallypoint.toml").exists() == (answer == "\n")
+        assert ("nothing was written" in capsys.readouterr().err) != (answer == "\n")
 
 
 def test_a_file_that_cannot_be_written_is_named(
@@ -522,7 +521,7 @@ def test_what_is_added_to_a_file_counts_for_run(tmp_path: Path, monkeypatch: pyt
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rdzv-endpoint = " in done.stdout
     monkeypatch.chdir(tmp_path)
-    show = CliRunner().invoke(app, ["run", "--show-config", "--json"])
+    show = invoke("run", "--show-config", "--json")
     settings = json.loads(show.stdout)
     assert re.fullmatch(r"127\.0\.0\.1:2\d{4}", settings["rdzv_endpoint"]["value"])
     assert path.read_text().startswith(before)

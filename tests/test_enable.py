@@ -11,9 +11,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from rallypoint.cli.main import app
+from command_line import invoke
 from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.errors import RallypointError
 from rallypoint.launch.environment import put_on_path
@@ -71,7 +70,7 @@ def test_torch_is_helped_from_enable_to_disable(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setitem(sys.modules, "torch.distributed", sys)  # it has been imported
     helped = []
     for command in ("enable", "disable", "disable"):  # the last: nothing to do
-        assert CliRunner().invoke(app, [command]).exit_code == 0
+        assert invoke(command).exit_code == 0
         calls.clear()
         autoload.activate()
         helped.append(len(calls))
@@ -92,7 +91,7 @@ def test_an_environment_that_cannot_be_written_is_explained(
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setattr("rallypoint.cli.enable.enabling_file", lambda: blocked / "rallypoint" / "enabled")
-    result = CliRunner().invoke(app, ["enable"])
+    result = invoke("enable")
     assert isinstance(result.exception, RallypointError)
     assert "rallypoint run" in result.exception.hint
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
+from command_line import Outcome, invoke
 from explaining import log_of_text, report_of, traceback
 from rallypoint.cli import run
-from rallypoint.cli.main import app
 from rallypoint.diagnose.explain import explain, words
 from rallypoint.diagnose.explain.knowledge import causes
 from rallypoint.errors import UsageError
@@ -32,8 +31,8 @@ _KEYS = {
 }
 
 
-def _explain(*arguments: str, text: str = "") -> Result:
-    return CliRunner().invoke(app, ["explain", *arguments], input=text.encode())
+def _explain(*arguments: str, text: str = "") -> Outcome:
+    return invoke("explain", *arguments, text=text)
 
 
 def test_a_known_error_from_standard_input() -> None:
@@ -105,7 +104,7 @@ def test_wrong_usage() -> None:
         assert isinstance(done.exception, UsageError)
         assert message in done.exception.message
         assert done.exception.hint
-        assert done.output == ""
+        assert (done.stdout, done.stderr) == ("", "")
 
 
 # The words -------------------------------------------------------------------------------------------------

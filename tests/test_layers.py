@@ -266,7 +266,7 @@ begin = time.process_time()
 import rallypoint
 print(time.process_time() - begin, *(set(sys.modules) - before))
 """
-HEAVY = {"torch", "uvloop", "winloop", "typer", "rich", "asyncio", "numpy"}
+HEAVY = {"torch", "uvloop", "winloop", "typing", "rich", "asyncio", "numpy"}
 
 
 def test_importing_the_package_is_light() -> None:

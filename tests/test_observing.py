@@ -37,7 +37,7 @@ from rallypoint.rollcall.snapshot import PLAN
 from rallypoint.server.core.about import About
 from rallypoint.server.core.outbox import Close, Fault, Work
 from rallypoint.server.core.store import Core
-from rallypoint.server.reporting.events import EVENTS_VARIABLE
+from rallypoint.server.process.startup import EVENTS_VARIABLE
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.wire.encoding import counted_request, request

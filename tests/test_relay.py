@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from cable import Cable, cable_to
+from command_line import invoke
 from processes import Server, end, relaying, serving, torch_serving
-from rallypoint.cli import relay as relay_command
 from rallypoint.errors import ConnectionLostError, ServerStartError, StoreTimeoutError, UsageError
 from rallypoint.relay import relay as running
 from rallypoint.relay.hosting import host_relay
@@ -122,9 +122,9 @@ def test_a_relay_says_where_it_serves_and_ends_when_told(own_site: Site) -> None
 
 def test_an_upstream_that_cannot_be_is_a_usage_error() -> None:
     for upstream in ("", "localhost:0", "localhost:x", "localhost:70000"):
-        with pytest.raises(UsageError) as caught:
-            relay_command._parse(upstream)
-        assert "HOST:PORT" in caught.value.hint, upstream
+        refused = invoke("relay", "--upstream", upstream)
+        assert isinstance(refused.exception, UsageError), upstream
+        assert "HOST:PORT" in refused.exception.hint
     command = [sys.executable, "-m", "rallypoint", "relay", "--upstream", "node-a"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert (result.returncode, result.stdout) == (2, "")

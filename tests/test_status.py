@@ -370,7 +370,7 @@ def test_a_server_that_lists_no_keys_is_asked_for_those_of_ranks(status: Status)
 
 WRONG = {
     ("localhost:0",): "the store is 'localhost:0'",
-    ("a/b:1",): "'a/b:1' is no endpoint",
+    ("a/b:1",): "the store is 'a/b:1'",
     ("localhost:1", "--waits", "--keys"): "--waits, --keys and --rank are for different things",
     ("localhost:1", "--waits", "--rank", "0"): "--waits, --keys and --rank are for different things",
     ("localhost:1", "--search", "x"): "--search is for keys",

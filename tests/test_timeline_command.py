@@ -115,7 +115,7 @@ def test_files_of_several_servers_are_one_job(timeline: Timeline, tmp_path: Path
         (["{file}", "--run", "7"], "there is no run 7"),
         (["{file}", "--plot", "out.gif"], "out.gif is no SVG, PNG or PDF"),
         (["{file}", "--plot", "nowhere/out.svg"], "there is no folder nowhere"),
-        ([], "Missing argument"),
+        ([], "required: FILE"),
     ],
 )
 def test_wrong_usage(options: Sequence[str], message: str, timeline: Timeline, file: Path) -> None:

@@ -19,10 +19,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from rallypoint.cli.verify import verify as verify_command
+from command_line import invoke
 from rallypoint.diagnose.verify import SIMULATION, trainings
 from rallypoint.diagnose.verify.routes import BY_NAME, ONE_GPU, ROUTES, Build, Command, Route, select
 from rallypoint.diagnose.verify.trainings import FOLDER, Equipment, Result, TrainingSettings
@@ -304,9 +302,6 @@ os._exit(0)
 EQUIPMENT = Equipment(torch="2.13.0", nccl=True, gpus=())
 RESULT = Result("env", Build.AS_IT_IS, 5.0, 4.26, BOTH, (), (), "", "all is well")
 
-app = typer.Typer()
-app.command()(verify_command)
-
 
 class FakeTrainings:
     """Stands in for `trainings.run`: all trainings are good, but those of the routes in `failing`."""
@@ -335,8 +330,8 @@ def _lines(text: str) -> list[str]:
 
 def test_table(fakes: FakeTrainings) -> None:
     fakes.failing["env"] = replace(RESULT, warnings=("rank 1 lags",))  # which does not fail
-    result = CliRunner().invoke(app, ["--route", "env"])
-    assert result.exit_code == 0, result.output
+    result = invoke("verify", "--route", "env")
+    assert result.exit_code == 0, result.stderr
     assert _lines(result.stdout) == [
         "route                  torch          came up in                loss  result",
         "env                    as it is            4.3 s    0.8000 -> 0.1000  ok",
@@ -361,7 +356,7 @@ def test_a_failure_is_told_below_the_table(fakes: FakeTrainings) -> None:
     fakes.failing["tcp"] = replace(
         RESULT, came_up_seconds=None, reports=(), problems=("rank 0 did not report",), log=log, hint="do it"
     )
-    result = CliRunner().invoke(app, ["--route", "tcp", "--route", "env"])
+    result = invoke("verify", "--route", "tcp", "--route", "env")
     assert result.exit_code == 1
     rows = _lines(result.stdout)
     assert rows[3] == "tcp                    as it is                                       FAILED"
@@ -374,7 +369,7 @@ def test_a_failure_is_told_below_the_table(fakes: FakeTrainings) -> None:
 def test_json(fakes: FakeTrainings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USE_LIBUV", "0")
     fakes.failing["tcp"] = replace(RESULT, problems=("exit code 1",), log="oh no", hint="do it")
-    result = CliRunner().invoke(app, ["--route", "tcp", "--route", "env", "--json", "--timeout", "30"])
+    result = invoke("verify", "--route", "tcp", "--route", "env", "--json", "--timeout", "30")
     assert result.exit_code == 1
     document = json.loads(result.stdout)
     assert (document["ok"], document["device"], document["use_libuv"]) == (False, "cpu", "0")
@@ -391,13 +386,13 @@ def test_json(fakes: FakeTrainings, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_not_installed_is_skipped(fakes: FakeTrainings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainings, "find_spec", lambda name: None if name == "accelerate" else object())
-    result = CliRunner().invoke(app, ["--quick", "--json"])
+    result = invoke("verify", "--quick", "--json")
     assert result.exit_code == 0
     assert "accelerate is skipped: accelerate is not installed" in _lines(result.stderr)
     document = json.loads(result.stdout)
     assert document["skipped"] == [{"route": "accelerate", "reason": "accelerate is not installed"}]
     assert "accelerate" not in {each["route"] for each in document["results"]}
-    result = CliRunner().invoke(app, ["--route", "accelerate"])
+    result = invoke("verify", "--route", "accelerate")
     assert "no route can be taken" in str(result.exception)
 
 
@@ -414,7 +409,7 @@ def test_device(
     one_gpu: bool,
 ) -> None:
     monkeypatch.setattr(trainings, "find_equipment", lambda: replace(EQUIPMENT, gpus=("H200",) * gpus))
-    document = json.loads(CliRunner().invoke(app, ["--quick", "--json", *options]).stdout)
+    document = json.loads(invoke("verify", "--quick", "--json", *options).stdout)
     assert document["device"] == device
     assert {setting.device for setting in fakes.settings} == {device}
     assert (ONE_GPU.name in {each["route"] for each in document["results"]}) is one_gpu
@@ -430,7 +425,7 @@ def test_device(
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(words: list[str], message: str, fakes: FakeTrainings) -> None:
-    result = CliRunner().invoke(app, words)
+    result = invoke("verify", *words)
     assert isinstance(result.exception, RallypointError)
     assert message in str(result.exception)
     assert (result.stdout, fakes.settings) == ("", [])

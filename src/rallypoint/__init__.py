@@ -5,8 +5,7 @@ What is listed here is imported when it is first used, so that `import rallypoin
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as in typing, which takes almost as long to import as Python takes to start
 
 if TYPE_CHECKING:
     from rallypoint.errors import (
@@ -70,10 +69,12 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "rallypoint.errors")), name)
+    from importlib import import_module
+
+    value: object = getattr(import_module(_HOMES.get(name, "rallypoint.errors")), name)
     globals()[name] = value
     return value
 

@@ -3,60 +3,50 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
 
-from rallypoint.bench import names
-from rallypoint.errors import UsageError
+from rallypoint.bench import comparing, figures, machine, names, page, running, tables
+from rallypoint.bench.pace import Pace
+from rallypoint.bench.planning import Plan, Wish, make_plan
+from rallypoint.bench.results import Results, read, title, to_json
+from rallypoint.bench.session import Measurement
+from rallypoint.cli.command import JSON, Argument, Command, Group, command, not_negative
+from rallypoint.cli.signals import exit_code, signals_as_interrupts
+from rallypoint.errors import RallypointError, UsageError
 
-app = typer.Typer(
-    help="Measure the stores of this machine against each other, in turns; Linux only.",
-    no_args_is_help=True,
-)
-
-_ALL_TARGETS: Final = ",".join(names.TARGETS)
 _MOST_RANKS: Final = 1_000_000
 
-_Ranks = Annotated[
-    str, typer.Option("--ranks", metavar="N,N,…", help="Sizes of the simulated jobs, instead of the usual.")
-]
-_Targets = Annotated[str, typer.Option("--targets", metavar="NAME,…", help=f"Of {', '.join(names.TARGETS)}.")]
-_Repeat = Annotated[
-    int, typer.Option("--repeat", metavar="N", min=0, help="Rounds of each; 0: as many as suit.")
-]
-_Json = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write every round there; -: standard output.")
-]
-_Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Draw what was measured, as .png or .svg.")
-]
-_Quick = Annotated[bool, typer.Option("--quick", help="Fewer ranks, fewer and shorter rounds.")]
-
-
-def _command(commands: tuple[str, ...]) -> Callable[..., None]:
-    """The command that measures these; they differ in nothing else."""
-
-    def measure(
-        ranks: _Ranks = "",
-        targets: _Targets = _ALL_TARGETS,
-        repeat: _Repeat = 0,
-        json_file: _Json = None,
-        plot: _Plot = None,
-        quick: _Quick = False,
-    ) -> None:
-        # Here, because no other command needs it: it would cost each of them a tenth of a second.
-        from rallypoint.bench.planning import Wish
-        from rallypoint.cli.measuring import bench
-
-        chosen = tuple(dict.fromkeys(targets.split(",")))
-        bench(Wish(commands, _sizes(ranks), chosen, repeat, quick), json_file, plot)
-
-    return measure
-
+_OPTIONS: Final = (
+    Argument(
+        "--ranks", metavar="N,N,…", default="", help="Sizes of the simulated jobs, instead of the usual."
+    ),
+    Argument(
+        "--targets",
+        metavar="NAME,…",
+        default=",".join(names.TARGETS),
+        help=f"Of {', '.join(names.TARGETS)}; by default all.",
+    ),
+    Argument(
+        "--repeat", type=not_negative, metavar="N", default=0, help="Rounds of each; 0: as many as suit."
+    ),
+    Argument(
+        "--json",
+        dest="json_file",
+        type=Path,
+        metavar="FILE",
+        help="Write every round there; -: standard output.",
+    ),
+    Argument("--plot", type=Path, metavar="FILE", help="Draw what was measured, as .png or .svg."),
+    Argument("--quick", action="store_true", help="Fewer ranks, fewer and shorter rounds."),
+)
 
 _HELP: Final = {
     "init": "How long ranks take to come up: simulated ones, and real clients of torch.",
@@ -68,38 +58,18 @@ _HELP: Final = {
     "restart": "How long a job takes to be up again, with a store made anew.",
 }
 
-for _name in names.COMMANDS:
-    app.command(_name, help=_HELP[_name])(_command((_name,)))
-app.command("all", help="All of these.")(_command(names.COMMANDS))
 
+def _measuring(commands: tuple[str, ...], help: str) -> Command:
+    """The command that measures these; they differ in nothing else."""
 
-@app.command("compare")
-def compare(
-    before: Annotated[Path, typer.Argument(metavar="A.json", help="A result file.")],
-    after: Annotated[Path, typer.Argument(metavar="B.json", help="Another one.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Show how many times better B is than A, for all that both have measured."""
-    from rallypoint.bench import comparing
-    from rallypoint.bench.results import read
+    def measure(
+        ranks: str, targets: str, repeat: int, json_file: Path | None, plot: Path | None, quick: bool
+    ) -> int:
+        chosen = tuple(dict.fromkeys(targets.split(",")))
+        return _measure(Wish(commands, _sizes(ranks), chosen, repeat, quick), json_file, plot)
 
-    a, b = read(before), read(after)
-    if as_json:
-        print(json.dumps(comparing.to_document(a, b), indent=1))
-    else:
-        comparing.print_comparison(a, b, Console(highlight=False))
-
-
-@app.command("page")
-def write_page(
-    result: Annotated[Path, typer.Argument(metavar="RESULT.json", help="A result file.")],
-    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="Where to write it.")],
-) -> None:
-    """Write the results as a page in Markdown, with figures in a folder beside it."""
-    from rallypoint.bench import page
-    from rallypoint.bench.results import read
-
-    page.write_page(read(result), output)
+    measure.__doc__ = help
+    return Command(measure, _OPTIONS)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -111,3 +81,175 @@ def _sizes(text: str) -> tuple[int, ...]:
             )
         sizes.append(int(word))
     return tuple(sizes)
+
+
+@command(
+    Argument("before", type=Path, metavar="A.json", help="A result file."),
+    Argument("after", type=Path, metavar="B.json", help="Another one."),
+    JSON,
+)
+def _compare(before: Path, after: Path, as_json: bool) -> None:
+    """Show how many times better B is than A, for all that both have measured."""
+    a, b = read(before), read(after)
+    if as_json:
+        print(json.dumps(comparing.to_document(a, b), indent=1))
+    else:
+        comparing.print_comparison(a, b, Console(highlight=False))
+
+
+@command(
+    Argument("result", type=Path, metavar="RESULT.json", help="A result file."),
+    Argument("--output", type=Path, metavar="FILE", required=True, help="Where to write it."),
+)
+def _write_page(result: Path, output: Path) -> None:
+    """Write the results as a page in Markdown, with figures in a folder beside it."""
+    page.write_page(read(result), output)
+
+
+bench: Final = Group(
+    "Measure the stores of this machine against each other, in turns; Linux only.",
+    {
+        **{name: _measuring((name,), _HELP[name]) for name in names.COMMANDS},
+        "all": _measuring(names.COMMANDS, "All of these."),
+        "compare": _compare,
+        "page": _write_page,
+    },
+)
+
+
+def _measure(wish: Wish, json_file: Path | None, plot: Path | None) -> int:
+    """Measure, then report; whatever is wrong with the options is told before anything is started."""
+    machine.check_system()
+    if plot:
+        figures.check_plot(plot)
+        _check_writable(plot)
+    if json_file and str(json_file) != "-":
+        _check_writable(json_file)
+    machine.raise_open_file_limit()
+    plan = make_plan(wish)
+    results = running.new_results(describe(wish), plan)
+    for note in plan.notes:
+        print(f"rallypoint: {note}", file=sys.stderr)
+    try:
+        with signals_as_interrupts(), _Progress(plan) as progress:
+            running.measure(plan, results, progress)
+    except KeyboardInterrupt as stop:
+        print("rallypoint: interrupted; every process of the measurement has been ended", file=sys.stderr)
+        return exit_code(stop)
+    finally:  # what has been measured is told in any case
+        _report(results, json_file, plot)
+    return 1 if results.faults() else 0
+
+
+def describe(wish: Wish) -> str:
+    """The command that asks for this; where its results go says nothing about them."""
+    words = ["rallypoint bench", wish.commands[0] if len(wish.commands) == 1 else "all"]
+    if wish.ranks:
+        words.append(f"--ranks {','.join(map(str, wish.ranks))}")
+    if tuple(wish.targets) != names.TARGETS:
+        words.append(f"--targets {','.join(wish.targets)}")
+    if wish.repeat:
+        words.append(f"--repeat {wish.repeat}")
+    return " ".join([*words, *(["--quick"] if wish.quick else [])])
+
+
+def _report(results: Results, json_file: Path | None, plot: Path | None) -> None:
+    """What was measured, as it was asked for; a file that cannot be written takes nothing else along."""
+    failures = []
+    if json_file and str(json_file) != "-":
+        failures += _write(json_file, lambda path: path.write_text(to_json(results)))
+    if json_file and str(json_file) == "-":
+        print(to_json(results), end="")
+    else:
+        tables.print_results(results, Console(highlight=False))
+    if plot:
+        failures += _write(plot, lambda path: _draw(results, path))
+    if failures:
+        raise RallypointError("; ".join(failures))
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> list[str]:
+    """What went wrong, if anything did."""
+    try:
+        write(path)
+    except OSError as error:
+        return [f"cannot write {path}: {error.strerror}"]
+    return []
+
+
+def _draw(results: Results, path: Path) -> None:
+    if not figures.save(results, path):
+        print(f"rallypoint: nothing was measured that could be drawn in {path}", file=sys.stderr)
+
+
+def _check_writable(path: Path) -> None:
+    is_new = not path.exists()
+    try:
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that can be written"
+        ) from error
+
+
+class _Remaining(ProgressColumn):
+    """How long it will take from here on."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def render(self, task: Task) -> Text:
+        minutes, seconds = divmod(round(self._pace.remaining()), 60)
+        return Text(f"{minutes}:{seconds:02d} left" if not task.finished else "")
+
+
+class _Progress:
+    """A bar on standard error with what runs now; a line for each measurement where that is no terminal."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._pace = Pace(
+            (title(each.record()), target, each.rounds, each.seconds)
+            for each in plan.measurements
+            for target in each.targets
+        )
+        self._console = Console(stderr=True, highlight=False)
+        self._bar = Progress(
+            *(TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()),
+            _Remaining(self._pace),
+            console=self._console,
+            transient=True,
+            refresh_per_second=2,  # some loads run in this process, and are not to be disturbed
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=self._pace.total)
+        self._step = ("", "", True)
+        self._begun = 0.0
+        self._said = ""
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, measurement: Measurement, target: str, round_number: int) -> None:
+        what = title(measurement.record())
+        self._step, self._begun = (what, target, round_number == 0), time.monotonic()
+        stage = f"round {round_number} of {measurement.rounds}" if round_number else "starting"
+        self._bar.update(self._task, description=f"{what}: {target}, {stage}")
+        if not self._console.is_terminal and what != self._said:
+            self._said = what
+            left = round(self._pace.remaining())
+            print(f"rallypoint: {what}: {measurement.load}; about {left} s left", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        self._pace.took(self._step, time.monotonic() - self._begun)
+        self._bar.update(self._task, completed=self._pace.done)
+
+    def drop(self, measurement: Measurement, target: str, fault: str) -> None:
+        self._pace.drop(title(measurement.record()), target)
+        self._console.print(f"rallypoint: {target} failed: {fault}", markup=False)

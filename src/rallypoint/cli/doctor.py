@@ -2,41 +2,72 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import textwrap
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Any, Final
 
-import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from rallypoint.cli.signals import exit_code, signals_as_interrupts
-from rallypoint.errors import UsageError
+import rallypoint
+from rallypoint.cli.command import JSON, Argument, command
+from rallypoint.cli.findings import conclude, print_findings, print_heading, print_matrix, print_outlook
+from rallypoint.cli.signals import signals_as_interrupts
+from rallypoint.diagnose.doctor.all_machines import attend_job, by_launcher, open_practice, own_address, visit
+from rallypoint.diagnose.doctor.all_machines import receive as receive_visitors
+from rallypoint.diagnose.doctor.between_machines import judge_machines
+from rallypoint.diagnose.doctor.checks import CHECKS, run_checks
+from rallypoint.diagnose.doctor.exchange import Gathered
+from rallypoint.diagnose.doctor.machine import versions
+from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
+from rallypoint.diagnose.doctor.situation import Situation, check_folder, endpoint_of
+from rallypoint.diagnose.findings import Finding, State, failure, ok
+from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
+from rallypoint.launch.environment import without_rank
+from rallypoint.launch.toml_edit import Amendment, plan_amendment
+from rallypoint.server.machine.packages import ABSENT
+
+_QUIET: Final = (State.OK, State.NOTE)
 
 
-def doctor(
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Where a job is to meet; else by MASTER_ADDR and MASTER_PORT."
-        ),
-    ] = None,
-    folder: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where the file of a file init would be.")
-    ] = Path(),
-    listen: Annotated[
-        bool,
-        typer.Option("--listen", help="Wait for doctors of other machines, and examine the ways to them."),
-    ] = False,
-    everyone: Annotated[
-        bool,
-        typer.Option("--all", help="Under torchrun on every machine: examine the ways between all of them."),
-    ] = False,
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Show, then write, settings for rallypoint run that mend something.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+@command(
+    Argument(
+        "--endpoint", metavar="HOST:PORT", help="Where a job is to meet; else by MASTER_ADDR and MASTER_PORT."
+    ),
+    Argument(
+        "--folder",
+        type=Path,
+        metavar="FOLDER",
+        default=Path(),
+        help="Where the file of a file init would be; by default here.",
+    ),
+    Argument(
+        "--listen",
+        action="store_true",
+        help="Wait for doctors of other machines, and examine the ways to them.",
+    ),
+    Argument(
+        "--all",
+        dest="everyone",
+        action="store_true",
+        help="Under torchrun on every machine: examine the ways between all of them.",
+    ),
+    Argument(
+        "--fix",
+        action="store_true",
+        help="Show, then write, settings for rallypoint run that mend something.",
+    ),
+    JSON,
+)
+def doctor(endpoint: str | None, folder: Path, listen: bool, everyone: bool, fix: bool, as_json: bool) -> int:
     """Examine this machine: torch, names, ports, stores, limits; and what will work here.
 
     Exit 1 if a job would fail because of something. With --listen on one machine and --endpoint on another,
@@ -44,31 +75,20 @@ def doctor(
     """
     if sum((listen, everyone, fix)) > 1:
         raise UsageError("--listen, --all and --fix are for different things", hint="give one of them")
-    try:
-        with signals_as_interrupts():
-            good = _doctor(endpoint, folder, listen, everyone, fix, as_json)
-    except KeyboardInterrupt as stop:
-        print("rallypoint: interrupted", file=sys.stderr)
-        raise typer.Exit(exit_code(stop)) from None
-    raise typer.Exit(0 if good else 1)
-
-
-def _doctor(
-    endpoint: str | None, folder: Path, listen: bool, everyone: bool, fix: bool, as_json: bool
-) -> bool:
-    from rallypoint.cli import examining
-    from rallypoint.diagnose.doctor.situation import Situation, check_folder, endpoint_of
-
     named = _parse(endpoint) if endpoint is not None else None
-    if listen:
-        return examining.receive(named, as_json=as_json)
-    check_folder(folder)
-    if everyone:
-        return examining.examine_everyone(folder, as_json=as_json)
-    situation = Situation(os.environ, named or endpoint_of(os.environ), folder)
-    if fix:
-        return examining.mend(situation, as_json=as_json)
-    return examining.examine(situation, asked_for=named is not None, as_json=as_json)
+    with signals_as_interrupts():
+        if listen:
+            good = receive(named, as_json=as_json)
+        else:
+            check_folder(folder)
+            situation = Situation(os.environ, named or endpoint_of(os.environ), folder)
+            if everyone:
+                good = examine_everyone(folder, as_json=as_json)
+            elif fix:
+                good = mend(situation, as_json=as_json)
+            else:
+                good = examine(situation, asked_for=named is not None, as_json=as_json)
+    return 0 if good else 1
 
 
 def _parse(text: str) -> Endpoint:
@@ -76,3 +96,208 @@ def _parse(text: str) -> Endpoint:
     if not endpoint.port:
         raise UsageError(f"{text!r} names no port", hint="write HOST:PORT, such as node-a:29500")
     return endpoint
+
+
+def examine(situation: Situation, *, asked_for: bool, as_json: bool) -> bool:
+    """This machine; and the way to another one whose doctor listens at the endpoint, if it was named."""
+    begun = time.monotonic()
+    findings = _run_checks(situation, show_progress=True)
+    place = situation.endpoint if asked_for else None
+    gathered, between = _visit(place, findings) if place else (None, [])
+    outlook = _outlook(findings)
+    seconds = time.monotonic() - begun
+    if as_json:
+        own = findings if gathered else [*findings, *between]
+        print(json.dumps({**_document(own, outlook, seconds), **_about(gathered, between)}, indent=2))
+    else:
+        print_findings([*findings, *between])
+        if gathered:
+            print_matrix(gathered)
+        print_outlook(outlook)
+    return conclude([*findings, *between], seconds)
+
+
+def _visit(endpoint: Endpoint, findings: Sequence[Finding]) -> tuple[Gathered | None, list[Finding]]:
+    """What there is between this machine and the one of a doctor at the endpoint, if there is one."""
+    try:
+        gathered = visit(endpoint, findings)
+    except RallypointError as error:
+        return None, [failure("machines", f"the doctor at {endpoint} went away: {error.message}", error.hint)]
+    return gathered, judge_machines(gathered) if gathered else []
+
+
+def examine_everyone(folder: Path, *, as_json: bool) -> bool:
+    """All machines of a launched job; the first one prints, the others only take part."""
+    job = by_launcher(os.environ)
+    if not job.is_first_here:
+        return True
+    begun = time.monotonic()
+    # What the launcher says of this rank is right for this job, and says nothing about the next one.
+    situation = Situation(without_rank(os.environ), None, folder)
+    gathered = attend_job(job, _run_checks(situation, show_progress=False))
+    if job.number != 0:
+        return True  # else a launcher would call it a failure of its own
+    between = judge_machines(gathered)
+    if as_json:
+        print(json.dumps({"rallypoint": rallypoint.__version__, **_about(gathered, between)}, indent=2))
+    else:
+        _print_machines(gathered)
+        print_heading("between the machines")
+        print_findings(between)
+        print_matrix(gathered)
+    everything = [*(each for found in gathered.findings.values() for each in found), *between]
+    return conclude(everything, time.monotonic() - begun)
+
+
+def _print_machines(gathered: Gathered) -> None:
+    """What is not good, first what is so on all machines, then what is so on each."""
+    of_each = {
+        number: {(each.name, each.state, each.found): each for each in found if each.state not in _QUIET}
+        for number, found in gathered.findings.items()
+    }
+    common = set.intersection(*(set(found) for found in of_each.values())) if len(of_each) > 1 else set()
+    if common:
+        print_heading("on every machine")
+        print_findings([each for key, each in next(iter(of_each.values())).items() if key in common])
+    for number, found in sorted(of_each.items()):
+        print_heading(f"on {gathered.name(number)}")
+        own = [each for key, each in found.items() if key not in common]
+        print_findings(own or [ok("machine", "nothing else" if common else "nothing is wrong")])
+
+
+def receive(endpoint: Endpoint | None, *, as_json: bool) -> bool:
+    """Wait for doctors of other machines, until interrupted; whether all ways were good."""
+    good = [True]
+    turn = threading.Lock()
+
+    def tell(gathered: Gathered) -> None:
+        between = judge_machines(gathered)
+        with turn:
+            good[0] = good[0] and all(each.state is not State.FAILURE for each in between)
+            if as_json:
+                print(json.dumps(_about(gathered, between)))
+                return
+            print_heading(f"{gathered.name(1)} came" if 1 in gathered.cards else "somebody came, and left")
+            print_findings(between)
+
+    with open_practice(endpoint) as store:
+        host = endpoint.host if endpoint else own_address()
+        where = Endpoint(host, store.port)
+        try:
+            print(
+                f"rallypoint: listening; on another machine: rallypoint doctor --endpoint {where}",
+                file=sys.stderr,
+            )
+            receive_visitors(store, tell)
+        except KeyboardInterrupt:
+            print("rallypoint: done", file=sys.stderr)
+    return good[0]
+
+
+def mend(situation: Situation, *, as_json: bool) -> bool:
+    """Examine this machine, show what would mend something, and write it."""
+    begun = time.monotonic()
+    findings = _run_checks(situation, show_progress=True)
+    if not as_json:
+        print_findings([each for each in findings if each.state is not State.OK])
+    # A variable that is set goes before the file: there, only the hint helps.
+    wanted = dict.fromkeys(each.fix for each in findings if each.fix)
+    fixes = [each for each in wanted if each and not (each.table == "env" and each.key in situation.environ)]
+    tables: dict[str, dict[str, str]] = {}
+    for each in fixes:
+        tables.setdefault(each.table, {})[each.key] = each.value
+    plan = plan_amendment(Path.cwd(), tables) if tables else None
+    has_all = plan is not None and not plan.added
+    if has_all:
+        plan = None
+    if as_json:
+        _apply(plan, ask=False)
+        document = _document(findings, _outlook(findings), time.monotonic() - begun)
+        print(json.dumps({**document, "written": _about_plan(plan)}, indent=2))
+    else:
+        _print_plan(plan, has_all=has_all)
+        _apply(plan, ask=sys.stdin.isatty())
+    return conclude(findings, time.monotonic() - begun)
+
+
+def _apply(plan: Amendment | None, *, ask: bool) -> None:
+    if plan is None:
+        return
+    if ask and not _confirm(f"write {plan.path}?"):
+        print("rallypoint: nothing was written", file=sys.stderr)
+        return
+    try:
+        plan.write()
+    except OSError as error:
+        raise RallypointError(f"{plan.path} cannot be written: {error.strerror or error}") from error
+    print(f"rallypoint: wrote {plan.path}; to undo it, {plan.undo}", file=sys.stderr)
+
+
+def _confirm(question: str) -> bool:
+    print(f"{question} [Y/n]: ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()  # its end without a word is no consent
+    return answer.strip().lower() in ("", "y", "yes") and answer != ""
+
+
+def _print_plan(plan: Amendment | None, *, has_all: bool) -> None:
+    if plan is None:
+        why = (
+            "rallypoint.toml has it all already" if has_all else "none of this is for rallypoint.toml to mend"
+        )
+        print(f"\nNothing to write: {why}.")
+        return
+    print(f"\n{plan.path} would be:\n")
+    print(textwrap.indent(plan.after, "    "))
+
+
+# Running ----------------------------------------------------------------------------------------------------
+
+
+def _run_checks(situation: Situation, *, show_progress: bool) -> list[Finding]:
+    """All checks, in the order of the catalogue."""
+    found: dict[str, Sequence[Finding]] = {}
+    with _progress(show_progress) as progress:
+        task = progress.add_task("examining", total=len(CHECKS)) if progress else None
+        for check, findings in run_checks(CHECKS, situation):
+            found[check.name] = findings
+            if progress is not None and task is not None:
+                progress.advance(task)
+    return [finding for check in CHECKS for finding in found.get(check.name, ())]
+
+
+def _progress(wanted: bool) -> AbstractContextManager[Progress | None]:
+    if not wanted or not sys.stderr.isatty():
+        return nullcontext()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def _outlook(findings: Sequence[Finding]) -> list[Outlook]:
+    return look_ahead(findings, {name: each for name, each in versions().items() if each != ABSENT})
+
+
+# As JSON ---------------------------------------------------------------------------------------------------
+
+
+def _document(findings: Sequence[Finding], outlook: Sequence[Outlook], seconds: float) -> dict[str, Any]:
+    return {
+        "rallypoint": rallypoint.__version__,
+        "seconds": round(seconds, 3),
+        "findings": [each.as_json() for each in findings],
+        "outlook": [each.as_json() for each in outlook],
+    }
+
+
+def _about_plan(plan: Amendment | None) -> dict[str, Any] | None:
+    if plan is None:
+        return None
+    tables: dict[str, dict[str, str]] = {}
+    for table, key, value in plan.added:
+        tables.setdefault(table, {})[key] = value
+    return {"file": str(plan.path), "settings": tables, "undo": plan.undo}
+
+
+def _about(gathered: Gathered | None, between: Sequence[Finding]) -> dict[str, Any]:
+    if gathered is None:
+        return {}
+    return {"machines": {**gathered.as_json(), "between": [each.as_json() for each in between]}}

@@ -1,13 +1,15 @@
-"""`rallypoint enable` and `disable`: whether torch uses Rallypoint in this Python environment by itself."""
+"""`rallypoint enable`: torch uses Rallypoint in this Python environment by itself."""
 
 from __future__ import annotations
 
 import sys
 
+from rallypoint.cli.command import command
 from rallypoint.errors import RallypointError
 from rallypoint.launch.switches import enabling_file
 
 
+@command()
 def enable() -> None:
     """Let every torch of this Python environment use Rallypoint where it was built without libuv.
 
@@ -23,13 +25,3 @@ def enable() -> None:
             hint="use `rallypoint run -- COMMAND` instead, or a virtual environment of your own",
         ) from error
     print(f"rallypoint: enabled for every torch under {sys.prefix}")
-
-
-def disable() -> None:
-    """Undo `rallypoint enable`."""
-    path = enabling_file()
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise RallypointError(f"cannot remove {path}: {error.strerror}") from error
-    print(f"rallypoint: not enabled for torch under {sys.prefix}; `rallypoint run` works as before")

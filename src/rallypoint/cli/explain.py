@@ -7,29 +7,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from rallypoint.cli.command import JSON, Argument, command
+from rallypoint.diagnose.explain import Explanation, words
+from rallypoint.diagnose.explain import explain as explain_logs
+from rallypoint.diagnose.explain.knowledge import causes
+from rallypoint.diagnose.explain.reading import find_logs, open_log, stream_log
 from rallypoint.errors import UsageError
 
-if TYPE_CHECKING:
-    from rallypoint.diagnose.explain import Explanation
-    from rallypoint.diagnose.explain.scanning import Log
 
-_STANDARD_INPUT = "standard input"
-
-
-def explain(
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="FILE", help="Logs of one job, or folders of them; - or none: standard input."
-        ),
-    ] = None,
-    as_list: Annotated[bool, typer.Option("--list", help="List all causes that are known.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+@command(
+    Argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="Logs of one job, or folders of them; - or none: standard input.",
+    ),
+    Argument("--list", dest="as_list", action="store_true", help="List all causes that are known."),
+    JSON,
+)
+def explain(files: list[str], as_list: bool, as_json: bool) -> int:
     """Find the first cause in the logs of a failed job: what happened, why, what to do, how sure.
 
     Exit 1 if something was found, 0 if nothing was, or only what is mostly harmless.
@@ -38,35 +35,24 @@ def explain(
         if files:
             raise UsageError("--list takes no files", hint="leave out one of them")
         _print_list(as_json)
-        return
-    try:
-        report = _read(files or ["-"])
-    except KeyboardInterrupt:
-        print("rallypoint: interrupted", file=sys.stderr)
-        raise typer.Exit(130) from None
+        return 0
+    report = _read(files or ["-"])
     _print_report(report, as_json)
-    raise typer.Exit(1 if report.found else 0)
+    return 1 if report.found else 0
 
 
 def _read(names: Sequence[str]) -> Explanation:
-    from rallypoint.diagnose.explain import explain as explain_logs
-    from rallypoint.diagnose.explain.reading import find_logs, open_log
-
     if names == ["-"] and sys.stdin.isatty():
         raise UsageError(
             "there is no log to read", hint="name a file, or pipe one in: rallypoint explain train.log"
         )
     paths = find_logs([name for name in names if name != "-"])
-    logs = [*(open_log(path) for path in paths), *([_standard_input()] if "-" in names else [])]
+    logs = [open_log(path) for path in paths]
+    if "-" in names:
+        logs.append(stream_log(sys.stdin.buffer, "standard input", time.time()))
     plain = all(path.suffix != ".gz" for path in paths) and "-" not in names
     with _progress(sum(path.stat().st_size for path in paths) if plain else None) as progress:
         return explain_logs(logs, progress=progress)
-
-
-def _standard_input() -> Log:
-    from rallypoint.diagnose.explain.reading import stream_log
-
-    return stream_log(sys.stdin.buffer, _STANDARD_INPUT, time.time())
 
 
 @contextmanager
@@ -85,8 +71,6 @@ def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def _print_report(report: Explanation, as_json: bool) -> None:
-    from rallypoint.diagnose.explain import words
-
     text = json.dumps(words.as_json(report), indent=2) if as_json else words.as_text(report)
     # A log may hold what the encoding of a console has no place for.
     encoding = sys.stdout.encoding or "utf-8"
@@ -94,8 +78,6 @@ def _print_report(report: Explanation, as_json: bool) -> None:
 
 
 def _print_list(as_json: bool) -> None:
-    from rallypoint.diagnose.explain.knowledge import causes
-
     if as_json:
         print(json.dumps([cause.as_json() for cause in causes()], indent=2))
         return

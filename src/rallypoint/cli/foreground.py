@@ -6,33 +6,32 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
 
-import typer
-
+from rallypoint.cli.command import Argument
 from rallypoint.server.loops.backend import Choice, choose, make_loop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.stores.client.connecting import format_address
 
 logger = logging.getLogger("rallypoint.server")
 
-PortOption = Annotated[int, typer.Option(help="The port; 0 takes a free one.")]
-
-BackendOption = Annotated[
-    Choice,
-    typer.Option(
-        help="libuv (uvloop, winloop), legacy (standard library), or as USE_LIBUV says and what is there."
-    ),
-]
-
-LimitOption = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Change a limit; may be repeated.")
-]
+BACKEND = Argument(
+    "--backend",
+    choices=[each.value for each in Choice],
+    default=Choice.AUTO.value,
+    help="libuv (uvloop, winloop), legacy (standard library), or as USE_LIBUV says and what is there.",
+)
+LIMIT = Argument("--limit", action="append", metavar="NAME=VALUE", help="Change a limit; may be repeated.")
 
 
-def open_loop(backend: Choice) -> Loop:
+def port_option(default: int) -> Argument:
+    return Argument(
+        "--port", type=int, metavar="NUMBER", default=default, help="The port; 0 takes a free one."
+    )
+
+
+def open_loop(backend: str) -> Loop:
     """The loop for `--backend`; what is not as asked for is logged."""
-    loop, warning = make_loop(choose() if backend is Choice.AUTO else backend)
+    loop, warning = make_loop(choose() if backend == Choice.AUTO else Choice(backend))
     if warning:
         logger.warning("%s", warning)
     return loop

@@ -1,4 +1,7 @@
-"""The `rallypoint` command: collects the subcommands, and turns errors into messages and exit codes."""
+"""The `rallypoint` command: finds the subcommand, and turns errors into messages and exit codes.
+
+Whatever is imported here, every command waits for: so there is nothing of typing, argparse or any command.
+"""
 
 from __future__ import annotations
 
@@ -7,62 +10,27 @@ import io
 import os
 import sys
 
-import typer
-
 import rallypoint
-from rallypoint.cli import (
-    bench,
-    doctor,
-    enable,
-    explain,
-    kv,
-    relay,
-    run,
-    serve,
-    status,
-    timeline,
-    torch,
-    verify,
-    web,
-)
 from rallypoint.errors import RallypointError, UsageError
 
-app = typer.Typer(
-    name="rallypoint",
-    help="The meeting place of a distributed PyTorch job.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("serve")(serve.serve)
-app.command("relay")(relay.relay)
-app.command("run", context_settings=run.CONTEXT)(run.run)
-app.command("enable")(enable.enable)
-app.command("disable")(enable.disable)
-app.command("verify")(verify.verify)
-app.command("status")(status.status)
-app.command("web")(web.web)
-app.command("timeline")(timeline.timeline)
-app.command("doctor")(doctor.doctor)
-app.command("explain")(explain.explain)
-app.add_typer(kv.app, name="kv")
-app.add_typer(bench.app, name="bench")
-app.add_typer(torch.app, name="torch")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"rallypoint {rallypoint.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    _version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print the version and end."
-    ),
-) -> None:
-    pass
+COMMANDS = {
+    "serve": "Serve a TCPStore until SIGINT or SIGTERM.",
+    "relay": "Relay between clients here and a store elsewhere, until SIGINT or SIGTERM.",
+    "run": "Start a script, a module (-m) or a command (--) as a distributed job; --help tells the options.",
+    "enable": "Let every torch of this Python environment use Rallypoint where it was built without libuv.",
+    "disable": "Undo `rallypoint enable`.",
+    "verify": "Train two ranks for some seconds by every usual route: torchrun, accelerate, and by hand.",
+    "status": "Show who is here, who is missing, and who waits for what.",
+    "web": "Serve a page about a store until SIGINT or SIGTERM: "
+    "who is here, who is missing, who waits for what.",
+    "timeline": "Tell how a job came up: who came last, who waited for it, and for how long.",
+    "doctor": "Examine this machine: torch, names, ports, stores, limits; and what will work here.",
+    "explain": "Find the first cause in the logs of a failed job: what happened, why, what to do, how sure.",
+    "kv": "Look into a TCPStore, torch's own included, and change it.",
+    "bench": "Measure the stores of this machine against each other, in turns; Linux only.",
+    "torch": "Builds of torch: is the libuv server in one, how to build one with it, how far a build is.",
+}
+"""Each has a module of its name here, with a callable of its name, which is imported when it is called."""
 
 
 def main() -> None:
@@ -72,7 +40,7 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)
     try:
         try:
-            app()
+            code = call(sys.argv[1:])
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # at the interpreter's end, nobody could say what failed
@@ -80,8 +48,50 @@ def main() -> None:
         print(f"rallypoint: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"\nhint: {error.hint}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        code = 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt as stop:
+        from rallypoint.cli.signals import exit_code
+
+        print("rallypoint: interrupted", file=sys.stderr)
+        code = exit_code(stop)
     except OSError as error:  # ours are caught above: what is left is a standard stream
         if error.errno != errno.EPIPE:  # a reader that has seen enough is no news
             print(f"rallypoint: cannot write to standard output: {error.strerror}", file=sys.stderr)
         os._exit(1)  # not by way of the interpreter's end, which would try to write it again
+    sys.exit(code)
+
+
+def call(words: list[str]) -> int:
+    """Do what the words behind `rallypoint` say; the exit code."""
+    name = words[0] if words else ""
+    if name == "--version":
+        print(f"rallypoint {rallypoint.__version__}")
+        return 0
+    if name in COMMANDS:
+        from importlib import import_module
+
+        code: int = getattr(import_module(f"rallypoint.cli.{name}"), name)(f"rallypoint {name}", words[1:])
+        return code
+    if name in ("--complete", "--show-completion", "--install-completion"):
+        from rallypoint.cli import completion
+
+        return completion.answer(name, words[1:], COMMANDS)
+    return _print_help(words)
+
+
+def _print_help(words: list[str]) -> int:
+    """Print what there is; UsageError, if something else was meant."""
+    from rallypoint.cli.command import Argument, print_commands
+
+    options = (
+        Argument("--version", action="store_true", help="Print the version and end."),
+        Argument(
+            "--install-completion", action="store_true", help="Install completion for the current shell."
+        ),
+        Argument(
+            "--show-completion", action="store_true", help="Print the completion for the current shell."
+        ),
+    )
+    return print_commands(
+        "rallypoint", "The meeting place of a distributed PyTorch job.", COMMANDS, words, options
+    )

@@ -8,12 +8,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import reports
@@ -28,36 +25,29 @@ from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.text import printable
 
-CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
-"""The words are taken apart by `rallypoint.launch.options`, which knows what belongs to the script."""
-
 _FOR_COMMANDS = ("patch", "client", "use_libuv")
 
 _TRACEBACK_LINES = 12
 _FIRST_REMARK = 30.0  # seconds; then twice as long each time
 
 
-def run(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[OPTIONS] SCRIPT [ARGUMENTS]")] = None,
-) -> None:
-    """Start a script, a module (-m) or a command (--) as a distributed job; --help tells the options."""
-    order = split_arguments(_with_dashes(words or []))
+def run(_: str, words: Sequence[str]) -> int:
+    """Start a script, a module (-m) or a command (--) as a distributed job; --help tells the options.
+
+    The words are taken apart by `rallypoint.launch.options`, which knows what belongs to the script.
+    """
+    order = split_arguments(words)
     if order.help:
         _print_help()
-        return
+        return 0
     settings = settle(order.options, os.environ, Path.cwd())
     if order.show_config:
         _print_config(settings, as_json=order.json)
-        return
+        return 0
     assert order.target is not None  # split_arguments sees to that
     if order.target.kind == "command":
         _check_for_command(order.options)
-    end_as(_run(settings, order.target))
-
-
-def _with_dashes(words: list[str]) -> list[str]:
-    """The command line from `run` on: the parser in between drops a `--` that stands first."""
-    return sys.argv[2:] if sys.argv[1:2] == ["run"] else words
+    return end_as(_run(settings, order.target))
 
 
 def _check_for_command(given: Mapping[str, object]) -> None:

@@ -5,41 +5,42 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
 
-import typer
-
-from rallypoint.cli.foreground import BackendOption, LimitOption, PortOption, announce, logger, open_loop
+from rallypoint.cli.command import Argument, command
+from rallypoint.cli.foreground import BACKEND, LIMIT, announce, logger, open_loop, port_option
 from rallypoint.server.core.store import Core
-from rallypoint.server.loops.backend import Choice
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.process.binding import describe, listen, reachable_at
-from rallypoint.server.process.startup import limits_of_environment, settle_in
-from rallypoint.server.reporting.events import EVENTS_VARIABLE, Events
+from rallypoint.server.process.startup import EVENTS_VARIABLE, limits_of_environment, settle_in
+from rallypoint.server.reporting.events import Events
 
 
-def serve(
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Listen where this name says: localhost on loopback, an address of this machine there, "
-            "0.0.0.0 or a name that is not this machine's on every interface."
-        ),
-    ] = "localhost",
-    port: PortOption = 29500,
-    backend: BackendOption = Choice.AUTO,
-    limit: LimitOption = None,
-    events: Annotated[
-        str,
-        typer.Option(metavar="FILE", envvar=EVENTS_VARIABLE, help="Write what happens, a line of JSON each."),
-    ] = "",
-    web: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PORT", help="Show who is here on a page at this port of localhost; 0 takes a free one."
-        ),
-    ] = None,
-) -> None:
+@command(
+    Argument(
+        "--host",
+        metavar="NAME",
+        default="localhost",
+        help="Listen where this name says: localhost on loopback, an address of this machine there, "
+        "0.0.0.0 or a name that is not this machine's on every interface.",
+    ),
+    port_option(29500),
+    BACKEND,
+    LIMIT,
+    Argument(
+        "--events",
+        metavar="FILE",
+        variable=EVENTS_VARIABLE,
+        default="",
+        help="Write what happens, a line of JSON each.",
+    ),
+    Argument(
+        "--web",
+        type=int,
+        metavar="PORT",
+        help="Show who is here on a page at this port of localhost; 0 takes a free one.",
+    ),
+)
+def serve(host: str, port: int, backend: str, limit: list[str] | None, events: str, web: int | None) -> None:
     """Serve a TCPStore until SIGINT or SIGTERM.
 
     Prints one line on standard output when it is ready; logs to standard error.

@@ -4,51 +4,53 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from typing import TYPE_CHECKING, Annotated
+import time
+from collections.abc import Hashable
+from types import TracebackType
+from typing import Final, NoReturn
 
-import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
 
-from rallypoint.cli.signals import exit_code, signals_as_interrupts
-from rallypoint.errors import UsageError
-from rallypoint.launch.endpoint import Endpoint, parse_endpoint
+from rallypoint.cli.command import JSON, Argument, command, not_negative
+from rallypoint.cli.endpoints import parse_place
+from rallypoint.cli.signals import signals_as_interrupts
+from rallypoint.errors import NotOursError, RallypointError, UsageError
+from rallypoint.text import duration, printable
+from rallypoint.watch.status.report import Asked, Report, report_on
 
-if TYPE_CHECKING:
-    from rallypoint.watch.status.report import Asked
+_PAUSE_SECONDS: Final = 1.0
 
 
+@command(
+    Argument("store", metavar="HOST:PORT", variable="RALLYPOINT_STORE", help="The store, or relay, to ask."),
+    Argument("--watch", action="store_true", help="Show it again every second, until Ctrl-C."),
+    Argument("--waits", action="store_true", help="Every key and barrier that is waited for."),
+    Argument("--keys", action="store_true", help="The keys, with size and last writer."),
+    Argument("--search", metavar="TEXT", default="", help="With --keys: only keys that hold this text."),
+    Argument("--rank", type=not_negative, metavar="N", help="All that is known about one rank."),
+    JSON,
+)
 def status(
-    store: Annotated[
-        str,
-        typer.Argument(metavar="HOST:PORT", envvar="RALLYPOINT_STORE", help="The store, or relay, to ask."),
-    ],
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
-    waits: Annotated[bool, typer.Option("--waits", help="Every key and barrier that is waited for.")] = False,
-    keys: Annotated[bool, typer.Option("--keys", help="The keys, with size and last writer.")] = False,
-    search: Annotated[
-        str, typer.Option(metavar="TEXT", help="With --keys: only keys that hold this text.")
-    ] = "",
-    rank: Annotated[int | None, typer.Option(min=0, help="All that is known about one rank.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+    store: str, watch: bool, waits: bool, keys: bool, search: str, rank: int | None, as_json: bool
+) -> int:
     """Show who is here, who is missing, and who waits for what.
 
     Of a server, the whole job; of a relay, its part; of torch's own server, what its protocol tells. It only
     reads. Exit 1 if ranks are missing; with --rank, if that one is not known to be here.
     """
     _check(watch, waits, keys, search, rank, as_json)
-    from rallypoint.watch.status.report import Asked
-
-    asked = Asked(_parse(store), waits, keys, search, rank)
-    try:
-        with signals_as_interrupts():
-            good = _watch(asked) if watch else _show(asked, as_json)
-    except KeyboardInterrupt as stop:
-        if watch and not stop.args:
-            raise typer.Exit(0) from None  # Ctrl-C is how it is meant to end
-        print("rallypoint: interrupted", file=sys.stderr)
-        raise typer.Exit(exit_code(stop)) from None
-    raise typer.Exit(0 if good else 1)
+    asked = Asked(parse_place(store, "the store"), waits, keys, search, rank)
+    with signals_as_interrupts():
+        if not watch:
+            return _show(asked, as_json)
+        try:
+            _watch(asked)
+        except KeyboardInterrupt as stop:
+            if stop.args:
+                raise
+            return 0  # Ctrl-C is how it is meant to end
 
 
 def _check(watch: bool, waits: bool, keys: bool, search: str, rank: int | None, as_json: bool) -> None:
@@ -60,34 +62,98 @@ def _check(watch: bool, waits: bool, keys: bool, search: str, rank: int | None, 
         raise UsageError("--watch shows no JSON", hint="ask for --json again and again")
 
 
-def _parse(store: str) -> Endpoint:
-    endpoint = parse_endpoint(store)
-    if not endpoint.port or not store.strip().endswith(f":{endpoint.port}"):
-        raise UsageError(f"the store is {store!r}", hint="write HOST:PORT, for example localhost:29500")
-    return endpoint
-
-
-def _show(asked: Asked, as_json: bool) -> bool:
-    """Print it once; whether nobody is missing."""
-    from rallypoint.watch.status.report import report_on
-
+def _show(asked: Asked, as_json: bool) -> int:
+    """Print it once; 1 if somebody is missing."""
     report = report_on(asked)
     if as_json:
         print(json.dumps(report.content()))
-        return report.is_good
-    from rich.console import Console
-    from rich.text import Text
+    else:
+        console = Console(highlight=False)
+        lines = report.lines(shutil.get_terminal_size().columns if console.is_terminal else None)
+        for at, line in enumerate(lines):
+            style = "" if at else "bold" if report.is_good else "bold red"
+            console.print(Text(line, style), soft_wrap=True)
+    return 0 if report.is_good else 1
 
+
+def _watch(asked: Asked) -> NoReturn:
+    """Show it until KeyboardInterrupt. Raises NotOursError if there is nothing to show.
+
+    A store that goes away is no reason to end: it is said, and tried again.
+    """
     console = Console(highlight=False)
-    lines = report.lines(shutil.get_terminal_size().columns if console.is_terminal else None)
-    for at, line in enumerate(lines):
-        style = "" if at else "bold" if report.is_good else "bold red"
-        console.print(Text(line, style), soft_wrap=True)
-    return report.is_good
+    with _Screen(console) if console.is_terminal else _Lines() as view:
+        while True:
+            begin = time.monotonic()
+            try:
+                view.show(report_on(asked))
+            except NotOursError:
+                raise
+            except RallypointError as error:
+                view.miss(error)
+            time.sleep(max(begin + _PAUSE_SECONDS - time.monotonic(), 0.0))
 
 
-def _watch(asked: Asked) -> bool:
-    from rallypoint.cli.living import live
+class _Screen:
+    """On a terminal: the lines in their place; those of a store that is away stay, below the reason."""
 
-    live(asked)
-    return True
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._last: Report | None = None
+        self._seen = time.monotonic()
+
+    def __enter__(self) -> _Screen:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, report: Report) -> None:
+        self._last, self._seen = report, time.monotonic()
+        self._update([Text(line) for line in report.lines(self._console.width)], report.is_good)
+
+    def miss(self, error: RallypointError) -> None:
+        rows = [Text(f"no answer for {duration(time.monotonic() - self._seen)}: {_in_a_line(error)}")]
+        if self._last is not None:
+            rows += [Text(line, "dim") for line in ["", *self._last.lines(self._console.width)]]
+        self._update(rows, is_good=False)
+
+    def _update(self, rows: list[Text], is_good: bool) -> None:
+        rows[0].stylize("bold" if is_good else "bold red")
+        for row in rows:
+            row.no_wrap, row.overflow = True, "ellipsis"
+        self._live.update(Group(*rows), refresh=True)
+
+
+class _Lines:
+    """Without a terminal: a block of lines each time that something but the time has changed."""
+
+    def __init__(self) -> None:
+        self._last: Hashable = None
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def show(self, report: Report) -> None:
+        self._print(report.essence, report.lines())
+
+    def miss(self, error: RallypointError) -> None:
+        self._print(type(error).__name__, [f"no answer: {_in_a_line(error)}"])
+
+    def _print(self, essence: Hashable, lines: list[str]) -> None:
+        if essence != self._last:
+            print(time.strftime("%H:%M:%S"), *lines, "", sep="\n")
+        self._last = essence
+
+
+def _in_a_line(error: RallypointError) -> str:
+    return printable(" ".join(error.message.split()))

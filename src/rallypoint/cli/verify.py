@@ -9,11 +9,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from enum import Enum
 from itertools import product
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -26,6 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from rallypoint.cli.command import Argument, command
 from rallypoint.cli.signals import exit_code, signals_as_interrupts
 from rallypoint.diagnose.verify import trainings
 from rallypoint.diagnose.verify.routes import ONE_GPU, Build, Route, select
@@ -56,27 +55,25 @@ _HEALTH_COLUMNS: Final[tuple[_Column, ...]] = (
 )
 
 
-class Device(str, Enum):
-    """Where the ranks compute."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-def verify(
-    route: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this route; may be repeated.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Only a few routes, which stand for all.")] = False,
-    device: Annotated[
-        Device, typer.Option(help="Where the ranks compute; auto: on the GPU, if there is one.")
-    ] = Device.AUTO,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="After these, a training is ended and has failed.")
-    ] = 120.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all that the ranks say.")] = False,
-) -> None:
+@command(
+    Argument("--route", action="append", metavar="NAME", help="Only this route; may be repeated."),
+    Argument("--quick", action="store_true", help="Only a few routes, which stand for all."),
+    Argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="Where the ranks compute; auto: on the GPU, if there is one.",
+    ),
+    Argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        default=120.0,
+        help="After these, a training is ended and has failed.",
+    ),
+    Argument("--json", dest="as_json", action="store_true", help="Print JSON, with all that the ranks say."),
+)
+def verify(route: list[str] | None, quick: bool, device: str, timeout: float, as_json: bool) -> int:
     """Train two ranks for some seconds by every usual route: torchrun, accelerate, and by hand.
 
     Each route is run with torch as it is, and with that torch made to refuse libuv. Exit 1 if one fails.
@@ -90,11 +87,11 @@ def verify(
             ok = _check(names, quick, device, timeout, as_json)
     except KeyboardInterrupt as stop:
         print("rallypoint: interrupted; every process of the check has been ended", file=sys.stderr)
-        raise typer.Exit(exit_code(stop)) from None
-    raise typer.Exit(0 if ok else 1)
+        return exit_code(stop)
+    return 0 if ok else 1
 
 
-def _check(names: Sequence[str], quick: bool, device: Device, timeout: float, as_json: bool) -> bool:
+def _check(names: Sequence[str], quick: bool, device: str, timeout: float, as_json: bool) -> bool:
     """Run it all and print it all; whether all trainings were good."""
     began = time.monotonic()
     machine = trainings.find_equipment()
@@ -117,13 +114,13 @@ def _check(names: Sequence[str], quick: bool, device: Device, timeout: float, as
     return all(result.ok for result in results)
 
 
-def _choose(device: Device, machine: Equipment) -> str:
-    if device is Device.CUDA and not machine.gpus:
+def _choose(device: str, machine: Equipment) -> str:
+    if device == "cuda" and not machine.gpus:
         raise RallypointError(
             f"torch {machine.torch} sees no GPU",
             hint="use --device cpu, or install a build of torch for CUDA",
         )
-    return "cuda" if machine.gpus and device is not Device.CPU else "cpu"
+    return "cuda" if machine.gpus and device != "cpu" else "cpu"
 
 
 def _sort_out(routes: Sequence[Route], setting: TrainingSettings) -> tuple[list[Route], dict[str, str]]:

@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated
 
-import typer
-
-from rallypoint.cli.foreground import PortOption
+from rallypoint.cli.command import Argument, command
+from rallypoint.cli.endpoints import parse_place
+from rallypoint.cli.foreground import port_option
 from rallypoint.cli.signals import signals_as_interrupts
-from rallypoint.errors import UsageError
-from rallypoint.launch.endpoint import Endpoint, parse_endpoint
+from rallypoint.server.process.startup import settle_in
+from rallypoint.watch.web.hosting import open_listeners, url_of
 
 
-def web(
-    store: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT", envvar="RALLYPOINT_STORE", help="The store, or relay, to look at."),
-    ],
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Listen where this name says, as with serve; anywhere but on loopback, a token is needed."
-        ),
-    ] = "localhost",
-    port: PortOption = 0,
-    token: Annotated[
-        str,
-        typer.Option(
-            envvar="RALLYPOINT_WEB_TOKEN",
-            help="Only who has it sees the page. Better in the variable: options can be seen by others.",
-        ),
-    ] = "",
-) -> None:
+@command(
+    Argument(
+        "--store",
+        metavar="HOST:PORT",
+        variable="RALLYPOINT_STORE",
+        required=True,
+        help="The store, or relay, to look at.",
+    ),
+    Argument(
+        "--host",
+        metavar="NAME",
+        default="localhost",
+        help="Listen where this name says, as with serve; anywhere but on loopback, a token is needed.",
+    ),
+    port_option(0),
+    Argument(
+        "--token",
+        metavar="TEXT",
+        variable="RALLYPOINT_WEB_TOKEN",
+        default="",
+        help="Only who has it sees the page. Better in the variable: options can be seen by others.",
+    ),
+)
+def web(store: str, host: str, port: int, token: str) -> None:
     """Serve a page about a store until SIGINT or SIGTERM: who is here, who is missing, who waits for what.
 
     Prints its address on standard output when it is ready. It also answers /metrics, for Prometheus, and
     /healthz. It only reads.
     """
-    from rallypoint.server.process.startup import settle_in
-    from rallypoint.watch.web.hosting import open_listeners, url_of
-
-    place = _parse(store)
+    place = parse_place(store, "the store (--store, or RALLYPOINT_STORE)")
     settle_in(logging.WARNING)
     listeners = open_listeners(host, port, token)
     line = f"rallypoint: page on {url_of(host, listeners)}"
@@ -51,13 +51,3 @@ def web(
     server = WebServer(watch_store(*place), access_to(listeners, token), on_ready=lambda: print(line))
     with signals_as_interrupts():
         serve(server, listeners)
-
-
-def _parse(store: str) -> Endpoint:
-    endpoint = parse_endpoint(store)
-    if not endpoint.port or not store.strip().endswith(f":{endpoint.port}"):
-        raise UsageError(
-            f"the store (--store, or RALLYPOINT_STORE) is {store!r}",
-            hint="write HOST:PORT, for example localhost:29500",
-        )
-    return endpoint

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from rallypoint.errors import UsageError
 
@@ -55,7 +55,7 @@ def _await_end(process: subprocess.Popen[bytes], on_look: Callable[[], bool]) ->
             continue
 
 
-def end_as(code: int) -> None:
+def end_as(code: int) -> NoReturn:
     """End this process as a command ended: with its exit code, or by the same signal."""
     if code >= 0 or sys.platform == "win32":
         sys.exit(code if code >= 0 else 1)

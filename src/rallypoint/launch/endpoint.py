@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Final, NamedTuple
 
@@ -47,6 +46,8 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def _is_ipv6(text: str) -> bool:
+    import ipaddress  # late: every command that takes an endpoint would wait for it
+
     try:
         ipaddress.IPv6Address(text)
     except ValueError:

@@ -1,21 +1,13 @@
-"""Names the missing ranks in the error of a wait: the store asks the server shortly before the time is over.
-
-Not after it: then the ranks leave one after the other, barriers empty, and the error would come late. A
-snapshot of thousands of ranks costs the server a tenth of a second, and where one rank is missing, all
-others time out together. So only a few of them ask, and none asks often; and a short wait is a poll, which
-does not ask at all.
-"""
+"""Who is missing, for the error of a wait: the words for it, and the question to the server."""
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from rallypoint.errors import StoreTimeoutError
-from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Gathering, Roll, State
 from rallypoint.rollcall.snapshot import Question
@@ -24,24 +16,12 @@ from rallypoint.rollcall.words import headline, missing_text, owed_text, unseen_
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look, look_through
-from rallypoint.stores.client.patience import within
 from rallypoint.stores.client.pool import ConnectionPool
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, Op
 
-ASKERS: Final = 16
-"""The number of ranks of a job that ask when all of them time out."""
-
 HEAD: Final = "rallypoint/head"
 """The key at which a launcher says where the store itself is, `[host, port]`, for ranks behind a relay."""
-
-_SHORTEST_WAIT: Final = 1.0
-_AHEAD_SECONDS: Final = 2.0
-_AHEAD_PER_RANK: Final = 0.00025  # a snapshot of many takes its time to be made, sent and understood
-_AHEAD_SHARE: Final = 0.25  # of the whole time, at most
-_LEAST_PAUSE: Final = 0.5
-_FAILED_PAUSE: Final = 10.0  # after a question to which there was no answer
-_PAUSE_PER_RANK: Final = 0.002  # repeated questions take only some percent of the server's time
 
 
 @dataclass(frozen=True)
@@ -115,55 +95,17 @@ def _machines_of(roll: Roll, found: Gathering) -> str:
     return missing_text(replace(roll, ranks=late))
 
 
-# Whether to ask, and when
+# Asking for a roll
 
 
-def is_asker(who: Identity) -> bool:
-    """Whether a client may ask. Launchers and tools do not: their waits are polls."""
-    if who.role in (Role.AGENT, Role.TOOL):
-        return False
-    if who.rank < 0:
-        return who.world_size <= ASKERS or random.random() < ASKERS / who.world_size
-    if who.world_size < 0:
-        return who.rank < ASKERS
-    return who.rank % max(1, -(-who.world_size // ASKERS)) == 0
-
-
-class Inquiry:
-    """The questions of one store, over its connections, to the server at an address."""
-
-    def __init__(self, pool: ConnectionPool, server: str, who: Identity) -> None:
-        self._pool = pool
-        self._server = server
-        self._ahead = _AHEAD_SECONDS + _AHEAD_PER_RANK * max(who.world_size, 0)
-        self._pause = Deadline(0.0)
-        self.is_asker = is_asker(who)
-
-    def moment(self, deadline: Deadline) -> Deadline:
-        """When to ask about a wait with this deadline."""
-        return Deadline(deadline.remaining - min(self._ahead, _AHEAD_SHARE * deadline.seconds))
-
-    def ask(self, deadline: Deadline) -> Roll | None:
-        """The roll of the job; None if there is no answer by the deadline, or it was asked a moment ago."""
-        if deadline.seconds < _SHORTEST_WAIT or not self._pause.passed:
-            return None
-        self._pause = Deadline(_FAILED_PAUSE)
-        try:
-            roll = within(deadline.remaining, lambda: self._look(deadline))
-        except Exception:  # whatever goes wrong: the error of the wait is the one to be told
-            return None
-        if roll is not None:
-            self._pause = Deadline(max(_LEAST_PAUSE, _PAUSE_PER_RANK * (len(roll.ranks) + roll.unknown)))
-        return roll
-
-    def _look(self, deadline: Deadline) -> Roll | None:
-        """The roll of the whole job; None behind a relay if no launcher has said where the store is."""
-        with self._pool.lend(deadline) as connection:
-            snapshot = look_through(connection, self._server, Question(), deadline)
-            if snapshot.kind != "relay":
-                return judge(snapshot)
-            head = _read_head(connection, deadline)
-        return judge(look(*head, Question(), deadline)) if head is not None else None
+def find_roll(pool: ConnectionPool, server: str, deadline: Deadline) -> Roll | None:
+    """The roll of the whole job; None behind a relay of which nobody says whose it is."""
+    with pool.lend(deadline) as connection:
+        snapshot = look_through(connection, server, Question(), deadline)
+        if snapshot.kind != "relay":
+            return judge(snapshot)
+        head = _read_head(connection, deadline)
+    return judge(look(*head, Question(), deadline)) if head is not None else None
 
 
 def _read_head(connection: Connection, deadline: Deadline) -> tuple[str, int] | None:

@@ -7,12 +7,12 @@ the workers of a job whose size is known.
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rallypoint.errors import (
     ConnectionLostError,
@@ -23,10 +23,7 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.rollcall.roll import Roll
 from rallypoint.server.loops.backend import Choice, choose
-from rallypoint.server.process.hosting import HostedServer, host_server, share_server
-from rallypoint.stores.absence import NOT_KNOWN, Inquiry, absent_at_barrier, absent_for_keys, absent_workers
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
     Store,
@@ -43,10 +40,15 @@ from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.client.pool import ConnectionPool
+from rallypoint.stores.inquiry import Inquiry
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
 
-logger = logging.getLogger("rallypoint.store")
+# Imported late: the server by a master, `absence` where a wait has failed. Together they take longer to
+# import than all the rest of a client.
+if TYPE_CHECKING:
+    from rallypoint.rollcall.roll import Roll
+    from rallypoint.server.process.hosting import HostedServer
 
 _WORKERS = b"init/"
 _POLL_SECONDS = 0.01
@@ -87,6 +89,8 @@ class TCPStore(Store):
         choice = choose(use_libuv)
         server = None
         if is_master:
+            from rallypoint.server.process.hosting import host_server, share_server
+
             start = share_server if multi_tenant else host_server
             server = start(host_name, port, backend=choice, listen_fd=master_listen_fd)
         who = partial(who_am_i, role, rank, world_size or -1)
@@ -196,6 +200,8 @@ class TCPStore(Store):
             )
             stopped, roll = self._await_stop(connection, deadline)
         if not stopped:
+            from rallypoint.stores.absence import absent_at_barrier
+
             late = StoreTimeoutError(
                 f"not all {world_size} members came to the barrier {key!r} within {deadline.seconds:g} s",
                 hint="one of them is late or gone, or names another key or size",
@@ -289,6 +295,8 @@ class TCPStore(Store):
             return
         missing = _missing(connection, keys[:_KEYS_NAMED])
         if missing or len(keys) > _KEYS_NAMED:  # else they came in the last moment
+            from rallypoint.stores.absence import absent_for_keys
+
             place = f"the store {format_address(self.host, self.port)}"
             late = keys_missing(place, missing, len(keys), deadline.seconds)
             raise absent_for_keys(roll, missing).named_in(late)
@@ -297,6 +305,8 @@ class TCPStore(Store):
         connection.send(counted_request(Op.WAIT, [_wire_key(key)]), deadline)
         stopped, roll = self._await_stop(connection, deadline)
         if not stopped and _missing(connection, [key]):
+            from rallypoint.stores.absence import absent_for_keys
+
             raise absent_for_keys(roll, [key]).named_in(_still_empty(key, deadline))
 
     def _await_stop(self, connection: Connection, deadline: Deadline) -> tuple[bool, Roll | None]:
@@ -332,23 +342,28 @@ class TCPStore(Store):
         return self._add(_WORKERS, 0)
 
     def _await_workers(self, world_size: int, deadline: Deadline) -> None:
+        import logging  # late, for the same reason
+
         place = format_address(self.host, self.port)
         next_report = _FIRST_REPORT
         moment = self._inquiry.moment(deadline)
-        asked, absence = -1, NOT_KNOWN
+        asked: int = -1
+        roll: Roll | None = None
         count = self.count_workers()
         while count < world_size:
             if deadline.passed:
+                from rallypoint.stores.absence import absent_workers
+
                 late = StoreTimeoutError(
                     f"{count} of {world_size} workers have come to the store {place} "
                     f"within {deadline.seconds:g} s",
                     hint="the others did not start, or cannot reach this machine: see their logs",
                 )
-                raise (absence if count == asked else NOT_KNOWN).named_in(late)
+                raise absent_workers(roll if count == asked else None, world_size).named_in(late)
             if moment.passed and asked < 0:
-                asked, absence = count, absent_workers(self._inquiry.ask(deadline), world_size)
+                asked, roll = count, self._inquiry.ask(deadline)
             if deadline.elapsed > next_report:
-                logger.warning(
+                logging.getLogger("rallypoint.store").warning(
                     "%d of %d workers have come to %s after %.0f s",
                     count,
                     world_size,

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from enum import Enum
 
 from rallypoint.errors import UsageError
-from rallypoint.server.loops.legacy import LegacyLoop
 from rallypoint.server.loops.loop import Loop
 
 VARIABLE = "USE_LIBUV"
@@ -55,6 +54,8 @@ def parse_switch(text: str, source: str) -> bool:
 
 def make_loop(choice: Choice) -> tuple[Loop, str]:
     """The loop for a choice, and a warning if it is not what was asked for (else an empty text)."""
+    from rallypoint.server.loops.legacy import LegacyLoop  # late: a client only makes its choice
+
     if choice is Choice.LEGACY:
         return LegacyLoop(), ""
     try:

@@ -23,14 +23,11 @@ from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
-from rallypoint.server.process.startup import settle_in
-from rallypoint.server.reporting.events import EVENTS_VARIABLE, Events
+from rallypoint.server.process.startup import ANSWER_MARK, EVENTS_VARIABLE, settle_in
+from rallypoint.server.reporting.events import Events
 from rallypoint.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
-
-ANSWER_MARK = "rallypoint answers: "
-
 
 Order = dict[str, Any]
 """What the parent asks for."""

@@ -27,8 +27,7 @@ from typing import IO
 from rallypoint.errors import ServerStartError
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
-from rallypoint.server.process.child import ANSWER_MARK
-from rallypoint.server.process.startup import limits_of_environment
+from rallypoint.server.process.startup import ANSWER_MARK, limits_of_environment
 
 logger = logging.getLogger("rallypoint.server")
 

@@ -57,6 +57,12 @@ class DroppingHandler(_StreamHandler):
 
 LIMITS_VARIABLE = "RALLYPOINT_LIMITS"
 
+ANSWER_MARK = "rallypoint answers: "
+"""Stands before the one line by which a hosted process answers its parent."""
+
+EVENTS_VARIABLE = "RALLYPOINT_EVENTS"
+"""The file to which store servers write their events that are no command of their own."""
+
 # A collection looks at every object. Connections come and go without leaving cycles, so a storm of
 # them should not set off one collection after the other, as the default of 700 would.
 _COLLECT_AFTER = 100_000

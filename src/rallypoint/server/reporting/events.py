@@ -17,9 +17,6 @@ from rallypoint.server.reporting.event_file import EventLog
 
 logger = logging.getLogger("rallypoint.server")
 
-EVENTS_VARIABLE: Final = "RALLYPOINT_EVENTS"
-"""The events file of store servers that have no command line of their own."""
-
 _LOOKING_SHARE: Final = 20
 """Following the clients behind relays takes no more than a twentieth of the time."""
 

@@ -10,9 +10,7 @@ from typing import Any
 
 from rallypoint.errors import ProtocolError
 from rallypoint.rollcall.events import Stalled
-from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.snapshot import Question, Snapshot
-from rallypoint.rollcall.words import stall_text
 from rallypoint.server.core.front import Front
 from rallypoint.server.reporting.events import Events
 
@@ -45,6 +43,9 @@ class StallReports:
             logger.warning("no progress for %.0f s; who waits cannot be told: %s", seconds, error)
 
     def _judge(self, snapshot: bytes, seconds: float) -> None:
+        from rallypoint.rollcall.judgement import judge  # late: every server would start later
+        from rallypoint.rollcall.words import stall_text
+
         try:
             roll = judge(Snapshot.from_json(snapshot))
         except ProtocolError as error:

@@ -1,0 +1,72 @@
+"""Whether a client asks who is missing, and when: shortly before the time of a wait is over.
+
+Not after it: then the ranks leave one after the other, barriers empty, and the error would come late. A
+snapshot of thousands of ranks costs the server a tenth of a second, and where one rank is missing, all
+others time out together. So only a few of them ask, and none asks often; and a short wait is a poll, which
+does not ask at all.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+from rallypoint.rollcall.identity import Identity, Role
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.patience import within
+from rallypoint.stores.client.pool import ConnectionPool
+
+if TYPE_CHECKING:
+    from rallypoint.rollcall.roll import Roll
+
+ASKERS: Final = 16
+"""At most this many ranks of a job ask when all of them time out."""
+
+_SHORTEST_WAIT: Final = 1.0
+_AHEAD_SECONDS: Final = 2.0
+_AHEAD_PER_RANK: Final = 0.00025  # a snapshot of many takes its time to be made, sent and understood
+_AHEAD_SHARE: Final = 0.25  # of the whole time, at most
+_LEAST_PAUSE: Final = 0.5
+_FAILED_PAUSE: Final = 10.0  # after a question to which there was no answer
+_PAUSE_PER_RANK: Final = 0.002  # so that those who ask again and again take some percent of the server's time
+
+
+def is_asker(who: Identity) -> bool:
+    """Whether a client is among those who ask. Launchers and tools are not: their waits are polls."""
+    if who.role in (Role.AGENT, Role.TOOL):
+        return False
+    if who.rank < 0:
+        return who.world_size <= ASKERS or random.random() < ASKERS / who.world_size
+    if who.world_size < 0:
+        return who.rank < ASKERS
+    return who.rank % max(1, -(-who.world_size // ASKERS)) == 0
+
+
+class Inquiry:
+    """The questions of one store, over its connections, to the server at an address."""
+
+    def __init__(self, pool: ConnectionPool, server: str, who: Identity) -> None:
+        self._pool = pool
+        self._server = server
+        self._ahead = _AHEAD_SECONDS + _AHEAD_PER_RANK * max(who.world_size, 0)
+        self._pause = Deadline(0.0)
+        self.is_asker = is_asker(who)
+
+    def moment(self, deadline: Deadline) -> Deadline:
+        """When to ask about a wait that has so long."""
+        return Deadline(deadline.remaining - min(self._ahead, _AHEAD_SHARE * deadline.seconds))
+
+    def ask(self, deadline: Deadline) -> Roll | None:
+        """Who is here; None if that is not told by the deadline, or was asked a moment ago."""
+        if deadline.seconds < _SHORTEST_WAIT or not self._pause.passed:
+            return None
+        self._pause = Deadline(_FAILED_PAUSE)
+        try:
+            from rallypoint.stores.absence import find_roll  # late, since most waits end well
+
+            roll = within(deadline.remaining, lambda: find_roll(self._pool, self._server, deadline))
+        except Exception:  # whatever goes wrong: the error of the wait is the one to be told
+            return None
+        if roll is not None:
+            self._pause = Deadline(max(_LEAST_PAUSE, _PAUSE_PER_RANK * (len(roll.ranks) + roll.unknown)))
+        return roll

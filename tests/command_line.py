@@ -1,0 +1,39 @@
+"""The command line in this process: a new interpreter for each call would take too long."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from typing import NamedTuple
+from unittest import mock
+
+from rallypoint.cli.main import call
+from rallypoint.errors import RallypointError, UsageError
+
+
+class Outcome(NamedTuple):
+    exit_code: int
+    stdout: str
+    stderr: str
+    exception: RallypointError | None
+
+
+def invoke(*words: str, text: str = "", environ: Mapping[str, str] | None = None) -> Outcome:
+    """Call `rallypoint` with these words, and the text on standard input."""
+    out, err, error = io.StringIO(), io.StringIO(), None
+    stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
+    with (
+        mock.patch("sys.stdin", stdin),
+        mock.patch.dict(os.environ, environ or {}),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            code = call(list(words))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except RallypointError as problem:
+            code, error = 2 if isinstance(problem, UsageError) else 1, problem
+    return Outcome(code, out.getvalue(), err.getvalue(), error)

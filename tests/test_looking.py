@@ -18,8 +18,8 @@ from rallypoint.relay.core.relay import RelayCore
 from rallypoint.rollcall.identity import Identity, Role, hello_key
 from rallypoint.rollcall.snapshot import Barrier, Client, Question, Snapshot
 from rallypoint.server.core.front import Front
-from rallypoint.server.core.looks import Step
-from rallypoint.server.core.outbox import Fault, Other
+from rallypoint.server.core.looks import LookStep
+from rallypoint.server.core.outbox import CoreFault, Other
 from rallypoint.server.core.store import Core
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE, request
@@ -50,8 +50,8 @@ def hello(who: Identity) -> bytes:
 
 def finish(front: Front[Any]) -> None:
     """Go on with all looks until they are there; time passes while they wait."""
-    while (step := go_on(front)) is not Step.DONE:
-        if step is Step.IDLE:
+    while (step := go_on(front)) is not LookStep.DONE:
+        if step is LookStep.IDLE:
             front.turn.now += 0.01
 
 
@@ -60,7 +60,7 @@ def go_on(front: Front[Any]) -> object:
     step = front.looks.step()
     if front.is_finding:
         front.processes_found()
-        return Step.MORE
+        return LookStep.MORE
     return step
 
 
@@ -74,7 +74,7 @@ def seen_by(front: Front[Any], question: Question | None = None) -> Snapshot:
 
 
 def faults_in(wanted: list[Other]) -> list[type[Exception]]:
-    return [type(each.error) for each in wanted if isinstance(each, Fault)]
+    return [type(each.error) for each in wanted if isinstance(each, CoreFault)]
 
 
 def taken(end: End) -> Snapshot:
@@ -171,7 +171,7 @@ def test_who_asks_the_same_before_it_is_begun_shares_it(core: Core) -> None:
     core.open("client")
     ask("first", Question())
     ask("second", Question())
-    assert core.looks.step() is Step.IDLE, "the system is asked which process that is"
+    assert core.looks.step() is LookStep.IDLE, "the system is asked which process that is"
     ask("third", Question())
     ask("other", Question(keys=1))
     assert len(core.looks._under_way) == 2

@@ -21,7 +21,7 @@ from processes import BACKENDS, Server, end, relaying, serving
 from rallypoint.errors import NotOursError
 from rallypoint.rollcall.identity import Identity, Role, Source, hello_key
 from rallypoint.rollcall.snapshot import Client, Question, Snapshot
-from rallypoint.server.core.looks import Step
+from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Work
 from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.loops.backend import Choice, make_loop
@@ -130,7 +130,7 @@ def steps_of(core: Core, question: Question) -> tuple[list[float], bytes]:
     times: list[float] = []
     core.looks.start(question, found.append)
     step: object = None
-    while step is not Step.DONE:
+    while step is not LookStep.DONE:
         began = time.thread_time()
         step = go_on(core)
         times.append(time.thread_time() - began)
@@ -212,9 +212,9 @@ def test_while_all_wait_nothing_is_tried_again_and_again() -> None:
     core.looks.start(Question(), lambda _: None)
     core.looks.start(Question(keys=1), lambda _: None)
     steps = [core.looks.step() for _ in range(4)]
-    assert steps == [Step.MORE, Step.IDLE] * 2, "the system is asked which process the client is"
+    assert steps == [LookStep.MORE, LookStep.IDLE] * 2, "the system is asked which process the client is"
     core.turn.now += 1.0
-    while core.looks.step() is not Step.DONE:
+    while core.looks.step() is not LookStep.DONE:
         pass
     assert core.outbox.others == [Work.SNAPSHOTS, Work.PROCESSES]
 

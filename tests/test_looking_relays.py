@@ -11,7 +11,7 @@ from ends import ByHand, Desk, Played, Wire, blob, end_of_wait, i64, relay_on, w
 from rallypoint.relay.core.upstream import SessionLostError
 from rallypoint.rollcall.identity import Role, Source
 from rallypoint.rollcall.snapshot import Question, Snapshot
-from rallypoint.server.core.looks import Step
+from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.store import Core
 from rolls import rank
 from test_core import CANCEL_WAIT, barrier, get, set_, wait
@@ -61,7 +61,7 @@ class Tree:
         is_idle = True
         for desk in self.desks:
             if desk not in without:
-                while go_on(desk.front) not in (Step.DONE, Step.IDLE):
+                while go_on(desk.front) not in (LookStep.DONE, LookStep.IDLE):
                     is_idle = False
                 desk.settle()
         self.run(without)
@@ -256,7 +256,7 @@ def test_a_relay_that_has_never_answered_has_no_part(tree: Tree) -> None:
     assert first.part_seconds == -1.0
     assert second.part is not None
     assert tree.clock.now - began == pytest.approx(1.0, abs=0.1), "it is not waited for much longer"
-    assert other.front.looks.step() is Step.DONE
+    assert other.front.looks.step() is LookStep.DONE
 
 
 def test_a_relay_that_answers_no_more_has_its_old_part(tree: Tree) -> None:

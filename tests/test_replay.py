@@ -19,10 +19,10 @@ from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
-from rallypoint.server.core.looks import Step
-from rallypoint.server.core.outbox import Close, Fault
+from rallypoint.server.core.looks import LookStep
+from rallypoint.server.core.outbox import Close, CoreFault
 from rallypoint.server.core.store import Core
-from rallypoint.server.core.traffic import Spread
+from rallypoint.server.core.traffic import Durations
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
@@ -77,13 +77,13 @@ class Replay:
         self._front.turn.now += each.seconds
         for client, why in self._front.overdue():
             self._drop(client, why)
-        turns = Spread()
+        turns = Durations()
         turns.add(each.seconds)
         self._front.end_second(turns)
 
     def _snapshot(self, _: Input) -> None:
         """Goes on with what those asked for who look, as far as it goes without waiting."""
-        while (step := self._front.looks.step()) not in (Step.DONE, Step.IDLE):
+        while (step := self._front.looks.step()) not in (LookStep.DONE, LookStep.IDLE):
             if isinstance(step, Client):
                 step.received, step.sent = 7 * step.id, 11 * step.id
             self._front.processes_found()
@@ -112,7 +112,7 @@ class Replay:
                 if client.id in self._clients:
                     self.outputs.append((client.id, "notice", client.take_notice()))
             for other in outbox.take_others():
-                assert not isinstance(other, Fault), other
+                assert not isinstance(other, CoreFault), other
                 if not isinstance(other, Close):
                     self.outputs.append(other)
                 elif other.client.id in self._clients:

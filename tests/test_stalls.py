@@ -12,7 +12,7 @@ from ends import Desk, End, Played, arrive, leave, relay_on
 from processes import Server, relaying, serving
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.snapshot import Question
-from rallypoint.server.core.looks import Step
+from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.store import Core
 from rallypoint.server.reporting.events import Events
 from rallypoint.server.reporting.stalls import StallReports
@@ -275,7 +275,7 @@ def test_relays_leave_it_to_the_server() -> None:
         clock.now += 1.0
         relay.front.end_second()
         reports.look()
-        assert relay.front.looks.step() is Step.DONE
+        assert relay.front.looks.step() is LookStep.DONE
     assert relay.front.waiting == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.rollcall.snapshot import Mishap, Operation, Second
-from rallypoint.server.core.traffic import MARK_SECONDS, Spread, Traffic
+from rallypoint.server.core.traffic import MARK_SECONDS, Durations, Traffic
 from rallypoint.server.core.turn import Turn
 from rallypoint.server.loops.legacy import LegacyLoop
 from rallypoint.server.loops.libuv import LibuvLoop
@@ -33,10 +33,10 @@ def end_second(
     *,
     clients: int = 0,
     waiting: int = 0,
-    turns: Spread | None = None,
+    turns: Durations | None = None,
 ) -> None:
     turn = Turn(now, wall - now)
-    traffic.end_second(turn, (turns or Spread()).copy(), counts or {}, clients=clients, waiting=waiting)
+    traffic.end_second(turn, (turns or Durations()).copy(), counts or {}, clients=clients, waiting=waiting)
 
 
 # Durations
@@ -48,7 +48,7 @@ def end_second(
     share=st.sampled_from([0.5, 0.9, 0.99, 1.0]),
 )
 def test_quantiles_are_right_to_a_quarter_of_an_octave(durations: list[float], share: float) -> None:
-    spread = Spread()
+    spread = Durations()
     for each in durations:
         spread.add(each)
     needed = next(count for count in range(1, len(durations) + 1) if count >= share * len(durations))
@@ -59,11 +59,11 @@ def test_quantiles_are_right_to_a_quarter_of_an_octave(durations: list[float], s
 
 
 def test_there_is_no_quantile_of_nothing() -> None:
-    assert Spread().quantile(0.5) == -1.0
+    assert Durations().quantile(0.5) == -1.0
 
 
 def test_a_duration_may_be_longer_than_any_or_by_a_clock_that_went_back() -> None:
-    spread = Spread()
+    spread = Durations()
     spread.add(1e6)
     assert 100 < spread.quantile(0.5) < 1e6
     spread.add(-1.0)
@@ -71,7 +71,7 @@ def test_a_duration_may_be_longer_than_any_or_by_a_clock_that_went_back() -> Non
 
 
 def test_what_was_added_since_is_the_difference() -> None:
-    spread = Spread()
+    spread = Durations()
     spread.add(1.0)
     before = spread.copy()
     spread.add(0.001)
@@ -101,7 +101,7 @@ def test_a_rate_of_less_than_a_second_is_as_of_one() -> None:
 
 def test_seconds_are_told_as_they_were() -> None:
     traffic = Traffic()
-    turns = Spread()
+    turns = Durations()
     turns.add(0.001)
     end_second(traffic, 1.0, 101.0, {Op.GET: 10, Op.SET: 1}, clients=3, waiting=2, turns=turns)
     end_second(traffic, 2.0, 102.0, {Op.GET: 15, Op.SET: 1}, clients=4, waiting=0, turns=turns)
@@ -130,7 +130,7 @@ def test_the_last_errors_are_kept_and_all_are_counted() -> None:
 
 
 def test_what_was_slow_is_forgotten_after_a_while() -> None:
-    traffic, turns = Traffic(), Spread()
+    traffic, turns = Traffic(), Durations()
 
     def p99(now: float, *took: float) -> float:
         for seconds in took:

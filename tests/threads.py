@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rallypoint.relay.relay import Relay, Store
+from rallypoint.relay.relay import Relay, StoreAddress
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.pump import Pump
@@ -27,7 +27,7 @@ def serving_in_a_thread(relays: int) -> Iterator[int]:
     listeners = listen("127.0.0.1", 0)
     pumps: list[Pump[Any]] = [Pump(loop, Core(turn=loop.turn), listeners)]
     for _ in range(relays):
-        upstream = Store("the one before", [(socket.AF_INET, listeners[0].getsockname())], True)
+        upstream = StoreAddress("the one before", [(socket.AF_INET, listeners[0].getsockname())], True)
         listeners = listen("127.0.0.1", 0)
         pumps.append(Relay(loop, upstream, listeners))
     port = int(listeners[0].getsockname()[1])

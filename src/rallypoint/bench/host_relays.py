@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from rallypoint.bench.workers import Message, answer
 from rallypoint.errors import RallypointError
 from rallypoint.relay.core.relay import RelayCore
-from rallypoint.relay.relay import Relay, Store, find_upstream
+from rallypoint.relay.relay import Relay, StoreAddress, find_upstream
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.pump import TICK_SECONDS
 from rallypoint.server.machine.ports import client_ports
@@ -102,7 +102,7 @@ class RelayHost:
 
         start_some()
 
-    def _start_one(self, place: Store, listener: socket.socket) -> None:
+    def _start_one(self, place: StoreAddress, listener: socket.socket) -> None:
         relay = Relay(self._loop, place, [listener], Limits())
         relay.start()
         core = relay.core

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rallypoint.relay.passing import passing
-from rallypoint.relay.relay import Relay, Store
+from rallypoint.relay.relay import Relay, StoreAddress
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.wire.limits import Limits
@@ -16,7 +16,9 @@ from rallypoint.wire.limits import Limits
 logger = logging.getLogger("rallypoint.relay")
 
 
-def make_relay(loop: Loop, upstream: Store, listeners: Sequence[socket.socket], limits: Limits) -> Pump[Any]:
+def make_relay(
+    loop: Loop, upstream: StoreAddress, listeners: Sequence[socket.socket], limits: Limits
+) -> Pump[Any]:
     """A relay that combines, or one that only passes on if its upstream knows no sessions."""
     if upstream.knows_sessions:
         return Relay(loop, upstream, listeners, limits)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.outgoing import Address, Outgoing
-from rallypoint.relay.relay import Store
+from rallypoint.relay.relay import StoreAddress
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.front import Front
@@ -111,7 +111,7 @@ class PassingCore(Front[Passenger]):
 
 
 def passing(
-    loop: Loop, upstream: Store, listeners: Sequence[socket.socket], limits: Limits
+    loop: Loop, upstream: StoreAddress, listeners: Sequence[socket.socket], limits: Limits
 ) -> Pump[Passenger]:
     """A pump that passes bytes between its clients and an upstream that knows no sessions."""
     core = PassingCore(loop, upstream.addresses, limits)

@@ -37,7 +37,7 @@ _REFUSED_SECONDS: Final = 5.0
 """A port that refuses for so long: the store is gone, and its sessions with it."""
 
 
-class Store(NamedTuple):
+class StoreAddress(NamedTuple):
     """The store or relay upstream of a relay: where it is, and what it can do."""
 
     name: str
@@ -45,7 +45,7 @@ class Store(NamedTuple):
     knows_sessions: bool
 
 
-def find_upstream(host: str, port: int, seconds: float) -> Store:
+def find_upstream(host: str, port: int, seconds: float) -> StoreAddress:
     """Reach the store or relay at an address; ConnectError when that takes longer than so many seconds."""
     deadline = Deadline(seconds)
     connection = connect(host, port, deadline, who_am_i(Role.AGENT))
@@ -54,7 +54,7 @@ def find_upstream(host: str, port: int, seconds: float) -> Store:
         knows_sessions = connection.read(1, deadline) == READY
     finally:
         connection.close()
-    return Store(format_address(host, port), list(resolve(host, port, deadline)), knows_sessions)
+    return StoreAddress(format_address(host, port), list(resolve(host, port, deadline)), knows_sessions)
 
 
 def _new_token() -> bytes:
@@ -65,7 +65,11 @@ class Relay(Pump[Rank]):
     """Serves ranks and relays on listening sockets, which it owns from now on, by asking its upstream."""
 
     def __init__(
-        self, loop: Loop, upstream: Store, listeners: Sequence[socket.socket], limits: Limits | None = None
+        self,
+        loop: Loop,
+        upstream: StoreAddress,
+        listeners: Sequence[socket.socket],
+        limits: Limits | None = None,
     ) -> None:
         core = RelayCore(_new_token(), limits, loop.turn, about_this_process(loop))
         super().__init__(loop, core, listeners)

@@ -56,7 +56,7 @@ class LookHandler(Handler, Protocol):
     def look(self, question: bytes, /) -> bytes: ...
 
 
-class Carrier(Handler, Protocol):
+class RawHandler(Handler, Protocol):
     """Who takes requests as they are: the operation, its blobs and its tail."""
 
     def carry(self, op: Op, blobs: list[bytes], tail: bytes, /) -> bytes: ...
@@ -102,10 +102,10 @@ LOOKS: Final[dict[Op, Deliver[LookHandler]]] = {Op.LOOK: lambda handler, blobs, 
 """What somebody asks who wants to know how it stands."""
 
 
-def carried(ops: Iterable[Op]) -> dict[Op, Deliver[Carrier]]:
+def carried(ops: Iterable[Op]) -> dict[Op, Deliver[RawHandler]]:
     """Operations that are handed over as they are."""
 
-    def pass_on(op: Op) -> Deliver[Carrier]:
+    def pass_on(op: Op) -> Deliver[RawHandler]:
         return lambda handler, blobs, tail: handler.carry(op, blobs, tail)
 
     return {op: pass_on(op) for op in ops}

@@ -28,7 +28,7 @@ from rallypoint.wire.sessions import ANNOUNCED, Status
 _ANNOUNCED: Final = [ANNOUNCED]
 
 
-class Owner(Protocol):
+class RelayParts(Protocol):
     """The relay to which a client is connected: the parts of it that the client uses."""
 
     limits: Limits
@@ -150,7 +150,7 @@ class Rank(Client):
         *("_relay", "_replies", "_requests", "_waits", "is_present", "last"),
     )
 
-    def __init__(self, relay: Owner, peer: str) -> None:
+    def __init__(self, relay: RelayParts, peer: str) -> None:
         super().__init__(relay.clients, relay.sessions, peer)
         self.read_with(RequestParser(self, relay.forms))
         self.last = 0  # it is a line of its own

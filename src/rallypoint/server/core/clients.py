@@ -96,7 +96,7 @@ def _receive_nothing(_: bytes) -> bytes:
 ClientT = TypeVar("ClientT", bound=Client)
 
 
-class Gone(NamedTuple):
+class Departed(NamedTuple):
     """A client that has left and was known."""
 
     id: int
@@ -118,7 +118,7 @@ class Clients(Generic[ClientT]):
         self._by_id: dict[int, ClientT] = {}
         # When a connection is late, and with what; the deadlines come in the order of insertion.
         self._deadlines: dict[ClientT, tuple[float, str]] = {}
-        self.gone: deque[Gone] = deque(maxlen=_GONE_KEPT)
+        self.gone: deque[Departed] = deque(maxlen=_GONE_KEPT)
         self.opened = 0
         """Connections so far."""
         self.arrivals = 0
@@ -176,7 +176,7 @@ class Clients(Generic[ClientT]):
         self.operations_before += client.operations
         client.read_no_more()
         if client.who.is_rank:
-            self.gone.append(Gone(client.id, client.who, self._context.turn.now, client.why))
+            self.gone.append(Departed(client.id, client.who, self._context.turn.now, client.why))
         if late_with != _NO_HANDSHAKE:
             self._context.journal.left(client, client.why)
 

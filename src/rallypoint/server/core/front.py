@@ -26,7 +26,7 @@ from rallypoint.server.core.looks import Fields, Looks, Pending
 from rallypoint.server.core.outbox import Outbox, Work
 from rallypoint.server.core.progress import Progress
 from rallypoint.server.core.sessions import Carrier, Session, Sessions
-from rallypoint.server.core.traffic import Spread, Traffic
+from rallypoint.server.core.traffic import Durations, Traffic
 from rallypoint.wire.opcodes import Op
 
 
@@ -82,11 +82,11 @@ class Front(ABC, Generic[ClientT]):
         self.sessions.expire(self.turn.now)
         return self.clients.overdue()
 
-    def end_second(self, turns: Spread | None = None) -> None:
+    def end_second(self, turns: Durations | None = None) -> None:
         """About once a second: see what has happened since. `turns`: how long all turns of the loop took."""
         counts, waiting = self.counts(), self.waiting
         self.traffic.end_second(
-            self.turn, turns or Spread(), counts, clients=len(self.clients), waiting=waiting
+            self.turn, turns or Durations(), counts, clients=len(self.clients), waiting=waiting
         )
         self.progress.look(self.turn.now, self.clients.arrivals, counts, self.oldest_wait, waiting)
         if self.journal.is_wanted:

@@ -35,7 +35,7 @@ _PLAN_BYTES: Final = 1 << 18
 """Enough for thousands of machines. A longer plan would hold up the server."""
 
 
-class Waiter(Protocol):
+class Numbered(Protocol):
     """A client's connection, or the ticket of a relay."""
 
     since: float
@@ -62,7 +62,7 @@ class Journal:
         self.is_wanted = is_wanted
         self._turn = turn
         self._outbox = outbox
-        self._waits: dict[Waiter, _Wait] = {}
+        self._waits: dict[Numbered, _Wait] = {}
         self._plan = b""
 
     def _put(self, event: Callable[..., Event], *content: object, **more: object) -> None:
@@ -82,13 +82,13 @@ class Journal:
 
     # Clients
 
-    def connected(self, client: Waiter, peer: str) -> None:
+    def connected(self, client: Numbered, peer: str) -> None:
         self._put(Connected, client.id, peer)
 
-    def named(self, client: Waiter, who: Identity) -> None:
+    def named(self, client: Numbered, who: Identity) -> None:
         self._put(Joined, client.id, who)
 
-    def left(self, client: Waiter, why: str) -> None:
+    def left(self, client: Numbered, why: str) -> None:
         self._end(client, by=0, gave_up=True)
         self._put(Left, client.id, why)
 
@@ -98,28 +98,28 @@ class Journal:
 
     # Waits
 
-    def waits(self, client: Waiter, keys: Sequence[bytes]) -> None:
+    def waits(self, client: Numbered, keys: Sequence[bytes]) -> None:
         """A client begins to wait, for keys or at a barrier."""
         if self.is_wanted:
             self._waits.setdefault(client, _Wait(keys, self._turn.wall))
 
-    def woken(self, waiters: Sequence[Waiter], by: Waiter) -> None:
+    def woken(self, waiters: Sequence[Numbered], by: Numbered) -> None:
         """Clients, and tickets of relays, wait no more because of what another has done."""
         if self._waits:
             for waiter in waiters:
                 self._end(waiter, by=by.id, gave_up=False)
 
-    def gave_up(self, client: Waiter) -> None:
+    def gave_up(self, client: Numbered) -> None:
         """A client waits no more, though what it waited for has not come."""
         self._end(client, by=0, gave_up=True)
 
-    def gathered(self, key: bytes, size: int, waiters: Sequence[Waiter], last: Waiter) -> None:
+    def gathered(self, key: bytes, size: int, waiters: Sequence[Numbered], last: Numbered) -> None:
         """A barrier is complete; `last` was the last to arrive. `woken` comes next."""
         if self.is_wanted:
             began = min(map(self._arrived, waiters))
             self._put(BarrierComplete, key_name(key), size, self._turn.wall - began, last.id)
 
-    def _arrived(self, waiter: Waiter) -> float:
+    def _arrived(self, waiter: Numbered) -> float:
         wait = self._waits.get(waiter)
         return wait.began if wait is not None else waiter.since + self._turn.wall_ahead
 
@@ -138,7 +138,7 @@ class Journal:
             if read is not None:
                 self._put(RoundPlanned, read)
 
-    def _end(self, client: Waiter, *, by: int, gave_up: bool) -> None:
+    def _end(self, client: Numbered, *, by: int, gave_up: bool) -> None:
         wait = self._waits.pop(client, None)
         if wait is None:
             return

@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 
 from rallypoint.rollcall.identity import NOBODY, Identity
 from rallypoint.rollcall.snapshot import Question, Snapshot, as_content, key_name
-from rallypoint.server.core.clients import Client, Clients, Gone
-from rallypoint.server.core.outbox import Fault, Outbox, Work
+from rallypoint.server.core.clients import Client, Clients, Departed
+from rallypoint.server.core.outbox import CoreFault, Outbox, Work
 from rallypoint.server.core.sessions import Session, Sessions
 from rallypoint.server.core.turn import Turn
 
@@ -32,7 +32,7 @@ Deliver = Callable[[bytes], None]
 """Takes a snapshot as JSON; nothing if it could not be made."""
 
 
-class Step(Enum):
+class LookStep(Enum):
     """What `Looks.step` has come to, unless it is a client whose bytes are to be counted."""
 
     MORE = "go on"
@@ -78,7 +78,7 @@ class _Look:
     delivers: list[Deliver]
     is_open: bool = True
     """Whether nothing has been put together yet."""
-    steps: Iterator[Step | Client] = field(default_factory=lambda: iter(()))
+    steps: Iterator[LookStep | Client] = field(default_factory=lambda: iter(()))
 
 
 class Looks:
@@ -106,33 +106,33 @@ class Looks:
         if len(self._under_way) == 1:
             self._subject.outbox.others.append(Work.SNAPSHOTS)
 
-    def step(self) -> Step | Client:
+    def step(self) -> LookStep | Client:
         """Go one step on, and return what comes next. A client: count its bytes first."""
         if not self._under_way:
-            return Step.DONE
+            return LookStep.DONE
         look = self._under_way.pop(0)
         step = self._next(look)
-        if step is Step.DONE:
+        if step is LookStep.DONE:
             self._idle = 0
-            return Step.MORE if self._under_way else Step.DONE
+            return LookStep.MORE if self._under_way else LookStep.DONE
         self._under_way.insert(_AT_ONCE - 1, look)
-        if step is not Step.IDLE:
+        if step is not LookStep.IDLE:
             self._idle = 0
             return step
         self._idle += 1
         if self._idle < min(len(self._under_way), _AT_ONCE):
-            return Step.MORE
+            return LookStep.MORE
         self._idle = 0
-        return Step.IDLE
+        return LookStep.IDLE
 
-    def _next(self, look: _Look) -> Step | Client:
+    def _next(self, look: _Look) -> LookStep | Client:
         """A fault of ours is for those alone who asked: nobody else is to wait for ever."""
         try:
-            return next(look.steps, Step.DONE)
+            return next(look.steps, LookStep.DONE)
         except Exception as error:
-            self._subject.outbox.others.append(Fault(error))
+            self._subject.outbox.others.append(CoreFault(error))
             self._deliver(look, b"")
-            return Step.DONE
+            return LookStep.DONE
 
     def _deliver(self, look: _Look, snapshot: bytes) -> None:
         """To each once, whatever goes wrong with another."""
@@ -141,23 +141,23 @@ class Looks:
             try:
                 deliver(snapshot)
             except Exception as error:
-                self._subject.outbox.others.append(Fault(error))
+                self._subject.outbox.others.append(CoreFault(error))
 
-    def _steps(self, look: _Look) -> Iterator[Step | Client]:
+    def _steps(self, look: _Look) -> Iterator[LookStep | Client]:
         subject = self._subject
         yield from self._gather(subject.turn.now + _PATIENCE_SECONDS)
         yield from list(subject.clients)
         look.is_open = False
         told = {name: as_text(value) for name, value in as_content(subject.sum_up()).items()}
         for each in chain(self._rows(subject.turn.now), subject.describe(look.question)):
-            yield Step.MORE
+            yield LookStep.MORE
             if each is not None:
                 told[each[0]] = each[1]
         text = ",".join([f'"{name}":{value}' for name, value in told.items()])
-        yield Step.MORE
+        yield LookStep.MORE
         self._deliver(look, f"{{{text}}}".encode())
 
-    def _gather(self, deadline: float) -> Iterator[Step]:
+    def _gather(self, deadline: float) -> Iterator[LookStep]:
         """Ask those who know more: relays, and the system."""
         subject = self._subject
         now = subject.turn.now
@@ -166,12 +166,12 @@ class Looks:
             if session.is_present and now - session.told_at > _FRESH_SECONDS:
                 session.ask_to_tell()
                 asked.append(session)
-                yield Step.MORE
+                yield LookStep.MORE
         subject.find_processes()
         while subject.turn.now < deadline and (
             subject.is_finding or any(each.is_present and each.told_at < now for each in asked)
         ):
-            yield Step.IDLE
+            yield LookStep.IDLE
 
     def _rows(self, now: float) -> Fields:
         """Clients, relays, and those who are gone."""
@@ -234,7 +234,7 @@ def relay_row(session: Session, pending: Sequence[Pending], now: float) -> str:
     )
 
 
-def gone_row(gone: Gone, now: float) -> str:
+def gone_row(gone: Departed, now: float) -> str:
     """A `rollcall.snapshot.Gone` as JSON."""
     seconds = f"{now - gone.at:.3f}"
     return f'{{"id":{gone.id},"who":{_who(gone.who)},"seconds":{seconds},"why":{_quote(gone.why)}}}'

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rallypoint.server.core.journal import Journal, Waiter
+from rallypoint.server.core.journal import Journal, Numbered
 from rallypoint.wire.opcodes import STOP_WAITING
 
 
-class Member(Waiter, Protocol):
+class Member(Numbered, Protocol):
     """One that the engine may wake."""
 
     def wake(self) -> None:

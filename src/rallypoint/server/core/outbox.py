@@ -32,13 +32,13 @@ class Close(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Fault:
+class CoreFault:
     """An exception that is a fault of ours. The core goes on; the driver writes it to the log."""
 
     error: Exception
 
 
-Other: TypeAlias = Work | Close[Any] | Fault | Event
+Other: TypeAlias = Work | Close[Any] | CoreFault | Event
 
 
 class Outbox(Generic[T]):

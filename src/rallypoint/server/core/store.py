@@ -22,7 +22,7 @@ from rallypoint.server.core.members import Member, wake
 from rallypoint.server.core.owners import Owners
 from rallypoint.server.core.sessions import Session
 from rallypoint.server.core.tickets import StoreCarrier
-from rallypoint.server.core.traffic import Spread
+from rallypoint.server.core.traffic import Durations
 from rallypoint.server.core.turn import Turn
 from rallypoint.server.core.writers import Writers
 from rallypoint.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, blobs, pack_i64, pack_u64
@@ -243,7 +243,7 @@ class Core(Front[Connection]):
 
     # What it knows
 
-    def end_second(self, turns: Spread | None = None) -> None:
+    def end_second(self, turns: Durations | None = None) -> None:
         super().end_second(turns)
         self.writers.trim()
         self.pushers.trim()

@@ -23,7 +23,7 @@ MARK_SECONDS: Final = 150.0
 _ERRORS_KEPT: Final = 128
 
 
-class Spread:
+class Durations:
     """How durations are spread, to a quarter of an octave."""
 
     __slots__ = ("_counts", "_total")
@@ -37,12 +37,12 @@ class Spread:
         self._counts[min(place, _BUCKETS - 1)] += 1
         self._total += 1
 
-    def copy(self) -> Spread:
-        return self - Spread()
+    def copy(self) -> Durations:
+        return self - Durations()
 
-    def __sub__(self, earlier: Spread) -> Spread:
+    def __sub__(self, earlier: Durations) -> Durations:
         """The durations that were added since it was as `earlier`."""
-        rest = Spread()
+        rest = Durations()
         rest._counts = [now - then for now, then in zip(self._counts, earlier._counts, strict=True)]
         rest._total = self._total - earlier._total
         return rest
@@ -65,8 +65,8 @@ class Traffic:
     __slots__ = ("_counts", "_marks", "_turns", "error_count", "errors", "history")
 
     def __init__(self) -> None:
-        self._turns = Spread()  # of all turns of the loop, when the last second ended
-        self._marks: deque[tuple[float, Spread]] = deque(maxlen=2)  # and at two times before
+        self._turns = Durations()  # of all turns of the loop, when the last second ended
+        self._marks: deque[tuple[float, Durations]] = deque(maxlen=2)  # and at two times before
         self._counts: deque[tuple[float, Mapping[Op, int]]] = deque(maxlen=_RATE_SECONDS + 1)
         self.history: deque[Second] = deque(maxlen=_HISTORY_SECONDS)
         self.errors: deque[Mishap] = deque(maxlen=_ERRORS_KEPT)
@@ -78,7 +78,7 @@ class Traffic:
         self.error_count += 1
 
     def end_second(
-        self, turn: Turn, turns: Spread, counts: Mapping[Op, int], *, clients: int, waiting: int
+        self, turn: Turn, turns: Durations, counts: Mapping[Op, int], *, clients: int, waiting: int
     ) -> None:
         """About once a second: what has been counted until now, and how long all turns of the loop took."""
         before = sum(self._counts[-1][1].values()) if self._counts else 0

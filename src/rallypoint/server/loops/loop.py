@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-from rallypoint.server.core.traffic import Spread
+from rallypoint.server.core.traffic import Durations
 from rallypoint.server.core.turn import Turn
 
 Callback = Callable[[], None]
@@ -35,7 +35,7 @@ class Loop(ABC):
     def __init__(self) -> None:
         self.turn = Turn(time.monotonic())
         """When the turn under way began."""
-        self.turns = Spread()
+        self.turns = Durations()
         """How long turns have taken: from the system's word that there is something to do, until all of it
         was done. A client waits no longer than that for its answer."""
         self._untimed = _TIMED

@@ -21,8 +21,8 @@ from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.server.core.about import About
 from rallypoint.server.core.clients import Client, ClientT
 from rallypoint.server.core.front import Front
-from rallypoint.server.core.looks import Step
-from rallypoint.server.core.outbox import Close, Fault, Other, Work
+from rallypoint.server.core.looks import LookStep
+from rallypoint.server.core.outbox import Close, CoreFault, Other, Work
 from rallypoint.server.loops.link import Link, Socket
 from rallypoint.server.loops.listening import Listening
 from rallypoint.server.loops.loop import Callback, Loop
@@ -189,7 +189,7 @@ class Pump(Generic[ClientT]):
             self._work(other)
         elif isinstance(other, Close):
             self._close_client(other)
-        elif isinstance(other, Fault):
+        elif isinstance(other, CoreFault):
             logger.error("what this server knows could not be put together", exc_info=other.error)
         else:
             self._events.put(other)
@@ -214,13 +214,13 @@ class Pump(Generic[ClientT]):
         if self._closed:
             return
         end = time.monotonic() + _SNAPSHOT_SLICE
-        step: Step | Client = Step.MORE
-        while step is not Step.DONE and step is not Step.IDLE and time.monotonic() < end:
+        step: LookStep | Client = LookStep.MORE
+        while step is not LookStep.DONE and step is not LookStep.IDLE and time.monotonic() < end:
             step = self.core.looks.step()
             if isinstance(step, Client) and step in self._links:
                 self._links[step].count_bytes()
-        if step is not Step.DONE:
-            self.loop.later(_SNAPSHOT_PAUSE if step is Step.IDLE else 0, self._make_snapshots)
+        if step is not LookStep.DONE:
+            self.loop.later(_SNAPSHOT_PAUSE if step is LookStep.IDLE else 0, self._make_snapshots)
         self.deliver()
 
     def _hold_readers(self, hold: bool) -> None:

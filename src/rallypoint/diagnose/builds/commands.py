@@ -37,7 +37,7 @@ def run_script(script: str) -> int:
 def running_command(
     command: Sequence[str], log: Path | None
 ) -> Iterator[tuple[subprocess.Popen[bytes] | None, Path | None]]:
-    """A command and the file that its output goes to, if there is one; it has ended afterwards."""
+    """The process of a command, if there is one, and the file of its output. After the block it has ended."""
     if not command:
         yield None, log
         return
@@ -70,7 +70,7 @@ def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what has not ended yet, and all that it has started: they are of its group."""
+    """End a process that is still running, with its process group: all that it has started."""
     if process.poll() is not None:
         return
     _signal(process, signal.SIGTERM)

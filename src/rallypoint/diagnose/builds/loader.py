@@ -122,10 +122,10 @@ class LoadedLibrary:
 
 
 def judge_loader(folder: Path, environment: Mapping[str, str]) -> Finding | None:
-    """Whether the library that holds the TCPStore is torch's own, or the same; None where that is not known.
+    """Whether the loader takes torch's own library with the TCPStore, or an equal one; None if unknown.
 
     The rules are those of Linux, from torch/_C to libtorch_python to libtorch_cpu. On macOS only
-    DYLD_LIBRARY_PATH is looked at.
+    DYLD_LIBRARY_PATH counts here.
     """
     own = library_in(folder / "lib")
     if own is None or own.name == LIBRARIES[1]:
@@ -141,7 +141,7 @@ def judge_loader(folder: Path, environment: Mapping[str, str]) -> Finding | None
     if loaded.path.samefile(own):
         return ok("loader", f"{own.name} is torch's own")
     what = f"the loader takes {loaded.path} and not {own}: {loaded.reason}"
-    if is_same_build(loaded.path, own):  # what is copied by hand still leads to its build folder
+    if is_same_build(loaded.path, own):  # a copy by hand still has the search path of its build folder
         return ok("loader", f"{what}; the two are the same")
     return failure("loader", what, "take that away, or copy the library that is meant there")
 
@@ -159,7 +159,7 @@ def _resolve(path: Path, name: str, environment: Mapping[str, str]) -> LoadedLib
 
 
 def resolve(elf: Elf, origin: Path, name: str, library_path: str) -> LoadedLibrary | None:
-    """What Linux loads where a file in `origin` needs `name`; None if the system's folders decide."""
+    """The file that Linux loads if a library in `origin` needs `name`; None if the system decides."""
     paths = [] if elf.runpaths else _expand(elf.rpaths, origin)
     variable = [each or "." for each in library_path.split(":")] if library_path else []
     return (

@@ -23,7 +23,7 @@ WHOLE_BUILD: Final = "build"
 
 RELEASE: Final = "2.13.0"
 CLONE: Final = f"git clone --recursive --branch v{RELEASE} https://github.com/pytorch/pytorch"
-"""How a tree comes to be; the libuv that is compiled in is in a submodule of a submodule."""
+"""With submodules: the libuv that is compiled in is in one of them."""
 
 
 class Platform(str, Enum):
@@ -77,7 +77,7 @@ class BuildPlan:
 
 
 def read_facts(path: Path) -> TreeFacts:
-    """What is known of a source tree, which need not be there yet; `UsageError` if it is something else."""
+    """The facts of a source tree, which need not be there yet; `UsageError` for any other folder or file."""
     if not path.exists():
         return TreeFacts(RELEASE, missing=True)
     tree = find_tree(path) if is_source(path) else None
@@ -93,7 +93,7 @@ def read_facts(path: Path) -> TreeFacts:
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:
-    """`9.0,12.0` as it is given on a command line; `UsageError` if one is none."""
+    """The architectures in a text such as `9.0,12.0`; `UsageError` for any other text."""
     parts = tuple(part for part in re.split(r"[,; ]+", text) if part)
     for part in parts:
         if not _ARCHITECTURE.fullmatch(part):
@@ -105,7 +105,7 @@ def parse_architectures(text: str) -> tuple[str, ...]:
 
 
 def make_plan(wishes: Wishes, facts: TreeFacts) -> BuildPlan:
-    """What to do; `UsageError` for wishes that contradict each other."""
+    """The plan; `UsageError` for wishes that contradict each other."""
     if wishes.architectures and wishes.platform is Platform.MACOS:
         raise UsageError("there is no CUDA for macOS", hint="leave --cuda-arch out")
     if wishes.jobs is not None and wishes.jobs < 1:

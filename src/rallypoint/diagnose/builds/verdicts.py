@@ -1,4 +1,4 @@
-"""What the facts about a build of torch come to: findings, each with a state and a hint. Pure."""
+"""Judges the facts about a build of torch: findings, each with a state and a hint. Does no I/O."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def judge_server(found: frozenset[bytes], windows: bool) -> Finding:
 
 
 def judge_linked(needed: Sequence[str], shipped: Sequence[str]) -> Finding | None:
-    """Which libuv is linked or shipped. It says nothing of the server: on Windows gloo needs one as well."""
+    """The libuv that is linked or shipped, if any. It proves nothing: gloo needs one as well."""
     linked = [name for name in needed if is_libuv(name)]
     parts = [f"linked with {', '.join(linked)}"] if linked else []
     parts += (

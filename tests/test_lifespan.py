@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from processes import BACKENDS, end
-from rallypoint.errors import ProtocolError
 from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.hosting import WITH_PARENT, HostedServer, Lifespan, host_server
@@ -84,25 +83,6 @@ def test_without_owners_the_key_is_one_like_any_other() -> None:
     assert client.receive(OWN) == NO
     assert client.receive(request(Op.SET, SECRET, b"v") + OWN) == YES
     core.close(client)
-
-
-def test_an_owner_that_breaks_the_protocol_is_gone_when_it_is_closed(owned: Owned) -> None:
-    owner = owned.connect()
-    with pytest.raises(ProtocolError) as caught:
-        owner.receive(OWN + b"\xff")
-    assert caught.value.replies == YES
-    assert owned.abandoned == 0
-    assert owned.close(owner) == 1
-
-
-def test_an_owner_that_has_sent_its_last_is_gone_when_it_is_closed(owned: Owned) -> None:
-    owner = owned.connect()
-    owner.receive(OWN)
-    owned.core.end(owner, now=100.0)
-    assert owned.abandoned == 0, "it is still to take its replies"
-    ((late, _),) = owned.core.overdue(100.0 + owned.core.limits.handshake_seconds)
-    assert late is owner
-    assert owned.close(owner) == 1
 
 
 @settings(max_examples=60)

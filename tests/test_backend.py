@@ -51,9 +51,6 @@ def test_argument_over_query_over_variable(
 )
 def test_switches_in_any_case(texts: list[str], expected: bool) -> None:
     assert [parse_switch(text, "it") for text in texts] == [expected] * len(texts)
-    assert [choose(None, None, {"USE_LIBUV": text}) for text in texts] == [
-        Choice.LIBUV if expected else Choice.LEGACY
-    ] * len(texts)
 
 
 @pytest.mark.parametrize("text", ["yes", "2", ""])

@@ -21,7 +21,14 @@ import pytest
 
 from processes import end, has_ipv6
 from rallypoint.errors import BindError, PortInUseError, UsageError
-from rallypoint.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
+from rallypoint.server.process.binding import (
+    addresses_for,
+    adopt,
+    describe,
+    is_this_machine,
+    listen,
+    reachable_at,
+)
 
 EVERYWHERE = {"0.0.0.0", "::"}
 UNUSED = "192.0.2.77"
@@ -177,6 +184,26 @@ def test_a_port_in_use_names_who_holds_it() -> None:
     assert "port 0" in error.hint
     assert error.holder is not None
     assert error.holder in error.message
+
+
+def test_this_machine_and_others() -> None:
+    own = ["localhost", "LocalHost", "127.0.0.1", "127.0.0.2", "", "*", "0.0.0.0", "::", "[::]"]
+    own += [socket.gethostname(), socket.gethostname().upper(), own_address()]
+    own += ["::1", "[::1]"] if has_ipv6() else []
+    others = [UNUSED, "2001:db8::77", "[2001:db8::77]", "not a name", "a" * 300]
+    assert [host for host in own + others if is_this_machine(host)] == own
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_ours"),
+    [(["127.0.1.1"], True), ([UNUSED, "127.0.0.1"], True), ([UNUSED], False), ([], False)],
+    ids=["of this one", "of this one, and others", "of another", "of none"],
+)
+def test_a_name_means_the_machine_that_has_its_address(
+    addresses: list[str], is_ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve_to(monkeypatch, *addresses)
+    assert is_this_machine("node-7.example.org") is is_ours
 
 
 def test_a_port_in_use_leaves_no_socket_open() -> None:

@@ -12,20 +12,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
-import psutil
 import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from processes import BACKENDS, end, has_ipv6
-from rallypoint.errors import ProtocolError
+from processes import BACKENDS, end
 from rallypoint.server.core.outbox import Work
 from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.binding import is_this_machine
 from rallypoint.server.process.hosting import WITH_PARENT, HostedServer, Lifespan, host_server
 from rallypoint.wire.encoding import VALIDATE, blob, pack_i64, request
 from rallypoint.wire.opcodes import Op
@@ -87,27 +83,6 @@ def test_without_owners_the_key_is_one_like_any_other() -> None:
     assert client.receive(OWN) == NO
     assert client.receive(request(Op.SET, SECRET, b"v") + OWN) == YES
     core.close(client)
-
-
-def test_an_owner_that_breaks_the_protocol_is_gone_when_it_is_closed(owned: Owned) -> None:
-    owner = owned.connect()
-    with pytest.raises(ProtocolError) as caught:
-        owner.receive(OWN + b"\xff")
-    assert caught.value.replies == YES
-    assert owned.abandoned == 0
-    assert owned.close(owner) == 1
-
-
-def test_an_owner_that_has_sent_its_last_is_gone_when_it_is_closed(owned: Owned) -> None:
-    owner = owned.connect()
-    owner.receive(OWN)
-    owned.core.turn.now = 100.0
-    owned.core.end(owner)
-    assert owned.abandoned == 0, "it is still to take its replies"
-    owned.core.turn.now += owned.core.limits.handshake_seconds
-    ((late, _),) = owned.core.overdue()
-    assert late is owner
-    assert owned.close(owner) == 1
 
 
 @settings(max_examples=60)
@@ -370,45 +345,3 @@ def test_an_abandoned_server_that_does_not_stay_ends_at_once(backend: str) -> No
         server.abandon()
         assert client.read_rest() == b""
         assert server.await_end(SECONDS)
-
-
-# Which machine a name means
-
-
-def own_address() -> str:
-    """An address of this machine that is not loopback, or else one that is."""
-    cards = [card for cards in psutil.net_if_addrs().values() for card in cards]
-    return next(
-        (card.address for card in cards if card.family == socket.AF_INET and card.address[:4] != "127."),
-        "127.0.0.1",
-    )
-
-
-def test_this_machine_and_others() -> None:
-    own = ["localhost", "LocalHost", "127.0.0.1", "127.0.0.2", "", "*", "0.0.0.0", "::", "[::]"]
-    own += [socket.gethostname(), socket.gethostname().upper(), own_address()]
-    own += ["::1", "[::1]"] if has_ipv6() else []
-    others = ["192.0.2.77", "2001:db8::77", "[2001:db8::77]", "not a name", "a" * 300]
-    assert [host for host in own + others if is_this_machine(host)] == own
-
-
-@pytest.mark.parametrize(
-    ("addresses", "ours"),
-    [
-        (["127.0.1.1"], True),
-        (["192.0.2.77", own_address()], True),
-        (["192.0.2.77"], False),
-        ([], False),
-    ],
-    ids=["of this one, at loopback", "of this one, and others", "of another", "of none"],
-)
-def test_a_name_means_the_machine_that_has_its_address(
-    addresses: list[str], ours: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def resolve(host: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
-        if not addresses:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    assert is_this_machine("node-7.example.org") is ours

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -330,17 +330,10 @@ def test_a_server_writes_what_happens(backend: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "rallypoint",
-        "serve",
-        "--port",
-        "0",
-        "--events",
-        str(tmp_path / "no" / "e"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    command = [sys.executable, "-m", "rallypoint", "serve", "--port", "0", "--events"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "no" / "e")], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
     assert done.returncode == 2
     assert "cannot write events" in done.stderr
 
@@ -376,8 +369,7 @@ server.release()
 """
 
 
-@pytest.fixture
-def hosting(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def test_a_hosted_server_writes_where_the_variable_says(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     process = subprocess.Popen(
         [sys.executable, "-c", HOSTED],
@@ -386,21 +378,16 @@ def hosting(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    yield process, path
-    end(process)
-
-
-def test_a_hosted_server_writes_where_the_variable_says(
-    hosting: tuple[subprocess.Popen[str], Path],
-) -> None:
-    process, path = hosting
-    assert process.stdout is not None
-    port = int(process.stdout.readline())
-    with closing(connect("127.0.0.1", port, Deadline(SECONDS), rank(2))):
-        await_events(path, lambda events: bool(of(events, Joined)))
-    events = await_events(path, lambda events: bool(of(events, Left)))
-    assert isinstance(events[0], Started)
-    assert events[0].pid != process.pid
-    assert [each.who.rank for each in of(events, Joined)] == [2]
-    process.communicate("\n", timeout=SECONDS)
-    await_events(path, lambda events: isinstance(events[-1], Stopped))
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        with closing(connect("127.0.0.1", port, Deadline(SECONDS), rank(2))):
+            await_events(path, lambda events: bool(of(events, Joined)))
+        events = await_events(path, lambda events: bool(of(events, Left)))
+        assert isinstance(events[0], Started)
+        assert events[0].pid != process.pid
+        assert [each.who.rank for each in of(events, Joined)] == [2]
+        process.communicate("\n", timeout=SECONDS)
+        await_events(path, lambda events: isinstance(events[-1], Stopped))
+    finally:
+        end(process)

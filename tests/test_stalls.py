@@ -88,11 +88,6 @@ def test_a_stall_is_reported_once_and_again_whenever_it_is_twice_as_long(watched
     assert watched.pass_seconds(1_000) == [240.0, 480.0, 960.0]
 
 
-def test_who_waits_at_a_barrier_is_stalled_as_well(watched: Watched) -> None:
-    watched.desk.open()[0].send(barrier(b"/b", 2))
-    assert watched.pass_seconds(61) == [60.0]
-
-
 def test_without_waits_there_is_no_stall(watched: Watched) -> None:
     (client,) = watched.desk.open()
     assert watched.pass_seconds(200) == []

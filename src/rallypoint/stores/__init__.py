@@ -1,1 +1,4 @@
-"""The stores that people use: one interface, `base.Store`, over TCP, a file, or this process's memory."""
+"""The stores that users open, with torch's names but without torch: over TCP, in a file, in memory.
+
+Servers are in `server`; how a job meets at a store by torch's own means is in `pytorch`.
+"""

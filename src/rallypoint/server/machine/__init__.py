@@ -1,4 +1,4 @@
-"""What the operating system says about itself: ports, names, limits, packages.
+"""Facts that the operating system tells: ports, names, interfaces, limits, packages.
 
-It asks and never changes anything; what a system does not tell is None, and no reason to fail.
+Nothing here changes the system or judges it. A fact that is not told is None, and no reason to fail.
 """

@@ -1,1 +1,4 @@
-"""A server in a process of its own: where it listens, how it is started, when it ends."""
+"""A server in a process of its own: where it listens, how it is started, when it ends.
+
+Serving itself is in `core` and `loops`.
+"""

@@ -1,1 +1,4 @@
-"""The client's side of the wire: reaching a store server, and speaking with it within deadlines."""
+"""The client's side of a connection to a store server: reaching it, requests and replies, deadlines.
+
+What a store makes of them is one folder up.
+"""

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,12 +71,12 @@ def stranger(speak: Speak) -> Iterator[int]:
             assert not thread.is_alive()
 
 
-def says(words: bytes) -> Speak:
-    """A service that says the same, whatever it is told, once it is told something."""
+def says(words: bytes, *, unasked: bool = False) -> Speak:
+    """A service that says the same whatever it is told: at once, or when it is told something."""
 
     def speak(caller: socket.socket) -> None:
         try:
-            if caller.recv(100):
+            if unasked or caller.recv(100):
                 caller.sendall(words)
                 while caller.recv(100):
                     pass
@@ -85,16 +86,7 @@ def says(words: bytes) -> Speak:
     return speak
 
 
-def greets(words: bytes) -> Speak:
-    def speak(caller: socket.socket) -> None:
-        try:
-            caller.sendall(words)
-            while caller.recv(100):
-                pass
-        except OSError:
-            pass
-
-    return speak
+greets = partial(says, unasked=True)
 
 
 # Stores ----------------------------------------------------------------------------------------------------

@@ -424,19 +424,6 @@ def test_thousands_of_unknown_exceptions_are_bounded() -> None:
     assert len(report.others) < 250
 
 
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        ([3], "rank 3"),
-        ([1, 2], "ranks 1 and 2"),
-        ([1, 2, 3, 4, 5, 6, 7, 9], "ranks 1 to 7 and 9"),
-        (list(range(0, 100, 2)), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 42 more"),
-    ],
-)
-def test_ranks_in_words(ranks: list[int], words: str) -> None:
-    assert describe_ranks(ranks) == words
-
-
 # Unknown ---------------------------------------------------------------------------------------------------
 
 

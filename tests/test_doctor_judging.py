@@ -283,6 +283,7 @@ def test_one_problem(gathered: Gathered, name: str, state: State, text: str, hin
     assert finding.hint.startswith(hint)
     if text.endswith("no answer"):
         assert matrix(gathered) == [["0", "-", "200 us"], ["1", "no", "-"]]
+        assert [each.name for each in judge_machines(gathered)].count("ways") == 1
 
 
 ONE_MACHINE = replace(card(0), gloo="127.0.1.1")

@@ -32,7 +32,7 @@ HERE = "127.0.0.1"
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for a stranger who says nothing."""
+    """The checks do not wait long for a stranger that says nothing."""
     monkeypatch.setattr(stores, "_PATIENCE_S", 0.3)
     monkeypatch.setattr(stores, "_STRANGER_S", 0.3)
 
@@ -330,7 +330,7 @@ def test_trying_the_port_does_not_look_like_somebody_who_listens_there(
 def test_trying_a_port_says_nothing_beside_its_finding(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, few_for_clients: None
 ) -> None:
-    """A server that listens everywhere warns in its log; here nobody serves."""
+    """A server that listens everywhere warns in its log; trying a port starts no server."""
     monkeypatch.setattr(socket, "gethostname", lambda: "me")
     monkeypatch.setattr(binding, "_resolve", lambda _: [HERE])
     port = refused_port()

@@ -120,7 +120,7 @@ _LINES = [
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(_NOISE + _LINES), max_size=12), st.integers(1, 200))
 def test_the_sieve_loses_nothing(lines: list[str], size: int) -> None:
-    """Whatever the cuts between chunks, and whatever has been seen before."""
+    """For all cuts between chunks, and all lines before."""
     content = "\n".join(lines).encode()
     chunks = [content[begin : begin + size] for begin in range(0, len(content), size)]
     assert _outcome(chunks, CAUSES, open_sieve=False) == _outcome([content], CAUSES, open_sieve=True)

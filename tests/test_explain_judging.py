@@ -9,7 +9,8 @@ import pytest
 
 from explaining import report_of, traceback
 from rallypoint.diagnose.explain import Explanation, Log
-from rallypoint.diagnose.explain.explanation import Incident, Verdict
+from rallypoint.diagnose.explain.evidence import Incident
+from rallypoint.diagnose.explain.explanation import Verdict
 from rallypoint.diagnose.explain.reading import log_of_failure
 from rallypoint.diagnose.explain.stamps import complete_stamp
 from rallypoint.diagnose.explain.words import describe_ranks

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 import rallypoint
@@ -61,11 +60,6 @@ findings = st.builds(
     st.none() | st.builds(Fix, st.sampled_from(["run", "env"]), texts, texts),
     st.floats(0, 1e6).map(lambda seconds: round(seconds, 3)),
 )
-
-
-@given(findings)
-def test_a_finding_survives_json(finding: Finding) -> None:
-    assert Finding.from_json(finding.as_json()) == finding
 
 
 def test_a_finding_as_json() -> None:
@@ -182,13 +176,10 @@ def test_clocks() -> None:
 
 
 def test_the_clock_of_this_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    [found] = machine.check_clock(situation())
-    assert found.name == "clock"
-    assert found.state is not State.FAILURE
     monkeypatch.setattr(machine, "_is_synchronised", lambda: False)
     for place, state in ((Endpoint("127.0.0.1", 1), State.NOTE), (Endpoint("node-a", 1), W)):
         [found] = machine.check_clock(situation(endpoint=place))
-        assert found.state is state
+        assert (found.name, found.state) == ("clock", state)
 
 
 def test_a_system_that_does_not_know_whether_its_clock_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,14 +212,6 @@ def test_addresses_of_the_own_name() -> None:
         assert (finding.hint == "export GLOO_SOCKET_IFNAME=eth7") == (found == nowhere)
 
 
-def test_an_own_name_that_is_loopback_does_for_one_machine() -> None:
-    """Nothing is to be done then, so nothing is written by --fix; but it is said what several would need."""
-    found = network.judge_addresses("me", ["127.0.1.1"], 0.0, 1)
-    several = "fine for jobs on this machine alone; for several: export GLOO_SOCKET_IFNAME=eth7"
-    assert told(found) == (State.NOTE, f"me is 127.0.1.1, found in 0 ms: {several}", "")
-    assert found.fix is None
-
-
 def test_what_the_own_name_is_to_gloo_depends_on_what_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "me")
     monkeypatch.setattr(network, "resolve", lambda _: (["127.0.1.1"], 0.0))
@@ -247,35 +230,33 @@ def test_what_the_own_name_is_to_gloo_depends_on_what_is_meant(monkeypatch: pyte
             assert found.found == "me is 127.0.1.1; gloo takes eth9, by GLOO_SOCKET_IFNAME"
 
 
-def test_without_an_interface_that_leads_out_the_hosts_file_is_the_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(network, "interfaces", lambda: [LOOPBACK])
-    finding = network.judge_addresses("me", ["127.0.0.1"], 0.0, 2)
-    assert finding.fix is None
-    assert finding.hint.startswith("give me its address in the hosts file")
-    finding = network.judge_addresses("me", ["127.0.0.1"], 0.0, 1)
-    assert "for several: give me its address in the hosts file" in finding.found
+def test_an_own_name_that_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One machine needs no fix, so --fix writes none; but the finding says what several would need."""
+    hosts_file = "give me its address in the hosts file"
+    for there, fix, remedy in (
+        ([LOOPBACK, ETHERNET], USE_ETHERNET, "export GLOO_SOCKET_IFNAME=eth7"),
+        ([LOOPBACK], None, hosts_file),
+    ):
+        monkeypatch.setattr(network, "interfaces", lambda there=there: there)
+        found = network.judge_addresses("me", ["127.0.1.1"], 0.0, 1)
+        assert (found.state, found.hint, found.fix) == (State.NOTE, "", None)
+        assert f"fine for jobs on this machine alone; for several: {remedy}" in found.found
+        found = network.judge_addresses("me", ["127.0.1.1"], 0.0, 2)
+        assert (found.state, found.fix, found.hint.startswith(remedy)) == (W, fix, True)
 
 
-def test_host_names_that_are_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "resolve", lambda _: (["10.0.0.7"], 0.0))
+def test_host_names_that_are_something_else() -> None:
     number = "is a number, and resolvers read it as the address"
-    for name, state, found in (
+    for name, state, text in (
         ("12", F, f"12 {number} 0.0.0.12"),
         ("0x7f000001", F, f"0x7f000001 {number} 127.0.0.1"),
-        ("9" * 12, F, f"{number} of another machine"),
+        ("9" * 12, F, f"{'9' * 12} {number} of another machine"),
         ("0123456789ab", W, "0123456789ab looks like the id of a container"),
-        ("node-1", OK, ""),
-        ("0123456789a", OK, ""),
-        ("0123456789abc", OK, ""),
-        ("vm", OK, ""),
     ):
-        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
-        *strange, usual = network.check_host_name(situation())
-        assert usual.state is OK
-        assert [each.state for each in strange] == ([] if state is OK else [state])
-        assert all(found in each.found for each in strange)
+        [found] = network.judge_spelling(name)
+        assert (found.name, found.state, found.found.startswith(text)) == ("host-name", state, True)
+    for name in ("node-1", "0123456789a", "0123456789abc", "vm"):
+        assert list(network.judge_spelling(name)) == []
 
 
 def test_an_own_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,19 +431,17 @@ def test_interfaces_that_lead_nowhere_or_are_not_told(monkeypatch: pytest.Monkey
     assert network.interfaces_out() == []
 
 
-def test_address_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert network._can_bind(socket.AF_INET, "127.0.0.1")
-    assert not network._can_bind(socket.AF_INET, "203.0.113.7")
-    for first, second, state, found in (
-        (True, True, OK, "IPv4 and IPv6"),
-        (True, False, OK, "IPv4 only"),
-        (False, True, W, "IPv6 only"),
-        (False, False, F, "no socket can be bound"),
-    ):
-        answers = {socket.AF_INET: first, socket.AF_INET6: second}
-        monkeypatch.setattr(network, "_can_bind", lambda family, _, answers=answers: answers[family])
-        [finding] = network.check_families(situation())
-        assert (finding.state, finding.found.startswith(found)) == (state, True)
+def test_address_families() -> None:
+    assert network.can_bind(socket.AF_INET, "127.0.0.1")
+    assert not network.can_bind(socket.AF_INET, "203.0.113.7")
+    assert {works: (found.state, found.found[:9]) for works, found in network.FAMILIES.items()} == {
+        (True, True): (OK, "IPv4 and "),
+        (True, False): (OK, "IPv4 only"),
+        (False, True): (W, "IPv6 only"),
+        (False, False): (F, "no socket"),
+    }
+    [found] = network.check_families(situation())
+    assert found.found.startswith("IPv4")
 
 
 # The endpoint's name -------------------------------------------------------------------------------------
@@ -520,15 +499,15 @@ def test_hosts_that_are_excepted_from_proxies() -> None:
         ("node-a", ",,", False),
     ):
         environ = {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": exceptions}
-        [found] = network._check_proxies(situation(environ, Endpoint(host, 1)))
+        [found] = network.judge_proxies(situation(environ, Endpoint(host, 1)))
         assert found.state is (OK if excepted else W), exceptions
         assert found.found.startswith("https_proxy is set")
         assert (f"{host} over HTTP" in found.found) != excepted
 
 
 def test_a_proxy_without_an_endpoint_is_only_told() -> None:
-    assert list(network._check_proxies(situation({"http_proxy": ""}))) == []
-    [found] = network._check_proxies(situation({"http_proxy": "p", "ALL_PROXY": "p"}))
+    assert list(network.judge_proxies(situation({"http_proxy": ""}))) == []
+    [found] = network.judge_proxies(situation({"http_proxy": "p", "ALL_PROXY": "p"}))
     assert told(found) == (OK, "http_proxy, all_proxy are set: stores and gloo do not use it", "")
 
 
@@ -539,27 +518,24 @@ def test_sidecars(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"LINKERD_X": "1"}, {15_090}, {"Istio": "port 15090", "Linkerd": "the variable LINKERD_X"}),
         ({"PATH": "1"}, {80}, {}),
     ):
-        found = list(network._check_meshes(environ, ports))
+        found = list(network.judge_meshes(environ, ports))
         for finding, (name, sign) in zip(found, signs.items(), strict=True):
             assert finding.state is W
             assert f"a sidecar of {name} seems to be here ({sign})" in finding.found
             assert "inject" in finding.hint
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/etc/istio/proxy")
-    [finding] = network._check_meshes({}, set())
+    [finding] = network.judge_meshes({}, set())
     assert "(/etc/istio/proxy)" in finding.found
 
 
 # Packages ------------------------------------------------------------------------------------------------
 
 
-def test_this_python_and_one_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_python() -> None:
     [python] = machine.check_python(situation())
     assert python.state is OK
     assert ".".join(map(str, sys.version_info[:3])) in python.found
     assert set(machine.versions()) == {"python", "rallypoint", "torch", "accelerate"}
-    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
-    [python] = machine.check_python(situation())
-    assert (python.state, python.hint) == (F, "Rallypoint needs Python 3.10 or later")
 
 
 def test_packages_and_a_torch_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +32,7 @@ HERE = "127.0.0.1"
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for a stranger who says nothing."""
+    """The checks do not wait long for a stranger that says nothing."""
     monkeypatch.setattr(stores, "_PATIENCE_S", 0.3)
     monkeypatch.setattr(stores, "_STRANGER_S", 0.3)
 
@@ -70,12 +71,12 @@ def stranger(speak: Speak) -> Iterator[int]:
             assert not thread.is_alive()
 
 
-def says(words: bytes) -> Speak:
-    """A service that says the same, whatever it is told, once it is told something."""
+def says(words: bytes, *, unasked: bool = False) -> Speak:
+    """A service that says the same whatever it is told: at once, or when it is told something."""
 
     def speak(caller: socket.socket) -> None:
         try:
-            if caller.recv(100):
+            if unasked or caller.recv(100):
                 caller.sendall(words)
                 while caller.recv(100):
                     pass
@@ -85,16 +86,7 @@ def says(words: bytes) -> Speak:
     return speak
 
 
-def greets(words: bytes) -> Speak:
-    def speak(caller: socket.socket) -> None:
-        try:
-            caller.sendall(words)
-            while caller.recv(100):
-                pass
-        except OSError:
-            pass
-
-    return speak
+greets = partial(says, unasked=True)
 
 
 # Stores ----------------------------------------------------------------------------------------------------
@@ -338,7 +330,7 @@ def test_trying_the_port_does_not_look_like_somebody_who_listens_there(
 def test_trying_a_port_says_nothing_beside_its_finding(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, few_for_clients: None
 ) -> None:
-    """A server that listens everywhere warns in its log; here nobody serves."""
+    """A server that listens everywhere warns in its log; trying a port starts no server."""
     monkeypatch.setattr(socket, "gethostname", lambda: "me")
     monkeypatch.setattr(binding, "_resolve", lambda _: [HERE])
     port = refused_port()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import indent
 
 import pytest
 
 from explaining import report_of, traceback
 from rallypoint.diagnose.explain import Explanation, Log
-from rallypoint.diagnose.explain.explanation import Incident, Verdict
+from rallypoint.diagnose.explain.evidence import Incident
+from rallypoint.diagnose.explain.explanation import Verdict
 from rallypoint.diagnose.explain.reading import log_of_failure
 from rallypoint.diagnose.explain.stamps import complete_stamp
 from rallypoint.diagnose.explain.words import describe_ranks
@@ -55,12 +57,6 @@ def test_a_known_cause_is_told_with_its_facts() -> None:
     assert (_verdict(report).sure, _verdict(report).order) == ("certain", "alone")
 
 
-def test_the_more_specific_entry_is_told_alone() -> None:
-    report = report_of("EADDRINUSE on port 40000\nEADDRINUSE\n")
-    assert _title(report) == "The port is one that the system hands out"
-    assert report.consequences == report.others == ()
-
-
 def test_an_entry_may_want_to_see_something_else_in_the_log() -> None:
     error = "ncclInternalError: Internal check failed\n"
     alone = report_of(error)
@@ -85,13 +81,6 @@ def test_consequences_alone_are_told_as_such() -> None:
     assert "consequence" in _verdict(report).reasons[-1]
 
 
-def test_an_exception_that_says_that_another_process_is_gone_is_no_cause() -> None:
-    log = traceback("ConnectionResetError: [Errno 104] reset", "[rank0]: ") + "EADDRINUSE\n"
-    report = report_of(log)
-    assert _title(report) == "The port is taken"
-    assert _titles(report.consequences) == ["ConnectionResetError: [Errno 104] reset"]
-
-
 def test_a_wrapper_is_told_if_there_is_nothing_else() -> None:
     report = report_of("torch.x.ChildFailedError: \nsomething fatal\n")
     assert _title(report) == "torchrun ended because a rank failed"
@@ -106,6 +95,105 @@ def test_what_is_mostly_harmless_is_told_apart() -> None:
     alone = report_of("(errno: 97 - Address family not supported by protocol)\n")
     assert (alone.verdict, alone.found) == (None, False)
     assert _titles(alone.notices) == ["IPv6 is off"]
+
+
+# Verdicts --------------------------------------------------------------------------------------------------
+
+_TAKEN, _FULL, _LOST = (
+    "The port is taken",
+    "The memory of a GPU is full",
+    "A connection to another rank was lost",
+)
+_JOINT = "\nThe above exception was the direct cause of the following exception:\n\n"
+_FRAMES = traceback("").rstrip()
+_NO_TRAINING = "RuntimeError: no training today"
+_NCCL = traceback("torch.DistBackendError: NCCL error in: x.cpp:1\n[rank1]: ncclSystemError: x", "[rank1]: ")
+
+
+@pytest.mark.parametrize(
+    ("logs", "title", "order", "consequences", "others"),
+    [
+        # The more specific entry is told alone.
+        (
+            ["EADDRINUSE on port 40000\nEADDRINUSE\n"],
+            *("The port is one that the system hands out", "alone", [], []),
+        ),
+        # An exception that follows when another process is gone is no cause.
+        (
+            [traceback("ConnectionResetError: [Errno 104] reset", "[rank0]: ") + "EADDRINUSE\n"],
+            *(_TAKEN, "alone", ["ConnectionResetError: [Errno 104] reset"], []),
+        ),
+        # Lines of other writers do not break a traceback.
+        (
+            [f"{_FRAMES}\nstep 1 loss 0.5\nready\nINFO: fine\nEpoch: 3\ntrain.py: fine\n    x\n{_BANANA}"],
+            *(_BANANA, "alone", [], []),
+        ),
+        # The names of exceptions.
+        *(
+            ([traceback(line)], line, "alone", [], [])
+            for line in (
+                *("KeyError: 'x'", "StopIteration", "queue.Empty", "socket.timeout: timed out"),
+                *("etcd.EtcdKeyNotFound: Key not found : /torch/elastic", "Exception: x", "AssertionError"),
+                *(
+                    "socket.gaierror: [Errno -2] Name or service not known",
+                    "torch.distributed.DistStoreError: x",
+                ),
+            )
+        ),
+        # The last exception of a chain explains it if it is a known cause, but not if it is a wrapper.
+        ([f"{traceback(_BANANA)}{_JOINT}{traceback(_MEMORY)}"], _FULL, "alone", [], []),
+        (
+            [f"{traceback(_BANANA)}{_JOINT}{traceback('x.ChildFailedError: ')}"],
+            *(_BANANA, "alone", ["torchrun ended because a rank failed"], []),
+        ),
+        # Without a joint there is no chain.
+        ([traceback(_BANANA) + traceback(_NO_TRAINING)], _BANANA, "lines", [], [_NO_TRAINING]),
+        # Lines of others after an exception do not explain it; a later line of its message does.
+        *(
+            ([f"{traceback(_BANANA)}{line}\n"], _BANANA, "alone", [_LOST], [])
+            for line in (
+                "[/gloo/pair.cc:9] Connection closed by peer",
+                "\nBroken pipe",
+                "ERROR:root:Broken pipe",
+            )
+        ),
+        ([f"{_NCCL}[rank1]: Last error: EADDRINUSE on port 1\n"], _TAKEN, "alone", [], []),
+        # An empty line ends a message, unless the lines name their writer.
+        ([f"{traceback(_BANANA)}\nInvoked with: EADDRINUSE\n"], _BANANA, "lines", [], [_TAKEN]),
+        (
+            [traceback(_BANANA, "[rank0]: ") + "[rank0]: \n[rank0]: Invoked with: EADDRINUSE\n"],
+            *(_TAKEN, "alone", [], []),
+        ),
+        # A traceback may be indented; the source of a frame is no message.
+        (["rallypoint: rank 1 failed\n" + indent(traceback(_BANANA), "  ")], _BANANA, "alone", [], []),
+        (
+            [f'{_FRAMES}\n    raise ValueError("no EADDRINUSE, no CUDA out of memory")\n{_BANANA}\n'],
+            *(_BANANA, "alone", [], []),
+        ),
+        # Times go before lines. Without times, lines of one log have an order. A later cause may be another.
+        (
+            [f"2026-11-15 14:36:20,0 - ERROR - EADDRINUSE\n2026-11-15 14:36:10,0 - ERROR - {_MEMORY}\n"],
+            *(_FULL, "time", [], [_TAKEN]),
+        ),
+        ([f"EADDRINUSE\n{_MEMORY}\n[rank0]: Broken pipe\n"], _TAKEN, "lines", [_LOST], [_FULL]),
+        (
+            ["[E0101 00:00:01.1 x.cpp:1] EADDRINUSE\n[E1231 23:59:58.1 x.cpp:1] CUDA out of memory\n"],
+            *(_FULL, "time", [], [_TAKEN]),
+        ),
+        # Two logs have no order without times, or if only one of them has a zone.
+        (
+            ["2026-11-15T14:36:10Z EADDRINUSE\n", "2026-11-15 09:36:50 - ERROR - CUDA out of memory\n"],
+            *(_TAKEN, "none", [], [_FULL]),
+        ),
+        ([traceback(_BANANA), "EADDRINUSE\n"], _TAKEN, "none", [], [_BANANA]),
+    ],
+)
+def test_verdicts(
+    logs: list[str], title: str, order: str, consequences: list[str], others: list[str]
+) -> None:
+    report = report_of(*logs)
+    assert _order(report) == (title, order)
+    assert (_titles(report.consequences), _titles(report.others)) == (consequences, others)
 
 
 # Tracebacks ------------------------------------------------------------------------------------------------
@@ -139,31 +227,6 @@ def test_tracebacks_of_several_ranks_may_be_mixed() -> None:
     assert [(told.title, told.ranks) for told in report.others] == [(_BANANA, [3])]
 
 
-def test_foreign_lines_between_do_not_break_a_traceback() -> None:
-    lines = traceback(_BANANA).splitlines()
-    foreign = ["step 12 loss 0.5", "node ready", "INFO: fine", "Epoch: 3", "train.py: fine"]
-    report = report_of("\n".join([*lines[:2], *foreign, *lines[2:]]))
-    assert _title(report) == _BANANA
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "KeyError: 'x'",
-        "StopIteration",
-        "queue.Empty",
-        "socket.timeout: timed out",
-        "etcd.EtcdKeyNotFound: Key not found : /torch/elastic",
-        "socket.gaierror: [Errno -2] Name or service not known",
-        "torch.distributed.DistStoreError: x",
-        "Exception: x",
-        "AssertionError",
-    ],
-)
-def test_names_of_exceptions(line: str) -> None:
-    assert _title(report_of(traceback(line))) == line
-
-
 @pytest.mark.parametrize(
     "joint",
     [
@@ -179,90 +242,12 @@ def test_the_first_exception_of_a_chain_is_nearest_to_the_cause(joint: str) -> N
     assert report.consequences == report.others == ()
 
 
-def test_a_chain_that_ends_with_a_known_cause_is_explained_by_it() -> None:
-    joint = "The above exception was the direct cause of the following exception:"
-    report = report_of(f"{traceback(_BANANA)}\n{joint}\n\n{traceback(_MEMORY)}")
-    assert _title(report) == "The memory of a GPU is full"
-    assert report.others == report.consequences == ()
-
-
-def test_what_others_say_after_an_exception_does_not_explain_it() -> None:
-    for line in ("[/gloo/pair.cc:9] Connection closed by peer", "\nBroken pipe", "ERROR:root:Broken pipe"):
-        report = report_of(f"{traceback(_BANANA)}{line}\n")
-        assert _title(report) == _BANANA, line
-
-
-def test_a_chain_that_ends_with_a_known_wrapper() -> None:
-    joint = "The above exception was the direct cause of the following exception:"
-    report = report_of(f"{traceback(_BANANA)}\n{joint}\n\n{traceback('x.ChildFailedError: ')}")
-    assert _title(report) == _BANANA
-    assert _titles(report.consequences) == ["torchrun ended because a rank failed"]
-
-
-def test_a_traceback_may_stand_further_in() -> None:
-    indented = "".join(f"  {line}\n" for line in traceback(_BANANA).splitlines())
-    assert _title(report_of(f"rallypoint: rank 1 failed\n{indented}")) == _BANANA
-
-
-def test_two_tracebacks_without_a_joint_are_no_chain() -> None:
-    report = report_of(traceback(_BANANA) + traceback("RuntimeError: no training today"))
-    assert _title(report) == _BANANA
-    assert _titles(report.others) == ["RuntimeError: no training today"]
-
-
-def test_a_later_line_of_the_message_may_tell_what_it_is() -> None:
-    log = traceback("torch.DistBackendError: NCCL error in: x.cpp:1", "[rank1]: ")
-    report = report_of(f"{log}[rank1]: ncclSystemError: x\n[rank1]: Last error: EADDRINUSE on port 1\n")
-    assert _title(report) == "The port is taken"
-    assert report.others == report.consequences == ()
-
-
-def test_an_empty_line_ends_a_message_only_where_nobody_says_who_writes() -> None:
-    more = "\nInvoked with: EADDRINUSE\n"
-    assert _title(report_of(f"{traceback(_BANANA)}{more}")) == _BANANA
-    ranked = traceback(_BANANA, "[rank0]: ") + "[rank0]: \n[rank0]: Invoked with: EADDRINUSE\n"
-    assert _title(report_of(ranked)) == "The port is taken"
-
-
-def test_the_source_of_a_frame_is_no_message() -> None:
-    log = """
-        Traceback (most recent call last):
-          File "train.py", line 5, in main
-            raise ValueError("no EADDRINUSE, and no CUDA out of memory")
-        ValueError: really not
-    """
-    assert _title(report_of(log)) == "ValueError: really not"
-
-
 def test_colours_and_progress_bars_are_no_text() -> None:
     report = report_of("\r 10%|#   |\r 20%|##  |\x1b[31mEADDR\x1b[0mINUSE on \x1b[1;36mport 29500\x1b[0m\r\n")
     assert _verdict(report).incident.facts == {"port": "29500"}
 
 
 # Order -----------------------------------------------------------------------------------------------------
-
-
-def _stamped(time: str, text: str) -> str:
-    return f"{time},000 - ERROR - {text}\n"
-
-
-def test_times_go_before_lines() -> None:
-    log = _stamped("2026-11-15 14:36:20", "EADDRINUSE") + _stamped("2026-11-15 14:36:10", _MEMORY)
-    report = report_of(log)
-    assert _order(report) == ("The memory of a GPU is full", "time")
-    assert _verdict(report).sure == "certain"
-
-
-def test_without_times_lines_of_a_log_have_an_order() -> None:
-    report = report_of(f"EADDRINUSE\n{_MEMORY}\n")
-    assert _order(report) == ("The port is taken", "lines")
-
-
-def test_a_later_cause_is_no_consequence() -> None:
-    """A port that is taken fills no memory: both are told, and only torchrun or a later try proves more."""
-    report = report_of(f"EADDRINUSE\n{_MEMORY}\n[rank0]: Broken pipe\n")
-    assert _titles(report.others) == ["The memory of a GPU is full"]
-    assert _titles(report.consequences) == ["A connection to another rank was lost"]
 
 
 def test_a_traceback_has_the_time_of_the_line_before() -> None:
@@ -280,24 +265,6 @@ def test_clocks_of_two_machines_that_differ_by_little_have_no_order() -> None:
     assert _order(report) == ("The port is taken", "none")  # what is known goes first
     assert _verdict(report).sure == "likely"
     assert _titles(report.others) == [_BANANA]
-
-
-def test_times_with_and_without_a_zone_have_no_order() -> None:
-    report = report_of(
-        "2026-11-15T14:36:10Z EADDRINUSE\n", "2026-11-15 09:36:50 - ERROR - CUDA out of memory\n"
-    )
-    assert _order(report)[1] == "none"
-
-
-def test_two_logs_without_times_have_no_order() -> None:
-    report = report_of(traceback(_BANANA), "EADDRINUSE\n")
-    assert _order(report) == ("The port is taken", "none")
-
-
-def test_a_log_without_years_around_the_new_year() -> None:
-    log = "[E0101 00:00:01.1 x.cpp:1] EADDRINUSE\n[E1231 23:59:58.1 x.cpp:1] CUDA out of memory\n"
-    report = report_of(log)
-    assert _order(report) == ("The memory of a GPU is full", "time")
 
 
 def test_a_log_without_years_beside_one_with_them() -> None:
@@ -422,19 +389,6 @@ def test_thousands_of_unknown_exceptions_are_bounded() -> None:
     kinds = [f"Error{letter * number}" for number in range(1, 60) for letter in "abcdefghi"]
     report = report_of("".join(traceback(f"{kind}: x") for kind in kinds))
     assert len(report.others) < 250
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        ([3], "rank 3"),
-        ([1, 2], "ranks 1 and 2"),
-        ([1, 2, 3, 4, 5, 6, 7, 9], "ranks 1 to 7 and 9"),
-        (list(range(0, 100, 2)), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 42 more"),
-    ],
-)
-def test_ranks_in_words(ranks: list[int], words: str) -> None:
-    assert describe_ranks(ranks) == words
 
 
 # Unknown ---------------------------------------------------------------------------------------------------

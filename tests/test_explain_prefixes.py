@@ -151,11 +151,6 @@ def test_the_outermost_time_counts() -> None:
     assert _time(line) == _TIME
 
 
-@given(st.text())
-def test_any_text_can_be_split(raw: str) -> None:
-    assert raw.endswith(Prefixes().split(raw).text)
-
-
 @given(st.text(alphabet="[]0123456789:EW.-|rank _/,T", max_size=60))
 def test_what_looks_like_prefixes_can_be_split(raw: str) -> None:
     line = Prefixes().split(raw)

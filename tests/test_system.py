@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from rallypoint.server.machine import limits, names, packages, ports
-from rallypoint.server.machine.names import LookUps
 from rallypoint.stores.client.patience import within
 from raw import SECONDS
 
@@ -45,19 +44,7 @@ def test_numbers_in_files(tmp_path: Path) -> None:
     assert limits._number_in(str(path)) is None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells them by files")
-def test_backlogs_of_this_machine() -> None:
-    for found in (limits.accept_backlog(), limits.syn_backlog()):
-        assert found is None or found > 0
-
-
 # Names and packages ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("seconds", "stall"), [(0.0, False), (1.0, False), (1.001, True)])
-def test_look_ups_that_stall(seconds: float, stall: bool) -> None:
-    assert LookUps(3, seconds).stall == stall
-    assert str(LookUps(3, 0.5)) == "3 look-ups of ::ffff:127.0.0.1 took 0.5 s"
 
 
 def test_look_ups_end_when_one_stalls(monkeypatch: pytest.MonkeyPatch) -> None:

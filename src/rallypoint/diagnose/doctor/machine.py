@@ -20,7 +20,6 @@ from rallypoint.server.machine.limits import accept_backlog, syn_backlog
 from rallypoint.server.machine.packages import ABSENT, installed
 from rallypoint.text import size
 
-_OLDEST: Final = (3, 10)
 _OTHERS: Final = ("torch", "accelerate", "deepspeed", "lightning", "numpy")
 
 _SPARE_FILES: Final = 64
@@ -50,10 +49,7 @@ def versions() -> dict[str, str]:
 def check_python(_: Situation) -> Iterator[Finding]:
     where = "in a virtual environment" if sys.prefix != sys.base_prefix else "no virtual environment"
     what = f"{platform.python_implementation()} {platform.python_version()}, {platform.platform(terse=True)}"
-    if sys.version_info < _OLDEST:
-        yield failure("python", what, f"Rallypoint needs Python {'.'.join(map(str, _OLDEST))} or later")
-    else:
-        yield ok("python", f"{what}, {where}")
+    yield ok("python", f"{what}, {where}")
 
 
 def check_packages(_: Situation) -> Iterator[Finding]:

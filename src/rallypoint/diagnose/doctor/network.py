@@ -148,7 +148,7 @@ def judge_interface(variable: str, text: str, there: list[str]) -> Finding:
     )
 
 
-_FAMILIES: Final = {
+FAMILIES: Final = {
     (True, True): ok("address-families", "IPv4 and IPv6"),
     (True, False): ok("address-families", "IPv4 only; torch warns about IPv6 (errno 97), which does no harm"),
     (False, True): warning(
@@ -162,10 +162,10 @@ _FAMILIES: Final = {
 
 
 def check_families(_: Situation) -> Iterator[Finding]:
-    yield _FAMILIES[_can_bind(socket.AF_INET, "127.0.0.1"), _can_bind(socket.AF_INET6, "::1")]
+    yield FAMILIES[can_bind(socket.AF_INET, "127.0.0.1"), can_bind(socket.AF_INET6, "::1")]
 
 
-def _can_bind(family: socket.AddressFamily, address: str) -> bool:
+def can_bind(family: socket.AddressFamily, address: str) -> bool:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))
@@ -198,7 +198,7 @@ def addresses_of(name: str) -> tuple[str, ...]:
 def check_host_name(situation: Situation) -> Iterator[Finding]:
     """What the own name resolves to: gloo listens there, and the first machine is often named by it."""
     name = socket.gethostname()
-    yield from _check_spelling(name)
+    yield from judge_spelling(name)
     remedy = f"add {name} to {_HOSTS_FILE}"
     try:
         addresses, seconds = resolve(name)
@@ -236,7 +236,7 @@ def _loopback_only(what: str, otherwise: str, machines: int) -> Finding:
     return warning("host-name", f"{what}: gloo would listen where no other machine reaches it", remedy, fix)
 
 
-def _check_spelling(name: str) -> Iterator[Finding]:
+def judge_spelling(name: str) -> Iterator[Finding]:
     """A name that resolvers take for an address, or that only this container knows."""
     if re.fullmatch(r"[0-9]+|0x[0-9a-f]+", name):
         try:
@@ -314,11 +314,11 @@ _MESHES: Final = (
 
 def check_proxies(situation: Situation) -> Iterator[Finding]:
     """HTTP proxies, and the sidecars of service meshes: both step in without being asked."""
-    found = [*_check_proxies(situation), *_check_meshes(situation.environ, listening_ports())]
+    found = [*judge_proxies(situation), *judge_meshes(situation.environ, listening_ports())]
     yield from found or [ok("proxies", "no proxy is set, and no sidecar of a service mesh is to be seen")]
 
 
-def _check_proxies(situation: Situation) -> Iterator[Finding]:
+def judge_proxies(situation: Situation) -> Iterator[Finding]:
     """Stores do not use them; etcd, downloads and experiment loggers do."""
     environ = {name.lower(): value for name, value in situation.environ.items()}
     is_set = [name for name in _PROXIES if environ.get(name)]
@@ -341,7 +341,7 @@ def _is_excepted(host: str, exceptions: str) -> bool:
     return exceptions.strip() == "*" or any(host == name or host.endswith(f".{name}") for name in names)
 
 
-def _check_meshes(environ: Mapping[str, str], listening: Collection[int]) -> Iterator[Finding]:
+def judge_meshes(environ: Mapping[str, str], listening: Collection[int]) -> Iterator[Finding]:
     for mesh in _MESHES:
         signs = [
             *(f"the variable {name}" for name in environ if name.startswith(mesh.variables)),

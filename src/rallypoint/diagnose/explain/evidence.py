@@ -7,14 +7,14 @@ writer is kept, and a count of the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, ValuesView
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
 from rallypoint.diagnose.explain import endings, suspects, tracebacks
 from rallypoint.diagnose.explain.endings import Ending, Table, Tries
-from rallypoint.diagnose.explain.knowledge import Cause
+from rallypoint.diagnose.explain.knowledge import Cause, fill
 from rallypoint.diagnose.explain.sieve import reduce, required_literals
 from rallypoint.diagnose.explain.stamps import Stamp
 from rallypoint.diagnose.explain.suspects import Suspects
@@ -66,28 +66,77 @@ class Sighting:
 
 
 @dataclass
-class Clue:
-    """A known cause, or an unknown exception, with all its sightings."""
+class Incident:
+    """A known cause, or an unknown exception: who wrote of it, and what the knowledge base says of it."""
 
     cause: Cause | None
-    facts: dict[str, str]
+    role: str
+    facts: dict[str, str] = field(default_factory=dict)
     raised: Raised | None = None
     became: Raised | None = None
     """The last exception of a chain that began with this one."""
     sightings: dict[tuple[object, ...], Sighting] = field(default_factory=dict)
+    """One for each writer. When `ordering` has dated them, none is known to come before the first."""
     count: int = 0
 
     @property
-    def role(self) -> str:
-        """The role of the known cause. An unknown exception is a cause, or a symptom by its kind."""
-        if self.cause is not None:
-            return self.cause.role
-        return "symptom" if self.raised is not None and self.raised.name in _FOLLOWERS else "cause"
+    def seen(self) -> ValuesView[Sighting]:
+        return self.sightings.values()
+
+    @property
+    def first(self) -> Sighting:
+        return next(iter(self.seen))
+
+    def is_same(self, other: Incident) -> bool:
+        """Whether it is about the same cause, or the same exception."""
+        return self.cause is other.cause and self.raised == other.raised
+
+    @property
+    def mild(self) -> bool:
+        """Whether it was written in warnings only."""
+        return all(each.mild for each in self.seen)
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({each.rank for each in self.seen if each.rank is not None})
+
+    @property
+    def hosts(self) -> list[str]:
+        return sorted({each.host for each in self.seen if each.host is not None})
+
+    @property
+    def title(self) -> str:
+        """In one line: the entry's title, or the exception."""
+        return self.cause.title if self.cause is not None else self.headline
+
+    @property
+    def text(self) -> str:
+        """The line that was found; of the first writers, one whose text was kept."""
+        return self.first.text or next((each.text for each in self.seen if each.text), "")
+
+    @property
+    def headline(self) -> str:
+        """The exception as it was raised, or the line that was found."""
+        if self.cause is not None or self.raised is None:
+            return self.text
+        return f"{self.raised.kind}: {self.raised.message}" if self.raised.message else self.raised.kind
+
+    @property
+    def what(self) -> str:
+        return fill(self.cause.what, self.facts) if self.cause is not None else ""
+
+    @property
+    def why(self) -> str:
+        return fill(self.cause.why, self.facts) if self.cause is not None else ""
+
+    @property
+    def do(self) -> list[str]:
+        return [fill(text, self.facts) for text in self.cause.do] if self.cause is not None else []
 
 
 @dataclass
 class Source:
-    """A log that has been read, and what it tells besides the clues."""
+    """A log that has been read, and what it tells besides the incidents."""
 
     name: str
     modified: float | None = None
@@ -106,12 +155,12 @@ class Source:
 
 
 class Evidence:
-    """All clues of some logs."""
+    """All incidents of some logs."""
 
     def __init__(self, causes: Sequence[Cause]) -> None:
         self.sources: list[Source] = []
-        self.known: dict[str, Clue] = {}
-        self.unknown: dict[str, Clue] = {}
+        self.known: dict[str, Incident] = {}
+        self.unknown: dict[str, Incident] = {}
         self.suspects = Suspects()
         self.contexts: set[str] = set()
         self._room = _MOST_SIGHTINGS
@@ -158,33 +207,34 @@ class Evidence:
 
     def add_known(self, cause: Cause, facts: dict[str, str], raised: Raised | None, seen: Sighting) -> None:
         """Add a sighting of a cause. Facts that the first sighting leaves open may come from a later one."""
-        clue = self.known.setdefault(cause.id, Clue(cause, {}))
-        clue.facts = {**facts, **clue.facts}
-        clue.raised = clue.raised or raised
-        self._add(clue, seen)
+        incident = self.known.setdefault(cause.id, Incident(cause, cause.role))
+        incident.facts = {**facts, **incident.facts}
+        incident.raised = incident.raised or raised
+        self._add(incident, seen)
 
     def is_news(self, what: Cause | Raised, writer: tuple[object, ...]) -> bool:
         """Whether this writer has not written of it before."""
-        clue = self.unknown.get(_form_of(what)) if isinstance(what, Raised) else self.known.get(what.id)
-        return clue is None or writer not in clue.sightings
+        incident = self.unknown.get(_form_of(what)) if isinstance(what, Raised) else self.known.get(what.id)
+        return incident is None or writer not in incident.sightings
 
     def add_unknown(self, raised: Raised, became: Raised | None, seen: Sighting) -> None:
         """Add an exception that no entry knows, with the last one of its chain."""
         name = _form_of(raised)
         if name in self.unknown or len(self.unknown) < _MOST_UNKNOWN:
-            clue = self.unknown.setdefault(name, Clue(None, {}, raised, became))
-            self._add(clue, seen)
+            role = "symptom" if raised.name in _FOLLOWERS else "cause"
+            incident = self.unknown.setdefault(name, Incident(None, role, raised=raised, became=became))
+            self._add(incident, seen)
 
-    def _add(self, clue: Clue, seen: Sighting) -> None:
+    def _add(self, incident: Incident, seen: Sighting) -> None:
         """Add a sighting. If thousands of ranks write the same, only the first few texts are kept."""
-        clue.count += 1
-        known = clue.sightings.get(seen.writer)
+        incident.count += 1
+        known = incident.sightings.get(seen.writer)
         if known is not None and known.mild and not seen.mild:
-            clue.sightings[seen.writer] = replace(known, mild=False)
-        if seen.writer not in clue.sightings and (not clue.sightings or self._room > 0):
+            incident.sightings[seen.writer] = replace(known, mild=False)
+        if seen.writer not in incident.sightings and (not incident.sightings or self._room > 0):
             self._room -= 1
-            text = excerpt(seen.text, _LONGEST_EXCERPT) if len(clue.sightings) < _EXCERPTS else ""
-            clue.sightings[seen.writer] = replace(seen, text=text)
+            text = excerpt(seen.text, _LONGEST_EXCERPT) if len(incident.sightings) < _EXCERPTS else ""
+            incident.sightings[seen.writer] = replace(seen, text=text)
 
 
 def _form_of(raised: Raised) -> str:

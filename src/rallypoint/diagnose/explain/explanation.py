@@ -1,87 +1,16 @@
-"""The explanation of some logs: incidents, the verdict about the first of them, and all the rest. Pure."""
+"""The explanation of some logs: the verdict about the first cause, and all other incidents. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from rallypoint.diagnose.explain.evidence import Sighting
-from rallypoint.diagnose.explain.knowledge import SURENESS, Cause, fill
-from rallypoint.diagnose.explain.ordering import first_first
+from rallypoint.diagnose.explain.evidence import Incident
+from rallypoint.diagnose.explain.knowledge import SURENESS
 from rallypoint.diagnose.explain.suspects import Suspect
-from rallypoint.diagnose.explain.tracebacks import Raised
 
 TIERS: Final = {"cause": 0, "symptom": 1, "wrapper": 2, "notice": 3}
 """By role, how far an incident is from being a first cause."""
-
-
-@dataclass(frozen=True)
-class Incident:
-    """A known cause, or an unknown exception: who wrote of it, and what the knowledge base says of it."""
-
-    cause: Cause | None
-    role: str
-    facts: dict[str, str]
-    raised: Raised | None
-    became: Raised | None
-    seen: tuple[Sighting, ...]
-    """One for each writer; none is known to come before the first."""
-    count: int
-
-    @property
-    def first(self) -> Sighting:
-        return self.seen[0]
-
-    def only(self, seen: Sequence[Sighting]) -> Incident:
-        """The same incident with some of its sightings."""
-        return replace(self, seen=first_first(seen))
-
-    def is_same(self, other: Incident) -> bool:
-        """Whether it is about the same cause, or the same exception."""
-        return self.cause is other.cause and self.raised == other.raised
-
-    @property
-    def mild(self) -> bool:
-        """Whether it was written in warnings only."""
-        return all(each.mild for each in self.seen)
-
-    @property
-    def ranks(self) -> list[int]:
-        return sorted({each.rank for each in self.seen if each.rank is not None})
-
-    @property
-    def hosts(self) -> list[str]:
-        return sorted({each.host for each in self.seen if each.host is not None})
-
-    @property
-    def title(self) -> str:
-        """In one line: the entry's title, or the exception."""
-        return self.cause.title if self.cause is not None else self.headline
-
-    @property
-    def text(self) -> str:
-        """The line that was found; of the first writers, one whose text was kept."""
-        return self.first.text or next((each.text for each in self.seen if each.text), "")
-
-    @property
-    def headline(self) -> str:
-        """The exception as it was raised, or the line that was found."""
-        if self.cause is not None or self.raised is None:
-            return self.text
-        return f"{self.raised.kind}: {self.raised.message}" if self.raised.message else self.raised.kind
-
-    @property
-    def what(self) -> str:
-        return fill(self.cause.what, self.facts) if self.cause is not None else ""
-
-    @property
-    def why(self) -> str:
-        return fill(self.cause.why, self.facts) if self.cause is not None else ""
-
-    @property
-    def do(self) -> list[str]:
-        return [fill(text, self.facts) for text in self.cause.do] if self.cause is not None else []
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from rallypoint.diagnose.explain.evidence import Evidence, Sighting, Source
-from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Incident, Verdict
+from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, Source
+from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
-from rallypoint.diagnose.explain.ordering import dated, first_first, precedes
+from rallypoint.diagnose.explain.ordering import date, limited, precedes
 
 
 def find_first_cause(evidence: Evidence) -> Explanation:
     """The explanation that the evidence of some logs gives."""
     _without_context(evidence)
     shown = any(source.ending.is_bad(source.lines) for source in evidence.sources)
-    everything = _specific([incident if shown else _weighed(incident) for incident in _incidents(evidence)])
+    everything = _specific([incident if shown else _weighed(incident) for incident in date(evidence)])
     serious = [incident for incident in everything if incident.role != "notice"]
     notices = [incident for incident in everything if incident.role == "notice"]
     verdicts = [
@@ -52,34 +52,18 @@ def find_first_cause(evidence: Evidence) -> Explanation:
 def _without_context(evidence: Evidence) -> None:
     """Drop the causes without their context, and the unknown exceptions that those with it explain."""
     explained = set()
-    for name, clue in list(evidence.known.items()):
-        wanted = {pattern.pattern for pattern in clue.cause.context} if clue.cause else set()
+    for name, incident in list(evidence.known.items()):
+        wanted = {pattern.pattern for pattern in incident.cause.context} if incident.cause else set()
         if not wanted <= evidence.contexts:
             del evidence.known[name]
         elif wanted:
-            explained |= {(seen.log, seen.line) for seen in clue.sightings.values()}
-    for name, clue in list(evidence.unknown.items()):
-        for writer, seen in list(clue.sightings.items()):
+            explained |= {(seen.log, seen.line) for seen in incident.sightings.values()}
+    for name, incident in list(evidence.unknown.items()):
+        for writer, seen in list(incident.sightings.items()):
             if (seen.log, seen.line) in explained:
-                del clue.sightings[writer]
-        if not clue.sightings:
+                del incident.sightings[writer]
+        if not incident.sightings:
             del evidence.unknown[name]
-
-
-def _incidents(evidence: Evidence) -> list[Incident]:
-    seen = dated(evidence)
-    return [
-        Incident(
-            clue.cause,
-            clue.role,
-            clue.facts,
-            clue.raised,
-            clue.became,
-            first_first(seen[id(clue)]),
-            clue.count,
-        )
-        for clue in (*evidence.known.values(), *evidence.unknown.values())
-    ]
 
 
 def _weighed(incident: Incident) -> Incident:
@@ -103,7 +87,7 @@ def _specific(everything: Sequence[Incident]) -> list[Incident]:
         ranks = {seen.rank for each in better for seen in each.seen} - {None}
         left = [seen for seen in incident.seen if seen.log not in logs and seen.rank not in ranks]
         if left:
-            kept.append(incident.only(left))
+            kept.append(limited(incident, left))
     return kept
 
 
@@ -116,7 +100,7 @@ def _by_attempt(everything: Sequence[Incident]) -> list[tuple[int, list[Incident
         for seen in incident.seen:
             by_number.setdefault(last if seen.attempt is None else seen.attempt, []).append(seen)
         for number, part in by_number.items():
-            parts.setdefault(number, []).append(incident.only(part))
+            parts.setdefault(number, []).append(limited(incident, part))
     return sorted(parts.items(), key=lambda each: each[0])
 
 
@@ -193,7 +177,7 @@ def _sort_rest(serious: Sequence[Incident], verdict: Verdict) -> tuple[list[Inci
     for incident in serious:
         rest = [seen for seen in incident.seen if not _is_before(seen, verdict)]
         if rest and not incident.is_same(verdict.incident):
-            left = incident.only(rest)
+            left = limited(incident, rest)
             (consequences if _follows(left, verdict) else others).append(left)
     return consequences, others
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from rallypoint.diagnose.explain.evidence import Evidence, Sighting
+from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting
 from rallypoint.diagnose.explain.stamps import moment_of
 
 OTHER_CLOCK: Final = timedelta(seconds=2)
@@ -22,20 +22,19 @@ _ANY: Final = datetime(2000, 7, 1)
 _WHOLE_SECOND: Final = timedelta(seconds=1)
 
 
-def dated(evidence: Evidence) -> dict[int, list[Sighting]]:
-    """The sightings of each clue, by the clue's identity, with times that can be compared."""
-    clues = [*evidence.known.values(), *evidence.unknown.values()]
-    pairs = [(id(clue), sighting) for clue in clues for sighting in clue.sightings.values()]
+def date(evidence: Evidence) -> list[Incident]:
+    """All incidents, with times that can be compared, and with their first sighting first."""
+    incidents = [*evidence.known.values(), *evidence.unknown.values()]
+    pairs = [(incident, sighting) for incident in incidents for sighting in incident.seen]
     pairs.sort(key=lambda pair: (pair[1].log, pair[1].line))
     near = _references([each for _, each in pairs], evidence)
-    found: dict[int, list[Sighting]] = {id(clue): [] for clue in clues}
-    for name, each in pairs:
+    for incident, each in pairs:
         time = None
         if each.stamp is not None:
             time = near[each.log] = each.stamp.resolve(near[each.log])
         attempt = evidence.sources[each.log].attempt_of(each.tries)
-        found[name].append(replace(each, time=time, attempt=attempt))
-    return found
+        incident.sightings[each.writer] = replace(each, time=time, attempt=attempt)
+    return [limited(incident, list(incident.seen)) for incident in incidents]
 
 
 def _references(sightings: Iterable[Sighting], evidence: Evidence) -> list[datetime]:
@@ -56,13 +55,13 @@ def _last_half_year(modified: float | None) -> datetime:
     return moment_of(modified) - _HALF_A_YEAR if modified is not None else _ANY
 
 
-def first_first(seen: Sequence[Sighting]) -> tuple[Sighting, ...]:
-    """The sightings, beginning with one that is not known to come after any other."""
+def limited(incident: Incident, seen: Sequence[Sighting]) -> Incident:
+    """The incident with some of its sightings, beginning with one that is not known to come after another."""
     first = min(seen, key=lambda each: (each.time or datetime.max, each.log, each.line))
     for each in seen:
         if precedes(each, first):  # one without a time, in the same log
             first = each
-    return (first, *(each for each in seen if each is not first))
+    return replace(incident, sightings={each.writer: each for each in (first, *seen)})
 
 
 def precedes(one: Sighting, other: Sighting) -> str:

@@ -196,17 +196,8 @@ class _Scanner:
 
     def _sighting(self, line: Line, tries: int, what: Cause | Raised, mild: bool = False) -> Sighting:
         stamp = line.stamp or self._log.stamp
-        seen = Sighting(
-            self._index,
-            self._number,
-            line.rank,
-            line.host,
-            stamp,
-            stamp is not None,
-            tries,
-            line.text,
-            mild,
-        )
+        where = (self._index, self._number, line.rank, line.host)
+        seen = Sighting(*where, stamp, stamp is not None, tries, line.text, mild)
         # Looking back is expensive, and only the first sighting of a writer counts.
         if stamp is not None or not self._evidence.is_news(what, seen.writer):
             return seen

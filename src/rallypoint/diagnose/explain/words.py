@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from rallypoint.diagnose.explain.explanation import Explanation, Incident, Verdict
+from rallypoint.diagnose.explain.evidence import Incident
+from rallypoint.diagnose.explain.explanation import Explanation, Verdict
 from rallypoint.diagnose.explain.suspects import Suspect
 from rallypoint.text import excerpt, printable, ranks_text
 

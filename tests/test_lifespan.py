@@ -64,34 +64,6 @@ def owned() -> Owned:
     return Owned()
 
 
-def test_the_last_owner_to_go_abandons_the_server_once(owned: Owned) -> None:
-    first, second, guest, late = (owned.connect() for _ in range(4))
-    assert first.receive(OWN) == YES
-    assert second.receive(OWN) == YES
-    assert owned.close(first) == 0
-    assert owned.close(second) == 1
-    assert late.receive(OWN) == NO, "it is about to end"
-    assert owned.close(late) == 1
-    assert owned.close(guest) == 1
-    assert owned.connect().receive(OWN) == NO
-
-
-def test_clients_that_own_nothing_may_go(owned: Owned) -> None:
-    for _ in range(3):
-        assert owned.close(owned.connect()) == 0
-    guest, owner = owned.connect(), owned.connect()
-    assert owner.receive(OWN) == YES
-    assert owned.close(guest) == 0
-    assert owned.close(owner) == 1
-
-
-def test_an_owner_owns_once(owned: Owned) -> None:
-    owner = owned.connect()
-    for _ in range(3):
-        assert owner.receive(OWN) == YES
-    assert owned.close(owner) == 1
-
-
 def test_ownership_may_come_in_pieces_among_other_requests(owned: Owned) -> None:
     (owner,) = (owned.connect() for _ in range(1))
     stream = request(Op.SET, b"k", b"v") + OWN + request(Op.GET, b"k")
@@ -429,14 +401,6 @@ def test_an_abandoned_server_that_does_not_stay_ends_at_once(backend: str) -> No
         server.abandon()
         assert client.read_rest() == b""
         assert server.await_end(SECONDS)
-
-
-def test_await_end() -> None:
-    with hosting("legacy") as server:
-        assert not server.await_end(0.01)
-        server.release()
-        assert server.await_end(0.01)
-        assert server.await_end(0.01)
 
 
 # Which machine a name means

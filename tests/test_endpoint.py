@@ -43,42 +43,23 @@ def test_space_around_it_does_not_count_and_nothing_means_a_free_port_of_this_ma
         assert parse_endpoint(text) == Endpoint("node-a", 29500)
 
 
-def test_the_default_port_is_torchruns() -> None:
-    assert DEFAULT_PORT == 29400
-
-
 NO_ENDPOINTS = {
     "a port alone": ":29500",
-    "a colon": ":",
     "an empty port": "node-a:",
-    "an empty port behind brackets": "[::1]:",
     "a port too high": "node-a:65536",
-    "a port far too high": "node-a:99999999999999999999",
-    "a negative port": "node-a:-1",
-    "a port with a sign": "node-a:+1",
-    "a port that is a name": "node-a:http",
+    "a port far too high": "node-a:" + "9" * 5000,
     "a port with a space": "node-a: 29500",
-    "a port with a fraction": "node-a:29500.5",
     "a port in other digits": "node-a:\uff12\uff19",
     "two ports": "node-a:29500:29501",
-    "two ports behind an address": "10.0.0.1:29500:29501",
-    "three names": "a:b:c",
     "empty brackets": "[]:29500",
-    "a bracket that does not close": "[::1",
     "a bracket that does not close, with a port": "[::1:29500",
-    "a bracket that does not open": "::1]:29500",
-    "a name with a bracket": "node-a]:29500",
     "a name in brackets": "[node-a]:29500",
     "more behind the bracket": "[::1]x:29500",
     "no IPv6 address": "fd00::1::2",
     "an IPv6 address with a port, without brackets": "fd00::1:29500",
     "a space in the name": "node a:29500",
     "a URL": "tcp://node-a:29500",
-    "a URL with an address": "tcp://[::1]:29500",
-    "a path": "/tmp/endpoint",
-    "a user": "me@node-a:29500",
     "several": "node-a:29500,node-b:29500",
-    "a query": "node-a:29500?is_host=1",
 }
 
 
@@ -88,12 +69,6 @@ def test_what_is_no_endpoint() -> None:
             parse_endpoint(text)
         assert caught.value.message == f"{text!r} is no endpoint", what
         assert "HOST:PORT" in caught.value.hint
-
-
-@pytest.mark.parametrize("text", ["fe80::1%eth0:29500", "[:]:29500", "node-a:" + "9" * 5000], ids=len)
-def test_what_is_hardly_an_endpoint(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse_endpoint(text)
 
 
 labels = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,8}[A-Za-z0-9_])?", fullmatch=True)

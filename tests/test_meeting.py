@@ -24,7 +24,6 @@ from rallypoint.errors import (
     MeetingClosedError,
     RallypointError,
     StoreTimeoutError,
-    UsageError,
 )
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size
@@ -223,15 +222,6 @@ def test_machines_that_come_at_the_same_time_agree(any_hall: Hall, count: int) -
     assert any_hall.started == [(0, met.members[0].id)]
 
 
-def test_machines_get_the_ranks_that_they_ask_for(hall: Hall) -> None:
-    ranks = [3, 0, 2, 1]
-    machines = [hall.machine(name, Size(4, 4), rank) for name, rank in zip("abcd", ranks, strict=True)]
-    rounds = together(machines)
-    assert [met.rank for met in rounds] == ranks
-    assert names(agreed(machines, rounds).members) == "bdca"
-    assert hall.started == [(0, "b")]
-
-
 def test_the_machine_that_the_endpoint_names_keeps_the_store(hall: Hall) -> None:
     machines = [hall.machine(name, Size(3, 3), rank, keeps=rank == 2) for rank, name in enumerate("abc")]
     met = agreed(machines, together(machines))
@@ -245,15 +235,6 @@ def test_jobs_at_one_place_do_not_meet(hall: Hall) -> None:
     one, two = hall.machine("a", Size(1, 1)), alone.machine("b", Size(1, 1))
     assert names(one.enter().members) == "a"
     assert names(two.enter().members) == "b"
-
-
-def test_a_rank_that_is_taken(hall: Hall) -> None:
-    first, second = hall.machine("a", Size(2, 2), 0), hall.machine("b", Size(2, 2), 0)
-    first.coming()
-    until(lambda: first.roster.present, "the first has come")
-    with pytest.raises(UsageError, match="asks for a rank that is taken"):
-        second.enter()
-    assert names(first.roster.everybody) == "a"
 
 
 # Starting again
@@ -274,31 +255,6 @@ def test_one_that_starts_again_takes_the_others_along(any_hall: Hall) -> None:
         assert met.store not in stores
         stores.add(met.store)
     assert [number for number, _ in any_hall.started] == [0, 1, 2, 3, 4]
-
-
-def test_whoever_takes_part_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of random machines, which ask for ranks or do not."""
-    monkeypatch.setattr(LOOK, 0.001)
-    for seed in range(15):
-        random = Random(seed)
-        hall = Hall(HashStore(SECONDS).clone, "job")
-        ranks = [random.choice([-1, rank]) for rank in range(5)]
-        machines = [hall.machine(name, Size(1, 5), rank) for name, rank in zip("abcde", ranks, strict=True)]
-        for number in range(3):
-            chosen = random.sample(machines, random.randint(1, 5))
-            for machine in machines:
-                if machine not in chosen:
-                    machine.leave()
-            calls = [machine.coming() for machine in chosen]
-            if len(chosen) < 5:
-                call_last(hall, chosen)
-            met = agreed(chosen, [call.result() for call in calls])
-            assert met.number == number
-            asked = [each.rank for each in met.members if each.rank >= 0]
-            assert asked == sorted(asked)
-            assert all(each.rank >= 0 for each in met.members[: len(asked)])
-        assert [number for number, _ in hall.started] == [0, 1, 2]
-        hall.close()
 
 
 # More than enough, and less
@@ -325,16 +281,6 @@ def test_who_comes_before_the_last_call_takes_part(hall: Hall) -> None:
     assert met.number == 0
 
 
-def test_too_few_are_not_enough_however_long_the_last_call(hall: Hall) -> None:
-    first = hall.machine("a", Size(2, 3))
-    first.coming()
-    until(lambda: first.roster.present, "one has come")
-    hall.time.await_looks("a")
-    hall.time.advance(59)
-    hall.time.await_looks("a")
-    assert not first.roster.complete
-
-
 def test_one_that_comes_later_takes_part_in_the_next_round(hall: Hall) -> None:
     size, times = Size(1, 2), MeetingTimes(last_call=0)
     early, late = hall.machine("a", size, times=times), hall.machine("b", size, times=TIMES)
@@ -357,16 +303,6 @@ def test_one_too_many_waits_as_long_as_it_takes(hall: Hall) -> None:
     assert second.wants_restart()
     met = agreed([second, spare], [second.enter(), coming.result()])
     assert (met.number, names(met.members)) == (1, "cb")
-
-
-def test_a_place_that_becomes_free_is_noticed_at_once(hall: Hall) -> None:
-    first, second, spare = hall.machines("abc", Size(2, 2))
-    together([first, second])
-    spare.coming()
-    until(lambda: first.roster.waiting, "the spare one waits")
-    assert not second.wants_restart()
-    first.leave()
-    assert second.wants_restart()
 
 
 @pytest.mark.usefixtures("_looks_seldom")
@@ -518,19 +454,9 @@ def test_who_was_counted_as_lost_may_come_back(hall: Hall) -> None:
     machines = hall.machines("ab", Size(2, 2))
     together(machines)
     miss(hall, machines, machines[1])
-    machines[1].beat()
     assert agreed(machines, together(machines)).number == 1
     for _ in range(10):
         beat(hall, machines)
-    assert machines[0].roster.lost == ()
-
-
-def test_who_comes_back_has_as_much_time_as_anyone(hall: Hall) -> None:
-    machines = hall.machines("ab", Size(2, 2))
-    together(machines)
-    miss(hall, machines, machines[1])
-    together(machines)
-    beat(hall, machines)
     assert machines[0].roster.lost == ()
 
 
@@ -670,15 +596,6 @@ def test_who_is_in_an_open_round_is_told_that_the_meeting_is_closed(hall: Hall) 
     assert second.roster.everybody == ()
 
 
-def test_nobody_starts_again_after_the_end(hall: Hall) -> None:
-    machines = hall.machines("ab", Size(2, 2))
-    together(machines)
-    machines[0].close("the job has ended")
-    with pytest.raises(MeetingClosedError):
-        machines[1].enter()
-    assert names(machines[0].roster.everybody) == "a"
-
-
 def test_who_holds_the_place_waits_for_the_others_to_leave(any_hall: Hall) -> None:
     machines = any_hall.machines("abc", Size(3, 3))
     together(machines)
@@ -814,38 +731,6 @@ def test_what_changes_nothing_writes_nothing(hall: Hall) -> None:
     assert state(hall) == closed
 
 
-def test_changes_at_the_same_time_are_all_kept(any_hall: Hall) -> None:
-    """Two machines change the roster 200 times, for members of which each knows one half."""
-    size = Size(1, 1000)
-    halves = [[Member(f"{half}{number}", "host", number) for number in range(50)] for half in "ab"]
-    machines = any_hall.machines("ab", size)
-
-    def change(rule: Callable[[Roster, Member], Roster]) -> None:
-        def change_all(machine: Machine, half: list[Member]) -> None:
-            for each in half:
-                machine._change(lambda roster: rule(roster, each))  # noqa: B023
-
-        calls = [Call(lambda m=m, h=h: change_all(m, h)) for m, h in zip(machines, halves, strict=True)]  # type: ignore[misc]
-        for call in calls:
-            call.result()
-
-    change(lambda roster, each: roster.join(each, size))
-    assert set(machines[0].roster.present) == {*halves[0], *halves[1]}
-    assert machines[0].roster == machines[1].roster
-    change(lambda roster, each: roster.leave(each.id, size))
-    assert machines[0].roster == machines[1].roster == Roster(version=200, least=1, most=1000)
-
-
-def test_what_another_program_wrote_is_said_to_be_that(hall: Hall) -> None:
-    hall.machine("a", Size(1, 1)).enter()
-    store = hall.store()
-    for key in state(hall):
-        if "roster" in key:
-            store.set(key, "1 something else")
-    with pytest.raises(RallypointError, match="cannot be read"):
-        hall.machine("b", Size(1, 1)).enter()
-
-
 # Whoever acts when
 
 
@@ -899,28 +784,6 @@ def test_a_round_stays_what_it_is_for_who_looks_after_another_has_left_it(hall: 
     rounds.append(late.enter())
     agreed([keeper, late], rounds)
     assert hall.started == [(0, "b")]
-
-
-def test_a_round_whose_keeper_has_failed_is_over_also_for_who_looks_later(hall: Hall) -> None:
-    failures: list[object] = []
-
-    def fail() -> None:
-        raise OSError("no port is free")
-
-    def come_and_fail(operation: str, _: str) -> None:
-        if operation == "wait" and failures:
-            hall.time.advance(60)
-        elif operation == "wait":
-            with pytest.raises(OSError, match="no port is free") as caught:
-                keeper.enter()
-            failures.append(caught)
-
-    late = hall.machine("a", Size(2, 2), store=Tapped(hall.store(), come_and_fail))
-    keeper = hall.machine("b", Size(2, 2), keeps=True, store=PrefixStore("tapped", hall.store()))
-    keeper.before_start = fail
-    with pytest.raises(JoinTimeoutError):
-        late.enter()
-    assert hall.started == []
 
 
 @pytest.mark.parametrize("operation", ["compare_set", "set"])

@@ -186,6 +186,10 @@ def test_a_file_has_a_file_store(tmp_path: Path) -> None:
         ("tcp://localhost:1?rank=first", -1, 2, "the rank is 'first', which is no number"),
         ("tcp://localhost:1?use_libuv=maybe", 0, 1, "use_libuv in the URL is 'maybe'"),
         ("tcp://localhost:1?use_libuv=", 0, 1, "use_libuv in the URL is ''"),
+        ("tcp://localhost:http", 0, 1, "'tcp://localhost:http' has no port that exists"),
+        ("tcp://localhost:65536", 0, 1, "'tcp://localhost:65536' has no port that exists"),
+        ("tcp://[::1:29500", 0, 1, ""),
+        ("file:///tmp/meet", 2, 2, "rank 2 does not exist in a world of 2"),
         ("file://", 0, 1, "names no file"),
         ("file://host/path", 0, 1, "names no file"),
         ("env://", -1, 1, "the rank is not known\nhint: set the variable RANK"),
@@ -217,19 +221,3 @@ def test_usage_errors_of_the_environment(
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=words):
         rendezvous("env://")
-
-
-@pytest.mark.parametrize("url", ["tcp://localhost:http", "tcp://localhost:65536"])
-def test_a_port_that_does_not_exist(url: str) -> None:
-    with pytest.raises(UsageError, match=f"'{url}' has no port that exists"):
-        rendezvous(url, 0, 1)
-
-
-def test_a_url_that_cannot_be_taken_apart() -> None:
-    with pytest.raises(UsageError):
-        rendezvous("tcp://[::1:29500", 0, 1)
-
-
-def test_a_rank_that_does_not_exist_at_a_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="rank 2 does not exist in a world of 2"):
-        rendezvous(f"file://{tmp_path}/meet", 2, 2).store.close()

@@ -90,26 +90,6 @@ def test_a_command_gets_help_and_the_variables_of_the_file_where_it_has_none_of_
     assert (done.returncode, done.stdout) == (0, "True of the shell 7 3\n"), done.stderr
 
 
-@pytest.mark.slow
-def test_two_machines_meet(tmp_path: Path) -> None:
-    options = ["--nnodes=2", f"--rdzv-endpoint=localhost:{free_port()}", "--nproc-per-node=1"]
-    with job(tmp_path) as running:
-        for _ in range(2):
-            running.start(TRAIN + DONE, options, command=_RUN)
-        assert running.wait() == [0, 0], running.logs()
-        assert running.logs().count("done ") == 2
-        assert running.logs().count("2 of 2 ranks have joined") >= 1
-
-
-@pytest.mark.slow
-def test_torchrun_runs_as_it_is_with_help_where_torch_needs_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN + DONE)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    done = _run("--", *torchrun, "train.py", folder=tmp_path, environ=_NO_LIBUV)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("done ") == 2
-
-
 # Exit codes and signals ------------------------------------------------------------------------------------
 
 

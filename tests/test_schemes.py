@@ -19,7 +19,6 @@ from rallypoint.errors import UsageError
 from rallypoint.launch.environment import inject
 from rallypoint.pytorch.schemes import meet_at_file, meet_at_server
 from rallypoint.pytorch.store import PythonStore
-from rallypoint.stores.file import FileStore
 
 _SHORT = timedelta(seconds=5)
 
@@ -204,10 +203,3 @@ def test_the_wrapper_serves_cpp() -> None:
     assert prefixed.compare_set("x", "y", "z") == b"z"
     prefixed.append("x", "!")
     assert prefixed.get("x") == b"z!"
-
-
-def test_a_file_store_can_be_wrapped(tmp_path: Path) -> None:
-    store = PythonStore(FileStore(str(tmp_path / "file"), 1))
-    store.set("key", "value")
-    assert store.get("key") == b"value"
-    store.close()

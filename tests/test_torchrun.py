@@ -16,6 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from jobs import DONE, TRAIN, Job, free_port, job, kill_tree
+from processes import has_ipv6
 from rallypoint.pytorch.plugin import create_handler
 
 _TWO = ["--nnodes=2", "--nproc-per-node=1"]
@@ -39,24 +40,7 @@ def _all_done(running: Job, world: int) -> None:
     assert "Error waiting on exit barrier" not in running.logs()
 
 
-@pytest.mark.slow
-def test_one_machine_needs_no_endpoint(tmp_path: Path) -> None:
-    with job(tmp_path) as running:
-        running.start(TRAIN + DONE, ["--rdzv-backend=rallypoint", "--nproc-per-node=2"])
-        assert running.wait() == [0], running.logs()
-        _all_done(running, 2)
-        assert running.processes() == []
-
-
-def _has_ipv6() -> bool:
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
-
-
-_NO_IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="there is no IPv6 here")
+_NO_IPV6 = pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
 _HOSTS = ["localhost", "127.0.0.1", pytest.param("[::1]", marks=_NO_IPV6), socket.gethostname()]
 
 
@@ -70,18 +54,6 @@ def test_two_machines_meet(host: str, tmp_path: Path) -> None:
         assert running.wait() == [0, 0], running.logs()
         _all_done(running, 2)
         assert running.processes() == []
-
-
-@pytest.mark.slow
-def test_machines_get_the_ranks_they_ask_for(tmp_path: Path) -> None:
-    endpoint = f"localhost:{free_port()}"
-    script = TRAIN + 'say("machine", os.environ["GROUP_RANK"], "is", os.environ["NAME"])' + DONE
-    with job(tmp_path) as running:
-        for name, rank in (("a", 1), ("b", 0)):
-            running.start(script, [*_TWO, *_backend(endpoint, f"rank={rank}")], {"NAME": name})
-        assert running.wait() == [0, 0], running.logs()
-        assert "machine 1 is a" in running.logs()
-        assert "machine 0 is b" in running.logs()
 
 
 _FAIL_ONCE = TRAIN + "if rank == 1 and tries == 0: raise ValueError('the first try fails')\n" + DONE
@@ -228,14 +200,6 @@ def test_a_machine_that_never_comes_is_missed_by_name() -> None:
     assert "1 of 2 machines came within 0.5 s" in str(caught.value)
     assert "missing: machine rank 1" in str(caught.value)
     assert socket.gethostname() in str(caught.value)
-
-
-@pytest.mark.slow
-def test_torchrun_says_which_machine_never_came(tmp_path: Path) -> None:
-    with job(tmp_path) as running:
-        running.start(TRAIN, [*_TWO, *_backend(f"localhost:{free_port()}", "rank=0,join_timeout=2")])
-        assert running.wait() == [1], running.logs()
-        assert "1 of 2 machines came within 2 s" in running.log()
 
 
 def test_what_is_wrong_with_an_endpoint_is_said() -> None:

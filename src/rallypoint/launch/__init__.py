@@ -1,1 +1,4 @@
-"""`rallypoint run` without output: its options, where their values come from, and what torchrun gets."""
+"""What `rallypoint run` does: options and their sources, torchrun's command line, reports of failures.
+
+What it prints is in `cli`; what runs inside of torch's processes is in `pytorch`.
+"""

@@ -23,7 +23,7 @@ _BY_SIGNAL = {
 
 @dataclass(frozen=True)
 class FailureSummary:
-    """What to tell: who failed first and how, its own traceback, who only followed."""
+    """What to tell: which rank failed first and how, its own traceback, which ranks only followed."""
 
     headline: str
     detail: str
@@ -31,11 +31,11 @@ class FailureSummary:
     cause: Failure | None = None
     """The failure that came first; None if it was the end of a process that left no word."""
     hint: str = ""
-    """What the end of such a process means."""
+    """What it means that a process ended without a traceback."""
 
 
 def find_blame(failures: Sequence[Failure], exits: Sequence[Exit]) -> FailureSummary | None:
-    """The first cause; None if nobody has left word of a failure. Both come in the order of time."""
+    """The first cause; None if no process has reported a failure. Both come in the order of time."""
     last_try = max((failure.who.tries for failure in failures), default=0)
     # The launcher itself does not count tries.
     told = [failure for failure in failures if failure.who.tries == last_try or failure.who.rank < 0]

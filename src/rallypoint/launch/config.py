@@ -59,7 +59,7 @@ class Setting(Generic[T]):
 
     @property
     def is_set(self) -> bool:
-        """Whether somebody chose it, be it to the built-in value."""
+        """Whether a source names it, even if the value is the built-in one."""
         return self.level is not Level.BUILT_IN
 
     @property

@@ -1,9 +1,9 @@
-"""Word that the processes of a job leave for their launcher: small files, in a folder that it names.
+"""Reports that the processes of a job leave for their launcher: small files, in a folder that it names.
 
     joined-<rank>-<pid>.json     a rank has reached the store
     failed-<rank>-<pid>.json     an exception has ended a process: when, and its traceback
     exits-<pid>.json             torchrun's agent: which of its ranks ended how
-    roll.json                    the whole job, seen from its first machine: who has joined, who is missing
+    roll.json                    the whole job, seen from its first machine: which ranks have joined
     elsewhere.json               what the launchers of other machines say of their failures
 
 Files, because they need no server: they also tell of a rank that fails before there is one. Imports no torch.
@@ -112,7 +112,7 @@ class JoinProgress:
 
 
 def folder_of(environ: Mapping[str, str]) -> Path | None:
-    """Where to leave word; None if nobody wants to know."""
+    """The folder for reports; None if no launcher asked for them."""
     return Path(environ[VARIABLE]) if environ.get(VARIABLE) else None
 
 
@@ -136,24 +136,24 @@ def _number(name: str) -> int:
 
 
 def report_joined() -> None:
-    """Leave word that this process has reached the store, if it is a rank and somebody wants to know."""
+    """Report that this process has reached the store, if it is a rank and a launcher asked for reports."""
     who = _identity()
     if who.rank >= 0:
         _leave(f"joined-{who.rank}-{who.pid}", asdict(who))
 
 
 def report_roll(roll: JoinProgress) -> None:
-    """Leave word of who has joined and who is missing."""
+    """Report which ranks have joined and which are missing."""
     _leave("roll", asdict(roll))
 
 
 def report_elsewhere(told: Sequence[str]) -> None:
-    """Leave word of what other machines say of their failures."""
+    """Report what other machines say of their failures."""
     _leave("elsewhere", {"told": list(told)})
 
 
 def report_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
-    """Leave word of an exception that ends this process.
+    """Report an exception that ends this process.
 
     True if it need not be printed here: it is torchrun's agent's, for which the launcher speaks.
     """
@@ -162,7 +162,7 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     if kind.__name__ == "ChildFailedError":
         _report_exits(error)
         return quiet
-    if kind.__name__ in ("KeyboardInterrupt", "SignalException"):  # somebody wanted it to end
+    if kind.__name__ in ("KeyboardInterrupt", "SignalException"):  # it was told to end
         return quiet
     lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()[-_TRACEBACK_LINES:]
     failure = Failure(who, time.time(), kind.__name__, str(error), "\n".join(lines))
@@ -196,7 +196,7 @@ def _leave(name: str, content: dict[str, Any]) -> None:
 
 
 class Reports:
-    """What the processes of one job have left word of, in a folder."""
+    """What the processes of one job have reported, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -239,7 +239,7 @@ def _roll_of_machine(joined: Sequence[RankIdentity]) -> JoinProgress:
     whole = all(each.world_size == each.local_world_size for each in joined)
     firsts = {each.rank - each.local_rank for each in joined if each.local_rank >= 0}
     absent = ""
-    if len(firsts) == 1:  # else nobody knows how the ranks of this machine are numbered
+    if len(firsts) == 1:  # else it is not known how the ranks of this machine are numbered
         missing = sorted({first + number for first in firsts for number in range(expected)} - ranks)
         absent = f"missing: {ranks_text(missing)} on {shown(joined[0].host)}" if missing else ""
     return JoinProgress(len(ranks), max(expected, 0), absent, whole)

@@ -39,7 +39,7 @@ class Answers:
 
 
 def ask(parts: Sequence[str], environ: Mapping[str, str], seconds: float) -> Answers:
-    """Ask for some parts, in this order; what is not there after so many seconds is given up."""
+    """Ask for some parts, in this order; what is not there after `seconds` is given up."""
     begun = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, *parts],
@@ -50,7 +50,7 @@ def ask(parts: Sequence[str], environ: Mapping[str, str], seconds: float) -> Ans
         text=True,
         errors="replace",
     )
-    atexit.register(process.kill)  # nobody may be waiting any more when this process ends
+    atexit.register(process.kill)  # the caller may have given up waiting when this process ends
     try:
         output, log = process.communicate(timeout=seconds)
         problem = _problem(process.returncode, log)

@@ -1,7 +1,7 @@
 """The roll call of a round: the first machine's agent tells the store who is expected, and asks who is there.
 
 Which machine has which ranks is told by the entries that torchrun's agents make for each other: that is the
-plan, which everybody who looks at the store finds there. The launcher is told how many have come, again and
+plan, which every tool that looks at the store finds there. The launcher is told how many have come, again and
 again: they count themselves in, so that costs nothing; where there is no launcher of ours, the log is told if
 it takes long. Who they are costs the store's server a tenth of a second with thousands of ranks, so that is
 asked when nobody has come for a while, and less and less often. Imports no torch.
@@ -47,31 +47,31 @@ _REST: Final = 50  # times as long as a question took, there is none after it
 
 
 def plan_of(number: int, members: Sequence[Member], sizes: Sequence[int]) -> Plan:
-    """The plan of a round whose machines, in the order of their ranks, have so many ranks each."""
+    """The plan of a round whose machines, in the order of their ranks, have `sizes` ranks each."""
     firsts = accumulate(sizes, initial=0)
     rows = zip(members, firsts, sizes, strict=False)  # the last of the sums is the number of all
     return Plan(number, tuple(Machine(member.host, first, size) for member, first, size in rows))
 
 
 def named(roll: Roll, counted: int) -> reports.JoinProgress | None:
-    """The report on a roll, with names, of whose ranks so many have counted themselves in.
+    """The report on a roll, with names; `counted` is how many ranks have counted themselves in.
 
-    Who has gone had joined: at the end of a round, all go. One that nobody knew while it was here looks as if
-    it had never come. Then fewer have come than were counted: None, as nobody can be named.
+    A rank that has gone had joined: at the end of a round, all go. A rank that did not say who it was looks
+    as if it had never come. Then fewer have come than were counted: None, as no missing rank can be named.
     """
     absent = tuple(each for each in roll.ranks if each.state in (State.LATE, State.UNSEEN))
     late = sum(each.state is State.LATE for each in absent)
     if counted > roll.expected - late:
         return None
     joined = max(counted, roll.expected - len(absent))
-    # Where nobody has come, the names of all would tell nothing.
+    # Where none has come, the names of all would tell nothing.
     return reports.JoinProgress(
         joined, roll.expected, absent_text(replace(roll, ranks=absent)) if joined else ""
     )
 
 
 class AskingSchedule:
-    """When to ask for names: nobody has come for a while, and the last time was long enough ago."""
+    """When to ask for names: no rank has come for a while, and the last time was long enough ago."""
 
     def __init__(self, now: float) -> None:
         self.count = -1
@@ -86,7 +86,7 @@ class AskingSchedule:
         return self._pause > 0
 
     def note(self, count: int, now: float) -> bool:
-        """So many have come; whether that is news."""
+        """Note how many have come; whether that is news."""
         is_news = count != self.count
         if is_news:
             self.count, self._came, self._pause = count, now, 0.0
@@ -130,7 +130,7 @@ class RollCall:
                 store.multi_set([PLAN, HEAD], [plan.to_json(), json.dumps(self._place)])
                 self._report(store, plan.world_size)
         except RallypointError:
-            pass  # the round's store has gone; who asks is told by others
+            pass  # the round's store has gone: others report that
 
     def _ranks_per_machine(self, store: TCPStore) -> list[int]:
         """As torchrun's agents tell each other, if they do; nothing if it is stopped before."""
@@ -156,7 +156,7 @@ class RollCall:
             self._name(attention)  # the last word
 
     def _name(self, attention: AskingSchedule) -> bool:
-        """Report who is missing, as far as that can be known; whether nobody is."""
+        """Report the missing ranks, as far as they can be known; True if there are none."""
         began = time.monotonic()
         roll = self._look()
         attention.note_asked(began, time.monotonic())

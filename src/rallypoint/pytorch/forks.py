@@ -82,7 +82,7 @@ class Gate:
             os.close(self._bolt)
 
     def close(self) -> None:
-        """In the parent, when nobody comes any more."""
+        """In the parent, when no fork will come any more."""
         self.open()
         os.close(self._entrance)
 
@@ -204,7 +204,7 @@ class Forks:
             poll.register(descriptor, select.POLLIN if is_wanted else 0)
         ready = [descriptor for descriptor, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)]
         if self._orders in ready:
-            sys.exit()  # nobody is there to hear the answer
+            sys.exit()  # there is no reader for the answer any more
         return ready
 
     def _live(self, ours: socket.socket, line: Channel, work: Callable[[Channel], None]) -> NoReturn:
@@ -232,7 +232,7 @@ def ask_no_name_server() -> None:
     torch's server looks up the name of every client that it accepts, and torch's client that of the server
     before it connects: of ::ffff:127.0.0.1, since its socket is an IPv6 one, and no hosts file has that.
     When 64 clients ask a name server at once, it may drop a few questions, which are asked again after five
-    seconds. That would be all that is measured then, whoever serves.
+    seconds. That would be all that is measured then, whichever server it is.
     """
     configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)  # glibc's, and nobody else's
     if configure is None or configure(b"hosts", b"files") != 0:

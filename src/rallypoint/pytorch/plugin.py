@@ -149,10 +149,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         return 0
 
     def shutdown(self) -> bool:
-        """Leave. Who holds the stores stays until the others have left, so that they can end in peace."""
+        """Leave. The machine with the stores stays until the others have left."""
         self._stop_roll_call()
         if self._heart is not None:
-            self._heart.stop()  # before it leaves: who holds the store may end it then
+            self._heart.stop()  # before it leaves: the machine with the store may end it then
         self._ask(self._exchange_failures, None)
         self._ask(lambda: self._meeting.close("the job has ended"), None)
         self._ask(self._meeting.leave, None)
@@ -207,7 +207,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             self._roll_call = None
 
     def _ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        """An answer from the meeting place; `otherwise` if it is gone: who runs need not end for that.
+        """An answer from the meeting place; `otherwise` if it is gone: ranks that run need not end for that.
 
         Each question to one that is gone takes its time, so there is a pause before the next.
         """

@@ -215,7 +215,7 @@ def _connect(store: Any, wanted: StoreParameters, role: Role) -> None:
 
 
 def _say_hello(store: Any, role: Role) -> None:
-    """Tell the server who is behind a C++ client; a job does not fail because that did."""
+    """Tell the server which process a C++ client belongs to; if that fails, the job goes on."""
     try:
         store.delete_key(hello_key(who_am_i(role)))
     except RuntimeError as error:

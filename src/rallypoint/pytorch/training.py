@@ -82,7 +82,7 @@ def choose_hardware(kind: str, rank: int, world_size: int) -> Hardware:
 class StepTimer:
     """Notes when this rank is done with its part of a step, before it waits for the others.
 
-    Ranks leave a step together, whoever was slow: DDP averages the gradients in the backward pass. What a
+    Ranks leave a step together, whichever was slow: DDP averages the gradients in the backward pass. What a
     rank does by itself ends when its last gradient is there.
     """
 
@@ -171,7 +171,7 @@ def seconds_alive() -> float:
 
 
 def peak_memory(device: Any) -> int | None:
-    """The most bytes held: on the GPU by tensors, else by the process; None where nobody knows."""
+    """The most bytes held: on the GPU by tensors, else by the process; None where that is not known."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:

@@ -94,7 +94,7 @@ def _lead(forks: Forks, plan: TimingPlan, ranks: Sequence[Fork], gates: Sequence
 
 
 class TimedRank:
-    """A rank; but for its making, all of it happens in the rank's own process."""
+    """A rank. It is made in the parent; the rest happens in the rank's own process."""
 
     def __init__(self, rank: int, plan: TimingPlan, listener: socket.socket, gates: Sequence[Gate]) -> None:
         self._rank = rank

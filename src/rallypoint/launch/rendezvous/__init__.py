@@ -1,1 +1,4 @@
-"""How the machines of a job find together, round after round: rules (`roster`), and their use."""
+"""How the machines of a job meet, round after round: the rules (`roster`), their use, and the servers.
+
+torchrun's side of it, the plug-in, is in `pytorch`.
+"""

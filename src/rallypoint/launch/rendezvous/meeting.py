@@ -1,10 +1,10 @@
 """One machine's part in a job's meeting: it keeps to the rules of `roster`, through a store.
 
-The roster is one key, changed by compare-and-set: who was not quick enough looks again. Each change
+The roster is one key, changed by compare-and-set: a machine that was too late looks again. Each change
 that others wait for has a number, and a key of that number: to wait for the next change is to wait for
-the next number's key, so nobody polls. A sign of life is a counter of each machine's own, read by its
-neighbour alone, who counts how often it looked in vain: so no clocks are compared, and a pause of all is
-nobody's fault.
+the next number's key, so no machine polls. A sign of life is a counter of each machine's own. Only its
+neighbour reads it, and counts how often it has looked in vain. So no clocks are compared, and a pause of
+all machines costs none of them its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger("rallypoint.meeting")
 _ROSTER = "roster"
 _TURNS_KEPT = 64
 _READ_EVERY = 10  # looks or beats: the whole roster is read then, whether there is news or not
-_PARTING_SECONDS = 0.1  # between looks at who is still there, at the end
+_PARTING_SECONDS = 0.1  # between looks at the machines that are still there, at the end
 _LOOK_SECONDS = 1.0  # between looks at the clock, while waiting
 
 
@@ -38,7 +38,7 @@ class MeetingTimes:
     last_call: float = 30.0
     """How long to wait for more, once enough have come."""
     close: float = 30.0
-    """How long who keeps the store waits at the end for the others to leave."""
+    """How long the machine with the store waits at the end for the others to leave."""
     beat: float = 5.0
     """Between two signs of life."""
     beats_missed: int = 3
@@ -116,7 +116,7 @@ class Meeting:
         return (given_up and not roster.closed) or roster.wants_restart(self.size)
 
     def close(self, reason: str) -> None:
-        """Let nobody join any more."""
+        """Let no machine join any more."""
         self._change(lambda roster: roster.close(reason))
 
     def tell(self, text: str) -> None:
@@ -184,8 +184,8 @@ class Meeting:
     def _await_news(self, roster: Roster, patience: _Patience) -> None:
         """Wait until there may be something to do.
 
-        Of those in an open round, only the first looks who else has come, every second: if all did, a
-        thousand machines would read a thousand names each, every second.
+        Of the machines in an open round, only the first looks every second for others that have come: if all
+        did, a thousand machines would read a thousand names each, every second.
         """
         for _ in range(1 if self.member in roster.present[:1] else _READ_EVERY):
             if self._await_turn(roster, _LOOK_SECONDS) or patience.since_joined >= self.times.join:
@@ -205,7 +205,7 @@ class Meeting:
         named = f"; missing: machine rank {', '.join(absent)}" if -1 not in asked else ""
         before = roster.gone + roster.lost
         lost = f"; lost before: {_list(before)}" if before else ""
-        # Nobody waits for an open round but for a rank that somebody else has.
+        # The only reason to wait for an open round is a rank that another machine has.
         rivals = f"; waiting for a rank that is taken: {_list(roster.waiting)}" if roster.waiting else ""
         return JoinTimeoutError(
             f"{len(roster.present)} of {self.size.least} machines came within {self.times.join:g} s: "
@@ -262,7 +262,7 @@ class Meeting:
             return self._roster
 
     def _announce(self, turn: int) -> None:
-        """Wake who waits for what this machine has just changed."""
+        """Wake the machines that wait for what this one has just changed."""
         if self._roster.turn > turn:
             self._store.set(_turn_key(self._roster.turn), "")
             self._store.delete_key(_turn_key(self._roster.turn - _TURNS_KEPT))
@@ -272,7 +272,7 @@ class Meeting:
             self._text, self._roster = text, Roster.from_json(text)
 
     def _await_turn(self, roster: Roster, seconds: float) -> bool:
-        """Whether there is a next change that others wait for, waiting so long for it.
+        """Whether there is a next change that others wait for, waiting for it as long as `seconds`.
 
         Its maker may have died before it could say so: look again after a while.
         """
@@ -284,7 +284,7 @@ class Meeting:
 
 
 class _Patience:
-    """How long a machine has been in an open round, and how long nobody else has come."""
+    """How long a machine has been in an open round, and how long no other has come."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -313,7 +313,7 @@ class _Patience:
 
 @dataclass(frozen=True)
 class _Watch:
-    """Whom a machine looks after: the last sign of life, and how often it has looked in vain since."""
+    """The neighbour that a machine watches: its last sign of life, and the looks in vain since then."""
 
     id: str = ""
     beats: int = -1
@@ -350,7 +350,7 @@ class Heartbeat:
 
 
 def _next_to(roster: Roster, member: Member) -> Member | None:
-    """The next in the ring: whom `member` looks after."""
+    """The next in the ring: the machine that `member` watches."""
     ring = roster.everybody
     place = next((index for index, each in enumerate(ring) if each.id == member.id), None)
     if place is None or len(ring) < 2:

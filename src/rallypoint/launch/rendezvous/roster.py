@@ -1,13 +1,13 @@
-"""Who takes part in a job's current round, and who waits for the next: pure rules, no clock and no store.
+"""Which machines take part in a job's current round, and which wait for the next: pure rules, no I/O.
 
-A round is open until it is complete: every machine that may take part has come, or enough have and nobody
-else came for a while. Then its members have ranks, and one of them, the keeper, starts a store for
+A round is open until it is complete: every machine that may take part has come, or enough have and no
+other came for a while. Then its members have ranks, and one of them, the keeper, starts a store for
 this round alone, so that no try reads the keys of the one before. A member that has to start
 again leaves, and waits; the others notice, and leave too; when the last has left, those who wait are
 the next round. A member that is lost (it gave no sign of life) is noted, so that the others start again.
 
-A roster never changes. Each rule returns a new one, or the same one where there is nothing to do; who
-writes it to the store compares before it sets, so that rules only ever see the latest.
+A roster never changes. Each rule returns a new one, or the same one where there is nothing to do. It is
+written to the store by compare-and-set, so that rules only ever see the latest.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Roster:
     """Counts the changes that others wait for."""
     round: int = 0
     least: int = -1
-    """How many machines a round takes, as who joined last was told; -1: nobody has joined yet. For those who
-    look from outside: the rules go by what each machine itself was told."""
+    """How many machines a round takes, as the last one that joined was told; -1: none has joined yet. For
+    tools that look from outside: the rules go by what each machine itself was told."""
     most: int = -1
     complete: bool = False
     closed: str = ""
-    """Why nobody may join any more; empty while the meeting is open."""
+    """Why no machine may join any more; empty while the meeting is open."""
     present: tuple[Member, ...] = ()
-    """Who takes part, and has not left."""
+    """The machines that take part, and have not left."""
     members: tuple[Member, ...] = ()
-    """Who took part when the round became complete, in the order of ranks: that stays, whoever leaves."""
+    """The machines of the round when it became complete, in the order of ranks, also those that have left."""
     waiting: tuple[Member, ...] = ()
     lost: tuple[Member, ...] = ()
     """Members of this round that gave no sign of life."""
@@ -78,7 +78,7 @@ class Roster:
     # Questions
 
     def rank_of(self, member_id: str) -> int | None:
-        """The machine's rank, once the round is complete; None for who takes no part, or not any more."""
+        """The machine's rank, once the round is complete; None if it takes no part, or not any more."""
         if not any(each.id == member_id for each in self.present):
             return None
         return next((rank for rank, each in enumerate(self.members) if each.id == member_id), None)
@@ -102,9 +102,9 @@ class Roster:
         return bool(self.store) or self.keeper in self.present
 
     def wants_restart(self, size: Size) -> bool:
-        """Whether the members of a complete round should start again: somebody is lost, or may come in."""
+        """Whether the members of a complete round should start again: one is lost, or another may come in."""
         wanted = bool(self.lost) or (bool(self.waiting) and len(self.present) < size.most)
-        return self.complete and not self.closed and wanted  # nobody could start again when it is closed
+        return self.complete and not self.closed and wanted  # none could start again when it is closed
 
     # Rules
 
@@ -119,7 +119,7 @@ class Roster:
         return replace(self, least=size.least, most=size.most, waiting=waiting)._settle(size)
 
     def fill(self) -> Roster:
-        """Complete the round with those who are present: they have ranks from now on."""
+        """Complete the round with the machines that are present: they have ranks from now on."""
         if self.complete:
             return self
         ranked = _ranked(self.present)
@@ -127,7 +127,7 @@ class Roster:
         return replace(self, complete=True, present=ranked, members=ranked, lost=(), gone=gone)
 
     def leave(self, member_id: str, size: Size) -> Roster:
-        """Take no part any more. The last to leave a complete round opens the next, for those who wait."""
+        """Take no part any more. The last to leave a complete round opens the next, for those that wait."""
         if not self.knows(member_id):
             return self
         left = replace(
@@ -157,7 +157,7 @@ class Roster:
         return replace(self, told=(*self.told, text)[:_TOLD_KEPT])
 
     def close(self, reason: str) -> Roster:
-        """Let nobody join any more; who takes part goes on."""
+        """Let no machine join any more; those that take part go on."""
         return self if self.closed else replace(self, closed=reason)
 
     def _check_rank(self, member: Member, size: Size) -> None:
@@ -175,7 +175,7 @@ class Roster:
             )
 
     def _settle(self, size: Size) -> Roster:
-        """Open the next round if all have left this one; let in who may come; complete it if it is full."""
+        """Open the next round if all have left this one, let in those that wait, complete a full one."""
         if self.complete:
             if self.present:
                 return self
@@ -202,8 +202,7 @@ class Roster:
     def turned_from(self, before: Roster, size: Size) -> bool:
         """Whether others wait for what has changed since `before`.
 
-        That one more machine comes or goes interests nobody by itself: with thousands of them, each would
-        wake all.
+        No machine waits for one more to come or go: with thousands of them, each would wake all.
         """
         names = ("round", "complete", "closed", "store", "lost", "told", "is_kept")
         changed = any(getattr(self, name) != getattr(before, name) for name in names)
@@ -231,7 +230,7 @@ class Roster:
 
 
 def closed_error(reason: str) -> MeetingClosedError:
-    """The error for who wants to join a meeting that is closed."""
+    """The error for a machine that wants to join a meeting that is closed."""
     return MeetingClosedError(
         f"the job's meeting is closed: {reason}",
         hint="a job that has ended does not come back: start it with another --rdzv-id",
@@ -239,7 +238,7 @@ def closed_error(reason: str) -> MeetingClosedError:
 
 
 def _ranked(members: tuple[Member, ...]) -> tuple[Member, ...]:
-    """In the order of ranks: as asked for, then who keeps the stores, then as they came."""
+    """In the order of ranks: as asked for, then those that keep the stores, then as they came."""
     return tuple(sorted(members, key=lambda each: (each.rank < 0, each.rank, not each.keeps)))
 
 

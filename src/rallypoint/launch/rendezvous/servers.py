@@ -100,7 +100,7 @@ class MeetingPlace:
 def open_place(
     endpoint: Endpoint, machines: int, *, hosts: bool | None, local_address: str | None, seconds: float
 ) -> MeetingPlace:
-    """The meeting place at an endpoint: held here, or reached over the network within so many seconds.
+    """The meeting place at an endpoint: held here, or reached over the network within `seconds`.
 
     `hosts` says whether this machine holds it; None: if the endpoint means this machine. By
     `local_address` the others reach this machine; None: by the address with which it reaches the endpoint.
@@ -124,7 +124,7 @@ def open_place(
 
 
 def _hold(endpoint: Endpoint, seconds: float) -> tuple[HostedServer | None, float]:
-    """The server at the endpoint, if this process can have it; and how long to wait for who has."""
+    """The server at the endpoint, if this process can have it; and how long to wait for another one's."""
     try:
         return host_server(endpoint.host, endpoint.port, backend=choose(), lifespan=_LIFESPAN), seconds
     except PortInUseError as error:
@@ -133,7 +133,7 @@ def _hold(endpoint: Endpoint, seconds: float) -> tuple[HostedServer | None, floa
         try:
             TCPStore(*endpoint, timeout=min(seconds, _TENANT_SECONDS), role=Role.AGENT).close()
         except ConnectError:
-            raise error from None  # it is no store: say who holds the port
+            raise error from None  # it is no store: say what holds the port
         return None, seconds
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from bench_results import make_record
 from processes import end
-from rallypoint.bench import machine, names, running
+from rallypoint.bench import contest, machine, names
 from rallypoint.bench.results import Results, read
 from rallypoint.cli.bench import _sizes as sizes_of
 from rallypoint.cli.bench import app
@@ -71,7 +71,7 @@ def test_a_run_ends_well_with_a_table_and_its_progress_elsewhere(barriers: Run) 
         assert f"| {name} " in run.stdout
         assert f"rallypoint: {name}, 16 ranks: " in run.stderr
     assert "rallypoint-libuv" in run.stdout
-    assert "about" not in run.stdout
+    assert "(2 of 2)" in run.stderr
     assert run.stderr.count("\n") == len(RECORDS)
 
 
@@ -104,7 +104,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(_: object, results: Results, __: object) -> None:
         results.records.append(make_record("init", "time", {"rallypoint-libuv": [1.0]}, 16, "init"))
 
-    monkeypatch.setattr(running, "measure", measure)
+    monkeypatch.setattr(contest, "measure", measure)
     monkeypatch.setattr(machine, "raise_open_file_limit", lambda: None)
 
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_meant_is_told_before_anything_starts(
     arguments: list[str], message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running, "measure", lambda *_: pytest.fail("it has begun"))
+    monkeypatch.setattr(contest, "measure", lambda *_: pytest.fail("it has begun"))
     monkeypatch.setattr(machine, "raise_open_file_limit", lambda: None)
     run = CliRunner().invoke(app, ["restart", *SMALL, *ONE, *arguments])
     assert isinstance(run.exception, UsageError)
@@ -278,7 +278,7 @@ def test_an_interruption_ends_all_and_what_was_measured_is_told(
 @pytest.mark.parametrize(
     ("module", "number", "code"),
     [
-        ("rallypoint.bench.host_ours", signal.SIGHUP, 129),
+        ("rallypoint.bench.host_servers", signal.SIGHUP, 129),
         pytest.param(SERVER, signal.SIGTERM, 143, marks=pytest.mark.slow),
         pytest.param("rallypoint.bench.swarm", signal.SIGINT, 130, marks=pytest.mark.slow),
     ],

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.bench import host_redis
+from rallypoint.bench import host_servers
+from rallypoint.bench.clients import connect, converse
 from rallypoint.bench.dialects import DIALECTS, REDIS, TORCH, Dialect, Exchange
-from rallypoint.bench.faults import BenchError
-from rallypoint.bench.sockets import connect, converse
+from rallypoint.bench.host_servers import RedisServer, ServerHost
+from rallypoint.bench.results import BenchError
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.hosting import host_server
 from raw import SECONDS, server_of_torch, until
@@ -64,12 +65,9 @@ def serving(store: str) -> Iterator[int]:
         with server_of_torch(store == "torch-libuv") as port:
             yield port
     elif store == "redis":
-        host = host_redis.Host()
-        started = host.serve()
-        try:
-            yield started["port"]
-        finally:
-            host.stop(started["pid"])
+        redis = RedisServer(0)
+        yield redis.port
+        redis.release()
     else:
         server = host_server("127.0.0.1", 0, backend=Choice(store))
         yield server.port
@@ -175,8 +173,8 @@ def test_waits_are_given_up_while_another_waits(place: Place, clients: Clients) 
 
 @needs_redis
 def test_redis_is_renewed_on_its_port_with_nothing_in_it() -> None:
-    host = host_redis.Host()
-    before = host.serve()
+    host = ServerHost()
+    before = host.serve("redis")
     with connect(before["port"], REDIS) as client:
         converse(client, Exchange(REDIS.add(b"n", 1), REDIS.number(1)))
     after = host.renew(before["pid"])
@@ -197,6 +195,6 @@ def is_listening(port: int) -> bool:
 
 @needs_redis
 def test_a_redis_that_does_not_start_is_a_fault_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_redis, "most_connections", lambda: -1)
+    monkeypatch.setattr(host_servers, "most_connections", lambda: -1)
     with pytest.raises(BenchError, match=r"(?s)did not start.*maxclients"):
-        host_redis.Host().serve()
+        RedisServer(0)

@@ -1,4 +1,4 @@
-"""A run of `rallypoint bench`: what is planned, how long that may take, targets in turns, all sessions."""
+"""A run of `rallypoint bench`: what is planned, targets in turns, and all loads with real targets."""
 
 from __future__ import annotations
 
@@ -18,30 +18,15 @@ from typing import Any
 import psutil
 import pytest
 
-from rallypoint.bench import (
-    arriving,
-    bulk,
-    catalogue,
-    machine,
-    names,
-    operations,
-    planning,
-    ranks,
-    running,
-    targets,
-    waiting,
-)
-from rallypoint.bench.contest import Contest
-from rallypoint.bench.faults import BenchError
-from rallypoint.bench.pace import Pace
+from rallypoint.bench import client_loads, contest, machine, names, planning, rank_loads, targets
+from rallypoint.bench.contest import Contest, Measurement, Session
 from rallypoint.bench.planning import Plan, Wish, make_plan
-from rallypoint.bench.ranks import SwarmProcesses, check_counts
-from rallypoint.bench.results import Results, Sample
-from rallypoint.bench.session import Measurement, Session
+from rallypoint.bench.rank_loads import SwarmProcesses, check_counts
+from rallypoint.bench.results import BenchError, Results, Sample
 from rallypoint.bench.swarm import pack
-from rallypoint.bench.targets import BehindOneRelay, BehindRelays, Hosts, Shape, Target, make_target
+from rallypoint.bench.targets import BehindOneRelay, BehindRelays, Hosts, Target, make_target
 from rallypoint.bench.workers import Message
-from rallypoint.errors import RallypointError, UsageError
+from rallypoint.errors import UsageError
 from rallypoint.server.machine import names as system_names
 from rallypoint.server.machine import ports
 from raw import SECONDS, until
@@ -78,7 +63,7 @@ def find(plan: Plan, name: str) -> Measurement:
 def test_all_is_planned_where_there_is_room() -> None:
     plan = make_plan(Wish())
     planned = {each.name for each in plan.measurements}
-    every = (*catalogue.WITH_RANKS, catalogue.AS_IS, *catalogue.TUTORIAL, *catalogue.WITH_CLIENTS)
+    every = (*planning.WITH_RANKS, planning.AS_IS, *planning.TUTORIAL, *planning.WITH_CLIENTS)
     assert planned == {each.name for each in every}
     assert {each.command for each in plan.measurements} == set(names.COMMANDS)
     for each in plan.measurements:
@@ -167,7 +152,6 @@ def test_quick_is_less_of_everything() -> None:
     assert find(quick, "get").rounds == 2
     for name in ("get", "one-get", "cancel"):
         assert find(quick, name).seconds == find(usual, name).seconds / 4
-    assert find(quick, "multi-get").seconds == find(usual, "multi-get").seconds
     assert (find(usual, "tutorial-init").ranks, find(quick, "tutorial-init").ranks) == (64, 16)
 
 
@@ -189,7 +173,7 @@ def test_where_look_ups_stall_torch_as_it_comes_has_fewer_ranks(monkeypatch: pyt
     monkeypatch.setattr(system_names, "look_up", lambda: system_names.LookUps(1, 5.0))
     plan = make_plan(Wish(("init",), (2,)))
     planned = find(plan, "init-as-is")
-    assert (planned.ranks, planned.rounds, planned.seconds) == (64, 3, planning.STALL_S)
+    assert (planned.ranks, planned.rounds) == (64, 3)
     assert "every rank" in plan.notes[-1]
 
 
@@ -219,33 +203,6 @@ def test_a_size_that_is_given_twice_is_measured_once() -> None:
     assert len(plan.measurements) == 1
 
 
-# How long it may take
-
-
-def test_a_pace_begins_with_what_was_guessed() -> None:
-    pace = Pace([("get", "a", 3, 2.0), ("get", "b", 2, 4.0)])
-    assert (pace.total, pace.done) == (7, 0)
-    assert pace.remaining() == (3.0 + 3 * 2) + (5.0 + 2 * 4)
-
-
-def test_a_pace_goes_by_what_it_has_seen_of_the_same_and_scales_the_rest() -> None:
-    pace = Pace([("get", "a", 3, 2.0), ("get", "b", 2, 4.0)])
-    pace.took(("get", "a", True), 6.0)
-    assert (pace.done, pace.remaining()) == (1, 2 * (3 * 2 + 5 + 2 * 4))
-    pace.took(("get", "a", False), 1.0)
-    scale = (6 + 1) / (3 + 2)
-    assert pace.remaining() == pytest.approx(2 * 1.0 + scale * (5 + 2 * 4))
-    pace.took(("get", "a", False), 3.0)
-    assert pace.remaining() == pytest.approx(2.0 + 10 / 7 * (5 + 2 * 4))
-
-
-def test_rounds_that_are_dropped_are_done() -> None:
-    pace = Pace([("get", "a", 3, 2.0), ("get", "b", 2, 4.0), ("set", "a", 1, 1.0)])
-    pace.drop("get", "a")
-    assert pace.done == 4
-    assert pace.remaining() == 5 + 8 + 2 + 1
-
-
 # Targets in turns
 
 
@@ -255,6 +212,7 @@ class FakeTarget(Target):
     def __init__(self, name: str, log: list[str], fails: str = "") -> None:
         self.name, self.pid, self.port = name, os.getpid(), 1
         self.log, self.fails = log, fails
+        self.start_seconds = 0.0
 
     def start(self) -> None:
         self.log.append(f"start {self.name}")
@@ -299,16 +257,12 @@ class FakeWatcher:
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, int]] = []
-        self.ends = 0
         self.drops: list[tuple[str, str]] = []
 
     def begin(self, measurement: Measurement, target: str, round_number: int) -> None:
         self.steps.append((target, round_number))
 
-    def end(self) -> None:
-        self.ends += 1
-
-    def drop(self, measurement: Measurement, target: str, fault: str) -> None:
+    def drop(self, target: str, fault: str) -> None:
         self.drops.append((target, fault))
 
 
@@ -329,8 +283,7 @@ class Game:
         self.contest = Contest(self.measurement, Hosts(ExitStack()), self.watcher)
 
     def play(self) -> Game:
-        with self.contest:
-            self.contest.run()
+        self.contest.run()
         return self
 
     @property
@@ -352,7 +305,7 @@ def test_targets_take_turns_and_another_is_first_and_follows_another_each_time()
     assert game.faults == {}
     begun = [("a", 0), ("b", 0), ("c", 0), ("c", 1), ("b", 1), ("a", 1), ("b", 2)]
     assert game.watcher.steps[: len(begun)] == begun
-    assert game.watcher.ends == len(game.watcher.steps) == 15
+    assert len(game.watcher.steps) == 15
 
 
 def test_all_servers_start_before_any_load_does_and_all_ends_in_reverse() -> None:
@@ -396,7 +349,7 @@ def test_what_has_been_measured_when_it_is_interrupted_is_kept_and_all_is_ended(
     first, second = game.measurement, replace(game.measurement, name="never")
     results = Results("a command", "now")
     with pytest.raises(KeyboardInterrupt) as stop:
-        running.measure(Plan([first, second]), results, game.watcher)
+        contest.measure([first, second], results, game.watcher)
     assert stop.value.args == (signal.SIGTERM,)
     assert results.interrupted
     assert results.seconds > 0
@@ -407,35 +360,11 @@ def test_what_has_been_measured_when_it_is_interrupted_is_kept_and_all_is_ended(
 
 def test_a_whole_run_has_a_record_for_each_measurement() -> None:
     game = Game(1)
-    plan = Plan([game.measurement, replace(game.measurement, name="set")], ["a note"])
-    results = running.new_results("a command", plan)
-    running.measure(plan, results, game.watcher)
+    results = contest.new_results("a command", ["a note"])
+    contest.measure([game.measurement, replace(game.measurement, name="set")], results, game.watcher)
     assert [record.name for record in results.records] == ["get", "set"]
     assert (results.interrupted, results.notes) == (False, ["a note"])
     assert {"rallypoint", "python", "torch", "redis"} <= set(results.versions)
-
-
-@pytest.mark.parametrize("fails", ["start", "open", "round 1"])
-def test_a_pace_is_right_about_a_target_that_failed(fails: str) -> None:
-    """Every contest ends with all steps done and none left, whatever has failed."""
-
-    class PacingWatcher(FakeWatcher):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pace = Pace(("get", name, 3, 1.0) for name in "abc")
-
-        def end(self) -> None:
-            name, number = self.steps[-1]
-            self.pace.took(("get", name, number == 0), 1.0)
-
-        def drop(self, measurement: Measurement, target: str, fault: str) -> None:
-            self.pace.drop("get", target)
-
-    watcher = PacingWatcher()
-    game = Game(b=fails)
-    game.contest._watcher = watcher
-    game.play()
-    assert (watcher.pace.done, watcher.pace.remaining()) == (watcher.pace.total, 0)
 
 
 # Counts and shares
@@ -468,21 +397,11 @@ def test_counts_that_are_not_are_a_fault() -> None:
             check_counts(4, answers, before)
 
 
-class FakeWorker:
-    def __init__(self, module: str, name: str) -> None:
-        self.module, self.name = module, name
-
-    def stop(self) -> None:
-        pass
-
-
 def test_there_are_as_many_processes_as_ranks_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "Worker", FakeWorker)
+    monkeypatch.setattr(rank_loads, "start", lambda *_: None)
     for total, most, count in ((18_000, 20_000, 1), (18_001, 20_000, 2), (1_000, 300, 4)):
         monkeypatch.setattr(machine, "most_connections", lambda most=most: most)
-        processes = SwarmProcesses(ExitStack(), total)
-        assert len(processes.workers) == count
-        assert processes.firsts() == [True] + [False] * (count - 1)
+        assert len(SwarmProcesses(ExitStack(), total).workers) == count
 
 
 @pytest.mark.parametrize(
@@ -496,11 +415,10 @@ def test_there_are_as_many_processes_as_ranks_need(monkeypatch: pytest.MonkeyPat
     ids=["one", "two sources", "few relays", "many relays"],
 )
 def test_all_ranks_have_a_share_and_no_process_has_many_more(
-    monkeypatch: pytest.MonkeyPatch, places: list[targets.Place]
+    monkeypatch: pytest.MonkeyPatch, places: list[targets.RanksAt]
 ) -> None:
-    monkeypatch.setattr(ranks, "Worker", FakeWorker)
-    processes = SwarmProcesses(ExitStack(), 40_000)
-    shares = processes.shares(places)
+    monkeypatch.setattr(rank_loads, "start", lambda *_: None)
+    shares = SwarmProcesses(ExitStack(), 40_000).shares(places)
     assert len(shares) == 3
     given, parts = Counter[tuple[str, int, str]](), Counter[tuple[str, int, str]]()
     for place in (place for share in shares for place in share):
@@ -534,25 +452,9 @@ def test_ranks_that_need_more_ports_come_from_further_addresses(monkeypatch: pyt
 def test_relays_have_eight_ranks_each_or_as_many_as_a_server_can_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert targets.fit(1_001) == Shape(1_001, 8)
-    assert (Shape(1_001, 8).relays, Shape(1_001, 8).hosts) == (126, 1)
-    assert targets.fit(98_304) == Shape(98_304, 8)
-    assert Shape(98_304, 8).hosts == 7
-    assert targets.fit(1_000_000) == Shape(1_000_000, 64)
+    assert [targets.ranks_per_relay(ranks) for ranks in (1_001, 98_304, 1_000_000)] == [8, 8, 64]
     monkeypatch.setattr(machine, "most_connections", lambda: 10)
-    assert targets.fit(1_000).per_relay == 128
-
-
-def test_where_no_connection_is_possible_relays_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = iter(range(100))
-
-    def most_connections() -> int:
-        assert next(asked, None) is not None, "it does not end"
-        return 0
-
-    monkeypatch.setattr(machine, "most_connections", most_connections)
-    with pytest.raises(RallypointError):
-        targets.fit(8)
+    assert targets.ranks_per_relay(1_000) == 128
 
 
 # Real targets
@@ -630,7 +532,7 @@ def test_a_server_that_cannot_be_renewed_does_not_take_the_others_with_it() -> N
 
 def test_a_host_survives_an_order_about_a_server_that_it_has_not(hosts: Hosts) -> None:
     with pytest.raises(BenchError):
-        hosts.of(targets.OURS).ask(SECONDS, do="renew", pid=1)
+        hosts.get(targets.SERVERS).ask(SECONDS, do="renew", pid=1)
     with running_target("rallypoint-legacy", hosts) as target:
         target.check_alive()
 
@@ -639,10 +541,8 @@ def test_a_relay_is_between_clients_and_a_server(hosts: Hosts) -> None:
     with running_target(names.RELAY, hosts) as target:
         assert isinstance(target, BehindOneRelay)
         relay = target._relay
-        families = [targets.KINDS[name].family for name in ("rallypoint-legacy", names.RELAY)]
-        assert len({id(hosts.of(family)) for family in families}) == 1, "they share a host"
         assert {target.pid, relay} <= {p.pid for p in psutil.Process().children(recursive=True)}
-        assert target.relay_cpu_seconds() > 0
+        assert target.counters()["relays_cpu"] > 0
     assert not psutil.pid_exists(relay)
 
 
@@ -699,12 +599,15 @@ def expect_times(sample: Sample, most: float | None = None) -> None:
 
 @pytest.mark.parametrize("name", [*SOME, names.RELAY])
 def test_ranks_come_up_round_after_round(name: str, hosts: Hosts) -> None:
-    with running_target(name, hosts, RANKS) as target, in_session(ranks.ComingUp, target, RANKS) as session:
+    with (
+        running_target(name, hosts, RANKS) as target,
+        in_session(rank_loads.ComingUp, target, RANKS) as session,
+    ):
         for _ in range(1 if name == names.RELAY else 2):
             sample = session.round()
             expect_times(sample)
             assert sample.memory is not None
-            assert sample.extras["whole_seconds"] == session.start_seconds + sample.value
+            assert sample.extras["whole_seconds"] == target.start_seconds + sample.value
             if name == names.RELAY:
                 assert sample.extras["relays"] == 3
                 assert 3 <= sample.extras["messages"] < 4 * RANKS
@@ -714,7 +617,7 @@ def test_ranks_come_up_round_after_round(name: str, hosts: Hosts) -> None:
 
 @pytest.mark.parametrize("name", [*LESS, pytest.param(names.RELAY, marks=pytest.mark.slow)])
 def test_ranks_pass_round_after_round(name: str, hosts: Hosts) -> None:
-    for kind in (ranks.Barriers, ranks.TrickledBarriers, waiting.Wakeups):
+    for kind in (rank_loads.Barriers, rank_loads.TrickledBarriers, rank_loads.Wakeups):
         with running_target(name, hosts, RANKS) as target, in_session(kind, target, RANKS) as session:
             samples = []
             for _ in range(2):
@@ -722,14 +625,14 @@ def test_ranks_pass_round_after_round(name: str, hosts: Hosts) -> None:
                 samples.append((session.round(), time.monotonic() - began))
         for sample, seconds in samples:
             # What wakes ranks is an order, which may take a while to get through; each is timed from it on.
-            expect_times(sample, seconds if kind is waiting.Wakeups else None)
-            if kind is not waiting.Wakeups and name != names.RELAY:
+            expect_times(sample, seconds if kind is rank_loads.Wakeups else None)
+            if kind is not rank_loads.Wakeups and name != names.RELAY:
                 assert 6 * RANKS + 1 <= sample.extras["messages"] <= 7 * RANKS
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_ranks_come_back_to_a_store_made_anew(name: str, hosts: Hosts) -> None:
-    with running_target(name, hosts) as target, in_session(ranks.Restarts, target, RANKS) as session:
+    with running_target(name, hosts) as target, in_session(rank_loads.Restarts, target, RANKS) as session:
         for _ in range(2):
             pid = target.pid
             sample = session.round()
@@ -739,9 +642,9 @@ def test_ranks_come_back_to_a_store_made_anew(name: str, hosts: Hosts) -> None:
 
 def test_ranks_find_out_a_store_that_was_not_made_anew(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     target_of = running_target("rallypoint-libuv", hosts)
-    with target_of as target, in_session(ranks.Restarts, target, RANKS) as session:
+    with target_of as target, in_session(rank_loads.Restarts, target, RANKS) as session:
         monkeypatch.setattr(target, "renew", lambda: None)
-        with pytest.raises(BenchError, match="not so many numbers from 1 on"):
+        with pytest.raises(BenchError, match="did not give each number from 1 on"):
             session.round()
 
 
@@ -750,7 +653,7 @@ def test_ranks_whose_server_died_say_so(hosts: Hosts, monkeypatch: pytest.Monkey
         raise BenchError("it died")
 
     target_of = running_target("rallypoint-libuv", hosts)
-    with target_of as target, in_session(ranks.Barriers, target, RANKS) as session:
+    with target_of as target, in_session(rank_loads.Barriers, target, RANKS) as session:
         monkeypatch.setattr(target, "check_alive", die)
         monkeypatch.setattr(target, "await_quiet", lambda: None)
         psutil.Process(target.pid).kill()
@@ -758,8 +661,8 @@ def test_ranks_whose_server_died_say_so(hosts: Hosts, monkeypatch: pytest.Monkey
             session.round()
 
 
-RATES = (operations.Gets, operations.PipelinedGets, operations.Sets, operations.Adds)
-TIMES = (operations.OneGet, operations.OneSet, operations.OneAdd)
+RATES = (client_loads.Gets, client_loads.PipelinedGets, client_loads.Sets, client_loads.Adds)
+TIMES = (client_loads.OneGet, client_loads.OneSet, client_loads.OneAdd)
 
 
 @pytest.mark.parametrize("name", LESS)
@@ -778,37 +681,31 @@ def test_operations_one_after_the_other(name: str, hosts: Hosts) -> None:
 @pytest.mark.parametrize("name", LESS)
 def test_new_clients(name: str, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     for constant, value in (("BUSY_CLIENTS", 5), ("NEW_CLIENTS", 30), ("STORM_CLIENTS", 60)):
-        monkeypatch.setattr(arriving, constant, value)
+        monkeypatch.setattr(client_loads, constant, value)
     with running_target(name, hosts) as target:
-        for kind in (arriving.Accepts, arriving.AcceptsBesidePipelining, arriving.Storm):
+        for kind in (client_loads.Accepts, client_loads.AcceptsBesidePipelining, client_loads.Storm):
             with in_session(kind, target) as session:
                 sample = session.round()
             expect_times(sample)
-            if kind is arriving.Storm:
+            if kind is client_loads.Storm:
                 assert sample.extras["turned_away"] == 0
                 assert sample.extras["dropped"] >= 0
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_many_keys(name: str, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "MANY_KEYS", 1_500)
+    monkeypatch.setattr(client_loads, "MANY_KEYS", 1_500)
     with running_target(name, hosts) as target:
-        for kind in (bulk.MultiGet, bulk.MultiSet):
+        for kind in (client_loads.MultiGet, client_loads.MultiSet):
             with in_session(kind, target) as session:
                 assert all(session.round().value > 0 for _ in range(2))
 
 
 @pytest.mark.parametrize("name", ["rallypoint-libuv", pytest.param(names.RELAY, marks=pytest.mark.slow)])
 def test_waits_are_given_up(name: str, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "MANY_KEYS", 500)
-    with running_target(name, hosts) as target, in_session(waiting.Cancels, target) as session:
+    monkeypatch.setattr(client_loads, "MANY_KEYS", 500)
+    with running_target(name, hosts) as target, in_session(client_loads.Cancels, target) as session:
         assert 0 < session.round().value < 1
-
-
-def test_keys_and_values_differ() -> None:
-    keys, first, second = bulk.keys_of(1_000), bulk.values_of(1_000, 1), bulk.values_of(1_000, 2)
-    assert len(set(keys)) == len({*first, *second}) / 2 == 1_000
-    assert {len(value) for value in (*first, *second)} == {16}
 
 
 # The machine

@@ -1,4 +1,4 @@
-"""What will be measured on this machine, with whom, how often; and what will not, and why."""
+"""What can be measured; and what will be on this machine, with which targets, how often, or why not."""
 
 from __future__ import annotations
 
@@ -6,17 +6,128 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rallypoint.bench import machine, names, tutorial
-from rallypoint.bench.catalogue import AS_IS, TUTORIAL, WITH_CLIENTS, WITH_RANKS
-from rallypoint.bench.session import Measurement
+from rallypoint.bench import client_loads as clients
+from rallypoint.bench import machine, names
+from rallypoint.bench import rank_loads as ranks
+from rallypoint.bench.contest import Measurement
 from rallypoint.bench.targets import absences
 from rallypoint.errors import UsageError
 from rallypoint.server.machine import names as system_names
 
+# All loads, in the order of the tables
+
+WITH_RANKS: Final = (
+    Measurement("init", "init", "ranks connect, and are counted", "rank", "time", ranks.ComingUp),
+    Measurement("barrier", "barrier", "ranks come to a barrier all at once", "rank", "time", ranks.Barriers),
+    Measurement(
+        *("barrier", "barrier-trickle", "ranks come to a barrier one after the other", "rank", "time"),
+        session=ranks.TrickledBarriers,
+    ),
+    Measurement("wakeup", "wakeup", "ranks wait for one key, which is set", "rank", "time", ranks.Wakeups),
+    Measurement(
+        *("restart", "restart", "ranks leave, the store is made anew, they come back and pass a barrier"),
+        *("rank", "time"),
+        session=ranks.Restarts,
+        unfit={names.RELAY: "here all relays would start in a few processes, and not each on its machine"},
+    ),
+)
+"""At several sizes: their words go behind the number of ranks."""
+
+AS_IS: Final = Measurement(
+    *("init", "init-as-is", "ranks connect; -as-is: to torch's own socket, with a reverse look-up of each"),
+    *("rank", "time"),
+    session=ranks.ComingUp,
+)
+
+TUTORIAL: Final = tuple(
+    Measurement(
+        *(command, f"tutorial-{command}", f"real clients of torch, a process each: {what} as rank 0 sees it"),
+        *("rank", "time"),
+        session=session,
+        make_target=ranks.make_rank_zero,
+    )
+    for command, what, session in (
+        ("init", "TCPStore(...)", ranks.TutorialInit),
+        ("barrier", "the barrier of init_process_group", ranks.TutorialBarrier),
+    )
+)
+
+
+def _operation(name: str, load: str, operation: str, session: type[clients.Steady]) -> Measurement:
+    load = f"{clients.CLIENTS} clients, {load} in flight each"
+    return Measurement("ops", name, load, operation, "rate", session, seconds=0.8)
+
+
+def _one(operation: str, session: type[clients.OneAtATime]) -> Measurement:
+    load = f"one client, one {operation} at a time"
+    return Measurement("ops", f"one-{operation.lower()}", load, operation, "time", session, seconds=0.4)
+
+
+_BEHIND: Final = {names.RELAY: "behind one relay, the server sees nothing of its clients"}
+_NEW: Final = f"{clients.NEW_CLIENTS:,} new clients beside {clients.BUSY_CLIENTS}"
+_BESIDE: Final = clients.BUSY_CLIENTS + clients.NEW_CLIENTS
+_KEYS: Final = f"{clients.MANY_KEYS:,} keys"
+
+WITH_CLIENTS: Final = (
+    _operation("get", "one GET", "GET", clients.Gets),
+    _operation("get-pipelined", f"{clients.PIPELINED} GETs", "GET", clients.PipelinedGets),
+    _operation("set", "one SET", "SET", clients.Sets),
+    _operation("add", "one ADD", "ADD", clients.Adds),
+    _one("GET", clients.OneGet),
+    _one("SET", clients.OneSet),
+    _one("ADD", clients.OneAdd),
+    Measurement(
+        *("accept", "accept", f"{_NEW} with one GET in flight", "new client", "time"),
+        session=clients.Accepts,
+        unfit=_BEHIND,
+        connections=_BESIDE,
+        rounds=15,  # short ones, that differ so much that a median needs more of them
+        quick_rounds=3,
+    ),
+    Measurement(
+        *("accept", "accept-pipelined", f"{_NEW} with {clients.BUSY_PIPELINED} GETs in flight"),
+        *("new client", "time"),
+        session=clients.AcceptsBesidePipelining,
+        unfit=_BEHIND,
+        connections=_BESIDE,
+        rounds=3,
+        quick_rounds=1,
+    ),
+    Measurement(
+        *("accept", "connect-storm", f"{clients.STORM_CLIENTS:,} clients connect at once"),
+        *("connection", "time"),
+        session=clients.Storm,
+        unfit=_BEHIND,
+        connections=clients.STORM_CLIENTS,
+        quick_rounds=1,
+    ),
+    Measurement(
+        *("bulk", "multi-get", f"one request for {_KEYS}", "request", "time"),
+        session=clients.MultiGet,
+        rounds=3,
+        quick_rounds=1,
+    ),
+    Measurement(
+        *("bulk", "multi-set", f"one request with {_KEYS}", "request", "time"),
+        session=clients.MultiSet,
+        rounds=3,
+        quick_rounds=1,
+    ),
+    Measurement(
+        *("wakeup", "cancel", f"a wait is given up beside a wait for {_KEYS}", "cancel", "time"),
+        session=clients.Cancels,
+        unfit={names.REDIS: "it has no such thing"},
+        seconds=0.8,
+    ),
+)
+
+
+# What is planned
+
 RANKS: Final = (1_024, 4_096, 16_384, 98_304)
 QUICK_RANKS: Final = (1_024, 4_096)
 MANY: Final = 30_000
-"""So many are brought up only where that is the point."""
+"""More are brought up only where that is the point."""
 ROUNDS_OF_MANY: Final = 3
 REAL_RANKS: Final = 64
 QUICK_REAL_RANKS: Final = 16
@@ -24,7 +135,6 @@ LEAST_REAL_RANKS: Final = 2
 AS_IS_RANKS: Final = 256
 STALLING_RANKS: Final = 64
 STALLING_ROUNDS: Final = 3
-STALL_S: Final = 6.0
 """Where look-ups take seconds: torch's server does one for every rank."""
 
 BYTES_PER_RANK: Final = 32 << 10
@@ -115,10 +225,10 @@ class _Planner:
         able = self._fit_for(each, self._targets)
         targets = self._with_room(f"{each.name}, {size:,} ranks", able, size)
         rounds = ROUNDS_OF_MANY if size > MANY else each.rounds
-        self._add(replace(each, rounds=rounds, seconds=0.2 + size * 1e-4), targets, size)
+        self._add(replace(each, rounds=rounds), targets, size)
 
     def _with_room(self, what: str, able: Sequence[str], size: int) -> tuple[str, ...]:
-        """Those that can have so many ranks here, all at the same time."""
+        """The targets that can have that many ranks here, all at the same time."""
         most = machine.most_connections()
         kept = [name for name in able if name == names.RELAY or size <= most]
         dropped = [name for name in able if name not in kept]
@@ -154,14 +264,14 @@ class _Planner:
         each, size = AS_IS, AS_IS_RANKS
         if found.stall:
             size = STALLING_RANKS
-            each = replace(each, seconds=STALL_S, rounds=STALLING_ROUNDS, quick_rounds=1)
+            each = replace(each, rounds=STALLING_ROUNDS, quick_rounds=1)
         self._add(each, (*theirs, *beside), size)
 
     def _add_tutorial(self, each: Measurement) -> None:
-        """What the tutorial times, with as many real clients of torch as there is room for."""
+        """What the tutorial times, with real clients of torch, if there is room for them."""
         most = int(machine.available_bytes() * 0.8) // REAL_RANK_BYTES
         size = min(QUICK_REAL_RANKS if self._wish.quick else REAL_RANKS, most)
-        targets = [name for name in tutorial.TARGETS if name in self._targets]
+        targets = [name for name in ranks.TUTORIAL_TARGETS if name in self._targets]
         if size < LEAST_REAL_RANKS:
             self._leave_out(each.name, targets, "there is not enough memory")
         else:
@@ -176,7 +286,7 @@ class _Planner:
         if not able:
             return
         rounds = self._wish.repeat or (each.quick_rounds if self._wish.quick else each.rounds)
-        seconds = each.seconds / 4 if self._wish.quick and each.is_steady else each.seconds
+        seconds = each.seconds / 4 if self._wish.quick else each.seconds
         words = f"{size:,} {each.load}" if size else each.load
         self.plan.measurements.append(
             replace(each, load=words, targets=able, rounds=rounds, seconds=seconds, ranks=size)

@@ -80,14 +80,14 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show how many times better B is than A, for all that both have measured."""
-    from rallypoint.bench import comparing
+    from rallypoint.bench import tables
     from rallypoint.bench.results import read
 
     a, b = read(before), read(after)
     if as_json:
-        print(json.dumps(comparing.to_document(a, b), indent=1))
+        print(json.dumps(tables.compare(a, b), indent=1))
     else:
-        comparing.print_comparison(a, b, Console(highlight=False))
+        tables.print_comparison(a, b, Console(highlight=False))
 
 
 @app.command("page")

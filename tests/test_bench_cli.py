@@ -276,26 +276,20 @@ def test_an_interruption_ends_all_and_what_was_measured_is_told(
 
 
 @pytest.mark.parametrize(
-    ("module", "number", "code"),
+    ("module", "signals", "codes"),
     [
-        ("rallypoint.bench.host_servers", signal.SIGHUP, 129),
-        pytest.param(SERVER, signal.SIGTERM, 143, marks=pytest.mark.slow),
-        pytest.param("rallypoint.bench.swarm", signal.SIGINT, 130, marks=pytest.mark.slow),
+        ("rallypoint.bench.host_servers", [signal.SIGHUP], [129]),
+        ("rallypoint.bench.swarm", [signal.SIGINT, signal.SIGTERM], [130, 143]),
+        pytest.param(SERVER, [signal.SIGTERM], [143], marks=pytest.mark.slow),
     ],
 )
 def test_an_interruption_at_the_start_leaves_nothing(
-    module: str, number: signal.Signals, code: int, tmp_path: Path
+    module: str, signals: list[signal.Signals], codes: list[int], tmp_path: Path
 ) -> None:
-    """As soon as the host process, the server or the ranks are there."""
+    """As soon as the host process, the server or the ranks are there; also a second one."""
     with benching(tmp_path, "barrier", *MANY_ROUNDS, *ONE) as command:
         command.await_family(module)
-        assert command.end(number) == code
-
-
-def test_a_second_interruption_leaves_nothing_either(tmp_path: Path) -> None:
-    with benching(tmp_path, "barrier", *MANY_ROUNDS, *ONE) as command:
-        command.await_family("rallypoint.bench.swarm")
-        assert command.end(signal.SIGINT, signal.SIGTERM) in (130, 143)
+        assert command.end(*signals) in codes
 
 
 def test_the_death_of_the_command_ends_all(tmp_path: Path) -> None:
@@ -304,32 +298,3 @@ def test_the_death_of_the_command_ends_all(tmp_path: Path) -> None:
         command.await_family("rallypoint.bench.swarm", 1)
         command.await_family("rallypoint.bench.host_relays", 1)
         assert command.end(signal.SIGKILL) == -signal.SIGKILL
-
-
-# Faults
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kill", "words"),
-    [(SERVER, "rallypoint-libuv died"), ("rallypoint.bench.swarm", "ended early")],
-    ids=["the server", "the ranks"],
-)
-def test_a_target_that_fails_in_the_middle_is_told_and_the_other_goes_on(
-    kill: str, words: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "result.json"
-    rounds = 5
-    arguments = ("barrier", "--ranks", 16, "--repeat", rounds, *TWO, "--json", file)
-    with benching(tmp_path, *arguments) as command:
-        command.await_family("rallypoint.bench.swarm", 2)
-        command.await_family(kill)[0].kill()
-        assert command.process.wait(LIMIT_S) == 1
-        assert "rallypoint-libuv failed" in command.log()
-    results = read(file)
-    first = results.records[0].entries
-    assert first["rallypoint-libuv"].fault
-    assert len(first["rallypoint-libuv"].samples) < rounds
-    assert (first["rallypoint-legacy"].fault, len(first["rallypoint-legacy"].samples)) == ("", rounds)
-    assert len(results.records[1].entries["rallypoint-libuv"].samples) == rounds  # it was started again
-    assert words in first["rallypoint-libuv"].fault

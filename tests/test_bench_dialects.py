@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from rallypoint.bench import host_servers
 from rallypoint.bench.clients import connect, converse
 from rallypoint.bench.dialects import DIALECTS, REDIS, TORCH, Dialect, Exchange
-from rallypoint.bench.host_servers import RedisServer, ServerHost
+from rallypoint.bench.host_servers import RedisServer
 from rallypoint.bench.results import BenchError
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.hosting import host_server
-from raw import SECONDS, server_of_torch, until
+from raw import server_of_torch
 
 # Bytes
 
@@ -169,28 +169,6 @@ def test_waits_are_given_up_while_another_waits(place: Place, clients: Clients) 
 
 
 # redis
-
-
-@needs_redis
-def test_redis_is_renewed_on_its_port_with_nothing_in_it() -> None:
-    host = ServerHost()
-    before = host.serve("redis")
-    with connect(before["port"], REDIS) as client:
-        converse(client, Exchange(REDIS.add(b"n", 1), REDIS.number(1)))
-    after = host.renew(before["pid"])
-    try:
-        assert after["port"] == before["port"]
-        assert after["pid"] != before["pid"]
-        with connect(after["port"], REDIS) as client:
-            converse(client, Exchange(REDIS.add(b"n", 1), REDIS.number(1)))
-    finally:
-        host.stop(after["pid"])
-    until(lambda: not is_listening(after["port"]), "redis has ended", SECONDS)
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @needs_redis

@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bench_results import full_results, make_entry, make_record, make_results
 from rallypoint.bench.results import (
     Entry,
-    Record,
-    Results,
     Sample,
     Spread,
     costs_per_rank,
@@ -31,52 +27,13 @@ from rallypoint.errors import UsageError
 # Through JSON and back
 
 
-_names = st.text(max_size=20)
-_figures = st.floats(allow_nan=False, allow_infinity=False)
-_samples = st.builds(
-    Sample,
-    _figures,
-    st.none() | _figures,
-    *[st.none() | _figures] * 5,
-    extras=st.dictionaries(_names, _figures, max_size=3),
-)
-
-
-@st.composite
-def _records(draw: st.DrawFn) -> Record:
-    entries = {
-        target: Entry(target, draw(st.lists(_samples, max_size=3)), draw(_names))
-        for target in draw(st.lists(_names, max_size=3, unique=True))
-    }
-    words = [draw(_names) for _ in range(4)]
-    unit = draw(st.sampled_from(["rate", "time"]))
-    return Record(words[0], words[1], words[2], words[3], unit, draw(st.integers(0, 2**20)), entries)  # type: ignore[arg-type]
-
-
-_facts = st.dictionaries(_names, _names, max_size=3)
-
-
-@settings(max_examples=40)
-@given(
-    st.builds(
-        Results,
-        *(_names, _names, _figures, _facts, _facts, _facts),
-        notes=st.lists(_names, max_size=3),
-        records=st.lists(_records(), max_size=3),
-        interrupted=st.booleans(),
-    )
-)
-def test_whatever_was_measured_comes_back(results: Results) -> None:
-    # A summary may divide what is as good as nothing, and then says so: that is not what this test is about.
-    for record in results.records:
-        record.entries = {name: entry for name, entry in record.entries.items() if _is_plain(entry)}
-    text = to_json(results)
-    assert from_json(text, "a file") == results
-    assert to_json(from_json(text, "a file")) == text
-
-
-def _is_plain(entry: Entry) -> bool:
-    return all(1e-100 < abs(sample.value) < 1e100 for sample in entry.samples)
+def test_a_full_run_comes_back_from_json_as_it_was() -> None:
+    results = full_results()
+    results.interrupted = True
+    results.records[0].entries["torch-legacy"].fault = "it ended early"
+    document = to_json(results)
+    assert from_json(document, "a file") == results
+    assert to_json(from_json(document, "a file")) == document
 
 
 def test_the_document_has_what_follows_from_the_rounds() -> None:
@@ -132,10 +89,6 @@ def test_what_is_no_result_is_told_by_the_name_of_its_file() -> None:
         with pytest.raises(UsageError, match=r"result\.json is no result") as caught:
             from_json(text, "result.json")
         assert "--json FILE" in caught.value.hint
-
-
-def test_the_document_that_the_broken_ones_are_made_of_is_good() -> None:
-    assert from_json(json.dumps(_document()), "a file").records[0].entries["redis"].median() == 1.0
 
 
 def test_a_file_is_read_and_one_that_is_not_there_is_told(tmp_path: Path) -> None:

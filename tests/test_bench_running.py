@@ -20,7 +20,7 @@ import pytest
 
 from rallypoint.bench import client_loads, contest, machine, names, planning, rank_loads, targets
 from rallypoint.bench.contest import Contest, Measurement, Session
-from rallypoint.bench.planning import Plan, Wish, make_plan
+from rallypoint.bench.planning import BenchPlan, Wish, make_plan
 from rallypoint.bench.rank_loads import SwarmProcesses, check_counts
 from rallypoint.bench.results import BenchError, Results, Sample
 from rallypoint.bench.swarm import pack
@@ -50,12 +50,12 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "absences", lambda _: {})
 
 
-def sizes_of(plan: Plan, name: str) -> dict[int, tuple[str, ...]]:
+def sizes_of(plan: BenchPlan, name: str) -> dict[int, tuple[str, ...]]:
     """With whom a measurement is planned, at which size."""
     return {each.ranks: each.targets for each in plan.measurements if each.name == name}
 
 
-def find(plan: Plan, name: str) -> Measurement:
+def find(plan: BenchPlan, name: str) -> Measurement:
     (found,) = [each for each in plan.measurements if each.name == name]
     return found
 

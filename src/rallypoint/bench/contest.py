@@ -78,7 +78,6 @@ class Measurement:
     connections: int = 0
     """How many clients there are at a time, where that does not depend on the ranks."""
     rounds: int = 5
-    quick_rounds: int = 2
     seconds: float = 0.0
     """How long a round is to last; 0: until its work is done."""
     ranks: int = 0

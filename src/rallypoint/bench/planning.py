@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rallypoint.bench import client_loads as clients
@@ -82,7 +82,6 @@ WITH_CLIENTS: Final = (
         unfit=_BEHIND,
         connections=_BESIDE,
         rounds=15,  # short ones, that differ so much that a median needs more of them
-        quick_rounds=3,
     ),
     Measurement(
         *("accept", "accept-pipelined", f"{_NEW} with {clients.BUSY_PIPELINED} GETs in flight"),
@@ -91,7 +90,6 @@ WITH_CLIENTS: Final = (
         unfit=_BEHIND,
         connections=_BESIDE,
         rounds=3,
-        quick_rounds=1,
     ),
     Measurement(
         *("accept", "connect-storm", f"{clients.STORM_CLIENTS:,} clients connect at once"),
@@ -99,19 +97,16 @@ WITH_CLIENTS: Final = (
         session=clients.Storm,
         unfit=_BEHIND,
         connections=clients.STORM_CLIENTS,
-        quick_rounds=1,
     ),
     Measurement(
         *("bulk", "multi-get", f"one request for {_KEYS}", "request", "time"),
         session=clients.MultiGet,
         rounds=3,
-        quick_rounds=1,
     ),
     Measurement(
         *("bulk", "multi-set", f"one request with {_KEYS}", "request", "time"),
         session=clients.MultiSet,
         rounds=3,
-        quick_rounds=1,
     ),
     Measurement(
         *("wakeup", "cancel", f"a wait is given up beside a wait for {_KEYS}", "cancel", "time"),
@@ -159,15 +154,7 @@ class Wish:
     quick: bool = False
 
 
-@dataclass
-class Plan:
-    """What will be measured, in this order, and what will not, in words."""
-
-    measurements: list[Measurement] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def make_plan(wish: Wish) -> Plan:
+def make_plan(wish: Wish) -> BenchPlan:
     """What can be measured here of what is asked for; UsageError if that is nothing."""
     if machine.most_connections() < LEAST_CONNECTIONS:
         raise UsageError(
@@ -177,32 +164,31 @@ def make_plan(wish: Wish) -> Plan:
     for name in wish.targets:
         if name not in names.TARGETS:
             raise UsageError(f"{name!r} is no target", hint=f"there are {', '.join(names.TARGETS)}")
-    planner = _Planner(wish)
+    plan = BenchPlan(wish)
     for command in wish.commands:
-        planner.add(command)
-    plan = planner.plan
+        plan.add(command)
     if not plan.measurements:
         raise UsageError("there is nothing to measure here", hint="; ".join(plan.notes))
     return plan
 
 
-class _Planner:
-    """Fits a wish to this machine."""
+class BenchPlan:
+    """What will be measured, in this order, and what will not, in words."""
 
     def __init__(self, wish: Wish) -> None:
-        self._wish = wish
-        self.plan = Plan()
+        self.measurements: list[Measurement] = []
         missing = absences(wish.targets)
-        self.plan.notes += [f"{name} is left out: {why}" for name, why in missing.items()]
-        self._targets = tuple(name for name in wish.targets if name not in missing)
+        self.notes = [f"{name} is left out: {why}" for name, why in missing.items()]
+        self._wish = wish
+        self._targets = [name for name in wish.targets if name not in missing]
         self._has_torch = any(name.startswith("torch-") for name in self._targets)
 
     def add(self, command: str) -> None:
         """Plan all that belongs to a command."""
-        for each in WITH_RANKS:
-            if each.command == command:
-                for size in self._sizes(command):
-                    self._add_ranks(each, size)
+        with_ranks = [each for each in WITH_RANKS if each.command == command]
+        for each in with_ranks:
+            for size in self._sizes(command):
+                self._add_ranks(each, size)
         if self._has_torch and command == AS_IS.command:
             self._add_as_is()
         for each in TUTORIAL if self._has_torch else ():
@@ -211,8 +197,8 @@ class _Planner:
         for each in WITH_CLIENTS:
             if each.command == command:
                 self._add(each, self._targets)
-        if self._wish.ranks and command not in {each.command for each in WITH_RANKS}:
-            self.plan.notes.append(f"{command} has no ranks: --ranks does not matter to it")
+        if self._wish.ranks and not with_ranks:
+            self.notes.append(f"{command} has no ranks: --ranks does not matter to it")
 
     def _sizes(self, command: str) -> Sequence[int]:
         if self._wish.ranks:
@@ -222,17 +208,12 @@ class _Planner:
         return QUICK_RANKS[-1:] if self._wish.quick else [size for size in RANKS if size < MANY]
 
     def _add_ranks(self, each: Measurement, size: int) -> None:
-        able = self._fit_for(each, self._targets)
-        targets = self._with_room(f"{each.name}, {size:,} ranks", able, size)
-        rounds = ROUNDS_OF_MANY if size > MANY else each.rounds
-        self._add(replace(each, rounds=rounds), targets, size)
-
-    def _with_room(self, what: str, able: Sequence[str], size: int) -> tuple[str, ...]:
-        """The targets that can have that many ranks here, all at the same time."""
+        """With the targets that can have that many ranks here, all at the same time."""
+        what, able = f"{each.name}, {size:,} ranks", self._fit_for(each, self._targets)
         most = machine.most_connections()
         kept = [name for name in able if name == names.RELAY or size <= most]
-        dropped = [name for name in able if name not in kept]
         how = "; through relays it is measured" if names.RELAY in able else ""
+        dropped = [name for name in able if name not in kept]
         self._leave_out(what, dropped, f"a process may have {most:,} connections here{how}")
         files = 2 * size * sum(2 if name == names.RELAY else 1 for name in kept)
         if size * BYTES_PER_RANK * len(kept) > machine.available_bytes() * 0.8:
@@ -240,32 +221,19 @@ class _Planner:
         elif files > machine.room_for_files():
             self._leave_out(what, kept, "this system may not open so many files")
         else:
-            return tuple(kept)
-        return ()
-
-    def _fit_for(self, each: Measurement, targets: Sequence[str]) -> list[str]:
-        for name, why in each.unfit.items():
-            note = f"{each.name}: {name} left out: {why}"
-            if name in targets and note not in self.plan.notes:
-                self.plan.notes.append(note)
-        return [name for name in targets if name not in each.unfit]
-
-    def _leave_out(self, what: str, which: Iterable[str], why: str) -> None:
-        if joined := ", ".join(which):
-            self.plan.notes.append(f"{what}: {joined} left out: {why}")
+            self._add(replace(each, rounds=ROUNDS_OF_MANY) if size > MANY else each, kept, size)
 
     def _add_as_is(self) -> None:
         """torch's servers as they come, which look up the name of each rank that connects."""
         found = system_names.look_up()
         effect = "; torch's server as it comes does one for every rank" if found.stall else ""
-        self.plan.notes.append(f"{found}{effect}")
+        self.notes.append(f"{found}{effect}")
         theirs = [name for name in names.AS_IS if name.removesuffix("-as-is") in self._targets]
         beside = [name for name in ("torch-libuv", "rallypoint-libuv") if name in self._targets]
-        each, size = AS_IS, AS_IS_RANKS
         if found.stall:
-            size = STALLING_RANKS
-            each = replace(each, rounds=STALLING_ROUNDS, quick_rounds=1)
-        self._add(each, (*theirs, *beside), size)
+            self._add(replace(AS_IS, rounds=STALLING_ROUNDS), [*theirs, *beside], STALLING_RANKS)
+        else:
+            self._add(AS_IS, [*theirs, *beside], AS_IS_RANKS)
 
     def _add_tutorial(self, each: Measurement) -> None:
         """What the tutorial times, with real clients of torch, if there is room for them."""
@@ -278,16 +246,30 @@ class _Planner:
             self._add(each, targets, size)
 
     def _add(self, each: Measurement, targets: Sequence[str], size: int = 0) -> None:
-        able = tuple(self._fit_for(each, targets))
+        able = self._fit_for(each, targets)
         most = machine.most_connections()
         if each.connections > most:
             self._leave_out(each.name, able, f"a process may have {most:,} connections here")
-            return
-        if not able:
-            return
-        rounds = self._wish.repeat or (each.quick_rounds if self._wish.quick else each.rounds)
-        seconds = each.seconds / 4 if self._wish.quick else each.seconds
-        words = f"{size:,} {each.load}" if size else each.load
-        self.plan.measurements.append(
-            replace(each, load=words, targets=able, rounds=rounds, seconds=seconds, ranks=size)
-        )
+        elif able:
+            quick = self._wish.quick
+            self.measurements.append(
+                replace(
+                    each,
+                    load=f"{size:,} {each.load}" if size else each.load,
+                    targets=tuple(able),
+                    rounds=self._wish.repeat or (min(each.rounds // 2, 3) if quick else each.rounds),
+                    seconds=each.seconds / 4 if quick else each.seconds,
+                    ranks=size,
+                )
+            )
+
+    def _fit_for(self, each: Measurement, targets: Sequence[str]) -> list[str]:
+        for name, why in each.unfit.items():
+            note = f"{each.name}: {name} left out: {why}"
+            if name in targets and note not in self.notes:
+                self.notes.append(note)
+        return [name for name in targets if name not in each.unfit]
+
+    def _leave_out(self, what: str, which: Sequence[str], why: str) -> None:
+        if which:
+            self.notes.append(f"{what}: {', '.join(which)} left out: {why}")

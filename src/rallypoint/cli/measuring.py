@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from rallypoint.bench import contest, figures, machine, names, tables
 from rallypoint.bench.contest import Measurement
-from rallypoint.bench.planning import Plan, Wish, make_plan
+from rallypoint.bench.planning import BenchPlan, Wish, make_plan
 from rallypoint.bench.results import Results, title, to_json
 from rallypoint.cli.signals import exit_code, signals_as_interrupts
 from rallypoint.errors import RallypointError, UsageError
@@ -98,7 +98,7 @@ def _check_writable(path: Path) -> None:
 class _Progress:
     """A bar on standard error with what runs now; a line for each measurement where that is no terminal."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: BenchPlan) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._bar = Progress(
             *(TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()),

@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
@@ -204,6 +203,9 @@ def test_a_big_request_without_an_answer_is_a_fault(monkeypatch: pytest.MonkeyPa
 def test_busy_clients_do_what_they_say_they_did(dialect: str) -> None:
     speech = DIALECTS[dialect]
     with serving(dialect) as port, closing(BusyClients(port, speech, 3)) as clients:
+        for client in clients._clients:
+            assert client.gettimeout() is None  # one of Python's would poll before each call
+            assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         load = clients.repeat(after(10), speech.store(KEY, VALUE))
         assert load.operations == 3 * 11
         load = clients.repeat(after(10), speech.get(KEY, VALUE).times(4), 4)
@@ -276,16 +278,14 @@ def start_worker() -> Iterator[StartWorker]:
         yield lambda name: start(resources, f"rallypoint.bench.{name}", name)
 
 
-def run_order(exchange: Exchange, per_request: int = 1) -> Message:
-    texts = {"request": exchange.request, "reply": exchange.reply}
-    return {"do": "run", "per_request": per_request, **{k: b64encode(v).decode() for k, v in texts.items()}}
+RUN: Message = {"do": "run", "key": KEY.decode(), "value": VALUE.decode(), "per_request": 1}
 
 
 def test_a_busy_worker_that_reads_two_orders_at_once_goes_on(start_worker: StartWorker, port: int) -> None:
     """On a machine that lets it sleep for a while, both lie in its pipe."""
     worker = start_worker("clients")
     worker.ask(SECONDS, do="connect", port=port, dialect="torch", count=1)
-    orders = [run_order(GET), {"do": "stop"}]
+    orders = [RUN, {"do": "stop"}]
     stdin = worker._process.stdin
     assert stdin
     stdin.write(b"".join(json.dumps(order).encode() + b"\n" for order in orders))
@@ -301,7 +301,7 @@ def test_a_worker_ends_in_the_middle_of_its_work_when_its_orders_do(
     worker = start_worker(module)
     if module == "clients":
         worker.ask(SECONDS, do="connect", port=port, dialect="torch", count=2)
-        worker.order(**run_order(GET))
+        worker.order(**RUN)
     else:
         place = ("127.0.0.1", port, "", 2)
         worker.ask(SECONDS, do="connect", dialect="torch", places=[place], limit_s=SECONDS)

@@ -85,21 +85,21 @@ def test_very_many_ranks_are_brought_up_where_that_is_the_point_through_relays_a
 
 
 @pytest.mark.parametrize(
-    ("name", "room", "sizes", "why"),
+    ("name", "room", "other", "why"),
     [
-        ("most_connections", 4_000, (4_000, 4_001), "a process may have 4,000 connections here"),
-        ("available_bytes", 10_000 * planning.BYTES_PER_RANK, (4_000, 4_001), "there is not enough memory"),
-        # A rank is a file on either side.
-        ("room_for_files", 16_000, (4_000, 4_001), "this system may not open so many files"),
+        ("most_connections", 4_000, "rallypoint-libuv", "a process may have 4,000 connections here"),
+        ("available_bytes", 10_000 * planning.BYTES_PER_RANK, names.RELAY, "there is not enough memory"),
+        # A rank is a file on either side; behind a relay, so is the relay's connection.
+        ("room_for_files", 24_000, names.RELAY, "this system may not open so many files"),
     ],
 )
 def test_sizes_without_room_for_them_are_left_out(
-    name: str, room: int, sizes: tuple[int, int], why: str, monkeypatch: pytest.MonkeyPatch
+    name: str, room: int, other: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, name, lambda: room)
-    plan = make_plan(Wish(("init",), sizes, ("redis", "rallypoint-libuv")))
+    plan = make_plan(Wish(("init",), (4_000, 4_001), ("redis", other)))
     assert list(sizes_of(plan, "init")) == [4_000]
-    assert plan.notes == [f"init, 4,001 ranks: redis, rallypoint-libuv left out: {why}"]
+    assert plan.notes == [f"init, 4,001 ranks: redis, {other} left out: {why}"]
 
 
 def test_what_is_not_installed_is_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,6 +304,10 @@ def test_a_target_that_fails_is_left_out_and_the_others_go_on(fails: str, fault:
     assert game.watcher.drops == [("b", f"get: {fault}")]
     assert ("close b" in game.log) == (fails != "start")
     assert {"stop a", "stop b", "stop c", "close a", "close c"} < set(game.log)
+
+
+def test_a_contest_whose_targets_all_fail_ends() -> None:
+    assert set(Game(a="start", b="open", c="round 1").play().faults) == set("abc")
 
 
 def test_a_server_that_has_died_is_told_besides_what_it_led_to() -> None:
@@ -536,10 +540,11 @@ def in_session(load: Measurement, target: Target) -> Iterator[Session]:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer clients and keys than are measured."""
+    """Fewer clients and keys than are measured; and ranks in two processes."""
     sizes = {"BUSY_CLIENTS": 5, "NEW_CLIENTS": 30, "STORM_CLIENTS": 60, "MANY_KEYS": 1_500}
     for name, size in sizes.items():
         monkeypatch.setattr(client_loads, name, size)
+    monkeypatch.setattr(rank_loads, "RANKS_PER_PROCESS", RANKS - 6)
 
 
 def target_and_load(name: str, load: str) -> Any:
@@ -590,6 +595,11 @@ def expect_extras(load: str, target: Target, extras: dict[str, float]) -> None:
         assert extras["whole_seconds"] > target.start_seconds
     elif "messages" in extras:
         assert 6 * RANKS + 1 <= extras["messages"] <= 7 * RANKS
+
+
+def test_keys_and_values_differ() -> None:
+    values = [value for generation in (1, 2) for value in client_loads.values_of(1_000, generation)]
+    assert len(set(client_loads.keys_of(1_000))) == len(set(values)) / 2 == 1_000
 
 
 def test_ranks_find_out_a_store_that_was_not_made_anew(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from matplotlib.image import imread
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bench_results import MOST, full_results, make_entry, make_record, make_results
+from bench_results import MOST, full_results, make_record, make_results
 from rallypoint import text
 from rallypoint.bench import figures, names, tables
 from rallypoint.bench.page import alt_text, page, write_page
@@ -106,13 +106,13 @@ def test_growth_is_shown_for_several_sizes_only() -> None:
     assert "exponent" not in _printed(make_results(records[0]))
 
 
-def test_extras_are_shown_known_or_not() -> None:
-    record = make_record("accept", "rate", {})
-    record.entries["redis"] = make_entry("redis", [1.0])
-    record.entries["redis"].samples[0].extras.update(unheard_of=12.34, dropped=3.0)
-    text = _printed(make_results(record))
-    assert "| connects dropped | unheard_of |" in text
-    assert _row(text[text.index("further figures") :], "accept", "redis") == ["accept", "redis", "3", "12.3"]
+def test_extras_are_shown_of_targets_that_have_some() -> None:
+    record = make_record("accept", "rate", {"redis": [1.0], "torch-libuv": [1.0]})
+    record.entries["redis"].samples[0].extras.update(turned_away=12.0, dropped=3.0)
+    text = _printed(make_results(record)).partition("further figures")[2]
+    assert "| connects dropped | connections reset |" in text
+    assert _row(text, "accept", "redis") == ["accept", "redis", "3", "12"]
+    assert "torch-libuv" not in text.partition("Medians")[0]
 
 
 def test_an_interrupted_run_without_records_can_be_printed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from base64 import b64encode
 from contextlib import closing
 from dataclasses import replace
 from socket import MSG_WAITALL
@@ -176,9 +175,6 @@ class Accepts(Session):
         self.busy = start(self.resources, _WORKER, "busy clients")
         place: Message = {"port": self.target.port, "dialect": dialect.name}
         self.busy.ask(ANSWER_LIMIT_S, do="connect", count=BUSY_CLIENTS, **place)
-        exchange = dialect.get(KEY, VALUE).times(self.per_request)
-        texts = {"request": exchange.request, "reply": exchange.reply}
-        self.order: Message = {name: b64encode(text).decode() for name, text in texts.items()}
         self.measure(NEW_CLIENTS // 10)
 
     def round(self) -> Sample:
@@ -189,7 +185,7 @@ class Accepts(Session):
         files = self.target.open_files()
         with closing(Crowd(self.target.port, self.target.dialect, count)) as crowd:
             crowd.gather()
-            self.busy.order(do="run", per_request=self.per_request, **self.order)
+            self.busy.order(do="run", key=KEY.decode(), value=VALUE.decode(), per_request=self.per_request)
             time.sleep(0.2)  # all of the busy clients are in full swing by then
             load, cost = self.metered(crowd.arrive)
             busy = Load(**self.busy.ask(ANSWER_LIMIT_S, do="stop"))

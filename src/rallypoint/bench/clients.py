@@ -11,7 +11,6 @@ import socket
 import struct
 import sys
 import time
-from base64 import b64decode
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -303,12 +302,13 @@ class ClientsWorker:
 
     def connect(self, port: int, dialect: str, count: int) -> Message:
         """Connect clients that are to be busy."""
-        self._busy = BusyClients(port, DIALECTS[dialect], count)
+        self._dialect = DIALECTS[dialect]
+        self._busy = BusyClients(port, self._dialect, count)
         return {}
 
-    def run(self, request: str, reply: str, per_request: int) -> Message:
-        """Keep them busy until the next order, which means no more than that; the answer is the load."""
-        exchange = Exchange(b64decode(request), b64decode(reply))
+    def run(self, key: str, value: str, per_request: int) -> Message:
+        """Let them read a key until the next order, which means no more than that; answer with the load."""
+        exchange = self._dialect.get(key.encode(), value.encode()).times(per_request)
         load = self._busy.repeat(lambda: self._orders.are_waiting, exchange, per_request)
         if self._orders.take() is None:
             sys.exit(1)  # the command has ended

@@ -74,21 +74,13 @@ def _introduction(results: Results) -> Iterator[str]:
 
 
 def _section(results: Results, command: str, drawn: Mapping[str, str]) -> Iterator[str]:
-    first, *others = tables.sheets(results, command) or [tables.Sheet(command, [], [])]
-    yield f"## {first.title}"
-    if command in drawn:
-        yield f"![{_escape(alt_text(results, command))}]({drawn[command]})"
-    yield from _sheet(first)
-    for sheet in others:
-        yield f"### {sheet.title}"
-        yield from _sheet(sheet)
-
-
-def _sheet(sheet: tables.Sheet) -> Iterator[str]:
-    if sheet.columns:
+    for number, sheet in enumerate(tables.sheets(results, command)):
+        yield f"### {sheet.title}" if number else f"## {sheet.title}"
+        if command in drawn and number == 0:
+            yield f"![{_escape(alt_text(results, command))}]({drawn[command]})"
         yield _table(sheet.columns, sheet.rows, sheet.names)
-    if sheet.remarks:
-        yield "\n".join(_item(_escape(remark)) for remark in sheet.remarks)
+        if sheet.remarks:
+            yield "\n".join(_item(_escape(remark)) for remark in sheet.remarks)
 
 
 def _list(heading: str, lines: Sequence[str]) -> Iterator[str]:

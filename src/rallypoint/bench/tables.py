@@ -103,9 +103,8 @@ class Sheet:
 
 
 def commands(results: Results) -> list[str]:
-    """The commands that have records, known ones first."""
-    found = dict.fromkeys(record.command for record in results.records)
-    return [name for name in TITLES if name in found] + [name for name in found if name not in TITLES]
+    """The commands that have records."""
+    return [name for name in TITLES if any(record.command == name for record in results.records)]
 
 
 def sheets(results: Results, command: str) -> list[Sheet]:
@@ -149,7 +148,7 @@ def _main(command: str, records: Sequence[Record]) -> Sheet:
         f"{each.name}: {each.load.removeprefix(f'{each.ranks:,} ')}. One operation: {each.operation}."
         for each in records
     )
-    return Sheet(TITLES.get(command, command), columns, sections, remarks=list(loads))
+    return Sheet(TITLES[command], columns, sections, remarks=list(loads))
 
 
 def _main_row(record: Record, entry: Entry) -> list[str]:
@@ -192,19 +191,15 @@ def _say(figure: float | None, say: Say) -> str:
 
 def _besides(command: str, records: Sequence[Record]) -> Sheet:
     """What only some loads have."""
-    entries = [(record, entry) for record in records for entry in record.entries.values()]
-    found = dict.fromkeys(name for _, entry in entries for each in entry.samples for name in each.extras)
-    order = sorted(found, key=lambda name: name not in _EXTRAS)
-    kinds = {name: _EXTRAS.get(name, (name, text.digits)) for name in order}
     sections = [
         [
-            [*_names(record, entry), *(_say(entry.median(name), say) for name, (_, say) in kinds.items())]
+            [*_names(record, entry), *(_say(entry.median(name), say) for name, (_, say) in _EXTRAS.items())]
             for entry in record.entries.values()
             if any(sample.extras for sample in entry.samples)
         ]
         for record in records
     ]
-    columns = [*_NAMES, *(heading for heading, _ in kinds.values())]
+    columns = [*_NAMES, *(heading for heading, _ in _EXTRAS.values())]
     return Sheet(f"{command}: further figures", columns, [each for each in sections if each])
 
 

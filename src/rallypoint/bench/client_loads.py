@@ -197,7 +197,7 @@ class AcceptsBesidePipelining(Accepts):
     """The same, beside clients with some requests in flight each.
 
     On a machine of two cores the new clients take time from the process of the busy ones. If each of those
-    has but one request in flight, the server may then be idle for a moment, and accept at its leisure: torch
+    has only one request in flight, the server may then be idle for a moment, and accept at its leisure: torch
     takes anything from 0.05 to 2 seconds. With a few requests each, the server stays busy throughout.
     """
 

@@ -220,7 +220,7 @@ class Crowd:
         self._pieces: dict[int, bytes] = {}
         self._taken: list[float] = []
         self.turned_away = 0
-        """How many connections were reset; such a client comes again, as torch's does."""
+        """How many connections were reset; their clients come again, as torch's do."""
 
     def gather(self) -> None:
         """Make their sockets: beforehand, so that nobody's time has it in it."""

@@ -1,4 +1,4 @@
-"""Many relays in one process, on one loop: the machines of a job, but for their ranks."""
+"""Many relays in one process, on one loop: those of the machines of a job; led by orders."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _limits(results: Results, drawn: Mapping[str, str]) -> Iterator[str]:
     if any(name.startswith("torch-") for name in targets):
         yield (
             "torch's servers look up the name of each client, and its clients that of the server. Here the "
-            "hosts file answers, at once, and no name server is asked, but for targets named `-as-is`: "
+            "hosts file answers, at once, and no name server is asked, except by the targets named `-as-is`: "
             "elsewhere it takes as long as that does."
         )
     if "init" in drawn:

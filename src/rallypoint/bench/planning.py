@@ -150,7 +150,7 @@ class Wish:
     """None: those that suit."""
     targets: Sequence[str] = names.TARGETS
     repeat: int = 0
-    """How many rounds; 0: as many as suit."""
+    """How many rounds; 0: the usual number."""
     quick: bool = False
 
 

@@ -70,7 +70,7 @@ class WithRanks(Session):
 
     def open(self) -> None:
         self.swarm = SwarmProcesses(self.resources, self.ranks)
-        self.swarm.everyone(do="leave")  # there are none yet; but that it answers tells that it is up
+        self.swarm.everyone(do="leave")  # there are none yet, but an answer tells that it is up
 
     def come_up(self) -> Sample:
         """Connect all ranks."""
@@ -93,8 +93,8 @@ class WithRanks(Session):
     def phase(self, orders: Sequence[Message], requests: int = 0, before: int = 0) -> Sample:
         """Let the swarm do something, measure what that takes, and check what it was told.
 
-        `requests` is how many each rank sends, but for a SET when it finds a count full; `before` how many
-        ranks have counted themselves already, if these do.
+        `requests` is how many each rank sends, besides a SET if it finds a count full; `before` is how many
+        ranks have counted themselves already.
         """
         answers, cost = self.metered(lambda: self._answers(orders))
         check_counts(self.ranks, answers, before)

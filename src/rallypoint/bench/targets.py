@@ -121,7 +121,7 @@ class Target:
         self.pid = 0
 
     def places(self, ranks: int) -> list[RanksAt]:
-        """Where ranks connect, and from which addresses: each of those has so many ports, and no more."""
+        """Where ranks connect, and from which addresses: one address has not enough ports for all."""
         low, high = system_ports.client_ports()
         ports = (high - low + 1) * 9 // 10
         whole, rest = divmod(ranks, ports)

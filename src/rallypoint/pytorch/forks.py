@@ -232,7 +232,7 @@ def ask_no_name_server() -> None:
     torch's server looks up the name of every client that it accepts, and torch's client that of the server
     before it connects: of ::ffff:127.0.0.1, since its socket is an IPv6 one, and no hosts file has that.
     When 64 clients ask a name server at once, it may drop a few questions, which are asked again after five
-    seconds. That would be all that is measured then, whoever serves.
+    seconds. That would be all that is measured then, of any server.
     """
     configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)  # glibc's, and nobody else's
     if configure is None or configure(b"hosts", b"files") != 0:

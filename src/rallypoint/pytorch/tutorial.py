@@ -94,7 +94,7 @@ def _lead(forks: Forks, timing: Timing, ranks: Sequence[Fork], gates: Sequence[G
 
 
 class Member:
-    """A rank; but for its making, all of it happens in the rank's own process."""
+    """A rank. It is made in the parent; all else happens in its own process."""
 
     def __init__(self, rank: int, timing: Timing, listener: socket.socket, gates: Sequence[Gate]) -> None:
         self._rank = rank

@@ -18,7 +18,7 @@ import pytest
 from bench_results import make_record
 from command_line import invoke
 from processes import end
-from rallypoint.bench import machine, names, running
+from rallypoint.bench import contest, machine, names
 from rallypoint.bench.results import Results, read
 from rallypoint.cli.bench import _sizes as sizes_of
 from rallypoint.errors import RallypointError, UsageError
@@ -70,7 +70,7 @@ def test_a_run_ends_well_with_a_table_and_its_progress_elsewhere(barriers: Run) 
         assert f"| {name} " in run.stdout
         assert f"rallypoint: {name}, 16 ranks: " in run.stderr
     assert "rallypoint-libuv" in run.stdout
-    assert "about" not in run.stdout
+    assert "(2 of 2)" in run.stderr
     assert run.stderr.count("\n") == len(RECORDS)
 
 
@@ -103,7 +103,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(_: object, results: Results, __: object) -> None:
         results.records.append(make_record("init", "time", {"rallypoint-libuv": [1.0]}, 16, "init"))
 
-    monkeypatch.setattr(running, "measure", measure)
+    monkeypatch.setattr(contest, "measure", measure)
     monkeypatch.setattr(machine, "raise_open_file_limit", lambda: None)
 
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_meant_is_told_before_anything_starts(
     arguments: list[str], message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running, "measure", lambda *_: pytest.fail("it has begun"))
+    monkeypatch.setattr(contest, "measure", lambda *_: pytest.fail("it has begun"))
     monkeypatch.setattr(machine, "raise_open_file_limit", lambda: None)
     run = invoke("bench", "restart", *SMALL, *ONE, *arguments)
     assert isinstance(run.exception, UsageError)
@@ -275,26 +275,20 @@ def test_an_interruption_ends_all_and_what_was_measured_is_told(
 
 
 @pytest.mark.parametrize(
-    ("module", "number", "code"),
+    ("module", "signals", "codes"),
     [
-        ("rallypoint.bench.host_ours", signal.SIGHUP, 129),
-        pytest.param(SERVER, signal.SIGTERM, 143, marks=pytest.mark.slow),
-        pytest.param("rallypoint.bench.swarm", signal.SIGINT, 130, marks=pytest.mark.slow),
+        ("rallypoint.bench.host_servers", [signal.SIGHUP], [129]),
+        ("rallypoint.bench.swarm", [signal.SIGINT, signal.SIGTERM], [130, 143]),
+        pytest.param(SERVER, [signal.SIGTERM], [143], marks=pytest.mark.slow),
     ],
 )
 def test_an_interruption_at_the_start_leaves_nothing(
-    module: str, number: signal.Signals, code: int, tmp_path: Path
+    module: str, signals: list[signal.Signals], codes: list[int], tmp_path: Path
 ) -> None:
-    """As soon as the host process, the server or the ranks are there."""
+    """As soon as the host process, the server or the ranks are there; also a second one."""
     with benching(tmp_path, "barrier", *MANY_ROUNDS, *ONE) as command:
         command.await_family(module)
-        assert command.end(number) == code
-
-
-def test_a_second_interruption_leaves_nothing_either(tmp_path: Path) -> None:
-    with benching(tmp_path, "barrier", *MANY_ROUNDS, *ONE) as command:
-        command.await_family("rallypoint.bench.swarm")
-        assert command.end(signal.SIGINT, signal.SIGTERM) in (130, 143)
+        assert command.end(*signals) in codes
 
 
 def test_the_death_of_the_command_ends_all(tmp_path: Path) -> None:
@@ -303,32 +297,3 @@ def test_the_death_of_the_command_ends_all(tmp_path: Path) -> None:
         command.await_family("rallypoint.bench.swarm", 1)
         command.await_family("rallypoint.bench.host_relays", 1)
         assert command.end(signal.SIGKILL) == -signal.SIGKILL
-
-
-# Faults
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kill", "words"),
-    [(SERVER, "rallypoint-libuv died"), ("rallypoint.bench.swarm", "ended early")],
-    ids=["the server", "the ranks"],
-)
-def test_a_target_that_fails_in_the_middle_is_told_and_the_other_goes_on(
-    kill: str, words: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "result.json"
-    rounds = 5
-    arguments = ("barrier", "--ranks", 16, "--repeat", rounds, *TWO, "--json", file)
-    with benching(tmp_path, *arguments) as command:
-        command.await_family("rallypoint.bench.swarm", 2)
-        command.await_family(kill)[0].kill()
-        assert command.process.wait(LIMIT_S) == 1
-        assert "rallypoint-libuv failed" in command.log()
-    results = read(file)
-    first = results.records[0].entries
-    assert first["rallypoint-libuv"].fault
-    assert len(first["rallypoint-libuv"].samples) < rounds
-    assert (first["rallypoint-legacy"].fault, len(first["rallypoint-legacy"].samples)) == ("", rounds)
-    assert len(results.records[1].entries["rallypoint-libuv"].samples) == rounds  # it was started again
-    assert words in first["rallypoint-libuv"].fault

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.bench import host_redis
+from rallypoint.bench import host_servers
+from rallypoint.bench.clients import connect, converse
 from rallypoint.bench.dialects import DIALECTS, REDIS, TORCH, Dialect, Exchange
-from rallypoint.bench.faults import BenchError
-from rallypoint.bench.sockets import connect, converse
+from rallypoint.bench.host_servers import RedisServer
+from rallypoint.bench.results import BenchError
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.hosting import host_server
-from raw import SECONDS, server_of_torch, until
+from raw import server_of_torch
 
 # Bytes
 
@@ -64,12 +65,9 @@ def serving(store: str) -> Iterator[int]:
         with server_of_torch(store == "torch-libuv") as port:
             yield port
     elif store == "redis":
-        host = host_redis.Host()
-        started = host.serve()
-        try:
-            yield started["port"]
-        finally:
-            host.stop(started["pid"])
+        redis = RedisServer(0)
+        yield redis.port
+        redis.release()
     else:
         server = host_server("127.0.0.1", 0, backend=Choice(store))
         yield server.port
@@ -174,29 +172,7 @@ def test_waits_are_given_up_while_another_waits(place: Place, clients: Clients) 
 
 
 @needs_redis
-def test_redis_is_renewed_on_its_port_with_nothing_in_it() -> None:
-    host = host_redis.Host()
-    before = host.serve()
-    with connect(before["port"], REDIS) as client:
-        converse(client, Exchange(REDIS.add(b"n", 1), REDIS.number(1)))
-    after = host.renew(before["pid"])
-    try:
-        assert after["port"] == before["port"]
-        assert after["pid"] != before["pid"]
-        with connect(after["port"], REDIS) as client:
-            converse(client, Exchange(REDIS.add(b"n", 1), REDIS.number(1)))
-    finally:
-        host.stop(after["pid"])
-    until(lambda: not is_listening(after["port"]), "redis has ended", SECONDS)
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@needs_redis
 def test_a_redis_that_does_not_start_is_a_fault_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_redis, "most_connections", lambda: -1)
+    monkeypatch.setattr(host_servers, "most_connections", lambda: -1)
     with pytest.raises(BenchError, match=r"(?s)did not start.*maxclients"):
-        host_redis.Host().serve()
+        RedisServer(0)

@@ -40,7 +40,7 @@ PURE = {
         f"rallypoint.watch.timeline.{name}"
         for name in ("blame", "courses", "judgement", "members", "records", "rows", "timeline")
     ),
-    *(f"rallypoint.bench.{name}" for name in ("dialects", "growth", "words")),
+    *(f"rallypoint.bench.{name}" for name in ("dialects", "results")),
 }
 IMPURE_MODULES = {
     "rallypoint.diagnose.findings",

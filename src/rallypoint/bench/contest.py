@@ -3,66 +3,127 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from rallypoint.bench.faults import BenchError
-from rallypoint.bench.results import Entry, Record, title
-from rallypoint.bench.session import Measurement, Session
-from rallypoint.bench.targets import Hosts, Target
-from rallypoint.bench.workers import start
+from rallypoint.bench import machine
+from rallypoint.bench.results import BenchError, Entry, Record, Results, Sample, Unit, title
+from rallypoint.bench.targets import Hosts, Target, make_target, redis_version
+from rallypoint.bench.workers import Load
+
+_Done = TypeVar("_Done")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a target spent on some work."""
+
+    cpu: float
+    extras: dict[str, float]
+
+    def sample(self, value: float, load: Load) -> Sample:
+        """The result of a round that did this work."""
+        per_operation, share = self.cpu / load.operations, self.cpu / load.seconds
+        return Sample(value, per_operation, share, load.share, load.p50, load.p99, extras=self.extras)
+
+
+class Session(ABC):
+    """A load in progress with one target. It is opened once, goes through rounds, and is closed."""
+
+    def __init__(self, target: Target, measurement: Measurement) -> None:
+        self.target = target
+        self.measurement = measurement
+        self.resources = ExitStack()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Connect, store what has to be there, and warm up."""
+
+    @abstractmethod
+    def round(self) -> Sample:
+        """Measure once."""
+
+    def close(self) -> None:
+        """Let go of everything, however much of it there is."""
+        self.resources.close()
+
+    def metered(self, work: Callable[[], _Done]) -> tuple[_Done, Cost]:
+        """Do some work; return also what the target spent meanwhile."""
+        counters, cpu = self.target.counters(), self.target.cpu_seconds()
+        done = work()
+        cpu = self.target.cpu_seconds() - cpu
+        after = self.target.counters()
+        return done, Cost(cpu, {name: after[name] - counters[name] for name in counters})
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What is measured: a load, with which targets, and how often."""
+
+    command: str
+    name: str
+    load: str
+    """In words."""
+    operation: str
+    unit: Unit
+    session: Callable[[Target, Measurement], Session]
+    targets: tuple[str, ...] = ()
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """Targets that cannot do it, or of which it would say nothing, and why."""
+    connections: int = 0
+    """How many clients there are at a time, where that does not depend on the ranks."""
+    rounds: int = 5
+    seconds: float = 0.0
+    """How long a round is to last; 0: until its work is done."""
+    ranks: int = 0
+    make_target: Callable[[str, Hosts, int], Target] = make_target
+
+    def record(self) -> Record:
+        """A record of it without samples."""
+        entries = {name: Entry(name) for name in self.targets}
+        return Record(self.command, self.name, self.load, self.operation, self.unit, self.ranks, entries)
 
 
 class Watcher(Protocol):
-    """Who wants to know what is going on."""
+    """Is told what is going on."""
 
     def begin(self, measurement: Measurement, target: str, round_number: int) -> None:
-        """A round begins; round 0 is the start of the server and of the load."""
+        """A round begins; round 0 is the start of the load."""
 
-    def end(self) -> None:
-        """It is over."""
-
-    def drop(self, measurement: Measurement, target: str, fault: str) -> None:
+    def drop(self, target: str, fault: str) -> None:
         """No more rounds of this target: it has failed."""
 
 
 class Contest:
-    """A measurement in progress. Whatever it starts it ends when its `with` block does."""
+    """A measurement in progress."""
 
     def __init__(self, measurement: Measurement, hosts: Hosts, watcher: Watcher) -> None:
         self._measurement = measurement
         self._hosts = hosts
         self._watcher = watcher
-        self.record: Record = measurement.record()
-        self.record.entries = {name: Entry(name) for name in measurement.targets}
-        self._sessions: dict[str, Session] = {}
+        self.record = measurement.record()
         self._targets: dict[str, Target] = {}
-        self._start_seconds: dict[str, float] = {}
+        self._sessions: dict[str, Session] = {}
         self._resources = ExitStack()
 
-    def __enter__(self) -> Contest:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._resources.close()
-
     def run(self) -> None:
-        """All rounds; the record is filled as they go."""
-        # All servers first: once thousands of ranks have ports, there may be none left to listen on.
-        for name in self._measurement.targets:
-            self._attempt(name, partial(self._start, name))
-        for name in list(self._targets):
-            self._watcher.begin(self._measurement, name, 0)
-            self._attempt(name, partial(self._open, name))
-            self._watcher.end()
-        for number in range(1, self._measurement.rounds + 1):
-            for name in in_turn(list(self._sessions), number):
-                self._watcher.begin(self._measurement, name, number)
-                self._attempt(name, partial(self._round, name))
-                self._watcher.end()
+        """All rounds; the record is filled as they go. In the end, nothing is left of what was started."""
+        with self._resources:
+            # All servers first: once thousands of ranks have ports, there may be none left to listen on.
+            for name in self._measurement.targets:
+                self._attempt(name, partial(self._start, name))
+            for name in list(self._targets):
+                self._watcher.begin(self._measurement, name, 0)
+                self._attempt(name, partial(self._open, name))
+            for number in range(1, self._measurement.rounds + 1):
+                for name in in_turn(list(self._sessions), number):
+                    self._watcher.begin(self._measurement, name, number)
+                    self._attempt(name, partial(self._round, name))
 
     def _attempt(self, name: str, work: Callable[[], None]) -> None:
         """Do something with a target; one that fails is left out from there on."""
@@ -75,26 +136,23 @@ class Contest:
 
     def _start(self, name: str) -> None:
         begun = time.monotonic()
-        measurement = self._measurement
-        make = partial(measurement.make_target, name, self._hosts, measurement.ranks)
-        target = self._targets[name] = start(self._resources, make)
+        target = self._measurement.make_target(name, self._hosts, self._measurement.ranks)
+        self._targets[name] = target
+        self._resources.callback(target.stop)
         target.start()
-        self._start_seconds[name] = time.monotonic() - begun
+        target.start_seconds = time.monotonic() - begun
 
     def _open(self, name: str) -> None:
         begun = time.monotonic()
-        session = self._measurement.session(self._targets[name], self._measurement)
+        target = self._targets[name]
+        session = self._measurement.session(target, self._measurement)
         self._resources.callback(session.close)
         session.open()
-        session.start_seconds = self._start_seconds[name] + time.monotonic() - begun
+        target.start_seconds += time.monotonic() - begun
         self._sessions[name] = session
 
     def _round(self, name: str) -> None:
-        session = self._sessions[name]
-        sample = session.round()
-        if session.relay_cpu:
-            sample = replace(sample, extras={**sample.extras, "relays_cpu": session.relay_cpu})
-        self.record.entries[name].samples.append(sample)
+        self.record.entries[name].samples.append(self._sessions[name].round())
         self._targets[name].check_alive()
 
     def _fail(self, name: str, fault: str) -> None:
@@ -110,11 +168,43 @@ class Contest:
             session.close()
         if target:
             target.stop()
-        self._watcher.drop(self._measurement, name, f"{title(self.record)}: {fault}")
+        self._watcher.drop(name, f"{title(self.record)}: {fault}")
 
 
 def in_turn(names: Sequence[str], number: int) -> list[str]:
-    """The order of a round: who is first changes, and so does who comes after whom."""
+    """The order of a round: another target is first each time, and each follows another one."""
     first = number // 2 % len(names) if names else 0
     turned = [*names[first:], *names[:first]]
     return turned[::-1] if number % 2 else turned
+
+
+# A whole run
+
+
+def new_results(command: str, notes: Sequence[str]) -> Results:
+    """Results with nothing measured yet, but all that is known of the machine."""
+    return Results(
+        command,
+        datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine=machine.facts(),
+        versions={**machine.versions(), "redis": redis_version()},
+        limits=machine.limits(),
+        notes=list(notes),
+    )
+
+
+def measure(measurements: Sequence[Measurement], results: Results, watcher: Watcher) -> None:
+    """Measure all of this; an interruption goes on when every process has been ended."""
+    begun = time.monotonic()
+    try:
+        with ExitStack() as resources:
+            hosts = Hosts(resources)
+            for measurement in measurements:
+                contest = Contest(measurement, hosts, watcher)
+                results.records.append(contest.record)
+                contest.run()
+    except KeyboardInterrupt:
+        results.interrupted = True
+        raise
+    finally:
+        results.seconds = time.monotonic() - begun

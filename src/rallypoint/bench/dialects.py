@@ -7,12 +7,10 @@ of the connection, where no measurement could see it.
 from __future__ import annotations
 
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from rallypoint.bench.faults import BenchError
+from rallypoint.bench.results import BenchError
 
 
 @dataclass(frozen=True)
@@ -23,92 +21,57 @@ class Exchange:
     reply: bytes
 
     def times(self, count: int) -> Exchange:
-        """The same, so often in one write."""
+        """The same, several times in one write."""
         return Exchange(self.request * count, self.reply * count)
 
 
-class Dialect(ABC):
-    """What a client says, and what it has to hear."""
-
-    name: ClassVar[str]
-    hello: ClassVar[Exchange]
-    """What a new client says first."""
-    number_size: ClassVar[int]
-    """How long the reply to `add` is; 0: until the end of a line."""
-
-    @abstractmethod
-    def get(self, key: bytes, value: bytes) -> Exchange:
-        """Read a key that has that value."""
-
-    @abstractmethod
-    def store(self, key: bytes, value: bytes) -> Exchange:
-        """Store a value, and see it done."""
-
-    @abstractmethod
-    def add(self, key: bytes, amount: int) -> bytes:
-        """The request that adds to a counter."""
-
-    @abstractmethod
-    def number(self, value: int) -> bytes:
-        """The reply that says what a counter has become."""
-
-    @abstractmethod
-    def value_of(self, reply: bytes) -> int:
-        """What a counter has become, by that reply; BenchError if it is none."""
-
-    @abstractmethod
-    def wait(self, key: bytes) -> Exchange:
-        """Wait until somebody has released a key."""
-
-    @abstractmethod
-    def release(self, key: bytes) -> bytes:
-        """The request that ends all waits for a key, of now and later; there is no reply."""
-
-    @abstractmethod
-    def multi_get(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Exchange:
-        """Read many keys at once."""
-
-    @abstractmethod
-    def multi_set(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Exchange:
-        """Store many values at once, and see it done."""
-
-
-class TorchDialect(Dialect):
-    """The protocol of torch's TCPStore, which ours speaks as well."""
+class Dialect:
+    """What a client says, and what it has to hear: here, in the protocol of torch's TCPStore and ours."""
 
     name = "torch"
     number_size = 8
+    """How long the reply to `add` is; 0: until the end of a line."""
 
     _NONCE = 0x52414C4C
     _PING = struct.pack("<BI", 13, _NONCE)
     _PONG = struct.pack("<I", _NONCE)
     hello = Exchange(struct.pack("<BI", 0, 0x3C85F7CE) + _PING, _PONG)
+    """What a new client says first."""
 
     def get(self, key: bytes, value: bytes) -> Exchange:
+        """Read a key that has that value."""
         return Exchange(b"\x03" + self._blob(key), self._blob(value))
 
     def store(self, key: bytes, value: bytes) -> Exchange:
+        """Store a value, and see it done."""
         return self._seen_done(self._set(key, value))
 
     def add(self, key: bytes, amount: int) -> bytes:
+        """The request that adds to a counter."""
         return b"\x04" + self._blob(key) + struct.pack("<q", amount)
 
     def number(self, value: int) -> bytes:
+        """The reply that says what a counter has become."""
         return struct.pack("<q", value)
 
     def value_of(self, reply: bytes) -> int:
+        """What a counter has become, by that reply; BenchError if it is none."""
         return int.from_bytes(reply, "little", signed=True)
 
     def wait(self, key: bytes) -> Exchange:
+        """Wait until somebody has released a key."""
         return Exchange(b"\x06" + self._counted([self._blob(key)]), b"\x00")
 
     def release(self, key: bytes) -> bytes:
+        """The request that ends all waits for a key, of now and later; there is no reply."""
         return self._set(key, b"1")
 
     def multi_get(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Exchange:
+        """Read many keys at once."""
         return Exchange(b"\x0a" + self._counted(map(self._blob, keys)), b"".join(map(self._blob, values)))
 
     def multi_set(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Exchange:
+        """Store many values at once, and see it done."""
         pairs = zip(keys, values, strict=True)
         blobs = [self._blob(key) + self._blob(value) for key, value in pairs]
         return self._seen_done(b"\x0b" + self._counted(blobs))
@@ -138,11 +101,11 @@ class TorchDialect(Dialect):
 
 
 class RedisDialect(Dialect):
-    """The same with redis, as near as it comes.
+    """The same with redis, as near as it comes; it cannot give up a wait.
 
     A wait is a blocking read of a stream, from its beginning: like a WAIT it ends at once if there is
-    something, and one who writes wakes all. A second writer must not add to what is read, so the one entry
-    has an id of its own; that it is refused the second time nobody is told, as with a SET of torch's.
+    something, and a writer wakes all. A second writer must not add to what is read, so the one entry has an
+    id of its own; that it is refused the second time nobody is told, as with a SET of torch's.
     """
 
     name = "redis"
@@ -193,6 +156,6 @@ class RedisDialect(Dialect):
         return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-TORCH = TorchDialect()
+TORCH = Dialect()
 REDIS = RedisDialect()
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (TORCH, REDIS)}

@@ -1,9 +1,8 @@
-"""Many relays in one process, on one loop: the machines of a job, but for their ranks."""
+"""Many relays in one process, on one loop: those of the machines of a job; led by orders."""
 
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import math
 import os
@@ -12,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from rallypoint.bench.workers import Message, answer
+from rallypoint.bench.workers import ORDERS, Orders, answer
 from rallypoint.errors import RallypointError
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.relay.relay import Relay, StoreAddress, find_upstream
@@ -22,7 +21,6 @@ from rallypoint.server.machine.ports import client_ports
 from rallypoint.server.process.startup import settle_in
 from rallypoint.wire.limits import Limits
 
-ORDERS = 0
 START_AT_ONCE = 128
 """How many relays connect at the same time: less than any backlog."""
 
@@ -56,13 +54,13 @@ def free_listeners(host: str, count: int) -> Iterator[socket.socket]:
 
 
 class RelayHost:
-    """The relays, led by orders."""
+    """The relays, led by orders. An answer may come later: the loop goes on meanwhile."""
 
     def __init__(self) -> None:
         self._loop, _ = make_loop(Choice.LIBUV)
         self._relays: list[RelayCore] = []
         self._ports: list[int] = []
-        self._said = b""
+        self._orders = Orders()
         self._loop.watch_readable(ORDERS, self._on_order)
 
     def run(self) -> None:
@@ -70,24 +68,17 @@ class RelayHost:
         self._loop.run()
 
     def _on_order(self) -> None:
-        piece = os.read(ORDERS, 1 << 16)
-        if not piece:
+        order = self._orders.take()
+        if order is None:
             self._loop.stop()
             return
-        self._said += piece
-        if not piece.endswith(b"\n"):
-            return
-        said, self._said = self._said, b""
-        order = json.loads(said)
-        work: dict[str, Callable[..., None]]
-        work = {"start": self._start, "settle": self._settle, "stats": self._stats}
         try:
-            work[order.pop("do")](**order)
+            getattr(self, order.pop("do"))(**order)
         except (RallypointError, OSError) as error:
             answer({"error": str(error)})
 
-    def _start(self, host: str, count: int, upstream: tuple[str, int], limit_s: float) -> None:
-        """Start so many relays, some at a time; the answer is on which ports they listen."""
+    def start(self, host: str, count: int, upstream: tuple[str, int], limit_s: float) -> None:
+        """Start relays, some at a time; the answer is on which ports they listen."""
         place = find_upstream(*upstream, limit_s)
         if not place.knows_sessions:
             answer({"error": f"{place.name} knows no sessions"})
@@ -102,6 +93,18 @@ class RelayHost:
 
         start_some()
 
+    def settle(self) -> None:
+        """Answer when all is quiet: the store knows which frames have come, so no relay has to tell it.
+
+        A relay that has something to tell does so with its next tick; afterwards, none is waited for.
+        """
+        end = time.monotonic() + 1.5 * TICK_SECONDS
+        self._await("", lambda: time.monotonic() < end and self._untold(), lambda: answer({}), math.inf)
+
+    def messages(self) -> None:
+        """How many have passed between the relays and the store so far."""
+        answer({"messages": sum(each.upstream.batches + each.upstream.frames for each in self._relays)})
+
     def _start_one(self, place: StoreAddress, listener: socket.socket) -> None:
         relay = Relay(self._loop, place, [listener], Limits())
         relay.start()
@@ -113,43 +116,22 @@ class RelayHost:
     def _are_up(self) -> int:
         return sum(not relay.upstream.is_up for relay in self._relays[-START_AT_ONCE:])
 
-    def _settle(self) -> None:
-        """Answer when all is quiet: the store knows which frames have come, so no relay has to tell it.
-
-        A relay that is to tell does so with its next tick; one that has not then does not mean to.
-        """
-        end = time.monotonic() + 1.5 * TICK_SECONDS
-        self._await("", lambda: time.monotonic() < end and self._untold(), lambda: answer({}), math.inf)
-
     def _untold(self) -> int:
         return sum(not relay.upstream.has_told_all for relay in self._relays)
 
     def _await(self, what: str, left: Callable[[], int], then: Callable[[], None], deadline: float) -> None:
-        """Go on when no relay is left that is not so far."""
+        """Go on when no relay is left to wait for."""
         late = left()
         if not late:
             then()
         elif time.monotonic() > deadline:
-            answer({"error": f"{what}: time is up, and {late:,} of {len(self._relays):,} are not so far"})
+            answer({"error": f"{what}: time is up, and {late:,} of {len(self._relays):,} are not ready"})
         else:
             self._loop.later(CHECK_S, lambda: self._await(what, left, then, deadline))
 
-    def _stats(self) -> None:
-        """What has passed between the relays and the store so far."""
-        stats: Message = {"batches": 0, "frames": 0}
-        for relay in self._relays:
-            stats["batches"] += relay.upstream.batches
-            stats["frames"] += relay.upstream.frames
-        answer(stats)
 
-
-def main() -> None:
-    """Carry out orders."""
+if __name__ == "__main__":
     settle_in(logging.WARNING)
     RelayHost().run()
     sys.stdout.flush()
     os._exit(0)  # to close every socket by itself takes seconds
-
-
-if __name__ == "__main__":
-    main()

@@ -94,11 +94,6 @@ def available_bytes() -> int:
     return 1 << 62  # a kernel that does not say
 
 
-def cores() -> int:
-    """How many cores there are for this process."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
 def dropped_connects() -> int:
     """How many connects this system has dropped so far because a backlog was full; they try again later."""
     names, values = Path("/proc/net/netstat").read_text().splitlines()[:2]
@@ -110,21 +105,14 @@ def dropped_connects() -> int:
 
 def facts() -> dict[str, str]:
     """The machine, in words."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
-        "cores": str(cores()),
-        "processor": _processor(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "processor": next(models, "unknown"),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / (1 << 30):.0f} GiB",
         "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "unknown"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown"
 
 
 def versions() -> dict[str, str]:

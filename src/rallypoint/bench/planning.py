@@ -1,22 +1,128 @@
-"""What will be measured on this machine, with whom, how often; and what will not, and why."""
+"""What can be measured; and what will be on this machine, with which targets, how often, or why not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from rallypoint.bench import machine, names, tutorial
-from rallypoint.bench.catalogue import AS_IS, TUTORIAL, WITH_CLIENTS, WITH_RANKS
-from rallypoint.bench.session import Measurement
+from rallypoint.bench import client_loads as clients
+from rallypoint.bench import machine, names
+from rallypoint.bench import rank_loads as ranks
+from rallypoint.bench.contest import Measurement
 from rallypoint.bench.targets import absences
 from rallypoint.errors import UsageError
 from rallypoint.server.machine import names as system_names
 
+# All loads, in the order of the tables
+
+WITH_RANKS: Final = (
+    Measurement("init", "init", "ranks connect, and are counted", "rank", "time", ranks.ComingUp),
+    Measurement("barrier", "barrier", "ranks come to a barrier all at once", "rank", "time", ranks.Barriers),
+    Measurement(
+        *("barrier", "barrier-trickle", "ranks come to a barrier one after the other", "rank", "time"),
+        session=ranks.TrickledBarriers,
+    ),
+    Measurement("wakeup", "wakeup", "ranks wait for one key, which is set", "rank", "time", ranks.Wakeups),
+    Measurement(
+        *("restart", "restart", "ranks leave, the store is made anew, they come back and pass a barrier"),
+        *("rank", "time"),
+        session=ranks.Restarts,
+        unfit={names.RELAY: "here all relays would start in a few processes, and not each on its machine"},
+    ),
+)
+"""At several sizes: their words go behind the number of ranks."""
+
+AS_IS: Final = Measurement(
+    *("init", "init-as-is", "ranks connect; -as-is: to torch's own socket, with a reverse look-up of each"),
+    *("rank", "time"),
+    session=ranks.ComingUp,
+)
+
+TUTORIAL: Final = tuple(
+    Measurement(
+        *(command, f"tutorial-{command}", f"real clients of torch, a process each: {what} as rank 0 sees it"),
+        *("rank", "time"),
+        session=session,
+        make_target=ranks.make_rank_zero,
+    )
+    for command, what, session in (
+        ("init", "TCPStore(...)", ranks.TutorialInit),
+        ("barrier", "the barrier of init_process_group", ranks.TutorialBarrier),
+    )
+)
+
+
+def _operation(name: str, load: str, operation: str, session: type[clients.Steady]) -> Measurement:
+    load = f"{clients.CLIENTS} clients, {load} in flight each"
+    return Measurement("ops", name, load, operation, "rate", session, seconds=0.8)
+
+
+def _one(operation: str, session: type[clients.OneAtATime]) -> Measurement:
+    load = f"one client, one {operation} at a time"
+    return Measurement("ops", f"one-{operation.lower()}", load, operation, "time", session, seconds=0.4)
+
+
+_BEHIND: Final = {names.RELAY: "behind one relay, the server sees nothing of its clients"}
+_NEW: Final = f"{clients.NEW_CLIENTS:,} new clients beside {clients.BUSY_CLIENTS}"
+_BESIDE: Final = clients.BUSY_CLIENTS + clients.NEW_CLIENTS
+_KEYS: Final = f"{clients.MANY_KEYS:,} keys"
+
+WITH_CLIENTS: Final = (
+    _operation("get", "one GET", "GET", clients.Gets),
+    _operation("get-pipelined", f"{clients.PIPELINED} GETs", "GET", clients.PipelinedGets),
+    _operation("set", "one SET", "SET", clients.Sets),
+    _operation("add", "one ADD", "ADD", clients.Adds),
+    _one("GET", clients.OneGet),
+    _one("SET", clients.OneSet),
+    _one("ADD", clients.OneAdd),
+    Measurement(
+        *("accept", "accept", f"{_NEW} with one GET in flight", "new client", "time"),
+        session=clients.Accepts,
+        unfit=_BEHIND,
+        connections=_BESIDE,
+        rounds=15,  # short ones, that differ so much that a median needs more of them
+    ),
+    Measurement(
+        *("accept", "accept-pipelined", f"{_NEW} with {clients.BUSY_PIPELINED} GETs in flight"),
+        *("new client", "time"),
+        session=clients.AcceptsBesidePipelining,
+        unfit=_BEHIND,
+        connections=_BESIDE,
+        rounds=3,
+    ),
+    Measurement(
+        *("accept", "connect-storm", f"{clients.STORM_CLIENTS:,} clients connect at once"),
+        *("connection", "time"),
+        session=clients.Storm,
+        unfit=_BEHIND,
+        connections=clients.STORM_CLIENTS,
+    ),
+    Measurement(
+        *("bulk", "multi-get", f"one request for {_KEYS}", "request", "time"),
+        session=clients.MultiGet,
+        rounds=3,
+    ),
+    Measurement(
+        *("bulk", "multi-set", f"one request with {_KEYS}", "request", "time"),
+        session=clients.MultiSet,
+        rounds=3,
+    ),
+    Measurement(
+        *("wakeup", "cancel", f"a wait is given up beside a wait for {_KEYS}", "cancel", "time"),
+        session=clients.Cancels,
+        unfit={names.REDIS: "it has no such thing"},
+        seconds=0.8,
+    ),
+)
+
+
+# What is planned
+
 RANKS: Final = (1_024, 4_096, 16_384, 98_304)
 QUICK_RANKS: Final = (1_024, 4_096)
 MANY: Final = 30_000
-"""So many are brought up only where that is the point."""
+"""More are brought up only where that is the point."""
 ROUNDS_OF_MANY: Final = 3
 REAL_RANKS: Final = 64
 QUICK_REAL_RANKS: Final = 16
@@ -24,7 +130,6 @@ LEAST_REAL_RANKS: Final = 2
 AS_IS_RANKS: Final = 256
 STALLING_RANKS: Final = 64
 STALLING_ROUNDS: Final = 3
-STALL_S: Final = 6.0
 """Where look-ups take seconds: torch's server does one for every rank."""
 
 BYTES_PER_RANK: Final = 32 << 10
@@ -45,19 +150,11 @@ class Wish:
     """None: those that suit."""
     targets: Sequence[str] = names.TARGETS
     repeat: int = 0
-    """How many rounds; 0: as many as suit."""
+    """How many rounds; 0: the usual number."""
     quick: bool = False
 
 
-@dataclass
-class Plan:
-    """What will be measured, in this order, and what will not, in words."""
-
-    measurements: list[Measurement] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def make_plan(wish: Wish) -> Plan:
+def make_plan(wish: Wish) -> BenchPlan:
     """What can be measured here of what is asked for; UsageError if that is nothing."""
     if machine.most_connections() < LEAST_CONNECTIONS:
         raise UsageError(
@@ -67,32 +164,31 @@ def make_plan(wish: Wish) -> Plan:
     for name in wish.targets:
         if name not in names.TARGETS:
             raise UsageError(f"{name!r} is no target", hint=f"there are {', '.join(names.TARGETS)}")
-    planner = _Planner(wish)
+    plan = BenchPlan(wish)
     for command in wish.commands:
-        planner.add(command)
-    plan = planner.plan
+        plan.add(command)
     if not plan.measurements:
         raise UsageError("there is nothing to measure here", hint="; ".join(plan.notes))
     return plan
 
 
-class _Planner:
-    """Fits a wish to this machine."""
+class BenchPlan:
+    """What will be measured, in this order, and what will not, in words."""
 
     def __init__(self, wish: Wish) -> None:
-        self._wish = wish
-        self.plan = Plan()
+        self.measurements: list[Measurement] = []
         missing = absences(wish.targets)
-        self.plan.notes += [f"{name} is left out: {why}" for name, why in missing.items()]
-        self._targets = tuple(name for name in wish.targets if name not in missing)
+        self.notes = [f"{name} is left out: {why}" for name, why in missing.items()]
+        self._wish = wish
+        self._targets = [name for name in wish.targets if name not in missing]
         self._has_torch = any(name.startswith("torch-") for name in self._targets)
 
     def add(self, command: str) -> None:
         """Plan all that belongs to a command."""
-        for each in WITH_RANKS:
-            if each.command == command:
-                for size in self._sizes(command):
-                    self._add_ranks(each, size)
+        with_ranks = [each for each in WITH_RANKS if each.command == command]
+        for each in with_ranks:
+            for size in self._sizes(command):
+                self._add_ranks(each, size)
         if self._has_torch and command == AS_IS.command:
             self._add_as_is()
         for each in TUTORIAL if self._has_torch else ():
@@ -101,8 +197,8 @@ class _Planner:
         for each in WITH_CLIENTS:
             if each.command == command:
                 self._add(each, self._targets)
-        if self._wish.ranks and command not in {each.command for each in WITH_RANKS}:
-            self.plan.notes.append(f"{command} has no ranks: --ranks does not matter to it")
+        if self._wish.ranks and not with_ranks:
+            self.notes.append(f"{command} has no ranks: --ranks does not matter to it")
 
     def _sizes(self, command: str) -> Sequence[int]:
         if self._wish.ranks:
@@ -112,17 +208,12 @@ class _Planner:
         return QUICK_RANKS[-1:] if self._wish.quick else [size for size in RANKS if size < MANY]
 
     def _add_ranks(self, each: Measurement, size: int) -> None:
-        able = self._fit_for(each, self._targets)
-        targets = self._with_room(f"{each.name}, {size:,} ranks", able, size)
-        rounds = ROUNDS_OF_MANY if size > MANY else each.rounds
-        self._add(replace(each, rounds=rounds, seconds=0.2 + size * 1e-4), targets, size)
-
-    def _with_room(self, what: str, able: Sequence[str], size: int) -> tuple[str, ...]:
-        """Those that can have so many ranks here, all at the same time."""
+        """With the targets that can have that many ranks here, all at the same time."""
+        what, able = f"{each.name}, {size:,} ranks", self._fit_for(each, self._targets)
         most = machine.most_connections()
         kept = [name for name in able if name == names.RELAY or size <= most]
-        dropped = [name for name in able if name not in kept]
         how = "; through relays it is measured" if names.RELAY in able else ""
+        dropped = [name for name in able if name not in kept]
         self._leave_out(what, dropped, f"a process may have {most:,} connections here{how}")
         files = 2 * size * sum(2 if name == names.RELAY else 1 for name in kept)
         if size * BYTES_PER_RANK * len(kept) > machine.available_bytes() * 0.8:
@@ -130,54 +221,55 @@ class _Planner:
         elif files > machine.room_for_files():
             self._leave_out(what, kept, "this system may not open so many files")
         else:
-            return tuple(kept)
-        return ()
-
-    def _fit_for(self, each: Measurement, targets: Sequence[str]) -> list[str]:
-        for name, why in each.unfit.items():
-            note = f"{each.name}: {name} left out: {why}"
-            if name in targets and note not in self.plan.notes:
-                self.plan.notes.append(note)
-        return [name for name in targets if name not in each.unfit]
-
-    def _leave_out(self, what: str, which: Iterable[str], why: str) -> None:
-        if joined := ", ".join(which):
-            self.plan.notes.append(f"{what}: {joined} left out: {why}")
+            self._add(replace(each, rounds=ROUNDS_OF_MANY) if size > MANY else each, kept, size)
 
     def _add_as_is(self) -> None:
         """torch's servers as they come, which look up the name of each rank that connects."""
         found = system_names.look_up()
         effect = "; torch's server as it comes does one for every rank" if found.stall else ""
-        self.plan.notes.append(f"{found}{effect}")
+        self.notes.append(f"{found}{effect}")
         theirs = [name for name in names.AS_IS if name.removesuffix("-as-is") in self._targets]
         beside = [name for name in ("torch-libuv", "rallypoint-libuv") if name in self._targets]
-        each, size = AS_IS, AS_IS_RANKS
         if found.stall:
-            size = STALLING_RANKS
-            each = replace(each, seconds=STALL_S, rounds=STALLING_ROUNDS, quick_rounds=1)
-        self._add(each, (*theirs, *beside), size)
+            self._add(replace(AS_IS, rounds=STALLING_ROUNDS), [*theirs, *beside], STALLING_RANKS)
+        else:
+            self._add(AS_IS, [*theirs, *beside], AS_IS_RANKS)
 
     def _add_tutorial(self, each: Measurement) -> None:
-        """What the tutorial times, with as many real clients of torch as there is room for."""
+        """What the tutorial times, with real clients of torch, if there is room for them."""
         most = int(machine.available_bytes() * 0.8) // REAL_RANK_BYTES
         size = min(QUICK_REAL_RANKS if self._wish.quick else REAL_RANKS, most)
-        targets = [name for name in tutorial.TARGETS if name in self._targets]
+        targets = [name for name in ranks.TUTORIAL_TARGETS if name in self._targets]
         if size < LEAST_REAL_RANKS:
             self._leave_out(each.name, targets, "there is not enough memory")
         else:
             self._add(each, targets, size)
 
     def _add(self, each: Measurement, targets: Sequence[str], size: int = 0) -> None:
-        able = tuple(self._fit_for(each, targets))
+        able = self._fit_for(each, targets)
         most = machine.most_connections()
         if each.connections > most:
             self._leave_out(each.name, able, f"a process may have {most:,} connections here")
-            return
-        if not able:
-            return
-        rounds = self._wish.repeat or (each.quick_rounds if self._wish.quick else each.rounds)
-        seconds = each.seconds / 4 if self._wish.quick and each.is_steady else each.seconds
-        words = f"{size:,} {each.load}" if size else each.load
-        self.plan.measurements.append(
-            replace(each, load=words, targets=able, rounds=rounds, seconds=seconds, ranks=size)
-        )
+        elif able:
+            quick = self._wish.quick
+            self.measurements.append(
+                replace(
+                    each,
+                    load=f"{size:,} {each.load}" if size else each.load,
+                    targets=tuple(able),
+                    rounds=self._wish.repeat or (min(each.rounds // 2, 3) if quick else each.rounds),
+                    seconds=each.seconds / 4 if quick else each.seconds,
+                    ranks=size,
+                )
+            )
+
+    def _fit_for(self, each: Measurement, targets: Sequence[str]) -> list[str]:
+        for name, why in each.unfit.items():
+            note = f"{each.name}: {name} left out: {why}"
+            if name in targets and note not in self.notes:
+                self.notes.append(note)
+        return [name for name in targets if name not in each.unfit]
+
+    def _leave_out(self, what: str, which: Sequence[str], why: str) -> None:
+        if which:
+            self.notes.append(f"{what}: {', '.join(which)} left out: {why}")

@@ -1,29 +1,34 @@
 """What was measured: every round of it, and what follows from that. All of it goes through JSON.
 
-A record is one load with several targets, which took turns. A target's ratio to another is that of the same
-round, over all rounds: a machine that is noisy for a while is noisy to both.
+A record is one load with several targets, which took turns. A target's ratio to another is taken within each
+round: a machine that is noisy for a while is noisy to both.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from rallypoint.errors import UsageError
+from rallypoint.errors import RallypointError, UsageError
 
 FORMAT: Final = 1
 
 Unit = Literal["rate", "time"]
 
 BASELINES: Final = ("torch-libuv", "torch-legacy", "rallypoint-libuv")
-"""Whom the others are compared with: the first of these that was measured, else whoever comes first."""
+"""The others are compared with the first of these that was measured; else with the first target."""
 
 BOTTLENECK: Final = 0.9
-"""A process that takes so much of a core may be what the others wait for."""
+"""A process that takes this share of a core may be what the others wait for."""
+
+
+class BenchError(RallypointError):
+    """Makes a measurement worthless: a server died, gave a wrong answer, or gave none in time."""
 
 
 @dataclass(frozen=True)
@@ -125,26 +130,22 @@ class Record:
 
     @property
     def baseline(self) -> Entry | None:
-        """Whom the others are compared with."""
+        """The target that the others are compared with."""
         measured = {name: entry for name, entry in self.entries.items() if entry.samples}
         for name in BASELINES:
             if name in measured:
                 return measured[name]
         return next(iter(measured.values()), None)
 
-    def ratios(self, entry: Entry, other: Entry, name: str = "value") -> list[float]:
-        """How many times better one is than the other, in each round that both finished.
-
-        Better is more of a rate, and less of anything else.
-        """
-        is_rate = self.unit == "rate" and name == "value"
+    def ratios(self, entry: Entry, other: Entry) -> list[float]:
+        """How many times better one is than the other, in each round that both finished."""
         rounds = zip(entry.samples, other.samples, strict=False)
-        pairs = ((mine.get(name), theirs.get(name)) for mine, theirs in rounds)
-        return [mine / theirs if is_rate else theirs / mine for mine, theirs in pairs if mine and theirs]
+        pairs = [(mine.value, theirs.value) for mine, theirs in rounds if mine.value and theirs.value]
+        return [mine / theirs if self.unit == "rate" else theirs / mine for mine, theirs in pairs]
 
-    def ratio(self, entry: Entry, other: Entry, name: str = "value") -> Spread | None:
+    def ratio(self, entry: Entry, other: Entry) -> Spread | None:
         """The spread of these ratios."""
-        ratios = self.ratios(entry, other, name)
+        ratios = self.ratios(entry, other)
         return spread(ratios) if ratios else None
 
 
@@ -260,3 +261,27 @@ def read(path: Path) -> Results:
 def merge_targets(records: Iterable[Record]) -> list[str]:
     """All targets that were measured, in the order of their first appearance."""
     return list(dict.fromkeys(name for record in records for name in record.entries))
+
+
+def costs_per_rank(results: Results, name: str, target: str, figure: str = "value") -> dict[int, float]:
+    """A figure of a target per rank, by the sizes at which the record has it.
+
+    CPU time and memory are measured per operation and connection, which is per rank already.
+    """
+    costs = {}
+    for record in results.sizes(name):
+        entry = record.entries.get(target)
+        found = None if entry is None else entry.memory() if figure == "memory" else entry.median(figure)
+        if found is not None and found > 0:
+            costs[record.ranks] = found / record.ranks if figure == "value" else found
+    return costs
+
+
+def exponent(costs: dict[int, float]) -> float:
+    """How the total of costs per rank grows with the ranks: 1 is linear, 2 is quadratic.
+
+    It is the slope of a straight line through the logarithms of at least two sizes.
+    """
+    sizes = [math.log(size) for size in costs]
+    totals = [math.log(size * cost) for size, cost in costs.items()]
+    return statistics.linear_regression(sizes, totals).slope

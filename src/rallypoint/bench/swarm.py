@@ -23,11 +23,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from rallypoint.bench.clients import come_from, connect, leave, port_range, seek_port_quickly
 from rallypoint.bench.dialects import DIALECTS, TORCH, Dialect
-from rallypoint.bench.faults import BenchError
-from rallypoint.bench.load import Stopwatch
-from rallypoint.bench.sockets import come_from, connect, leave, port_range, seek_port_quickly
-from rallypoint.bench.workers import ORDERS, Message, Orders, end_with_parent, obey
+from rallypoint.bench.results import BenchError
+from rallypoint.bench.workers import ORDERS, Message, Orders, Stopwatch, end_with_parent, obey
 
 BEGIN_TOGETHER: Final = 64
 """How many ranks begin before the others are looked at."""
@@ -44,7 +43,7 @@ Arrive = Callable[[int], None]
 
 
 class Step:
-    """A request, and the reply to it: of so many bytes, the same for all ranks if it is known."""
+    """A request, and the size of the reply to it; the reply itself where it is the same for all ranks."""
 
     def __init__(self, name: str, request: bytes, size: int = 0, expected: bytes | None = None) -> None:
         self.name = name
@@ -70,7 +69,7 @@ def come_up(dialect: Dialect) -> list[Step]:
 
 
 def barrier(dialect: Dialect, name: str, ranks: int) -> list[Step]:
-    """What a rank does at a barrier for so many."""
+    """What a rank does at a barrier of that many ranks."""
     key = f"/default_pg/0//store_based_barrier_key:{name}".encode()
     last = key + b":last_worker"
     add = Step("ADD of 1", dialect.add(key, 1), dialect.number_size)
@@ -101,7 +100,7 @@ class Swarm:
         self._releaser: socket.socket | None = None
 
     def connect(self, dialect: str, places: Sequence[tuple[str, int, str, int]], limit_s: float) -> Message:
-        """Bring up so many ranks at each address and port; return how they counted themselves.
+        """Bring up ranks at each address and port; return how they counted themselves.
 
         A place is an address, a port, the address to come from (empty: any), and how many ranks.
         """
@@ -131,7 +130,7 @@ class Swarm:
         return self._report(watch, total, counted=pack("I", counted), **counts)
 
     def wait(self, key: str) -> Message:
-        """Let all ranks wait for a key; whoever is to wake them connects as well."""
+        """Let all ranks wait for a key; the client that is to wake them connects as well."""
         if self._releaser is None:
             host, port = self._ranks[0].getpeername()
             self._releaser = connect(port, self._dialect, host)
@@ -212,8 +211,8 @@ class Swarm:
     ) -> None:
         """Let all arrive and go through the steps; raise if that takes too long, or a reply is wrong.
 
-        The second step counts them: so many may have begun without it. `together`: none may be done before
-        all have begun.
+        The second step counts them: `uncounted` is how many may have begun without it. `together`: none may
+        be done before all have begun.
         """
         deadline = time.monotonic() + limit_s
         counted = steps[1].replies
@@ -252,7 +251,7 @@ class Swarm:
             raise BenchError("time is up")
         for file, _ in events:
             if file == PARENT:
-                sys.exit(1)  # nothing is said while ranks are busy: so who gave the orders has ended
+                sys.exit(1)  # nothing is said while ranks are busy: so the command has ended
             data = read(file, READ_BYTES)
             number = at[file]
             step = steps[number]
@@ -266,7 +265,7 @@ class Swarm:
                 write(file, step.follow_up[data])
             if number == last:
                 self._taken.append(clock() - since[file])
-                at[file] = -1  # whatever it gets now is too much
+                at[file] = -1  # anything that it gets now is too much
             else:
                 at[file] = number = number + 1
                 write(file, requests[number])
@@ -306,22 +305,6 @@ def pack(code: str, numbers: array[int] | array[float]) -> str:
     return b64encode(array(code, numbers).tobytes()).decode()
 
 
-def main() -> None:
-    """Carry out orders."""
-    end_with_parent()
-    swarm = Swarm()
-    obey(
-        {
-            "connect": swarm.connect,
-            "barrier": swarm.barrier,
-            "wait": swarm.wait,
-            "check_asleep": swarm.check_asleep,
-            "wake": swarm.wake,
-            "leave": swarm.leave,
-        },
-        Orders(),
-    )
-
-
 if __name__ == "__main__":
-    main()
+    end_with_parent()
+    obey(Swarm(), Orders())

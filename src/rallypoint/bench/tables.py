@@ -1,9 +1,13 @@
-"""Results on a terminal, or wherever its output goes: tables at their full width, readable without colour."""
+"""The tables of a run, and of two runs side by side: first as data, then on a terminal or in a file.
+
+`page` puts the same sheets into the documentation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
 
 from rich.box import ASCII, SIMPLE_HEAD
 from rich.console import Console
@@ -11,54 +15,329 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from rallypoint.bench import sheets
-from rallypoint.bench.goals import verdicts
-from rallypoint.bench.results import Results
-from rallypoint.bench.sheets import Sheet
+from rallypoint import text
+from rallypoint.bench.results import (
+    Entry,
+    Record,
+    Results,
+    Spread,
+    Unit,
+    costs_per_rank,
+    exponent,
+    merge_targets,
+    title,
+)
 
-_STYLES: Final = {"met": "green", "not met": "bold red", "fault": "bold red", "apart": "bold"}
+Say = Callable[[float], str]
+
+NOTHING: Final = "-"
+TITLES: Final = {
+    "init": "init: all ranks come up",
+    "barrier": "barrier: the barrier of init_process_group",
+    "ops": "ops: single operations",
+    "accept": "accept: new clients, beside busy ones or all at once",
+    "bulk": "bulk: many keys in one request",
+    "wakeup": "wakeup: many wait, and are woken or give up",
+    "restart": "restart: all ranks leave, the store is made anew, and they come back",
+}
+"""The commands, in the order in which they are shown."""
+
+_NAMES: Final = ["record", "ranks", "target"]
+"""The columns that name a row."""
+_FIGURES: Final[dict[str, tuple[str, Say]]] = {
+    "p50": ("p50", text.fine_duration),
+    "p99": ("p99", text.fine_duration),
+    "cpu": ("CPU/op", text.fine_duration),
+    "memory": ("mem/conn", text.size),
+    "server_share": ("server", text.share),
+    "load_share": ("load", text.share),
+}
+_EXTRAS: Final[dict[str, tuple[str, Say]]] = {
+    "messages": ("messages at the server", text.count),
+    "relays": ("relays", text.count),
+    "relays_cpu": ("CPU of the relays", text.fine_duration),
+    "relays_bytes": ("memory of the relays", text.size),
+    "whole_seconds": ("with the start of all processes", text.fine_duration),
+    "renew_seconds": ("until the store was new", text.fine_duration),
+    "swarm_cpu": ("CPU of the ranks", text.fine_duration),
+    "dropped": ("connects dropped", text.count),
+    "turned_away": ("connections reset", text.count),
+}
+_GROWING: Final[dict[str, tuple[str, Say]]] = {
+    "value": ("time", text.fine_duration),
+    "cpu": ("CPU", text.fine_duration),
+    "memory": ("memory", text.size),
+}
+
+LEGEND: Final = (
+    "Medians over the rounds. A ratio is that of the same round, over all rounds: its median, and its "
+    "quartiles in brackets; above 1 is better than the baseline. CPU/op is the server's CPU time for one "
+    "operation, mem/conn by how much the server grew for one connection; server and load are how much of a "
+    "core was taken by the server and by the busiest process of the load."
+)
+
+
+@dataclass
+class Sheet:
+    """A table: rows in sections. The first `names` columns name a row, the others are figures."""
+
+    title: str
+    columns: list[str]
+    sections: list[list[list[str]]]
+    names: int = len(_NAMES)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        return [row for section in self.sections for row in section]
+
+    def without_empty_columns(self) -> Sheet:
+        """The same without columns that have nothing in any row: not every load measures everything."""
+        kept = [n for n in range(len(self.columns)) if any(row[n] != NOTHING for row in self.rows)]
+        sections = [[[row[n] for n in kept] for row in section] for section in self.sections]
+        names = sum(n < self.names for n in kept)
+        return Sheet(self.title, [self.columns[n] for n in kept], sections, names, self.remarks)
+
+
+# A run as sheets
+
+
+def commands(results: Results) -> list[str]:
+    """The commands that have records."""
+    return [name for name in TITLES if any(record.command == name for record in results.records)]
+
+
+def sheets(results: Results, command: str) -> list[Sheet]:
+    """All tables of a command that have anything in them."""
+    names = dict.fromkeys(record.name for record in results.records if record.command == command)
+    records = [record for name in names for record in results.sizes(name) if record.command == command]
+    found = (_main(command, records), _besides(command, records), _growth(results, command, records))
+    return [sheet.without_empty_columns() for sheet in found if sheet.rows]
+
+
+def facts(results: Results) -> list[tuple[str, str]]:
+    """What the figures were measured on, when, and by which command."""
+    stopped = ", interrupted" if results.interrupted else ""
+    found = [
+        ("command", results.command),
+        ("started", f"{results.started}, took {text.duration(results.seconds)}{stopped}"),
+        *results.machine.items(),
+        *results.versions.items(),
+        *results.limits.items(),
+    ]
+    return [(name, fact) for name, fact in found if fact]
+
+
+def held_back(results: Results) -> list[str]:
+    """Which figures say more about the load than about the server, a line each."""
+    return [
+        f"{title(record)}, {entry.target}: the load took {_say(entry.median('load_share'), text.share)} of a "
+        f"core and the server {_say(entry.median('server_share'), text.share)}, so the server may be able to "
+        "do more than this"
+        for record in results.records
+        for entry in record.entries.values()
+        if entry.is_held_back
+    ]
+
+
+def _main(command: str, records: Sequence[Record]) -> Sheet:
+    columns = [*_NAMES, "median", *(heading for heading, _ in _FIGURES.values()), "ratio"]
+    sections = [[_main_row(record, entry) for entry in record.entries.values()] for record in records]
+    # The loads of several sizes differ by their number of ranks, which has a column: they are said once.
+    loads = dict.fromkeys(
+        f"{each.name}: {each.load.removeprefix(f'{each.ranks:,} ')}. One operation: {each.operation}."
+        for each in records
+    )
+    return Sheet(TITLES[command], columns, sections, remarks=list(loads))
+
+
+def _main_row(record: Record, entry: Entry) -> list[str]:
+    figures = (
+        _say(entry.memory() if name == "memory" else entry.median(name), say)
+        for name, (_, say) in _FIGURES.items()
+    )
+    return [*_names(record, entry), _value(record, entry), *figures, _ratio(record, entry)]
+
+
+def _names(record: Record, entry: Entry) -> list[str]:
+    return [record.name, f"{record.ranks:,}" if record.ranks else NOTHING, entry.target]
+
+
+def _value(record: Record, entry: Entry) -> str:
+    found = entry.median()
+    if found is None:
+        return "fault" if entry.fault else NOTHING
+    return _unit(record.unit)(found) + (" (fault)" if entry.fault else "")
+
+
+def _ratio(record: Record, entry: Entry) -> str:
+    baseline = record.baseline
+    if baseline is None or entry is baseline:
+        return "baseline" if baseline else NOTHING
+    found = record.ratio(entry, baseline)
+    if found is None:
+        return NOTHING
+    median, lower, upper = (text.digits(each) for each in (found.median, found.lower, found.upper))
+    return f"{median}x" if lower == median == upper else f"{median}x ({lower} to {upper})"
+
+
+def _unit(unit: Unit) -> Say:
+    return text.rate if unit == "rate" else text.fine_duration
+
+
+def _say(figure: float | None, say: Say) -> str:
+    return NOTHING if figure is None else say(figure)
+
+
+def _besides(command: str, records: Sequence[Record]) -> Sheet:
+    """What only some loads have."""
+    sections = [
+        [
+            [*_names(record, entry), *(_say(entry.median(name), say) for name, (_, say) in _EXTRAS.items())]
+            for entry in record.entries.values()
+            if any(sample.extras for sample in entry.samples)
+        ]
+        for record in records
+    ]
+    columns = [*_NAMES, *(heading for heading, _ in _EXTRAS.values())]
+    return Sheet(f"{command}: further figures", columns, [each for each in sections if each])
+
+
+def _growth(results: Results, command: str, records: Sequence[Record]) -> Sheet:
+    """Costs per rank; a rate is no cost."""
+    names = [name for name in dict.fromkeys(each.name for each in records) if len(results.sizes(name)) > 1]
+    sizes = sorted({record.ranks for record in records if record.name in names})
+    columns = ["record", "target", "per rank", *(f"{size:,} ranks" for size in sizes), "exponent"]
+    sections = [
+        list(_growth_rows(results, name, sizes)) for name in names if results.sizes(name)[0].unit == "time"
+    ]
+    return Sheet(f"{command}: growth with the ranks; exponent 1 is linear", columns, sections)
+
+
+def _growth_rows(results: Results, name: str, sizes: Sequence[int]) -> Iterator[list[str]]:
+    for target in merge_targets(results.sizes(name)):
+        for figure, (heading, say) in _GROWING.items():
+            costs = costs_per_rank(results, name, target, figure)
+            if len(costs) > 1:
+                cells = (_say(costs.get(size), say) for size in sizes)
+                yield [name, target, heading, *cells, f"{exponent(costs):.2f}"]
+
+
+# Two runs side by side
+
+
+def compare(a: Results, b: Results) -> dict[str, Any]:
+    """How many times better B is than A, for all that both have measured, as it goes into JSON.
+
+    Rounds of two runs are no pairs: they ran at different times. So a ratio is that of the medians.
+    """
+    mine, theirs = _measured(a), _measured(b)
+    return {
+        "a": {"command": a.command, "started": a.started},
+        "b": {"command": b.command, "started": b.started},
+        "rows": [_compared(key, mine[key], theirs[key]) for key in mine if key in theirs],
+        "only_a": [_called(*key) for key in mine if key not in theirs],
+        "only_b": [_called(*key) for key in theirs if key not in mine],
+        "differences": [
+            {"name": name, "a": ours.get(name, NOTHING), "b": others.get(name, NOTHING)}
+            for ours, others in ((a.machine, b.machine), (a.versions, b.versions), (a.limits, b.limits))
+            for name in dict.fromkeys([*ours, *others])
+            if ours.get(name) != others.get(name)
+        ],
+    }
+
+
+_Key = tuple[str, int, str, str, Unit]
+
+
+def _measured(results: Results) -> dict[_Key, Spread]:
+    """Only the same load is to be compared."""
+    return {
+        (record.name, record.ranks, target, record.load, record.unit): found
+        for record in results.records
+        for target, entry in record.entries.items()
+        if (found := entry.spread()) is not None
+    }
+
+
+def _called(name: str, ranks: int, target: str, load: str, _: Unit) -> str:
+    return f"{name}, {target}: {load}" if ranks == 0 else f"{name}, {ranks:,} ranks, {target}: {load}"
+
+
+def _compared(key: _Key, a: Spread, b: Spread) -> dict[str, Any]:
+    name, ranks, target, _, unit = key
+    better, worse = (b, a) if unit == "rate" else (a, b)
+    ratio = better.median / worse.median if worse.median else 0.0
+    row = {"record": name, "ranks": ranks, "target": target, "unit": unit}
+    return {**row, "a": asdict(a), "b": asdict(b), "ratio": ratio}
+
+
+def _comparison(rows: Sequence[Mapping[str, Any]]) -> Sheet:
+    sections: dict[tuple[str, int], list[list[str]]] = {}
+    for row in rows:
+        names = [row["record"], text.count(row["ranks"]) if row["ranks"] else NOTHING, row["target"]]
+        both = (with_quartiles(Spread(**row[each]), _unit(row["unit"])) for each in "ab")
+        section = sections.setdefault((row["record"], row["ranks"]), [])
+        section.append([*names, *both, text.times(row["ratio"])])
+    remark = (
+        "The ratio is that of the medians, B to A: above 1, B is better. Where the quartiles of A and B "
+        "overlap, noise alone may be the difference."
+    )
+    columns = [*_NAMES, "A", "B", "B to A"]
+    return Sheet("B against A: medians, with quartiles", columns, list(sections.values()), remarks=[remark])
+
+
+def with_quartiles(spread: Spread, say: Say) -> str:
+    """A median with its quartiles behind it; alone if they are the same to the reader."""
+    median, lower, upper = say(spread.median), say(spread.lower), say(spread.upper)
+    if lower == median == upper:
+        return median
+    number, _, unit = lower.rpartition(" ")
+    return f"{median} ({number if number and upper.endswith(f' {unit}') else lower} to {upper})"
+
+
+# On a terminal, or wherever its output goes: readable without colour
+
+
+_STYLES: Final = {"fault": "bold red"}
 _ENDLESS: Final = 10_000
 
 
 def print_results(results: Results, console: Console) -> None:
-    """All of a run: what it ran on, its tables, the goals that it measured, and what a reader has to know."""
-    print_facts(results, console)
-    for command in sheets.commands(results):
-        for sheet in sheets.sheets(results, command):
-            print_sheet(sheet, console)
-    if results.records:
-        console.print()
-        _print_line(sheets.LEGEND, console)
-    print_verdicts(results, console)
-    print_lines("Held back by the load generator:", sheets.held_back(results), console)
-    print_lines("Faults:", results.faults(), console)
-    print_lines("Notes:", results.notes, console)
-
-
-def print_facts(results: Results, console: Console) -> None:
-    """What the figures were measured on, a line each."""
-    found = [(name, fact) for name, fact in sheets.facts(results) if fact]
-    width = max((len(name) for name, _ in found), default=0) + 2
+    """All of a run: what it ran on, its tables, and what a reader has to know."""
+    found = facts(results)
+    width = max(len(name) for name, _ in found) + 2
     for name, fact in found:
         _print_line(f"{name + ':':<{width}}{fact}", console)
+    for command in commands(results):
+        for sheet in sheets(results, command):
+            _print_sheet(sheet, console)
+    if results.records:
+        console.print()
+        _print_line(LEGEND, console)
+    _print_list("Held back by the load generator:", held_back(results), console)
+    _print_list("Faults:", results.faults(), console)
+    _print_list("Notes:", results.notes, console)
 
 
-def print_verdicts(results: Results, console: Console) -> None:
-    """The goals that were measured, and how many were not."""
-    found = verdicts(results)
-    rows = [[each.word, each.goal, each.wanted, each.measured] for each in found if each.met is not None]
-    if not rows:
-        return
-    print_sheet(Sheet("goals", ["verdict", "goal", "wanted", "measured"], [rows], names=4), console)
-    if len(rows) < len(found):
-        _print_line(f"{len(found) - len(rows)} more goals are about what this run has not measured.", console)
+def print_comparison(a: Results, b: Results, console: Console) -> None:
+    """The comparison as a table, and what limits it."""
+    found = compare(a, b)
+    for name in "ab":
+        _print_line(f"{name.upper()}: {found[name]['started']}, {found[name]['command']}", console)
+    facts = [f"{each['name']}: A {each['a']}, B {each['b']}" for each in found["differences"]]
+    _print_list("A and B did not run under the same conditions:", facts, console)
+    if found["rows"]:
+        _print_sheet(_comparison(found["rows"]).without_empty_columns(), console)
+    _print_list("Only in A:", found["only_a"], console)
+    _print_list("Only in B:", found["only_b"], console)
 
 
-def print_sheet(sheet: Sheet, console: Console) -> None:
+def _print_sheet(sheet: Sheet, console: Console) -> None:
     """One table under its title, with its remarks below."""
     console.print()
     _print_line(sheet.title, console, "bold")
-    table = table_of(sheet, console)
+    table = _table(sheet, console)
     if not console.is_terminal:
         # A file and a pipe have no width: the table takes its own, and nothing is cut.
         endless = console.options.update(max_width=_ENDLESS, width=_ENDLESS)
@@ -68,39 +347,31 @@ def print_sheet(sheet: Sheet, console: Console) -> None:
         _print_line(remark, console)
 
 
-def table_of(sheet: Sheet, console: Console) -> Table:
-    """The sheet as a table that suits the console."""
+def _table(sheet: Sheet, console: Console) -> Table:
     box, is_tight = (SIMPLE_HEAD, True) if console.is_terminal else (ASCII, False)
     table = Table(box=box, pad_edge=not is_tight, collapse_padding=is_tight)
     for number, heading in enumerate(sheet.columns):
         justify: Literal["left", "right"] = "left" if number < sheet.names else "right"
         # Where the terminal is too narrow, names of targets stay whole; the others have places to break.
         table.add_column(Text(heading), justify=justify, no_wrap=heading == "target", overflow="fold")
+    repeated = sheet.columns.index("target")  # a record is said once for all of its targets
     for section in sheet.sections:
         for above, row in zip([[], *section], section, strict=False):
-            table.add_row(*map(_cell, _without_repeats(sheet, row, above)))
+            is_said = row[:repeated] == above[:repeated]
+            cells = ["" if is_said and number < repeated else cell for number, cell in enumerate(row)]
+            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
         table.add_section()
     return table
 
 
-def _without_repeats(sheet: Sheet, row: list[str], above: list[str]) -> list[str]:
-    """A record is said once for all of its targets."""
-    names = sheet.columns.index("target") if "target" in sheet.columns else 0
-    return ["" for _ in row[:names]] + row[names:] if row[:names] == above[:names] else row
-
-
-def _cell(text: str) -> Text:
-    return Text(text, style=_STYLES.get(text, ""))
-
-
-def print_lines(heading: str, lines: Iterable[str], console: Console) -> None:
+def _print_list(heading: str, lines: Iterable[str], console: Console) -> None:
     """Lines under a heading, if there are any."""
     lines = list(lines)
-    if lines and heading:
+    if lines:
         console.print()
         _print_line(heading, console, "bold")
     for line in lines:
-        _print_line(f"- {line}" if heading else line, console)
+        _print_line(f"- {line}", console)
 
 
 def _print_line(line: str, console: Console, style: str = "") -> None:

@@ -8,16 +8,16 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Final
 
-from rallypoint.bench import dialects, machine
-from rallypoint.bench.faults import BenchError
-from rallypoint.bench.host_redis import PROGRAM
+from rallypoint.bench import machine
+from rallypoint.bench.clients import HOST
+from rallypoint.bench.dialects import REDIS as REDIS_DIALECT
+from rallypoint.bench.dialects import TORCH, Dialect
 from rallypoint.bench.names import REDIS, RELAY
-from rallypoint.bench.sockets import HOST
-from rallypoint.bench.workers import Message, Worker, gather, start
+from rallypoint.bench.results import BenchError
+from rallypoint.bench.workers import Message, Worker, ask_all, ask_each, start
 from rallypoint.server.machine import ports as system_ports
 
 START_LIMIT_S: Final = 60.0
@@ -31,60 +31,52 @@ PER_RELAY: Final = 8
 FILES_PER_RELAY: Final = 2
 """Of a relay itself: one to listen, one upstream."""
 
-Place = tuple[str, int, str, int]
-"""An address, a port, the address to come from (empty: any), and how many ranks."""
+RanksAt = tuple[str, int, str, int]
+"""An address, a port, the address to come from (empty: any), and how many ranks connect so."""
 
-
-@dataclass(frozen=True)
-class Family:
-    """Servers that come from one host process."""
-
-    module: str
-    dialect: dialects.Dialect
-    package: str = ""
-    """What has to be installed: a Python package."""
-    program: str = ""
-    """The same: a program."""
-
-    @property
-    def absence(self) -> str:
-        """What is missing here for it; empty if nothing is."""
-        if self.package and find_spec(self.package) is None:
-            return f"{self.package} is not installed"
-        if self.program and shutil.which(self.program) is None:
-            return f"{self.program} is not installed"
-        return ""
-
-
-OURS: Final = Family("rallypoint.bench.host_ours", dialects.TORCH)
-OURS_ON_LIBUV: Final = Family("rallypoint.bench.host_ours", dialects.TORCH, package="uvloop")
-TORCH_FAMILY: Final = Family("rallypoint.pytorch.peers", dialects.TORCH, package="torch")
-REDIS_FAMILY: Final = Family("rallypoint.bench.host_redis", dialects.REDIS, program=PROGRAM)
+SERVERS: Final = "rallypoint.bench.host_servers"
+TORCH_PEERS: Final = "rallypoint.pytorch.peers"
+"""The modules of host processes."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What can be measured: a family, and what its host is told."""
+    """What can be measured."""
 
     name: str
-    family: Family
+    host: str
+    """The module of the process that starts it."""
     order: Message
+    """What that process is told."""
+    needs: str = ""
+    """A Python package or a program that has to be installed."""
+    dialect: Dialect = TORCH
 
 
 def _kinds() -> list[Kind]:
     return [
-        Kind("rallypoint-libuv", OURS_ON_LIBUV, {"backend": "libuv"}),
-        Kind("rallypoint-legacy", OURS, {"backend": "legacy"}),
-        Kind(RELAY, OURS_ON_LIBUV, {"backend": "libuv"}),
-        Kind("torch-libuv", TORCH_FAMILY, {"backend": "libuv", "as_is": False}),
-        Kind("torch-legacy", TORCH_FAMILY, {"backend": "legacy", "as_is": False}),
-        Kind(REDIS, REDIS_FAMILY, {}),
-        Kind("torch-libuv-as-is", TORCH_FAMILY, {"backend": "libuv", "as_is": True}),
-        Kind("torch-legacy-as-is", TORCH_FAMILY, {"backend": "legacy", "as_is": True}),
+        Kind("rallypoint-libuv", SERVERS, {"backend": "libuv"}, "uvloop"),
+        Kind("rallypoint-legacy", SERVERS, {"backend": "legacy"}),
+        Kind(RELAY, SERVERS, {"backend": "libuv"}, "uvloop"),
+        Kind("torch-libuv", TORCH_PEERS, {"backend": "libuv"}, "torch"),
+        Kind("torch-legacy", TORCH_PEERS, {"backend": "legacy"}, "torch"),
+        Kind(REDIS, SERVERS, {"backend": "redis"}, "redis-server", REDIS_DIALECT),
+        Kind("torch-libuv-as-is", TORCH_PEERS, {"backend": "libuv", "as_is": True}, "torch"),
+        Kind("torch-legacy-as-is", TORCH_PEERS, {"backend": "legacy", "as_is": True}, "torch"),
     ]
 
 
 KINDS: Final = {kind.name: kind for kind in _kinds()}
+
+
+def absences(names: Sequence[str]) -> dict[str, str]:
+    """Which of these are not installed here, and what is missing."""
+    needs = {name: KINDS[name].needs for name in names}
+    return {
+        name: f"{need} is not installed"
+        for name, need in needs.items()
+        if need and find_spec(need) is None and shutil.which(need) is None
+    }
 
 
 class Hosts:
@@ -94,11 +86,10 @@ class Hosts:
         self._resources = resources
         self._workers: dict[str, Worker] = {}
 
-    def of(self, family: Family) -> Worker:
-        """The host of a family."""
-        module = family.module
+    def get(self, module: str) -> Worker:
+        """The host process of that module; a new one, if it has ended."""
         if module not in self._workers or not self._workers[module].is_alive:
-            self._workers[module] = start(self._resources, partial(Worker, module, module.rpartition(".")[2]))
+            self._workers[module] = start(self._resources, module, module.rpartition(".")[2])
         return self._workers[module]
 
 
@@ -107,12 +98,14 @@ class Target:
 
     def __init__(self, kind: Kind, hosts: Hosts) -> None:
         self.name = kind.name
-        self.dialect = kind.family.dialect
+        self.dialect = kind.dialect
         self.port = 0
         """Where clients connect."""
         self.pid = 0
+        self.start_seconds = 0.0
+        """How long it and its load took to start."""
         self._kind = kind
-        self._host = hosts.of(kind.family)
+        self._host = hosts.get(kind.host)
 
     def start(self) -> None:
         """Start it; after that, it answers."""
@@ -127,8 +120,8 @@ class Target:
         self._end(self.pid)
         self.pid = 0
 
-    def places(self, ranks: int) -> list[Place]:
-        """Where so many ranks connect: from as many addresses as they need ports."""
+    def places(self, ranks: int) -> list[RanksAt]:
+        """Where ranks connect, and from which addresses: one address has not enough ports for all."""
         low, high = system_ports.client_ports()
         ports = (high - low + 1) * 9 // 10
         whole, rest = divmod(ranks, ports)
@@ -144,10 +137,6 @@ class Target:
     def cpu_seconds(self) -> float:
         """CPU time of all its threads so far."""
         return machine.cpu_seconds(self.pid)
-
-    def relay_cpu_seconds(self) -> float:
-        """CPU time so far of a relay that all clients are connected to; 0 if there is none."""
-        return 0.0
 
     def resident_bytes(self) -> int:
         """The memory that it holds."""
@@ -180,7 +169,7 @@ class Target:
         """Let what follows from the last load happen before the next is measured."""
 
     def counters(self) -> Message:
-        """What else can be counted; nothing, for a server that ranks are connected to themselves."""
+        """What else can be counted, since its start; without relays, nothing."""
         return {}
 
     def _end(self, pid: int) -> None:
@@ -212,8 +201,8 @@ class BehindOneRelay(Target):
         self._relay = 0
         super().stop()
 
-    def relay_cpu_seconds(self) -> float:
-        return machine.cpu_seconds(self._relay)
+    def counters(self) -> Message:
+        return {"relays_cpu": machine.cpu_seconds(self._relay)}
 
 
 class BehindRelays(Target):
@@ -221,106 +210,81 @@ class BehindRelays(Target):
 
     def __init__(self, kind: Kind, hosts: Hosts, ranks: int) -> None:
         super().__init__(kind, hosts)
-        self.shape = fit(ranks)
+        self._ranks = ranks
+        self.per_relay = ranks_per_relay(ranks)
+        self.relays = -(-ranks // self.per_relay)
         self._resources = ExitStack()
-        self._relays: list[Worker] = []
-        self._places: list[Place] = []
+        self._hosts: list[Worker] = []
+        self._places: list[RanksAt] = []
 
     def start(self) -> None:
         super().start()
-        for number in range(self.shape.hosts):
-            make = partial(Worker, "rallypoint.bench.host_relays", f"relays, process {number + 1}")
-            self._relays.append(start(self._resources, make))
+        files = self.relays * (FILES_PER_RELAY + self.per_relay)
+        for number in range(-(-files // machine.most_connections())):
+            name = f"relays, process {number + 1}"
+            self._hosts.append(start(self._resources, "rallypoint.bench.host_relays", name))
         self._start_relays()
 
     def stop(self) -> None:
         self._resources.close()
         super().stop()
 
-    def places(self, ranks: int) -> list[Place]:
-        assert ranks == self.shape.ranks
+    def places(self, ranks: int) -> list[RanksAt]:
+        assert ranks == self._ranks
         return self._places
 
     def settle(self) -> None:
-        self._all(do="settle")
+        ask_all(self._hosts, START_LIMIT_S, do="settle")
 
     def counters(self) -> Message:
-        stats = self._all(do="stats")
+        answers = ask_all(self._hosts, START_LIMIT_S, do="messages")
         return {
-            "relays_cpu": sum(relay.cpu_seconds() for relay in self._relays),
-            "messages": sum(each["batches"] + each["frames"] for each in stats),
+            "relays_cpu": sum(host.cpu_seconds() for host in self._hosts),
+            "messages": sum(each["messages"] for each in answers),
         }
 
     def relays_bytes(self) -> int:
         """The memory of all processes of relays together."""
-        return sum(relay.resident_bytes() for relay in self._relays)
+        return sum(host.resident_bytes() for host in self._hosts)
 
     def _start_relays(self) -> None:
         # An address for each process: 127.0.0.0/8 is all this machine's.
-        addresses = [f"127.0.{1 + number // 250}.{1 + number % 250}" for number in range(len(self._relays))]
-        left = self.shape.relays
-        for number, (relay, address) in enumerate(zip(self._relays, addresses, strict=True)):
-            count = left // (len(self._relays) - number)
-            left -= count
-            upstream = (HOST, self.port)
-            relay.order(do="start", host=address, count=count, upstream=upstream, limit_s=START_LIMIT_S)
-        ranks = self.shape.ranks
-        for address, answer in zip(addresses, gather(self._relays, START_LIMIT_S), strict=True):
+        count = len(self._hosts)
+        addresses = [f"127.0.{1 + number // 250}.{1 + number % 250}" for number in range(count)]
+        order: Message = {"do": "start", "upstream": (HOST, self.port), "limit_s": START_LIMIT_S}
+        orders = [
+            {**order, "host": address, "count": self.relays // count + (number < self.relays % count)}
+            for number, address in enumerate(addresses)
+        ]
+        left = self._ranks
+        answers = ask_each(self._hosts, START_LIMIT_S, orders)
+        for address, answer in zip(addresses, answers, strict=True):
             for port in answer["ports"]:
-                self._places.append((address, port, "", min(ranks, self.shape.per_relay)))
-                ranks -= self._places[-1][3]
-
-    def _all(self, **order: object) -> list[Message]:
-        for relay in self._relays:
-            relay.order(**order)
-        return gather(self._relays, START_LIMIT_S)
+                self._places.append((address, port, "", min(left, self.per_relay)))
+                left -= self.per_relay
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How many ranks, behind relays of how many each."""
-
-    ranks: int
-    per_relay: int
-
-    @property
-    def relays(self) -> int:
-        return -(-self.ranks // self.per_relay)
-
-    @property
-    def hosts(self) -> int:
-        """How many processes the relays need."""
-        return -(-self.relays * (FILES_PER_RELAY + self.per_relay) // machine.most_connections())
-
-
-def fit(ranks: int) -> Shape:
-    """Relays of eight ranks each; of more, if the server could not hold so many relays."""
-    if machine.most_connections() < 1:
-        raise BenchError("a process may open too few files here for any relay")
-    shape = Shape(ranks, PER_RELAY)
-    while shape.relays > machine.most_connections():
-        shape = Shape(ranks, shape.per_relay * 2)
-    return shape
+def ranks_per_relay(ranks: int) -> int:
+    """Eight; more, if the server could not hold the connections of all relays then."""
+    per_relay = PER_RELAY
+    while -(-ranks // per_relay) > machine.most_connections():
+        per_relay *= 2
+    return per_relay
 
 
 def make_target(name: str, hosts: Hosts, ranks: int) -> Target:
-    """A target for a load of so many ranks; 0: of some clients."""
+    """A target for a load of that many ranks; 0: for a load of a few clients."""
     kind = KINDS[name]
     if name != RELAY:
         return Target(kind, hosts)
     return BehindRelays(kind, hosts, ranks) if ranks else BehindOneRelay(kind, hosts)
 
 
-def absences(names: Sequence[str]) -> dict[str, str]:
-    """Which of these are not installed here, and what is missing."""
-    return {name: absence for name in names if (absence := KINDS[name].family.absence)}
-
-
 def redis_version() -> str:
     """The version of the redis server that is installed."""
     try:
-        said = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
+        said = subprocess.run([KINDS[REDIS].needs, "--version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "not installed"
-    words = dict(word.split("=", 1) for word in said.split() if "=" in word)
-    return words.get("v", said.strip())
+    words = dict(word.split("=", 1) for word in said.stdout.split() if "=" in word)
+    return words.get("v", said.stdout.strip())

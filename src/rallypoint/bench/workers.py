@@ -1,6 +1,6 @@
 """Processes that are led by orders and answer them: a line of JSON each way, over standard input and output.
 
-A worker ends when its standard input does, so none outlives whoever started it.
+A worker ends when its standard input does, so none outlives the command.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import IO, Any, Protocol, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from rallypoint.bench.faults import BenchError
 from rallypoint.bench.machine import cpu_seconds, resident_bytes
+from rallypoint.bench.results import BenchError, percentile
 
 Message = dict[str, Any]
 
@@ -81,7 +82,7 @@ class Worker:
         return gather([self], limit_s)[0]
 
     def read(self) -> Message | None:
-        """Its answer, if that is complete; for whoever knows that there is something to read."""
+        """Its answer, if that is complete. The caller knows that there is something to read."""
         piece = os.read(self.output, 1 << 20)
         if not piece:
             raise BenchError(f"{self.name} ended early; {self.last_words()}")
@@ -99,7 +100,9 @@ class Worker:
 
     def last_words(self) -> str:
         """The end of what it has logged."""
-        return last_words(self._log)
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return "its log ends: " + " | ".join(lines[-5:]) if lines else "its log is empty"
 
     def kill(self) -> None:
         """Let it do nothing more: an answer that comes late would be taken for that to the next order."""
@@ -119,26 +122,24 @@ class Worker:
         self._log.close()
 
 
-class Stoppable(Protocol):
-    def stop(self) -> None: ...
-
-
-_Started = TypeVar("_Started", bound=Stoppable)
-
-
-def start(resources: ExitStack, make: Callable[[], _Started]) -> _Started:
-    """Start something that these resources stop in the end, whatever happens."""
+def start(resources: ExitStack, module: str, name: str) -> Worker:
+    """Start a worker that these resources stop in the end, whatever happens."""
     with uninterrupted():
-        started = make()
-        resources.callback(started.stop)
-    return started
+        worker = Worker(module, name)
+        resources.callback(worker.stop)
+    return worker
 
 
-def last_words(log: IO[bytes]) -> str:
-    """The end of what a process has logged, to a file."""
-    log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
-    return "its log ends: " + " | ".join(lines[-5:]) if lines else "its log is empty"
+def ask_all(workers: Sequence[Worker], limit_s: float, /, **message: object) -> list[Message]:
+    """The same order to all; their answers."""
+    return ask_each(workers, limit_s, [message] * len(workers))
+
+
+def ask_each(workers: Sequence[Worker], limit_s: float, messages: Sequence[Message]) -> list[Message]:
+    """An order for each; their answers."""
+    for worker, message in zip(workers, messages, strict=True):
+        worker.order(**message)
+    return gather(workers, limit_s)
 
 
 def gather(workers: Sequence[Worker], limit_s: float) -> list[Message]:
@@ -217,12 +218,67 @@ class Orders:
         return order
 
 
-def obey(work: Mapping[str, Callable[..., Message]], orders: Orders) -> None:
-    """Carry out orders until there are no more. Whatever goes wrong is the answer, and not the end."""
+def obey(worker: object, orders: Orders) -> None:
+    """Carry out orders until there are no more: each is the name of a method, with its arguments.
+
+    An exception is the answer, and not the end.
+    """
     while (order := orders.take()) is not None:
         try:
-            answer(work[order.pop("do")](**order))
+            answer(getattr(worker, order.pop("do"))(**order))
         except (BenchError, OSError) as error:
             answer({"error": str(error)})
         except Exception as error:
             answer({"error": f"{type(error).__name__}: {error}"})
+
+
+# What a process of a load says of itself
+
+
+@dataclass(frozen=True)
+class Load:
+    """How many operations, from when to when, at which cost to itself, and how long they took."""
+
+    operations: int
+    start: float
+    end: float
+    cpu: float
+    share: float
+    """How much of one core the busiest process took: near 1, it may have been the bottleneck."""
+    p50: float | None = None
+    p99: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    def message(self) -> Message:
+        """For the answer of a worker."""
+        return asdict(self)
+
+
+def together(loads: Sequence[Load]) -> Load:
+    """What several processes did at the same time."""
+    return Load(
+        sum(load.operations for load in loads),
+        min(load.start for load in loads),
+        max(load.end for load in loads),
+        sum(load.cpu for load in loads),
+        max(load.share for load in loads),
+        max((load.p50 for load in loads if load.p50 is not None), default=None),
+        max((load.p99 for load in loads if load.p99 is not None), default=None),
+    )
+
+
+class Stopwatch:
+    """The time and the CPU time of this process, from its making on."""
+
+    def __init__(self) -> None:
+        self._cpu, self._start = time.process_time(), time.monotonic()
+
+    def stop(self, operations: int, taken: Iterable[float] = ()) -> Load:
+        """What was done meanwhile; `taken` are the times of single operations, if they were timed."""
+        end, cpu = time.monotonic(), time.process_time() - self._cpu
+        ordered = sorted(taken)
+        p50, p99 = (percentile(ordered, 0.5), percentile(ordered, 0.99)) if ordered else (None, None)
+        return Load(operations, self._start, end, cpu, cpu / (end - self._start), p50, p99)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from rallypoint.bench import comparing, figures, machine, names, page, running, tables
-from rallypoint.bench.pace import Pace
-from rallypoint.bench.planning import Plan, Wish, make_plan
+from rallypoint.bench import contest, figures, machine, names, page, tables
+from rallypoint.bench.contest import Measurement
+from rallypoint.bench.planning import BenchPlan, Wish, make_plan
 from rallypoint.bench.results import Results, read, title, to_json
-from rallypoint.bench.session import Measurement
 from rallypoint.cli.command import JSON, Argument, Command, Group, command, not_negative
 from rallypoint.cli.signals import exit_code, signals_as_interrupts
 from rallypoint.errors import RallypointError, UsageError
@@ -92,9 +89,9 @@ def _compare(before: Path, after: Path, as_json: bool) -> None:
     """Show how many times better B is than A, for all that both have measured."""
     a, b = read(before), read(after)
     if as_json:
-        print(json.dumps(comparing.to_document(a, b), indent=1))
+        print(json.dumps(tables.compare(a, b), indent=1))
     else:
-        comparing.print_comparison(a, b, Console(highlight=False))
+        tables.print_comparison(a, b, Console(highlight=False))
 
 
 @command(
@@ -127,12 +124,12 @@ def _measure(wish: Wish, json_file: Path | None, plot: Path | None) -> int:
         _check_writable(json_file)
     machine.raise_open_file_limit()
     plan = make_plan(wish)
-    results = running.new_results(describe(wish), plan)
+    results = contest.new_results(describe(wish), plan.notes)
     for note in plan.notes:
         print(f"rallypoint: {note}", file=sys.stderr)
     try:
         with signals_as_interrupts(), _Progress(plan) as progress:
-            running.measure(plan, results, progress)
+            contest.measure(plan.measurements, results, progress)
     except KeyboardInterrupt as stop:
         print("rallypoint: interrupted; every process of the measurement has been ended", file=sys.stderr)
         return exit_code(stop)
@@ -194,40 +191,22 @@ def _check_writable(path: Path) -> None:
         ) from error
 
 
-class _Remaining(ProgressColumn):
-    """How long it will take from here on."""
-
-    def __init__(self, pace: Pace) -> None:
-        super().__init__()
-        self._pace = pace
-
-    def render(self, task: Task) -> Text:
-        minutes, seconds = divmod(round(self._pace.remaining()), 60)
-        return Text(f"{minutes}:{seconds:02d} left" if not task.finished else "")
-
-
 class _Progress:
     """A bar on standard error with what runs now; a line for each measurement where that is no terminal."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._pace = Pace(
-            (title(each.record()), target, each.rounds, each.seconds)
-            for each in plan.measurements
-            for target in each.targets
-        )
+    def __init__(self, plan: BenchPlan) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._bar = Progress(
             *(TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()),
-            _Remaining(self._pace),
             console=self._console,
             transient=True,
             refresh_per_second=2,  # some loads run in this process, and are not to be disturbed
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("starting", total=self._pace.total)
-        self._step = ("", "", True)
-        self._begun = 0.0
-        self._said = ""
+        self._total = len(plan.measurements)
+        self._task = self._bar.add_task("starting", total=self._total)
+        self._begun: list[str] = []
+        """The measurements so far; the last is in progress."""
 
     def __enter__(self) -> _Progress:
         self._bar.start()
@@ -238,18 +217,14 @@ class _Progress:
 
     def begin(self, measurement: Measurement, target: str, round_number: int) -> None:
         what = title(measurement.record())
-        self._step, self._begun = (what, target, round_number == 0), time.monotonic()
+        if what not in self._begun:
+            self._begun.append(what)
+            if not self._console.is_terminal:
+                count = f"{len(self._begun)} of {self._total}"
+                print(f"rallypoint: {what}: {measurement.load} ({count})", file=sys.stderr, flush=True)
         stage = f"round {round_number} of {measurement.rounds}" if round_number else "starting"
-        self._bar.update(self._task, description=f"{what}: {target}, {stage}")
-        if not self._console.is_terminal and what != self._said:
-            self._said = what
-            left = round(self._pace.remaining())
-            print(f"rallypoint: {what}: {measurement.load}; about {left} s left", file=sys.stderr, flush=True)
+        description = f"{what}: {target}, {stage}"
+        self._bar.update(self._task, description=description, completed=len(self._begun) - 1)
 
-    def end(self) -> None:
-        self._pace.took(self._step, time.monotonic() - self._begun)
-        self._bar.update(self._task, completed=self._pace.done)
-
-    def drop(self, measurement: Measurement, target: str, fault: str) -> None:
-        self._pace.drop(title(measurement.record()), target)
+    def drop(self, target: str, fault: str) -> None:
         self._console.print(f"rallypoint: {target} failed: {fault}", markup=False)

@@ -23,7 +23,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any, BinaryIO
@@ -34,7 +33,6 @@ from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.server.process.binding import BACKLOG
 
 HOST = "127.0.0.1"
-BACKENDS = ("libuv", "legacy")
 
 ANSWER_SECONDS = 60.0
 """How long a server may take to come up; torch's own socket may mean look-ups that take seconds."""
@@ -51,73 +49,48 @@ _ENVIRONMENT = {
 }
 
 
-class OrderError(ValueError):
-    """An order that cannot be carried out as it is."""
-
-
 class Peers:
     """Carries out orders."""
 
     def __init__(self, forks: Forks) -> None:
         self._forks = forks
         self._servers: dict[int, Fork] = {}
-        self._work: dict[str, Callable[..., Message]] = {
-            "serve": self.serve,
-            "renew": self.renew,
-            "stop": self.stop,
-            "tutorial": self.time_tutorial,
-        }
 
     def carry_out(self, text: bytes) -> Message:
-        """The answer to an order, whatever comes of it."""
+        """The answer to an order, which is the name of a method; a fault is an answer as well."""
         try:
             order = json.loads(text)
-            if not isinstance(order, dict) or order.get("do") not in self._work:
-                raise OrderError(f"no order: {order!r}; there are {', '.join(self._work)}")
-            return self._work[order.pop("do")](**order)
+            answer: Message = getattr(self, order.pop("do"))(**order)
         except ForkError as error:
             return {"error": str(error)}
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
+        return answer
 
     def serve(self, backend: str, as_is: bool = False) -> Message:
         """Start a server of torch's."""
-        if backend not in BACKENDS:
-            raise OrderError(f"no backend: {backend!r}; there are {', '.join(BACKENDS)}")
-        server = self._forks.fork(
-            f"torch's {backend} server", lambda line: be_server(line, backend == "libuv", as_is)
-        )
+        use_libuv = {"libuv": True, "legacy": False}[backend]
+        server = self._forks.fork(f"torch's {backend} server", lambda line: be_server(line, use_libuv, as_is))
         self._servers[server.pid] = server
         return {"pid": server.pid, **self._hear(server)}
 
     def renew(self, pid: int) -> Message:
         """Let a server drop its store, and make another on the same port."""
-        server = self._find(pid)
+        server = self._servers[pid]
         server.say({"do": "renew"})
         return self._hear(server)
 
     def stop(self, pid: int) -> Message:
         """End a server."""
-        self._forks.end([self._find(pid)])
-        del self._servers[pid]
+        self._forks.end([self._servers.pop(pid)])
         return {}
 
-    def time_tutorial(self, target: str, ranks: int, barriers: int, limit_s: float) -> Message:
+    def tutorial(self, target: str, ranks: int, barriers: int, limit_s: float) -> Message:
         """Time what the tutorial times."""
         from rallypoint.pytorch import tutorial
 
-        if target not in tutorial.TARGETS:
-            raise OrderError(f"no target: {target!r}; there are {', '.join(tutorial.TARGETS)}")
-        if ranks < 1 or barriers < 0:
-            raise OrderError(f"{ranks} ranks and {barriers} barriers cannot be")
-        plan = tutorial.TimingPlan(tutorial.TARGETS[target], ranks, barriers, limit_s)
-        return tutorial.run(self._forks, plan, listening_socket(0))
-
-    def _find(self, pid: int) -> Fork:
-        try:
-            return self._servers[pid]
-        except KeyError:
-            raise OrderError(f"process {pid} is no server of this program") from None
+        timing = tutorial.Timing(tutorial.TARGETS[target], ranks, barriers, limit_s)
+        return tutorial.run(self._forks, timing, listening_socket(0))
 
     def _hear(self, server: Fork) -> Message:
         """Its answer. One that fails is ended: later answers of it would be taken for those to others."""

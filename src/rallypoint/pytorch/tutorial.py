@@ -35,7 +35,7 @@ _END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class TimedServer:
+class Serving:
     """Whose server it is, and which of its backends."""
 
     is_ours: bool
@@ -43,18 +43,18 @@ class TimedServer:
 
 
 TARGETS = {
-    "torch-libuv": TimedServer(is_ours=False, backend="libuv"),
-    "torch-legacy": TimedServer(is_ours=False, backend="legacy"),
-    "rallypoint-libuv": TimedServer(is_ours=True, backend="libuv"),
-    "rallypoint-legacy": TimedServer(is_ours=True, backend="legacy"),
+    "torch-libuv": Serving(is_ours=False, backend="libuv"),
+    "torch-legacy": Serving(is_ours=False, backend="legacy"),
+    "rallypoint-libuv": Serving(is_ours=True, backend="libuv"),
+    "rallypoint-legacy": Serving(is_ours=True, backend="legacy"),
 }
 
 
 @dataclass(frozen=True)
-class TimingPlan:
+class Timing:
     """What is to be timed."""
 
-    target: TimedServer
+    target: Serving
     ranks: int
     barriers: int
     limit_s: float
@@ -64,7 +64,7 @@ class TimingPlan:
         return timedelta(seconds=self.limit_s)
 
 
-def run(forks: Forks, plan: TimingPlan, listener: socket.socket) -> Message:
+def run(forks: Forks, timing: Timing, listener: socket.socket) -> Message:
     """Time it: the seconds of rank 0. ForkError if a rank fails, or the limit has passed.
 
     The server is to serve on `listener`, which is closed here. So the port is known, and can be reached,
@@ -72,21 +72,21 @@ def run(forks: Forks, plan: TimingPlan, listener: socket.socket) -> Message:
     """
     with ExitStack() as resources:
         resources.enter_context(listener)
-        gates = forks.make_gates(plan.barriers + 2)
+        gates = forks.make_gates(timing.barriers + 2)
         for gate in gates:
             resources.callback(gate.close)
         ranks: list[Fork] = []
         resources.callback(forks.end, ranks)
-        for rank in range(plan.ranks):
-            member = TimedRank(rank, plan, listener, gates)
+        for rank in range(timing.ranks):
+            member = TimedRank(rank, timing, listener, gates)
             ranks.append(forks.fork(f"rank {rank}", member.take_part))
         listener.close()  # it is rank 0's
-        return _lead(forks, plan, ranks, gates)
+        return _lead(forks, timing, ranks, gates)
 
 
-def _lead(forks: Forks, plan: TimingPlan, ranks: Sequence[Fork], gates: Sequence[Gate]) -> Message:
+def _lead(forks: Forks, timing: Timing, ranks: Sequence[Fork], gates: Sequence[Gate]) -> Message:
     """Let the ranks through one gate after the other, each when all are there."""
-    deadline = time.monotonic() + plan.limit_s
+    deadline = time.monotonic() + timing.limit_s
     for gate in gates:
         forks.hear_all(ranks, deadline)
         gate.open()
@@ -94,11 +94,11 @@ def _lead(forks: Forks, plan: TimingPlan, ranks: Sequence[Fork], gates: Sequence
 
 
 class TimedRank:
-    """A rank. It is made in the parent; the rest happens in the rank's own process."""
+    """A rank. It is made in the parent; all else happens in its own process."""
 
-    def __init__(self, rank: int, plan: TimingPlan, listener: socket.socket, gates: Sequence[Gate]) -> None:
+    def __init__(self, rank: int, timing: Timing, listener: socket.socket, gates: Sequence[Gate]) -> None:
         self._rank = rank
-        self._plan = plan
+        self._timing = timing
         self._listener = listener
         self._host, self._port = listener.getsockname()
         self._first, *self._between, self._last = gates
@@ -106,7 +106,7 @@ class TimedRank:
     def take_part(self, line: Channel) -> None:
         """Do what the tutorial does, in step with the other ranks, and say how long it took."""
         ask_no_name_server()
-        if self._plan.target.is_ours:
+        if self._timing.target.is_ours:
             os.environ[PATCH_VARIABLE] = Patch.ALWAYS.value
             substitute()
         descriptor = self._listener.detach()
@@ -116,7 +116,7 @@ class TimedRank:
         began = time.perf_counter()
         store = self._make_store(descriptor)
         init = time.perf_counter() - began
-        owned = check_server(store, self._plan.target) if self._rank == 0 else None
+        owned = check_server(store, self._timing.target) if self._rank == 0 else None
         barrier = [self._time_barrier(line, gate, store) for gate in self._between]
         self._line_up(line, self._last)
         del store
@@ -132,11 +132,11 @@ class TimedRank:
         return dist.TCPStore(
             self._host,
             self._port,
-            world_size=self._plan.ranks,
+            world_size=self._timing.ranks,
             is_master=self._rank == 0,
-            timeout=self._plan.patience,
+            timeout=self._timing.patience,
             master_listen_fd=descriptor if self._rank == 0 else None,
-            use_libuv=self._plan.target.backend == "libuv",
+            use_libuv=self._timing.target.backend == "libuv",
         )
 
     def _time_barrier(self, line: Channel, gate: Gate, store: Any) -> float:
@@ -144,18 +144,18 @@ class TimedRank:
         self._line_up(line, gate)
         began = time.perf_counter()
         _store_based_barrier(
-            self._rank, store, f"tutorial-{number}", self._plan.ranks, timeout=self._plan.patience
+            self._rank, store, f"tutorial-{number}", self._timing.ranks, timeout=self._timing.patience
         )
         return time.perf_counter() - began
 
 
-def check_server(store: Any, target: TimedServer) -> OwnedServer | None:
+def check_server(store: Any, target: Serving) -> OwnedServer | None:
     """Our server behind the store, if it is ours; RuntimeError if the target is another."""
     owned = owned_at(store.port)
     if owned is None:
-        serving = TimedServer(is_ours=False, backend="libuv" if store.libuvBackend else "legacy")
+        serving = Serving(is_ours=False, backend="libuv" if store.libuvBackend else "legacy")
     else:
-        serving = TimedServer(is_ours=True, backend=owned.server.backend)
+        serving = Serving(is_ours=True, backend=owned.server.backend)
     if serving != target:
         raise RuntimeError(f"{target} was to serve, and {serving} did")
     return owned

@@ -1,26 +1,32 @@
-"""A job of simulated ranks: they come up, pass barriers, and come up again with a store made anew."""
+"""Loads of a job: its ranks come up, pass barriers, wait for a key, and come up again with a new store.
+
+Ranks are simulated by the processes of a swarm. Only what PyTorch's tutorial on the libuv backend times has
+real clients of torch, each rank a process.
+"""
 
 from __future__ import annotations
 
+import statistics
 import time
 from array import array
 from base64 import b64decode
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from rallypoint.bench import machine
-from rallypoint.bench.faults import BenchError
-from rallypoint.bench.load import Load, sample
-from rallypoint.bench.results import Sample, percentile
-from rallypoint.bench.session import Measurement, Session
-from rallypoint.bench.targets import BehindRelays, Place, Target
-from rallypoint.bench.workers import Message, Worker, gather, start
+from rallypoint.bench.contest import Measurement, Session
+from rallypoint.bench.results import BenchError, Sample, percentile
+from rallypoint.bench.targets import KINDS, TORCH_PEERS, BehindRelays, Hosts, Kind, RanksAt, Target
+from rallypoint.bench.workers import Load, Message, ask_all, ask_each, start, together
 
 RANKS_PER_PROCESS: Final = 18_000
 RUN_LIMIT_S: Final = 180.0
+TUTORIAL_LIMIT_S: Final = 120.0
+TUTORIAL_BARRIERS: Final = 5
+TUTORIAL_TARGETS: Final = ("rallypoint-libuv", "rallypoint-legacy", "torch-libuv", "torch-legacy")
+"""What torch's constructor can bring up: rank 0 is the master, so there is no server beforehand."""
 
 
 class SwarmProcesses:
@@ -29,34 +35,27 @@ class SwarmProcesses:
     def __init__(self, resources: ExitStack, ranks: int) -> None:
         count = -(-ranks // min(RANKS_PER_PROCESS, machine.most_connections()))
         self.workers = [
-            start(resources, partial(Worker, "rallypoint.bench.swarm", f"ranks, process {number + 1}"))
+            start(resources, "rallypoint.bench.swarm", f"ranks, process {number + 1}")
             for number in range(count)
         ]
 
     def everyone(self, **order: object) -> list[Message]:
-        """The same order to all."""
-        return self.each([order] * len(self.workers))
+        """The same order to all; their answers."""
+        return ask_all(self.workers, RUN_LIMIT_S, **order)
 
     def each(self, orders: Sequence[Message]) -> list[Message]:
         """An order for each; their answers."""
-        for worker, order in zip(self.workers, orders, strict=True):
-            worker.order(**order)
-        return gather(self.workers, RUN_LIMIT_S)
+        return ask_each(self.workers, RUN_LIMIT_S, orders)
 
-    def firsts(self) -> list[bool]:
-        """True for one of the processes, for what only one is to do."""
-        return [number == 0 for number in range(len(self.workers))]
-
-    def shares(self, places: Sequence[Place]) -> list[list[Place]]:
+    def shares(self, places: Sequence[RanksAt]) -> list[list[RanksAt]]:
         """The places of each process: a relay's ranks together, the ranks of a server in equal parts."""
         count = len(self.workers)
         if len(places) >= count * 8:
             return [list(places[number::count]) for number in range(count)]
-        shares: list[list[Place]] = [[] for _ in range(count)]
-        for host, port, source, ranks in places:
-            for number, share in enumerate(shares):
-                share.append((host, port, source, ranks // count + (number < ranks % count)))
-        return shares
+        return [
+            [(*place[:3], place[3] // count + (number < place[3] % count)) for place in places]
+            for number in range(count)
+        ]
 
 
 class WithRanks(Session):
@@ -71,16 +70,13 @@ class WithRanks(Session):
 
     def open(self) -> None:
         self.swarm = SwarmProcesses(self.resources, self.ranks)
-        self.swarm.everyone(do="leave")  # there are none yet; but that it answers tells that it is up
+        self.swarm.everyone(do="leave")  # there are none yet, but an answer tells that it is up
 
     def come_up(self) -> Sample:
         """Connect all ranks."""
+        order: Message = {"do": "connect", "dialect": self.target.dialect.name, "limit_s": RUN_LIMIT_S}
         shares = self.swarm.shares(self.target.places(self.ranks))
-        orders: list[Message] = [
-            {"do": "connect", "dialect": self.target.dialect.name, "places": share, "limit_s": RUN_LIMIT_S}
-            for share in shares
-        ]
-        measured = self.phase(orders, 2, self.joined)
+        measured = self.phase([{**order, "places": share} for share in shares], 2, self.joined)
         self.joined += self.ranks
         return measured
 
@@ -97,21 +93,23 @@ class WithRanks(Session):
     def phase(self, orders: Sequence[Message], requests: int = 0, before: int = 0) -> Sample:
         """Let the swarm do something, measure what that takes, and check what it was told.
 
-        Each rank sends that many requests then, besides those who find a count full; if they count
-        themselves, so many have done so before.
+        `requests` is how many each rank sends, besides a SET if it finds a count full; `before` is how many
+        ranks have counted themselves already.
         """
-        counters = self.target.counters()
-        answers, cpu = self.metered(lambda: self._answers(orders))
+        answers, cost = self.metered(lambda: self._answers(orders))
         check_counts(self.ranks, answers, before)
-        after = self.target.counters()
-        extras = {name: after[name] - counters[name] for name in counters}
-        if requests and "messages" not in extras:
+        names = ("operations", "start", "end", "cpu", "share")
+        load = together([Load(**{name: answer[name] for name in names}) for answer in answers])
+        taken = sorted(value for answer in answers for value in unpack("f", answer["taken"]))
+        load = replace(load, p50=percentile(taken, 0.5), p99=percentile(taken, 0.99))
+        if requests and "messages" not in cost.extras:
             full = sum(answer.get("full", 0) for answer in answers)
-            extras["messages"] = 2 * requests * self.ranks + full
-        return self._sample(answers, cpu, extras)
+            cost.extras["messages"] = 2 * requests * self.ranks + full
+        cost.extras["swarm_cpu"] = load.cpu
+        return cost.sample(load.seconds, load)
 
     def _answers(self, orders: Sequence[Message]) -> list[Message]:
-        """What the swarm says; a server that has died is the reason for whatever else went wrong."""
+        """What the swarm says; if the server has died, that is the reason of any other fault."""
         try:
             answers = self.swarm.each(orders)
         except BenchError as error:
@@ -123,16 +121,6 @@ class WithRanks(Session):
         self.target.settle()
         return answers
 
-    def _sample(self, answers: Sequence[Message], cpu: float, extras: dict[str, float]) -> Sample:
-        names = ("operations", "start", "end", "cpu")
-        loads = [Load(**{name: answer[name] for name in names}) for answer in answers]
-        seconds = max(load.end for load in loads) - min(load.start for load in loads)
-        taken = sorted(value for answer in answers for value in unpack("f", answer["taken"]))
-        extras["swarm_cpu"] = sum(load.cpu for load in loads)
-        measured = sample(seconds, loads, cpu, self.ranks)
-        p50, p99 = percentile(taken, 0.5), percentile(taken, 0.99)
-        return replace(measured, p50=p50, p99=p99, extras=extras)
-
 
 class ComingUp(WithRanks):
     """All ranks connect, and count themselves; then they leave again."""
@@ -141,9 +129,9 @@ class ComingUp(WithRanks):
         files, resident = self.target.open_files(), self.target.resident_bytes()
         measured = self.come_up()
         memory = (self.target.resident_bytes() - resident) / self.ranks
-        extras = {**measured.extras, "whole_seconds": self.start_seconds + measured.value}
+        extras = {**measured.extras, "whole_seconds": self.target.start_seconds + measured.value}
         if isinstance(self.target, BehindRelays):
-            extras |= {"relays": self.target.shape.relays, "relays_bytes": self.target.relays_bytes()}
+            extras |= {"relays": self.target.relays, "relays_bytes": self.target.relays_bytes()}
         self.leave()
         self.target.await_open_files(files)
         self.target.await_quiet()
@@ -171,6 +159,27 @@ class TrickledBarriers(Barriers):
     at_once = False
 
 
+class Wakeups(WithRanks):
+    """All ranks wait for one key; then it is set."""
+
+    def open(self) -> None:
+        super().open()
+        self.come_up()
+        self.rounds = 0
+        self.round()
+
+    def round(self) -> Sample:
+        self.rounds += 1
+        key = f"/bench/wake/{self.rounds}"
+        self.swarm.everyone(do="wait", key=key)
+        self.target.settle()
+        self.target.await_quiet()
+        self.swarm.everyone(do="check_asleep")
+        order: Message = {"do": "wake", "key": key, "since": time.monotonic(), "limit_s": RUN_LIMIT_S}
+        # One of the processes sets it.
+        return self.phase([{**order, "release": number == 0} for number in range(len(self.swarm.workers))])
+
+
 class Restarts(WithRanks):
     """A job that is up is started again: its ranks leave, the store is made anew, and they come back.
 
@@ -196,12 +205,12 @@ class Restarts(WithRanks):
 
 
 def check_counts(ranks: int, answers: Sequence[Message], before: int = 0) -> None:
-    """Raise unless each of the counts from then on was given once, and what was seen later is among them."""
+    """Raise unless each of the counts from then on was given once, and those seen later are among them."""
     if "counted" not in answers[0]:
         return
     counted = sorted(number for answer in answers for number in unpack("I", answer["counted"]))
     if counted != list(range(before + 1, before + ranks + 1)):
-        raise BenchError(f"the results of {ranks:,} ADDs are not so many numbers from {before + 1} on")
+        raise BenchError(f"{ranks:,} ADDs did not give each number from {before + 1} on once")
     if "full" not in answers[0]:
         return
     least, most = min(answer["least"] for answer in answers), max(answer["most"] for answer in answers)
@@ -216,3 +225,51 @@ def unpack(code: str, text: str) -> Sequence[float]:
     numbers: array[float] = array(code)
     numbers.frombytes(b64decode(text))
     return numbers
+
+
+# With real clients of torch
+
+
+class RankZero(Target):
+    """The server that rank 0 makes itself: nothing runs before a round does."""
+
+    def __init__(self, kind: Kind, hosts: Hosts) -> None:
+        super().__init__(kind, hosts)
+        self._torch = hosts.get(TORCH_PEERS)
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def check_alive(self) -> None:
+        """It lives only during a round."""
+
+    def time(self, ranks: int, barriers: int) -> tuple[float, list[float]]:
+        """The times of the constructor and of barriers, as rank 0 sees them."""
+        order = {"target": self.name, "ranks": ranks, "barriers": barriers, "limit_s": TUTORIAL_LIMIT_S}
+        answer = self._torch.ask(TUTORIAL_LIMIT_S, do="tutorial", **order)
+        return answer["init"], answer["barrier"]
+
+
+def make_rank_zero(name: str, hosts: Hosts, _: int) -> Target:
+    """The target of that name, as rank 0 makes it."""
+    return RankZero(KINDS[name], hosts)
+
+
+class TutorialInit(Session):
+    """The constructor on rank 0, which returns when all have joined."""
+
+    def open(self) -> None:
+        assert isinstance(self.target, RankZero)
+        self.rank_zero = self.target
+
+    def round(self) -> Sample:
+        seconds, _ = self.rank_zero.time(self.measurement.ranks, 0)
+        return Sample(seconds)
+
+
+class TutorialBarrier(TutorialInit):
+    """Barriers on that store: the median of some in a row."""
+
+    def round(self) -> Sample:
+        _, seconds = self.rank_zero.time(self.measurement.ranks, TUTORIAL_BARRIERS)
+        return Sample(statistics.median(seconds))

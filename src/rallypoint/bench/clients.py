@@ -1,0 +1,333 @@
+"""Clients of a store: single ones, some that always have a request in flight, and a crowd that comes at once.
+
+What a load spends per operation must be less than what any server spends, else one measures the load. So
+busy clients poll nothing: a blocking read and a write per client, round and round, are all there is.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from rallypoint.bench.dialects import DIALECTS, Dialect, Exchange
+from rallypoint.bench.results import BenchError
+from rallypoint.bench.workers import Load, Message, Orders, Stopwatch, end_with_parent, obey
+from rallypoint.server.machine.ports import client_ports
+
+HOST: Final = "127.0.0.1"
+ANSWER_LIMIT_S: Final = 120
+"""How long a client waits for any answer before it calls that a fault."""
+
+_CHUNK: Final = 1 << 20
+_MOST_TRIES: Final = 10
+_IP_LOCAL_PORT_RANGE: Final = 51  # Linux 6.3; Python has no name for it
+_IP_BIND_ADDRESS_NO_PORT: Final = 24  # Python has a name for it from 3.12 on
+
+
+def connect(port: int, dialect: Dialect, host: str = HOST) -> socket.socket:
+    """A client that is connected and has said hello."""
+    client = socket.create_connection((host, port), timeout=ANSWER_LIMIT_S)
+    try:
+        # A Python timeout would poll before each call: the kernel's own timeout costs nothing.
+        client.settimeout(None)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", ANSWER_LIMIT_S, 0))
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.sendall(dialect.hello.request)
+        check(client.recv(len(dialect.hello.reply), socket.MSG_WAITALL), dialect.hello.reply)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def check(got: bytes, wanted: bytes) -> None:
+    """Raise unless an answer is the right one."""
+    if not got:
+        raise BenchError("the server closed a connection")
+    if got != wanted:
+        right = f"and not {wanted[:40]!r}" if wanted else "which is more than it had asked for"
+        raise BenchError(f"a client got a wrong answer: {got[:40]!r}, {right}")
+
+
+def check_silent(client: socket.socket) -> None:
+    """Raise if there is more than was asked for."""
+    try:
+        more = client.recv(40, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+    except BlockingIOError:
+        return
+    check(more, b"")
+
+
+def port_range() -> bytes:
+    """All local ports, as a range of the socket's own.
+
+    Without one, the kernel prefers every second port; once those are used up, after some 14,000 clients, it
+    tries all of them again for every connect, which then takes 150 us and not 8.
+    """
+    low, high = client_ports()
+    return struct.pack("=I", high << 16 | low)
+
+
+def seek_port_quickly(client: socket.socket, ports: bytes) -> None:
+    """Let the kernel choose a port without that search."""
+    try:
+        client.setsockopt(socket.IPPROTO_IP, _IP_LOCAL_PORT_RANGE, ports)
+    except OSError:
+        pass  # an older kernel: slower, but it connects
+
+
+def come_from(client: socket.socket, host: str) -> None:
+    """Let a client come from another of this machine's loopback addresses, each of which has all ports."""
+    client.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+    client.bind((host, 0))
+
+
+def leave(clients: Iterable[socket.socket]) -> None:
+    """Disconnect at once, with a reset: an orderly close would keep each client's port for a minute."""
+    for client in clients:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+
+
+def converse(client: socket.socket, exchange: Exchange) -> None:
+    """Send a request of any size while its reply is read and checked: neither side can block the other."""
+    reply = bytearray()
+    size = len(exchange.reply)
+    unsent = memoryview(exchange.request)
+    client.setblocking(False)
+    poll = select.poll()
+    poll.register(client, select.POLLIN | select.POLLOUT)
+    while unsent or len(reply) < size:
+        ready = poll.poll(ANSWER_LIMIT_S * 1000)
+        if not ready:
+            raise BenchError("a big request got no answer in time")
+        try:
+            if ready[0][1] & select.POLLOUT and unsent:
+                unsent = unsent[client.send(unsent[:_CHUNK]) :]
+                if not unsent:
+                    poll.modify(client, select.POLLIN)
+            if ready[0][1] & ~select.POLLOUT:
+                _take(client, reply)
+        except OSError as error:
+            raise BenchError(f"a big request lost its connection: {error}") from error
+    if reply != exchange.reply:
+        raise BenchError(f"a request of {len(exchange.request):,} bytes got a wrong answer")
+
+
+def _take(client: socket.socket, reply: bytearray) -> None:
+    """Add what has arrived to the reply."""
+    piece = client.recv(_CHUNK)
+    if not piece:
+        raise BenchError("a connection was closed before its reply was complete")
+    reply += piece
+
+
+# Clients that always have a request in flight
+
+
+def until(deadline: float) -> Callable[[], bool]:
+    """Whether that time has come."""
+    return lambda: time.monotonic() >= deadline
+
+
+class BusyClients:
+    """Clients that each always have one request in flight; a request may be several operations."""
+
+    def __init__(self, port: int, dialect: Dialect, count: int) -> None:
+        self._clients: list[socket.socket] = []
+        try:
+            for _ in range(count):
+                self._clients.append(connect(port, dialect))
+        except BaseException:
+            self.close()
+            raise
+
+    def repeat(self, is_over: Callable[[], bool], exchange: Exchange, per_request: int = 1) -> Load:
+        """Keep all clients busy with the same request until it is over; then none is in flight any more."""
+        requests = [exchange.request] * len(self._clients)
+        return self.run(is_over, requests, lambda _: exchange.reply, per_request)
+
+    def run(
+        self,
+        is_over: Callable[[], bool],
+        requests: Sequence[bytes],
+        reply: Callable[[int], bytes],
+        per_request: int = 1,
+    ) -> Load:
+        """The same with a request for each client; the right reply depends on the number of the turn."""
+        watch, taken = Stopwatch(), list[float]()
+        try:
+            self._take_turns(is_over, requests, reply, taken)
+        except OSError as error:
+            raise BenchError(f"a client lost its server: {error}") from error
+        return watch.stop((len(taken) + 1) * len(self._clients) * per_request, taken or [0.0])
+
+    def _take_turns(
+        self,
+        is_over: Callable[[], bool],
+        requests: Sequence[bytes],
+        reply: Callable[[int], bytes],
+        taken: list[float],
+    ) -> None:
+        """Turn after turn. A request is sent in one and answered in the next, so it takes as long as that."""
+        # MSG_WAITALL: a server may send a reply in pieces. Comparing all of it costs less than its length.
+        calls = [(each.recv, each.send, text) for each, text in zip(self._clients, requests, strict=True)]
+        whole, clock = socket.MSG_WAITALL, time.monotonic
+        for _, send, request in calls:
+            send(request)
+        turn, begun = 1, clock()
+        while not is_over():
+            wanted = reply(turn)
+            size = len(wanted)
+            for receive, send, request in calls:
+                got = receive(size, whole)
+                if got != wanted:
+                    check(got, wanted)
+                send(request)
+            turn, ended = turn + 1, clock()
+            taken.append(ended - begun)
+            begun = ended
+        wanted = reply(turn)
+        for receive, _, _ in calls:
+            check(receive(len(wanted), whole), wanted)
+        for client in self._clients:
+            check_silent(client)
+
+    def close(self) -> None:
+        """Disconnect them all."""
+        leave(self._clients)
+
+
+# Clients that all connect at the same moment
+
+
+class Crowd:
+    """Clients that connect, say hello and await the answer; they may come and leave again and again."""
+
+    def __init__(self, port: int, dialect: Dialect, count: int) -> None:
+        self._address = (HOST, port)
+        self._hello = dialect.hello
+        self._count = count
+        self._ports = port_range()
+        self._clients: dict[int, socket.socket] = {}
+        self._greeted: set[int] = set()
+        self._waiting: set[int] = set()
+        self._pieces: dict[int, bytes] = {}
+        self._taken: list[float] = []
+        self.turned_away = 0
+        """How many connections were reset; their clients come again, as torch's do."""
+
+    def gather(self) -> None:
+        """Make their sockets: beforehand, so that nobody's time has it in it."""
+        self._taken, self.turned_away = [], 0
+        for _ in range(self._count):
+            self._make()
+
+    def arrive(self) -> Load:
+        """Connect them all at once; return when each has its answer."""
+        with select.epoll(self._count) as poll:
+            watch, start = Stopwatch(), time.monotonic()
+            for descriptor in self._clients:
+                self._connect(poll, descriptor)
+            self._greet(poll, start)
+            return watch.stop(self._count, self._taken)
+
+    def close(self) -> None:
+        """Disconnect them all."""
+        leave(self._clients.values())
+        self._clients = {}
+
+    def _make(self) -> int:
+        client = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        client.setblocking(False)
+        seek_port_quickly(client, self._ports)
+        self._clients[client.fileno()] = client
+        return client.fileno()
+
+    def _connect(self, poll: select.epoll, descriptor: int) -> None:
+        self._clients[descriptor].connect_ex(self._address)
+        # Edge-triggered: one registration serves both for the connection and for the answer.
+        poll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+        self._waiting.add(descriptor)
+        self._greeted.discard(descriptor)
+
+    def _greet(self, poll: select.epoll, start: float) -> None:
+        while self._waiting:
+            events = poll.poll(1.0)
+            for descriptor, event in events:
+                try:
+                    self._advance(descriptor, event, start)
+                except ConnectionRefusedError as error:
+                    raise BenchError(f"nobody listens for new clients: {error}") from error
+                except OSError:
+                    self._come_again(poll, descriptor)
+            if time.monotonic() > start + ANSWER_LIMIT_S:
+                raise BenchError(f"{len(self._waiting)} of {self._count} new clients got no answer")
+
+    def _advance(self, descriptor: int, event: int, start: float) -> None:
+        client, hello = self._clients[descriptor], self._hello
+        if descriptor not in self._greeted:
+            self._greeted.add(descriptor)
+            client.send(hello.request)
+        elif event & select.EPOLLIN:
+            reply = client.recv(len(hello.reply) + 1)
+            answer = self._pieces.pop(descriptor, b"") + reply
+            if reply and len(answer) < len(hello.reply):
+                self._pieces[descriptor] = answer
+                return
+            check(answer, hello.reply if descriptor in self._waiting else b"")
+            self._waiting.remove(descriptor)
+            self._taken.append(time.monotonic() - start)
+
+    def _come_again(self, poll: select.epoll, descriptor: int) -> None:
+        self.turned_away += 1
+        if self.turned_away > _MOST_TRIES * self._count:
+            raise BenchError(f"new clients were turned away {self.turned_away:,} times")
+        self._waiting.discard(descriptor)
+        self._pieces.pop(descriptor, None)
+        self._clients.pop(descriptor).close()
+        self._connect(poll, self._make())
+
+
+class ClientsWorker:
+    """Busy clients, or a crowd, in a process of their own."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+
+    def connect(self, port: int, dialect: str, count: int) -> Message:
+        """Connect clients that are to be busy."""
+        self._dialect = DIALECTS[dialect]
+        self._busy = BusyClients(port, self._dialect, count)
+        return {}
+
+    def run(self, key: str, value: str, per_request: int) -> Message:
+        """Let them read a key until the next order, which means no more than that; answer with the load."""
+        exchange = self._dialect.get(key.encode(), value.encode()).times(per_request)
+        load = self._busy.repeat(lambda: self._orders.are_waiting, exchange, per_request)
+        if self._orders.take() is None:
+            sys.exit(1)  # the command has ended
+        return load.message()
+
+    def gather(self, port: int, dialect: str, count: int) -> Message:
+        self._crowd = Crowd(port, DIALECTS[dialect], count)
+        self._crowd.gather()
+        return {}
+
+    def arrive(self) -> Message:
+        return {"load": self._crowd.arrive().message(), "turned_away": self._crowd.turned_away}
+
+    def leave(self) -> Message:
+        self._crowd.close()
+        return {}
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    orders = Orders()
+    obey(ClientsWorker(orders), orders)

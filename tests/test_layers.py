@@ -17,7 +17,7 @@ ROOT = Path(rallypoint.__file__).parent
 
 # Lowest first. Parts of one level do not import each other.
 LEVELS = [
-    {"errors", "text"},
+    {"errors", "text", "codec"},
     {"wire"},
     {"engine", "rollcall"},
     {"server"},
@@ -33,7 +33,7 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 
 # Folders and modules, with all that is below them.
 PURE = {
-    *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text"),
+    *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text", "rallypoint.codec"),
     *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.diagnose.findings"),
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "judgement", "shell")),
     *(

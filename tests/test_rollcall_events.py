@@ -28,7 +28,7 @@ from rallypoint.rollcall.events import (
     to_line,
 )
 from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.snapshot import KEYS_NAMED
 
 EVENTS: list[Event] = [
@@ -41,7 +41,7 @@ EVENTS: list[Event] = [
     Waiting(5.0, 1, ("a", "b"), 4.0, 1.0, 2),
     Waited(6.0, 1, ("a", "b"), 4.0, 2.0, 2, 7, True),
     BarrierComplete(7.0, "store_based_barrier_key:1", 8, 0.5, 3),
-    RoundPlanned(8.0, Plan(2, (Machine("node-a", 0, 4), Machine("node-b", 4, 4)))),
+    RoundPlanned(8.0, Plan(2, (PlannedMachine("node-a", 0, 4), PlannedMachine("node-b", 4, 4)))),
     Stalled(9.0, 30.0, "no progress for 30 s\n  missing: 3"),
     Erred(10.0, "10.0.0.9:1", "no VALIDATE"),
     Stopped(11.0),

@@ -11,7 +11,7 @@ import pytest
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import MOST_RANKS
-from rallypoint.rollcall.roll import Machine, Roll, Standing, State
+from rallypoint.rollcall.roll import MachineRanks, Roll, Standing, State
 from rallypoint.rollcall.snapshot import Barrier, Gone
 from rolls import GLOO, client, part, plan, rank, ranks, relay, snapshot, wait
 
@@ -84,10 +84,10 @@ def test_a_client_of_a_relay_is_on_its_machine_unless_it_says_otherwise() -> Non
     roll = judge(snapshot(clients=ranks([0]), relays=(relay(2, told),)))
     assert {each.rank: each.host for each in roll.ranks} == {0: "", 4: "node-b", 5: "node-c", 6: "node-d"}
     assert roll.machines == (
-        Machine("node-b", (4,)),
-        Machine("node-c", (5,)),
-        Machine("node-d", (6,)),
-        Machine("", (0,)),
+        MachineRanks("node-b", (4,)),
+        MachineRanks("node-c", (5,)),
+        MachineRanks("node-d", (6,)),
+        MachineRanks("", (0,)),
     )
 
 
@@ -170,7 +170,7 @@ def test_a_plan_says_who_is_expected_and_where() -> None:
         (3, State.LATE, "node-a"),
         (7, State.LATE, "node-b"),
     ]
-    assert roll.machines == (Machine("node-a", (0, 1, 2, 3)), Machine("node-b", (4, 5, 6, 7)))
+    assert roll.machines == (MachineRanks("node-a", (0, 1, 2, 3)), MachineRanks("node-b", (4, 5, 6, 7)))
 
 
 def test_ranks_say_how_many_they_are() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.roll import Awaited, Gathering, Machine, Meeting, Roll, Standing, State
+from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, Meeting, Roll, Standing, State
 from rallypoint.rollcall.snapshot import Barrier, Gone, Key, Mishap, Operation, Second, Snapshot
 from rallypoint.watch.status.report import Asked, ForeignReport, RollReport
 from rallypoint.watch.status.summary import all_keys, all_waits, one_rank, summary
@@ -153,7 +153,9 @@ ROLLS = st.builds(
         )
     ).map(tuple),
     st.lists(NAMES).map(tuple),
-).map(lambda roll: replace(roll, machines=tuple(Machine(each.host, (each.rank,)) for each in roll.ranks)))
+).map(
+    lambda roll: replace(roll, machines=tuple(MachineRanks(each.host, (each.rank,)) for each in roll.ranks))
+)
 TOLD: dict[str, st.SearchStrategy[Any]] = {
     "kind": NAMES,
     "version": NAMES,
@@ -194,7 +196,7 @@ def test_no_text_that_came_over_the_network_is_printed_as_it_is() -> None:
         expected=2,
         ranks=(Standing(0, State.WAITING, EVIL, waits=(EVIL,)), Standing(1, State.GONE, EVIL, why=EVIL)),
         unknown=0,
-        machines=(Machine(EVIL, (0, 1)),),
+        machines=(MachineRanks(EVIL, (0, 1)),),
         awaited=(Awaited(EVIL, (0,), 0, 1.0, owed_by=1, owed=EVIL),),
         gatherings=(Gathering(EVIL, 2, 1, (0,), (1,), 1.0),),
         meetings=(Meeting(EVIL, 0, 1, (EVIL,), (EVIL,), (EVIL,), (EVIL,), EVIL, EVIL),),
@@ -429,7 +431,9 @@ def test_sources_and_states_all_have_words() -> None:
     for source in Source:
         for state in State:
             roll = replace(
-                judge(snapshot()), ranks=(Standing(0, state, source=source),), machines=(Machine("", (0,)),)
+                judge(snapshot()),
+                ranks=(Standing(0, state, source=source),),
+                machines=(MachineRanks("", (0,)),),
             )
             assert one_rank(snapshot(), roll, 0)
             assert summary(snapshot(), roll)

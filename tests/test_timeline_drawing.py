@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.rollcall.events import Connected, Event, RoundPlanned, Stopped
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline import drawing
 from rallypoint.watch.timeline import plot_style as paper
 from rallypoint.watch.timeline.judgement import judge
@@ -38,7 +38,7 @@ def _draw(timeline: Timeline) -> Figure:
 
 
 def _missing() -> Timeline:
-    plan = RoundPlanned(BEGIN - 1, Plan(0, (Machine("node-a", 0, 2), Machine("node-b", 2, 2))))
+    plan = RoundPlanned(BEGIN - 1, Plan(0, (PlannedMachine("node-a", 0, 2), PlannedMachine("node-b", 2, 2))))
     events = [event for rank in range(3) for event in arrival(rank, 0.1 * rank, f"node-{'aab'[rank]}")]
     waits = [open_wait(rank, 0.5, key_of(3)) for rank in range(3)]
     return _judged(START, plan, *events, *waits, Stopped(BEGIN + 50))

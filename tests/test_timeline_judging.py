@@ -21,7 +21,7 @@ from rallypoint.rollcall.events import (
     Waited,
 )
 from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline.judgement import judge
 from rallypoint.watch.timeline.records import Ending
 from rallypoint.watch.timeline.timeline import Timeline
@@ -140,7 +140,7 @@ def test_overlapping_waits_of_one_rank_count_once() -> None:
 
 
 def test_who_never_came_is_first_and_on_the_machine_of_the_plan() -> None:
-    plan = RoundPlanned(BEGIN - 1, Plan(0, (Machine("node-a", 0, 2), Machine("node-b", 2, 2))))
+    plan = RoundPlanned(BEGIN - 1, Plan(0, (PlannedMachine("node-a", 0, 2), PlannedMachine("node-b", 2, 2))))
     events: list[Event] = [plan, *arrival(0, 0.0), *arrival(1, 0.1), *arrival(2, 0.2, "node-b")]
     events += [open_wait(rank, 0.5, key_of(3)) for rank in range(3)]
     timeline = _judged(START, *events, Stopped(BEGIN + 100))

@@ -21,7 +21,7 @@ from rallypoint.rollcall.events import (
     Stopped,
 )
 from rallypoint.rollcall.identity import Identity
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline.judgement import judge
 from rallypoint.watch.timeline.timeline import Timeline
 from rallypoint.watch.timeline.words import as_text, headline, seconds
@@ -78,7 +78,7 @@ errors
 
 
 def test_who_never_came() -> None:
-    plan = RoundPlanned(BEGIN - 1, Plan(0, (Machine("node-a", 0, 2), Machine("node-b", 2, 2))))
+    plan = RoundPlanned(BEGIN - 1, Plan(0, (PlannedMachine("node-a", 0, 2), PlannedMachine("node-b", 2, 2))))
     events = [plan, *arrival(0, 0.0), *arrival(1, 0.1), open_wait(0, 0.5, key_of(2)), Stopped(BEGIN + 50)]
     text = as_text(_judged(START, *events))
     assert text.startswith(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from rallypoint.errors import RallypointError
 from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.snapshot import (
     Barrier,
     Client,
@@ -82,7 +82,7 @@ def job(
 def _plan(machines: Mapping[str, int]) -> Plan:
     first, placed = 0, []
     for host, count in machines.items():
-        placed.append(Machine(host, first, count))
+        placed.append(PlannedMachine(host, first, count))
         first += count
     return Plan(0, tuple(placed))
 

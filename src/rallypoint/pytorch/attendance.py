@@ -25,7 +25,7 @@ from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.roster import Member
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.roll import Roll, State
 from rallypoint.rollcall.snapshot import PLAN, Question
 from rallypoint.stores.absence import HEAD, absent_text
@@ -50,7 +50,7 @@ def plan_of(number: int, members: Sequence[Member], sizes: Sequence[int]) -> Pla
     """The plan of a round whose machines, in the order of their ranks, have so many ranks each."""
     firsts = accumulate(sizes, initial=0)
     rows = zip(members, firsts, sizes, strict=False)  # the last of the sums is the number of all
-    return Plan(number, tuple(Machine(member.host, first, size) for member, first, size in rows))
+    return Plan(number, tuple(PlannedMachine(member.host, first, size) for member, first, size in rows))
 
 
 def named(roll: Roll, counted: int) -> reports.Roll | None:

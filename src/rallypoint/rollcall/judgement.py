@@ -15,7 +15,7 @@ from rallypoint.rollcall.clients import Crowd, Presence, doubtful_hosts, gather,
 from rallypoint.rollcall.identity import Source
 from rallypoint.rollcall.plan import MOST_RANKS, Plan
 from rallypoint.rollcall.remarks import remarks_on
-from rallypoint.rollcall.roll import Machine, Roll, Standing, State
+from rallypoint.rollcall.roll import MachineRanks, Roll, Standing, State
 from rallypoint.rollcall.rounds import meetings_of
 from rallypoint.rollcall.snapshot import KEYS_NAMED, Gone, Snapshot
 from rallypoint.rollcall.waits import waits_in, waits_of
@@ -113,12 +113,12 @@ def _add_absent(found: dict[int, Standing], crowd: Crowd, hosts: dict[int, str],
             found[rank] = Standing(rank, State.GONE if rank in crowd.left else State.LATE, host)
 
 
-def _machines(ranks: Sequence[Standing]) -> tuple[Machine, ...]:
+def _machines(ranks: Sequence[Standing]) -> tuple[MachineRanks, ...]:
     """By their first ranks; those whose machine is not known come last."""
     found: dict[str, list[int]] = defaultdict(list)
     for each in ranks:
         found[each.host].append(each.rank)
     return tuple(
-        Machine(host, tuple(theirs))
+        MachineRanks(host, tuple(theirs))
         for host, theirs in sorted(found.items(), key=lambda item: (not item[0], item[1][0]))
     )

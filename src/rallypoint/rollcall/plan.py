@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final, NamedTuple
+
+from rallypoint.codec import Within, at_most, from_text, to_text
 
 MOST_RANKS: Final = 1 << 17
 """Who says that a job has more is not believed: each of them would be listed as missing."""
-_MOST_ROUNDS: Final = 1 << 31
+_MOST_ROUNDS: Final = (1 << 31) - 1
 _MOST_CHARACTERS: Final = 255
 
 
-@dataclass(frozen=True)
-class Machine:
-    """A machine, and its ranks: so many, from the first on."""
+class PlannedMachine(NamedTuple):
+    """A machine, its first rank, and how many ranks it has."""
 
-    host: str
+    host: Annotated[str, at_most(_MOST_CHARACTERS)]
     first: int
-    count: int
+    size: Annotated[int, Within(0, MOST_RANKS)]
 
     @property
     def ranks(self) -> range:
-        return range(self.first, self.first + self.count)
+        return range(self.first, self.first + self.size)
+
+
+def _whole(machines: tuple[PlannedMachine, ...]) -> tuple[PlannedMachine, ...]:
+    """Refuses machines that do not have every rank of a job, from 0 on, exactly once."""
+    free = 0
+    for each in sorted(machines, key=lambda each: (each.first, each.size)):
+        if each.first != free:
+            raise ValueError(f"rank {free} is on no machine, or on two")
+        free += each.size
+    if not 0 < free <= MOST_RANKS:
+        raise ValueError(f"{free} ranks are none, or too many")
+    return machines
 
 
 @dataclass(frozen=True)
 class Plan:
     """All machines of a round; the round is counted from 0, so it is how often the job was started again."""
 
-    round: int
-    machines: tuple[Machine, ...]
+    round: Annotated[int, Within(0, _MOST_ROUNDS)]
+    machines: Annotated[tuple[PlannedMachine, ...], _whole]
 
     @property
     def world_size(self) -> int:
-        return sum(each.count for each in self.machines)
+        return sum(each.size for each in self.machines)
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -46,32 +58,12 @@ class Plan:
         return next((each.host for each in self.machines if rank in each.ranks), "")
 
     def to_json(self) -> str:
-        machines = [[each.host, each.first, each.count] for each in self.machines]
-        return json.dumps({"round": self.round, "machines": machines}, separators=(",", ":"))
+        return to_text(self)
 
     @staticmethod
     def from_json(text: str) -> Plan | None:
         """None for what is no plan: whoever reaches a store can write its keys."""
         try:
-            content = json.loads(text)
-            plan = Plan(content["round"], tuple(_machine(*each) for each in content["machines"]))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return from_text(Plan, text)
+        except ValueError:
             return None
-        rounds = type(plan.round) is int and 0 <= plan.round < _MOST_ROUNDS
-        return plan if rounds and _is_whole(plan.machines) else None
-
-
-def _machine(host: Any, first: Any, count: Any) -> Machine:
-    if not isinstance(host, str) or type(first) is not int or type(count) is not int or count < 0:
-        raise TypeError("of the wrong kind")
-    return Machine(host[:_MOST_CHARACTERS], first, count)
-
-
-def _is_whole(machines: tuple[Machine, ...]) -> bool:
-    """Whether every rank of the job, from 0 on, is on exactly one machine."""
-    free = 0
-    for each in sorted(machines, key=lambda each: (each.first, each.count)):
-        if each.first != free:
-            return False
-        free += each.count
-    return 0 < free <= MOST_RANKS

@@ -47,7 +47,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineRanks:
     """A machine and the ranks that it has or should have."""
 
     host: str
@@ -122,7 +122,7 @@ class Roll:
     """By rank; late and unseen ones are among them where it is known who is expected."""
     unknown: int
     """Clients that may be ranks, but nobody knows which."""
-    machines: tuple[Machine, ...]
+    machines: tuple[MachineRanks, ...]
     awaited: tuple[Awaited, ...]
     """Longest first."""
     gatherings: tuple[Gathering, ...]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rallypoint.rollcall.snapshot import PLAN, Question, Value, as_content, key_name
+from rallypoint.codec import to_text
+from rallypoint.rollcall.snapshot import PLAN, Question, Value, key_name
 from rallypoint.rollcall.torch_keys import owing_rank
-from rallypoint.server.core.looks import Fields, as_list, as_text, barrier_row, key_row
+from rallypoint.server.core.looks import Fields, as_list, barrier_row, key_row
 from rallypoint.server.core.tickets import Ticket
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ def describe_store(core: Core, question: Question) -> Fields:
     yield "key_count", str(engine.num_keys())
     yield "stored_bytes", str(engine.stored_bytes)
     yield "workers", str(_number(engine.get(WORKERS)))
-    yield "plan", as_text(_text(engine.get(b"/" + PLAN.encode())))
+    yield "plan", to_text(_text(engine.get(b"/" + PLAN.encode())))
     if question.value is not None:
         value = _value(core, question.value, min(question.value_bytes, _VALUE_BYTES))
-        yield "value", as_text(as_content(value))
+        yield "value", to_text(value, sparse=True)
     yield from _barriers(core)
     yield from _keys(core, question)
 
@@ -90,7 +91,7 @@ def _keys(core: Core, question: Question) -> Fields:
     yield "keys_found", str(found)
     yield "keys", as_list(rows)
     yield "group_writers", as_list(group)
-    yield "rosters", as_text(rosters)
+    yield "rosters", to_text(rosters)
 
 
 class _Names:

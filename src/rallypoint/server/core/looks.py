@@ -7,15 +7,15 @@ row is right by itself.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from json.encoder import encode_basestring_ascii as _quote
 from typing import TYPE_CHECKING, Any, Final
 
+from rallypoint.codec import to_json, to_text
 from rallypoint.rollcall.identity import NOBODY, Identity
-from rallypoint.rollcall.snapshot import Question, as_content, key_name
+from rallypoint.rollcall.snapshot import Question, key_name
 
 if TYPE_CHECKING:
     from rallypoint.server.core.front import Client as Connection
@@ -125,7 +125,7 @@ class Looks:
         front = self._front
         yield from self._gather(front.clock() + _PATIENCE_SECONDS)
         look.is_open = False
-        told = {name: as_text(value) for name, value in as_content(front.sum_up()).items()}
+        told = {name: to_text(value) for name, value in to_json(front.sum_up(), sparse=True).items()}
         for each in chain(self._rows(front.clock()), front.describe(look.question)):
             yield False
             if each is not None:
@@ -183,10 +183,6 @@ class Looks:
 # Rows are written by hand, as there are thousands
 
 
-def as_text(content: object) -> str:
-    return json.dumps(content, separators=(",", ":"))
-
-
 def as_list(rows: Iterable[str]) -> str:
     return f"[{','.join(rows)}]"
 
@@ -233,7 +229,7 @@ def key_row(key: bytes, size: int, queued: int, writer: int, writer_is: str) -> 
 
 
 def _who(who: Identity) -> str:
-    return "{}" if who is NOBODY else as_text(who.as_json())
+    return "{}" if who is NOBODY else to_text(who, sparse=True)
 
 
 Pending = tuple[list[bytes], int, float]

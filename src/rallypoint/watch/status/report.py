@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from rallypoint.codec import to_json
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Roll, State
-from rallypoint.rollcall.snapshot import Question, Snapshot, as_content
+from rallypoint.rollcall.snapshot import Question, Snapshot
 from rallypoint.rollcall.words import headline
 from rallypoint.stores.absence import HEAD
 from rallypoint.stores.client.connecting import connect, format_address
@@ -133,9 +134,9 @@ class RollReport:
             "joined": roll.joined,
             "missing": [each.rank for each in roll.missing],
             "unseen": [each.rank for each in roll.unseen],
-            **asdict(roll),
+            **to_json(roll),
         }
-        return {"roll": judged, "head": self.head, "snapshot": as_content(self.snapshot)}
+        return {"roll": judged, "head": self.head, "snapshot": to_json(self.snapshot, sparse=True)}
 
 
 _HERE: Final = (State.JOINED, State.WAITING)
@@ -162,4 +163,4 @@ class ForeignReport:
         return [rolls.cut(line, width) for line in foreign.describe(self.store)]
 
     def content(self) -> dict[str, Any]:
-        return {"torch": asdict(self.store)}
+        return {"torch": to_json(self.store)}

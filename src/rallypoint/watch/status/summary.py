@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from rallypoint.rollcall.clients import Presence, gather
 from rallypoint.rollcall.identity import Role, Source
-from rallypoint.rollcall.roll import Awaited, Gathering, Machine, Meeting, Roll, Standing, State
+from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, Meeting, Roll, Standing, State
 from rallypoint.rollcall.snapshot import Key, Mishap, Snapshot
 from rallypoint.rollcall.words import headline, owed_text, waiting_text
 from rallypoint.text import counted, duration, fine_duration, printable, ranks_text, rate, shown, size
@@ -104,13 +104,13 @@ def _barrier_row(each: Gathering) -> str:
     return f"`{shown(each.key)}`: {each.arrived:,}{of} arrived{seconds}{missing}"
 
 
-def _machines(roll: Roll, states: dict[int, State]) -> list[Machine]:
+def _machines(roll: Roll, states: dict[int, State]) -> list[MachineRanks]:
     """Those first where somebody is missing."""
     here = (State.JOINED, State.WAITING)
     return sorted(roll.machines, key=lambda each: all(states[rank] in here for rank in each.ranks))
 
 
-def _machine_row(machine: Machine, states: dict[int, State]) -> str:
+def _machine_row(machine: MachineRanks, states: dict[int, State]) -> str:
     counts = Counter(states[rank] for rank in machine.ranks)
     told = ", ".join(f"{counts[state]:,} {word}" for state, word in _STATES.items() if counts[state])
     noun = "rank" if len(machine.ranks) == 1 else "ranks"

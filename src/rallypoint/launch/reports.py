@@ -11,18 +11,20 @@ Files, because they need no server: they also tell of a rank that fails before t
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+from rallypoint.codec import from_text, to_text
 from rallypoint.stores.client.hello import who_am_i
+
+_T = TypeVar("_T")
 
 VARIABLE = "RALLYPOINT_REPORTS"
 QUIET_VARIABLE = "RALLYPOINT_QUIET_AGENT"
@@ -94,6 +96,16 @@ class Exit:
 
 
 @dataclass(frozen=True)
+class Exits:
+    exits: tuple[Exit, ...]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    told: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Roll:
     """Ranks that have joined, of how many (0: not known yet): of the whole job, or of one machine."""
 
@@ -138,31 +150,29 @@ def report_joined() -> None:
     """Leave word that this process has reached the store, if it is a rank and somebody wants to know."""
     who = _identity()
     if who.rank >= 0:
-        _leave(f"joined-{who.rank}-{who.pid}", asdict(who))
+        _leave(f"joined-{who.rank}-{who.pid}", who)
 
 
 def report_roll(roll: Roll) -> None:
     """Leave word of who has joined and who is missing."""
-    _leave("roll", asdict(roll))
+    _leave("roll", roll)
 
 
 def report_elsewhere(told: Sequence[str]) -> None:
     """Leave word of what other machines say of their failures."""
-    _leave("elsewhere", {"told": list(told)})
+    _leave("elsewhere", Elsewhere(tuple(told)))
 
 
 def read_failures(folder: Path) -> list[Failure]:
     """The exceptions that have been reported, first come first."""
-    contents = read(folder, "failed-*")
-    found = [Failure(**{**content, "who": Identity(**content["who"])}) for content in contents]
-    return sorted(found, key=lambda failure: failure.time)
+    return sorted(read(folder, "failed-*", Failure), key=lambda failure: failure.time)
 
 
-def read(folder: Path, pattern: str) -> Iterator[dict[str, Any]]:
-    """The contents of reports, by their names without the ending."""
+def read(folder: Path, pattern: str, kind: type[_T]) -> Iterator[_T]:
+    """The reports of a kind, by their names without the ending."""
     for path in sorted(folder.glob(f"{pattern}.json")):
         try:
-            yield json.loads(path.read_text())
+            yield from_text(kind, path.read_text())
         except (OSError, ValueError):
             continue  # gone, or from a process that could not write it
 
@@ -181,27 +191,27 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
         return quiet
     lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()[-_TRACEBACK_LINES:]
     failure = Failure(who, time.time(), kind.__name__, str(error), "\n".join(lines))
-    _leave(f"failed-{who.rank}-{who.pid}", asdict(failure))
+    _leave(f"failed-{who.rank}-{who.pid}", failure)
     return quiet
 
 
 def _report_exits(error: Any) -> None:
     """What torchrun's agent knows of its ranks, from its own exception."""
-    exits = [
-        asdict(Exit(int(rank), each.local_rank, each.pid, each.exitcode, float(each.timestamp)))
+    exits = tuple(
+        Exit(int(rank), each.local_rank, each.pid, each.exitcode, float(each.timestamp))
         for rank, each in error.failures.items()
-    ]
-    _leave(f"exits-{os.getpid()}", {"exits": exits})
+    )
+    _leave(f"exits-{os.getpid()}", Exits(exits))
 
 
-def _leave(name: str, content: dict[str, Any]) -> None:
+def _leave(name: str, report: object) -> None:
     """Never an error: the folder may be on another machine, or gone, or full."""
     folder = folder_of(os.environ)
     if folder is None:
         return
     draft = folder / f"{name}.draft"
     try:
-        draft.write_text(json.dumps(content))
+        draft.write_text(to_text(report))
         draft.replace(folder / f"{name}.json")  # whole, or not there
     except OSError:
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rallypoint.launch.reports import Exit, Failure, Identity, Roll, read, read_failures
+from rallypoint.launch.reports import Elsewhere, Exit, Exits, Failure, Identity, Roll, read, read_failures
 from rallypoint.text import ranks_text, shown
 
 
@@ -17,9 +17,9 @@ class Reports:
 
     def roll(self) -> Roll:
         """Of the whole job where its first machine is this one; else of the ranks on this machine."""
-        for content in read(self._folder, "roll"):
-            return Roll(**content)
-        joined = [Identity(**content) for content in read(self._folder, "joined-*")]
+        for roll in read(self._folder, "roll", Roll):
+            return roll
+        joined = list(read(self._folder, "joined-*", Identity))
         tries = max((each.tries for each in joined), default=0)
         return _roll_of_machine([each for each in joined if each.tries == tries])
 
@@ -29,11 +29,11 @@ class Reports:
 
     def elsewhere(self) -> list[str]:
         """What other machines say of their failures."""
-        return [text for content in read(self._folder, "elsewhere") for text in content["told"]]
+        return [text for each in read(self._folder, "elsewhere", Elsewhere) for text in each.told]
 
     def exits(self) -> list[Exit]:
         """How ranks of the last try ended, as torchrun's agent on this machine saw it."""
-        found = [Exit(**each) for content in read(self._folder, "exits-*") for each in content["exits"]]
+        found = [each for some in read(self._folder, "exits-*", Exits) for each in some.exits]
         return sorted(found, key=lambda each: each.time)
 
 

@@ -7,7 +7,6 @@ what they started, then whole process groups are killed, then whatever still has
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from rallypoint.codec import from_text
 from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.diagnose.verify.routes import Build, Command, Route
 from rallypoint.diagnose.verify.verdict import PORT_TAKEN, Ending, Report, hint_for, problems_of, warnings_of
@@ -187,7 +187,7 @@ def _came_up(ranks: int, launched_at: float, reports: Sequence[Report]) -> float
 
 def _read_reports(folder: Path) -> list[Report]:
     files = folder.glob("rank-*.json")
-    return sorted((Report.parse(json.loads(file.read_text())) for file in files), key=lambda each: each.rank)
+    return sorted((from_text(Report, file.read_text()) for file in files), key=lambda each: each.rank)
 
 
 # The environment -------------------------------------------------------------------------------------------

@@ -7,17 +7,22 @@ gradients: its `working_seconds`. The others show up with much `waiting_seconds`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isclose
 from statistics import median_low
-from typing import Any, Final
+from typing import Annotated, Final
+
+from rallypoint.codec import ReadBy
 
 LEARNED: Final = 0.5
 """The loss has to fall to this part of its first value, or less."""
 
 AGREEMENT: Final = 1e-5
 """How far, relatively, numbers of two ranks may be apart that are to be the same."""
+
+_Learned = Annotated[float, ReadBy(float)]
+"""Also NaN, if a training went wrong."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +41,15 @@ class Report:
     """When it had met them."""
     joined_seconds: float
     """From the start of its process to then."""
-    loss_first: float
-    loss_last: float
-    checksum: float
+    loss_first: _Learned
+    loss_last: _Learned
+    checksum: _Learned
     """Of the parameters after the last step."""
     steps_per_second: float
     working_seconds: float
     waiting_seconds: float
     peak_memory_bytes: int | None
     gpu_use_percent: int | None
-
-    @staticmethod
-    def parse(content: Mapping[str, Any]) -> Report:
-        """What a rank's file holds; names that are not known are left out."""
-        return Report(**{field.name: content[field.name] for field in fields(Report)})
 
 
 @dataclass(frozen=True)

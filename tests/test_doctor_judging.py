@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.diagnose.doctor.exchange import Gathered, _card_from_text, _row_from_text, _row_to_text
+from rallypoint.codec import from_json, from_text, to_json, to_text
+from rallypoint.diagnose.doctor.exchange import Gathered, Row
 from rallypoint.diagnose.doctor.judgement import judge, matrix
 from rallypoint.diagnose.doctor.machine_card import Card, Way
-from rallypoint.diagnose.findings import Finding, State, failure, ok
+from rallypoint.diagnose.findings import State, failure, ok
 from test_doctor_checks import findings
 
 F, W, OK = State.FAILURE, State.WARNING, State.OK
@@ -77,13 +79,6 @@ gatherings = st.builds(
 
 
 @settings(max_examples=30)
-@given(cards, ways)
-def test_cards_and_ways_survive_json(one: Card, other: Way) -> None:
-    assert Card.from_json(asdict(one)) == one
-    assert Way.from_json(other.as_json()) == other
-
-
-@settings(max_examples=30)
 @given(gatherings)
 def test_a_gathering_survives_json(gathered: Gathered) -> None:
     assert Gathered.from_text(gathered.to_text().encode()) == gathered
@@ -96,35 +91,21 @@ def test_whatever_machines_say_of_each_other_can_be_told(gathered: Gathered) -> 
     assert len(matrix(gathered)) == gathered.count
 
 
-@settings(max_examples=30)
-@given(st.lists(ways, max_size=3), st.lists(findings, max_size=3))
-def test_a_row_survives_json(some: list[Way], found: list[Finding]) -> None:
-    assert _row_from_text(_row_to_text(some, found).encode()) == (some, tuple(found))
-
-
 def test_a_way_as_json_has_the_words_of_the_report() -> None:
-    assert way(0, 1).as_json() == {
+    assert to_json(way(0, 1)) == {
         "from": 0,
         "to": 1,
         "address": "10.0.0.2",
         "error": "",
         "round_trip": 0.0002,
         "seen_as": "10.0.0.1",
-        "resolved": ("10.0.0.2",),
+        "resolved": ["10.0.0.2"],
         "clock": 0.01,
     }
 
 
-def test_what_another_version_says_besides_is_not_known_here_and_no_reason_to_fail() -> None:
-    """Machines may have different versions of Rallypoint: that is one of the things that are looked for."""
-    more = {"new": 1}
-    assert Card.from_json({**asdict(card(0)), **more}) == card(0)
-    assert Way.from_json({**way(0, 1).as_json(), **more}) == way(0, 1)
-    assert Finding.from_json({**ok("a", "b").as_json(), **more}) == ok("a", "b")
-
-
 def test_a_card_that_is_none_is_refused() -> None:
-    assert _card_from_text(json.dumps(asdict(card(0))).encode()) == card(0)
+    assert from_text(Card, to_text(card(0))) == card(0)
     for name, values in {
         "number": ("0", None),
         "host": (7, "x" * 300),
@@ -135,12 +116,12 @@ def test_a_card_that_is_none_is_refused() -> None:
     }.items():
         for value in values:
             with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-                _card_from_text(json.dumps({**asdict(card(0)), name: value}).encode())
+                from_json(Card, {**to_json(card(0)), name: value})
 
 
 def test_of_many_addresses_the_first_are_tried() -> None:
     many = replace(card(0), addresses=tuple(f"10.0.0.{number}" for number in range(100)))
-    assert _card_from_text(json.dumps(asdict(many)).encode()).addresses == many.addresses[:8]
+    assert from_text(Card, to_text(many)).addresses == many.addresses[:8]
 
 
 def test_a_way_that_is_none_is_refused() -> None:
@@ -155,9 +136,9 @@ def test_a_way_that_is_none_is_refused() -> None:
         "seen_as": ("node-a", ["10.0.0.1"]),
     }.items():
         for value in values:
-            row = {"ways": [{**way(0, 1).as_json(), name: value}], "findings": []}
+            row = {"ways": [{**to_json(way(0, 1)), name: value}], "findings": []}
             with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-                _row_from_text(json.dumps(row).encode())
+                from_json(Row, row)
 
 
 anything = st.recursive(
@@ -182,9 +163,9 @@ objects = st.dictionaries(st.sampled_from(FIELDS), anything)
 MOULDS: list[st.SearchStrategy[object]] = [
     anything,
     objects,
-    st.builds(lambda change: {**asdict(card(0)), **change}, objects),
+    st.builds(lambda change: {**to_json(card(0)), **change}, objects),
     st.builds(
-        lambda some, change, found: {"ways": [{**way(0, 1).as_json(), **change}, *some], "findings": found},
+        lambda some, change, found: {"ways": [{**to_json(way(0, 1)), **change}, *some], "findings": found},
         st.lists(anything, max_size=1),
         objects,
         st.lists(anything, max_size=2),
@@ -192,7 +173,11 @@ MOULDS: list[st.SearchStrategy[object]] = [
 ]
 
 
-READERS: tuple[Callable[[bytes], object], ...] = (_card_from_text, _row_from_text, Gathered.from_text)
+READERS: tuple[Callable[[bytes], object], ...] = (
+    partial(from_text, Card),
+    partial(from_text, Row),
+    Gathered.from_text,
+)
 
 
 @settings(max_examples=40)

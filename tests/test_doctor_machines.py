@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from rallypoint.codec import to_text
 from rallypoint.diagnose.doctor import all_machines as everyone
 from rallypoint.diagnose.doctor import exchange as gathering
 from rallypoint.diagnose.doctor import machine_card as cards
@@ -333,7 +334,7 @@ def test_a_card_that_cannot_be_read_is_as_good_as_none(text: str, store: TCPStor
 def test_a_row_that_cannot_be_read_is_as_good_as_none(store: TCPStore) -> None:
     room = PrefixStore("room", store)
     with Ear(1) as ear:
-        room.set("card/1", json.dumps(asdict(card(1, ear.port))))
+        room.set("card/1", to_text(card(1, ear.port)))
         room.set("row/1", "{")
         [found] = together(store, places(2, 0), [[ok("a", "b")]])
     assert (found.missing, found.silent) == ([], [1])
@@ -345,8 +346,8 @@ def test_nobody_speaks_for_another(store: TCPStore) -> None:
     room = PrefixStore("room", store)
     said = [Way(1, 0, HERE), Way(0, 1, HERE, "made up"), Way(2, 0, HERE, "made up"), Way(1, 2, HERE)]
     with Ear(1) as ear:
-        room.set("card/1", json.dumps(asdict(card(1, ear.port))))
-        room.set("row/1", gathering._row_to_text(said, ()))
+        room.set("card/1", to_text(card(1, ear.port)))
+        room.set("row/1", to_text(gathering.Row(tuple(said), ())))
         room.set("left/1", b"")
         [found] = together(store, places(3, 0, seconds=0.5), [[]])
     assert [(way.start, way.goal, way.error) for way in found.ways] == [(0, 1, ""), (1, 0, "")]
@@ -399,8 +400,8 @@ def test_the_first_stays_until_the_others_have_read_the_end(store: TCPStore) -> 
                 left.set()
 
     with Ear(1) as ear, ThreadPoolExecutor(1) as pool:
-        room.set("card/1", json.dumps(asdict(card(1, ear.port))))
-        room.set("row/1", gathering._row_to_text((), ()))
+        room.set("card/1", to_text(card(1, ear.port)))
+        room.set("row/1", to_text(gathering.Row((), ())))
         future = pool.submit(first)
         room.wait(["end"], SECONDS)
         assert not left.wait(0.05)

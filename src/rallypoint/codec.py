@@ -3,14 +3,15 @@
 Data is checked against the annotations of the class before it is believed, as it may come from anybody.
 Fields that the class does not have are ignored: versions differ between machines. An annotation may say
 more than a type: `Annotated[int, Within(0, 9)]`; with a function, as in `Annotated[str, at_most(80)]`, the
-value is what that returns, and its ValueError refuses the value.
+value is what that returns, and its ValueError refuses the value. A field whose name in JSON is another has
+that in its metadata: `field(metadata={"json": "from"})`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from operator import itemgetter
@@ -64,16 +65,17 @@ def to_json(value: object, *, sparse: bool = False) -> Any:
     if isinstance(value, dict):
         return {name: to_json(each, sparse=sparse) for name, each in value.items()}
     content = {}
-    for name, default in _defaults(kind):
-        each = getattr(value, name)
-        if not sparse or each != default:
+    for field, name in _names(kind):
+        each = getattr(value, field.name)
+        if not sparse or each != field.default:
             content[name] = each if type(each) in _LEAVES else to_json(each, sparse=sparse)
     return content
 
 
 @cache
-def _defaults(kind: Any) -> list[tuple[str, Any]]:
-    return [(each.name, each.default) for each in fields(kind)]
+def _names(kind: Any) -> list[tuple[Field[Any], str]]:
+    """The fields of a dataclass, each with its name in JSON."""
+    return [(each, each.metadata.get("json", each.name)) for each in fields(kind)]
 
 
 def to_text(value: object, *, sparse: bool = False) -> str:
@@ -120,9 +122,9 @@ def _reader(kind: Any) -> _Read:
     if origin is list or parts[1:] == (Ellipsis,):
         inner = _reader(parts[0])
         return lambda value: origin(map(inner, _checked(value, list)))
-    if origin is dict and parts[0] is str:
-        inner = _reader(parts[1])
-        return lambda value: {name: inner(each) for name, each in _checked(value, dict).items()}
+    if origin is dict:
+        key, inner = map(_reader, parts)
+        return lambda value: {key(name): inner(each) for name, each in _checked(value, dict).items()}
     if is_dataclass(kind):
         return _object_reader(kind)
     if issubclass(origin or kind, tuple):  # also a NamedTuple, which is a list in JSON
@@ -177,24 +179,22 @@ def _tuple_reader(make: _Read, inner: list[_Read]) -> _Read:
 
 def _object_reader(kind: Any) -> _Read:
     hints = get_type_hints(kind, include_extras=True)
-    rows = [
-        (each.name, _reader(hints[each.name]), each.default, each.default_factory) for each in fields(kind)
-    ]
+    rows = [(name, field, _reader(hints[field.name])) for field, name in _names(kind)]
 
     def read(content: Any) -> Any:
         _checked(content, dict)
         made = object.__new__(kind)
         values = vars(made)  # to call the class would take a second more for a million lines
-        for name, inner, default, factory in rows:
+        for name, field, inner in rows:
             if name in content:
                 try:
-                    values[name] = inner(content[name])
+                    values[field.name] = inner(content[name])
                 except ValueError as error:
                     raise ValueError(f"{name}: {error}") from None
-            elif default is not MISSING:
-                values[name] = default
-            elif factory is not MISSING:
-                values[name] = factory()
+            elif field.default is not MISSING:
+                values[field.name] = field.default
+            elif field.default_factory is not MISSING:
+                values[field.name] = field.default_factory()
             else:
                 raise ValueError(f"{name} is missing")
         return made

@@ -6,15 +6,14 @@ The first one collects all that and tells everybody what it comes to; until then
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from rallypoint.codec import from_text, to_json, to_text
 from rallypoint.diagnose.doctor.machine_card import Card, Way, own_card
 from rallypoint.diagnose.doctor.reachability import Ear, reach
 from rallypoint.diagnose.findings import Finding
@@ -41,6 +40,24 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Row:
+    """What one machine tells: of its ways, and of itself."""
+
+    ways: tuple[Way, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What the first one tells everybody: `Gathered.as_json`."""
+
+    count: int
+    cards: tuple[Card, ...]
+    ways: tuple[Way, ...]
+    findings: dict[str, tuple[Finding, ...]]
+
+
+@dataclass(frozen=True)
 class Gathered:
     """What a gathering comes to: who came, all ways that were tried, what each found on its machine."""
 
@@ -62,26 +79,22 @@ class Gathered:
         return {
             "count": self.count,
             "missing": self.missing,
-            "cards": [asdict(card) for card in self.cards.values()],
-            "ways": [way.as_json() for way in self.ways],
+            "cards": to_json(list(self.cards.values())),
+            "ways": to_json(self.ways),
             "findings": {
                 str(number): [each.as_json() for each in found] for number, found in self.findings.items()
             },
         }
 
     def to_text(self) -> str:
-        return json.dumps(self.as_json())
+        return to_text(self.as_json())
 
     @staticmethod
     def from_text(text: bytes) -> Gathered:
         """What came over the network; ValueError if it is no such thing."""
-        with _as_value_errors():
-            content: dict[str, Any] = json.loads(text)
-            cards = map(Card.from_json, content["cards"])
-            told = content["findings"].items()
-            findings = {int(number): tuple(map(Finding.from_json, found)) for number, found in told}
-            ways = tuple(map(Way.from_json, content["ways"]))
-            return Gathered(int(content["count"]), {card.number: card for card in cards}, ways, findings)
+        told = from_text(_Told, text)
+        findings = {int(number): found for number, found in told.findings.items()}
+        return Gathered(told.count, {card.number: card for card in told.cards}, told.ways, findings)
 
     @property
     def silent(self) -> list[int]:
@@ -98,11 +111,11 @@ def gather(store: Store, place: Place, findings: Sequence[Finding]) -> Gathered:
     """
     with Ear(place.number) as ear:
         card = own_card(place.number, place.address, ear.port)
-        store.set(_card_key(place.number), json.dumps(asdict(card)))
+        store.set(_card_key(place.number), to_text(card))
         cards = {place.number: card, **_cards_of_others(store, place)}
         ways = _try_all(place.number, cards)
         own = Gathered(place.count, cards, tuple(ways), {place.number: tuple(findings)})
-        store.set(_row_key(place.number), _row_to_text(own.ways, findings))
+        store.set(_row_key(place.number), to_text(Row(own.ways, tuple(findings))))
         if place.number == 0:
             gathered = _collect(store, place, own)
             store.set(_END, gathered.to_text() if place.count <= _MOST_TO_TELL else b"")
@@ -125,7 +138,7 @@ def _cards_of_others(store: Store, place: Place) -> dict[int, Card]:
         if number != place.number:
             text = _await(store, _card_key(number), max(deadline - time.monotonic(), 0.1))
             try:
-                card = _card_from_text(text) if text is not None else None
+                card = from_text(Card, text[:_LONGEST]) if text is not None else None
             except ValueError:
                 continue
             if card is not None and card.number == number:
@@ -163,13 +176,13 @@ def _collect(store: Store, place: Place, own: Gathered) -> Gathered:
         if number != place.number:
             text = _await(store, _row_key(number), max(deadline - time.monotonic(), 0.1))
             try:
-                row, found = _row_from_text(text) if text is not None else ([], None)
+                row = from_text(Row, text[:_LONGEST]) if text is not None else None
             except ValueError:
                 continue
-            if found is not None:
+            if row is not None:
                 # Some may have met who came late; and nobody speaks for another.
-                ways += [way for way in row if way.start == number and way.goal in own.cards]
-                findings[number] = found
+                ways += [way for way in row.ways if way.start == number and way.goal in own.cards]
+                findings[number] = row.findings
     return Gathered(place.count, own.cards, tuple(ways), findings)
 
 
@@ -205,29 +218,3 @@ def _left_key(number: int) -> str:
 
 def _row_key(number: int) -> str:
     return f"row/{number}"
-
-
-def _row_to_text(ways: Iterable[Way], findings: Iterable[Finding]) -> str:
-    return json.dumps(
-        {"ways": [way.as_json() for way in ways], "findings": [each.as_json() for each in findings]}
-    )
-
-
-def _card_from_text(text: bytes) -> Card:
-    with _as_value_errors():
-        return Card.from_json(json.loads(text[:_LONGEST]))
-
-
-def _row_from_text(text: bytes) -> tuple[list[Way], tuple[Finding, ...]]:
-    with _as_value_errors():
-        content: dict[str, Any] = json.loads(text[:_LONGEST])
-        return list(map(Way.from_json, content["ways"])), tuple(map(Finding.from_json, content["findings"]))
-
-
-@contextmanager
-def _as_value_errors() -> Iterator[None]:
-    """Whatever is wrong with a text that came over the network is one kind of error."""
-    try:
-        yield
-    except (TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise ValueError(str(error)) from error

@@ -28,7 +28,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench_results import MOST, full_results, make_entry, make_record, make_results
-from rallypoint import text
+from rallypoint import plots, text
 from rallypoint.bench import comparing, figures, names, sheets, tables, words
 from rallypoint.bench.page import alt_text, page, write_page
 from rallypoint.bench.results import Results, Spread, read, to_json
@@ -295,7 +295,7 @@ def _contrast(one: str, other: str) -> float:
 
 
 def _least_contrast(colour: str) -> float:
-    return min(_contrast(colour, ground) for ground in figures.GROUNDS)
+    return min(_contrast(colour, ground) for ground in plots.GROUNDS)
 
 
 def _colours(artist: Artist) -> Iterator[Any]:
@@ -490,16 +490,16 @@ def test_an_svg_is_the_same_each_time_and_one_of_an_earlier_run_goes(written: Pa
 
 
 def test_other_suffixes_are_refused_beforehand(tmp_path: Path) -> None:
-    for name in ("plot.pdf", "plot", "plot.svg.gz", ".png"):
-        with pytest.raises(UsageError, match="neither a PNG nor an SVG") as caught:
-            figures.check_plot(tmp_path / name)
+    for name in ("plot.gif", "plot", "plot.svg.gz", ".png"):
+        with pytest.raises(UsageError, match="is no SVG, PNG or PDF") as caught:
+            plots.check_plot(tmp_path / name)
         assert ".svg" in caught.value.hint
 
 
 def test_a_folder_that_is_not_there_is_told_beforehand(tmp_path: Path) -> None:
-    figures.check_plot(tmp_path / "plot.svg")
+    plots.check_plot(tmp_path / "plot.svg")
     with pytest.raises(UsageError, match="no folder"):
-        figures.check_plot(tmp_path / "nowhere" / "plot.svg")
+        plots.check_plot(tmp_path / "nowhere" / "plot.svg")
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -514,7 +514,7 @@ def test_without_matplotlib_there_is_a_hint(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for act in (
-        lambda: figures.check_plot(tmp_path / "plot.svg"),
+        lambda: plots.check_plot(tmp_path / "plot.svg"),
         lambda: figures.draw(full_results(), "init"),
         lambda: figures.save_all(full_results(), tmp_path),
         lambda: write_page(full_results(), tmp_path / "page.md"),

@@ -18,6 +18,7 @@ ROOT = Path(rallypoint.__file__).parent
 # Lowest first. Parts of one level do not import each other.
 LEVELS = [
     {"errors", "text", "codec"},
+    {"plots"},
     {"wire"},
     {"engine", "rollcall"},
     {"server"},
@@ -36,10 +37,7 @@ PURE = {
     *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text", "rallypoint.codec"),
     *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.diagnose.findings"),
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "judgement", "shell")),
-    *(
-        f"rallypoint.watch.timeline.{name}"
-        for name in ("blame", "courses", "judgement", "members", "records", "rows", "timeline")
-    ),
+    *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "members", "records", "timeline")),
     *(f"rallypoint.bench.{name}" for name in ("dialects", "growth", "words")),
 }
 IMPURE_MODULES = {

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import MOST_RANKS, Plan
-from rallypoint.rollcall.roll import Meeting
+from rallypoint.rollcall.plan import MOST_RANKS, JobRound, Plan
 from rolls import client, part, plan, rank, relay, snapshot
 
 # Meetings
@@ -30,7 +29,7 @@ ROSTER = {
 }
 
 
-def meetings(roster: object) -> tuple[Meeting, ...]:
+def meetings(roster: object) -> tuple[JobRound, ...]:
     return judge(snapshot(rosters=(("job", json.dumps(roster)),))).meetings
 
 
@@ -78,7 +77,7 @@ def test_a_roster_of_any_size_is_bounded() -> None:
 
 def test_a_plan_is_a_round() -> None:
     (found,) = judge(snapshot(plan=plan(("node-a", 4), ("node-b", 4), number=3))).meetings
-    assert found == Meeting("", 3, 2, ("node-a", "node-b"))
+    assert found == JobRound("", 3, 2, ("node-a", "node-b"))
 
 
 # Plans

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size
-from rallypoint.rollcall.rounds import meetings_of
+from rallypoint.rollcall.plan import meetings_of
 
 TWO = Size(2, 2)
 THREE = Size(3, 3)

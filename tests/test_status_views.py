@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, Meeting, Roll, Standing, State
+from rallypoint.rollcall.plan import JobRound
+from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, Roll, Standing, State
 from rallypoint.rollcall.snapshot import Barrier, Gone, Key, Mishap, Operation, Second, Snapshot
 from rallypoint.watch.status.report import Asked, ForeignReport, RollReport
 from rallypoint.watch.status.summary import all_keys, all_waits, one_rank, summary
@@ -84,8 +85,8 @@ def test_a_round_is_told_with_all_that_went_wrong() -> None:
     roll = replace(
         judge(snapshot()),
         meetings=(
-            Meeting("job", 2, 5, hosts, ("node-e",), ("node-f",), ("first", "last"), "it is over", "a:1"),
-            Meeting("x", 0, -1, ()),
+            JobRound("job", 2, 5, hosts, ("node-e",), ("node-f",), ("first", "last"), "it is over", "a:1"),
+            JobRound("x", 0, -1, ()),
         ),
     )
     assert [line for line in summary(snapshot(), roll) if "round" in line] == [
@@ -149,7 +150,7 @@ ROLLS = st.builds(
     ).map(tuple),
     st.lists(
         st.builds(
-            Meeting, NAMES, st.integers(0, 9), st.integers(-1, 9), *([st.lists(NAMES).map(tuple)] * 4), NAMES
+            JobRound, NAMES, st.integers(0, 9), st.integers(-1, 9), *([st.lists(NAMES).map(tuple)] * 4), NAMES
         )
     ).map(tuple),
     st.lists(NAMES).map(tuple),
@@ -199,7 +200,7 @@ def test_no_text_that_came_over_the_network_is_printed_as_it_is() -> None:
         machines=(MachineRanks(EVIL, (0, 1)),),
         awaited=(Awaited(EVIL, (0,), 0, 1.0, owed_by=1, owed=EVIL),),
         gatherings=(Gathering(EVIL, 2, 1, (0,), (1,), 1.0),),
-        meetings=(Meeting(EVIL, 0, 1, (EVIL,), (EVIL,), (EVIL,), (EVIL,), EVIL, EVIL),),
+        meetings=(JobRound(EVIL, 0, 1, (EVIL,), (EVIL,), (EVIL,), (EVIL,), EVIL, EVIL),),
         remarks=(EVIL,),
     )
     told = snapshot(

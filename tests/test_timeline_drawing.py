@@ -15,13 +15,13 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from rallypoint import plots as paper
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.rollcall.events import Connected, Event, RoundPlanned, Stopped
 from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline import drawing
-from rallypoint.watch.timeline import plot_style as paper
+from rallypoint.watch.timeline.drawing import MOST_ROWS, counts, rows_of, spans_of
 from rallypoint.watch.timeline.judgement import judge
-from rallypoint.watch.timeline.rows import MOST_ROWS, counts, rows_of, spans_of
 from rallypoint.watch.timeline.timeline import Timeline
 from startups import BEGIN, START, arrival, key_of, open_wait, record_of, straggler, wait
 
@@ -31,7 +31,7 @@ def _judged(*events: Event) -> Timeline:
 
 
 def _draw(timeline: Timeline) -> Figure:
-    with paper.drawing():
+    with paper.drawing(math=False):
         figure = drawing.draw(timeline)
         figure.draw_without_rendering()  # lays it out
     return figure

@@ -14,16 +14,18 @@ from rallypoint.rollcall.identity import Source
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Roll, Standing, State
 from rallypoint.rollcall.snapshot import Mishap, Question, Relay, Snapshot
-from rallypoint.watch.web.merge_patch import Json, difference, settle
 from rallypoint.watch.web.picture import (
     MOST_ERRORS,
     MOST_RANGES,
     MOST_WAITS,
     PROBLEM,
+    Json,
     details,
+    difference,
     picture,
     ranges,
     runs,
+    settle,
     troubled,
 )
 from web_stores import NOW, ScriptedStore, job

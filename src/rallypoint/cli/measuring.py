@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from rallypoint import plots
 from rallypoint.bench import figures, machine, names, running, tables
 from rallypoint.bench.pace import Pace
 from rallypoint.bench.planning import Plan, Wish, make_plan
@@ -25,7 +26,7 @@ def bench(wish: Wish, json: Path | None, plot: Path | None) -> None:
     """Measure, then report; whatever is wrong with the options is told before anything is started."""
     machine.check_system()
     if plot:
-        figures.check_plot(plot)
+        plots.check_plot(plot)
         _check_writable(plot)
     if json and str(json) != "-":
         _check_writable(json)

@@ -42,9 +42,9 @@ def timeline(
 
 
 def _tell(files: list[Path], run: int | None, plot: Path | None) -> Timeline:
+    from rallypoint.plots import check_plot
     from rallypoint.watch.timeline.drawing import save
-    from rallypoint.watch.timeline.from_files import tell
-    from rallypoint.watch.timeline.plot_style import check_plot
+    from rallypoint.watch.timeline.reading import tell
 
     if plot is not None:
         check_plot(plot)

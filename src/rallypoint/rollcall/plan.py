@@ -1,16 +1,21 @@
-"""Which machine has which ranks, as a launcher knows it before the ranks come."""
+"""What launchers tell: which machine has which ranks (`Plan`), how a job's round stands (`JobRound`).
+
+It came over the network, from whoever reaches the store, so its parts are checked, and bounded. Pure.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
 from rallypoint.codec import Within, at_most, from_text, to_text
 
 MOST_RANKS: Final = 1 << 17
-"""Who says that a job has more is not believed: each of them would be listed as missing."""
+"""A plan of more ranks is not believed: each of them would be listed as missing."""
 _MOST_ROUNDS: Final = (1 << 31) - 1
 _MOST_CHARACTERS: Final = 255
+_MOST_MEETINGS: Final = 64
 
 
 class PlannedMachine(NamedTuple):
@@ -62,8 +67,95 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan | None:
-        """None for what is no plan: whoever reaches a store can write its keys."""
+        """None if the text is no plan: everybody who reaches a store can write its keys."""
         try:
             return from_text(Plan, text)
         except ValueError:
             return None
+
+
+# Rounds of jobs that meet at a store
+
+
+@dataclass(frozen=True)
+class JobRound:
+    """A round of a rendezvous: the machines of one job."""
+
+    job: str
+    """Its id; nothing: the job whose store this is."""
+    round: int
+    """From 0: how often the job was started again."""
+    expected: int
+    """Machines; -1: not known."""
+    joined: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    """What machines have said of failures."""
+    closed: str = ""
+    store: str = ""
+    """Where the ranks of this round come together, if that is another store: HOST:PORT."""
+
+    @property
+    def missing(self) -> int:
+        return max(self.expected - len(self.joined), 0)
+
+
+_Text = Annotated[str, at_most(500)]
+
+
+@dataclass(frozen=True)
+class _RosterMember:
+    host: _Text
+
+
+_Members = Annotated[tuple[_RosterMember, ...], at_most(1 << 14)]
+
+
+@dataclass(frozen=True)
+class _RosterView:
+    """The part of a roster that people want to see; `rallypoint.launch` has the whole."""
+
+    round: Annotated[int, Within(0, _MOST_ROUNDS)]
+    complete: bool
+    members: _Members
+    present: _Members
+    waiting: _Members
+    lost: _Members
+    told: Annotated[tuple[_Text, ...], at_most(64)]
+    closed: _Text
+    store: _Text = ""
+    least: Annotated[int, Within(-1, _MOST_ROUNDS)] = -1
+
+
+def meetings_of(plan: Plan | None, rosters: Sequence[tuple[str, str]]) -> tuple[JobRound, ...]:
+    """The round whose store this is, then those of the jobs that meet here."""
+    own = []
+    if plan is not None:
+        hosts = tuple(each.host for each in plan.machines)
+        own = [JobRound("", plan.round, len(hosts), hosts)]
+    read = (_meeting(job, text) for job, text in rosters[:_MOST_MEETINGS])
+    return (*own, *(each for each in read if each is not None))
+
+
+def _meeting(job: str, text: str) -> JobRound | None:
+    """None for what is no roster."""
+    try:
+        roster = from_text(_RosterView, text)
+    except ValueError:
+        return None
+    return JobRound(
+        job=job[:500],
+        round=roster.round,
+        expected=len(roster.members) if roster.complete else roster.least,
+        joined=_hosts(roster.present),
+        waiting=_hosts(roster.waiting),
+        lost=_hosts(roster.lost),
+        told=roster.told,
+        closed=roster.closed,
+        store=roster.store,
+    )
+
+
+def _hosts(members: Sequence[_RosterMember]) -> tuple[str, ...]:
+    return tuple(each.host for each in members)

@@ -1,4 +1,4 @@
-"""The roll of a job: what a snapshot means to people who ask who is missing. `judging` makes it."""
+"""The roll of a job: what a snapshot means to people who ask who is missing. `judgement` makes it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rallypoint.rollcall.identity import Source
+from rallypoint.rollcall.plan import JobRound
 
 
 class State(str, Enum):
@@ -89,30 +90,6 @@ class Gathering:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """A round of a rendezvous: the machines of one job."""
-
-    job: str
-    """Its id; nothing: the job whose store this is."""
-    round: int
-    """From 0: how often the job was started again."""
-    expected: int
-    """Machines; -1: not known."""
-    joined: tuple[str, ...]
-    waiting: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
-    """What machines have said of failures."""
-    closed: str = ""
-    store: str = ""
-    """Where the ranks of this round come together, if that is another store: HOST:PORT."""
-
-    @property
-    def missing(self) -> int:
-        return max(self.expected - len(self.joined), 0)
-
-
-@dataclass(frozen=True)
 class Roll:
     """Who is here, who is missing, and who waits for what."""
 
@@ -126,7 +103,7 @@ class Roll:
     awaited: tuple[Awaited, ...]
     """Longest first."""
     gatherings: tuple[Gathering, ...]
-    meetings: tuple[Meeting, ...]
+    meetings: tuple[JobRound, ...]
     remarks: tuple[str, ...] = ()
     """What cannot be told, and why."""
 

@@ -13,7 +13,8 @@ from typing import Final, TypeVar
 
 from rallypoint.rollcall.clients import Presence, gather
 from rallypoint.rollcall.identity import Role, Source
-from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, Meeting, Roll, Standing, State
+from rallypoint.rollcall.plan import JobRound
+from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, Roll, Standing, State
 from rallypoint.rollcall.snapshot import Key, Mishap, Snapshot
 from rallypoint.rollcall.words import headline, owed_text, waiting_text
 from rallypoint.text import counted, duration, fine_duration, printable, ranks_text, rate, shown, size
@@ -118,7 +119,7 @@ def _machine_row(machine: MachineRanks, states: dict[int, State]) -> str:
     return f"{name}: {noun} {ranks_text(machine.ranks)}: {told}"
 
 
-def _meeting_row(each: Meeting) -> str:
+def _meeting_row(each: JobRound) -> str:
     of = f" of {each.expected:,}" if each.expected >= 0 else ""
     name = f"{shown(each.job)}: " if each.job else ""
     parts = [f"{name}round {each.round}, {len(each.joined):,}{of} machines"]

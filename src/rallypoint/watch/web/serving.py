@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
+import logging
+import os
+import select
 import socket
+import sys
+import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import BinaryIO, Final
 
 import uvicorn
 
+from rallypoint.errors import RallypointError
 from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.server.process.child import report, take_listeners
+from rallypoint.server.process.startup import settle_in
 from rallypoint.stores.client.connecting import format_address
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
@@ -78,3 +87,39 @@ def serve(server: WebServer, listeners: Sequence[socket.socket]) -> None:
         asyncio.run(server.serve(list(listeners)))
     except KeyboardInterrupt:
         pass  # uvicorn has ended in good order, and then repeats the signal
+
+
+_CHECK_SECONDS = 1.0
+
+
+def main() -> None:
+    """Serve the page until the parent ends, or closes our standard input."""
+    settle_in(logging.WARNING)
+    commands = sys.stdin.buffer
+    line = commands.readline()
+    if not line:
+        return  # the parent has ended before it could say a word
+    try:
+        order = json.loads(line)
+        listeners = take_listeners(order, commands)
+        server = WebServer(
+            watch_store(*order["store"]),
+            access_to(listeners, order["token"]),
+            on_ready=lambda: report({"backend": "uvicorn", "warning": ""}),
+        )
+    except RallypointError as error:
+        report({"error": str(error)})
+        sys.exit(1)
+    threading.Thread(target=_watch_parent, args=(commands, server), daemon=True).start()
+    serve(server, listeners)
+
+
+def _watch_parent(commands: BinaryIO, server: WebServer) -> None:
+    """End the server with its parent, also if that has given our standard input to children that stay."""
+    if sys.platform == "win32":
+        commands.read()
+    else:
+        parent = os.getppid()
+        while os.getppid() == parent and not select.select([commands], [], [], _CHECK_SECONDS)[0]:
+            pass
+    server.should_exit = True

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.codec import from_json, from_text, to_json, to_text
-from rallypoint.diagnose.doctor.exchange import Gathered, Row
+from rallypoint.diagnose.doctor.exchange import Gathered, MachineRow
 from rallypoint.diagnose.doctor.judgement import judge, matrix
 from rallypoint.diagnose.doctor.machine_card import Card, Way
 from rallypoint.diagnose.findings import State, failure, ok
@@ -138,7 +138,7 @@ def test_a_way_that_is_none_is_refused() -> None:
         for value in values:
             row = {"ways": [{**to_json(way(0, 1)), name: value}], "findings": []}
             with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-                from_json(Row, row)
+                from_json(MachineRow, row)
 
 
 anything = st.recursive(
@@ -175,7 +175,7 @@ MOULDS: list[st.SearchStrategy[object]] = [
 
 READERS: tuple[Callable[[bytes], object], ...] = (
     partial(from_text, Card),
-    partial(from_text, Row),
+    partial(from_text, MachineRow),
     Gathered.from_text,
 )
 

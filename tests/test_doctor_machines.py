@@ -347,7 +347,7 @@ def test_nobody_speaks_for_another(store: TCPStore) -> None:
     said = [Way(1, 0, HERE), Way(0, 1, HERE, "made up"), Way(2, 0, HERE, "made up"), Way(1, 2, HERE)]
     with Ear(1) as ear:
         room.set("card/1", to_text(card(1, ear.port)))
-        room.set("row/1", to_text(gathering.Row(tuple(said), ())))
+        room.set("row/1", to_text(gathering.MachineRow(tuple(said), ())))
         room.set("left/1", b"")
         [found] = together(store, places(3, 0, seconds=0.5), [[]])
     assert [(way.start, way.goal, way.error) for way in found.ways] == [(0, 1, ""), (1, 0, "")]
@@ -401,7 +401,7 @@ def test_the_first_stays_until_the_others_have_read_the_end(store: TCPStore) -> 
 
     with Ear(1) as ear, ThreadPoolExecutor(1) as pool:
         room.set("card/1", to_text(card(1, ear.port)))
-        room.set("row/1", to_text(gathering.Row((), ())))
+        room.set("row/1", to_text(gathering.MachineRow((), ())))
         future = pool.submit(first)
         room.wait(["end"], SECONDS)
         assert not left.wait(0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 from collections.abc import Callable, Iterator
 from itertools import combinations
@@ -16,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from rallypoint import plots as paper
-from rallypoint.errors import RallypointError, UsageError
 from rallypoint.rollcall.events import Connected, Event, RoundPlanned, Stopped
 from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline import drawing
@@ -249,38 +247,6 @@ def test_an_svg_says_in_words_what_it_shows(tmp_path: Path) -> None:
     text = path.read_text()
     assert "<dc:title>rank 5 on node-0001 came 41.2 s after the first;" in text
     assert "<dc:date>" not in text
-
-
-@pytest.mark.parametrize("name", ["plot.gif", "plot", ".svg"])
-def test_other_suffixes_are_refused_beforehand(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no SVG, PNG or PDF"):
-        paper.check_plot(tmp_path / name)
-
-
-def test_a_folder_that_is_not_there_is_told_beforehand(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no folder"):
-        paper.check_plot(tmp_path / "nowhere" / "plot.svg")
-
-
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "plot.svg").mkdir()
-    with pytest.raises(RallypointError, match="cannot write"):
-        drawing.save(_alone(), tmp_path / "plot.svg")
-
-
-def test_without_matplotlib_it_is_told_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError("No module named 'matplotlib'")
-        return original(name, *args, **kwargs)
-
-    original = builtins.__import__
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(UsageError, match="figures need matplotlib") as caught:
-        paper.check_plot(tmp_path / "plot.svg")
-    assert "rallypoint[bench]" in caught.value.hint
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from rallypoint.rollcall.events import (
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline.judgement import judge
-from rallypoint.watch.timeline.records import Ending
+from rallypoint.watch.timeline.records import WaitEnding
 from rallypoint.watch.timeline.timeline import Timeline
 from startups import BEGIN, START, arrival, client_of, key_of, open_wait, record_of, straggler, wait
 
@@ -152,7 +152,7 @@ def test_who_never_came_is_first_and_on_the_machine_of_the_plan() -> None:
     assert timeline.straggling.waited == pytest.approx(3 * 99.5)
     assert timeline.straggling.is_for_them
     assert timeline.seconds == pytest.approx(100)
-    assert {each.ending for each in timeline.present} == {Ending.OPEN}
+    assert {each.ending for each in timeline.present} == {WaitEnding.OPEN}
 
 
 def test_without_a_plan_the_ranks_themselves_say_how_many_they_are() -> None:
@@ -173,7 +173,7 @@ def test_who_gave_up_has_not_come_up() -> None:
     timeline = _judged(START, *events)
     assert not timeline.is_over
     assert timeline.missing == ()
-    assert timeline.members[-1].ending is Ending.GIVEN_UP
+    assert timeline.members[-1].ending is WaitEnding.GIVEN_UP
 
 
 # Who takes part

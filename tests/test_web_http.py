@@ -29,7 +29,7 @@ from rallypoint.watch.web import hosting
 from rallypoint.watch.web import poller as watching
 from rallypoint.watch.web.app import MOST_VIEWERS, EventStream
 from rallypoint.watch.web.hosting import HostedPage, host_web
-from rallypoint.watch.web.poller import Watch
+from rallypoint.watch.web.poller import StoreWatch
 from raw import until
 from threads import serving_in_a_thread
 from web_stores import ScriptedStore, job, page_about
@@ -237,8 +237,8 @@ def test_who_takes_nothing_any_more_is_dropped(
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def work() -> Watch:
-        watch = Watch(ScriptedStore(job(EIGHT)).look, "")
+    async def work() -> StoreWatch:
+        watch = StoreWatch(ScriptedStore(job(EIGHT)).look, "")
         await asyncio.wait_for(EventStream(watch)({"type": "http"}, receive, send), SECONDS)
         return watch
 

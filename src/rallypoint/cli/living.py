@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.text import duration, printable
-from rallypoint.watch.status.report import Asked, Report, report_on
+from rallypoint.watch.status.report import Asked, StatusReport, report_on
 
 _PAUSE_SECONDS: Final = 1.0
 
@@ -42,7 +42,7 @@ class _Screen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-        self._last: Report | None = None
+        self._last: StatusReport | None = None
         self._seen = time.monotonic()
 
     def __enter__(self) -> _Screen:
@@ -54,7 +54,7 @@ class _Screen:
     ) -> None:
         self._live.stop()
 
-    def show(self, report: Report) -> None:
+    def show(self, report: StatusReport) -> None:
         self._last, self._seen = report, time.monotonic()
         self._update([Text(line) for line in report.lines(self._console.width)], report.is_good)
 
@@ -85,7 +85,7 @@ class _Log:
     ) -> None:
         pass
 
-    def show(self, report: Report) -> None:
+    def show(self, report: StatusReport) -> None:
         self._print(report.essence, report.lines())
 
     def miss(self, error: RallypointError) -> None:

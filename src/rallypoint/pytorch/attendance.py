@@ -26,7 +26,7 @@ from rallypoint.launch.rendezvous.roster import Member
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.roll import Roll, State
+from rallypoint.rollcall.roll import RankState, Roll
 from rallypoint.rollcall.snapshot import PLAN, Question
 from rallypoint.stores.absence import HEAD, absent_text
 from rallypoint.stores.client.deadline import Deadline
@@ -59,8 +59,8 @@ def named(roll: Roll, counted: int) -> reports.Roll | None:
     Who has gone had joined: at the end of a round, all go. One that nobody knew while it was here looks as if
     it had never come. Then fewer have come than were counted: None, as nobody can be named.
     """
-    absent = tuple(each for each in roll.ranks if each.state in (State.LATE, State.UNSEEN))
-    late = sum(each.state is State.LATE for each in absent)
+    absent = tuple(each for each in roll.ranks if each.state in (RankState.LATE, RankState.UNSEEN))
+    late = sum(each.state is RankState.LATE for each in absent)
     if counted > roll.expected - late:
         return None
     joined = max(counted, roll.expected - len(absent))

@@ -12,14 +12,14 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from rallypoint.rollcall.clients import Crowd, Presence, doubtful_hosts, gather, is_heard, sizes_told
+from rallypoint.rollcall.clients import Crowd, KnownClient, doubtful_hosts, gather, is_heard, sizes_told
 from rallypoint.rollcall.identity import Source
 from rallypoint.rollcall.plan import MOST_RANKS, Plan, meetings_of
-from rallypoint.rollcall.roll import MachineRanks, Roll, Standing, State
+from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import KEYS_NAMED, Gone, Relay, Snapshot
 from rallypoint.rollcall.waits import waits_in, waits_of
 
-_RELIABILITY: Final = {source: place for place, source in enumerate(Source)}
+_RELIABILITY: Final = {source: order for order, source in enumerate(Source)}
 _SECONDS: Final = itemgetter(1)
 
 
@@ -55,7 +55,7 @@ def _standings(crowd: Crowd, plan: Plan | None, expected: int) -> tuple[Standing
     hosts = plan.hosts if plan is not None else {}
     found = {rank: _of_presences(rank, known, hosts.get(rank, "")) for rank, known in crowd.by_rank.items()}
     for rank, host in crowd.behind.items():
-        found[rank] = Standing(rank, State.JOINED, host or hosts.get(rank, ""), source=Source.KEYS)
+        found[rank] = Standing(rank, RankState.JOINED, host or hosts.get(rank, ""), source=Source.KEYS)
     for rank, gone in crowd.gone.items():
         if expected < 0 or rank < expected:  # or it was of a larger job, or of a round before
             found[rank] = _of_gone(gone, hosts.get(rank, ""))
@@ -63,14 +63,14 @@ def _standings(crowd: Crowd, plan: Plan | None, expected: int) -> tuple[Standing
     return tuple(found[rank] for rank in sorted(found))
 
 
-def _of_presences(rank: int, known: Sequence[Presence], planned: str) -> Standing:
+def _of_presences(rank: int, known: Sequence[KnownClient], planned: str) -> Standing:
     """One rank of all its connections; who it is, by the most reliable of them."""
     best = known[0] if len(known) == 1 else min(known, key=lambda each: _RELIABILITY[each.who.source])
     waits = [wait for each in known for wait in waits_of(each)]
     waits.sort(key=_SECONDS, reverse=True)
     return Standing(
         rank=rank,
-        state=State.WAITING if waits else State.JOINED,
+        state=RankState.WAITING if waits else RankState.JOINED,
         host=best.who.host or planned,
         pid=best.who.pid,
         local_rank=best.who.local_rank,
@@ -88,7 +88,7 @@ def _of_gone(gone: Gone, planned: str) -> Standing:
     who = gone.who
     return Standing(
         rank=who.rank,
-        state=State.GONE,
+        state=RankState.GONE,
         host=who.host or planned,
         pid=who.pid,
         local_rank=who.local_rank,
@@ -107,9 +107,9 @@ def _add_absent(found: dict[int, Standing], crowd: Crowd, hosts: dict[int, str],
     for rank in left.union(range(expected)).difference(found):
         host = hosts.get(rank, "")
         if anywhere or (doubtful and host in doubtful):
-            found[rank] = Standing(rank, State.UNSEEN, host)
+            found[rank] = Standing(rank, RankState.UNSEEN, host)
         else:
-            found[rank] = Standing(rank, State.GONE if rank in crowd.left else State.LATE, host)
+            found[rank] = Standing(rank, RankState.GONE if rank in crowd.left else RankState.LATE, host)
 
 
 def _machines(ranks: Sequence[Standing]) -> tuple[MachineRanks, ...]:
@@ -139,9 +139,9 @@ def _remarks(snapshot: Snapshot, crowd: Crowd, plan: Plan | None, expected: int)
         yield "this is a relay: it knows its own clients, and not who is expected; ask its server for all"
     if snapshot.plan and plan is None:
         yield "what the key rallypoint/roll holds is no plan of machines, and was not used"
-    for place in crowd.places:
-        if place.told.incomplete:
-            yield f"{_name(place.told)} could not tell all: {place.told.incomplete}"
+    for node in crowd.nodes:
+        if node.told.incomplete:
+            yield f"{_name(node.told)} could not tell all: {node.told.incomplete}"
     for relay in crowd.relays:
         if not is_heard(relay):
             yield _on_silence(relay)

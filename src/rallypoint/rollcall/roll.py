@@ -9,7 +9,7 @@ from rallypoint.rollcall.identity import Source
 from rallypoint.rollcall.plan import JobRound
 
 
-class State(str, Enum):
+class RankState(str, Enum):
     """How a rank stands."""
 
     JOINED = "joined"
@@ -28,7 +28,7 @@ class Standing:
     """One rank, with all its connections."""
 
     rank: int
-    state: State
+    state: RankState
     host: str = ""
     """Its machine; nothing: not known. Of a late one, as the plan says."""
     pid: int = 0
@@ -110,17 +110,17 @@ class Roll:
     @property
     def joined(self) -> int:
         """Ranks that are here."""
-        return sum(each.state in (State.JOINED, State.WAITING) for each in self.ranks)
+        return sum(each.state in (RankState.JOINED, RankState.WAITING) for each in self.ranks)
 
     @property
     def missing(self) -> tuple[Standing, ...]:
         """Ranks that are expected and are not here: those that never came, and those that have gone."""
-        return tuple(each for each in self.ranks if each.state in (State.LATE, State.GONE))
+        return tuple(each for each in self.ranks if each.state in (RankState.LATE, RankState.GONE))
 
     @property
     def unseen(self) -> tuple[Standing, ...]:
         """Ranks that are expected, and of which nobody knows whether they are here."""
-        return tuple(each for each in self.ranks if each.state is State.UNSEEN)
+        return tuple(each for each in self.ranks if each.state is RankState.UNSEEN)
 
     @property
     def is_complete(self) -> bool:

@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Row:
+class MachineRow:
     """What one machine tells: of its ways, and of itself."""
 
     ways: tuple[Way, ...]
@@ -115,7 +115,7 @@ def gather(store: Store, place: Place, findings: Sequence[Finding]) -> Gathered:
         cards = {place.number: card, **_cards_of_others(store, place)}
         ways = _try_all(place.number, cards)
         own = Gathered(place.count, cards, tuple(ways), {place.number: tuple(findings)})
-        store.set(_row_key(place.number), to_text(Row(own.ways, tuple(findings))))
+        store.set(_row_key(place.number), to_text(MachineRow(own.ways, tuple(findings))))
         if place.number == 0:
             gathered = _collect(store, place, own)
             store.set(_END, gathered.to_text() if place.count <= _MOST_TO_TELL else b"")
@@ -176,7 +176,7 @@ def _collect(store: Store, place: Place, own: Gathered) -> Gathered:
         if number != place.number:
             text = _await(store, _row_key(number), max(deadline - time.monotonic(), 0.1))
             try:
-                row = from_text(Row, text[:_LONGEST]) if text is not None else None
+                row = from_text(MachineRow, text[:_LONGEST]) if text is not None else None
             except ValueError:
                 continue
             if row is not None:

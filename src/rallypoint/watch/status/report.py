@@ -13,7 +13,7 @@ from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.roll import Roll, State
+from rallypoint.rollcall.roll import RankState, Roll
 from rallypoint.rollcall.snapshot import Question, Snapshot
 from rallypoint.rollcall.words import headline
 from rallypoint.stores.absence import HEAD
@@ -41,7 +41,7 @@ class Asked:
     rank: int | None = None
 
 
-class Report(Protocol):
+class StatusReport(Protocol):
     """What there is to say."""
 
     @property
@@ -58,7 +58,7 @@ class Report(Protocol):
         """For JSON."""
 
 
-def report_on(asked: Asked) -> Report:
+def report_on(asked: Asked) -> StatusReport:
     """Ask the store. Raises NotOursError if it cannot tell; ConnectError, StoreTimeoutError and the like."""
     question = Question(keys=_MOST_KEYS if asked.keys else 0, search=asked.search)
     try:
@@ -139,7 +139,7 @@ class RollReport:
         return {"roll": judged, "head": self.head, "snapshot": to_json(self.snapshot, sparse=True)}
 
 
-_HERE: Final = (State.JOINED, State.WAITING)
+_HERE: Final = (RankState.JOINED, RankState.WAITING)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from rallypoint.plots import INK, drawing, write
 from rallypoint.text import printable
-from rallypoint.watch.timeline.records import Ending, Wait
-from rallypoint.watch.timeline.timeline import Member, Timeline
+from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
+from rallypoint.watch.timeline.timeline import StartupMember, Timeline
 from rallypoint.watch.timeline.words import headline, noun, seconds
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Row:
+class FigureRow:
     """A member; or the name of a machine, above its members."""
 
     label: str
-    member: Member | None = None
+    member: StartupMember | None = None
     is_late: bool = False
     """Whether it is a straggler."""
 
@@ -51,23 +51,23 @@ def is_crowd(timeline: Timeline) -> bool:
     return len(timeline.members) > MOST_ROWS
 
 
-def rows_of(timeline: Timeline) -> list[Row]:
+def rows_of(timeline: Timeline) -> list[FigureRow]:
     """All members, or of a crowd those on the machines of the last ones."""
     members = _last_of(timeline.members) if is_crowd(timeline) else timeline.members
-    groups: dict[str, list[Member]] = defaultdict(list)
+    groups: dict[str, list[StartupMember]] = defaultdict(list)
     for each in sorted(members, key=lambda each: (each.rank < 0, each.rank, each.came or 0.0, each.name)):
         groups[each.host].append(each)
     late = timeline.straggling.members if timeline.straggling is not None else ()
     return list(_arrange(groups, {id(each) for each in late}))
 
 
-def _last_of(members: Sequence[Member]) -> list[Member]:
+def _last_of(members: Sequence[StartupMember]) -> list[StartupMember]:
     """The last ones, and those who are on their machines: the members are in this order."""
-    of_host: dict[str, list[Member]] = defaultdict(list)
+    of_host: dict[str, list[StartupMember]] = defaultdict(list)
     for each in members:
         if len(of_host[each.host]) < _OF_ONE_MACHINE:
             of_host[each.host].append(each)
-    chosen: list[Member] = []
+    chosen: list[StartupMember] = []
     for group in of_host.values():  # the machine of the last one is the first
         if chosen and len(chosen) + len(group) > _CROWD_ROWS:
             break
@@ -75,21 +75,21 @@ def _last_of(members: Sequence[Member]) -> list[Member]:
     return chosen
 
 
-def _arrange(groups: dict[str, list[Member]], late: set[int]) -> Iterable[Row]:
+def _arrange(groups: dict[str, list[StartupMember]], late: set[int]) -> Iterable[FigureRow]:
     count = sum(map(len, groups.values()))
     with_names = set(groups) != {""} and 2 * len(groups) <= count  # else the names would be most of all rows
     for host, members in groups.items():
         if with_names:
-            yield Row(host or _UNKNOWN_HOST)
+            yield FigureRow(host or _UNKNOWN_HOST)
         where = f" on {host}" if host and not with_names else ""
-        yield from (Row(f"{each.name}{where}", each, id(each) in late) for each in members)
+        yield from (FigureRow(f"{each.name}{where}", each, id(each) in late) for each in members)
 
 
-def spans_of(timeline: Timeline, waits: Iterable[Wait], *, met: bool) -> list[Span]:
+def spans_of(timeline: Timeline, waits: Iterable[WaitRecord], *, met: bool) -> list[Span]:
     """Waits, those that are too close to be told apart as one; either those that were met, or all others."""
     spans: list[Span] = []
     for wait in waits:
-        if (wait.ending is Ending.MET) is met:
+        if (wait.ending is WaitEnding.MET) is met:
             _extend(
                 spans, wait.began - timeline.origin, wait.ended - timeline.origin, timeline.seconds / 1000
             )
@@ -163,7 +163,7 @@ def _title(timeline: Timeline) -> str:
 # Rows
 
 
-def _paint_rows(timeline: Timeline, axes: Axes, rows: Sequence[Row], size: float) -> None:
+def _paint_rows(timeline: Timeline, axes: Axes, rows: Sequence[FigureRow], size: float) -> None:
     for y, row in enumerate(rows):
         if row.member is None:
             axes.annotate(
@@ -182,7 +182,7 @@ def _paint_rows(timeline: Timeline, axes: Axes, rows: Sequence[Row], size: float
     _label_late(axes, rows, size)
 
 
-def _paint_member(timeline: Timeline, axes: Axes, y: int, member: Member, is_late: bool) -> None:
+def _paint_member(timeline: Timeline, axes: Axes, y: int, member: StartupMember, is_late: bool) -> None:
     if is_late:
         begin, end = _late_span(timeline, member)
         axes.barh(y, end - begin, 0.62, begin, facecolor="none", edgecolor=LATE, linewidth=0.8, hatch="////")
@@ -198,14 +198,14 @@ def _paint_member(timeline: Timeline, axes: Axes, y: int, member: Member, is_lat
         axes.broken_barh([(begin, end - begin) for begin, end in spans], (y - 0.31, 0.62), facecolors=colour)
 
 
-def _late_span(timeline: Timeline, member: Member) -> Span:
+def _late_span(timeline: Timeline, member: StartupMember) -> Span:
     """While it was not there; or, of one that came in time, while it kept others waiting."""
     if member.came is None:
         return 0.0, timeline.seconds
     return (0.0, member.came) if member.came_late else (member.came, member.late)
 
 
-def _label_late(axes: Axes, rows: Sequence[Row], size: float) -> None:
+def _label_late(axes: Axes, rows: Sequence[FigureRow], size: float) -> None:
     """Beside the rows, where it covers nothing; once for rows that follow each other."""
     for is_late, group in groupby(enumerate(rows), key=lambda item: item[1].is_late):
         if is_late:
@@ -224,7 +224,7 @@ def _label_late(axes: Axes, rows: Sequence[Row], size: float) -> None:
             )
 
 
-def _late_text(members: Sequence[Member]) -> str:
+def _late_text(members: Sequence[StartupMember]) -> str:
     last = max(members, key=lambda each: each.late)
     if last.came is None:
         return "never came"
@@ -254,7 +254,7 @@ def _paint_crowd(timeline: Timeline, axes: Axes) -> None:
     axes.grid(visible=True)
 
 
-def _waits_of(timeline: Timeline, member: Member) -> list[Span]:
+def _waits_of(timeline: Timeline, member: StartupMember) -> list[Span]:
     return [*spans_of(timeline, member.waits, met=True), *spans_of(timeline, member.waits, met=False)]
 
 
@@ -267,9 +267,9 @@ def _legend(figure: Figure, timeline: Timeline) -> None:
 
     endings = {wait.ending for each in timeline.members for wait in each.waits}
     handles: list[Artist] = [Line2D([], [], color=INK, linewidth=1.4, label="here")]
-    if Ending.MET in endings:
+    if WaitEnding.MET in endings:
         handles.append(Patch(color=WAITS, label="waits"))
-    if endings - {Ending.MET}:
+    if endings - {WaitEnding.MET}:
         handles.append(Patch(color=IN_VAIN, label="waits in vain"))
     if timeline.straggling is not None:
         handles.append(Patch(facecolor="none", edgecolor=LATE, hatch="////", label="late"))

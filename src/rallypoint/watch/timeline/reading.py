@@ -16,7 +16,7 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.rollcall.events import Event, Started, from_content
 from rallypoint.text import counted
 from rallypoint.watch.timeline.judgement import judge
-from rallypoint.watch.timeline.records import Record, merge
+from rallypoint.watch.timeline.records import RunRecord, merge
 from rallypoint.watch.timeline.timeline import Timeline
 
 _LONGEST_LINE: Final = 16 << 20
@@ -31,7 +31,7 @@ class Reading:
     path: Path
     wanted: int | None
     """Which run, from 1; None: the last."""
-    record: Record = field(default_factory=Record)
+    record: RunRecord = field(default_factory=RunRecord)
     """The run that is wanted, if it is there."""
     runs: int = 0
     garbage: int = 0
@@ -52,7 +52,7 @@ class Reading:
             self.runs += 1
             self._runs_of[pid] = self.runs
             if self.wanted in (None, self.runs):
-                self.record = Record()
+                self.record = RunRecord()
         if self._runs_of[pid] == self.run:
             self.record.add(event)
 

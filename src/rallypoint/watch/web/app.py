@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rallypoint.errors import RallypointError
 from rallypoint.rollcall.snapshot import Question
 from rallypoint.watch.web import metrics
-from rallypoint.watch.web.access import Access, Bearing, Verdict
+from rallypoint.watch.web.access import Access, AccessVerdict, Bearing
 from rallypoint.watch.web.picture import Json, details
-from rallypoint.watch.web.poller import Watch
+from rallypoint.watch.web.poller import StoreWatch
 
 _FOLDER: Final = Path(__file__).parent / "page"
 _MEDIA_TYPES: Final = {
@@ -60,7 +60,7 @@ _STREAM_HEADERS: Final = [
 class EventStream:
     """The pictures of a watch."""
 
-    def __init__(self, watch: Watch, most_viewers: int = MOST_VIEWERS) -> None:
+    def __init__(self, watch: StoreWatch, most_viewers: int = MOST_VIEWERS) -> None:
         self._watch = watch
         self._most_viewers = most_viewers
 
@@ -117,7 +117,7 @@ _HEADERS: Final = {
 }
 
 
-def make_app(watch: Watch, access: Access) -> ASGIApp:
+def make_app(watch: StoreWatch, access: Access) -> ASGIApp:
     """The page about the store that is watched, for those who may see it."""
     answers = _Answers(watch)
     assets = read_assets()
@@ -147,7 +147,7 @@ def make_app(watch: Watch, access: Access) -> ASGIApp:
 class _Answers:
     """What is asked beside the page and its events."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: StoreWatch) -> None:
         self._watch = watch
 
     async def rank(self, request: Request) -> Response:
@@ -244,11 +244,11 @@ class Guard:
                 token=request.query_params.get("token"),
             )
         )
-        if verdict is Verdict.STRANGE_NAME:
+        if verdict is AccessVerdict.STRANGE_NAME:
             return PlainTextResponse("this page is for this machine only: ask for localhost\n", 403)
-        if verdict is Verdict.REFUSE:
+        if verdict is AccessVerdict.REFUSE:
             return self._refuse(request)
-        return self._admit(request) if verdict is Verdict.ADMIT else None
+        return self._admit(request) if verdict is AccessVerdict.ADMIT else None
 
     def _refuse(self, request: Request) -> Response:
         headers = {"WWW-Authenticate": "Bearer"}

@@ -18,7 +18,7 @@ from typing import Any, Final
 from rallypoint.rollcall.clients import is_heard
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.plan import JobRound
-from rallypoint.rollcall.roll import Awaited, Gathering, Roll, Standing, State
+from rallypoint.rollcall.roll import Awaited, Gathering, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Operation, Relay, Snapshot
 from rallypoint.rollcall.words import missing_text, unseen_text
 from rallypoint.text import runs_of
@@ -159,7 +159,7 @@ def _store(snapshot: Snapshot, clock: _Clock) -> Json:
 
 
 def _counts(roll: Roll) -> Json:
-    states = dict.fromkeys((state.value for state in State), 0)
+    states = dict.fromkeys((state.value for state in RankState), 0)
     for each in roll.ranks:
         states[each.state.value] += 1
     return {
@@ -191,7 +191,7 @@ def ranges(ranks: Iterable[int]) -> Iterator[str]:
         yield str(first) if first == last else f"{first}-{last}"
 
 
-def runs(states: Iterable[State]) -> str:
+def runs(states: Iterable[RankState]) -> str:
     """The first letters of states, equal ones together: `j6lw` is six that have joined, and two others."""
     counted = ((state.value[0], sum(1 for _ in group)) for state, group in groupby(states))
     return "".join(letter if count == 1 else f"{letter}{count}" for letter, count in counted)

@@ -92,7 +92,7 @@ def next_frame(before: Frame | None, number: int, sight: Sight, address: str) ->
     return Frame(number, content, difference(last, content))
 
 
-class Watch:
+class StoreWatch:
     """One store, and those who look at it. To be used in one event loop."""
 
     def __init__(self, look: Look, address: str) -> None:

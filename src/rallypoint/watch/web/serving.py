@@ -25,7 +25,7 @@ from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
 from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.app import make_app
-from rallypoint.watch.web.poller import Watch
+from rallypoint.watch.web.poller import StoreWatch
 
 LOOK_SECONDS: Final = 5.0
 """How long the store may take to answer before the page says that it does not."""
@@ -34,19 +34,19 @@ _MOST_CONNECTIONS: Final = 512
 _GOODBYE_SECONDS: Final = 3
 
 
-def watch_store(host: str, port: int) -> Watch:
+def watch_store(host: str, port: int) -> StoreWatch:
     """A watch over the store, or relay, at an address."""
 
     def ask(question: Question) -> Snapshot:
         return look(host, port, question, Deadline(LOOK_SECONDS))
 
-    return Watch(ask, format_address(host, port))
+    return StoreWatch(ask, format_address(host, port))
 
 
 class WebServer(uvicorn.Server):
     """Serves the page; those who look are let go when it ends."""
 
-    def __init__(self, watch: Watch, access: Access, on_ready: Callable[[], None]) -> None:
+    def __init__(self, watch: StoreWatch, access: Access, on_ready: Callable[[], None]) -> None:
         self._watch = watch
         self._on_ready = on_ready
         super().__init__(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rallypoint.rollcall.identity import NOBODY, Identity, Role, Source
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.snapshot import Client, Relay, Snapshot, Wait
 
 GLOO = "default_pg/0//cpu//0/{}"
@@ -53,7 +53,7 @@ def plan(*machines: tuple[str, int], number: int = 0) -> str:
     """Machines with as many ranks each, as a launcher writes it."""
     first, found = 0, []
     for host, count in machines:
-        found.append(Machine(host, first, count))
+        found.append(PlannedMachine(host, first, count))
         first += count
     return Plan(number, tuple(found)).to_json()
 

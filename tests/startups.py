@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rallypoint.rollcall.events import Connected, Event, Joined, Started, Waited, Waiting, from_line, to_line
 from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.watch.timeline.records import Record
+from rallypoint.watch.timeline.records import RunRecord
 
 BEGIN = 1_790_000_000.0
 """The unix time at which the first one comes, in most of them."""
@@ -66,9 +66,9 @@ def in_order(events: Iterable[Event]) -> list[Event]:
     return sorted(events, key=lambda each: each.time)
 
 
-def record_of(events: Iterable[Event]) -> Record:
+def record_of(events: Iterable[Event]) -> RunRecord:
     """The record of a file with these events, in which times are rounded."""
-    record = Record()
+    record = RunRecord()
     for event in in_order(events):
         written = from_line(to_line(event, PID))
         assert written is not None

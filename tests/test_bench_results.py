@@ -72,7 +72,6 @@ BROKEN = [
     _broken("records", value=None),
     _broken("records", value={"a": 1}),
     _broken("machine", value="a machine"),
-    _broken("unheard_of", value=1),
     _broken("records", 0, "entries", value=[]),
     _broken("records", 0, "unit", value="speed"),
     _broken("records", 0, "ranks", value="many"),
@@ -80,7 +79,6 @@ BROKEN = [
     _broken(*_SAMPLE, "value", value=None),
     _broken(*_SAMPLE, "cpu", value=[1.0]),
     _broken(*_SAMPLE, "extras", value={"messages": "three"}),
-    _broken(*_SAMPLE, "unheard_of", value=1),
 ]
 
 

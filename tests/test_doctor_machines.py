@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 import pytest
 
+from rallypoint.codec import to_text
 from rallypoint.diagnose.doctor import all_machines as everyone
 from rallypoint.diagnose.doctor import exchange as gathering
 from rallypoint.diagnose.doctor import network, reachability
@@ -328,8 +329,8 @@ def test_a_machine_without_a_card_that_can_be_read_is_missing(text: str | None, 
 
 def test_a_row_that_cannot_be_read_is_as_good_as_none(store: TCPStore) -> None:
     room = PrefixStore("room", store)
-    with ProbeServer(1) as server:
-        room.set("card/1", json.dumps(asdict(card(1, server.port))))
+    with ProbeServer(1) as ear:
+        room.set("card/1", to_text(card(1, ear.port)))
         room.set("row/1", "{")
         [found] = together(store, places(2, 0), [[ok("a", "b")]])
     assert (found.missing, found.silent) == ([], [1])
@@ -340,9 +341,9 @@ def test_nobody_speaks_for_another(store: TCPStore) -> None:
     """Nor about one that has not come."""
     room = PrefixStore("room", store)
     said = [Way(1, 0, HERE), Way(0, 1, HERE, "made up"), Way(2, 0, HERE, "made up"), Way(1, 2, HERE)]
-    with ProbeServer(1) as server:
-        room.set("card/1", json.dumps(asdict(card(1, server.port))))
-        room.set("row/1", gathering._row_to_text(said, ()))
+    with ProbeServer(1) as ear:
+        room.set("card/1", to_text(card(1, ear.port)))
+        room.set("row/1", to_text(gathering.MachineRow(tuple(said), ())))
         room.set("left/1", b"")
         [found] = together(store, places(3, 0, seconds=0.5), [[]])
     assert [(way.start, way.goal, way.error) for way in found.ways] == [(0, 1, ""), (1, 0, "")]
@@ -396,9 +397,9 @@ def test_the_first_stays_until_the_others_have_read_the_end(store: TCPStore) -> 
             finally:
                 left.set()
 
-    with ProbeServer(1) as server, ThreadPoolExecutor(1) as pool:
-        room.set("card/1", json.dumps(asdict(card(1, server.port))))
-        room.set("row/1", gathering._row_to_text((), ()))
+    with ProbeServer(1) as ear, ThreadPoolExecutor(1) as pool:
+        room.set("card/1", to_text(card(1, ear.port)))
+        room.set("row/1", to_text(gathering.MachineRow((), ())))
         future = pool.submit(first)
         room.wait(["end"], SECONDS)
         assert not left.wait(0.05)

@@ -17,7 +17,8 @@ ROOT = Path(rallypoint.__file__).parent
 
 # Lowest first. Parts of one level do not import each other.
 LEVELS = [
-    {"errors", "text"},
+    {"errors", "text", "codec"},
+    {"plots"},
     {"wire"},
     {"engine", "rollcall"},
     {"server"},
@@ -33,14 +34,10 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 
 # Folders and modules, with all that is below them.
 PURE = {
-    *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text"),
+    *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text", "rallypoint.codec"),
     *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.diagnose.findings"),
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),
-    *(
-        f"rallypoint.watch.timeline.{name}"
-        for name in ("blame", "courses", "judgement", "members", "records", "rows", "timeline")
-    ),
-    *(f"rallypoint.bench.{name}" for name in ("dialects", "results")),
+    *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "members", "records", "timeline")),
 }
 IMPURE_MODULES = {
     "rallypoint.diagnose.findings",

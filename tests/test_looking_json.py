@@ -133,52 +133,6 @@ def test_a_part_is_read_as_it_was_told() -> None:
     assert (found.part, found.part_seconds) == (part, 1.0)
 
 
-texts = st.text(st.characters(blacklist_categories=[]), max_size=8)  # surrogates as well
-waits = st.lists(st.builds(Wait, st.lists(texts).map(tuple), numbers, moments), max_size=2).map(tuple)
-
-
-def _several(each: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(each, max_size=2).map(tuple)
-
-
-def _snapshots(relays: st.SearchStrategy[tuple[Relay, ...]]) -> st.SearchStrategy[Snapshot]:
-    return st.builds(
-        Snapshot,
-        *(texts, texts, texts, numbers, texts, moments, moments, moments),
-        clients=_several(
-            st.builds(Client, numbers, texts, moments, identities, numbers, numbers, numbers, waits)
-        ),
-        relays=relays,
-        barriers=_several(st.builds(Barrier, texts, numbers, numbers, _several(st.tuples(numbers, moments)))),
-        gone=_several(st.builds(Gone, numbers, identities, moments, texts)),
-        keys=_several(st.builds(Key, texts, numbers, numbers, numbers, texts)),
-        value=st.none() | st.builds(Value, texts, numbers, texts),
-        group_writers=_several(st.tuples(numbers, numbers)),
-        rosters=_several(st.tuples(texts, texts)),
-        operations=_several(st.builds(Operation, texts, numbers, moments, moments, moments)),
-        history=_several(st.builds(Second, moments, numbers, moments, numbers, numbers)),
-        errors=_several(st.builds(Mishap, moments, texts, texts)),
-        incomplete=texts,
-        plan=texts,
-        sent=numbers,
-    )
-
-
-some_snapshots = st.recursive(
-    _snapshots(st.just(())),
-    lambda parts: _snapshots(
-        _several(st.builds(Relay, numbers, texts, moments, st.booleans(), st.none() | parts, moments, waits))
-    ),
-    max_leaves=3,
-)
-
-
-@settings(repeatable, max_examples=50)
-@given(some_snapshots)
-def test_a_snapshot_is_the_same_when_it_has_been_written_and_read(known: Snapshot) -> None:
-    assert Snapshot.from_json(known.to_json()) == known
-
-
 json_values = st.recursive(
     st.none()
     | st.booleans()
@@ -209,22 +163,28 @@ def _replaced(content: Any, way: tuple[Any, ...], value: Any) -> Any:
 
 
 _PART = part("node-b", clients=ranks([2], "node-b"), barriers=(Barrier("b", 4, 1, ((3, 1.0),)),))
-WHOLE: Any = json.loads(
-    snapshot(
-        clients=(rolls.client(1, rank(0), Wait(("k", "l"), 9, 1.5)), rolls.client(2)),
-        relays=(rolls.relay(5, part("node-c", relays=(rolls.relay(6, _PART, waits=(rolls.wait("k"),)),))),),
-        barriers=(Barrier("b", 4, 3, ((1, 2.0), (5, 1.0))),),
-        gone=(Gone(8, rank(3), 2.0, "why"),),
-        keys=(Key("k", 1, 2, 3, "rank 0"),),
-        value=Value("k", 1, "00"),
-        group_writers=((0, 1), (2, 5)),
-        rosters=(("job", "{}"),),
-        plan=plan(("node-a", 4)),
-        operations=(Operation("GET", 1, 2.0, 3.0, 4.0),),
-        history=(Second(1.0, 2, 3.0, 4, 5),),
-        errors=(Mishap(1.0, "peer", "reason"),),
-    ).to_json()
+KNOWN = snapshot(
+    clients=(rolls.client(1, rank(0), Wait(("k", "l"), 9, 1.5)), rolls.client(2)),
+    relays=(rolls.relay(5, part("node-c", relays=(rolls.relay(6, _PART, waits=(rolls.wait("k"),)),))),),
+    barriers=(Barrier("b", 4, 3, ((1, 2.0), (5, 1.0))),),
+    gone=(Gone(8, rank(3), 2.0, "why"),),
+    keys=(Key("k", 1, 2, 3, "rank 0"),),
+    value=Value("k", 1, "00"),
+    group_writers=((0, 1), (2, 5)),
+    rosters=(("job", "{}"),),
+    plan=plan(("node-a", 4)),
+    operations=(Operation("GET", 1, 2.0, 3.0, 4.0),),
+    history=(Second(1.0, 2, 3.0, 4, 5),),
+    errors=(Mishap(1.0, "peer", "reason"),),
 )
+WHOLE: Any = json.loads(KNOWN.to_json())
+
+
+def test_a_snapshot_is_the_same_when_it_has_been_written_and_read() -> None:
+    assert Snapshot.from_json(KNOWN.to_json()) == KNOWN
+    with pytest.raises(ProtocolError, match="cannot be read: accepted: ") as caught:
+        Snapshot.from_json(json.dumps(WHOLE | {"accepted": 1 << 64}))
+    assert "same version" in caught.value.hint
 
 
 @settings(repeatable, max_examples=600)
@@ -237,40 +197,3 @@ def test_what_comes_over_the_network_is_read_or_refused_and_what_is_read_has_a_m
     except ProtocolError:
         return
     judge(found)
-
-
-@repeatable
-@given(st.binary() | json_values.map(lambda each: json.dumps(each).encode()))
-def test_what_is_no_snapshot_is_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolError, match="cannot be read"):
-        Snapshot.from_json(data)
-
-
-@pytest.mark.parametrize("data", ["[" * 100_000, '{"relays":' * 100_000, b"\xff", "1" * 5_000])
-def test_what_python_refuses_to_read_is_refused(data: str | bytes) -> None:
-    with pytest.raises(ProtocolError, match="cannot be read"):
-        Snapshot.from_json(data)
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        '"quiet_seconds":{}',
-        '"clients":[{{"id":1,"peer":"p","seconds":{}}}]',
-        '"barriers":[{{"key":"b","size":2,"arrived":1,"members":[[1,{}]]}}]',
-    ],
-)
-def test_what_is_no_number_of_seconds_is_refused(text: str, number: str) -> None:
-    """Python reads them all, and so they would come into sums and texts."""
-    with pytest.raises(ProtocolError, match="cannot be read"):
-        Snapshot.from_json(json.dumps(WHOLE)[:-1] + "," + text.format(number) + "}")
-    Snapshot.from_json(json.dumps(WHOLE)[:-1] + "," + text.format("1.5") + "}")
-
-
-@pytest.mark.parametrize("number", [1 << 64, -1 << 64, 10**4_000])
-def test_what_nobody_can_have_counted_is_refused(number: int) -> None:
-    """Nothing could be reckoned with it, as with a duration."""
-    with pytest.raises(ProtocolError, match="cannot be read"):
-        Snapshot.from_json(json.dumps(WHOLE | {"accepted": number}))
-    assert Snapshot.from_json(json.dumps(WHOLE | {"accepted": (1 << 64) - 1})).accepted == (1 << 64) - 1

@@ -8,7 +8,7 @@ import pytest
 
 from ends import Desk, Played, pop_called, wait_in_turn
 from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.snapshot import PLAN, Key, Question, Snapshot, Value
 from rallypoint.server.core import writers
 from rallypoint.server.core.store import Core
@@ -310,7 +310,7 @@ def test_a_rank_behind_a_relay_is_told_with_the_relay(desk: Desk) -> None:
 
 def test_workers_plan_and_rosters_are_told(desk: Desk) -> None:
     (client,) = desk.open()
-    plan = Plan(2, (Machine("node-a", 0, 4),)).to_json()
+    plan = Plan(2, (PlannedMachine("node-a", 0, 4),)).to_json()
     client.send(add(b"init/", 3) + set_(b"/" + PLAN.encode(), plan.encode()))
     client.send(
         set_(b"/rallypoint/meeting/job/7/roster", b'{"who":1}') + set_(b"/rallypoint/meeting/roster", b"")

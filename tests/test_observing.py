@@ -32,7 +32,7 @@ from rallypoint.rollcall.events import (
     from_line,
 )
 from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.snapshot import PLAN
 from rallypoint.server.core.about import About
 from rallypoint.server.core.outbox import Close, CoreFault, Work
@@ -249,13 +249,13 @@ def test_a_wait_that_a_relay_ends_is_told_with_the_relay(observed: Observed) -> 
 
 def test_a_plan_is_told_when_it_is_new(observed: Observed) -> None:
     (client,) = observed.open()
-    plans = [Plan(number, (Machine("node-a", 0, 4),)) for number in range(2)]
+    plans = [Plan(number, (PlannedMachine("node-a", 0, 4),)) for number in range(2)]
     for plan in plans:
         for _ in range(2):
             client.send(set_(b"/" + PLAN.encode(), plan.to_json().encode()))
             observed.core.end_second()
         assert observed.take() == [RoundPlanned(1_010.0, plan)]
-    long = Plan(0, tuple(Machine("node-" + "x" * 100, number, 1) for number in range(4_000)))
+    long = Plan(0, tuple(PlannedMachine("node-" + "x" * 100, number, 1) for number in range(4_000)))
     for garbage in (b"", b"\xff", b"{}", b"[]", long.to_json().encode()):
         client.send(set_(b"/" + PLAN.encode(), garbage))
         observed.core.end_second()

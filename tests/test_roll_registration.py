@@ -29,7 +29,7 @@ from rallypoint.pytorch.attendance import AGENTS, AskingSchedule, RollCall, name
 from rallypoint.pytorch.substitution import StoreParameters, make_store
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import PLAN, Gone, Question, Snapshot
 from rallypoint.stores.absence import HEAD
@@ -50,7 +50,9 @@ MEMBERS = (Member("a", "node-a", 1), Member("b", "node-b", 2), Member("c", "node
 
 def test_ranks_are_numbered_machine_by_machine() -> None:
     planned = plan_of(2, MEMBERS, [2, 3, 1])
-    assert planned == Plan(2, (Machine("node-a", 0, 2), Machine("node-b", 2, 3), Machine("node-a", 5, 1)))
+    assert planned == Plan(
+        2, (PlannedMachine("node-a", 0, 2), PlannedMachine("node-b", 2, 3), PlannedMachine("node-a", 5, 1))
+    )
     assert Plan.from_json(planned.to_json()) == planned
 
 
@@ -241,7 +243,7 @@ def test_who_is_expected_is_written_down_once_all_agents_have_told(
         start()
         assert not store.check([PLAN])
         _tell_sizes(store)
-        planned = Plan(1, (Machine("node-a", 0, 2), Machine("node-b", 2, 2)))
+        planned = Plan(1, (PlannedMachine("node-a", 0, 2), PlannedMachine("node-b", 2, 2)))
         assert Plan.from_json(store.get(PLAN).decode()) == planned
         assert json.loads(store.get(HEAD)) == [server.host, server.port]
         roll = judge(_look((server.host, server.port)))

@@ -11,7 +11,7 @@ import pytest
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import MOST_RANKS
-from rallypoint.rollcall.roll import Machine, Roll, Standing, State
+from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Barrier, Gone
 from rolls import GLOO, client, part, plan, rank, ranks, relay, snapshot, wait
 
@@ -45,7 +45,7 @@ def test_a_rank_is_the_sum_of_its_connections() -> None:
     (found,) = judge(snapshot(clients=(one, other))).ranks
     assert found == Standing(
         rank=3,
-        state=State.WAITING,
+        state=RankState.WAITING,
         host="node-b",
         pid=103,
         source=Source.HELLO,
@@ -84,10 +84,10 @@ def test_a_client_of_a_relay_is_on_its_machine_unless_it_says_otherwise() -> Non
     roll = judge(snapshot(clients=ranks([0]), relays=(relay(2, told),)))
     assert {each.rank: each.host for each in roll.ranks} == {0: "", 4: "node-b", 5: "node-c", 6: "node-d"}
     assert roll.machines == (
-        Machine("node-b", (4,)),
-        Machine("node-c", (5,)),
-        Machine("node-d", (6,)),
-        Machine("", (0,)),
+        MachineRanks("node-b", (4,)),
+        MachineRanks("node-c", (5,)),
+        MachineRanks("node-d", (6,)),
+        MachineRanks("", (0,)),
     )
 
 
@@ -167,10 +167,10 @@ def test_a_plan_says_who_is_expected_and_where() -> None:
     roll = judge(snapshot(clients=ranks([0, 1, 2, 4, 5, 6]), plan=TWO_NODES))
     assert (roll.expected, roll.joined) == (8, 6)
     assert [(each.rank, each.state, each.host) for each in roll.missing] == [
-        (3, State.LATE, "node-a"),
-        (7, State.LATE, "node-b"),
+        (3, RankState.LATE, "node-a"),
+        (7, RankState.LATE, "node-b"),
     ]
-    assert roll.machines == (Machine("node-a", (0, 1, 2, 3)), Machine("node-b", (4, 5, 6, 7)))
+    assert roll.machines == (MachineRanks("node-a", (0, 1, 2, 3)), MachineRanks("node-b", (4, 5, 6, 7)))
 
 
 def test_ranks_say_how_many_they_are() -> None:
@@ -350,7 +350,7 @@ def test_who_has_not_come_to_a_barrier_of_all() -> None:
 
 def test_who_waits_at_a_barrier_waits() -> None:
     roll = at_barrier()
-    assert standing(roll, 2).state is State.WAITING
+    assert standing(roll, 2).state is RankState.WAITING
     assert (standing(roll, 2).waits, standing(roll, 2).wait_seconds) == (("b",), 7.0)
     (found,) = roll.awaited
     assert (found.key, found.is_barrier, found.ranks, found.others) == ("b", True, (0, 1, 2), 0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.roll import Roll, State
+from rallypoint.rollcall.roll import RankState, Roll
 from rallypoint.rollcall.snapshot import Barrier, Gone, Relay, Snapshot
 from rolls import GLOO, big_job, client, part, plan, relay, snapshot, wait
 
@@ -111,9 +111,9 @@ def check_that_nothing_is_guessed(whole: Snapshot, roll: Roll) -> None:
     claimed = {each.who.rank for place in told for each in place.clients}
     written = {number for place in told for number, _ in place.group_writers}
     assert {
-        each.rank for each in roll.ranks if each.state in (State.JOINED, State.WAITING)
+        each.rank for each in roll.ranks if each.state in (RankState.JOINED, RankState.WAITING)
     } <= claimed | written
-    if any(each.state is State.LATE for each in roll.ranks):
+    if any(each.state is RankState.LATE for each in roll.ranks):
         assert all(relay.part is not None and relay.present for place in told for relay in place.relays)
         assert roll.unknown == 0 or len(roll.meetings) == 1
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rallypoint.rollcall.identity import NOBODY
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.roll import Awaited, Roll, Standing, State
+from rallypoint.rollcall.roll import Awaited, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Gone
 from rallypoint.rollcall.words import headline, missing_text, owed_text, stall_text, unseen_text, wait_text
 from rallypoint.text import duration, ranks_text, shown
@@ -66,7 +66,7 @@ def test_one_rank_of_one_is_not_called_all() -> None:
 
 def test_the_missing_are_named_by_machine_and_those_without_one_last() -> None:
     standings = tuple(
-        Standing(number, State.LATE, host)
+        Standing(number, RankState.LATE, host)
         for number, host in [
             (0, ""),
             (3, "node-b"),
@@ -120,14 +120,14 @@ def test_a_wait(awaited: Awaited, text: str) -> None:
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        (State.JOINED, "rank 3 on node-b should write it: it is here"),
-        (State.WAITING, "rank 3 on node-b should write it: it is here, and waits itself"),
-        (State.LATE, "rank 3 on node-b should write it: it has not come"),
-        (State.UNSEEN, "rank 3 on node-b should write it: it was not seen"),
-        (State.GONE, "rank 3 on node-b should write it: it has gone"),
+        (RankState.JOINED, "rank 3 on node-b should write it: it is here"),
+        (RankState.WAITING, "rank 3 on node-b should write it: it is here, and waits itself"),
+        (RankState.LATE, "rank 3 on node-b should write it: it has not come"),
+        (RankState.UNSEEN, "rank 3 on node-b should write it: it was not seen"),
+        (RankState.GONE, "rank 3 on node-b should write it: it has gone"),
     ],
 )
-def test_who_owes_a_key_and_how_it_stands(state: State, text: str) -> None:
+def test_who_owes_a_key_and_how_it_stands(state: RankState, text: str) -> None:
     awaited = Awaited("k", (0,), 0, 41.0, owed_by=3, owed="rank 3")
     assert owed_text(replace(EMPTY, ranks=(Standing(3, state, "node-b"),)), awaited) == text
 
@@ -206,7 +206,9 @@ def test_a_long_name_loses_its_middle() -> None:
 NAMES = st.text(max_size=300)
 NUMBERS = st.integers(0, 1 << 20)
 STANDINGS = st.lists(
-    st.builds(Standing, NUMBERS, st.sampled_from(State), NAMES), max_size=40, unique_by=lambda each: each.rank
+    st.builds(Standing, NUMBERS, st.sampled_from(RankState), NAMES),
+    max_size=40,
+    unique_by=lambda each: each.rank,
 )
 AWAITED = st.lists(
     st.builds(

@@ -30,7 +30,7 @@ from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look, look_through
 from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import counted_request, request
+from rallypoint.wire.encoding import counted_request
 from rallypoint.wire.opcodes import Op
 from rolls import GLOO
 from threads import serving_in_a_thread
@@ -97,10 +97,6 @@ class Job:
 
     def wait(self, rank: int, key: str) -> None:
         self.ranks[rank].send(counted_request(Op.WAIT, [b"/" + key.encode()]), Deadline(SECONDS))
-
-    def enter(self, rank: int, key: str, size: int) -> None:
-        message = request(Op.BARRIER, b"/" + key.encode(), tail=struct.pack("<q", size))
-        self.ranks[rank].send(message, Deadline(SECONDS))
 
 
 @pytest.fixture
@@ -177,17 +173,6 @@ def test_a_rank_that_leaves_has_gone(server: Place, job: Job, status: Status) ->
     assert (gone.code, gone.lines[0].startswith("rank 1: gone ")) == (1, True)
 
 
-def test_barriers(server: Place, job: Job, status: Status) -> None:
-    for rank in (0, 1, 3):
-        job.join(server, rank)
-    for rank in (0, 3):
-        job.enter(rank, "epoch", 4)
-    until(server, all_wait(2))
-    (line,) = (line for line in status(server.address).lines if line.startswith("barriers"))
-    assert line.startswith("barriers  `epoch`: 2 of 4 arrived, for ")
-    assert line.endswith("; missing: 1 and 2")
-
-
 def test_waits_keys_and_a_rank(server: Place, job: Job, status: Status) -> None:
     job.join(server, 0)
     job.wait(0, GLOO.format(3))
@@ -218,18 +203,6 @@ def test_json(server: Place, job: Job, status: Status) -> None:
     assert content["snapshot"]["kind"] == "server"
     ids = [each["who"].get("rank") for each in content["snapshot"]["clients"]]
     assert 0 in ids
-
-
-def test_a_terminal_obeys_no_key(server: Place, job: Job, status: Status) -> None:
-    job.join(server, 0)
-    job.wait(0, "\x1b[2J\nall 4 ranks joined")
-    with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.TOOL) as store:
-        store.set("\x1b[31m", b"")
-    until(server, all_wait(1))
-    for words in ((), ("--waits",), ("--keys",), ("--rank", "0")):
-        text = status(server.address, *words).out
-        assert "\x1b" not in text
-        assert "all 4 ranks joined" not in text.splitlines()
 
 
 def test_looking_changes_nothing(server: Place, status: Status) -> None:

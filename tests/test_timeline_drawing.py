@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 from collections.abc import Callable, Iterator
 from itertools import combinations
@@ -15,13 +14,12 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from rallypoint.errors import RallypointError, UsageError
+from rallypoint import plots as paper
 from rallypoint.rollcall.events import Connected, Event, RoundPlanned, Stopped
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline import drawing
-from rallypoint.watch.timeline import plot_style as paper
+from rallypoint.watch.timeline.drawing import MOST_ROWS, counts, rows_of, spans_of
 from rallypoint.watch.timeline.judgement import judge
-from rallypoint.watch.timeline.rows import MOST_ROWS, counts, rows_of, spans_of
 from rallypoint.watch.timeline.timeline import Timeline
 from startups import BEGIN, START, arrival, key_of, open_wait, record_of, straggler, wait
 
@@ -31,14 +29,14 @@ def _judged(*events: Event) -> Timeline:
 
 
 def _draw(timeline: Timeline) -> Figure:
-    with paper.drawing():
+    with paper.drawing(math=False):
         figure = drawing.draw(timeline)
         figure.draw_without_rendering()  # lays it out
     return figure
 
 
 def _missing() -> Timeline:
-    plan = RoundPlanned(BEGIN - 1, Plan(0, (Machine("node-a", 0, 2), Machine("node-b", 2, 2))))
+    plan = RoundPlanned(BEGIN - 1, Plan(0, (PlannedMachine("node-a", 0, 2), PlannedMachine("node-b", 2, 2))))
     events = [event for rank in range(3) for event in arrival(rank, 0.1 * rank, f"node-{'aab'[rank]}")]
     waits = [open_wait(rank, 0.5, key_of(3)) for rank in range(3)]
     return _judged(START, plan, *events, *waits, Stopped(BEGIN + 50))
@@ -249,38 +247,6 @@ def test_an_svg_says_in_words_what_it_shows(tmp_path: Path) -> None:
     text = path.read_text()
     assert "<dc:title>rank 5 on node-0001 came 41.2 s after the first;" in text
     assert "<dc:date>" not in text
-
-
-@pytest.mark.parametrize("name", ["plot.gif", "plot", ".svg"])
-def test_other_suffixes_are_refused_beforehand(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no SVG, PNG or PDF"):
-        paper.check_plot(tmp_path / name)
-
-
-def test_a_folder_that_is_not_there_is_told_beforehand(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no folder"):
-        paper.check_plot(tmp_path / "nowhere" / "plot.svg")
-
-
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "plot.svg").mkdir()
-    with pytest.raises(RallypointError, match="cannot write"):
-        drawing.save(_alone(), tmp_path / "plot.svg")
-
-
-def test_without_matplotlib_it_is_told_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError("No module named 'matplotlib'")
-        return original(name, *args, **kwargs)
-
-    original = builtins.__import__
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(UsageError, match="figures need matplotlib") as caught:
-        paper.check_plot(tmp_path / "plot.svg")
-    assert "rallypoint[bench]" in caught.value.hint
 
 
 @pytest.fixture(autouse=True)

@@ -21,9 +21,9 @@ from rallypoint.rollcall.events import (
     Waited,
 )
 from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline.judgement import judge
-from rallypoint.watch.timeline.records import Ending
+from rallypoint.watch.timeline.records import WaitEnding
 from rallypoint.watch.timeline.timeline import Timeline
 from startups import BEGIN, START, arrival, client_of, key_of, open_wait, record_of, straggler, wait
 
@@ -140,7 +140,7 @@ def test_overlapping_waits_of_one_rank_count_once() -> None:
 
 
 def test_who_never_came_is_first_and_on_the_machine_of_the_plan() -> None:
-    plan = RoundPlanned(BEGIN - 1, Plan(0, (Machine("node-a", 0, 2), Machine("node-b", 2, 2))))
+    plan = RoundPlanned(BEGIN - 1, Plan(0, (PlannedMachine("node-a", 0, 2), PlannedMachine("node-b", 2, 2))))
     events: list[Event] = [plan, *arrival(0, 0.0), *arrival(1, 0.1), *arrival(2, 0.2, "node-b")]
     events += [open_wait(rank, 0.5, key_of(3)) for rank in range(3)]
     timeline = _judged(START, *events, Stopped(BEGIN + 100))
@@ -152,7 +152,7 @@ def test_who_never_came_is_first_and_on_the_machine_of_the_plan() -> None:
     assert timeline.straggling.waited == pytest.approx(3 * 99.5)
     assert timeline.straggling.is_for_them
     assert timeline.seconds == pytest.approx(100)
-    assert {each.ending for each in timeline.present} == {Ending.OPEN}
+    assert {each.ending for each in timeline.present} == {WaitEnding.OPEN}
 
 
 def test_without_a_plan_the_ranks_themselves_say_how_many_they_are() -> None:
@@ -173,7 +173,7 @@ def test_who_gave_up_has_not_come_up() -> None:
     timeline = _judged(START, *events)
     assert not timeline.is_over
     assert timeline.missing == ()
-    assert timeline.members[-1].ending is Ending.GIVEN_UP
+    assert timeline.members[-1].ending is WaitEnding.GIVEN_UP
 
 
 # Who takes part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.errors import UsageError
-from rallypoint.watch.web.access import Access, Bearing, Verdict, check_token, is_loopback_name
+from rallypoint.watch.web.access import Access, AccessVerdict, Bearing, check_token, is_loopback_name
 
 TOKEN = "correct-horse-battery"
 LOCAL = Access()
@@ -28,30 +28,30 @@ def test_names_of_loopback() -> None:
 def test_a_strange_name_is_refused_before_all_else(access: Access) -> None:
     """As a page elsewhere asks for whose name was made to lead here."""
     bearing = Bearing("evil.example", authorization=f"Bearer {TOKEN}", token=TOKEN)
-    assert access.judge(bearing) is Verdict.STRANGE_NAME
+    assert access.judge(bearing) is AccessVerdict.STRANGE_NAME
 
 
 def test_on_loopback_without_a_token_everybody_may() -> None:
-    assert LOCAL.judge(Bearing("localhost:8080")) is Verdict.ALLOW
+    assert LOCAL.judge(Bearing("localhost:8080")) is AccessVerdict.ALLOW
 
 
 BEARINGS = [
-    (Bearing(), Verdict.REFUSE),
-    (Bearing(authorization=f"Bearer {TOKEN}"), Verdict.ALLOW),
-    (Bearing(authorization=f"bearer   {TOKEN} "), Verdict.ALLOW),
-    (Bearing(authorization=f"Bearer {TOKEN}x"), Verdict.REFUSE),
-    (Bearing(authorization=TOKEN), Verdict.REFUSE),
-    (Bearing(authorization=f"Basic {TOKEN}"), Verdict.REFUSE),
-    (Bearing(token=TOKEN), Verdict.ADMIT),
-    (Bearing(token=""), Verdict.REFUSE),
-    (Bearing(token="wörse"), Verdict.REFUSE),
-    (Bearing(token="\udc80"), Verdict.REFUSE),
-    (Bearing(cookies={"here": GUARDED.pass_}), Verdict.ALLOW),
-    (Bearing(cookies={"there": GUARDED.pass_}), Verdict.REFUSE),
-    (Bearing(cookies={"here": TOKEN}), Verdict.REFUSE),
-    (Bearing(cookies={"here": Access("another-token-of-old").pass_}), Verdict.REFUSE),
-    (Bearing(authorization="Bearer wrong", cookies={"here": GUARDED.pass_}), Verdict.REFUSE),
-    (Bearing(token="wrong", cookies={"here": GUARDED.pass_}), Verdict.REFUSE),
+    (Bearing(), AccessVerdict.REFUSE),
+    (Bearing(authorization=f"Bearer {TOKEN}"), AccessVerdict.ALLOW),
+    (Bearing(authorization=f"bearer   {TOKEN} "), AccessVerdict.ALLOW),
+    (Bearing(authorization=f"Bearer {TOKEN}x"), AccessVerdict.REFUSE),
+    (Bearing(authorization=TOKEN), AccessVerdict.REFUSE),
+    (Bearing(authorization=f"Basic {TOKEN}"), AccessVerdict.REFUSE),
+    (Bearing(token=TOKEN), AccessVerdict.ADMIT),
+    (Bearing(token=""), AccessVerdict.REFUSE),
+    (Bearing(token="wörse"), AccessVerdict.REFUSE),
+    (Bearing(token="\udc80"), AccessVerdict.REFUSE),
+    (Bearing(cookies={"here": GUARDED.pass_}), AccessVerdict.ALLOW),
+    (Bearing(cookies={"there": GUARDED.pass_}), AccessVerdict.REFUSE),
+    (Bearing(cookies={"here": TOKEN}), AccessVerdict.REFUSE),
+    (Bearing(cookies={"here": Access("another-token-of-old").pass_}), AccessVerdict.REFUSE),
+    (Bearing(authorization="Bearer wrong", cookies={"here": GUARDED.pass_}), AccessVerdict.REFUSE),
+    (Bearing(token="wrong", cookies={"here": GUARDED.pass_}), AccessVerdict.REFUSE),
 ]
 
 

@@ -24,11 +24,12 @@ from processes import end
 from rallypoint.cli.main import main
 from rallypoint.errors import ConnectError, PortInUseError, UsageError
 from rallypoint.server.process import startup as process
-from rallypoint.watch.web import events, extra
+from rallypoint.watch.web import app as web_app
+from rallypoint.watch.web import hosting
 from rallypoint.watch.web import poller as watching
-from rallypoint.watch.web.events import MOST_VIEWERS, EventStream
+from rallypoint.watch.web.app import MOST_VIEWERS, EventStream
 from rallypoint.watch.web.hosting import HostedPage, host_web
-from rallypoint.watch.web.poller import Watch
+from rallypoint.watch.web.poller import StoreWatch
 from raw import until
 from threads import serving_in_a_thread
 from web_stores import ScriptedStore, job, page_about
@@ -224,7 +225,7 @@ def test_who_takes_nothing_any_more_is_dropped(
 ) -> None:
     """What is on its way is all that is kept for somebody who does not read."""
     monkeypatch.setattr(watching, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(events, "_TAKE_SECONDS", 0.05)
+    monkeypatch.setattr(web_app, "_TAKE_SECONDS", 0.05)
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -236,8 +237,8 @@ def test_who_takes_nothing_any_more_is_dropped(
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def work() -> Watch:
-        watch = Watch(ScriptedStore(job(EIGHT)).look, "")
+    async def work() -> StoreWatch:
+        watch = StoreWatch(ScriptedStore(job(EIGHT)).look, "")
         await asyncio.wait_for(EventStream(watch)({"type": "http"}, receive, send), SECONDS)
         return watch
 
@@ -330,7 +331,7 @@ def test_a_page_in_a_process_of_its_own_for_others_needs_a_token(real_store: tup
 def test_without_the_extra_it_says_what_to_install(
     real_store: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr(hosting, "find_spec", lambda name: None if name == "uvicorn" else object())
     with pytest.raises(UsageError, match="needs uvicorn: not installed") as found:
         host_web(real_store)
     assert found.value.hint == "pip install 'rallypoint[web]'"

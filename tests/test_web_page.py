@@ -20,7 +20,7 @@ from rallypoint.errors import ConnectError
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.snapshot import Mishap
 from rallypoint.rollcall.words import headline
-from rallypoint.watch.web.merge_patch import difference
+from rallypoint.watch.web.picture import difference
 from raw import until
 from web_browser import PHONE, Look, browsing, looking
 from web_stores import NOW, ScriptedStore, job, page_about

@@ -13,7 +13,7 @@ import pytest
 from rallypoint.errors import ConnectError
 from rallypoint.rollcall.snapshot import Question, Snapshot
 from rallypoint.watch.web import poller as watching
-from rallypoint.watch.web.poller import Sight, Watch, next_frame, take_sight
+from rallypoint.watch.web.poller import Sight, StoreWatch, next_frame, take_sight
 from test_web_picture import apply
 from web_stores import ScriptedStore, job
 
@@ -87,18 +87,9 @@ def test_who_answers_slowly_is_asked_less_often() -> None:
 # Looking
 
 
-def test_nobody_looks_and_nothing_is_asked(store: ScriptedStore) -> None:
-    async def work() -> None:
-        Watch(store.look, "")
-        await asyncio.sleep(0)
-
-    run(work)
-    assert store.looks == 0
-
-
 def test_what_was_just_seen_is_not_asked_again(store: ScriptedStore) -> None:
     async def work() -> None:
-        watch = Watch(store.look, "")
+        watch = StoreWatch(store.look, "")
         first, second = await asyncio.gather(watch.sight(), watch.sight())
         assert first is second is await watch.sight()
         assert store.looks == 1
@@ -116,7 +107,7 @@ def test_who_gives_up_does_not_end_the_look_of_others() -> None:
         return job(EIGHT)
 
     async def work() -> None:
-        watch = Watch(look, "")
+        watch = StoreWatch(look, "")
         hasty, patient = asyncio.create_task(watch.sight()), asyncio.create_task(watch.sight())
         await asyncio.sleep(0)
         hasty.cancel()
@@ -143,7 +134,7 @@ def test_questions_wait_for_each_other() -> None:
         return job(EIGHT)
 
     async def work() -> None:
-        watch = Watch(look, "")
+        watch = StoreWatch(look, "")
         await asyncio.gather(*(watch.ask(Question(search=str(each))) for each in range(8)))
 
     run(work)
@@ -156,7 +147,7 @@ def test_questions_wait_for_each_other() -> None:
 @pytest.mark.usefixtures("hasty")
 def test_a_viewer_who_keeps_up_gets_patches(store: ScriptedStore) -> None:
     async def work() -> None:
-        watch = Watch(store.look, "")
+        watch = StoreWatch(store.look, "")
         events = watch.events()
         kind, number, mirror = read(await anext(events))
         assert (kind, number) == ("whole", 1)
@@ -175,7 +166,7 @@ def test_a_viewer_who_keeps_up_gets_patches(store: ScriptedStore) -> None:
 @pytest.mark.usefixtures("hasty")
 def test_a_viewer_who_is_slow_gets_the_whole_of_the_latest(store: ScriptedStore) -> None:
     async def work() -> None:
-        watch = Watch(store.look, "")
+        watch = StoreWatch(store.look, "")
         slow, quick = watch.events(), watch.events()
         assert read(await anext(slow))[0] == "whole"
         async for event in quick:
@@ -194,7 +185,7 @@ def test_a_viewer_who_is_slow_gets_the_whole_of_the_latest(store: ScriptedStore)
 @pytest.mark.usefixtures("hasty")
 def test_when_the_last_viewer_has_left_nothing_more_is_asked(store: ScriptedStore) -> None:
     async def work() -> None:
-        watch = Watch(store.look, "")
+        watch = StoreWatch(store.look, "")
         events = watch.events()
         await anext(events)
         assert watch.viewers == 1
@@ -214,7 +205,7 @@ def test_when_the_last_viewer_has_left_nothing_more_is_asked(store: ScriptedStor
 
 def test_close_lets_all_viewers_go(store: ScriptedStore) -> None:
     async def work() -> None:
-        watch = Watch(store.look, "")
+        watch = StoreWatch(store.look, "")
         viewers = [watch.events() for _ in range(3)]
         for each in viewers:
             await anext(each)
@@ -238,7 +229,7 @@ def test_a_defect_ends_the_streams_and_is_logged(
     monkeypatch.setattr(watching, "next_frame", fail)
 
     async def work() -> None:
-        watch = Watch(store.look, "")
+        watch = StoreWatch(store.look, "")
         assert await anext(watch.events(), None) is None
 
     run(work)

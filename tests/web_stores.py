@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from rallypoint.errors import RallypointError
 from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.plan import Machine, Plan
+from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.snapshot import (
     Barrier,
     Client,
@@ -25,7 +25,7 @@ from rallypoint.rollcall.snapshot import (
 )
 from rallypoint.server.process.binding import listen
 from rallypoint.watch.web.access import Access
-from rallypoint.watch.web.poller import Watch
+from rallypoint.watch.web.poller import StoreWatch
 from rallypoint.watch.web.serving import WebServer
 
 NOW = 1_760_000_000.0
@@ -82,7 +82,7 @@ def job(
 def _plan(machines: Mapping[str, int]) -> Plan:
     first, placed = 0, []
     for host, count in machines.items():
-        placed.append(Machine(host, first, count))
+        placed.append(PlannedMachine(host, first, count))
         first += count
     return Plan(0, tuple(placed))
 
@@ -170,7 +170,7 @@ def page_about(
     listeners = listen("127.0.0.1", port)
     port = listeners[0].getsockname()[1]
     ready = threading.Event()
-    watch = Watch(store.look, "node-0:29500")
+    watch = StoreWatch(store.look, "node-0:29500")
     server = WebServer(watch, Access(token, loopback, f"rallypoint_{port}"), ready.set)
     thread = threading.Thread(target=server.run, args=(listeners,))
     thread.start()

@@ -10,10 +10,11 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
+from rallypoint import codec
 from rallypoint.errors import RallypointError, UsageError
 
 FORMAT: Final = 1
@@ -191,7 +192,7 @@ def title(record: Record) -> str:
 
 def to_json(results: Results) -> str:
     """The results as a document: besides every round, what follows from them."""
-    document = {"format": FORMAT, **asdict(results)}
+    document = {"format": FORMAT, **codec.to_json(results)}
     for record, written in zip(results.records, document["records"], strict=True):
         for entry in record.entries.values():
             written["entries"][entry.target]["summary"] = _summary(record, entry)
@@ -203,9 +204,9 @@ def _summary(record: Record, entry: Entry) -> dict[str, Any]:
     ratio = record.ratio(entry, baseline) if baseline else None
     found = entry.spread()
     return {
-        "value": asdict(found) if found else None,
+        "value": codec.to_json(found),
         "against": baseline.target if baseline else None,
-        "ratio": asdict(ratio) if ratio else None,
+        "ratio": codec.to_json(ratio),
     }
 
 
@@ -213,40 +214,14 @@ def from_json(text: str, source: str) -> Results:
     """The results in a document; UsageError, which names `source`, if it is none of ours."""
     try:
         document = json.loads(text)
-        if document.pop("format") != FORMAT:
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise ValueError("it is of another format")
-        results = Results(**{**document, "records": [_record(each) for each in document["records"]]})
-        for each in (results.machine, results.versions, results.limits):
-            each.items()  # an AttributeError if it is no object
-        return results
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return codec.from_json(Results, document)
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{source} is no result of this version's `rallypoint bench`: {error}",
             hint="give a file that `rallypoint bench … --json FILE` wrote",
         ) from error
-
-
-def _record(document: dict[str, Any]) -> Record:
-    entries = {name: _entry(entry) for name, entry in document["entries"].items()}
-    record = Record(**{**document, "entries": entries})
-    if record.unit not in get_args(Unit) or not isinstance(record.ranks, int):
-        raise ValueError(f"a record has the unit {record.unit!r} and {record.ranks!r} ranks")
-    return record
-
-
-def _entry(document: dict[str, Any]) -> Entry:
-    return Entry(document["target"], [_sample(each) for each in document["samples"]], document["fault"])
-
-
-def _sample(document: dict[str, Any]) -> Sample:
-    """A sample, all of whose figures are numbers: whatever computes with them relies on that."""
-    sample = Sample(**document)
-    figures = {**document, **sample.extras, "extras": None}
-    if isinstance(sample.value, int | float) and all(
-        figure is None or isinstance(figure, int | float) for figure in figures.values()
-    ):
-        return sample
-    raise TypeError(f"a sample has figures that are no numbers: {document}")
 
 
 def read(path: Path) -> Results:

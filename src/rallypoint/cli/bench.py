@@ -11,6 +11,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from rallypoint import plots
 from rallypoint.bench import contest, figures, machine, names, page, tables
 from rallypoint.bench.contest import Measurement
 from rallypoint.bench.planning import BenchPlan, Wish, make_plan
@@ -118,7 +119,7 @@ def _measure(wish: Wish, json_file: Path | None, plot: Path | None) -> int:
     """Measure, then report; whatever is wrong with the options is told before anything is started."""
     machine.check_system()
     if plot:
-        figures.check_plot(plot)
+        plots.check_plot(plot)
         _check_writable(plot)
     if json_file and str(json_file) != "-":
         _check_writable(json_file)

@@ -18,7 +18,7 @@ from rallypoint.cli.endpoints import parse_place
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.errors import NotOursError, RallypointError, UsageError
 from rallypoint.text import duration, printable
-from rallypoint.watch.status.report import Asked, Report, report_on
+from rallypoint.watch.status.report import Asked, StatusReport, report_on
 
 _PAUSE_SECONDS: Final = 1.0
 
@@ -100,7 +100,7 @@ class _Screen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-        self._last: Report | None = None
+        self._last: StatusReport | None = None
         self._seen = time.monotonic()
 
     def __enter__(self) -> _Screen:
@@ -112,7 +112,7 @@ class _Screen:
     ) -> None:
         self._live.stop()
 
-    def show(self, report: Report) -> None:
+    def show(self, report: StatusReport) -> None:
         self._last, self._seen = report, time.monotonic()
         self._update([Text(line) for line in report.lines(self._console.width)], report.is_good)
 
@@ -143,7 +143,7 @@ class _Lines:
     ) -> None:
         pass
 
-    def show(self, report: Report) -> None:
+    def show(self, report: StatusReport) -> None:
         self._print(report.essence, report.lines())
 
     def miss(self, error: RallypointError) -> None:

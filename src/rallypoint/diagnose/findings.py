@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from shlex import quote
 from typing import Any
+
+from rallypoint.codec import to_json
 
 
 class State(str, Enum):
@@ -57,24 +59,7 @@ class Finding:
     """How long it took to find this out."""
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "state": self.state.value, "seconds": round(self.seconds, 3)}
-
-    @staticmethod
-    def from_json(content: dict[str, Any]) -> Finding:
-        """What another machine says; ValueError if it is none."""
-        told = of_known_fields(Finding, content)
-        texts = (told["name"], told["found"], told.get("hint", ""))
-        number = told.get("seconds", 0.0)
-        if not all(isinstance(text, str) for text in texts) or not isinstance(number, int | float):
-            raise ValueError("a finding without its texts")
-        fix = Fix(**of_known_fields(Fix, told["fix"])) if told.get("fix") else None
-        return Finding(**{**told, "state": State(told["state"]), "fix": fix})
-
-
-def of_known_fields(kind: type[Any], content: dict[str, Any]) -> dict[str, Any]:
-    """Of what another version of this package says, what this one has fields for."""
-    names = {each.name for each in fields(kind)}
-    return {name: value for name, value in content.items() if name in names}
+        return {**to_json(self), "seconds": round(self.seconds, 3)}
 
 
 def ok(name: str, found: str) -> Finding:

@@ -11,19 +11,21 @@ Files, because they need no server: they also tell of a rank that fails before t
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+from rallypoint.codec import from_text, to_text
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.text import ranks_text, shown
+
+_T = TypeVar("_T")
 
 VARIABLE = "RALLYPOINT_REPORTS"
 QUIET_VARIABLE = "RALLYPOINT_QUIET_AGENT"
@@ -95,6 +97,16 @@ class Exit:
 
 
 @dataclass(frozen=True)
+class Exits:
+    exits: tuple[Exit, ...]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    told: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class JoinProgress:
     """Ranks that have joined, of how many (0: not known yet): of the whole job, or of one machine."""
 
@@ -139,17 +151,17 @@ def report_joined() -> None:
     """Report that this process has reached the store, if it is a rank and a launcher asked for reports."""
     who = _identity()
     if who.rank >= 0:
-        _leave(f"joined-{who.rank}-{who.pid}", asdict(who))
+        _leave(f"joined-{who.rank}-{who.pid}", who)
 
 
 def report_roll(roll: JoinProgress) -> None:
     """Report which ranks have joined and which are missing."""
-    _leave("roll", asdict(roll))
+    _leave("roll", roll)
 
 
 def report_elsewhere(told: Sequence[str]) -> None:
     """Report what other machines say of their failures."""
-    _leave("elsewhere", {"told": list(told)})
+    _leave("elsewhere", Elsewhere(tuple(told)))
 
 
 def report_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
@@ -166,27 +178,27 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
         return quiet
     lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()[-_TRACEBACK_LINES:]
     failure = Failure(who, time.time(), kind.__name__, str(error), "\n".join(lines))
-    _leave(f"failed-{who.rank}-{who.pid}", asdict(failure))
+    _leave(f"failed-{who.rank}-{who.pid}", failure)
     return quiet
 
 
 def _report_exits(error: Any) -> None:
     """What torchrun's agent knows of its ranks, from its own exception."""
-    exits = [
-        asdict(Exit(int(rank), each.local_rank, each.pid, each.exitcode, float(each.timestamp)))
+    exits = tuple(
+        Exit(int(rank), each.local_rank, each.pid, each.exitcode, float(each.timestamp))
         for rank, each in error.failures.items()
-    ]
-    _leave(f"exits-{os.getpid()}", {"exits": exits})
+    )
+    _leave(f"exits-{os.getpid()}", Exits(exits))
 
 
-def _leave(name: str, content: dict[str, Any]) -> None:
+def _leave(name: str, report: object) -> None:
     """Never an error: the folder may be on another machine, or gone, or full."""
     folder = folder_of(os.environ)
     if folder is None:
         return
     draft = folder / f"{name}.draft"
     try:
-        draft.write_text(json.dumps(content))
+        draft.write_text(to_text(report))
         draft.replace(folder / f"{name}.json")  # whole, or not there
     except OSError:
         pass
@@ -203,32 +215,30 @@ class Reports:
 
     def roll(self) -> JoinProgress:
         """Of the whole job where its first machine is this one; else of the ranks on this machine."""
-        for content in self._read("roll"):
-            return JoinProgress(**content)
-        joined = [RankIdentity(**content) for content in self._read("joined-*")]
+        for roll in self._read("roll", JoinProgress):
+            return roll
+        joined = list(self._read("joined-*", RankIdentity))
         tries = max((each.tries for each in joined), default=0)
         return _roll_of_machine([each for each in joined if each.tries == tries])
 
     def failures(self) -> list[Failure]:
         """Exceptions that ended a process of this machine, first come first."""
-        contents = self._read("failed-*")
-        found = [Failure(**{**content, "who": RankIdentity(**content["who"])}) for content in contents]
-        return sorted(found, key=lambda failure: failure.time)
+        return sorted(self._read("failed-*", Failure), key=lambda failure: failure.time)
 
     def elsewhere(self) -> list[str]:
         """What other machines say of their failures."""
-        return [text for content in self._read("elsewhere") for text in content["told"]]
+        return [text for each in self._read("elsewhere", Elsewhere) for text in each.told]
 
     def exits(self) -> list[Exit]:
         """How ranks of the last try ended, as torchrun's agent on this machine saw it."""
-        found = [Exit(**each) for content in self._read("exits-*") for each in content["exits"]]
+        found = [each for some in self._read("exits-*", Exits) for each in some.exits]
         return sorted(found, key=lambda each: each.time)
 
-    def _read(self, pattern: str) -> Iterator[dict[str, Any]]:
-        """The contents of reports, by their names without the ending."""
+    def _read(self, pattern: str, kind: type[_T]) -> Iterator[_T]:
+        """The reports of a kind, by their names without the ending."""
         for path in sorted(self._folder.glob(f"{pattern}.json")):
             try:
-                yield json.loads(path.read_text())
+                yield from_text(kind, path.read_text())
             except (OSError, ValueError):
                 continue  # gone, or from a process that could not write it
 

@@ -25,8 +25,8 @@ from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.roster import Member
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import Machine, Plan
-from rallypoint.rollcall.roll import Roll, State
+from rallypoint.rollcall.plan import Plan, PlannedMachine
+from rallypoint.rollcall.roll import RankState, Roll
 from rallypoint.rollcall.snapshot import PLAN, Question
 from rallypoint.stores.absence import HEAD, absent_text
 from rallypoint.stores.client.deadline import Deadline
@@ -50,7 +50,7 @@ def plan_of(number: int, members: Sequence[Member], sizes: Sequence[int]) -> Pla
     """The plan of a round whose machines, in the order of their ranks, have `sizes` ranks each."""
     firsts = accumulate(sizes, initial=0)
     rows = zip(members, firsts, sizes, strict=False)  # the last of the sums is the number of all
-    return Plan(number, tuple(Machine(member.host, first, size) for member, first, size in rows))
+    return Plan(number, tuple(PlannedMachine(member.host, first, size) for member, first, size in rows))
 
 
 def named(roll: Roll, counted: int) -> reports.JoinProgress | None:
@@ -59,8 +59,8 @@ def named(roll: Roll, counted: int) -> reports.JoinProgress | None:
     A rank that has gone had joined: at the end of a round, all go. A rank that did not say who it was looks
     as if it had never come. Then fewer have come than were counted: None, as no missing rank can be named.
     """
-    absent = tuple(each for each in roll.ranks if each.state in (State.LATE, State.UNSEEN))
-    late = sum(each.state is State.LATE for each in absent)
+    absent = tuple(each for each in roll.ranks if each.state in (RankState.LATE, RankState.UNSEEN))
+    late = sum(each.state is RankState.LATE for each in absent)
     if counted > roll.expected - late:
         return None
     joined = max(counted, roll.expected - len(absent))

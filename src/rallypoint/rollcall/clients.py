@@ -22,7 +22,7 @@ _NO_RANKS: Final = (Role.TOOL, Role.AGENT)
 
 
 @dataclass(frozen=True)
-class Presence:
+class KnownClient:
     """One connection, and who is behind it."""
 
     client: Client
@@ -32,15 +32,15 @@ class Presence:
 
 
 @dataclass
-class Place:
+class Node:
     """A server or a relay that tells of its clients."""
 
     told: Snapshot
     relay: Relay | None = None
     """How the one above knows it; None: it was asked itself."""
-    below: dict[int, Place] = field(default_factory=dict)
+    below: dict[int, Node] = field(default_factory=dict)
     """Its relays that have told of themselves, by their ids."""
-    unknown: list[Presence] = field(default_factory=list)
+    unknown: list[KnownClient] = field(default_factory=list)
     """Clients that may be ranks, but which ones they do not say."""
     settled: int = 0
     """How many of the unknown clients, here and below, are ranks in `Crowd.behind`."""
@@ -56,21 +56,21 @@ class Place:
         named = {(each.who.host, each.who.pid) for each in self.unknown if each.who.pid}
         return len(named) + sum(not each.who.pid for each in self.unknown)
 
-    def with_all_below(self) -> Iterator[Place]:
+    def with_all_below(self) -> Iterator[Node]:
         waiting = [self]
         while waiting:
-            place = waiting.pop()
-            yield place
-            waiting += place.below.values()
+            node = waiting.pop()
+            yield node
+            waiting += node.below.values()
 
 
 @dataclass
 class Crowd:
     """Everybody who is here."""
 
-    places: list[Place]
+    nodes: list[Node]
     """Those above before those below."""
-    by_rank: dict[int, list[Presence]] = field(default_factory=lambda: defaultdict(list))
+    by_rank: dict[int, list[KnownClient]] = field(default_factory=lambda: defaultdict(list))
     behind: dict[int, str] = field(default_factory=dict)
     """Ranks that are here, of which only the machine is known, if at all: a relay wrote their keys."""
     left: set[int] = field(default_factory=set)
@@ -80,12 +80,12 @@ class Crowd:
 
     @property
     def relays(self) -> Iterator[Relay]:
-        return (relay for place in self.places for relay in place.told.relays)
+        return (relay for node in self.nodes for relay in node.told.relays)
 
     @property
     def unknown(self) -> int:
         """Clients that may be ranks, but nobody knows which."""
-        return sum(place.strangers - place.settled for place in self.places)
+        return sum(node.strangers - node.settled for node in self.nodes)
 
 
 def is_heard(relay: Relay) -> bool:
@@ -95,57 +95,57 @@ def is_heard(relay: Relay) -> bool:
 
 def gather(snapshot: Snapshot) -> Crowd:
     """Everybody whom a snapshot knows."""
-    crowd = Crowd(list(_place(snapshot).with_all_below()))
-    for place in crowd.places:
-        _take_clients(crowd, place)
-    for place in reversed(crowd.places):  # from below: the nearest to a client knows most of it
-        _take_writers(crowd, place)
-    for place in crowd.places:
-        _take_gone(crowd, place)
+    crowd = Crowd(list(_tree(snapshot).with_all_below()))
+    for node in crowd.nodes:
+        _take_clients(crowd, node)
+    for node in reversed(crowd.nodes):  # from below: the nearest to a client knows most of it
+        _take_writers(crowd, node)
+    for node in crowd.nodes:
+        _take_gone(crowd, node)
     return crowd
 
 
-def _place(snapshot: Snapshot) -> Place:
-    top = Place(snapshot)
+def _tree(snapshot: Snapshot) -> Node:
+    top = Node(snapshot)
     waiting = [top]
     while waiting:
-        place = waiting.pop()
-        for relay in place.told.relays:
+        node = waiting.pop()
+        for relay in node.told.relays:
             if relay.part is not None:
-                place.below[relay.id] = Place(relay.part, relay)
-        waiting += place.below.values()
+                node.below[relay.id] = Node(relay.part, relay)
+        waiting += node.below.values()
     return top
 
 
-def _take_clients(crowd: Crowd, place: Place) -> None:
+def _take_clients(crowd: Crowd, node: Node) -> None:
     barriers: dict[int, list[tuple[str, float]]] = defaultdict(list)
-    for barrier in place.told.barriers:
+    for barrier in node.told.barriers:
         for member, seconds in barrier.members:
             barriers[member].append((barrier.key, seconds))
     written: dict[int, list[int]] = defaultdict(list)
-    for rank, writer in place.told.group_writers:
+    for rank, writer in node.told.group_writers:
         written[writer].append(rank)
-    for client in place.told.clients:
+    for client in node.told.clients:
         if client.who.role in _NO_RANKS:
             continue
-        who = client.who if client.who.host or not place.host else replace(client.who, host=place.host)
-        here = Presence(client, who, tuple(barriers.get(client.id, ())))
+        who = client.who if client.who.host or not node.host else replace(client.who, host=node.host)
+        here = KnownClient(client, who, tuple(barriers.get(client.id, ())))
         for rank in [who.rank] if who.rank >= 0 else written.get(client.id, ()):
             crowd.by_rank[rank].append(here if who.rank >= 0 else _named(here, rank))
         if who.rank < 0 and client.id not in written:
-            place.unknown.append(here)
+            node.unknown.append(here)
 
 
-def _named(here: Presence, rank: int) -> Presence:
+def _named(here: KnownClient, rank: int) -> KnownClient:
     return replace(here, who=replace(here.who, rank=rank, source=Source.KEYS))
 
 
-def _take_writers(crowd: Crowd, place: Place) -> None:
+def _take_writers(crowd: Crowd, node: Node) -> None:
     """Ranks whose keys were written by a relay, or by a client that is not here any more."""
-    relays = {each.id for each in place.told.relays}
-    clients = {each.id for each in place.told.clients}
+    relays = {each.id for each in node.told.relays}
+    clients = {each.id for each in node.told.clients}
     behind: dict[int, list[int]] = defaultdict(list)
-    for rank, writer in place.told.group_writers:
+    for rank, writer in node.told.group_writers:
         if rank in crowd.by_rank or rank in crowd.behind or writer in clients:
             continue
         if writer in relays:
@@ -153,45 +153,45 @@ def _take_writers(crowd: Crowd, place: Place) -> None:
         else:
             crowd.left.add(rank)
     for writer, ranks in behind.items():
-        _take_behind(crowd, place.below.get(writer), ranks)
+        _take_behind(crowd, node.below.get(writer), ranks)
 
 
-def _take_behind(crowd: Crowd, place: Place | None, ranks: list[int]) -> None:
+def _take_behind(crowd: Crowd, node: Node | None, ranks: list[int]) -> None:
     """Ranks whose keys came from a relay are its unknown clients, if there are as many."""
-    if place is None:
+    if node is None:
         crowd.behind.update(dict.fromkeys(ranks, ""))  # it has not told of its clients yet
         return
-    if _unsettled(place) < len(ranks):
+    if _unsettled(node) < len(ranks):
         crowd.left.update(ranks)  # some of them, or all, are not here any more
         return
-    place.settled += len(ranks)
-    crowd.behind.update(dict.fromkeys(ranks, "" if place.told.relays else place.told.host))
+    node.settled += len(ranks)
+    crowd.behind.update(dict.fromkeys(ranks, "" if node.told.relays else node.told.host))
 
 
-def _unsettled(place: Place) -> int:
-    return sum(each.strangers - each.settled for each in place.with_all_below())
+def _unsettled(node: Node) -> int:
+    return sum(each.strangers - each.settled for each in node.with_all_below())
 
 
-def _take_gone(crowd: Crowd, place: Place) -> None:
-    for each in place.told.gone:
+def _take_gone(crowd: Crowd, node: Node) -> None:
+    for each in node.told.gone:
         rank = each.who.rank
         if not each.who.is_rank or rank in crowd.by_rank or rank in crowd.behind:
             continue
         before = crowd.gone.get(rank)
         if before is None or each.seconds < before.seconds:
-            host = each.who.host or place.host
+            host = each.who.host or node.host
             crowd.gone[rank] = replace(each, who=replace(each.who, host=host))
 
 
 def doubtful_hosts(crowd: Crowd) -> set[str]:
     """The machines of clients of which nobody knows which ranks they are; nothing: one that is not known."""
     hosts = {""} if any(not is_heard(relay) for relay in crowd.relays) else set()
-    waiting = crowd.places[:1]
+    waiting = crowd.nodes[:1]
     while waiting:
-        place = waiting.pop()
-        if _unsettled(place):
-            hosts.update(each.who.host for each in place.unknown)
-            waiting += place.below.values()
+        node = waiting.pop()
+        if _unsettled(node):
+            hosts.update(each.who.host for each in node.unknown)
+            waiting += node.below.values()
     return hosts
 
 

@@ -9,10 +9,10 @@ more is. Whoever reads knows neither the kinds nor the fields of later versions:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final, TypeAlias, get_args
 
+from rallypoint.codec import Within, from_json, to_json
 from rallypoint.rollcall.identity import Identity
 from rallypoint.rollcall.plan import Plan
 from rallypoint.rollcall.snapshot import KEYS_NAMED
@@ -24,8 +24,10 @@ STILL_WAITING: Final = 1.0
 
 _MOST_CHARACTERS: Final = 2048
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make one for each line
-_LATEST: Final = 1e11
-"""Thousands of years from now: what is above is no unix time."""
+
+Seconds = Annotated[float, Within(0, 1e11)]
+"""A duration, or a unix time: the most is thousands of years from now."""
+Number = Annotated[int, Within(0, (1 << 63) - 1)]
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class Started:
     """A server or relay is up. All lines before it belong to an earlier run."""
 
     KIND: ClassVar = "start"
-    time: float
+    time: Seconds
     host: str
-    pid: int
+    pid: Number
     version: str
     backend: str
     kind: str = "server"
@@ -45,8 +47,8 @@ class Started:
 @dataclass(frozen=True)
 class Connected:
     KIND: ClassVar = "connected"
-    time: float
-    client: int
+    time: Seconds
+    client: Number
     peer: str
 
 
@@ -55,16 +57,16 @@ class Joined:
     """It is known who a client is. May come long after it connected, and more than once."""
 
     KIND: ClassVar = "joined"
-    time: float
-    client: int
+    time: Seconds
+    client: Number
     who: Identity
 
 
 @dataclass(frozen=True)
 class Left:
     KIND: ClassVar = "left"
-    time: float
-    client: int
+    time: Seconds
+    client: Number
     why: str = ""
     """As the log says; nothing if it closed its connection by itself."""
 
@@ -74,14 +76,14 @@ class Waiting:
     """A client has been waiting for `STILL_WAITING` seconds, for keys or at a barrier, and still does."""
 
     KIND: ClassVar = "waiting"
-    time: float
-    client: int
+    time: Seconds
+    client: Number
     keys: tuple[str, ...]
     """The first few of them: `KEYS_NAMED`."""
-    began: float
+    began: Seconds
     """The unix time at which it began, the same in all lines of one wait."""
-    seconds: float
-    count: int = 1
+    seconds: Seconds
+    count: Number = 1
     """How many keys it waits for."""
 
 
@@ -90,16 +92,16 @@ class Waited:
     """A wait of at least `MIN_WAIT` seconds has ended."""
 
     KIND: ClassVar = "waited"
-    time: float
-    client: int
+    time: Seconds
+    client: Number
     keys: tuple[str, ...]
     """The first few of them: `KEYS_NAMED`."""
-    began: float
+    began: Seconds
     """The unix time at which it began, the same in all lines of one wait."""
-    seconds: float
-    count: int = 1
+    seconds: Seconds
+    count: Number = 1
     """How many keys it waited for."""
-    by: int = 0
+    by: Number = 0
     """The client whose write, or whose arrival at the barrier, has ended it; 0: not known."""
     gave_up: bool = False
     """It was cancelled, or the client left: what it waited for has not come."""
@@ -108,12 +110,12 @@ class Waited:
 @dataclass(frozen=True)
 class BarrierComplete:
     KIND: ClassVar = "barrier"
-    time: float
+    time: Seconds
     key: str
-    size: int
-    seconds: float
+    size: Number
+    seconds: Seconds
     """From the first arrival to the last."""
-    last: int
+    last: Number
     """The client that arrived last; 0: not known."""
 
 
@@ -122,7 +124,7 @@ class RoundPlanned:
     """A launcher has said which machine has which ranks."""
 
     KIND: ClassVar = "round"
-    time: float
+    time: Seconds
     plan: Plan
 
 
@@ -131,8 +133,8 @@ class Stalled:
     """Nobody has progressed for so long, while somebody waits."""
 
     KIND: ClassVar = "stall"
-    time: float
-    seconds: float
+    time: Seconds
+    seconds: Seconds
     text: str
     """The stall report, as the log has it."""
 
@@ -142,7 +144,7 @@ class Erred:
     """A connection was closed or refused."""
 
     KIND: ClassVar = "error"
-    time: float
+    time: Seconds
     peer: str
     reason: str
 
@@ -150,7 +152,7 @@ class Erred:
 @dataclass(frozen=True)
 class Stopped:
     KIND: ClassVar = "stop"
-    time: float
+    time: Seconds
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,8 @@ class Lost:
     """So many events before this one are not in the file: they came too fast, or the disk refused them."""
 
     KIND: ClassVar = "lost"
-    time: float
-    count: int
+    time: Seconds
+    count: Number
 
 
 Event: TypeAlias = (
@@ -178,14 +180,18 @@ Event: TypeAlias = (
 )
 
 
+_KINDS: Final[dict[str, type[Event]]] = {kind.KIND: kind for kind in get_args(Event)}
+
+
 def to_line(event: Event, pid: int) -> str:
     """An event as one line, without its end. Long texts are cut, and keys beyond the first few left out."""
-    content: dict[str, Any] = {"time": round(event.time, 6), "event": event.KIND, "pid": pid}
-    for name, write, default in _WRITERS[event.KIND]:
-        value = getattr(event, name)
-        if value != default:
-            content[name] = write(value)
-    return _encode(content)
+    content = to_json(event, sparse=True)
+    for name, value in content.items():
+        if type(value) is str:
+            content[name] = value[:_MOST_CHARACTERS]
+        elif name == "keys":
+            content[name] = [each[:_MOST_CHARACTERS] for each in value[:KEYS_NAMED]]
+    return _encode({"time": content["time"], "event": event.KIND, "pid": pid, **content})
 
 
 def from_line(line: str | bytes) -> Event | None:
@@ -199,115 +205,10 @@ def from_line(line: str | bytes) -> Event | None:
 
 def from_content(content: object) -> Event | None:
     """As `from_line`, for a line that `json` has read already."""
-    if not isinstance(content, dict):
-        raise ValueError("no event: not an object")
+    if not isinstance(content, dict) or not isinstance(name := content.get("event"), str):
+        raise ValueError("no event: its kind is missing")
+    kind = _KINDS.get(name)
     try:
-        time, kind = _read_seconds(content["time"]), _read_text(content["event"])
-        if kind not in _KINDS:
-            return None
-        told = {
-            name: read(content[name]) if name in content or default is MISSING else default
-            for name, read, default in _READERS[kind]
-        }
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise ValueError(f"no event: {error!r}") from None
-    event = object.__new__(_KINDS[kind])
-    vars(event).update(
-        told, time=time
-    )  # its own way, a call per field, takes a second per million lines more
-    return event
-
-
-# What a field may hold
-
-
-def _write_text(value: str) -> str:
-    return value[:_MOST_CHARACTERS]
-
-
-def _read_text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _write_texts(value: tuple[str, ...]) -> list[str]:
-    return [each[:_MOST_CHARACTERS] for each in value[:KEYS_NAMED]]
-
-
-def _read_texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list of texts")
-    return tuple(map(_read_text, value))
-
-
-def _read_number(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise TypeError(f"{value!r} is no number that could be meant")
-    return value
-
-
-def _write_seconds(value: float) -> float:
-    return round(value, 6)
-
-
-def _read_seconds(value: object) -> float:
-    if type(value) is not float:
-        value = float(_read_number(value))
-    if not 0.0 <= value < _LATEST:
-        raise TypeError(f"{value!r} are no seconds that could be meant")
-    return value
-
-
-def _read_flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _write_plan(plan: Plan) -> object:
-    return json.loads(plan.to_json())
-
-
-def _read_plan(value: object) -> Plan:
-    plan = Plan.from_json(json.dumps(value))
-    if plan is None:
-        raise TypeError("no plan")
-    return plan
-
-
-class _Form(NamedTuple):
-    """How a value goes into JSON, and how it comes out of it: with TypeError for what no event has."""
-
-    write: Callable[[Any], Any]
-    read: Callable[[Any], Any]
-
-
-_FORMS: Final = {
-    "str": _Form(_write_text, _read_text),
-    "int": _Form(int, _read_number),
-    "float": _Form(_write_seconds, _read_seconds),
-    "bool": _Form(bool, _read_flag),
-    "tuple[str, ...]": _Form(_write_texts, _read_texts),
-    "Identity": _Form(Identity.as_json, Identity.from_json),
-    "Plan": _Form(_write_plan, _read_plan),
-}
-"""By the type that a field is declared with."""
-
-_KINDS: Final[dict[str, type[Event]]] = {
-    kind.KIND: kind
-    for kind in (
-        *(Started, Connected, Joined, Left, Waiting, Waited),
-        *(BarrierComplete, RoundPlanned, Stalled, Erred, Stopped, Lost),
-    )
-}
-
-_WRITERS: Final = {
-    name: [(each.name, _FORMS[str(each.type)].write, each.default) for each in fields(kind)[1:]]
-    for name, kind in _KINDS.items()
-}
-_READERS: Final = {
-    name: [(each.name, _FORMS[str(each.type)].read, each.default) for each in fields(kind)[1:]]
-    for name, kind in _KINDS.items()
-}
-"""Of each kind all fields but the time, which is the first of every one."""
+        return from_json(kind, content) if kind is not None else None
+    except ValueError as error:
+        raise ValueError(f"no event: {error}") from None

@@ -7,15 +7,18 @@ nothing to delete.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final
+from typing import Annotated, Final
+
+from rallypoint.codec import Within, at_most, from_text, to_text
 
 HELLO: Final = "rallypoint/hello/1/"
 _HELLO_ON_WIRE: Final = b"/" + HELLO.encode()
 _MOST_CHARACTERS: Final = 255
+_LARGEST: Final = (1 << 32) - 1
+_Number = Annotated[int, Within(-1, _LARGEST)]
 
 
 class Role(str, Enum):
@@ -45,11 +48,11 @@ class Source(str, Enum):
 class Identity:
     """Who a client is; -1, 0 or nothing where that is not known."""
 
-    host: str = ""
-    pid: int = 0
-    rank: int = -1
-    local_rank: int = -1
-    world_size: int = -1
+    host: Annotated[str, at_most(_MOST_CHARACTERS)] = ""
+    pid: Annotated[int, Within(0, _LARGEST)] = 0
+    rank: _Number = -1
+    local_rank: _Number = -1
+    world_size: _Number = -1
     role: Role = Role.UNKNOWN
     source: Source = Source.NONE
 
@@ -57,23 +60,6 @@ class Identity:
     def is_rank(self) -> bool:
         """Whether it is a rank, and which one is known."""
         return self.rank >= 0 and self.role in (Role.RANK, Role.UNKNOWN)
-
-    def as_json(self) -> dict[str, Any]:
-        """Only what is known."""
-        return {name: value for name, value in vars(self).items() if value != getattr(NOBODY, name)}
-
-    @staticmethod
-    def from_json(content: Mapping[str, Any]) -> Identity:
-        """Raises ValueError or TypeError for what no identity says."""
-        return Identity(
-            host=_text(content.get("host", "")),
-            pid=_number(content.get("pid", 0), 0),
-            rank=_number(content.get("rank", -1), -1),
-            local_rank=_number(content.get("local_rank", -1), -1),
-            world_size=_number(content.get("world_size", -1), -1),
-            role=Role(content.get("role", "")),
-            source=Source(content.get("source", "")),
-        )
 
 
 NOBODY: Final = Identity()
@@ -99,7 +85,7 @@ def identity_of(environ: Mapping[str, str], host: str, pid: int) -> Identity:
 
 def hello_key(who: Identity) -> str:
     """The key whose deletion says who a client is."""
-    return HELLO + json.dumps(who.as_json(), separators=(",", ":"))
+    return HELLO + to_text(who, sparse=True)
 
 
 def is_hello(wire_key: bytes) -> bool:
@@ -110,19 +96,6 @@ def is_hello(wire_key: bytes) -> bool:
 def parse_hello(wire_key: bytes) -> Identity | None:
     """Who a client says it is; None for a hello that cannot be read, which is no reason to disconnect it."""
     try:
-        content = json.loads(wire_key[len(_HELLO_ON_WIRE) :])
-        return replace(Identity.from_json(content), source=Source.HELLO)
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        return replace(from_text(Identity, wire_key[len(_HELLO_ON_WIRE) :]), source=Source.HELLO)
+    except ValueError:
         return None
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value[:_MOST_CHARACTERS]
-
-
-def _number(value: object, least: int) -> int:
-    if type(value) is not int or not least <= value < 1 << 32:
-        raise TypeError(f"{value!r} is no number that could be meant")
-    return value

@@ -7,20 +7,19 @@ rank nobody knows; else it is unseen.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from rallypoint.rollcall.clients import Crowd, Presence, doubtful_hosts, gather, sizes_told
+from rallypoint.rollcall.clients import Crowd, KnownClient, doubtful_hosts, gather, is_heard, sizes_told
 from rallypoint.rollcall.identity import Source
-from rallypoint.rollcall.plan import MOST_RANKS, Plan
-from rallypoint.rollcall.remarks import remarks_on
-from rallypoint.rollcall.roll import Machine, Roll, Standing, State
-from rallypoint.rollcall.rounds import meetings_of
-from rallypoint.rollcall.snapshot import KEYS_NAMED, Gone, Snapshot
+from rallypoint.rollcall.plan import MOST_RANKS, Plan, meetings_of
+from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
+from rallypoint.rollcall.snapshot import KEYS_NAMED, Gone, Relay, Snapshot
 from rallypoint.rollcall.waits import waits_in, waits_of
 
-_RELIABILITY: Final = {source: place for place, source in enumerate(Source)}
+_RELIABILITY: Final = {source: order for order, source in enumerate(Source)}
 _SECONDS: Final = itemgetter(1)
 
 
@@ -56,7 +55,7 @@ def _standings(crowd: Crowd, plan: Plan | None, expected: int) -> tuple[Standing
     hosts = plan.hosts if plan is not None else {}
     found = {rank: _of_presences(rank, known, hosts.get(rank, "")) for rank, known in crowd.by_rank.items()}
     for rank, host in crowd.behind.items():
-        found[rank] = Standing(rank, State.JOINED, host or hosts.get(rank, ""), source=Source.KEYS)
+        found[rank] = Standing(rank, RankState.JOINED, host or hosts.get(rank, ""), source=Source.KEYS)
     for rank, gone in crowd.gone.items():
         if expected < 0 or rank < expected:  # or it was of a larger job, or of a round before
             found[rank] = _of_gone(gone, hosts.get(rank, ""))
@@ -64,14 +63,14 @@ def _standings(crowd: Crowd, plan: Plan | None, expected: int) -> tuple[Standing
     return tuple(found[rank] for rank in sorted(found))
 
 
-def _of_presences(rank: int, known: Sequence[Presence], planned: str) -> Standing:
+def _of_presences(rank: int, known: Sequence[KnownClient], planned: str) -> Standing:
     """One rank of all its connections; who it is, by the most reliable of them."""
     best = known[0] if len(known) == 1 else min(known, key=lambda each: _RELIABILITY[each.who.source])
     waits = [wait for each in known for wait in waits_of(each)]
     waits.sort(key=_SECONDS, reverse=True)
     return Standing(
         rank=rank,
-        state=State.WAITING if waits else State.JOINED,
+        state=RankState.WAITING if waits else RankState.JOINED,
         host=best.who.host or planned,
         pid=best.who.pid,
         local_rank=best.who.local_rank,
@@ -89,7 +88,7 @@ def _of_gone(gone: Gone, planned: str) -> Standing:
     who = gone.who
     return Standing(
         rank=who.rank,
-        state=State.GONE,
+        state=RankState.GONE,
         host=who.host or planned,
         pid=who.pid,
         local_rank=who.local_rank,
@@ -108,17 +107,91 @@ def _add_absent(found: dict[int, Standing], crowd: Crowd, hosts: dict[int, str],
     for rank in left.union(range(expected)).difference(found):
         host = hosts.get(rank, "")
         if anywhere or (doubtful and host in doubtful):
-            found[rank] = Standing(rank, State.UNSEEN, host)
+            found[rank] = Standing(rank, RankState.UNSEEN, host)
         else:
-            found[rank] = Standing(rank, State.GONE if rank in crowd.left else State.LATE, host)
+            found[rank] = Standing(rank, RankState.GONE if rank in crowd.left else RankState.LATE, host)
 
 
-def _machines(ranks: Sequence[Standing]) -> tuple[Machine, ...]:
+def _machines(ranks: Sequence[Standing]) -> tuple[MachineRanks, ...]:
     """By their first ranks; those whose machine is not known come last."""
     found: dict[str, list[int]] = defaultdict(list)
     for each in ranks:
         found[each.host].append(each.rank)
     return tuple(
-        Machine(host, tuple(theirs))
+        MachineRanks(host, tuple(theirs))
         for host, theirs in sorted(found.items(), key=lambda item: (not item[0], item[1][0]))
     )
+
+
+_MOST: Final = 16
+_MOST_NAMED: Final = 3
+
+
+def remarks_on(snapshot: Snapshot, crowd: Crowd, plan: Plan | None, expected: int) -> tuple[str, ...]:
+    """The first of them, if there are many."""
+    found = list(_remarks(snapshot, crowd, plan, expected))
+    more = [f"and {len(found) - _MOST:,} more remarks"] if len(found) > _MOST else []
+    return tuple(found[:_MOST] + more)
+
+
+def _remarks(snapshot: Snapshot, crowd: Crowd, plan: Plan | None, expected: int) -> Iterator[str]:
+    if snapshot.kind == "relay":
+        yield "this is a relay: it knows its own clients, and not who is expected; ask its server for all"
+    if snapshot.plan and plan is None:
+        yield "what the key rallypoint/roll holds is no plan of machines, and was not used"
+    for node in crowd.nodes:
+        if node.told.incomplete:
+            yield f"{_name(node.told)} could not tell all: {node.told.incomplete}"
+    for relay in crowd.relays:
+        if not is_heard(relay):
+            yield _on_silence(relay)
+    for meeting in meetings_of(None, snapshot.rosters):
+        if meeting.store:
+            yield f"here machines meet; the ranks of the job {meeting.job} are at {meeting.store}: ask there"
+    yield from _on_sizes(crowd, plan, expected)
+    yield from _on_claims(crowd)
+
+
+def _on_silence(relay: Relay) -> str:
+    name = f"the relay at {relay.peer}" + (f" on {relay.part.host}" if relay.part else "")
+    how = "has told nothing of its clients yet" if relay.part is None else _age(relay)
+    return f"{name} {'' if relay.present else 'has lost its connection, and '}{how}"
+
+
+def _age(relay: Relay) -> str:
+    return f"told of its clients {relay.part_seconds:.0f} s ago for the last time"
+
+
+def _name(told: Snapshot) -> str:
+    return f"the {told.kind} on {told.host}"
+
+
+def _on_sizes(crowd: Crowd, plan: Plan | None, expected: int) -> Iterator[str]:
+    sizes = sorted(sizes_told(crowd))
+    if sizes and sizes[-1] > MOST_RANKS:
+        yield f"a rank says that there are {sizes[-1]:,} of them, which was not believed"
+    if len(sizes) > 1:
+        yield f"ranks disagree about how many they are: {_listed([f'{size:,}' for size in sizes])}"
+    elif plan is not None and sizes and sizes[0] != plan.world_size:
+        yield f"{plan.world_size:,} ranks are planned, but they say that they are {sizes[0]:,}"
+    beyond = sorted(rank for rank in crowd.by_rank if rank >= expected >= 0)
+    if beyond:
+        ranks = _listed([str(rank) for rank in beyond])
+        yield f"beyond the {expected:,} ranks that are expected, there are: {ranks}"
+
+
+def _on_claims(crowd: Crowd) -> Iterator[str]:
+    """Ranks that several processes say they are."""
+    for rank in sorted(crowd.by_rank):
+        whos = [each.who for each in crowd.by_rank[rank]]
+        claims = sorted({(who.host, who.pid) for who in whos if who.pid})
+        if len(claims) > 1:
+            names = _listed([f"process {pid} on {host or 'a machine not known'}" for host, pid in claims])
+            yield f"rank {rank} is claimed by {names}: do two jobs use this store?"
+
+
+def _listed(names: list[str]) -> str:
+    shown = list(islice(names, _MOST_NAMED))
+    if len(names) > len(shown):
+        shown.append(f"{len(names) - len(shown):,} more")
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

@@ -1,40 +1,57 @@
-"""Which machine has which ranks, as a launcher knows it before the ranks come."""
+"""What launchers tell: which machine has which ranks (`Plan`), how a job's round stands (`JobRound`).
+
+It came over the network, from whoever reaches the store, so its parts are checked, and bounded. Pure.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final, NamedTuple
+
+from rallypoint.codec import Within, at_most, from_text, to_text
 
 MOST_RANKS: Final = 1 << 17
-"""Who says that a job has more is not believed: each of them would be listed as missing."""
-_MOST_ROUNDS: Final = 1 << 31
+"""A plan of more ranks is not believed: each of them would be listed as missing."""
+_MOST_ROUNDS: Final = (1 << 31) - 1
 _MOST_CHARACTERS: Final = 255
+_MOST_MEETINGS: Final = 64
 
 
-@dataclass(frozen=True)
-class Machine:
-    """A machine, and its ranks: so many, from the first on."""
+class PlannedMachine(NamedTuple):
+    """A machine, its first rank, and how many ranks it has."""
 
-    host: str
+    host: Annotated[str, at_most(_MOST_CHARACTERS)]
     first: int
-    count: int
+    size: Annotated[int, Within(0, MOST_RANKS)]
 
     @property
     def ranks(self) -> range:
-        return range(self.first, self.first + self.count)
+        return range(self.first, self.first + self.size)
+
+
+def _whole(machines: tuple[PlannedMachine, ...]) -> tuple[PlannedMachine, ...]:
+    """Refuses machines that do not have every rank of a job, from 0 on, exactly once."""
+    free = 0
+    for each in sorted(machines, key=lambda each: (each.first, each.size)):
+        if each.first != free:
+            raise ValueError(f"rank {free} is on no machine, or on two")
+        free += each.size
+    if not 0 < free <= MOST_RANKS:
+        raise ValueError(f"{free} ranks are none, or too many")
+    return machines
 
 
 @dataclass(frozen=True)
 class Plan:
     """All machines of a round; the round is counted from 0, so it is how often the job was started again."""
 
-    round: int
-    machines: tuple[Machine, ...]
+    round: Annotated[int, Within(0, _MOST_ROUNDS)]
+    machines: Annotated[tuple[PlannedMachine, ...], _whole]
 
     @property
     def world_size(self) -> int:
-        return sum(each.count for each in self.machines)
+        return sum(each.size for each in self.machines)
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -46,32 +63,99 @@ class Plan:
         return next((each.host for each in self.machines if rank in each.ranks), "")
 
     def to_json(self) -> str:
-        machines = [[each.host, each.first, each.count] for each in self.machines]
-        return json.dumps({"round": self.round, "machines": machines}, separators=(",", ":"))
+        return to_text(self)
 
     @staticmethod
     def from_json(text: str) -> Plan | None:
-        """None for what is no plan: whoever reaches a store can write its keys."""
+        """None if the text is no plan: everybody who reaches a store can write its keys."""
         try:
-            content = json.loads(text)
-            plan = Plan(content["round"], tuple(_machine(*each) for each in content["machines"]))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return from_text(Plan, text)
+        except ValueError:
             return None
-        rounds = type(plan.round) is int and 0 <= plan.round < _MOST_ROUNDS
-        return plan if rounds and _is_whole(plan.machines) else None
 
 
-def _machine(host: Any, first: Any, count: Any) -> Machine:
-    if not isinstance(host, str) or type(first) is not int or type(count) is not int or count < 0:
-        raise TypeError("of the wrong kind")
-    return Machine(host[:_MOST_CHARACTERS], first, count)
+# Rounds of jobs that meet at a store
 
 
-def _is_whole(machines: tuple[Machine, ...]) -> bool:
-    """Whether every rank of the job, from 0 on, is on exactly one machine."""
-    free = 0
-    for each in sorted(machines, key=lambda each: (each.first, each.count)):
-        if each.first != free:
-            return False
-        free += each.count
-    return 0 < free <= MOST_RANKS
+@dataclass(frozen=True)
+class JobRound:
+    """A round of a rendezvous: the machines of one job."""
+
+    job: str
+    """Its id; nothing: the job whose store this is."""
+    round: int
+    """From 0: how often the job was started again."""
+    expected: int
+    """Machines; -1: not known."""
+    joined: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    """What machines have said of failures."""
+    closed: str = ""
+    store: str = ""
+    """Where the ranks of this round come together, if that is another store: HOST:PORT."""
+
+    @property
+    def missing(self) -> int:
+        return max(self.expected - len(self.joined), 0)
+
+
+_Text = Annotated[str, at_most(500)]
+
+
+@dataclass(frozen=True)
+class _RosterMember:
+    host: _Text
+
+
+_Members = Annotated[tuple[_RosterMember, ...], at_most(1 << 14)]
+
+
+@dataclass(frozen=True)
+class _RosterView:
+    """The part of a roster that people want to see; `rallypoint.launch` has the whole."""
+
+    round: Annotated[int, Within(0, _MOST_ROUNDS)]
+    complete: bool
+    members: _Members
+    present: _Members
+    waiting: _Members
+    lost: _Members
+    told: Annotated[tuple[_Text, ...], at_most(64)]
+    closed: _Text
+    store: _Text = ""
+    least: Annotated[int, Within(-1, _MOST_ROUNDS)] = -1
+
+
+def meetings_of(plan: Plan | None, rosters: Sequence[tuple[str, str]]) -> tuple[JobRound, ...]:
+    """The round whose store this is, then those of the jobs that meet here."""
+    own = []
+    if plan is not None:
+        hosts = tuple(each.host for each in plan.machines)
+        own = [JobRound("", plan.round, len(hosts), hosts)]
+    read = (_meeting(job, text) for job, text in rosters[:_MOST_MEETINGS])
+    return (*own, *(each for each in read if each is not None))
+
+
+def _meeting(job: str, text: str) -> JobRound | None:
+    """None for what is no roster."""
+    try:
+        roster = from_text(_RosterView, text)
+    except ValueError:
+        return None
+    return JobRound(
+        job=job[:500],
+        round=roster.round,
+        expected=len(roster.members) if roster.complete else roster.least,
+        joined=_hosts(roster.present),
+        waiting=_hosts(roster.waiting),
+        lost=_hosts(roster.lost),
+        told=roster.told,
+        closed=roster.closed,
+        store=roster.store,
+    )
+
+
+def _hosts(members: Sequence[_RosterMember]) -> tuple[str, ...]:
+    return tuple(each.host for each in members)

@@ -1,4 +1,4 @@
-"""The roll of a job: what a snapshot means to people who ask who is missing. `judging` makes it."""
+"""The roll of a job: what a snapshot means to people who ask who is missing. `judgement` makes it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rallypoint.rollcall.identity import Source
+from rallypoint.rollcall.plan import JobRound
 
 
-class State(str, Enum):
+class RankState(str, Enum):
     """How a rank stands."""
 
     JOINED = "joined"
@@ -27,7 +28,7 @@ class Standing:
     """One rank, with all its connections."""
 
     rank: int
-    state: State
+    state: RankState
     host: str = ""
     """Its machine; nothing: not known. Of a late one, as the plan says."""
     pid: int = 0
@@ -47,7 +48,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineRanks:
     """A machine and the ranks that it has or should have."""
 
     host: str
@@ -89,30 +90,6 @@ class Gathering:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """A round of a rendezvous: the machines of one job."""
-
-    job: str
-    """Its id; nothing: the job whose store this is."""
-    round: int
-    """From 0: how often the job was started again."""
-    expected: int
-    """Machines; -1: not known."""
-    joined: tuple[str, ...]
-    waiting: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
-    """What machines have said of failures."""
-    closed: str = ""
-    store: str = ""
-    """Where the ranks of this round come together, if that is another store: HOST:PORT."""
-
-    @property
-    def missing(self) -> int:
-        return max(self.expected - len(self.joined), 0)
-
-
-@dataclass(frozen=True)
 class Roll:
     """Who is here, who is missing, and who waits for what."""
 
@@ -122,28 +99,28 @@ class Roll:
     """By rank; late and unseen ones are among them where it is known who is expected."""
     unknown: int
     """Clients that may be ranks, but nobody knows which."""
-    machines: tuple[Machine, ...]
+    machines: tuple[MachineRanks, ...]
     awaited: tuple[Awaited, ...]
     """Longest first."""
     gatherings: tuple[Gathering, ...]
-    meetings: tuple[Meeting, ...]
+    meetings: tuple[JobRound, ...]
     remarks: tuple[str, ...] = ()
     """What cannot be told, and why."""
 
     @property
     def joined(self) -> int:
         """Ranks that are here."""
-        return sum(each.state in (State.JOINED, State.WAITING) for each in self.ranks)
+        return sum(each.state in (RankState.JOINED, RankState.WAITING) for each in self.ranks)
 
     @property
     def missing(self) -> tuple[Standing, ...]:
         """Ranks that are expected and are not here: those that never came, and those that have gone."""
-        return tuple(each for each in self.ranks if each.state in (State.LATE, State.GONE))
+        return tuple(each for each in self.ranks if each.state in (RankState.LATE, RankState.GONE))
 
     @property
     def unseen(self) -> tuple[Standing, ...]:
         """Ranks that are expected, and of which nobody knows whether they are here."""
-        return tuple(each for each in self.ranks if each.state is State.UNSEEN)
+        return tuple(each for each in self.ranks if each.state is RankState.UNSEEN)
 
     @property
     def is_complete(self) -> bool:

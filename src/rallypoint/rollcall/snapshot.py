@@ -6,12 +6,10 @@ the maker's clock. Keys are named as scripts name them, without the slash that c
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from math import isfinite
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Final
 
+from rallypoint.codec import ReadBy, Within, from_json, from_text, to_text
 from rallypoint.errors import ProtocolError
 from rallypoint.rollcall.identity import NOBODY, Identity
 
@@ -21,38 +19,31 @@ KEYS_NAMED: Final = 8
 PLAN: Final = "rallypoint/roll"
 """The key at which a launcher says which machine has which ranks; see `plan`."""
 
-_T = TypeVar("_T")
+_Count = Annotated[int, Within(0, 1 << 62)]
 
 
 @dataclass(frozen=True)
 class Question:
     """What is wanted beside the clients, barriers and figures, which are always told."""
 
-    keys: int = 0
+    keys: _Count = 0
     """At most so many keys are listed."""
     search: str = ""
     """Only keys that hold this text."""
     value: str | None = None
     """A key whose value is wanted, as far as `value_bytes` go."""
-    value_bytes: int = 4096
+    value_bytes: _Count = 4096
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return to_text(self).encode()
 
     @staticmethod
     def from_json(data: bytes) -> Question:
         """Raises ProtocolError for what is no question."""
         try:
-            content = json.loads(data or b"{}")
-            question = Question(**content)
-            numbers = all(type(each) is int and each >= 0 for each in (question.keys, question.value_bytes))
-            if not numbers or not isinstance(question.search, str):
-                raise TypeError("of the wrong kind")
-            if question.value is not None and not isinstance(question.value, str):
-                raise TypeError("of the wrong kind")
-        except (ValueError, TypeError, RecursionError) as error:
+            return from_text(Question, data or b"{}")
+        except ValueError as error:
             raise ProtocolError(f"LOOK asks what cannot be understood: {error}") from None
-        return question
 
 
 @dataclass(frozen=True)
@@ -167,6 +158,19 @@ class Mishap:
     reason: str
 
 
+def _read_part(told: object) -> Snapshot | None:
+    """A part is a text within the text: what a relay tells is passed on unread, and cannot break the rest.
+
+    One that cannot be read, as it may be of another version, is as good as none.
+    """
+    if not isinstance(told, str):
+        return None if told is None else from_json(Snapshot, told)
+    try:
+        return from_text(Snapshot, told)
+    except ValueError:
+        return None
+
+
 @dataclass(frozen=True)
 class Relay:
     """A relay of this server, or of this relay."""
@@ -176,7 +180,7 @@ class Relay:
     seconds: float
     present: bool
     """False: it has lost its connection, and may come back."""
-    part: Snapshot | None
+    part: Annotated[Snapshot | None, ReadBy(_read_part)] = None
     """What it said last of itself; None: nothing yet."""
     part_seconds: float = -1.0
     """Since it said so."""
@@ -236,117 +240,20 @@ class Snapshot:
     """What could not be told, and why; nothing if all is there."""
 
     def to_json(self) -> str:
-        return json.dumps(as_content(self), separators=(",", ":"))
+        return to_text(self, sparse=True)
 
     @staticmethod
     def from_json(data: bytes | str) -> Snapshot:
         """Raises ProtocolError for what is no snapshot: it came over the network."""
         try:
-            return _snapshot(json.loads(data))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return from_text(Snapshot, data)
+        except ValueError as error:
             raise ProtocolError(
                 f"what the store tells of itself cannot be read: {error}",
                 hint="do both sides run the same version of Rallypoint?",
             ) from None
 
 
-# As JSON: what has its default value is left out.
-
-
-def as_content(each: object) -> Any:
-    """An object of this module as what `json` writes."""
-    if isinstance(each, Identity):
-        return each.as_json()
-    if isinstance(each, tuple):
-        return [as_content(item) for item in each]
-    if isinstance(each, float):
-        return round(each, 6)
-    fields = getattr(each, "__dataclass_fields__", None)
-    if fields is None:
-        return each
-    told = ((name, getattr(each, name), spec.default) for name, spec in fields.items())
-    return {name: as_content(value) for name, value, default in told if value != default}
-
-
-def _snapshot(content: Mapping[str, Any]) -> Snapshot:
-    value = content.get("value")
-    return _made(
-        Snapshot,
-        content,
-        clients=_each(_client, content, "clients"),
-        relays=_each(_relay, content, "relays"),
-        barriers=_each(_barrier, content, "barriers"),
-        gone=_each(lambda each: _made(Gone, each, who=Identity.from_json(each["who"])), content, "gone"),
-        keys=_each(lambda each: _made(Key, each), content, "keys"),
-        value=None if value is None else _made(Value, value),
-        group_writers=_pairs(content.get("group_writers", ()), "int", "int"),
-        rosters=_pairs(content.get("rosters", ()), "str", "str"),
-        operations=_each(lambda each: _made(Operation, each), content, "operations"),
-        history=_each(lambda each: _made(Second, each), content, "history"),
-        errors=_each(lambda each: _made(Mishap, each), content, "errors"),
-    )
-
-
-def _client(content: Mapping[str, Any]) -> Client:
-    return _made(Client, content, who=Identity.from_json(content.get("who", {})), waits=_waits(content))
-
-
 def key_name(wire_key: bytes) -> str:
     """A key as scripts name it; bytes that are no UTF-8 become surrogates, as in Python's file names."""
     return wire_key.removeprefix(b"/").decode(errors="surrogateescape")
-
-
-def _relay(content: Mapping[str, Any]) -> Relay:
-    return _made(Relay, content, part=_part(content.get("part")), waits=_waits(content))
-
-
-def _part(told: Any) -> Snapshot | None:
-    """A part is a text within the text: what a relay tells is passed on unread, and cannot break the rest.
-
-    One that cannot be read, as it may be of another version, is as good as none.
-    """
-    if not isinstance(told, str):
-        return None if told is None else _snapshot(told)
-    try:
-        return Snapshot.from_json(told)
-    except ProtocolError:
-        return None
-
-
-def _barrier(content: Mapping[str, Any]) -> Barrier:
-    return _made(Barrier, content, members=_pairs(content["members"], "int", "float"))
-
-
-def _waits(content: Mapping[str, Any]) -> tuple[Wait, ...]:
-    return _each(lambda each: _made(Wait, each, keys=tuple(map(str, each["keys"]))), content, "waits")
-
-
-def _pairs(content: Iterable[Any], first: str, second: str) -> tuple[tuple[Any, Any], ...]:
-    return tuple((_of_kind(first, one), _of_kind(second, other)) for one, other in content)
-
-
-def _of_kind(kind: str, value: Any) -> Any:
-    if type(value) not in _KINDS[kind] or (type(value) is float and not isfinite(value)):
-        raise TypeError(f"{str(value)[:80]} is no {kind}")
-    if type(value) is int and not -_LARGEST < value < _LARGEST:
-        raise TypeError("a number that nobody has counted")
-    return value
-
-
-def _each(make: Callable[[Mapping[str, Any]], _T], content: Mapping[str, Any], name: str) -> tuple[_T, ...]:
-    return tuple(map(make, content.get(name, ())))
-
-
-_LARGEST: Final = 1 << 64
-
-_KINDS: Final = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
-
-
-def _made(kind: type[_T], content: Mapping[str, Any], **made: Any) -> _T:
-    """An object from JSON; what has been made already stands beside it. TypeError for a wrong kind."""
-    fields = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    known = {name: value for name, value in content.items() if name in fields and name not in made}
-    for name, value in known.items():
-        if fields[name].type in _KINDS:
-            _of_kind(fields[name].type, value)
-    return kind(**known, **made)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from rallypoint.rollcall.clients import Crowd, Place, Presence, is_heard
+from rallypoint.rollcall.clients import Crowd, KnownClient, Node, is_heard
 from rallypoint.rollcall.roll import Awaited, Gathering
 from rallypoint.rollcall.snapshot import Relay
 from rallypoint.rollcall.torch_keys import barrier_of, is_of_all, owing_rank, owing_whom
@@ -47,7 +47,7 @@ _Barriers = dict[tuple[str, int], _Waiting]
 """By key and size."""
 
 
-def waits_of(here: Presence) -> Iterator[tuple[str, float]]:
+def waits_of(here: KnownClient) -> Iterator[tuple[str, float]]:
     """What a client waits for, barriers included, and for how many seconds."""
     for wait in here.client.waits:
         for key in wait.keys:
@@ -71,35 +71,35 @@ def waits_in(crowd: Crowd, expected: int) -> tuple[tuple[Awaited, ...], tuple[Ga
     )
 
 
-def _everybody(crowd: Crowd) -> Iterator[tuple[int, Presence]]:
+def _everybody(crowd: Crowd) -> Iterator[tuple[int, KnownClient]]:
     """All clients, with their ranks."""
     for rank, known in crowd.by_rank.items():
         for here in known:
             yield rank, here
-    for place in crowd.places:
-        for here in place.unknown:
+    for node in crowd.nodes:
+        for here in node.unknown:
             yield _UNKNOWN, here
 
 
 def _keys(crowd: Crowd) -> _Keys:
-    """Who waits for keys; in the place of clients that a silent relay has not told of, the relay."""
+    """Who waits for keys; instead of the clients that a silent relay has not told of, the relay."""
     found: _Keys = defaultdict(_Waiting)
     for rank, here in _everybody(crowd):
         for wait in here.client.waits:
             for key in wait.keys:
                 found[key].add(rank, wait.seconds)
-    for place in crowd.places:
-        for relay in place.told.relays:
+    for node in crowd.nodes:
+        for relay in node.told.relays:
             if not is_heard(relay):
-                _add_waits_of(relay, place.below.get(relay.id), found)
+                _add_waits_of(relay, node.below.get(relay.id), found)
     return found
 
 
-def _add_waits_of(relay: Relay, below: Place | None, found: _Keys) -> None:
+def _add_waits_of(relay: Relay, below: Node | None, found: _Keys) -> None:
     told = {
         key
-        for place in (below.with_all_below() if below else ())
-        for client in place.told.clients
+        for node in (below.with_all_below() if below else ())
+        for client in node.told.clients
         for wait in client.waits
         for key in wait.keys
     }
@@ -112,16 +112,16 @@ def _barriers(crowd: Crowd) -> _Barriers:
     """Who waits at barriers. Clients are counted where they are; the count at the top is `told`."""
     found: _Barriers = defaultdict(_Waiting)
     ranks = {id(here.client): rank for rank, here in _everybody(crowd)}
-    for place in crowd.places:
-        _take_barriers(found, place, ranks)
+    for node in crowd.nodes:
+        _take_barriers(found, node, ranks)
     return found
 
 
-def _take_barriers(found: _Barriers, place: Place, ranks: dict[int, int]) -> None:
-    by_id = {each.id: ranks[id(each)] for each in place.told.clients if id(each) in ranks}
-    for barrier in place.told.barriers:
+def _take_barriers(found: _Barriers, node: Node, ranks: dict[int, int]) -> None:
+    by_id = {each.id: ranks[id(each)] for each in node.told.clients if id(each) in ranks}
+    for barrier in node.told.barriers:
         waiting = found[barrier.key, barrier.size]
-        if place.relay is None:
+        if node.relay is None:
             waiting.told = barrier.arrived
         for member, seconds in barrier.members:
             waiting.seconds = max(waiting.seconds, seconds)

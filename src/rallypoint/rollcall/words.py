@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rallypoint.rollcall.roll import Awaited, Roll, Standing, State
+from rallypoint.rollcall.roll import Awaited, RankState, Roll, Standing
 from rallypoint.text import counted, duration, ranks_text, shown
 
 _LONGEST_LIST: Final = 270
@@ -34,8 +34,8 @@ def headline(roll: Roll) -> str:
 
 def missing_text(roll: Roll) -> str:
     """Who is missing, machine by machine; nothing if nobody is known to be."""
-    late = _by_machine(each for each in roll.missing if each.state is State.LATE)
-    gone = _by_machine(each for each in roll.missing if each.state is State.GONE)
+    late = _by_machine(each for each in roll.missing if each.state is RankState.LATE)
+    gone = _by_machine(each for each in roll.missing if each.state is RankState.GONE)
     if gone:
         gone[0] = (f"gone: {gone[0][0]}", gone[0][1])
     return _bounded([*late, *gone])
@@ -100,11 +100,11 @@ def owed_text(roll: Roll, each: Awaited) -> str:
 
 
 _STANDS: Final = {
-    State.JOINED: "it is here",
-    State.WAITING: "it is here, and waits itself",
-    State.LATE: "it has not come",
-    State.UNSEEN: "it was not seen",
-    State.GONE: "it has gone",
+    RankState.JOINED: "it is here",
+    RankState.WAITING: "it is here, and waits itself",
+    RankState.LATE: "it has not come",
+    RankState.UNSEEN: "it was not seen",
+    RankState.GONE: "it has gone",
 }
 
 

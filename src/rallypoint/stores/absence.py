@@ -9,7 +9,7 @@ from typing import Final
 
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.roll import Gathering, Roll, State
+from rallypoint.rollcall.roll import Gathering, RankState, Roll
 from rallypoint.rollcall.snapshot import Question
 from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.rollcall.words import headline, missing_text, owed_text, unseen_text
@@ -91,7 +91,7 @@ def _summary(roll: Roll) -> str:
 def _machines_of(roll: Roll, found: Gathering) -> str:
     """The ranks that are missing at a barrier with their machines, whether they have joined or not."""
     missing = set(found.missing or ())
-    late = tuple(replace(each, state=State.LATE) for each in roll.ranks if each.rank in missing)
+    late = tuple(replace(each, state=RankState.LATE) for each in roll.ranks if each.rank in missing)
     return missing_text(replace(roll, ranks=late))
 
 

@@ -8,15 +8,15 @@ its own machine, between two boots and in one namespace of process numbers; else
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from rallypoint.codec import from_text, to_json, to_text
 from rallypoint.errors import RallypointError
 
 _PROC = Path("/proc")
@@ -52,6 +52,13 @@ class Process:
         return f"process {self.pid} on {self.host}"
 
 
+@dataclass(frozen=True)
+class _World:
+    """What stands beside a process in the JSON of a member."""
+
+    world_size: int | None
+
+
 @dataclass
 class Member:
     """A process that has opened the store; with the world size that it named."""
@@ -65,15 +72,14 @@ class Member:
         return self.left or self.process.is_dead()
 
     def to_json(self) -> bytes:
-        return json.dumps({"world_size": self.world_size, **asdict(self.process)}).encode()
+        return to_text({"world_size": self.world_size, **to_json(self.process)}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Member:
         """Raises RallypointError if that is no member."""
         try:
-            fields = json.loads(text)
-            return cls(world_size=fields.pop("world_size"), process=Process(**fields))
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            return cls(from_text(Process, text), from_text(_World, text).world_size)
+        except ValueError as error:
             raise RallypointError(f"{text!r} describes no member of a file store") from error
 
     def __str__(self) -> str:

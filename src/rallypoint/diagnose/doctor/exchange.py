@@ -6,15 +6,14 @@ that it tried. The first one collects all ways and publishes the end result; unt
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from rallypoint.codec import from_text, to_json, to_text
 from rallypoint.diagnose.doctor.machine_card import Card, Way, own_card
 from rallypoint.diagnose.doctor.reachability import ProbeServer, reach
 from rallypoint.diagnose.findings import Finding
@@ -50,6 +49,24 @@ class Participant:
 
 
 @dataclass(frozen=True)
+class MachineRow:
+    """What one machine tells: of its ways, and of itself."""
+
+    ways: tuple[Way, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What the first one tells everybody: `Gathered.as_json`."""
+
+    count: int
+    cards: tuple[Card, ...]
+    ways: tuple[Way, ...]
+    findings: dict[str, tuple[Finding, ...]]
+
+
+@dataclass(frozen=True)
 class Gathered:
     """The result: the machines that came, all ways that were tried, and what each found on itself."""
 
@@ -71,26 +88,22 @@ class Gathered:
         return {
             "count": self.count,
             "missing": self.missing,
-            "cards": [asdict(card) for card in self.cards.values()],
-            "ways": [way.as_json() for way in self.ways],
+            "cards": to_json(list(self.cards.values())),
+            "ways": to_json(self.ways),
             "findings": {
                 str(number): [each.as_json() for each in found] for number, found in self.findings.items()
             },
         }
 
     def to_text(self) -> str:
-        return json.dumps(self.as_json())
+        return to_text(self.as_json())
 
     @staticmethod
     def from_text(text: bytes) -> Gathered:
-        """A result that came over the network; ValueError if it is none."""
-        with _as_value_errors():
-            content: dict[str, Any] = json.loads(text)
-            cards = map(Card.from_json, content["cards"])
-            told = content["findings"].items()
-            findings = {int(number): tuple(map(Finding.from_json, found)) for number, found in told}
-            ways = tuple(map(Way.from_json, content["ways"]))
-            return Gathered(int(content["count"]), {card.number: card for card in cards}, ways, findings)
+        """What came over the network; ValueError if it is no such thing."""
+        told = from_text(_Told, text)
+        findings = {int(number): found for number, found in told.findings.items()}
+        return Gathered(told.count, {card.number: card for card in told.cards}, told.ways, findings)
 
     @property
     def silent(self) -> list[int]:
@@ -107,15 +120,15 @@ def gather(store: Store, own: Participant, findings: Sequence[Finding]) -> Gathe
     """
     with ProbeServer(own.number) as server:
         card = own_card(own.number, own.address, server.port)
-        store.set(f"{_CARD}/{own.number}", json.dumps(asdict(card)))
+        store.set(f"{_CARD}/{own.number}", to_text(card))
         others = [number for number in range(own.count) if number != own.number]
-        cards = _collect(store, _CARD, others, own.seconds, _card_from_text)
+        cards = _collect(store, _CARD, others, own.seconds, Card)
         cards = {
             own.number: card,
             **{number: each for number, each in cards.items() if each.number == number},
         }
         seen = Gathered(own.count, cards, tuple(_try_all(own.number, cards)), {own.number: tuple(findings)})
-        store.set(f"{_ROW}/{own.number}", _row_to_text(seen.ways, findings))
+        store.set(f"{_ROW}/{own.number}", to_text(MachineRow(seen.ways, tuple(findings))))
         if own.number == 0:
             gathered = _with_rows_of_others(store, own, seen)
             store.set(_END, gathered.to_text() if own.count <= _MOST_TO_TELL else b"")
@@ -130,9 +143,7 @@ def gather(store: Store, own: Participant, findings: Sequence[Finding]) -> Gathe
         return outcome if outcome.count == own.count else seen
 
 
-def _collect(
-    store: Store, key: str, numbers: Iterable[int], seconds: float, parse: Callable[[bytes], T]
-) -> dict[int, T]:
+def _collect(store: Store, key: str, numbers: Iterable[int], seconds: float, kind: type[T]) -> dict[int, T]:
     """What these machines publish in time under a key, by number, without what cannot be read."""
     found = {}
     deadline = time.monotonic() + seconds
@@ -140,7 +151,7 @@ def _collect(
         text = _await(store, f"{key}/{number}", max(deadline - time.monotonic(), 0.1))
         try:
             if text is not None:
-                found[number] = parse(text)
+                found[number] = from_text(kind, text[:_LONGEST])
         except ValueError:
             continue
     return found
@@ -172,10 +183,10 @@ def _try_all(start: int, cards: dict[int, Card]) -> list[Way]:
 def _with_rows_of_others(store: Store, own: Participant, seen: Gathered) -> Gathered:
     ways, findings = list(seen.ways), dict(seen.findings)
     others = [number for number in seen.cards if number != own.number]
-    for number, (row, found) in _collect(store, _ROW, others, own.seconds, _row_from_text).items():
+    for number, row in _collect(store, _ROW, others, own.seconds, MachineRow).items():
         # A machine speaks only for itself. It may have met one that came too late for this one.
-        ways += [way for way in row if way.start == number and way.goal in seen.cards]
-        findings[number] = found
+        ways += [way for way in row.ways if way.start == number and way.goal in seen.cards]
+        findings[number] = row.findings
     return Gathered(own.count, seen.cards, tuple(ways), findings)
 
 
@@ -196,29 +207,3 @@ def _await(store: Store, key: str, seconds: float) -> bytes | None:
         return store.get(key)
     except StoreTimeoutError:
         return None
-
-
-def _row_to_text(ways: Iterable[Way], findings: Iterable[Finding]) -> str:
-    return json.dumps(
-        {"ways": [way.as_json() for way in ways], "findings": [each.as_json() for each in findings]}
-    )
-
-
-def _card_from_text(text: bytes) -> Card:
-    with _as_value_errors():
-        return Card.from_json(json.loads(text[:_LONGEST]))
-
-
-def _row_from_text(text: bytes) -> tuple[list[Way], tuple[Finding, ...]]:
-    with _as_value_errors():
-        content: dict[str, Any] = json.loads(text[:_LONGEST])
-        return list(map(Way.from_json, content["ways"])), tuple(map(Finding.from_json, content["findings"]))
-
-
-@contextmanager
-def _as_value_errors() -> Iterator[None]:
-    """Every fault of a text that came over the network becomes a ValueError."""
-    try:
-        yield
-    except (TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise ValueError(str(error)) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -28,7 +28,7 @@ class Outlook:
     why: str
 
     def as_json(self) -> dict[str, str]:
-        return {**asdict(self), "prospect": self.prospect.value}
+        return {"name": self.name, "prospect": self.prospect.value, "why": self.why}
 
 
 NO_GPU: Final = "there is no GPU for it"

@@ -7,7 +7,6 @@ ranks, then every process with that path is killed.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from typing import BinaryIO, Final
 
 import psutil
 
+from rallypoint.codec import from_text
 from rallypoint.diagnose.verify import SIMULATION, verdict
 from rallypoint.diagnose.verify.routes import Build, Command, Route
 from rallypoint.diagnose.verify.verdict import PORT_TAKEN, ProcessEnding, RankReport
@@ -162,8 +162,8 @@ def _find_free_port() -> int:
 
 
 def _read_reports(folder: Path) -> list[RankReport]:
-    reports = [RankReport.parse(json.loads(file.read_text())) for file in folder.glob("rank-*.json")]
-    return sorted(reports, key=lambda report: report.rank)
+    files = folder.glob("rank-*.json")
+    return sorted((from_text(RankReport, file.read_text()) for file in files), key=lambda each: each.rank)
 
 
 # The environment -------------------------------------------------------------------------------------------

@@ -7,17 +7,22 @@ per second. A laggard is known by the time that it needs by itself, up to the ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isclose
 from statistics import median_low
-from typing import Any, Final
+from typing import Annotated, Final
+
+from rallypoint.codec import ReadBy
 
 _LEARNED: Final = 0.5
 """The loss has to fall to this part of its first value, or less."""
 
 _TOLERANCE: Final = 1e-5
 """The greatest relative difference between numbers of two ranks that should be equal."""
+
+_Learned = Annotated[float, ReadBy(float)]
+"""Also NaN, if a training went wrong."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +41,15 @@ class RankReport:
     """When it had met them."""
     joined_seconds: float
     """From the start of its process to then."""
-    loss_first: float
-    loss_last: float
-    checksum: float
+    loss_first: _Learned
+    loss_last: _Learned
+    checksum: _Learned
     """Of the parameters after the last step."""
     steps_per_second: float
     working_seconds: float
     waiting_seconds: float
     peak_memory_bytes: int | None
     gpu_use_percent: int | None
-
-    @staticmethod
-    def parse(content: Mapping[str, Any]) -> RankReport:
-        """The content of a rank's file; unknown names are left out."""
-        return RankReport(**{field.name: content[field.name] for field in fields(RankReport)})
 
 
 @dataclass(frozen=True)

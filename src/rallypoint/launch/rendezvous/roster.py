@@ -12,9 +12,9 @@ written to the store by compare-and-set, so that rules only ever see the latest.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 
+from rallypoint.codec import from_text, to_text
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
 
 _GONE_KEPT = 16
@@ -211,18 +211,14 @@ class Roster:
     # On the wire: text that anyone may read, and that nothing is executed of
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return to_text(self)
 
     @staticmethod
     def from_json(text: str | bytes) -> Roster:
         """Raises RallypointError for what is no roster: another program uses the same keys."""
         try:
-            content = json.loads(text)
-            for name in ("present", "members", "waiting", "lost", "gone"):
-                content[name] = tuple(Member(**each) for each in content[name])
-            content["told"] = tuple(content["told"])
-            return _checked(Roster(**content))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return from_text(Roster, text)
+        except ValueError as error:
             raise RallypointError(
                 f"the meeting's state cannot be read: {error}",
                 hint="do all machines run the same version of Rallypoint?",
@@ -245,20 +241,3 @@ def _ranked(members: tuple[Member, ...]) -> tuple[Member, ...]:
 def _rivals(one: Member, other: Member) -> bool:
     """Whether two members ask for the same rank."""
     return one.rank >= 0 and one.rank == other.rank
-
-
-_KINDS = {"int": int, "bool": bool, "str": str}
-
-
-def _checked(roster: Roster) -> Roster:
-    """The roster, if all that it has is of the right kind: it came over the network. Else a TypeError."""
-    people = (*roster.everybody, *roster.members, *roster.lost, *roster.gone)
-    values: tuple[Roster | Member, ...] = (roster, *people)
-    for each in values:
-        for field in fields(each):
-            kind = _KINDS.get(str(field.type))
-            if kind is not None and type(getattr(each, field.name)) is not kind:
-                raise TypeError(f"{field.name} is {getattr(each, field.name)!r}")
-    if not all(isinstance(text, str) for text in roster.told):
-        raise TypeError("what was told is no text")
-    return roster

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rallypoint.codec import to_text
 from rallypoint.engine import Engine
-from rallypoint.rollcall.snapshot import PLAN, Question, Value, as_content, key_name
+from rallypoint.rollcall.snapshot import PLAN, Question, Value, key_name
 from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.server.core.clients import Clients
-from rallypoint.server.core.looks import Fields, as_list, as_text, barrier_row, key_row
+from rallypoint.server.core.looks import Fields, as_list, barrier_row, key_row
 from rallypoint.server.core.members import Member
 from rallypoint.server.core.sessions import Sessions
 from rallypoint.server.core.turn import Turn
@@ -50,10 +51,10 @@ class Contents:
         yield "key_count", str(engine.num_keys())
         yield "stored_bytes", str(engine.stored_bytes)
         yield "workers", str(_number(engine.get(WORKERS)))
-        yield "plan", as_text(_text(self.plan))
+        yield "plan", to_text(_text(self.plan))
         if question.value is not None:
             value = _value(engine, question.value, min(question.value_bytes, _VALUE_BYTES))
-            yield "value", as_text(as_content(value))
+            yield "value", to_text(value, sparse=True)
         yield from self._barriers()
         yield from self._keys(question)
 
@@ -106,7 +107,7 @@ class Contents:
         yield "keys_found", str(found)
         yield "keys", as_list(rows)
         yield "group_writers", as_list(group)
-        yield "rosters", as_text(rosters)
+        yield "rosters", to_text(rosters)
 
 
 class _Names:

@@ -7,7 +7,6 @@ it or not; each row is right by itself.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,8 +14,9 @@ from itertools import chain
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Any, Final, Protocol
 
+from rallypoint.codec import to_json, to_text
 from rallypoint.rollcall.identity import NOBODY, Identity
-from rallypoint.rollcall.snapshot import Question, Snapshot, as_content, key_name
+from rallypoint.rollcall.snapshot import Question, Snapshot, key_name
 from rallypoint.server.core.clients import Client, Clients, Departed
 from rallypoint.server.core.outbox import CoreFault, Outbox, Work
 from rallypoint.server.core.sessions import Session, Sessions
@@ -148,7 +148,7 @@ class Looks:
         yield from self._gather(subject.turn.now + _PATIENCE_SECONDS)
         yield from list(subject.clients)
         look.is_open = False
-        told = {name: as_text(value) for name, value in as_content(subject.sum_up()).items()}
+        told = {name: to_text(value) for name, value in to_json(subject.sum_up(), sparse=True).items()}
         for each in chain(self._rows(subject.turn.now), subject.describe(look.question)):
             yield LookStep.MORE
             if each is not None:
@@ -205,10 +205,6 @@ class Looks:
 # Rows are written by hand, as there are thousands
 
 
-def as_text(content: object) -> str:
-    return json.dumps(content, separators=(",", ":"))
-
-
 def as_list(rows: Iterable[str]) -> str:
     return f"[{','.join(rows)}]"
 
@@ -255,7 +251,7 @@ def key_row(key: bytes, size: int, queued: int, writer: int, writer_is: str) -> 
 
 
 def _who(who: Identity) -> str:
-    return "{}" if who is NOBODY else as_text(who.as_json())
+    return "{}" if who is NOBODY else to_text(who, sparse=True)
 
 
 Pending = tuple[list[bytes], int, float]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from rallypoint.codec import to_json
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.roll import Roll, State
-from rallypoint.rollcall.snapshot import Question, Snapshot, as_content
+from rallypoint.rollcall.roll import RankState, Roll
+from rallypoint.rollcall.snapshot import Question, Snapshot
 from rallypoint.rollcall.words import headline
 from rallypoint.stores.absence import HEAD
 from rallypoint.stores.client.connecting import connect, format_address
@@ -40,7 +41,7 @@ class Asked:
     rank: int | None = None
 
 
-class Report(Protocol):
+class StatusReport(Protocol):
     """What there is to say."""
 
     @property
@@ -57,7 +58,7 @@ class Report(Protocol):
         """For JSON."""
 
 
-def report_on(asked: Asked) -> Report:
+def report_on(asked: Asked) -> StatusReport:
     """Ask the store. Raises NotOursError if it cannot tell; ConnectError, StoreTimeoutError and the like."""
     question = Question(keys=_MOST_KEYS if asked.keys else 0, search=asked.search)
     try:
@@ -133,12 +134,12 @@ class RollReport:
             "joined": roll.joined,
             "missing": [each.rank for each in roll.missing],
             "unseen": [each.rank for each in roll.unseen],
-            **asdict(roll),
+            **to_json(roll),
         }
-        return {"roll": judged, "head": self.head, "snapshot": as_content(self.snapshot)}
+        return {"roll": judged, "head": self.head, "snapshot": to_json(self.snapshot, sparse=True)}
 
 
-_HERE: Final = (State.JOINED, State.WAITING)
+_HERE: Final = (RankState.JOINED, RankState.WAITING)
 
 
 @dataclass(frozen=True)
@@ -162,4 +163,4 @@ class ForeignReport:
         return [rolls.cut(line, width) for line in foreign.describe(self.store)]
 
     def content(self) -> dict[str, Any]:
-        return {"torch": asdict(self.store)}
+        return {"torch": to_json(self.store)}

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from rallypoint.rollcall.clients import Presence, gather
+from rallypoint.rollcall.clients import KnownClient, gather
 from rallypoint.rollcall.identity import Role, Source
-from rallypoint.rollcall.roll import Awaited, Gathering, Machine, Meeting, Roll, Standing, State
+from rallypoint.rollcall.plan import JobRound
+from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Key, Mishap, Snapshot
 from rallypoint.rollcall.words import headline, owed_text, waiting_text
 from rallypoint.text import counted, duration, fine_duration, printable, ranks_text, rate, shown, size
@@ -30,11 +31,11 @@ _KINDS_SHOWN: Final = 3
 _LONGEST_REMARK: Final = 300
 
 _STATES: Final = {
-    State.JOINED: "joined",
-    State.WAITING: "waiting",
-    State.LATE: "late",
-    State.UNSEEN: "not seen",
-    State.GONE: "gone",
+    RankState.JOINED: "joined",
+    RankState.WAITING: "waiting",
+    RankState.LATE: "late",
+    RankState.UNSEEN: "not seen",
+    RankState.GONE: "gone",
 }
 _KNOWN_BY: Final = {
     Source.HELLO: "it said so itself",
@@ -104,13 +105,13 @@ def _barrier_row(each: Gathering) -> str:
     return f"`{shown(each.key)}`: {each.arrived:,}{of} arrived{seconds}{missing}"
 
 
-def _machines(roll: Roll, states: dict[int, State]) -> list[Machine]:
+def _machines(roll: Roll, states: dict[int, RankState]) -> list[MachineRanks]:
     """Those first where somebody is missing."""
-    here = (State.JOINED, State.WAITING)
+    here = (RankState.JOINED, RankState.WAITING)
     return sorted(roll.machines, key=lambda each: all(states[rank] in here for rank in each.ranks))
 
 
-def _machine_row(machine: Machine, states: dict[int, State]) -> str:
+def _machine_row(machine: MachineRanks, states: dict[int, RankState]) -> str:
     counts = Counter(states[rank] for rank in machine.ranks)
     told = ", ".join(f"{counts[state]:,} {word}" for state, word in _STATES.items() if counts[state])
     noun = "rank" if len(machine.ranks) == 1 else "ranks"
@@ -118,7 +119,7 @@ def _machine_row(machine: Machine, states: dict[int, State]) -> str:
     return f"{name}: {noun} {ranks_text(machine.ranks)}: {told}"
 
 
-def _meeting_row(each: Meeting) -> str:
+def _meeting_row(each: JobRound) -> str:
     of = f" of {each.expected:,}" if each.expected >= 0 else ""
     name = f"{shown(each.job)}: " if each.job else ""
     parts = [f"{name}round {each.round}, {len(each.joined):,}{of} machines"]
@@ -218,14 +219,14 @@ def one_rank(snapshot: Snapshot, roll: Roll, rank: int) -> list[str]:
 
 
 def _state_text(each: Standing) -> str:
-    if each.state is State.LATE:
+    if each.state is RankState.LATE:
         return "late: it is expected, and has not come"
-    if each.state is State.UNSEEN:
+    if each.state is RankState.UNSEEN:
         return "not seen: it is expected, and may be one of the clients whose rank is not known"
-    if each.state is State.GONE:
+    if each.state is RankState.GONE:
         ago = f" {duration(each.seconds)} ago" if each.seconds >= 0 else ""
         return f"gone{ago}" + (f": {_remark_row(each.why)}" if each.why else "")
-    if each.state is State.WAITING:
+    if each.state is RankState.WAITING:
         return f"here, and waiting for {duration(each.wait_seconds)}"
     return "here"
 
@@ -236,7 +237,7 @@ def _machine_of(each: Standing) -> str:
     return f"{shown(each.host) or 'not known'}{process}{local}"
 
 
-def _presence_row(here: Presence) -> str:
+def _presence_row(here: KnownClient) -> str:
     return f"{shown(here.client.peer)}, connected {duration(here.client.seconds)} ago"
 
 

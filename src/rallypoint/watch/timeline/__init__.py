@@ -1,5 +1,6 @@
 """How a job came up, from the events that its store has written: who came when, and who held up the others.
 
-`reading` makes a `Record` of a file, `judging` a `Timeline` of records, `words` and `drawing` show it. Only
-the first and the last of them know files. All times are the clock's of whoever wrote the events.
+`reading` reads files, `records` keeps the events of a run, `members` finds who took part, `judgement` finds
+who was late and makes a `Timeline`. `words` and `drawing` show it. All times are by the clock of the process
+that wrote the events. What a store tells at one moment is in `watch/status`.
 """

@@ -7,22 +7,107 @@ ones. What a straggler was late by is in its own colour, with its name and its f
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rallypoint.plots import INK, drawing, write
 from rallypoint.text import printable
-from rallypoint.watch.timeline.plot_style import INK, drawing, write
-from rallypoint.watch.timeline.records import Ending
-from rallypoint.watch.timeline.rows import Row, Span, counts, is_crowd, rows_of, spans_of
-from rallypoint.watch.timeline.timeline import Member, Timeline
+from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
+from rallypoint.watch.timeline.timeline import StartupMember, Timeline
 from rallypoint.watch.timeline.words import headline, noun, seconds
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MOST_ROWS: Final = 128
+"""As many members have a row each; more are a crowd."""
+_CROWD_ROWS: Final = 40
+_OF_ONE_MACHINE: Final = 16
+"""Rows of one machine, in a crowd."""
+_UNKNOWN_HOST: Final = "machine not known"
+
+Span = tuple[float, float]
+"""Seconds since the first member came: from, to."""
+
+
+@dataclass(frozen=True)
+class FigureRow:
+    """A member; or the name of a machine, above its members."""
+
+    label: str
+    member: StartupMember | None = None
+    is_late: bool = False
+    """Whether it is a straggler."""
+
+
+def is_crowd(timeline: Timeline) -> bool:
+    return len(timeline.members) > MOST_ROWS
+
+
+def rows_of(timeline: Timeline) -> list[FigureRow]:
+    """All members, or of a crowd those on the machines of the last ones."""
+    members = _last_of(timeline.members) if is_crowd(timeline) else timeline.members
+    groups: dict[str, list[StartupMember]] = defaultdict(list)
+    for each in sorted(members, key=lambda each: (each.rank < 0, each.rank, each.came or 0.0, each.name)):
+        groups[each.host].append(each)
+    late = timeline.straggling.members if timeline.straggling is not None else ()
+    return list(_arrange(groups, {id(each) for each in late}))
+
+
+def _last_of(members: Sequence[StartupMember]) -> list[StartupMember]:
+    """The last ones, and those who are on their machines: the members are in this order."""
+    of_host: dict[str, list[StartupMember]] = defaultdict(list)
+    for each in members:
+        if len(of_host[each.host]) < _OF_ONE_MACHINE:
+            of_host[each.host].append(each)
+    chosen: list[StartupMember] = []
+    for group in of_host.values():  # the machine of the last one is the first
+        if chosen and len(chosen) + len(group) > _CROWD_ROWS:
+            break
+        chosen += group
+    return chosen
+
+
+def _arrange(groups: dict[str, list[StartupMember]], late: set[int]) -> Iterable[FigureRow]:
+    count = sum(map(len, groups.values()))
+    with_names = set(groups) != {""} and 2 * len(groups) <= count  # else the names would be most of all rows
+    for host, members in groups.items():
+        if with_names:
+            yield FigureRow(host or _UNKNOWN_HOST)
+        where = f" on {host}" if host and not with_names else ""
+        yield from (FigureRow(f"{each.name}{where}", each, id(each) in late) for each in members)
+
+
+def spans_of(timeline: Timeline, waits: Iterable[WaitRecord], *, met: bool) -> list[Span]:
+    """Waits, those that are too close to be told apart as one; either those that were met, or all others."""
+    spans: list[Span] = []
+    for wait in waits:
+        if (wait.ending is WaitEnding.MET) is met:
+            _extend(
+                spans, wait.began - timeline.origin, wait.ended - timeline.origin, timeline.seconds / 1000
+            )
+    return spans
+
+
+def _extend(spans: list[Span], begin: float, end: float, gap: float) -> None:
+    if spans and begin <= spans[-1][1] + gap:
+        spans[-1] = (spans[-1][0], max(spans[-1][1], end))
+    else:
+        spans.append((begin, end))
+
+
+def counts(spans: Sequence[Span], times: Iterable[float]) -> list[int]:
+    """How many of the spans cover each of the times."""
+    begins, ends = sorted(begin for begin, _ in spans), sorted(end for _, end in spans)
+    return [bisect_right(begins, time) - bisect_right(ends, time) for time in times]
+
 
 WAITS: Final = "#1a7fd4"
 IN_VAIN: Final = "#d43d7b"
@@ -41,13 +126,13 @@ _TIMES: Final = 800
 
 
 def save(timeline: Timeline, path: Path) -> None:
-    """Draw a timeline into a file. To be called after `paper.check_plot`."""
-    with drawing():
+    """Draw a timeline into a file. To be called after `plots.check_plot`."""
+    with drawing(math=False):
         write(draw(timeline), path, headline(timeline))
 
 
 def draw(timeline: Timeline) -> Figure:
-    """To be called within `paper.drawing`."""
+    """To be called within `plots.drawing`."""
     from matplotlib.figure import Figure
 
     rows = rows_of(timeline)
@@ -59,7 +144,7 @@ def draw(timeline: Timeline) -> Figure:
     panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     if crowd:
         _paint_crowd(timeline, panels[0])
-        panels[-1].set_title("the last ones, and who is on their machines", fontsize=size + 1)
+        panels[-1].set_title("the last ones, and who is on their machines", loc="left", fontsize=size + 1)
     _paint_rows(timeline, panels[-1], rows, size)
     figure.suptitle(_title(timeline), x=0.012, ha="left", fontsize=10.5)
     panels[-1].set_xlabel("seconds after the first came")
@@ -78,7 +163,7 @@ def _title(timeline: Timeline) -> str:
 # Rows
 
 
-def _paint_rows(timeline: Timeline, axes: Axes, rows: Sequence[Row], size: float) -> None:
+def _paint_rows(timeline: Timeline, axes: Axes, rows: Sequence[FigureRow], size: float) -> None:
     for y, row in enumerate(rows):
         if row.member is None:
             axes.annotate(
@@ -97,7 +182,7 @@ def _paint_rows(timeline: Timeline, axes: Axes, rows: Sequence[Row], size: float
     _label_late(axes, rows, size)
 
 
-def _paint_member(timeline: Timeline, axes: Axes, y: int, member: Member, is_late: bool) -> None:
+def _paint_member(timeline: Timeline, axes: Axes, y: int, member: StartupMember, is_late: bool) -> None:
     if is_late:
         begin, end = _late_span(timeline, member)
         axes.barh(y, end - begin, 0.62, begin, facecolor="none", edgecolor=LATE, linewidth=0.8, hatch="////")
@@ -113,14 +198,14 @@ def _paint_member(timeline: Timeline, axes: Axes, y: int, member: Member, is_lat
         axes.broken_barh([(begin, end - begin) for begin, end in spans], (y - 0.31, 0.62), facecolors=colour)
 
 
-def _late_span(timeline: Timeline, member: Member) -> Span:
+def _late_span(timeline: Timeline, member: StartupMember) -> Span:
     """While it was not there; or, of one that came in time, while it kept others waiting."""
     if member.came is None:
         return 0.0, timeline.seconds
     return (0.0, member.came) if member.came_late else (member.came, member.late)
 
 
-def _label_late(axes: Axes, rows: Sequence[Row], size: float) -> None:
+def _label_late(axes: Axes, rows: Sequence[FigureRow], size: float) -> None:
     """Beside the rows, where it covers nothing; once for rows that follow each other."""
     for is_late, group in groupby(enumerate(rows), key=lambda item: item[1].is_late):
         if is_late:
@@ -139,7 +224,7 @@ def _label_late(axes: Axes, rows: Sequence[Row], size: float) -> None:
             )
 
 
-def _late_text(members: Sequence[Member]) -> str:
+def _late_text(members: Sequence[StartupMember]) -> str:
     last = max(members, key=lambda each: each.late)
     if last.came is None:
         return "never came"
@@ -169,7 +254,7 @@ def _paint_crowd(timeline: Timeline, axes: Axes) -> None:
     axes.grid(visible=True)
 
 
-def _waits_of(timeline: Timeline, member: Member) -> list[Span]:
+def _waits_of(timeline: Timeline, member: StartupMember) -> list[Span]:
     return [*spans_of(timeline, member.waits, met=True), *spans_of(timeline, member.waits, met=False)]
 
 
@@ -182,9 +267,9 @@ def _legend(figure: Figure, timeline: Timeline) -> None:
 
     endings = {wait.ending for each in timeline.members for wait in each.waits}
     handles: list[Artist] = [Line2D([], [], color=INK, linewidth=1.4, label="here")]
-    if Ending.MET in endings:
+    if WaitEnding.MET in endings:
         handles.append(Patch(color=WAITS, label="waits"))
-    if endings - {Ending.MET}:
+    if endings - {WaitEnding.MET}:
         handles.append(Patch(color=IN_VAIN, label="waits in vain"))
     if timeline.straggling is not None:
         handles.append(Patch(facecolor="none", edgecolor=LATE, hatch="////", label="late"))

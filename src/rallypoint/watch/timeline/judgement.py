@@ -6,19 +6,29 @@ come late, or have come in time and have written late what they waited for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from typing import Final
 
 from rallypoint.rollcall.plan import MOST_RANKS
+from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.text import counted, duration
-from rallypoint.watch.timeline.blame import Blame
-from rallypoint.watch.timeline.courses import Course, follow, owners_of, union
-from rallypoint.watch.timeline.members import Gathered, Party, came, gather, name_by_keys, name_of
-from rallypoint.watch.timeline.records import Ending, Record, Wait
-from rallypoint.watch.timeline.timeline import Member, Straggling, Timeline
+from rallypoint.watch.timeline.members import (
+    Course,
+    Participant,
+    Participants,
+    came,
+    follow,
+    gather,
+    name_by_keys,
+    name_of,
+    owners_of,
+    union,
+)
+from rallypoint.watch.timeline.records import RunRecord, WaitEnding, WaitRecord
+from rallypoint.watch.timeline.timeline import StartupMember, Straggling, Timeline
 
 _LATE: Final = 1.0
 """Seconds: who is late by less is no straggler."""
@@ -31,7 +41,7 @@ _NEARLY_ALL: Final = 0.9
 _ended: Final = attrgetter("ended")
 
 
-def judge(record: Record) -> Timeline:
+def judge(record: RunRecord) -> Timeline:
     """The last start-up in a record."""
     record = name_by_keys(record)
     expected = _expected(record)
@@ -44,7 +54,7 @@ def judge(record: Record) -> Timeline:
         writers=tuple(record.writers),
         origin=course.origin,
         seconds=course.end - course.origin,
-        is_over=bool(members) and not missing and all(each.ending is Ending.MET for each in members),
+        is_over=bool(members) and not missing and all(each.ending is WaitEnding.MET for each in members),
         ended=record.last - course.origin,
         expected=expected,
         members=tuple(sorted(members, key=lambda each: (each.came is not None, -each.late))),
@@ -61,7 +71,7 @@ def judge(record: Record) -> Timeline:
 # Who takes part
 
 
-def _expected(record: Record) -> int:
+def _expected(record: RunRecord) -> int:
     """How many ranks should come: as the launcher planned, else as the ranks say themselves."""
     if record.plan is not None:
         return record.plan.world_size
@@ -71,7 +81,7 @@ def _expected(record: Record) -> int:
     return max((size for size in sizes if size <= MOST_RANKS), default=-1)
 
 
-def _missing(record: Record, parties: Sequence[Party], expected: int) -> list[int]:
+def _missing(record: RunRecord, parties: Sequence[Participant], expected: int) -> list[int]:
     """Ranks that never came; none if they may be among those whose rank is not known."""
     ranks = {each.who.rank for each in parties if each.who.is_rank}
     if len(ranks) < len(parties) or not record.clients:
@@ -79,7 +89,7 @@ def _missing(record: Record, parties: Sequence[Party], expected: int) -> list[in
     return sorted(set(range(expected)) - ranks)
 
 
-def _names(record: Record, parties: Sequence[Party]) -> dict[int, str]:
+def _names(record: RunRecord, parties: Sequence[Participant]) -> dict[int, str]:
     names = {each.id: each.peer or f"client {each.id}" for each in record.clients.values()}
     for party in parties:
         names |= {client.id: name_of(party) for client in party.clients}
@@ -105,7 +115,7 @@ def _blame(course: Course, missing: Sequence[int]) -> _Verdict:
     ranks |= {rank: len(course.parties) + at for at, rank in enumerate(missing)}
     long_ones = [[each for each in theirs if each.ended - each.began >= notable] for theirs in course.waits]
     verdict = _Verdict({}, {})
-    for wait, owner, culprit in Blame(owners_of(course.parties), ranks, long_ones).each_wait():
+    for wait, owner, culprit in WaitBlame(owners_of(course.parties), ranks, long_ones).each_wait():
         if culprit >= 0:
             verdict.until[culprit] = max(verdict.until.get(culprit, 0.0), wait.ended)
             pair = (owner, culprit)
@@ -113,29 +123,33 @@ def _blame(course: Course, missing: Sequence[int]) -> _Verdict:
     return verdict
 
 
-def _longer(waits: Sequence[Wait], least: float) -> list[Wait]:
+def _longer(waits: Sequence[WaitRecord], least: float) -> list[WaitRecord]:
     return [each for each in waits if each.ended - each.began >= least]
 
 
-def _members(course: Course, missing: Sequence[int], verdict: _Verdict) -> list[Member]:
+def _members(course: Course, missing: Sequence[int], verdict: _Verdict) -> list[StartupMember]:
     hosts = course.record.plan.hosts if course.record.plan is not None else {}
     present = [
         _member(course, party, waits, verdict.until.get(at, 0.0), hosts)
         for at, (party, waits) in enumerate(zip(course.parties, course.waits, strict=True))
     ]
     late = course.end - course.origin
-    absent = [Member(f"rank {rank}", hosts.get(rank, ""), None, rank, late=late) for rank in missing]
+    absent = [StartupMember(f"rank {rank}", hosts.get(rank, ""), None, rank, late=late) for rank in missing]
     return [*present, *absent]
 
 
 def _member(
-    course: Course, party: Party, waits: Sequence[Wait], blamed_until: float, hosts: dict[int, str]
-) -> Member:
+    course: Course,
+    party: Participant,
+    waits: Sequence[WaitRecord],
+    blamed_until: float,
+    hosts: dict[int, str],
+) -> StartupMember:
     record, who = course.record, party.who
     arrived = came(record, party.clients[0])
     joined = [each.joined for each in party.clients if each.joined is not None]
     gone = max(party.clients, key=lambda each: each.left or 0.0) if party.has_left(record.last) else None
-    return Member(
+    return StartupMember(
         name=name_of(party),
         host=who.host or hosts.get(who.rank, ""),
         came=arrived - course.origin,
@@ -151,7 +165,7 @@ def _member(
     )
 
 
-def _straggling(course: Course, members: Sequence[Member], verdict: _Verdict) -> Straggling | None:
+def _straggling(course: Course, members: Sequence[StartupMember], verdict: _Verdict) -> Straggling | None:
     last = _last_ones(members)
     if not last:
         return None
@@ -174,7 +188,7 @@ def _straggling(course: Course, members: Sequence[Member], verdict: _Verdict) ->
     )
 
 
-def _last_ones(members: Sequence[Member]) -> set[int]:
+def _last_ones(members: Sequence[StartupMember]) -> set[int]:
     """Who never came; else those, at most half, who were late by far; else the last one. By their numbers."""
     missing = {at for at, each in enumerate(members) if each.came is None}
     order = sorted(range(len(members)), key=lambda at: members[at].late)
@@ -189,7 +203,7 @@ def _last_ones(members: Sequence[Member]) -> set[int]:
 # What is not known
 
 
-def _remarks(course: Course, gathered: Gathered, expected: int) -> tuple[str, ...]:
+def _remarks(course: Course, gathered: Participants, expected: int) -> tuple[str, ...]:
     record = course.record
     later = [each.seconds for each in record.waits if each.began > course.end]
     strangers = sum(not each.who.is_rank for each in gathered.parties)
@@ -216,3 +230,51 @@ def _remarks(course: Course, gathered: Gathered, expected: int) -> tuple[str, ..
     elif strangers:
         remarks.append(f"of {counted(strangers, 'client')} the rank is not known")
     return tuple(remarks)
+
+
+_MOSTLY: Final = 0.5
+"""Of a wait: who waited for that much of it itself is not to blame."""
+
+
+@dataclass(frozen=True)
+class WaitBlame:
+    """Finds who is to blame. Members are numbered."""
+
+    owners: Mapping[int, int]
+    """The member of each client."""
+    ranks: Mapping[int, int]
+    """The member of each rank."""
+    waits: Sequence[Sequence[WaitRecord]]
+    """Of each member, those that are long enough to matter; none of those who never came."""
+
+    def each_wait(self) -> Iterator[tuple[WaitRecord, int, int]]:
+        """All waits with their members, and those to blame; -1: not known."""
+        for owner, waits in enumerate(self.waits):
+            for wait in waits:
+                yield wait, owner, self._culprit(wait, owner)
+
+    def _culprit(self, wait: WaitRecord, owner: int) -> int:
+        seen = {owner}
+        while True:
+            member = self._ended_by(wait)
+            if member < 0 or member in seen:
+                return -1
+            cause = self._cause(member, wait)
+            if cause is None:
+                return member
+            seen.add(member)
+            wait = cause
+
+    def _ended_by(self, wait: WaitRecord) -> int:
+        """Who ended a wait, by the events, else who should, by the name of the key."""
+        if wait.by:
+            return self.owners.get(wait.by, -1)
+        rank = owing_rank(wait.keys[0]) if wait.key_count == 1 and wait.keys else -1
+        return self.ranks.get(rank, -1)
+
+    def _cause(self, member: int, wait: WaitRecord) -> WaitRecord | None:
+        """What a member itself waited for, most of the time in which it kept another waiting."""
+        for each in self.waits[member] if member < len(self.waits) else ():
+            if min(each.ended, wait.ended) - max(each.began, wait.began) >= _MOSTLY * wait.seconds:
+                return each
+        return None

@@ -30,7 +30,7 @@ from rallypoint.rollcall.identity import NOBODY, Identity
 from rallypoint.rollcall.plan import Plan
 
 
-class Ending(str, Enum):
+class WaitEnding(str, Enum):
     """How a wait ended."""
 
     MET = "met"
@@ -41,7 +41,7 @@ class Ending(str, Enum):
     """It had not ended when the events did."""
 
 
-class Wait(NamedTuple):
+class WaitRecord(NamedTuple):
     """One wait of a client; times are unix times. There may be a million of them."""
 
     client: int
@@ -50,7 +50,7 @@ class Wait(NamedTuple):
     """Of one that has not ended: the time of the last event that is known."""
     keys: tuple[str, ...]
     key_count: int
-    ending: Ending
+    ending: WaitEnding
     by: int = 0
     """The client that has ended it; 0: not known."""
 
@@ -60,7 +60,7 @@ class Wait(NamedTuple):
 
 
 @dataclass
-class Client:
+class ClientRecord:
     """One connection; times are unix times, None: not known, or not yet."""
 
     id: int
@@ -73,7 +73,7 @@ class Client:
 
 
 @dataclass
-class Record:
+class RunRecord:
     """One run."""
 
     writers: list[Started] = field(default_factory=list)
@@ -82,8 +82,8 @@ class Record:
     """The time of its first event; 0: there is none."""
     last: float = 0.0
     stopped: float | None = None
-    clients: dict[int, Client] = field(default_factory=dict)
-    waits: list[Wait] = field(default_factory=list)
+    clients: dict[int, ClientRecord] = field(default_factory=dict)
+    waits: list[WaitRecord] = field(default_factory=list)
     """Those that have ended, as they ended."""
     barriers: list[BarrierComplete] = field(default_factory=list)
     stalls: list[Stalled] = field(default_factory=list)
@@ -96,10 +96,10 @@ class Record:
     """By their clients and beginnings."""
 
     @property
-    def open_waits(self) -> list[Wait]:
+    def open_waits(self) -> list[WaitRecord]:
         """Those that have not ended, as far as the file goes."""
         return [
-            Wait(each.client, each.began, self.last, each.keys, each.count, Ending.OPEN)
+            WaitRecord(each.client, each.began, self.last, each.keys, each.count, WaitEnding.OPEN)
             for waits in self._open.values()
             for each in waits.values()
         ]
@@ -113,10 +113,10 @@ class Record:
             self.first = time
         _TAKES[type(event)](self, event)
 
-    def _client(self, number: int) -> Client:
+    def _client(self, number: int) -> ClientRecord:
         found = self.clients.get(number)
         if found is None:
-            found = self.clients[number] = Client(number)
+            found = self.clients[number] = ClientRecord(number)
         return found
 
     def _take_start(self, event: Started) -> None:
@@ -137,7 +137,7 @@ class Record:
         client.left, client.why = event.time, event.why
         for each in self._open.pop(event.client, {}).values():
             self.waits.append(
-                Wait(event.client, each.began, event.time, each.keys, each.count, Ending.GIVEN_UP)
+                WaitRecord(event.client, each.began, event.time, each.keys, each.count, WaitEnding.GIVEN_UP)
             )
 
     def _take_waiting(self, event: Waiting) -> None:
@@ -147,8 +147,10 @@ class Record:
         if event.client in self._open:
             self._open[event.client].pop(event.began, None)
         ended = event.began + event.seconds
-        ending = Ending.GIVEN_UP if event.gave_up else Ending.MET
-        self.waits.append(Wait(event.client, event.began, ended, event.keys, event.count, ending, event.by))
+        ending = WaitEnding.GIVEN_UP if event.gave_up else WaitEnding.MET
+        self.waits.append(
+            WaitRecord(event.client, event.began, ended, event.keys, event.count, ending, event.by)
+        )
 
     def _take_barrier(self, event: BarrierComplete) -> None:
         self.barriers.append(event)
@@ -169,15 +171,15 @@ class Record:
         self.lost += event.count
 
 
-def merge(records: Sequence[Record]) -> Record:
+def merge(records: Sequence[RunRecord]) -> RunRecord:
     """One record of several servers and relays of one job, whose clients get new numbers."""
-    whole = Record(first=min(each.first for each in records), last=max(each.last for each in records))
+    whole = RunRecord(first=min(each.first for each in records), last=max(each.last for each in records))
     for each in records:
         _merge(whole, each, shift=max(whole.clients, default=0))
     return whole
 
 
-def _merge(whole: Record, part: Record, shift: int) -> None:
+def _merge(whole: RunRecord, part: RunRecord, shift: int) -> None:
     def shifted(number: int) -> int:
         return number and number + shift
 
@@ -194,17 +196,17 @@ def _merge(whole: Record, part: Record, shift: int) -> None:
     whole.lost += part.lost
 
 
-_TAKES: Final[dict[type[Event], Callable[[Record, Any], None]]] = {
-    Started: Record._take_start,
-    Connected: Record._take_connected,
-    Joined: Record._take_joined,
-    Left: Record._take_left,
-    Waiting: Record._take_waiting,
-    Waited: Record._take_waited,
-    BarrierComplete: Record._take_barrier,
-    RoundPlanned: Record._take_round,
-    Stalled: Record._take_stall,
-    Erred: Record._take_error,
-    Stopped: Record._take_stop,
-    Lost: Record._take_lost,
+_TAKES: Final[dict[type[Event], Callable[[RunRecord, Any], None]]] = {
+    Started: RunRecord._take_start,
+    Connected: RunRecord._take_connected,
+    Joined: RunRecord._take_joined,
+    Left: RunRecord._take_left,
+    Waiting: RunRecord._take_waiting,
+    Waited: RunRecord._take_waited,
+    BarrierComplete: RunRecord._take_barrier,
+    RoundPlanned: RunRecord._take_round,
+    Stalled: RunRecord._take_stall,
+    Erred: RunRecord._take_error,
+    Stopped: RunRecord._take_stop,
+    Lost: RunRecord._take_lost,
 }

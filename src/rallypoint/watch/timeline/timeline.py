@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from rallypoint.rollcall.events import BarrierComplete, Erred, Stalled, Started
-from rallypoint.watch.timeline.records import Ending, Wait
+from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
 
 _LONG: Final = 1.0
 """Seconds: a wait that was given up sooner has stopped nobody."""
@@ -19,7 +19,7 @@ _CAME_LATE: Final = 0.9
 
 
 @dataclass(frozen=True)
-class Member:
+class StartupMember:
     """A rank, with all its connections; or a client that may be one, but nobody knows which."""
 
     name: str
@@ -38,7 +38,7 @@ class Member:
     """When its last wait of the start-up ended."""
     waited: float = 0.0
     """For how long it waited in the start-up, in all."""
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[WaitRecord, ...] = ()
     """Those of the start-up, by their beginnings; their times are unix times."""
     left: float | None = None
     """When its last connection was closed; None: not yet."""
@@ -51,18 +51,18 @@ class Member:
         return self.came is not None and self.came >= _CAME_LATE * self.late
 
     @property
-    def ending(self) -> Ending:
+    def ending(self) -> WaitEnding:
         """How its last long wait of the start-up ended; as if met, if it never waited for long."""
         long_ones = (each for each in self.waits if each.seconds >= _LONG)
         last = max(long_ones, key=lambda each: each.ended, default=None)
-        return Ending.MET if last is None else last.ending
+        return WaitEnding.MET if last is None else last.ending
 
 
 @dataclass(frozen=True)
 class Straggling:
     """Who was last, and what that cost the others."""
 
-    members: tuple[Member, ...]
+    members: tuple[StartupMember, ...]
     """The last one first; several if they came together, long after all others. Or those who never came."""
     waiters: int
     """Members that waited meanwhile."""
@@ -97,7 +97,7 @@ class Timeline:
     """When the events end."""
     expected: int
     """Ranks; -1: not known."""
-    members: tuple[Member, ...]
+    members: tuple[StartupMember, ...]
     """The last to come, or to keep others waiting, first. Those who never came are the very first."""
     straggling: Straggling | None
     """None: nobody was late by a second."""
@@ -106,18 +106,18 @@ class Timeline:
     stalls: tuple[Stalled, ...]
     errors: tuple[Erred, ...]
     names: Mapping[int, str]
-    """Of clients, by their numbers: what `Wait.by` and `BarrierComplete.last` mean."""
+    """Of clients, by their numbers: what `WaitRecord.by` and `BarrierComplete.last` mean."""
     others: int = 0
     """Clients that are no members: tools, launchers, and who did not take part."""
     remarks: tuple[str, ...] = ()
     """What is not known, and why."""
 
     @property
-    def missing(self) -> tuple[Member, ...]:
+    def missing(self) -> tuple[StartupMember, ...]:
         return tuple(each for each in self.members if each.came is None)
 
     @property
-    def present(self) -> tuple[Member, ...]:
+    def present(self) -> tuple[StartupMember, ...]:
         return tuple(each for each in self.members if each.came is not None)
 
     def as_json(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Timeline:
     def _event(self, event: Started | BarrierComplete | Stalled | Erred) -> dict[str, Any]:
         return asdict(event) | {"time": _round(event.time - self.origin)}
 
-    def _member(self, each: Member) -> dict[str, Any]:
+    def _member(self, each: StartupMember) -> dict[str, Any]:
         told = {
             name: _round(value) if isinstance(value, float) else value
             for name, value in vars(each).items()
@@ -151,7 +151,7 @@ class Timeline:
         }
         return told | {"waits": [self._wait(wait) for wait in each.waits]}
 
-    def _wait(self, wait: Wait) -> dict[str, Any]:
+    def _wait(self, wait: WaitRecord) -> dict[str, Any]:
         return {
             "began": _round(wait.began - self.origin),
             "seconds": _round(wait.seconds),

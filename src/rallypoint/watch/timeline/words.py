@@ -15,8 +15,8 @@ from typing import Final
 from rallypoint.rollcall.events import Erred, Started
 from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.text import counted, printable, ranks_text, shown
-from rallypoint.watch.timeline.records import Ending, Wait
-from rallypoint.watch.timeline.timeline import Member, Straggling, Timeline
+from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
+from rallypoint.watch.timeline.timeline import StartupMember, Straggling, Timeline
 
 _ROWS: Final = 8
 """Of the table of members."""
@@ -26,7 +26,7 @@ _MACHINES_NAMED: Final = 2
 _LONGEST_LINE: Final = 160
 _SHORT: Final = 0.1
 """Of the longest wait."""
-_ENDINGS: Final = {Ending.GIVEN_UP: "in vain", Ending.OPEN: "and still did when the events ended"}
+_ENDINGS: Final = {WaitEnding.GIVEN_UP: "in vain", WaitEnding.OPEN: "and still did when the events ended"}
 
 
 # The whole of it
@@ -55,7 +55,7 @@ def headline(timeline: Timeline) -> str:
     if straggling is not None:
         return f"{_who_is_late(straggling)}; {_cost(timeline, straggling)}"
     if not timeline.is_over:
-        stuck = [each for each in timeline.members if each.ending is not Ending.MET]
+        stuck = [each for each in timeline.members if each.ending is not WaitEnding.MET]
         return f"all came within {seconds(last_came(timeline))}; {names_text(stuck)} waited in vain"
     return f"no straggler: all came within {seconds(last_came(timeline))}"
 
@@ -78,7 +78,9 @@ def _cost(timeline: Timeline, straggling: Straggling) -> str:
     them = "it" if len(straggling.members) == 1 else "them"
     what = f"for {them}" if straggling.is_for_them else "meanwhile"
     endings = {each.ending for each in timeline.members}
-    end = next((f", {_ENDINGS[each]}" for each in (Ending.OPEN, Ending.GIVEN_UP) if each in endings), "")
+    end = next(
+        (f", {_ENDINGS[each]}" for each in (WaitEnding.OPEN, WaitEnding.GIVEN_UP) if each in endings), ""
+    )
     return f"{who} waited {what}, {seconds(straggling.waited)} in sum{end}"
 
 
@@ -136,10 +138,14 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _row(each: Member) -> tuple[str, str, str, str, str]:
+def _row(each: StartupMember) -> tuple[str, str, str, str, str]:
     came = "never" if each.came is None else seconds(each.came)
     waited = "" if each.came is None else seconds(each.waited)
-    readiness = {Ending.MET: seconds(each.ready), Ending.GIVEN_UP: "gave up", Ending.OPEN: "not yet"}
+    readiness = {
+        WaitEnding.MET: seconds(each.ready),
+        WaitEnding.GIVEN_UP: "gave up",
+        WaitEnding.OPEN: "not yet",
+    }
     ready = "" if each.came is None else readiness[each.ending]
     return shown(each.name), shown(each.host) or "not known", came, waited, ready
 
@@ -159,8 +165,8 @@ def _and_more(items: list[str], count: int) -> list[str]:
 class _Awaited:
     """Waits for the same keys that ended in the same way."""
 
-    longest: Wait
-    members: dict[str, Member] = field(default_factory=dict)
+    longest: WaitRecord
+    members: dict[str, StartupMember] = field(default_factory=dict)
 
 
 def _waits(timeline: Timeline) -> list[str]:
@@ -174,7 +180,7 @@ def _waits(timeline: Timeline) -> list[str]:
     return _and_more([_wait(timeline, each) for each in longest[:_ITEMS]], len(found))
 
 
-def _long_waits(timeline: Timeline) -> Iterator[tuple[Member, Wait]]:
+def _long_waits(timeline: Timeline) -> Iterator[tuple[StartupMember, WaitRecord]]:
     """There may be a million of them: those that are short beside the longest are not worth a line."""
     least = _SHORT * max(
         (wait.ended - wait.began for each in timeline.members for wait in each.waits), default=0.0
@@ -192,14 +198,14 @@ def _wait(timeline: Timeline, awaited: _Awaited) -> str:
     return f"{seconds(wait.seconds):>7}  {who} for {keys}{_end_of(timeline, wait)}"
 
 
-def _end_of(timeline: Timeline, wait: Wait) -> str:
+def _end_of(timeline: Timeline, wait: WaitRecord) -> str:
     if wait.by:
         at_barrier = wait.keys[:1] in {(each.key,) for each in timeline.barriers}
         name = shown(timeline.names.get(wait.by, ""))
         return f", until {name} {'came there' if at_barrier else 'wrote it'}"
     rank = owing_rank(wait.keys[0]) if len(wait.keys) == wait.key_count == 1 else -1
     owed = f", which rank {rank} writes" if rank >= 0 else ""
-    return owed if wait.ending is Ending.MET else f"{owed}, {_ENDINGS[wait.ending]}"
+    return owed if wait.ending is WaitEnding.MET else f"{owed}, {_ENDINGS[wait.ending]}"
 
 
 def _barriers(timeline: Timeline) -> list[str]:
@@ -234,7 +240,7 @@ def _first_line(text: str) -> str:
 # Names and numbers
 
 
-def names_text(members: Sequence[Member]) -> str:
+def names_text(members: Sequence[StartupMember]) -> str:
     """`rank 3 on node-b`, `ranks 8 to 15 on node-b and 2 more`, `10.0.0.7:4242`."""
     by_host: dict[str, list[int]] = defaultdict(list)
     for each in members:
@@ -262,7 +268,7 @@ def _on(host: str) -> str:
     return f" on {shown(host)}" if host else ""
 
 
-def noun(members: Iterable[Member]) -> str:
+def noun(members: Iterable[StartupMember]) -> str:
     """What all of them are."""
     return "rank" if all(each.rank >= 0 for each in members) else "client"
 

@@ -4,6 +4,7 @@ A process of its own asks the store while somebody looks, and pushes what has ch
 only reads. starlette, uvicorn and prometheus-client (the extra `web`) are imported by `app`, `metrics` and
 `serving` alone.
 
-`picture` is what a browser is shown, as JSON, `patching` how one picture becomes the next, `access` who may
-see it: all three are pure. `page/` is what runs in the browser.
+`poller` asks the store; `picture` is what a browser is shown, as JSON, and how one picture becomes the next;
+`access` says who may see it: these two are pure. `hosting` starts the process, `serving` runs in it. `page/`
+is what runs in the browser.
 """

@@ -26,7 +26,7 @@ TOKEN_VARIABLE: Final = "RALLYPOINT_WEB_TOKEN"  # noqa: S105 its name, and not i
 _HINT: Final = "python -c 'import secrets; print(secrets.token_urlsafe())' prints one"
 
 
-class Verdict(Enum):
+class AccessVerdict(Enum):
     """What becomes of a request."""
 
     ALLOW = "allow"
@@ -65,18 +65,18 @@ class Access:
         """What the cookie says."""
         return hmac.new(self.token.encode(), b"rallypoint web page", "sha256").hexdigest()
 
-    def judge(self, bearing: Bearing) -> Verdict:
+    def judge(self, bearing: Bearing) -> AccessVerdict:
         if self.loopback and not is_loopback_name(bearing.host):
-            return Verdict.STRANGE_NAME
+            return AccessVerdict.STRANGE_NAME
         if not self.token:
-            return Verdict.ALLOW
+            return AccessVerdict.ALLOW
         if bearing.token is not None:
-            return Verdict.ADMIT if _equal(bearing.token, self.token) else Verdict.REFUSE
+            return AccessVerdict.ADMIT if _equal(bearing.token, self.token) else AccessVerdict.REFUSE
         kind, _, given = bearing.authorization.partition(" ")
         if kind.lower() == "bearer":
-            return Verdict.ALLOW if _equal(given.strip(), self.token) else Verdict.REFUSE
+            return AccessVerdict.ALLOW if _equal(given.strip(), self.token) else AccessVerdict.REFUSE
         cookie = (bearing.cookies or {}).get(self.cookie, "")
-        return Verdict.ALLOW if _equal(cookie, self.pass_) else Verdict.REFUSE
+        return AccessVerdict.ALLOW if _equal(cookie, self.pass_) else AccessVerdict.REFUSE
 
 
 def check_token(token: str, *, loopback: bool, place: str) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -16,12 +20,84 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rallypoint.errors import RallypointError
 from rallypoint.rollcall.snapshot import Question
 from rallypoint.watch.web import metrics
-from rallypoint.watch.web.access import Access, Bearing, Verdict
-from rallypoint.watch.web.assets import read_assets
-from rallypoint.watch.web.events import EventStream
-from rallypoint.watch.web.merge_patch import Json
-from rallypoint.watch.web.picture import details
-from rallypoint.watch.web.poller import Watch
+from rallypoint.watch.web.access import Access, AccessVerdict, Bearing
+from rallypoint.watch.web.picture import Json, details
+from rallypoint.watch.web.poller import StoreWatch
+
+_FOLDER: Final = Path(__file__).parent / "page"
+_MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file."""
+
+    content: bytes
+    media_type: str
+
+
+def read_assets() -> dict[str, Asset]:
+    """All of them, by their names."""
+    files = (path for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES)
+    return {path.name: Asset(path.read_bytes(), _MEDIA_TYPES[path.suffix]) for path in files}
+
+
+logger = logging.getLogger("rallypoint.web")
+
+MOST_VIEWERS: Final = 64
+_TAKE_SECONDS: Final = 30.0
+_STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"x-accel-buffering", b"no"),  # a proxy in front is not to collect them
+]
+
+
+class EventStream:
+    """The pictures of a watch."""
+
+    def __init__(self, watch: StoreWatch, most_viewers: int = MOST_VIEWERS) -> None:
+        self._watch = watch
+        self._most_viewers = most_viewers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._watch.viewers >= self._most_viewers:
+            text = f"{self._most_viewers} look already: close a page somewhere\n"
+            await PlainTextResponse(text, 503)(scope, receive, send)
+            return
+        tasks = [asyncio.create_task(self._send(send)), asyncio.create_task(_await_leave(receive))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        events = self._watch.events()
+        try:
+            async for event in events:
+                message = {"type": "http.response.body", "body": event, "more_body": True}
+                await asyncio.wait_for(send(message), _TAKE_SECONDS)
+        except asyncio.TimeoutError:
+            logger.warning("somebody who looks has taken nothing for %g s: disconnected", _TAKE_SECONDS)
+            return
+        finally:
+            await events.aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _await_leave(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
 
 MOST_KEYS: Final = 200
 VALUE_BYTES: Final = 4096
@@ -41,7 +117,7 @@ _HEADERS: Final = {
 }
 
 
-def make_app(watch: Watch, access: Access) -> ASGIApp:
+def make_app(watch: StoreWatch, access: Access) -> ASGIApp:
     """The page about the store that is watched, for those who may see it."""
     answers = _Answers(watch)
     assets = read_assets()
@@ -71,7 +147,7 @@ def make_app(watch: Watch, access: Access) -> ASGIApp:
 class _Answers:
     """What is asked beside the page and its events."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: StoreWatch) -> None:
         self._watch = watch
 
     async def rank(self, request: Request) -> Response:
@@ -168,11 +244,11 @@ class Guard:
                 token=request.query_params.get("token"),
             )
         )
-        if verdict is Verdict.STRANGE_NAME:
+        if verdict is AccessVerdict.STRANGE_NAME:
             return PlainTextResponse("this page is for this machine only: ask for localhost\n", 403)
-        if verdict is Verdict.REFUSE:
+        if verdict is AccessVerdict.REFUSE:
             return self._refuse(request)
-        return self._admit(request) if verdict is Verdict.ADMIT else None
+        return self._admit(request) if verdict is AccessVerdict.ADMIT else None
 
     def _refuse(self, request: Request) -> Response:
         headers = {"WWW-Authenticate": "Bearer"}

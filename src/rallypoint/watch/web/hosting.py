@@ -5,16 +5,33 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Final
 
+from rallypoint.errors import UsageError
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import addresses_for, listen
 from rallypoint.server.process.hosting import HostedServer, ServerKind, host_on
 from rallypoint.stores.client.connecting import format_address
 from rallypoint.watch.web.access import check_token
-from rallypoint.watch.web.extra import need_extra
 
-PAGE: Final = ServerKind("web page", "rallypoint.watch.web.child")
+_MODULES: Final = {
+    "starlette": "starlette",
+    "uvicorn": "uvicorn",
+    "prometheus_client": "prometheus-client",
+}
+
+
+def need_extra() -> None:
+    """UsageError, with the command that installs them, if one is missing."""
+    missing = [package for module, package in _MODULES.items() if find_spec(module) is None]
+    if missing:
+        raise UsageError(
+            f"the web page needs {', '.join(missing)}: not installed", hint="pip install 'rallypoint[web]'"
+        )
+
+
+PAGE: Final = ServerKind("web page", "rallypoint.watch.web.serving")
 
 
 class HostedPage:

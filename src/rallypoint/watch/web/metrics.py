@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from rallypoint.rollcall.roll import Roll, State
+from rallypoint.rollcall.roll import RankState, Roll
 from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.text import shown
 from rallypoint.watch.web.picture import connections
@@ -51,7 +51,7 @@ class _Figures(Collector):
 def _of_ranks(roll: Roll) -> Iterator[Metric]:
     if roll.expected >= 0:
         yield _gauge("ranks_expected", "Ranks that the job has, where that is known", roll.expected)
-    counts = dict.fromkeys(State, 0)
+    counts = dict.fromkeys(RankState, 0)
     for each in roll.ranks:
         counts[each.state] += 1
     rows = [((state.value,), count) for state, count in counts.items()]

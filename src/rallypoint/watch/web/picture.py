@@ -13,15 +13,54 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from rallypoint.rollcall.clients import is_heard
 from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.roll import Awaited, Gathering, Meeting, Roll, Standing, State
+from rallypoint.rollcall.plan import JobRound
+from rallypoint.rollcall.roll import Awaited, Gathering, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Operation, Relay, Snapshot
 from rallypoint.rollcall.words import missing_text, unseen_text
 from rallypoint.text import runs_of
-from rallypoint.watch.web.merge_patch import SINCE, Json
+
+Json = dict[str, Any]
+
+SINCE: Final = "since"
+"""The name of all moments in a picture."""
+
+_SAME_SECONDS: Final = 1.0
+
+
+def settle(before: Json, after: Json) -> Json:
+    """A picture whose moments are those of the one before, where they differ by less than a second.
+
+    A store tells how long something has been so, and answers a little sooner or later each time: without
+    this, all moments would change by some milliseconds in every picture.
+    """
+    settled: Json = {}
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            settled[name] = settle(old, value)
+        elif name == SINCE and isinstance(old, float) and abs(value - old) < _SAME_SECONDS:
+            settled[name] = old
+        else:
+            settled[name] = value
+    return settled
+
+
+def difference(before: Json, after: Json) -> Json:
+    """The patch that makes one picture of another."""
+    patch: Json = dict.fromkeys(before.keys() - after.keys())
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            if inner := difference(old, value):
+                patch[name] = inner
+        elif name not in before or value != old or type(value) is not type(old):
+            patch[name] = value
+    return patch
+
 
 MOST_WAITS: Final = 50
 MOST_BARRIERS: Final = 50
@@ -120,7 +159,7 @@ def _store(snapshot: Snapshot, clock: _Clock) -> Json:
 
 
 def _counts(roll: Roll) -> Json:
-    states = dict.fromkeys((state.value for state in State), 0)
+    states = dict.fromkeys((state.value for state in RankState), 0)
     for each in roll.ranks:
         states[each.state.value] += 1
     return {
@@ -152,7 +191,7 @@ def ranges(ranks: Iterable[int]) -> Iterator[str]:
         yield str(first) if first == last else f"{first}-{last}"
 
 
-def runs(states: Iterable[State]) -> str:
+def runs(states: Iterable[RankState]) -> str:
     """The first letters of states, equal ones together: `j6lw` is six that have joined, and two others."""
     counted = ((state.value[0], sum(1 for _ in group)) for state, group in groupby(states))
     return "".join(letter if count == 1 else f"{letter}{count}" for letter, count in counted)
@@ -190,7 +229,7 @@ def _barrier(each: Gathering, clock: _Clock) -> Json:
     }
 
 
-def _meeting(each: Meeting) -> Json:
+def _meeting(each: JobRound) -> Json:
     return {
         "round": each.round,
         "expected": each.expected,

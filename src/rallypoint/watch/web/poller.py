@@ -21,8 +21,7 @@ from rallypoint.errors import RallypointError
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import Question, Snapshot
-from rallypoint.watch.web.merge_patch import Json, difference, settle
-from rallypoint.watch.web.picture import picture, troubled
+from rallypoint.watch.web.picture import Json, difference, picture, settle, troubled
 
 logger = logging.getLogger("rallypoint.web")
 
@@ -93,7 +92,7 @@ def next_frame(before: Frame | None, number: int, sight: Sight, address: str) ->
     return Frame(number, content, difference(last, content))
 
 
-class Watch:
+class StoreWatch:
     """One store, and those who look at it. To be used in one event loop."""
 
     def __init__(self, look: Look, address: str) -> None:

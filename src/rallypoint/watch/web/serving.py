@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
+import logging
+import os
+import select
 import socket
+import sys
+import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import BinaryIO, Final
 
 import uvicorn
 
+from rallypoint.errors import RallypointError
 from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.server.process.child import report, take_listeners
+from rallypoint.server.process.startup import settle_in
 from rallypoint.stores.client.connecting import format_address
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
 from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.app import make_app
-from rallypoint.watch.web.poller import Watch
+from rallypoint.watch.web.poller import StoreWatch
 
 LOOK_SECONDS: Final = 5.0
 """How long the store may take to answer before the page says that it does not."""
@@ -25,19 +34,19 @@ _MOST_CONNECTIONS: Final = 512
 _GOODBYE_SECONDS: Final = 3
 
 
-def watch_store(host: str, port: int) -> Watch:
+def watch_store(host: str, port: int) -> StoreWatch:
     """A watch over the store, or relay, at an address."""
 
     def ask(question: Question) -> Snapshot:
         return look(host, port, question, Deadline(LOOK_SECONDS))
 
-    return Watch(ask, format_address(host, port))
+    return StoreWatch(ask, format_address(host, port))
 
 
 class WebServer(uvicorn.Server):
     """Serves the page; those who look are let go when it ends."""
 
-    def __init__(self, watch: Watch, access: Access, on_ready: Callable[[], None]) -> None:
+    def __init__(self, watch: StoreWatch, access: Access, on_ready: Callable[[], None]) -> None:
         self._watch = watch
         self._on_ready = on_ready
         super().__init__(
@@ -78,3 +87,39 @@ def serve(server: WebServer, listeners: Sequence[socket.socket]) -> None:
         asyncio.run(server.serve(list(listeners)))
     except KeyboardInterrupt:
         pass  # uvicorn has ended in good order, and then repeats the signal
+
+
+_CHECK_SECONDS = 1.0
+
+
+def main() -> None:
+    """Serve the page until the parent ends, or closes our standard input."""
+    settle_in(logging.WARNING)
+    commands = sys.stdin.buffer
+    line = commands.readline()
+    if not line:
+        return  # the parent has ended before it could say a word
+    try:
+        order = json.loads(line)
+        listeners = take_listeners(order, commands)
+        server = WebServer(
+            watch_store(*order["store"]),
+            access_to(listeners, order["token"]),
+            on_ready=lambda: report({"backend": "uvicorn", "warning": ""}),
+        )
+    except RallypointError as error:
+        report({"error": str(error)})
+        sys.exit(1)
+    threading.Thread(target=_watch_parent, args=(commands, server), daemon=True).start()
+    serve(server, listeners)
+
+
+def _watch_parent(commands: BinaryIO, server: WebServer) -> None:
+    """End the server with its parent, also if that has given our standard input to children that stay."""
+    if sys.platform == "win32":
+        commands.read()
+    else:
+        parent = os.getppid()
+        while os.getppid() == parent and not select.select([commands], [], [], _CHECK_SECONDS)[0]:
+            pass
+    server.should_exit = True

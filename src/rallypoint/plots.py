@@ -1,10 +1,11 @@
-"""What figures are drawn on: as those of `bench`, readable on white paper and on a dark page.
+"""How figures look and where they go: for those of `bench` and of `timeline`.
 
-So the ground is transparent, and every colour stands out from both: its contrast is at least 3 to 1. Text
-becomes paths in an SVG, for a reader without our font would get words of other lengths. The same timeline
-gives the same bytes.
+One file is to be readable on white paper and on a dark page. So the ground is transparent, and every colour
+stands out from both: its contrast is at least 3 to 1 against `GROUNDS`. Text becomes paths in an SVG: a
+reader without our font would get another one, whose words are of other lengths. The same data gives the same
+bytes.
 
-matplotlib is imported by whoever draws, so that all else works without it.
+matplotlib is imported by functions alone, so that all else works without it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 INK: Final = "#767b81"
 """Of text and axes."""
 GRID: Final = "#8a8f95"
+"""It has to be seen like all else, so it is thin and dotted instead of pale."""
+GROUNDS: Final = ("#ffffff", "#0d1117")
 
 _METADATA: Final[dict[str, dict[str, None]]] = {
     # A date would make each file differ, and a version those of two machines.
@@ -33,7 +36,6 @@ _METADATA: Final[dict[str, dict[str, None]]] = {
 _RC: Final[dict[str, Any]] = {
     "font.family": "DejaVu Sans",  # it comes with matplotlib
     "font.size": 9.0,
-    "text.parse_math": False,  # a name may have a dollar sign in it
     "svg.fonttype": "path",
     "svg.hashsalt": "rallypoint",  # without one, the names of clip paths are random
     "text.color": INK,
@@ -41,7 +43,6 @@ _RC: Final[dict[str, Any]] = {
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
     "axes.titlesize": 10.0,
-    "axes.titlelocation": "left",
     "axes.facecolor": "none",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -66,36 +67,41 @@ def check_plot(path: Path) -> None:
         raise UsageError(f"{path} is no SVG, PNG or PDF", hint="let the name end with .svg, .png or .pdf")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}", hint="make it, or write to another one")
-    _need_matplotlib()
+    need_matplotlib()
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
-    """Draw by our settings alone, whatever the user's matplotlibrc says, and leave matplotlib as it was."""
-    _need_matplotlib()
+def drawing(*, math: bool = True) -> Iterator[None]:
+    """Draw by our settings alone, whatever the user's matplotlibrc says, and leave matplotlib as it was.
+
+    Without `math`, a dollar sign in a text is a dollar sign.
+    """
+    need_matplotlib()
     import matplotlib
 
     settings: MutableMapping[str, Any] = cast("MutableMapping[str, Any]", matplotlib.rcParams)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        settings.update(_RC)
+        settings.update(_RC, **{"text.parse_math": math})
         yield
 
 
-def write(figure: Figure, path: Path, title: str) -> None:
-    """Save a figure; its title is what a reader hears who cannot see it."""
+def write(figure: Figure, path: Path, title: str | None = None) -> None:
+    """Save a figure; its title is read to people who cannot see it."""
     suffix = path.suffix.lower()
-    metadata = {**_METADATA[suffix], "Title": title}
+    metadata = {**_METADATA[suffix], **({"Title": title} if title else {})}
     try:
         figure.savefig(path, format=suffix[1:], dpi=150, transparent=True, metadata=metadata)
     except OSError as error:
         raise RallypointError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _need_matplotlib() -> None:
+def need_matplotlib() -> None:
+    """UsageError if it is not installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"figures need matplotlib: {error}", hint="pip install 'rallypoint[bench]', or leave --plot out"
+            f"figures need matplotlib: {error}",
+            hint="pip install 'rallypoint[bench]', or leave the figures out",
         ) from error

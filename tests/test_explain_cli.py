@@ -173,6 +173,13 @@ def test_all_sections() -> None:
         "  try 1: The port is taken",
     ):
         assert f"\n{heading}\n" in f"{text}\n"
+    assert "\n  A connection to another rank was lost (rank 0)\n" in text
+
+
+def test_of_many_rows_the_first_are_shown() -> None:
+    text = words.as_text(report_of("".join(traceback(f"{letter}Error: x") for letter in "ABCDEFGHIJKL")))
+    assert "\n  IError: x\n  and 3 more" in text
+    assert "JError" not in text
 
 
 def test_lines_that_look_like_a_cause() -> None:

@@ -188,7 +188,7 @@ def test_a_file_has_a_file_store(tmp_path: Path) -> None:
         ("tcp://localhost:1?use_libuv=", 0, 1, "use_libuv in the URL is ''"),
         ("tcp://localhost:http", 0, 1, "'tcp://localhost:http' has no port that exists"),
         ("tcp://localhost:65536", 0, 1, "'tcp://localhost:65536' has no port that exists"),
-        ("tcp://[::1:29500", 0, 1, ""),
+        ("tcp://[::1:29500", 0, 1, "tcp://"),
         ("file:///tmp/meet", 2, 2, "rank 2 does not exist in a world of 2"),
         ("file://", 0, 1, "names no file"),
         ("file://host/path", 0, 1, "names no file"),

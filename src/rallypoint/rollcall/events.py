@@ -1,9 +1,9 @@
 """What happens at a server or relay, one JSON object per line: what `--events` writes and `timeline` reads.
 
-Every line has `time`, the unix time by the clock of whoever writes it, `event`, one of the kinds below, and
+Every line has `time`, the unix time by the writer's clock, `event`, one of the kinds below, and
 `pid`, the process that writes it: servers of one machine may share a file. Clients are named by the number of
 their connection, as in a snapshot; who one is stands in `joined`, as soon as that is known, and again when
-more is. Whoever reads knows neither the kinds nor the fields of later versions: it passes over them.
+more is. A reader passes over kinds and fields that it does not know: later versions may have more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rallypoint.rollcall.snapshot import KEYS_NAMED
 MIN_WAIT: Final = 0.01
 """Seconds: shorter waits are not written."""
 STILL_WAITING: Final = 1.0
-"""Seconds: a wait that lasts longer is written when it has lasted so long, as it may never end."""
+"""Seconds: after this time a wait is written while it lasts, as it may never end."""
 
 _MOST_CHARACTERS: Final = 2048
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make one for each line
@@ -130,7 +130,7 @@ class RoundPlanned:
 
 @dataclass(frozen=True)
 class Stalled:
-    """Nobody has progressed for so long, while somebody waits."""
+    """Nobody has made progress for `seconds`, while somebody waits."""
 
     KIND: ClassVar = "stall"
     time: Seconds
@@ -157,7 +157,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Lost:
-    """So many events before this one are not in the file: they came too fast, or the disk refused them."""
+    """Events before this one that are not in the file: they came too fast, or the disk refused them."""
 
     KIND: ClassVar = "lost"
     time: Seconds

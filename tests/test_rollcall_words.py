@@ -85,10 +85,6 @@ def test_those_who_have_gone_are_told_from_those_who_never_came() -> None:
     assert missing_text(roll) == "0 on node-a; gone: 1 on node-a; 2 on node-b"
 
 
-def test_nobody_is_missing() -> None:
-    assert missing_text(job()) == ""
-
-
 def test_of_very_many_missing_the_first_are_named() -> None:
     roll = judge(big_job(16_384, range(5, 16_384, 97)))
     text = missing_text(roll)

@@ -147,32 +147,6 @@ def test_the_missing_come_first_and_make_it_fail(server: Place, job: Job, status
     assert found.err == ""
 
 
-def test_a_complete_job_is_good(server: Place, job: Job, status: Status) -> None:
-    for rank in range(4):
-        job.join(server, rank)
-    found = status(server.address)
-    assert (found.code, found.lines[0]) == (0, "all 4 ranks joined")
-
-
-def test_a_plan_tells_the_machine_of_the_missing(server: Place, job: Job, status: Status) -> None:
-    job.join(server, 0)
-    with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.TOOL) as store:
-        store.set("rallypoint/roll", '{"round":1,"machines":[["node-a",0,2],["node-b",2,2]]}')
-    found = status(server.address)
-    assert found.lines[0] == "1 of 4 ranks joined; missing: 1 on node-a; 2 and 3 on node-b"
-    assert "rounds    round 1, 2 of 2 machines; joined: node-a, node-b" in found.lines
-
-
-def test_a_rank_that_leaves_has_gone(server: Place, job: Job, status: Status) -> None:
-    job.join(server, 0, world_size=2)
-    job.join(server, 1, world_size=2).close()
-    until(server, lambda roll: roll.joined == 1)
-    found = status(server.address)
-    assert (found.code, found.lines[0]) == (1, "1 of 2 ranks joined; missing: gone: 1 on node-a")
-    gone = status(server.address, "--rank", "1")
-    assert (gone.code, gone.lines[0].startswith("rank 1: gone ")) == (1, True)
-
-
 def test_waits_keys_and_a_rank(server: Place, job: Job, status: Status) -> None:
     job.join(server, 0)
     job.wait(0, GLOO.format(3))
@@ -192,17 +166,6 @@ def test_waits_keys_and_a_rank(server: Place, job: Job, status: Status) -> None:
     here = status(server.address, "--rank", "0")
     assert (here.code, here.lines[1]) == (0, "machine   node-a, process 100, local rank 0")
     assert status(server.address, "--rank", "3").code == 1
-
-
-def test_json(server: Place, job: Job, status: Status) -> None:
-    job.join(server, 0, world_size=2)
-    found = status(server.address, "--json", "--keys")
-    content = json.loads(found.out)
-    assert found.code == 1
-    assert (content["roll"]["missing"], content["roll"]["expected"]) == ([1], 2)
-    assert content["snapshot"]["kind"] == "server"
-    ids = [each["who"].get("rank") for each in content["snapshot"]["clients"]]
-    assert 0 in ids
 
 
 def test_looking_changes_nothing(server: Place, status: Status) -> None:

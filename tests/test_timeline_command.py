@@ -60,21 +60,6 @@ def test_text_goes_to_standard_output(timeline: Timeline, file: Path) -> None:
     )
 
 
-def test_json(timeline: Timeline, file: Path) -> None:
-    run = timeline(file, "--json")
-    assert run.returncode == 0
-    told = json.loads(run.stdout)
-    assert told["straggling"]["members"] == ["rank 5"]
-    assert len(told["members"]) == 8
-
-
-def test_a_figure_is_drawn_as_well(timeline: Timeline, file: Path, tmp_path: Path) -> None:
-    run = timeline(file, "--plot", tmp_path / "out.svg")
-    assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.startswith("rank 5")
-    assert "rank 5 on node-0001 came 41.2 s" in (tmp_path / "out.svg").read_text()
-
-
 def test_who_never_came_is_a_finding(timeline: Timeline, tmp_path: Path) -> None:
     events: list[Event] = [START, *arrival(0, 0.0, size=2), open_wait(0, 0.5, key_of(1)), Stopped(BEGIN + 60)]
     run = timeline(write_events(tmp_path / "events.jsonl", events))

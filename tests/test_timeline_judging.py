@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.rollcall.events import (
-    BarrierComplete,
     Connected,
     Event,
     Joined,
@@ -287,24 +286,12 @@ def test_waits_one_after_the_other_belong_to_it() -> None:
     assert _judged(START, *events).seconds == pytest.approx(50.0)
 
 
-def test_nobody_came() -> None:
-    timeline = _judged(START, Stopped(BEGIN + 5))
-    assert (timeline.members, timeline.straggling, timeline.is_over) == ((), None, False)
-
-
 def test_what_is_missing_in_the_file_is_told() -> None:
     remarks = _judged(*arrival(0, 0.0), Lost(BEGIN + 1, 3)).remarks
     assert any("the beginning of this run is not in the file any more" in each for each in remarks)
     assert any("3 events could not be written" in each for each in remarks)
     other = Started(BEGIN, "node-b", 1, "0.1.0", "libuv", "relay")
     assert any("2 machines, whose clocks may differ" in each for each in _judged(START, other).remarks)
-
-
-def test_barriers_know_who_was_last() -> None:
-    barrier = BarrierComplete(BEGIN + 3, "b", 4, 2.5, client_of(3))
-    timeline = _judged(*straggler(4, last=3, late=3.0), barrier)
-    assert timeline.barriers == (barrier,)
-    assert timeline.names[barrier.last] == "rank 3"
 
 
 # Whatever the events

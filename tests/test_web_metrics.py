@@ -94,11 +94,6 @@ def test_what_is_not_known_is_left_out() -> None:
     assert "rallypoint_ranks_missing" in names
 
 
-def test_a_store_that_does_not_answer() -> None:
-    content, _ = encode(None)
-    assert content.decode().splitlines()[-1] == "rallypoint_up 0.0"
-
-
 def test_openmetrics_for_who_prefers_it() -> None:
     content, media_type = encode((STALLED, judge(STALLED)), "application/openmetrics-text; version=1.0.0")
     assert media_type.startswith("application/openmetrics-text")

@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 import rallypoint
+from colours import contrast
 from rallypoint.errors import ConnectError
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.snapshot import Mishap
@@ -421,18 +422,6 @@ def test_all_text_has_enough_contrast() -> None:
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
         for state in ("joined", "waiting", "late", "gone"):
             assert contrast(colours[state], colours["sunken"]) >= 2.2, state
-
-
-def contrast(one: str, other: str) -> float:
-    """Of two colours, as WCAG 2 defines it."""
-    brighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
-    return (brighter + 0.05) / (darker + 0.05)
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

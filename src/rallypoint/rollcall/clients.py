@@ -157,7 +157,7 @@ def _take_writers(crowd: Crowd, node: Node) -> None:
 
 
 def _take_behind(crowd: Crowd, node: Node | None, ranks: list[int]) -> None:
-    """Ranks whose keys came from a relay are its unknown clients, if there are as many."""
+    """Ranks whose keys came from a relay are its unknown clients, if it has enough of them."""
     if node is None:
         crowd.behind.update(dict.fromkeys(ranks, ""))  # it has not told of its clients yet
         return

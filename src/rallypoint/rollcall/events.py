@@ -1,9 +1,9 @@
 """What happens at a server or relay, one JSON object per line: what `--events` writes and `timeline` reads.
 
-Every line has `time`, the unix time by the clock of whoever writes it, `event`, one of the kinds below, and
+Every line has `time`, the unix time by the writer's clock, `event`, one of the kinds below, and
 `pid`, the process that writes it: servers of one machine may share a file. Clients are named by the number of
 their connection, as in a snapshot; who one is stands in `joined`, as soon as that is known, and again when
-more is. Whoever reads knows neither the kinds nor the fields of later versions: it passes over them.
+more is. A reader passes over kinds and fields that it does not know: later versions may have more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rallypoint.rollcall.snapshot import KEYS_NAMED
 MIN_WAIT: Final = 0.01
 """Seconds: shorter waits are not written."""
 STILL_WAITING: Final = 1.0
-"""Seconds: a wait that lasts longer is written when it has lasted so long, as it may never end."""
+"""Seconds: after this time a wait is written while it lasts, as it may never end."""
 
 _MOST_CHARACTERS: Final = 2048
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make one for each line
@@ -34,7 +34,7 @@ Number = Annotated[int, Within(0, (1 << 63) - 1)]
 class Started:
     """A server or relay is up. All lines before it belong to an earlier run."""
 
-    KIND: ClassVar = "start"
+    KIND: ClassVar[str] = "start"
     time: Seconds
     host: str
     pid: Number
@@ -46,7 +46,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Connected:
-    KIND: ClassVar = "connected"
+    KIND: ClassVar[str] = "connected"
     time: Seconds
     client: Number
     peer: str
@@ -56,7 +56,7 @@ class Connected:
 class Joined:
     """It is known who a client is. May come long after it connected, and more than once."""
 
-    KIND: ClassVar = "joined"
+    KIND: ClassVar[str] = "joined"
     time: Seconds
     client: Number
     who: Identity
@@ -64,7 +64,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Left:
-    KIND: ClassVar = "left"
+    KIND: ClassVar[str] = "left"
     time: Seconds
     client: Number
     why: str = ""
@@ -75,7 +75,7 @@ class Left:
 class Waiting:
     """A client has been waiting for `STILL_WAITING` seconds, for keys or at a barrier, and still does."""
 
-    KIND: ClassVar = "waiting"
+    KIND: ClassVar[str] = "waiting"
     time: Seconds
     client: Number
     keys: tuple[str, ...]
@@ -91,7 +91,7 @@ class Waiting:
 class Waited:
     """A wait of at least `MIN_WAIT` seconds has ended."""
 
-    KIND: ClassVar = "waited"
+    KIND: ClassVar[str] = "waited"
     time: Seconds
     client: Number
     keys: tuple[str, ...]
@@ -109,7 +109,7 @@ class Waited:
 
 @dataclass(frozen=True)
 class BarrierComplete:
-    KIND: ClassVar = "barrier"
+    KIND: ClassVar[str] = "barrier"
     time: Seconds
     key: str
     size: Number
@@ -123,16 +123,16 @@ class BarrierComplete:
 class RoundPlanned:
     """A launcher has said which machine has which ranks."""
 
-    KIND: ClassVar = "round"
+    KIND: ClassVar[str] = "round"
     time: Seconds
     plan: Plan
 
 
 @dataclass(frozen=True)
 class Stalled:
-    """Nobody has progressed for so long, while somebody waits."""
+    """Nobody has made progress for `seconds`, while somebody waits."""
 
-    KIND: ClassVar = "stall"
+    KIND: ClassVar[str] = "stall"
     time: Seconds
     seconds: Seconds
     text: str
@@ -143,7 +143,7 @@ class Stalled:
 class Erred:
     """A connection was closed or refused."""
 
-    KIND: ClassVar = "error"
+    KIND: ClassVar[str] = "error"
     time: Seconds
     peer: str
     reason: str
@@ -151,15 +151,15 @@ class Erred:
 
 @dataclass(frozen=True)
 class Stopped:
-    KIND: ClassVar = "stop"
+    KIND: ClassVar[str] = "stop"
     time: Seconds
 
 
 @dataclass(frozen=True)
 class Lost:
-    """So many events before this one are not in the file: they came too fast, or the disk refused them."""
+    """Events before this one that are not in the file: they came too fast, or the disk refused them."""
 
-    KIND: ClassVar = "lost"
+    KIND: ClassVar[str] = "lost"
     time: Seconds
     count: Number
 

@@ -1,6 +1,6 @@
 """What launchers tell: which machine has which ranks (`Plan`), how a job's round stands (`JobRound`).
 
-It came over the network, from whoever reaches the store, so its parts are checked, and bounded. Pure.
+Everybody who reaches the store can write it, so its parts are checked, and bounded. Pure.
 """
 
 from __future__ import annotations

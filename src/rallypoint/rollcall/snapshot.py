@@ -14,7 +14,7 @@ from rallypoint.errors import ProtocolError
 from rallypoint.rollcall.identity import NOBODY, Identity
 
 KEYS_NAMED: Final = 8
-"""As many keys of one wait are named; the rest is counted."""
+"""How many keys of one wait are named; the rest is counted."""
 
 PLAN: Final = "rallypoint/roll"
 """The key at which a launcher says which machine has which ranks; see `plan`."""
@@ -27,7 +27,7 @@ class Question:
     """What is wanted beside the clients, barriers and figures, which are always told."""
 
     keys: _Count = 0
-    """At most so many keys are listed."""
+    """How many keys are listed at most."""
     search: str = ""
     """Only keys that hold this text."""
     value: str | None = None
@@ -221,7 +221,7 @@ class Snapshot:
     """Ranks that have written their key in torch's default group, with the client or relay that wrote it;
     that may have gone, or not be known (0)."""
     workers: int = 0
-    """How many have counted themselves in, as torch's clients do that know the world size."""
+    """Clients that have counted themselves in, as torch's do that know the world size."""
     plan: str = ""
     """The value of the key `PLAN`."""
     rosters: tuple[tuple[str, str], ...] = ()

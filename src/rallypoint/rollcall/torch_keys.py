@@ -55,7 +55,7 @@ def owing_whom(key: str) -> str:
 
 
 def barrier_of(key: str) -> str:
-    """The barrier whose last arrival sets this key; nothing: it is no such key."""
+    """The barrier whose last arrival sets this key; nothing: the key stands for no barrier."""
     return next((key.removesuffix(end) for end in _LAST if key.endswith(end)), "")
 
 

@@ -42,12 +42,12 @@ def missing_text(roll: Roll) -> str:
 
 
 def unseen_text(roll: Roll) -> str:
-    """Of whom nobody knows whether they are here, machine by machine; nothing if there is no such rank."""
+    """Ranks that may be here or not, machine by machine; nothing if all ranks are known."""
     return _bounded(_by_machine(roll.unseen))
 
 
 def stall_text(roll: Roll, seconds: float) -> str:
-    """Nobody has progressed for so long: who waits for which key, and who should have written it."""
+    """A report after `seconds` without progress: who waits for which key, and who should have written it."""
     lines = [f"no progress for {duration(seconds)}: {_joined(roll)}"]
     if missing := missing_text(roll):
         lines.append(f"  missing: {missing}")
@@ -119,7 +119,7 @@ def _by_machine(standings: Iterable[Standing]) -> list[tuple[str, int]]:
 
 
 def _bounded(parts: Sequence[tuple[str, int]]) -> str:
-    """As many of the parts as fit; the rest is counted."""
+    """The first parts, up to the longest list; the rest is counted."""
     length = 0
     text: list[str] = []
     for at, (part, _) in enumerate(parts):

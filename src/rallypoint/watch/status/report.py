@@ -83,7 +83,7 @@ def _head_of(relay: Endpoint) -> str:
     try:
         with TCPStore(*relay, timeout=_CONNECT_SECONDS, role=Role.TOOL) as store:
             return format_address(*json.loads(store.get(HEAD))) if store.check([HEAD]) else ""
-    except (RallypointError, ValueError, TypeError):  # whoever reaches a store can write its keys
+    except (RallypointError, ValueError, TypeError):  # everybody who reaches a store can write its keys
         return ""
 
 

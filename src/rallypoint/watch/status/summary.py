@@ -77,7 +77,7 @@ def _sections(snapshot: Snapshot, roll: Roll, head: str) -> Iterator[str]:
 
 
 def _section(label: str, items: Sequence[_T], row: Callable[[_T], str], most: int = 1) -> Iterator[str]:
-    """A label and the rows beside it, as many as there may be; the last of them counts the rest."""
+    """A label and the rows beside it, up to the most; the last of them counts the rest."""
     fits = len(items) <= most
     rows = [row(each) for each in (items if fits else items[: most - 1])]
     if not fits:

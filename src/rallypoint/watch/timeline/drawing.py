@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS: Final = 128
-"""As many members have a row each; more are a crowd."""
+"""Up to this number, each member has a row; more are a crowd."""
 _CROWD_ROWS: Final = 40
 _OF_ONE_MACHINE: Final = 16
 """Rows of one machine, in a crowd."""
@@ -120,9 +120,9 @@ _CROWD_HEIGHT: Final = 2.2
 _MARGIN: Final = 1.5
 """Inches for the title, the axis and the legend."""
 _PITCHES: Final = ((24, 0.24, 8.0), (64, 0.17, 7.0), (1 << 30, 0.12, 5.5))
-"""Up to so many rows, inches per row and the size of their labels."""
+"""The most rows, with the inches per row and the size of their labels."""
 _TIMES: Final = 800
-"""At so many moments a crowd is counted."""
+"""The number of moments at which a crowd is counted."""
 
 
 def save(timeline: Timeline, path: Path) -> None:

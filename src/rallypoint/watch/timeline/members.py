@@ -61,7 +61,7 @@ def gather(record: RunRecord, expected: int) -> Participants:
 
 
 def name_by_keys(record: RunRecord) -> RunRecord:
-    """The same, but whoever has written the key that only one rank writes is known to be that rank."""
+    """The same record, in which a client that has written the key of one rank is known to be that rank."""
     nameless = {each.id for each in record.clients.values() if each.who.rank < 0 and not each.who.role}
     wrote: dict[int, set[int]] = defaultdict(set)
     for wait in record.waits if nameless else ():
@@ -138,7 +138,7 @@ def name_of(party: Participant) -> str:
 
 
 _QUIET: Final = 10.0
-"""Seconds: when all have come, and nobody has waited for so long, the start-up is over."""
+"""Seconds: when all have come, and nobody has waited for this time, the start-up is over."""
 
 _beginning: Final = attrgetter("began")
 

@@ -1,4 +1,4 @@
-"""Reading events files: the older parts of a rotated one first; what cannot be read is counted."""
+"""From events files to a timeline. Older parts of a rotated file come first; unreadable lines are counted."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Reading:
 
 
 def read_events(path: Path, run: int | None = None) -> Reading:
-    """Read a run of an events file, by default the last. UsageError if there is no such file or run."""
+    """Read a run of an events file, by default the last. UsageError if the file or the run is not there."""
     reading = Reading(path, run)
     lines = _lines_of(_parts_of(path))
     while some := list(islice(lines, _AT_ONCE)):

@@ -18,7 +18,7 @@ from rallypoint.text import shown
 from rallypoint.watch.web.picture import connections
 
 MOST_NAMED: Final = 16
-"""As many missing ranks have a series of their own."""
+"""How many missing ranks have a series of their own."""
 
 MOST_JOBS: Final = 16
 

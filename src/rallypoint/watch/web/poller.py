@@ -30,7 +30,7 @@ _SHARE: Final = 10
 """A store that takes long to answer is asked less often: for at most this part of the time."""
 
 _MOST_QUESTIONS: Final = 2
-"""As many questions for keys and values are asked at a time; others wait."""
+"""How many questions for keys and values are asked at a time; others wait."""
 
 Look = Callable[[Question], Snapshot]
 """Asks the store, and waits for its answer; RallypointError if there is none."""
@@ -113,7 +113,7 @@ class StoreWatch:
         return self._viewers
 
     async def sight(self, most_seconds: float = EVERY_SECONDS) -> Sight:
-        """What the store says now, or said so many seconds ago at most."""
+        """What the store says now, or said at most `most_seconds` ago."""
         last = self._last
         if last is not None and time.monotonic() - last.ended < most_seconds:
             return last
@@ -197,7 +197,7 @@ def _in_thread(call: Callable[[], T]) -> Awaitable[T]:
     future: asyncio.Future[T] = loop.create_future()
 
     def settle_future(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # whoever waited has given up
+        if future.done():  # the caller has given up
             return
         if error is not None:
             future.set_exception(error)

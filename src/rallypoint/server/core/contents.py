@@ -76,7 +76,7 @@ class Contents:
         wanted, most = question.search, min(question.keys, _KEYS_TOLD)
         rows: list[str] = []
         found = 0
-        group: dict[str, None] = {}  # a rank may have several such keys
+        group: dict[str, None] = {}  # a rank may have several of these keys
         rosters: list[tuple[str, str]] = []
         names = _Names(self.clients, self.sessions)
         for key in list(engine.keys()):

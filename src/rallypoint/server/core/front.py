@@ -1,6 +1,6 @@
 """The clients' side of a server or a relay, put together from its parts. Pure.
 
-Whoever drives a core
+The driver of a core
 
 - writes the time into its `turn` whenever a turn of the loop begins;
 - calls `open` for each new connection, and `close` exactly once when it ends, for whatever reason;

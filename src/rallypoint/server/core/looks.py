@@ -23,7 +23,7 @@ from rallypoint.server.core.sessions import Session, Sessions
 from rallypoint.server.core.turn import Turn
 
 _PATIENCE_SECONDS: Final = 1.0
-"""How long relays have to tell of themselves, and the system who is behind a connection."""
+"""How long relays have to tell of themselves, and the system to name the processes behind connections."""
 _FRESH_SECONDS: Final = 0.5
 _AT_ONCE: Final = 4
 """How many are made at a time. The others wait for their turn, and take no room until then."""
@@ -72,7 +72,7 @@ class Subject(Protocol):
 
 @dataclass
 class _Look:
-    """A snapshot that is being made, and for whom."""
+    """A snapshot that is being made, and the callers that get it."""
 
     question: Question
     delivers: list[Deliver]
@@ -94,7 +94,7 @@ class Looks:
     def start(self, question: Question, deliver: Deliver) -> None:
         """Make a snapshot; `deliver` is called when it is there, never before this returns.
 
-        Those who ask the same before it is begun share it: when thousands time out together, they all ask.
+        Callers that ask the same before it is begun share it: thousands may time out together, and all ask.
         """
         for each in self._under_way:
             if each.is_open and each.question == question:
@@ -126,7 +126,7 @@ class Looks:
         return LookStep.IDLE
 
     def _next(self, look: _Look) -> LookStep | Client:
-        """A fault of ours is for those alone who asked: nobody else is to wait for ever."""
+        """After a fault of ours, the callers get an empty snapshot; all other looks go on."""
         try:
             return next(look.steps, LookStep.DONE)
         except Exception as error:
@@ -158,7 +158,7 @@ class Looks:
         self._deliver(look, f"{{{text}}}".encode())
 
     def _gather(self, deadline: float) -> Iterator[LookStep]:
-        """Ask those who know more: relays, and the system."""
+        """Ask the relays and the system for what they know."""
         subject = self._subject
         now = subject.turn.now
         asked = []
@@ -174,7 +174,7 @@ class Looks:
             yield LookStep.IDLE
 
     def _rows(self, now: float) -> Fields:
-        """Clients, relays, and those who are gone."""
+        """The rows of clients, of relays, and of clients that have gone."""
         subject = self._subject
         clients: list[str] = []
         present: set[int] = set()

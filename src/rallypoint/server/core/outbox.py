@@ -1,4 +1,4 @@
-"""What a core wants of whoever drives it, besides the replies that it returns: a list of plain data. Pure."""
+"""What a core wants its driver to do, besides sending the replies: a list of plain data. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The clients with which a server ends. Pure.
 
-A client becomes an owner by deleting a key that is a secret of whoever started the server. So a client that
+A client becomes an owner by deleting a key that only the process knows that started the server. So a client that
 cannot be watched otherwise (torch's, in C++) ties the server to its own life.
 """
 

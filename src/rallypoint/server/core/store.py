@@ -284,7 +284,7 @@ class Core(Front[Connection]):
         return [each for ticket in session.notes.values() for each in waits_of(ticket, KEYS_NAMED)]
 
     def frame(self, snapshot: bytes) -> bytes:
-        """A snapshot as a reply: made once for all who share it."""
+        """A snapshot as a reply: made once for all clients that share it."""
         if self._framed[0] is not snapshot:
             self._framed = snapshot, blob(snapshot)
         return self._framed[1]

@@ -156,7 +156,7 @@ class StoreCarrier:
             self._wake(released, session)
 
     def _leave(self, session: Session, tag: int, _: list[bytes], tail: bytes) -> None:
-        """End a wait, or some arrivals, or the call of one who was woken and will not pop."""
+        """End a wait, some arrivals, or a call: the rank that was woken will not pop."""
         of, count = unpack_pair(tail)
         ticket = session.notes.get(of)
         left = 0

@@ -1,4 +1,4 @@
-"""The time, as a core knows it: whoever drives the core writes it down once per turn of the loop. Pure."""
+"""The time, as a core knows it: its driver writes it down once per turn of the loop. Pure."""
 
 from __future__ import annotations
 

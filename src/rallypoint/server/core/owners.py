@@ -1,7 +1,7 @@
 """The clients with which a server ends. Pure.
 
-A client becomes an owner by deleting a key that only the process knows that started the server. So a client that
-cannot be watched otherwise (torch's, in C++) ties the server to its own life.
+A client becomes an owner by deleting a key that only the process that started the server knows. So a client
+that cannot be watched otherwise (torch's, in C++) ties the server to its own life.
 """
 
 from __future__ import annotations

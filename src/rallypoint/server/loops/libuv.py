@@ -24,13 +24,13 @@ class LibuvLoop(Loop):
     def __init__(self, package: str) -> None:
         super().__init__()
         self._loop: asyncio.AbstractEventLoop = importlib.import_module(package).new_event_loop()
-        self._readers = make_readers()
+        self._readers = make_readers(self)
         self.tells_errors_once = self._readers is None
         if self._readers is not None:
-            self._loop.add_reader(self._readers.fileno(), self._in_turn, self._readers.call_back)
+            self._loop.add_reader(self._readers.fileno(), self._readers.call_back)
 
     def _in_turn(self, callback: Callback) -> None:
-        """libuv does not say when a turn of its own begins: each call back is one; all readers share one."""
+        """libuv does not say when a turn of its own begins, so each call back is one."""
         self.begin_turn()
         callback()
         self.end_turn()

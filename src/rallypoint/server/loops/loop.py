@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 from rallypoint.server.core.traffic import Durations
@@ -33,7 +33,7 @@ class Loop(ABC):
     """Whether an error of a socket leads to one last call back, even if that one finds data to read."""
 
     def __init__(self) -> None:
-        self.turn = Turn(time.monotonic())
+        self.turn = Turn(monotonic())
         """When the turn under way began."""
         self.turns = Durations()
         """How long turns have taken: from the system's word that there is something to do, until all of it
@@ -41,13 +41,13 @@ class Loop(ABC):
         self._untimed = _TIMED
 
     def begin_turn(self) -> None:
-        self.turn.now = time.monotonic()
+        self.turn.now = monotonic()
 
     def end_turn(self) -> None:
         self._untimed -= 1
         if not self._untimed:
             self._untimed = _TIMED
-            self.turns.add(time.monotonic() - self.turn.now)
+            self.turns.add(monotonic() - self.turn.now)
 
     @abstractmethod
     def watch_readable(self, file: socket.SocketType | int, callback: Callback | None) -> None:

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import select
 import sys
+from time import monotonic
 from typing import Final
 
-from rallypoint.server.loops.loop import Callback
+from rallypoint.server.loops.loop import Callback, Loop
 
 _AT_ONCE: Final = 1024
 
 
 class Readers:
-    """The files that are watched, by their descriptors."""
+    """The files that are watched, by their descriptors. All their callbacks are one turn of the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._turn = loop.turn
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callback] = {}
 
@@ -42,16 +45,18 @@ class Readers:
 
     def call_back(self) -> None:
         """Call back for those that can be read now, some at a time: other things are due as well."""
+        self._turn.now = monotonic()
         callbacks = self._callbacks
         for file, _ in self._epoll.poll(0, _AT_ONCE):
             callback = callbacks.get(file)
             if callback is not None:  # it may be gone by now, because of one before it
                 callback()
+        self._loop.end_turn()
 
     def close(self) -> None:
         self._epoll.close()
 
 
-def make_readers() -> Readers | None:
-    """A set for this system, if it has such a thing."""
-    return Readers() if sys.platform == "linux" else None
+def make_readers(loop: Loop) -> Readers | None:
+    """A set for this system, if it has epoll."""
+    return Readers(loop) if sys.platform == "linux" else None

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from rallypoint.relay.passing import passing
+from rallypoint.relay.passing import PassingRelay
 from rallypoint.relay.relay import Relay, StoreAddress
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
@@ -27,4 +27,4 @@ def make_relay(
         "is combined. hint: serve the store with `rallypoint serve` or `rallypoint run`",
         upstream.name,
     )
-    return passing(loop, upstream, listeners, limits)
+    return PassingRelay(loop, upstream, listeners, limits)

@@ -80,12 +80,14 @@ class PassingCore(Front[Passenger]):
 
     __slots__ = ("_is_pressed", "addresses", "deliver", "loop")
 
-    deliver: Callable[[], None]
-
-    def __init__(self, loop: Loop, addresses: Sequence[Address], limits: Limits) -> None:
+    def __init__(
+        self, loop: Loop, addresses: Sequence[Address], limits: Limits, deliver: Callable[[], None]
+    ) -> None:
+        """`deliver` empties the outbox: data comes from upstream without a call of the driver's."""
         super().__init__(Context(limits, loop.turn, about_this_process(loop)), _Nobody())
         self.loop = loop
         self.addresses = addresses
+        self.deliver = deliver
         self._is_pressed = False
 
     def _make(self, peer: str) -> Passenger:
@@ -110,11 +112,10 @@ class PassingCore(Front[Passenger]):
             self.outbox.others.append(Work.HOLD if is_pressed else Work.READ_ON)
 
 
-def passing(
-    loop: Loop, upstream: StoreAddress, listeners: Sequence[socket.socket], limits: Limits
-) -> Pump[Passenger]:
-    """A pump that passes bytes between its clients and an upstream that knows no sessions."""
-    core = PassingCore(loop, upstream.addresses, limits)
-    pump = Pump(loop, core, listeners)
-    core.deliver = pump.deliver
-    return pump
+class PassingRelay(Pump[Passenger]):
+    """Passes bytes between its clients and an upstream that knows no sessions."""
+
+    def __init__(
+        self, loop: Loop, upstream: StoreAddress, listeners: Sequence[socket.socket], limits: Limits
+    ) -> None:
+        super().__init__(loop, PassingCore(loop, upstream.addresses, limits, self.deliver), listeners)

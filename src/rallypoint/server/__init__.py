@@ -1,1 +1,4 @@
-"""The store server: one core, two byte pumps, and the process that it runs in."""
+"""The store server: `core/` answers, `loops/` moves bytes, `process/` starts it, `reporting/` tells of it.
+
+Clients are in `stores/client/`, and relays in `relay/`.
+"""

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from build_files import WITH, elf, macho, pe, universal
 from rallypoint.diagnose.builds.libraries import (
-    SERVER,
-    TEXTS,
     Elf,
     UnreadableError,
     find_texts,
@@ -21,6 +19,7 @@ from rallypoint.diagnose.builds.libraries import (
     is_same_build,
     read_elf,
 )
+from rallypoint.diagnose.builds.verdicts import SERVER, TEXTS
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

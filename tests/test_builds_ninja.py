@@ -8,18 +8,13 @@ from hypothesis import strategies as st
 
 from rallypoint.cli.torch import describe
 from rallypoint.diagnose.builds.libraries import UnreadableError
-from rallypoint.diagnose.builds.ninja import (
-    Console,
-    Output,
-    parse_console,
-    parse_log,
-    read_custom_outputs,
-    read_outputs,
-)
+from rallypoint.diagnose.builds.ninja import parse_console, parse_log, read_custom_outputs, read_outputs
 from rallypoint.diagnose.builds.progress import (
     BuildProgress,
     CompilerLoad,
+    Console,
     Libuv,
+    Output,
     count_steps,
     libuv_of,
     never_there,

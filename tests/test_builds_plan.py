@@ -27,10 +27,10 @@ from rallypoint.diagnose.builds.plan import (
     Wishes,
     make_plan,
     parse_architectures,
-    read_facts,
 )
 from rallypoint.diagnose.builds.scripts import ONE_RANK, write_script
-from rallypoint.diagnose.builds.trees import CacheEntry
+from rallypoint.diagnose.builds.trees import read_facts
+from rallypoint.diagnose.builds.verdicts import CacheEntry
 from rallypoint.errors import UsageError
 
 _WISHES = Wishes("/src/pytorch", Platform.LINUX, "/env/bin/python", ("9.0", "12.0"))

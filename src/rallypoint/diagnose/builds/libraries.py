@@ -17,18 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
+from rallypoint.diagnose.builds.verdicts import TEXTS
 from rallypoint.errors import RallypointError
 
 LIBRARIES: Final = ("libtorch_cpu.so", "torch_cpu.dll", "libtorch_cpu.dylib")
 """The library that holds the TCPStore, on Linux, Windows and macOS."""
 BINDINGS: Final = ("libtorch_python.so", "torch_python.dll", "libtorch_python.dylib")
-
-SERVER: Final = b"LibUVStoreDaemon"
-"""The class of the libuv server: in every build that has it, in symbols and in type information."""
-MISSING: Final = b"LibUV TCPStore implementation missing"
-"""The text that builds without the server have in its place."""
-STORE: Final = b"TCPStore"
-TEXTS: Final = (SERVER, MISSING, STORE)
 
 HEAD_BYTES: Final = 4096
 """Enough of a file to identify it."""
@@ -51,14 +45,6 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise UnreadableError(f"cannot read {path}: {error.message}", hint=error.hint) from None
     except OSError as error:
         raise UnreadableError(f"cannot read {path}: {error.strerror}") from None
-
-
-def is_libuv(name: str) -> bool:
-    """Whether a file name is one of libuv's shared libraries."""
-    base = name.replace("\\", "/").rpartition("/")[2].lower()
-    return base == "uv.dll" or base.startswith(
-        ("libuv.so", "libuv.dll", "libuv-", "libuv.1.dylib", "libuv.dylib")
-    )
 
 
 # Any format ------------------------------------------------------------------------------------------------

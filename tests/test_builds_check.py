@@ -388,10 +388,10 @@ def test_stages_of_a_tree(tmp_path: Path) -> None:
 def test_the_cache_of_cmake() -> None:
     cache = parse_cache(
         "# a comment\n//Use distributed\nA:BOOL=ON\nB:BOOL=1\nC:UNINITIALIZED=OFF\n"
-        '"odd:name":STRING=a=b\nD:FILEPATH=D-NOTFOUND\nE:STRING=\nnonsense\n'
+        "F:STRING=a=b\nD:FILEPATH=D-NOTFOUND\nE:STRING=\nnonsense\n"
     )
     found = {name: entry.value for name, entry in cache.items() if entry.found}
-    assert found == {"A": "ON", "B": "1", "C": "OFF", "odd:name": "a=b"}
+    assert found == {"A": "ON", "B": "1", "C": "OFF", "F": "a=b"}
     assert [name for name, entry in cache.items() if entry.on] == ["A", "B"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -56,20 +55,6 @@ def _script(facts: TreeFacts, wishes: Wishes = _WISHES) -> str:
 
 
 # Decisions
-
-
-@pytest.mark.parametrize(
-    ("facts", "sources", "build"),
-    [
-        (TreeFacts(), ["submodules"], ["build"]),
-        (TreeFacts(missing=True), ["clone", "submodules"], ["build"]),
-        (_BUILT, ["submodules"], ["build", "copy"]),
-    ],
-)
-def test_steps(facts: TreeFacts, sources: list[str], build: list[str]) -> None:
-    titles = re.findall(r"^begin '\d+\. (.*)'$", _script(facts), re.MULTILINE)
-    middle = ["what the build needs of Python", "options", "configure"]
-    assert titles == ["tools", *sources, *middle, *build, "check", "one rank", "verify"]
 
 
 def test_remarks_on_a_built_tree() -> None:

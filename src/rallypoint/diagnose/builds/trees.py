@@ -16,9 +16,7 @@ from rallypoint.diagnose.builds.verdicts import CacheEntry, InstalledCopy, Libuv
 from rallypoint.errors import RallypointError, UsageError
 
 _CACHE: Final = "CMakeCache.txt"
-_ENTRY: Final = re.compile(
-    r'^(?:"(?P<quoted>[^"\n]+)"|(?P<name>[^:=#/"\s][^:=\n]*)):(?P<type>[A-Z]+)=(?P<value>.*)$', re.MULTILINE
-)
+_ENTRY: Final = re.compile(r"^(?P<name>\w+):[A-Z]+=(?P<value>.*)$", re.MULTILINE)
 
 SERVER_SOURCE: Final = "TCPStoreLibUvBackend.cpp"
 """The file that the libuv server is in."""
@@ -34,7 +32,7 @@ _SYSTEM: Final = ("/usr/include", "/usr/local/include", "/opt/homebrew/include")
 
 def parse_cache(text: str) -> dict[str, CacheEntry]:
     """All variables by their names."""
-    return {match["quoted"] or match["name"]: CacheEntry(match["value"]) for match in _ENTRY.finditer(text)}
+    return {match["name"]: CacheEntry(match["value"]) for match in _ENTRY.finditer(text)}
 
 
 def read_cache(build: Path) -> dict[str, CacheEntry]:

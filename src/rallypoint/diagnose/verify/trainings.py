@@ -162,7 +162,7 @@ def _find_free_port() -> int:
 
 
 def _read_reports(folder: Path) -> list[RankReport]:
-    reports = [RankReport.parse(json.loads(file.read_text())) for file in folder.glob("rank-*.json")]
+    reports = [RankReport(**json.loads(file.read_text())) for file in folder.glob("rank-*.json")]
     return sorted(reports, key=lambda report: report.rank)
 
 

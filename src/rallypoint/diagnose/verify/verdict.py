@@ -7,11 +7,11 @@ per second. A laggard is known by the time that it needs by itself, up to the ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isclose
 from statistics import median_low
-from typing import Any, Final
+from typing import Final
 
 _LEARNED: Final = 0.5
 """The loss has to fall to this part of its first value, or less."""
@@ -45,11 +45,6 @@ class RankReport:
     waiting_seconds: float
     peak_memory_bytes: int | None
     gpu_use_percent: int | None
-
-    @staticmethod
-    def parse(content: Mapping[str, Any]) -> RankReport:
-        """The content of a rank's file; unknown names are left out."""
-        return RankReport(**{field.name: content[field.name] for field in fields(RankReport)})
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Sighting:
     mild: bool = False
     """Whether the writer has written it in warnings only."""
     time: datetime | None = None
-    """The moment that the stamp means. `ordering` sets it, and the try, when all logs have been read."""
+    """The moment that the stamp means. `first_cause` sets it, and the try, when all logs have been read."""
     attempt: int | None = None
 
     @property
@@ -75,7 +75,7 @@ class Incident:
     became: Raised | None = None
     """The last exception of a chain that began with this one."""
     sightings: dict[tuple[object, ...], Sighting] = field(default_factory=dict)
-    """One for each writer. When `ordering` has dated them, none is known to come before the first."""
+    """One for each writer. When `first_cause` has dated them, none is known to come before the first."""
     count: int = 0
 
     @property

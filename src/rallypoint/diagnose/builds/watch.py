@@ -61,7 +61,7 @@ class BuildWatch:
         self._total: int | None = None
         """How many steps that run has."""
         self._done = 0
-        """How many of them were done at the last look."""
+        """How many of them were done at the last look. It never falls, even if two runs look like one."""
         self._seen: frozenset[Output] = frozenset()
         """What was logged at the last look."""
         self._older: frozenset[Output] = frozenset()
@@ -129,7 +129,10 @@ class BuildWatch:
 
     def _look_at_run(self, log: _Log, console: Console) -> BuildProgress:
         mine = self._of_this_run(log) if self._ninja else []
-        done, total = self._count(log, mine, console)
+        self._done = max(self._done, progress.count_steps(mine))
+        total = console.total or self._ask_total(log, mine, self._done)
+        done = max(self._done, console.done)  # what ninja prints may come later than its log
+        done = done if total is None else min(done, total)
         speed = progress.pace(mine, time.time() - self._began)
         return BuildProgress(
             "running",
@@ -142,21 +145,9 @@ class BuildWatch:
             failures=console.failures,
         )
 
-    def _count(self, log: _Log, mine: Sequence[Output], console: Console) -> tuple[int, int | None]:
-        """What ninja prints may come later than its log: the count must not fall then."""
-        done = self._count_done(mine)
-        if console.total:
-            return min(max(done, console.done), console.total), console.total
-        return done, self._ask_total(log, mine, done)
-
     def _of_this_run(self, log: _Log) -> list[Output]:
         mine = progress.of_this_run(log.outputs, self._began, log.written)
         return [output for output in mine if output not in self._older]
-
-    def _count_done(self, mine: Sequence[Output]) -> int:
-        """The count of a run never falls: two runs in two seconds look like one for a moment."""
-        self._done = max(self._done, progress.count_steps(mine))
-        return self._done
 
     def _ask_total(self, log: _Log, mine: Sequence[Output], done: int) -> int | None:
         """Ask once in a run. A dry run counts steps that make no file, even if this run has done them."""
@@ -189,7 +180,7 @@ class BuildWatch:
         if console.total:
             return console.done, console.total
         if self._total is not None:
-            done = self._count_done(self._of_this_run(log))
+            done = max(self._done, progress.count_steps(self._of_this_run(log)))
             return done, done if left == 0 else max(done, self._total)
         whole = self._ask(b"")
         if whole is None or left is None:

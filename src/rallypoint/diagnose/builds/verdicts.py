@@ -1,4 +1,4 @@
-"""Judges the facts about a build of torch: findings, each with a state and a hint. Does no I/O."""
+"""The facts about a build of torch, and findings from them, each with a state and a hint. Does no I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ MISSING: Final = b"LibUV TCPStore implementation missing"
 """The text that builds without the server have in its place."""
 STORE: Final = b"TCPStore"
 TEXTS: Final = (SERVER, MISSING, STORE)
-
 
 _TRUE: Final = {"1", "on", "yes", "true", "y"}
 _ARCHITECTURES: Final = ("TORCH_CUDA_ARCH_LIST", "CMAKE_CUDA_ARCHITECTURES")

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rallypoint.diagnose.builds.libraries import MISSING, SERVER, STORE
+from rallypoint.diagnose.builds.verdicts import MISSING, SERVER, STORE
 
 WITH = STORE + b"\0N4c10d6detail16" + SERVER + b"E\0"
 """What a library with the libuv server has in it."""
@@ -23,7 +23,6 @@ def elf(
     runpath: str = "",
     rpath: str = "",
     build_id: bytes = b"",
-    order: str = "<",
 ) -> bytes:
     """A library for Linux on x86_64, with a dynamic section and a note."""
     tags = [*((1, name) for name in needed), *([(29, runpath)] if runpath else [])]
@@ -32,7 +31,7 @@ def elf(
     for tag, text in tags:
         entries.append((tag, len(texts)))
         texts += text.encode() + b"\0"
-    note = struct.pack(order + "III4s", 4, len(build_id), 3, b"GNU\0") + build_id if build_id else b""
+    note = struct.pack("<III4s", 4, len(build_id), 3, b"GNU\0") + build_id if build_id else b""
     note += bytes(-len(note) % 8)
     dynamic_at, base = 64 + 3 * 56, 0x10000
     note_at = dynamic_at + (len(entries) + 2) * 16
@@ -43,11 +42,11 @@ def elf(
         (2, dynamic_at, base + dynamic_at, note_at - dynamic_at),
         (4, note_at, base + note_at, len(note)),
     ]
-    header = b"\x7fELF\x02" + (b"\x01" if order == "<" else b"\x02") + b"\x01" + bytes(9)
-    header += struct.pack(order + "HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 3, 0, 0, 0)
+    header = b"\x7fELF\x02\x01\x01" + bytes(9)
+    header += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 3, 0, 0, 0)
     for kind, at, address, size in segments:
-        header += struct.pack(order + "IIQQQQQQ", kind, 4, at, address, address, size, size, 8)
-    dynamic = b"".join(struct.pack(order + "QQ", *entry) for entry in entries)
+        header += struct.pack("<IIQQQQQQ", kind, 4, at, address, address, size, size, 8)
+    dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries)
     return header + dynamic + note + texts + payload
 
 

@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from joining import LONG, LOOPBACK, SHORT, init_by_file, variables
-from staging import Case, ImpossibleError, Stage, listen
+from rallypoint.diagnose.verify import SIMULATION
+from staging import ImpossibleError, Stage, listen
 
-_SIMULATION = Path(__file__).parent.parent / "src/rallypoint/diagnose/verify/simulation"
 _SCRIPT = "import torch.distributed as dist; dist.init_process_group('gloo')"
 
 
@@ -126,14 +126,6 @@ def ddp_unused_parameters(folder: Path) -> Stage:
 
 def no_libuv(folder: Path) -> Stage:
     """A whole process: it is the import of torch that is changed."""
-    simulation = {"PYTHONPATH": str(_SIMULATION), "RALLYPOINT_SIMULATE": "no-libuv"}
+    simulation = {"PYTHONPATH": str(SIMULATION), "RALLYPOINT_SIMULATE": "no-libuv"}
     environ = {**os.environ, **simulation, **variables(0, 1, 0, LOOPBACK)}
     return Stage([lambda: os.execve(sys.executable, [sys.executable, "-c", _SCRIPT], environ)])
-
-
-CASES: tuple[Case, ...] = (
-    *(variable_missing, rank_not_given, group_made_twice, no_process_group, no_rendezvous_handler),
-    *(unknown_backend, nccl_not_built_in, gloo_interface_missing),
-    *(too_many_open_files, tensor_too_large),
-    *(dataloader_worker_killed, ddp_models_differ, ddp_unused_parameters, no_libuv),
-)

@@ -39,6 +39,7 @@ from staging import (
     Rank,
     Stage,
     bind,
+    cases_in,
     enter_namespaces,
     fork,
     listen,
@@ -360,17 +361,7 @@ def _answer_all(listener: socket.socket) -> None:
 # All of them ------------------------------------------------------------------------------------------------
 
 
-CASES: Mapping[str, Case] = {
-    case.__name__: case
-    for case in (
-        *(port_in_use, port_in_ephemeral_range, port_not_permitted, port_not_a_number, port_is_text),
-        *(port_out_of_range, wrong_port, nobody_listens, ranks_missing, not_a_store, foreign_bytes),
-        *(store_killed, name_not_resolved, name_server_silent, reverse_lookup_stalls, name_late),
-        *(network_unreachable, no_route_to_host, missing_key, gloo_rank_missing, missing_rank_of_file),
-        *(stale_file, rank_raises, rank_killed, rank_late, monitored_barrier),
-        *failing_scripts.CASES,
-    )
-}
+CASES: Mapping[str, Case] = cases_in(sys.modules[__name__]) | cases_in(failing_scripts)
 
 
 def main(folder: Path, names: list[str]) -> None:

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 DEADLINE_SECONDS = 40
@@ -49,6 +50,15 @@ class Stage:
 
 Case = Callable[[Path], Stage]
 """Sets the stage, in a folder of its own; ImpossibleError if it cannot."""
+
+
+def cases_in(module: ModuleType) -> dict[str, Case]:
+    """The public functions of a module that set a stage, by their names."""
+    return {
+        name: each
+        for name, each in vars(module).items()
+        if not name.startswith("_") and getattr(each, "__annotations__", {}).get("return") == "Stage"
+    }
 
 
 # Sockets that are held -------------------------------------------------------------------------------------

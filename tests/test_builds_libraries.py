@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ from hypothesis import strategies as st
 
 from build_files import WITH, elf, macho, pe, universal
 from rallypoint.diagnose.builds.libraries import (
-    SERVER,
-    TEXTS,
     Elf,
     UnreadableError,
     find_texts,
@@ -21,23 +18,17 @@ from rallypoint.diagnose.builds.libraries import (
     is_same_build,
     read_elf,
 )
+from rallypoint.diagnose.builds.verdicts import SERVER, TEXTS
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_headers_of_elf(order: str, tmp_path: Path) -> None:
+def test_headers_of_elf(tmp_path: Path) -> None:
     path = tmp_path / "library"
-    path.write_bytes(elf(b"x", ["libc10.so", "libuv.so.1"], "$ORIGIN:/lib", "/opt", b"\x01\xff", order=order))
+    path.write_bytes(elf(b"x", ["libc10.so", "libuv.so.1"], "$ORIGIN:/lib", "/opt", b"\x01\xff"))
     found = read_elf(path)
     assert found.needed == ("libc10.so", "libuv.so.1")
     assert (found.rpaths, found.runpaths) == (("/opt",), ("$ORIGIN", "/lib"))
     path.write_bytes(pe())
     assert read_elf(path) == Elf()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it reads a library of Linux")
-def test_a_real_library() -> None:
-    module = sys.modules["_struct"].__file__ if hasattr(sys.modules.get("_struct"), "__file__") else None
-    assert any(name.startswith("libc.") for name in read_elf(Path(module or sys.executable)).needed)
 
 
 def test_other_files_are_not_taken_for_libraries() -> None:
@@ -82,7 +73,7 @@ def test_a_text_is_found_wherever_the_pieces_end(before: bytes, after: bytes, pi
             return super().read(min(piece, size or piece))
 
     content = before + WITH + after
-    assert find_texts(Slow(content), TEXTS) == {text for text in TEXTS if text in content} >= {SERVER}
+    assert find_texts(Slow(content)) == {text for text in TEXTS if text in content} >= {SERVER}
 
 
 def test_an_installation_by_cmake_rewrites_search_paths_and_nothing_else(tmp_path: Path) -> None:

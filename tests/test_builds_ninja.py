@@ -8,18 +8,13 @@ from hypothesis import strategies as st
 
 from rallypoint.cli.torch import describe
 from rallypoint.diagnose.builds.libraries import UnreadableError
-from rallypoint.diagnose.builds.ninja import (
-    Console,
-    Output,
-    parse_console,
-    parse_log,
-    read_custom_outputs,
-    read_outputs,
-)
+from rallypoint.diagnose.builds.ninja import parse_console, parse_log, read_custom_outputs, read_outputs
 from rallypoint.diagnose.builds.progress import (
     BuildProgress,
     CompilerLoad,
+    Console,
     Libuv,
+    Output,
     count_steps,
     libuv_of,
     never_there,
@@ -163,26 +158,23 @@ _NOTHING = Console()
 
 
 @pytest.mark.parametrize(
-    ("console", "left", "code", "state"),
+    ("console", "left", "code", "begun", "state"),
     [
-        (_NOTHING, 0, None, "complete"),
-        (_NOTHING, 3, None, "stopped"),
-        (_NOTHING, None, None, "stopped"),
-        (_NOTHING, 3, 0, "complete"),
-        (_NOTHING, 0, 2, "failed"),
-        (Console(2, 2), 3, None, "complete"),
-        (Console(1, 2), 0, None, "stopped"),
-        (Console(2, 2, ended=True), 0, None, "stopped"),
-        (parse_console(_CONSOLE.format(code="").splitlines()), 0, None, "failed"),
+        (_NOTHING, 0, None, True, "complete"),
+        (_NOTHING, 3, None, True, "stopped"),
+        (_NOTHING, None, None, True, "stopped"),
+        (_NOTHING, 3, 0, True, "complete"),
+        (_NOTHING, 0, 2, True, "failed"),
+        (_NOTHING, 3, None, False, "not begun"),
+        (_NOTHING, 0, None, False, "complete"),
+        (Console(2, 2), 3, None, True, "complete"),
+        (Console(1, 2), 0, None, True, "stopped"),
+        (Console(2, 2, ended=True), 0, None, True, "stopped"),
+        (parse_console(_CONSOLE.format(code="").splitlines()), 0, None, True, "failed"),
     ],
 )
-def test_states(console: Console, left: int | None, code: int | None, state: str) -> None:
-    assert state_of(console, left, code, begun=True) == state
-
-
-def test_a_build_that_was_never_begun() -> None:
-    states = [state_of(_NOTHING, left, code, begun=False) for left, code in ((3, None), (0, None), (3, 1))]
-    assert states == ["not begun", "complete", "failed"]
+def test_states(console: Console, left: int | None, code: int | None, begun: bool, state: str) -> None:
+    assert state_of(console, left, code, begun) == state
 
 
 @pytest.mark.parametrize(

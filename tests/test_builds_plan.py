@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
@@ -19,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build_files import ON, WITH, elf, package, tree
-from command_line import invoke
+from command_line import Outcome, invoke
 from rallypoint.cli.main import call
 from rallypoint.diagnose.builds.plan import (
     Platform,
@@ -27,10 +25,10 @@ from rallypoint.diagnose.builds.plan import (
     Wishes,
     make_plan,
     parse_architectures,
-    read_facts,
 )
 from rallypoint.diagnose.builds.scripts import ONE_RANK, write_script
-from rallypoint.diagnose.builds.trees import CacheEntry
+from rallypoint.diagnose.builds.trees import read_facts
+from rallypoint.diagnose.builds.verdicts import CacheEntry
 from rallypoint.errors import UsageError
 
 _WISHES = Wishes("/src/pytorch", Platform.LINUX, "/env/bin/python", ("9.0", "12.0"))
@@ -56,20 +54,6 @@ def _script(facts: TreeFacts, wishes: Wishes = _WISHES) -> str:
 
 
 # Decisions
-
-
-@pytest.mark.parametrize(
-    ("facts", "sources", "build"),
-    [
-        (TreeFacts(), ["submodules"], ["build"]),
-        (TreeFacts(missing=True), ["clone", "submodules"], ["build"]),
-        (_BUILT, ["submodules"], ["build", "copy"]),
-    ],
-)
-def test_steps(facts: TreeFacts, sources: list[str], build: list[str]) -> None:
-    titles = re.findall(r"^begin '\d+\. (.*)'$", _script(facts), re.MULTILINE)
-    middle = ["what the build needs of Python", "options", "configure"]
-    assert titles == ["tools", *sources, *middle, *build, "check", "one rank", "verify"]
 
 
 def test_remarks_on_a_built_tree() -> None:
@@ -201,23 +185,17 @@ def _stand_ins(folder: Path, does: Mapping[str, str] | None = None) -> dict[str,
     return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
 
 
-class Said(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[[Path, dict[str, str]], Said]
+Run = Callable[[Path, dict[str, str]], Outcome]
 
 
 @pytest.fixture
 def run_plan(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """The command in this process: its exit code, and what it and the script print."""
 
-    def run(folder: Path, environment: dict[str, str]) -> Said:
+    def run(folder: Path, environment: dict[str, str]) -> Outcome:
         monkeypatch.setenv("PATH", environment["PATH"])
         code = call(_words(folder))
-        return Said(code, *capfd.readouterr())
+        return Outcome(code, *capfd.readouterr(), None)
 
     return run
 
@@ -239,7 +217,7 @@ def _built_tree(folder: Path) -> tuple[Path, Path]:
 def test_run_does_all_steps_in_order(run_plan: Run, tmp_path: Path) -> None:
     built, installed = _built_tree(tmp_path)
     done = run_plan(tmp_path, _stand_ins(tmp_path))
-    assert done.code == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     notes = [line.partition(" -D")[0] for line in (tmp_path / "notes").read_text().splitlines()]
     assert notes == [
         "python -c import rallypoint",
@@ -264,7 +242,7 @@ def test_run_does_all_steps_in_order(run_plan: Run, tmp_path: Path) -> None:
 def test_run_stops_at_the_first_failure(fails: str, step: str, run_plan: Run, tmp_path: Path) -> None:
     _built_tree(tmp_path)
     done = run_plan(tmp_path, _stand_ins(tmp_path, {fails: "exit 3"}))
-    assert done.code == 1
+    assert done.exit_code == 1
     assert f"stopped in step: {step}" in done.stderr
     assert fails in (tmp_path / "notes").read_text().splitlines()[-1]
 
@@ -328,6 +306,6 @@ def test_run_where_there_is_no_tree_yet(macro: bool, run_plan: Run, tmp_path: Pa
     notes = (tmp_path / "notes").read_text()
     clone = "git clone --recursive --branch v2.13.0 https://github.com/pytorch/pytorch"
     assert f"{clone} {tmp_path}/pytorch" in notes
-    assert (done.code == 0) == macro, done.stderr
+    assert (done.exit_code == 0) == macro, done.stderr
     assert ("pip install --no-build-isolation -v -e ." in notes) == macro
     assert ("stopped in step: 6. configure" in done.stderr) != macro

@@ -66,14 +66,6 @@ def test_an_entry_may_want_to_see_something_else_in_the_log() -> None:
     assert _title(report_of(error, "a stale id\n")) == "NCCL found the id of an earlier try"
 
 
-def test_a_lost_connection_is_no_cause_though_it_came_first() -> None:
-    log = traceback(_CLOSED, "[rank0]: ") + traceback(_BANANA, "[rank3]: ")
-    report = report_of(log)
-    assert (_title(report), _verdict(report).incident.ranks) == (_BANANA, [3])
-    assert _titles(report.consequences) == ["A connection to another rank was lost"]
-    assert report.consequences[0].ranks == [0]
-
-
 def test_consequences_alone_are_told_as_such() -> None:
     report = report_of(traceback(_CLOSED, "[rank0]: "))
     assert _verdict(report).incident.role == "symptom"
@@ -118,7 +110,8 @@ _NCCL = traceback("torch.DistBackendError: NCCL error in: x.cpp:1\n[rank1]: nccl
             ["EADDRINUSE on port 40000\nEADDRINUSE\n"],
             *("The port is one that the system hands out", "alone", [], []),
         ),
-        # An exception that follows when another process is gone is no cause.
+        # A lost connection is no cause, though it came first. Nor is an exception that follows from one.
+        ([traceback(_CLOSED, "[rank0]: ") + traceback(_BANANA, "[rank3]: ")], _BANANA, "alone", [_LOST], []),
         (
             [traceback("ConnectionResetError: [Errno 104] reset", "[rank0]: ") + "EADDRINUSE\n"],
             *(_TAKEN, "alone", ["ConnectionResetError: [Errno 104] reset"], []),

@@ -162,13 +162,6 @@ def test_what_looks_like_prefixes_can_be_split(raw: str) -> None:
 # Times -----------------------------------------------------------------------------------------------------
 
 
-def test_the_new_year_is_one_second_long() -> None:
-    before = Stamp(timedelta(hours=23, minutes=59, seconds=59), None, 12, 31).resolve(datetime(2027, 1, 1, 3))
-    after = Stamp(timedelta(0), None, 1, 1).resolve(before)
-    assert before == datetime(2026, 12, 31, 23, 59, 59)
-    assert after - before == timedelta(seconds=1)
-
-
 def test_midnight_without_dates_is_one_second_long() -> None:
     before = datetime(2026, 11, 15, 23, 59, 59)
     assert Stamp(timedelta(0)).resolve(before) - before == timedelta(seconds=1)

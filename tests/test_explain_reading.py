@@ -31,10 +31,11 @@ _TEXT = "naïve 🏖\nEADDRINUSE on port 29500\n"
         _TEXT.encode().rstrip(b"\n"),
         b"\x00" * 100 + b"\n" + _TEXT.encode(),
         b"\x00" * (2 * BLOCK_BYTES + 7) + _TEXT.encode(),
+        gzip.compress(_TEXT.encode(), mtime=0),
     ],
 )
 def test_encodings(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "train.log"
+    path = tmp_path / ("train.log.gz" if content.startswith(b"\x1f\x8b") else "train.log")
     path.write_bytes(content)
     report = report_of(open_log(path))
     assert report.verdict is not None
@@ -51,25 +52,20 @@ def test_utf_16_may_be_cut_anywhere(text: str, size: int) -> None:
     assert b"".join(recoded(chunks)) == text.encode(errors="replace")
 
 
-def test_gzip(tmp_path: Path) -> None:
-    path = tmp_path / "train.log.gz"
-    path.write_bytes(gzip.compress(_TEXT.encode()))
-    assert report_of(open_log(path)).found
-
-
-def test_a_damaged_file_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "train.log.gz"
-    path.write_bytes(gzip.compress(_TEXT.encode() * 100)[:-20])
-    with pytest.raises(UsageError, match=r"cannot read .* to its end"):
-        report_of(open_log(path))
-
-
-@pytest.mark.parametrize("content", [bytes(range(4)) * 200, b"\x7fELF\x02\x01" + b"\x00\x01\x02" * 500])
-def test_what_is_no_text_is_told(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"cannot read .*model\.pt: it is no text"):
-        report_of(open_log(path))
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train.log.gz", gzip.compress(_TEXT.encode() * 100, mtime=0)[:-20], r"cannot read .* to its end"),
+        ("model.pt", bytes(range(4)) * 200, r"cannot read .*model\.pt: it is no text"),
+        ("model.pt", b"\x7fELF\x02\x01" + b"\x00\x01\x02" * 500, "it is no text"),
+        ("missing", None, "No such file"),
+    ],
+)
+def test_what_cannot_be_read_is_told(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        report_of(open_log(tmp_path / name))
 
 
 def test_a_stream() -> None:
@@ -108,8 +104,3 @@ def test_a_folder_means_the_logs_in_it(tmp_path: Path) -> None:
 def test_a_folder_without_logs_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no log in"):
         find_logs([str(tmp_path)])
-
-
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
-        open_log(tmp_path / "train.log")

@@ -23,11 +23,6 @@ def _title(report: Explanation) -> str:
     [
         _WARNED,
         "2026-11-15 14:36:19 - WARNING - EADDRINUSE\n",
-        "node-a:12:34 [0] NCCL INFO EADDRINUSE\n",
-        "/home/user/x.py:7: UserWarning: EADDRINUSE\n",
-        "WARNING: EADDRINUSE\n",
-        "[WARNING|x.py:3] 2026-11-15 14:36:19 >> EADDRINUSE\n",
-        "2026-11-15 14:36:19 - ERROR - EADDRINUSE, retrying\n",
         "EADDRINUSE (ignored)\n",
     ],
 )

@@ -22,9 +22,9 @@ import pytest
 
 from explaining import log_of_text
 from rallypoint.diagnose.explain import Explanation, Log, explain
+from rallypoint.diagnose.verify import SIMULATION
 
 _TESTS = Path(__file__).parent
-_SIMULATION = _TESTS.parent / "src/rallypoint/diagnose/verify/simulation"
 _SECONDS = 100
 _ECHOED = "rank_raises"
 _ENDED_WELL = "name_late"
@@ -144,7 +144,7 @@ _TORCHRUN = ("-m", "torch.distributed.run")
 _MACHINES = (*_TORCHRUN, "--nnodes=2", "--rdzv-backend=c10d")
 _TWO = (*_TORCHRUN, "--standalone", "--nproc-per-node=2")
 _ACCELERATE = (*("-m", "accelerate.commands.launch", "--multi_gpu"), *("--num_processes", "2"))
-_NO_LIBUV = {"PYTHONPATH": str(_SIMULATION), "RALLYPOINT_SIMULATE": "no-libuv"}
+_NO_LIBUV = {"PYTHONPATH": str(SIMULATION), "RALLYPOINT_SIMULATE": "no-libuv"}
 
 
 @dataclass(frozen=True)

@@ -234,17 +234,11 @@ def test_a_run_reads_what_the_ranks_reported(scripts: Path) -> None:
     assert not Path(result.log).exists()  # the folder of this run alone
 
 
-def test_a_rank_that_does_not_report_and_an_exit_code(scripts: Path) -> None:
-    result = _run(scripts, "report(0)\nsys.exit('no good')")
-    assert result.problems == ("exit code 1", "rank 1 did not report")
-    assert result.came_up_seconds is None
-    assert "no good" in result.log
-
-
 def test_a_deadline_ends_it(scripts: Path) -> None:
     text = "report(0)\nprint(os.getpid(), flush=True)\nthreading.Event().wait()"
     result = _run(scripts, text, seconds=3.0)
     assert result.problems == ("it was not done after 3 s", "rank 1 did not report")
+    assert result.came_up_seconds is None
     assert not psutil.pid_exists(int(result.log))
 
 

@@ -17,18 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
+from rallypoint.diagnose.builds.verdicts import TEXTS
 from rallypoint.errors import RallypointError
 
 LIBRARIES: Final = ("libtorch_cpu.so", "torch_cpu.dll", "libtorch_cpu.dylib")
 """The library that holds the TCPStore, on Linux, Windows and macOS."""
 BINDINGS: Final = ("libtorch_python.so", "torch_python.dll", "libtorch_python.dylib")
-
-SERVER: Final = b"LibUVStoreDaemon"
-"""The class of the libuv server: in every build that has it, in symbols and in type information."""
-MISSING: Final = b"LibUV TCPStore implementation missing"
-"""The text that builds without the server have in its place."""
-STORE: Final = b"TCPStore"
-TEXTS: Final = (SERVER, MISSING, STORE)
 
 HEAD_BYTES: Final = 4096
 """Enough of a file to identify it."""
@@ -51,14 +45,6 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise UnreadableError(f"cannot read {path}: {error.message}", hint=error.hint) from None
     except OSError as error:
         raise UnreadableError(f"cannot read {path}: {error.strerror}") from None
-
-
-def is_libuv(name: str) -> bool:
-    """Whether a file name is one of libuv's shared libraries."""
-    base = name.replace("\\", "/").rpartition("/")[2].lower()
-    return base == "uv.dll" or base.startswith(
-        ("libuv.so", "libuv.dll", "libuv-", "libuv.1.dylib", "libuv.dylib")
-    )
 
 
 # Any format ------------------------------------------------------------------------------------------------
@@ -85,7 +71,7 @@ def examine(file: IO[bytes]) -> tuple[LibraryTarget, frozenset[bytes]]:
     if target is None:
         raise UnreadableError(NO_LIBRARY)
     file.seek(0)
-    return target, find_texts(file, TEXTS)
+    return target, find_texts(file)
 
 
 def identify(head: bytes) -> LibraryTarget | None:
@@ -112,13 +98,13 @@ def _name(machines: dict[int, str], number: int) -> str:
     return machines.get(number, f"machine {number:#x}")
 
 
-def find_texts(file: IO[bytes], texts: Sequence[bytes]) -> frozenset[bytes]:
-    """Those of the texts that are in a file."""
-    overlap = max(map(len, texts)) - 1
+def find_texts(file: IO[bytes]) -> frozenset[bytes]:
+    """Those of `TEXTS` that are in a file."""
+    overlap = max(map(len, TEXTS)) - 1
     found, tail = set[bytes](), b""
     while piece := file.read(_PIECE_BYTES):
         joined = tail + piece
-        found.update(text for text in texts if text in joined)
+        found.update(text for text in TEXTS if text in joined)
         tail = joined[-overlap:]
     return frozenset(found)
 
@@ -162,7 +148,7 @@ _STRING_BYTES: Final = 4096
 
 @dataclass(frozen=True)
 class Elf:
-    """What the headers of a library of Linux say; nothing, for one of another format or of 32 bits."""
+    """What the headers of a library of Linux say; nothing, if it is not ELF of 64 bits and little-endian."""
 
     needed: tuple[str, ...] = ()
     """The libraries that it is linked with."""
@@ -171,7 +157,7 @@ class Elf:
     runpaths: tuple[str, ...] = ()
     """Where the loader looks after LD_LIBRARY_PATH. If there are any, `rpaths` do not count."""
     build_id: str = ""
-    """The linker's mark of this link; empty if it wrote none, and on machines that are big-endian."""
+    """The linker's mark of this link; empty if it wrote none."""
     paths_at: tuple[tuple[int, int], ...] = ()
     """Offsets and lengths of the search paths above, which an installation rewrites."""
 
@@ -186,18 +172,14 @@ class _Segment(NamedTuple):
 def read_elf(path: Path) -> Elf:
     """The headers of a library; `UnreadableError` if they are damaged."""
     with opened(path) as file:
-        head = file.read(6)
-        if head not in (_ELF + b"\2\1", _ELF + b"\2\2"):
-            return Elf()
-        return _ElfReader(file, ">" if head.endswith(b"\2") else "<").read()
+        return _ElfReader(file).read() if file.read(6) == _ELF + b"\2\1" else Elf()
 
 
 class _ElfReader:
-    """A library of 64 bits, in one of the two byte orders."""
+    """A library of 64 bits, on a machine that is little-endian."""
 
-    def __init__(self, file: IO[bytes], order: str) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._order = order
         self._size = file.seek(0, os.SEEK_END)
         (at,) = self._unpack("Q", 32)
         size, count = self._unpack("HH", 54)
@@ -230,7 +212,7 @@ class _ElfReader:
         found: dict[int, list[int]] = {}
         segment = next((each for each in self._segments if each.type == _DYNAMIC), None)
         table = self._read(segment.offset, min(segment.size, _TABLE_BYTES)) if segment else b""
-        for tag, value in struct.iter_unpack(self._order + "QQ", table[: len(table) // 16 * 16]):
+        for tag, value in struct.iter_unpack("<QQ", table[: len(table) // 16 * 16]):
             if tag == _END:
                 break
             found.setdefault(tag, []).append(value)
@@ -244,8 +226,7 @@ class _ElfReader:
         raise UnreadableError("the dynamic section points at a text that is in no segment")
 
     def _unpack(self, layout: str, offset: int) -> tuple[int, ...]:
-        layout = self._order + layout
-        return struct.unpack(layout, self._read(offset, struct.calcsize(layout)))
+        return struct.unpack(f"<{layout}", self._read(offset, struct.calcsize(f"<{layout}")))
 
     def _string(self, offset: int) -> bytes:
         """The text up to the next zero byte."""

@@ -160,14 +160,12 @@ def _resolve(path: Path, name: str, environment: Mapping[str, str]) -> LoadedLib
 
 def resolve(elf: Elf, origin: Path, name: str, library_path: str) -> LoadedLibrary | None:
     """The file that Linux loads if a library in `origin` needs `name`; None if the system decides."""
-    paths = [] if elf.runpaths else _expand(elf.rpaths, origin)
+    needing, rpaths = "the library that needs it has", () if elf.runpaths else elf.rpaths
     variable = [each or "." for each in library_path.split(":")] if library_path else []
     return (
-        _in_folders(name, paths, "the library that needs it has an RPATH that leads there")
+        _in_folders(name, _expand(rpaths, origin), f"{needing} an RPATH that leads there")
         or _in_folders(name, variable, "LD_LIBRARY_PATH names its folder")
-        or _in_folders(
-            name, _expand(elf.runpaths, origin), "the library that needs it has a RUNPATH that leads there"
-        )
+        or _in_folders(name, _expand(elf.runpaths, origin), f"{needing} a RUNPATH that leads there")
     )
 
 

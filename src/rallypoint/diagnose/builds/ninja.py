@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from rallypoint.diagnose.builds.libraries import UnreadableError
+from rallypoint.diagnose.builds.progress import Console, FailedStep, Output
 from rallypoint.diagnose.builds.trees import read_cache
 from rallypoint.errors import RallypointError
 
@@ -27,27 +28,14 @@ _DRY_RUN_SECONDS: Final = 120
 _FIRST_STEPS: Final = 5
 
 _HEADER: Final = re.compile(r"# ninja log v[567]\b")
+_LOGGED: Final = re.compile(
+    r"^(?P<start>-?\d+)\t(?P<end>-?\d+)\t(?P<stamp>-?\d+)\t(?P<path>[^\t\n]+)\t(?P<command>[^\t\n]*)\n",
+    re.MULTILINE | re.ASCII,
+)
 _OUTPUT: Final = re.compile(r"(?:\$.|[^$\s:|])+")
 _STATUS: Final = re.compile(r"^\s*\[(?P<done>\d+)/(?P<total>\d+)[^\]]*\] ?(?P<text>.*)")
 _FAILED: Final = re.compile(r"^\s*FAILED: (?:\[code=\d+\] )?(?P<outputs>.*)")
 _ENDED: Final = re.compile(r"^\s*ninja: (?:build stopped|fatal|error|no work to do)")
-
-
-@dataclass(frozen=True)
-class Output:
-    """A line of the log: a file that a step has made."""
-
-    start: int
-    end: int
-    stamp: int
-    """Nanoseconds since 1970, when it was made or its step began; 0 for a step that makes no file."""
-    path: str
-    command: str
-
-    @property
-    def step(self) -> tuple[int, int, str]:
-        """The same for all outputs of one step."""
-        return self.start, self.end, self.command
 
 
 def parse_log(text: str) -> list[Output]:
@@ -57,16 +45,10 @@ def parse_log(text: str) -> list[Output]:
         raise UnreadableError(
             "no log of ninja that is known: the first line is not `# ninja log v5`, v6 or v7"
         )
-    lines = rest[: rest.rfind("\n") + 1].splitlines()
-    return [output for line in lines if (output := _parse_output(line)) is not None]
-
-
-def _parse_output(line: str) -> Output | None:
-    fields = line.split("\t")
-    if len(fields) != 5 or not all(re.fullmatch(r"-?\d+", number) for number in fields[:3]):
-        return None
-    start, end, stamp = map(int, fields[:3])
-    return Output(start, end, stamp, fields[3], fields[4])
+    return [
+        Output(int(found["start"]), int(found["end"]), int(found["stamp"]), found["path"], found["command"])
+        for found in _LOGGED.finditer(rest)
+    ]
 
 
 def read_outputs(lines: Iterable[str]) -> Iterator[str]:
@@ -85,28 +67,6 @@ def read_custom_outputs(lines: Iterable[str]) -> Iterator[str]:
 def sets_its_own_folder(lines: Iterable[str]) -> bool:
     """Whether build.ninja says where its log is to be; CMake's never do."""
     return any(re.match(r"builddir\s*=", line) for line in lines)
-
-
-@dataclass(frozen=True)
-class FailedStep:
-    """A step that failed: what it was to make, and what it printed, its command first."""
-
-    step: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Console:
-    """What ninja has printed so far."""
-
-    done: int = 0
-    """Steps that have ended well. ninja's own count has those that failed in it."""
-    total: int = 0
-    steps: tuple[str, ...] = ()
-    """What the status lines say, in their order."""
-    failures: tuple[FailedStep, ...] = ()
-    ended: bool = False
-    """Whether ninja has said that it ends: where it fails, and where there is nothing to do."""
 
 
 def parse_console(lines: Sequence[str]) -> Console:

@@ -15,10 +15,10 @@ from rallypoint.diagnose.builds.libraries import (
     LibraryTarget,
     UnreadableError,
     examine,
-    is_libuv,
     opened,
     read_elf,
 )
+from rallypoint.diagnose.builds.verdicts import is_libuv
 from rallypoint.errors import UsageError
 
 _VERSION: Final = re.compile(r"^(?P<name>__version__|cuda)\b[^=\n]*= *(?P<value>.+)$", re.MULTILINE)

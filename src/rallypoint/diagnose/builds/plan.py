@@ -10,10 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.builds.trees import CacheEntry, architectures, built_library, find_tree, is_source
+from rallypoint.diagnose.builds.verdicts import CacheEntry, architectures
 from rallypoint.errors import UsageError
 
 _ARCHITECTURE: Final = re.compile(r"\d{1,2}\.\d[a-z]?(\+PTX)?")
@@ -74,22 +73,6 @@ class BuildPlan:
     """Whether all of torch is built, and not only the two libraries that have to do with the store."""
     remarks: tuple[str, ...]
     """What was found in the tree, and what follows from it."""
-
-
-def read_facts(path: Path) -> TreeFacts:
-    """The facts of a source tree, which need not be there yet; `UsageError` for any other folder or file."""
-    if not path.exists():
-        return TreeFacts(RELEASE, missing=True)
-    tree = find_tree(path) if is_source(path) else None
-    if tree is None:
-        raise UsageError(
-            f"{path.absolute()} is no source tree of torch",
-            hint=f"name one, or a folder that is not there yet; to get one: {CLONE}",
-        )
-    if tree.build is None:
-        return TreeFacts(tree.version)
-    build = tree.build.relative_to(path) if tree.build.is_relative_to(path) else tree.build.absolute()
-    return TreeFacts(tree.version, str(build), tree.cache, built_library(tree.build) is not None)
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rallypoint.diagnose.builds.ninja import Console, FailedStep, Output
-
 _WINDOW_SECONDS: Final = 120.0
 """The pace is that of the last two minutes: in torch, steps of seconds come before steps of minutes."""
 _LIBUV: Final = re.compile(
@@ -27,6 +25,45 @@ _TARGET: Final = re.compile(r"(?:^|[/\\])CMakeFiles[/\\][^/\\]+$")
 _CLOCK_SECONDS: Final = 2.0
 _VALUES: Final = frozenset("Cfjkldtw")
 """Options of ninja that have a value."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A line of the log: a file that a step has made."""
+
+    start: int
+    end: int
+    stamp: int
+    """Nanoseconds since 1970, when it was made or its step began; 0 for a step that makes no file."""
+    path: str
+    command: str
+
+    @property
+    def step(self) -> tuple[int, int, str]:
+        """The same for all outputs of one step."""
+        return self.start, self.end, self.command
+
+
+@dataclass(frozen=True)
+class FailedStep:
+    """A step that failed: what it was to make, and what it printed, its command first."""
+
+    step: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Console:
+    """What ninja has printed so far."""
+
+    done: int = 0
+    """Steps that have ended well. ninja's own count has those that failed in it."""
+    total: int = 0
+    steps: tuple[str, ...] = ()
+    """What the status lines say, in their order."""
+    failures: tuple[FailedStep, ...] = ()
+    ended: bool = False
+    """Whether ninja has said that it ends: where it fails, and where there is nothing to do."""
 
 
 @dataclass(frozen=True)

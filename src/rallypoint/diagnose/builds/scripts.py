@@ -205,8 +205,8 @@ begin 'verify'
 
 
 def _in_comment(text: str) -> str:
-    """Fit for a comment: on one line."""
-    return re.sub(r"[^\x20-\x7e]", "?", text)
+    """Fit for a comment of both: on one line, and with nothing that cmd expands."""
+    return re.sub(r"[^\x20-\x7e]|%", "?", text)
 
 
 # For Windows -----------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def _in_comment(text: str) -> str:
 
 def _write_batch(plan: BuildPlan) -> str:
     tree, python = _quoted(plan.wishes.tree), _quoted(plan.wishes.python)
-    remarks = "".join(f"rem {_in_remark(remark)}.\n" for remark in plan.remarks)
+    remarks = "".join(f"rem {_in_comment(remark)}.\n" for remark in plan.remarks)
     programs = ["git", "cmake", "ninja", "cl", *(["nvcc"] if plan.options["USE_CUDA"] == "ON" else [])]
     tools = "".join(f"where {name} > nul || (echo {name} is not on PATH& exit /b 1)\n" for name in programs)
     options = "".join(f'set "{name}={value}"\n' for name, value in _variables(plan).items())
@@ -230,7 +230,7 @@ if not exist {tree} {CLONE} {tree} || exit /b 1
         configure = f"cmake -S . -B {_quoted(plan.facts.build)} {flags} || exit /b 1\n"
     return f"""\
 @echo off
-rem torch {_in_remark(_version(plan))} for Windows, with torch.distributed.
+rem torch {_in_comment(_version(plan))} for Windows, with torch.distributed.
 {remarks}rem Not tried by those who wrote it. Run it in a developer prompt of Visual Studio.
 rem The libuv server will not be in it: it comes with TensorPipe, which torch turns off for MSVC.
 rem Jobs come up all the same, on Rallypoint's server: rallypoint run.
@@ -266,8 +266,3 @@ rem 6. The test of the build: real trainings of two ranks, by every usual route.
 def _quoted(text: str) -> str:
     """An argument. A batch file has no way to write a quote or an end of line in one; paths have neither."""
     return '"' + re.sub(r'["\r\n]', "?", text).replace("%", "%%") + '"'
-
-
-def _in_remark(text: str) -> str:
-    """Fit for a remark: on one line, and nothing that cmd expands."""
-    return re.sub(r"[^\x20-\x7e]|%", "?", text)

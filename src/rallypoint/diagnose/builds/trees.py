@@ -11,14 +11,12 @@ from typing import Final
 
 from rallypoint.diagnose.builds.libraries import BINDINGS, LIBRARIES, is_same_build
 from rallypoint.diagnose.builds.packages import library_in
-from rallypoint.errors import RallypointError
+from rallypoint.diagnose.builds.plan import CLONE, RELEASE, TreeFacts
+from rallypoint.diagnose.builds.verdicts import CacheEntry, InstalledCopy, LibuvHeaders
+from rallypoint.errors import RallypointError, UsageError
 
 _CACHE: Final = "CMakeCache.txt"
-_ENTRY: Final = re.compile(
-    r'^(?:"(?P<quoted>[^"\n]+)"|(?P<name>[^:=#/"\s][^:=\n]*)):(?P<type>[A-Z]+)=(?P<value>.*)$', re.MULTILINE
-)
-_TRUE: Final = {"1", "on", "yes", "true", "y"}
-_ARCHITECTURES: Final = ("TORCH_CUDA_ARCH_LIST", "CMAKE_CUDA_ARCHITECTURES")
+_ENTRY: Final = re.compile(r"^(?P<name>\w+):[A-Z]+=(?P<value>.*)$", re.MULTILINE)
 
 SERVER_SOURCE: Final = "TCPStoreLibUvBackend.cpp"
 """The file that the libuv server is in."""
@@ -32,27 +30,9 @@ _SYSTEM: Final = ("/usr/include", "/usr/local/include", "/opt/homebrew/include")
 # CMakeCache.txt --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """A variable of the cache, the file that says what a build folder is configured with."""
-
-    value: str
-
-    @property
-    def on(self) -> bool:
-        """Whether `if(VARIABLE)` is true in CMake."""
-        number = re.fullmatch(r"-?[0-9]+", self.value) is not None and int(self.value) != 0
-        return self.value.lower() in _TRUE or number
-
-    @property
-    def found(self) -> bool:
-        """Whether a search has found something: an empty value or one that ends in NOTFOUND has not."""
-        return bool(self.value) and not self.value.endswith("NOTFOUND")
-
-
 def parse_cache(text: str) -> dict[str, CacheEntry]:
     """All variables by their names."""
-    return {match["quoted"] or match["name"]: CacheEntry(match["value"]) for match in _ENTRY.finditer(text)}
+    return {match["name"]: CacheEntry(match["value"]) for match in _ENTRY.finditer(text)}
 
 
 def read_cache(build: Path) -> dict[str, CacheEntry]:
@@ -61,12 +41,6 @@ def read_cache(build: Path) -> dict[str, CacheEntry]:
         return parse_cache((build / _CACHE).read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         raise RallypointError(f"cannot read {build / _CACHE}: {error.strerror}") from None
-
-
-def architectures(cache: Mapping[str, CacheEntry]) -> str:
-    """The GPU architectures that a build is for, as they were given."""
-    given = [cache[name].value for name in _ARCHITECTURES if name in cache and cache[name].found]
-    return next((value for value in given if value != "OFF"), "")
 
 
 # The tree --------------------------------------------------------------------------------------------------
@@ -132,6 +106,22 @@ def own_package(source: Path) -> Path | None:
     return source / "torch" if library_in(source / "torch" / "lib") else None
 
 
+def read_facts(path: Path) -> TreeFacts:
+    """The facts of a source tree, which need not be there yet; `UsageError` for any other folder or file."""
+    if not path.exists():
+        return TreeFacts(RELEASE, missing=True)
+    tree = find_tree(path) if is_source(path) else None
+    if tree is None:
+        raise UsageError(
+            f"{path.absolute()} is no source tree of torch",
+            hint=f"name one, or a folder that is not there yet; to get one: {CLONE}",
+        )
+    if tree.build is None:
+        return TreeFacts(tree.version)
+    build = tree.build.relative_to(path) if tree.build.is_relative_to(path) else tree.build.absolute()
+    return TreeFacts(tree.version, str(build), tree.cache, built_library(tree.build) is not None)
+
+
 # How the server is compiled --------------------------------------------------------------------------------
 
 
@@ -178,14 +168,6 @@ def find_settings(lines: Iterable[str], part: str) -> dict[str, str] | None:
     return settings
 
 
-@dataclass(frozen=True)
-class LibuvHeaders:
-    """A libuv that can be compiled against: its version and the folder of its uv.h."""
-
-    version: str
-    folder: str
-
-
 def carried_libuv(source: Path) -> LibuvHeaders | None:
     """The libuv that TensorPipe carries."""
     return _read_headers(source / _LIBUV)
@@ -217,18 +199,6 @@ def _read_headers(folder: Path) -> LibuvHeaders | None:
 
 
 # What is installed -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class InstalledCopy:
-    """A library that was built, and the one of its name where it is loaded from."""
-
-    name: str
-    same: bool
-    """Equal but for the changes that an installation makes."""
-    built_at: float
-    installed_at: float
-    """When they were written, in seconds since 1970."""
 
 
 def find_copies(build: Path, installed: Path) -> list[InstalledCopy]:

@@ -1,16 +1,24 @@
-"""Judges the facts about a build of torch: findings, each with a state and a hint. Does no I/O."""
+"""The facts about a build of torch, and findings from them, each with a state and a hint. Does no I/O."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from rallypoint.diagnose.builds.libraries import MISSING, SERVER, STORE, is_libuv
-from rallypoint.diagnose.builds.trees import CacheEntry, InstalledCopy, LibuvHeaders, architectures
 from rallypoint.diagnose.findings import Finding, State, failure, ok, unknown, warning
 
+SERVER: Final = b"LibUVStoreDaemon"
+"""The class of the libuv server: in every build that has it, in symbols and in type information."""
+MISSING: Final = b"LibUV TCPStore implementation missing"
+"""The text that builds without the server have in its place."""
+STORE: Final = b"TCPStore"
+TEXTS: Final = (SERVER, MISSING, STORE)
+
+_TRUE: Final = {"1", "on", "yes", "true", "y"}
+_ARCHITECTURES: Final = ("TORCH_CUDA_ARCH_LIST", "CMAKE_CUDA_ARCHITECTURES")
 _OPTIONS: Final = ("USE_DISTRIBUTED", "USE_TENSORPIPE", "USE_GLOO", "USE_NCCL", "USE_CUDA", "USE_LIBUV")
 _NEEDED: Final = ("USE_DISTRIBUTED", "USE_TENSORPIPE")
 
@@ -21,6 +29,50 @@ _WITHOUT: Final = (
 _ON_WINDOWS: Final = (
     "jobs come up on it with `rallypoint run`; no option of torch's CMake files compiles the server with MSVC"
 )
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A variable of the cache, the file that says what a build folder is configured with."""
+
+    value: str
+
+    @property
+    def on(self) -> bool:
+        """Whether `if(VARIABLE)` is true in CMake."""
+        number = re.fullmatch(r"-?[0-9]+", self.value) is not None and int(self.value) != 0
+        return self.value.lower() in _TRUE or number
+
+    @property
+    def found(self) -> bool:
+        """Whether a search has found something: an empty value or one that ends in NOTFOUND has not."""
+        return bool(self.value) and not self.value.endswith("NOTFOUND")
+
+
+def architectures(cache: Mapping[str, CacheEntry]) -> str:
+    """The GPU architectures that a build is for, as they were given."""
+    given = [cache[name].value for name in _ARCHITECTURES if name in cache and cache[name].found]
+    return next((value for value in given if value != "OFF"), "")
+
+
+@dataclass(frozen=True)
+class LibuvHeaders:
+    """A libuv that can be compiled against: its version and the folder of its uv.h."""
+
+    version: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class InstalledCopy:
+    """A library that was built, and the one of its name where it is loaded from."""
+
+    name: str
+    same: bool
+    """Equal but for the changes that an installation makes."""
+    built_at: float
+    installed_at: float
+    """When they were written, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +118,14 @@ def judge_server(found: frozenset[bytes], windows: bool) -> Finding:
     else:
         why = "not in it, and no TCPStore either: torch was built without distributed"
     return failure(name, why, hint)
+
+
+def is_libuv(name: str) -> bool:
+    """Whether a file name is one of libuv's shared libraries."""
+    base = name.replace("\\", "/").rpartition("/")[2].lower()
+    return base == "uv.dll" or base.startswith(
+        ("libuv.so", "libuv.dll", "libuv-", "libuv.1.dylib", "libuv.dylib")
+    )
 
 
 def judge_linked(needed: Sequence[str], shipped: Sequence[str]) -> Finding | None:

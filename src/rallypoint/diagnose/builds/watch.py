@@ -15,7 +15,7 @@ import psutil
 
 from rallypoint.diagnose.builds import ninja, progress
 from rallypoint.diagnose.builds.libraries import opened
-from rallypoint.diagnose.builds.progress import BuildProgress, CompilerLoad
+from rallypoint.diagnose.builds.progress import BuildProgress, CompilerLoad, Console, Output
 from rallypoint.errors import UsageError
 
 _POLL_SECONDS: Final = 0.1
@@ -29,7 +29,7 @@ class _Log:
     content: bytes = b""
     written: float = 0.0
     """When it was last written to, in seconds since 1970."""
-    outputs: tuple[ninja.Output, ...] = ()
+    outputs: tuple[Output, ...] = ()
 
 
 class BuildWatch:
@@ -61,10 +61,10 @@ class BuildWatch:
         self._total: int | None = None
         """How many steps that run has."""
         self._done = 0
-        """How many of them were done at the last look."""
-        self._seen: frozenset[ninja.Output] = frozenset()
+        """How many of them were done at the last look. It never falls, even if two runs look like one."""
+        self._seen: frozenset[Output] = frozenset()
         """What was logged at the last look."""
-        self._older: frozenset[ninja.Output] = frozenset()
+        self._older: frozenset[Output] = frozenset()
         """What was logged before that run was found: outputs of other runs."""
         self._asked = False
         self._meter: _Meter | None = None
@@ -76,7 +76,7 @@ class BuildWatch:
         running = self.running  # read before the log: if it ends in between, the next look sees all steps
         log = _read_log(self._build / ninja.LOG)
         self._seen = frozenset(log.outputs)
-        console = _read_console(self._log) if self._log else ninja.Console()
+        console = _read_console(self._log) if self._log else Console()
         return self._look_at_run(log, console) if running else self._look_at_rest(log, console)
 
     @property
@@ -127,9 +127,12 @@ class BuildWatch:
 
     # A build that runs
 
-    def _look_at_run(self, log: _Log, console: ninja.Console) -> BuildProgress:
+    def _look_at_run(self, log: _Log, console: Console) -> BuildProgress:
         mine = self._of_this_run(log) if self._ninja else []
-        done, total = self._count(log, mine, console)
+        self._done = max(self._done, progress.count_steps(mine))
+        total = console.total or self._ask_total(log, mine, self._done)
+        done = max(self._done, console.done)  # what ninja prints may come later than its log
+        done = done if total is None else min(done, total)
         speed = progress.pace(mine, time.time() - self._began)
         return BuildProgress(
             "running",
@@ -142,25 +145,11 @@ class BuildWatch:
             failures=console.failures,
         )
 
-    def _count(
-        self, log: _Log, mine: Sequence[ninja.Output], console: ninja.Console
-    ) -> tuple[int, int | None]:
-        """What ninja prints may come later than its log: the count must not fall then."""
-        done = self._count_done(mine)
-        if console.total:
-            return min(max(done, console.done), console.total), console.total
-        return done, self._ask_total(log, mine, done)
-
-    def _of_this_run(self, log: _Log) -> list[ninja.Output]:
+    def _of_this_run(self, log: _Log) -> list[Output]:
         mine = progress.of_this_run(log.outputs, self._began, log.written)
         return [output for output in mine if output not in self._older]
 
-    def _count_done(self, mine: Sequence[ninja.Output]) -> int:
-        """The count of a run never falls: two runs in two seconds look like one for a moment."""
-        self._done = max(self._done, progress.count_steps(mine))
-        return self._done
-
-    def _ask_total(self, log: _Log, mine: Sequence[ninja.Output], done: int) -> int | None:
+    def _ask_total(self, log: _Log, mine: Sequence[Output], done: int) -> int | None:
         """Ask once in a run. A dry run counts steps that make no file, even if this run has done them."""
         if self._ninja is not None and not self._asked:
             left = self._ask(log.content)
@@ -170,7 +159,7 @@ class BuildWatch:
 
     # A build that does not
 
-    def _look_at_rest(self, log: _Log, console: ninja.Console) -> BuildProgress:
+    def _look_at_rest(self, log: _Log, console: Console) -> BuildProgress:
         left = self._ask(log.content)
         count = None if left is None else max(0, left.count - self._always(log.outputs))
         exit_code = self._command.poll() if self._command else None
@@ -186,12 +175,12 @@ class BuildWatch:
             next_steps=left.first if left and count and state != "complete" else (),
         )
 
-    def _count_at_rest(self, log: _Log, console: ninja.Console, left: int | None) -> tuple[int, int | None]:
+    def _count_at_rest(self, log: _Log, console: Console, left: int | None) -> tuple[int, int | None]:
         """Of the run that was watched; else of the whole build, as ninja would do it from nothing."""
         if console.total:
             return console.done, console.total
         if self._total is not None:
-            done = self._count_done(self._of_this_run(log))
+            done = max(self._done, progress.count_steps(self._of_this_run(log)))
             return done, done if left == 0 else max(done, self._total)
         whole = self._ask(b"")
         if whole is None or left is None:
@@ -199,13 +188,13 @@ class BuildWatch:
         total = max(left, whole.count)
         return total - left, total
 
-    def _always(self, outputs: Sequence[ninja.Output]) -> int:
+    def _always(self, outputs: Sequence[Output]) -> int:
         return progress.never_there(outputs, self._custom, self._exists)
 
     def _exists(self, path: str) -> bool:
         return (self._build / path).exists()
 
-    def _libuv(self, outputs: Sequence[ninja.Output]) -> progress.Libuv | None:
+    def _libuv(self, outputs: Sequence[Output]) -> progress.Libuv | None:
         logged = {output.path for output in outputs}
         return progress.libuv_of(self._known, lambda path: path in logged and self._exists(path))
 
@@ -232,7 +221,7 @@ def _lines_in(path: Path) -> list[str]:
         return [line for line in lines if line.startswith(("build ", "builddir"))]
 
 
-def _read_console(path: Path) -> ninja.Console:
+def _read_console(path: Path) -> Console:
     try:
         return ninja.parse_console(path.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError as error:

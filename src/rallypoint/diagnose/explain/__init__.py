@@ -10,8 +10,8 @@ The way of a log line through the files:
     tracebacks    follows the frames of a traceback up to its exception
     evidence      matches the text with the known causes (knowledge, from causes.toml), and keeps sightings
     suspects      scores a line that nothing matches
-    first_cause   when all logs are read: the first cause and its consequences, by role, order (ordering)
-                  and torchrun's table; the result is an Explanation (explanation)
+    first_cause   when all logs are read: the first cause and its consequences, by role, order and
+                  torchrun's table; the result is an Explanation (explanation)
     words         writes that as text and as JSON
 
 `page` writes the known causes as a page of the documentation. Only `reading` and `knowledge` read files, and

@@ -21,7 +21,6 @@ from rallypoint.diagnose.explain.suspects import Suspects
 from rallypoint.diagnose.explain.tracebacks import Raised
 from rallypoint.text import excerpt
 
-_MOST_FORMS: Final = 10_000
 _MOST_UNKNOWN: Final = 200
 _MOST_SIGHTINGS: Final = 200_000
 _EXCERPTS: Final = 3
@@ -52,7 +51,7 @@ class Sighting:
     mild: bool = False
     """Whether the writer has written it in warnings only."""
     time: datetime | None = None
-    """The moment that the stamp means. `ordering` sets it, and the try, when all logs have been read."""
+    """The moment that the stamp means. `first_cause` sets it, and the try, when all logs have been read."""
     attempt: int | None = None
 
     @property
@@ -76,7 +75,7 @@ class Incident:
     became: Raised | None = None
     """The last exception of a chain that began with this one."""
     sightings: dict[tuple[object, ...], Sighting] = field(default_factory=dict)
-    """One for each writer. When `ordering` has dated them, none is known to come before the first."""
+    """One for each writer. When `first_cause` has dated them, none is known to come before the first."""
     count: int = 0
 
     @property
@@ -165,8 +164,6 @@ class Evidence:
         self.contexts: set[str] = set()
         self._room = _MOST_SIGHTINGS
         self._literals = {cause: _literals_of(cause) for cause in causes}
-        self._candidates: dict[bytes, tuple[Cause, ...]] = {}
-        """The causes that a line may mean, by its reduced form: most lines come again and again."""
         self._contexts = {pattern.pattern: pattern for cause in causes for pattern in cause.context}
 
     def texts(self) -> Iterator[bytes]:
@@ -181,22 +178,12 @@ class Evidence:
 
     def match(self, text: str) -> list[tuple[Cause, dict[str, str]]]:
         """The causes that a line means, each with the facts that the line tells."""
-        facts = ((cause, cause.match(text)) for cause in self._candidates_for(text))
-        return [(cause, told) for cause, told in facts if told is not None]
-
-    def _candidates_for(self, text: str) -> tuple[Cause, ...]:
         reduced = reduce(text.encode(errors="replace"))
-        found = self._candidates.get(reduced)
-        if found is None:
-            if len(self._candidates) >= _MOST_FORMS:
-                self._candidates.clear()
-            found = tuple(
-                cause
-                for cause, literals in self._literals.items()
-                if any(literal in reduced for literal in literals)
-            )
-            self._candidates[reduced] = found
-        return found
+        return [
+            (cause, facts)
+            for cause, literals in self._literals.items()
+            if any(literal in reduced for literal in literals) and (facts := cause.match(text)) is not None
+        ]
 
     def note_contexts(self, text: str) -> None:
         """Remember that a line was seen which an entry asks for as its context."""

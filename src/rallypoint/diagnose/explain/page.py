@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from rallypoint.diagnose.explain.explanation import MEANINGS
-from rallypoint.diagnose.explain.knowledge import PARTS, Cause, causes, fill
+from rallypoint.diagnose.explain.knowledge import Cause, causes, fill
 
 _HEAD: Final = """\
 # Known errors
@@ -24,7 +24,7 @@ with a line by which it is known. Words in capitals stand for what a log tells. 
 the knowledge base (`src/rallypoint/diagnose/explain/causes.toml`) by
 `python -m rallypoint.diagnose.explain.page docs/known-errors.md`.
 """
-_PARTS: Final = {
+PARTS: Final = {
     "store": "The store",
     "rendezvous": "The rendezvous",
     "launcher": "The launcher",
@@ -48,21 +48,16 @@ _ISSUE: Final = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)#(?P<number>\d+)")
 
 def page(entries: Sequence[Cause]) -> str:
     """The page, in Markdown."""
-    blocks = [_HEAD.format(count=len(entries)), "\n".join(_contents(entries)) + "\n"]
-    for part in PARTS:
-        of_part = [cause for cause in entries if cause.part == part]
-        if of_part:
-            blocks.append(f"## {_PARTS[part]}\n")
-            blocks += ["\n".join(_entry(cause)) + "\n" for cause in of_part]
+    of_parts = {part: [cause for cause in entries if cause.part == part] for part in PARTS}
+    contents = [
+        f"- [{title}](#{title.lower().replace(' ', '-')}): {len(of_parts[part])}"
+        for part, title in PARTS.items()
+    ]
+    blocks = [_HEAD.format(count=len(entries)), "\n".join(contents) + "\n"]
+    for part, title in PARTS.items():
+        blocks.append(f"## {title}\n")
+        blocks += ["\n".join(_entry(cause)) + "\n" for cause in of_parts[part]]
     return "\n".join(blocks)
-
-
-def _contents(entries: Sequence[Cause]) -> Iterator[str]:
-    for part in PARTS:
-        count = sum(cause.part == part for cause in entries)
-        if count:
-            anchor = _PARTS[part].lower().replace(" ", "-")
-            yield f"- [{_PARTS[part]}](#{anchor}): {count}"
 
 
 def _entry(cause: Cause) -> Iterator[str]:

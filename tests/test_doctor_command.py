@@ -550,7 +550,7 @@ def test_who_listens_tells_of_visitors_and_ends_well_while_one_is_there(tmp_path
         with TCPStore(endpoint.host, endpoint.port, timeout=SECONDS) as store:
             practice = PrefixStore(everyone._PREFIX, store)
             number = practice.add(everyone._VISITS, 1)
-            practice.set(f"visitor/{number}", b"")
+            practice.queue_push(everyone._VISITORS, str(number))
             practice.wait([f"visit/{number}/card/0"], SECONDS)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=SECONDS)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -81,7 +78,7 @@ gatherings = st.builds(
 @settings(max_examples=30)
 @given(gatherings)
 def test_a_gathering_survives_json_and_can_be_told(gathered: Gathered) -> None:
-    assert Gathered.from_text(gathered.to_text().encode()) == gathered
+    assert from_text(Gathered, to_text(gathered)) == gathered
     for number, found in gathered.findings.items():
         own = [each for each in gathered.ways if each.start == number]
         row = MachineRow(tuple(own), found)
@@ -134,48 +131,6 @@ def test_a_way_that_is_none_is_refused() -> None:
             row = {"ways": [{**to_json(way(0, 1)), name: value}], "findings": []}
             with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
                 from_json(MachineRow, row)
-
-
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | texts,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-    max_leaves=5,
-)
-FIELDS = (*to_json(card(0)), "from", "to", "address", "error", "clock")
-objects = st.dictionaries(st.sampled_from(FIELDS), anything)
-MOULDS: list[st.SearchStrategy[object]] = [
-    anything,
-    objects,
-    st.builds(lambda change: {**to_json(card(0)), **change}, objects),
-    st.builds(
-        lambda some, change, found: {"ways": [{**to_json(way(0, 1)), **change}, *some], "findings": found},
-        st.lists(anything, max_size=1),
-        objects,
-        st.lists(anything, max_size=2),
-    ),
-]
-
-
-READERS: tuple[Callable[[bytes], object], ...] = (
-    partial(from_text, Card),
-    partial(from_text, MachineRow),
-    Gathered.from_text,
-)
-
-
-@settings(max_examples=40)
-@given(content=st.one_of(MOULDS))
-def test_of_any_text_there_is_something_or_one_kind_of_error(content: object) -> None:
-    for read in READERS:
-        with suppress(ValueError):
-            read(json.dumps(content).encode())
-
-
-def test_what_is_no_json_is_refused() -> None:
-    for text in (b"", b"\xff\xfe", b"{", b"[" * 100_000, b"9" * 5000):
-        for read in READERS:
-            with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-                read(text)
 
 
 # Judging ---------------------------------------------------------------------------------------------------

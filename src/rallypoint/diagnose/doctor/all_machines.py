@@ -66,11 +66,9 @@ def _attend(
     store: TCPStore, visitor: str, on_visit: Callable[[Gathered], None], places: threading.Semaphore
 ) -> None:
     try:
-        with store:
+        with suppress(RallypointError), store:  # it is an error if the store is closed meanwhile
             room = PrefixStore(f"{_PREFIX}/visit/{visitor}", store)
             on_visit(gather(room, Participant(0, 2, own_address(), _VISIT_S), ()))
-    except RallypointError:  # the store is being closed
-        pass
     finally:
         places.release()
 

@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
@@ -122,11 +123,8 @@ def _collect(store: Store, key: str, numbers: Iterable[int], seconds: float, kin
     deadline = time.monotonic() + seconds
     for number in numbers:
         text = _await(store, f"{key}/{number}", max(deadline - time.monotonic(), 0.1))
-        try:
-            if text is not None:
-                found[number] = from_text(kind, text[:_LONGEST])
-        except ValueError:
-            continue
+        with suppress(ValueError):
+            found[number] = from_text(kind, (text or b"")[:_LONGEST])
     return found
 
 
@@ -141,12 +139,9 @@ def _try_all(start: int, cards: dict[int, Card]) -> list[Way]:
         todo.put(card)
 
     def work() -> None:
-        while True:
-            try:
-                card = todo.get_nowait()
-            except queue.Empty:
-                return
-            done.put(reach(start, card))
+        with suppress(queue.Empty):
+            while True:
+                done.put(reach(start, todo.get_nowait()))
 
     for _ in range(min(_AT_A_TIME, len(others))):
         threading.Thread(target=work, daemon=True, name="doctor-ways").start()
@@ -166,11 +161,8 @@ def _with_rows_of_others(store: Store, own: Participant, seen: Gathered) -> Gath
 def _await_farewells(store: Store, gathered: Gathered) -> None:
     """The store may end with the first machine, so it stays until the others have read the result."""
     keys = [f"{_LEFT}/{number}" for number in gathered.cards if number and number not in gathered.silent]
-    if keys:
-        try:
-            store.wait(keys, _FAREWELL_S)
-        except StoreTimeoutError:
-            pass
+    with suppress(StoreTimeoutError):
+        store.wait(keys, _FAREWELL_S)
 
 
 def _await(store: Store, key: str, seconds: float) -> bytes | None:

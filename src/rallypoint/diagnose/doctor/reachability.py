@@ -54,20 +54,16 @@ def _serve(listener: socket.socket, number: int) -> None:
 
 
 def _answer(caller: socket.socket, address: str, number: int, places: threading.Semaphore) -> None:
-    try:
-        with caller:
-            caller.settimeout(_SECONDS)
-            over = time.monotonic() + _LONGEST_CALL_S
-            # An IPv4 address plainly, also if a socket for both families has wrapped it.
-            you = address.removeprefix("::ffff:")
-            hello = {"mark": _MARK, "number": number, "you": you, "time": time.time()}
-            caller.sendall(json.dumps(hello).encode() + b"\n")
-            while time.monotonic() < over and (data := caller.recv(64)):
-                caller.sendall(data)
-    except OSError:  # the caller reports it, if it matters
-        pass
-    finally:
-        places.release()
+    with suppress(OSError), caller:  # the caller reports it, if it matters
+        caller.settimeout(_SECONDS)
+        over = time.monotonic() + _LONGEST_CALL_S
+        # An IPv4 address plainly, also if a socket for both families has wrapped it.
+        you = address.removeprefix("::ffff:")
+        hello = {"mark": _MARK, "number": number, "you": you, "time": time.time()}
+        caller.sendall(json.dumps(hello).encode() + b"\n")
+        while time.monotonic() < over and (data := caller.recv(64)):
+            caller.sendall(data)
+    places.release()
 
 
 def _listen() -> socket.socket:

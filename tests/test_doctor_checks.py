@@ -62,13 +62,6 @@ findings = st.builds(
 )
 
 
-def test_a_finding_as_json() -> None:
-    found = Finding("gloo", State.WARNING, "text", "do", Fix("env", "A", "1"), 0.12345)
-    fix = {"table": "env", "key": "A", "value": "1"}
-    known = {"name": "gloo", "state": "warning", "found": "text", "hint": "do"}
-    assert found.as_json() == {**known, "fix": fix, "seconds": 0.123}
-
-
 def test_the_worst_of_a_name() -> None:
     all_of = [ok("a", "1"), note("a", "2"), unknown("a", "3"), warning("a", "4"), failure("a", "5")]
     assert [worst(all_of[:count], "a") for count in range(6)] == [None, *all_of]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -81,7 +78,7 @@ gatherings = st.builds(
 @settings(max_examples=30)
 @given(gatherings)
 def test_a_gathering_survives_json_and_can_be_told(gathered: Gathered) -> None:
-    assert Gathered.from_text(gathered.to_text().encode()) == gathered
+    assert from_text(Gathered, to_text(gathered)) == gathered
     for number, found in gathered.findings.items():
         own = [each for each in gathered.ways if each.start == number]
         row = MachineRow(tuple(own), found)
@@ -91,91 +88,24 @@ def test_a_gathering_survives_json_and_can_be_told(gathered: Gathered) -> None:
 
 
 def test_a_way_as_json_has_the_words_of_the_report() -> None:
-    assert to_json(way(0, 1)) == {
-        "from": 0,
-        "to": 1,
-        "address": "10.0.0.2",
-        "error": "",
-        "round_trip": 0.0002,
-        "seen_as": "10.0.0.1",
-        "resolved": ["10.0.0.2"],
-        "clock": 0.01,
-    }
+    words = ["from", "to", "address", "error", "round_trip", "seen_as", "resolved", "clock"]
+    assert list(to_json(way(0, 1))) == words
 
 
-def test_a_card_that_is_none_is_refused() -> None:
+def test_a_card_or_way_that_cannot_be_meant_is_refused() -> None:
     many = replace(card(0), addresses=tuple(f"10.0.0.{number}" for number in range(100)))
     assert from_text(Card, to_text(many)) == replace(many, addresses=many.addresses[:8])
-    for name, values in {
-        "number": ("0", None),
-        "host": (7, "x" * 300),
-        "addresses": ([], None, ["node-a"], [["10.0.0.1"]], "10.0.0.1"),
-        "port": (0, 65_536, "80"),
-        "gloo": ("eth0",),
-        "versions": (["torch"], {"torch": 2}, {"torch": "x" * 300}),
-    }.items():
+    for good, name, values in (
+        (card(0), "host", ("x" * 300,)),
+        (card(0), "addresses", ([], ["node-a"])),
+        (card(0), "port", (0, 65_536)),
+        (card(0), "gloo", ("eth0",)),
+        (card(0), "versions", ({"torch": "x" * 300}, {"x" * 300: "2"})),
+        (way(0, 1), "seen_as", ("node-a",)),
+    ):
         for value in values:
-            with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-                from_json(Card, {**to_json(card(0)), name: value})
-
-
-def test_a_way_that_is_none_is_refused() -> None:
-    for name, values in {
-        "from": (None,),
-        "to": ("1",),
-        "address": (7,),
-        "error": (["no"],),
-        "resolved": (7,),
-        "round_trip": ("soon", float("nan")),
-        "clock": (float("inf"), 10**400),
-        "seen_as": ("node-a", ["10.0.0.1"]),
-    }.items():
-        for value in values:
-            row = {"ways": [{**to_json(way(0, 1)), name: value}], "findings": []}
-            with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-                from_json(MachineRow, row)
-
-
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | texts,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-    max_leaves=5,
-)
-FIELDS = (*to_json(card(0)), "from", "to", "address", "error", "clock")
-objects = st.dictionaries(st.sampled_from(FIELDS), anything)
-MOULDS: list[st.SearchStrategy[object]] = [
-    anything,
-    objects,
-    st.builds(lambda change: {**to_json(card(0)), **change}, objects),
-    st.builds(
-        lambda some, change, found: {"ways": [{**to_json(way(0, 1)), **change}, *some], "findings": found},
-        st.lists(anything, max_size=1),
-        objects,
-        st.lists(anything, max_size=2),
-    ),
-]
-
-
-READERS: tuple[Callable[[bytes], object], ...] = (
-    partial(from_text, Card),
-    partial(from_text, MachineRow),
-    Gathered.from_text,
-)
-
-
-@settings(max_examples=40)
-@given(content=st.one_of(MOULDS))
-def test_of_any_text_there_is_something_or_one_kind_of_error(content: object) -> None:
-    for read in READERS:
-        with suppress(ValueError):
-            read(json.dumps(content).encode())
-
-
-def test_what_is_no_json_is_refused() -> None:
-    for text in (b"", b"\xff\xfe", b"{", b"[" * 100_000, b"9" * 5000):
-        for read in READERS:
-            with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-                read(text)
+            with pytest.raises(ValueError, match=name):
+                from_json(type(good), {**to_json(good), name: value})
 
 
 # Judging ---------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def test_what_a_check_is_given_and_what_it_finds() -> None:
         ("a", State.OK, "1", ""),
         ("b", State.FAILURE, "2", "do"),
     ]
-    assert all(0 < each.seconds < SECONDS for each in found)
+    assert all(0 <= each.seconds == round(each.seconds, 3) < SECONDS for each in found)
 
 
 def test_a_check_that_does_not_end_is_overdue_and_what_it_found_counts(never: threading.Event) -> None:
@@ -172,7 +172,6 @@ YES, NO, HELP, UNKNOWN = Prospect.YES, Prospect.NO, Prospect.WITH_HELP, Prospect
 
 def test_everything_works() -> None:
     assert [(each.name, each.prospect, each.why) for each in outlook()] == [(name, YES, "") for name in NAMES]
-    assert outlook()[0].as_json() == {"name": "plain (env://, tcp://)", "prospect": "yes", "why": ""}
 
 
 @pytest.mark.parametrize(

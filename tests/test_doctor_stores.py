@@ -15,11 +15,10 @@ import psutil
 import pytest
 
 from rallypoint.diagnose.doctor import files, network, stores
-from rallypoint.diagnose.doctor.checks import CHECKS, run_checks
 from rallypoint.diagnose.doctor.network import Interface
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.doctor.stores import Met, check_store, judge_nobody, judge_store, meet
-from rallypoint.diagnose.findings import Finding, Fix, State, ok
+from rallypoint.diagnose.findings import Fix, State, ok
 from rallypoint.errors import BindError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.server.process import binding
@@ -219,12 +218,6 @@ def test_nobody_at_an_endpoint() -> None:
         assert hint in found.hint
 
 
-def test_a_name_that_does_not_resolve() -> None:
-    [found] = check_store(situation(1, "no-such-host.invalid"))
-    assert found.state is F
-    assert "no-such-host.invalid:1 cannot be reached" in found.found
-
-
 def test_without_an_endpoint_there_is_nothing_to_knock_at() -> None:
     nowhere = Situation({}, None, Path())
     assert list(check_store(nowhere)) == list(stores.check_port(nowhere)) == []
@@ -299,43 +292,17 @@ def test_a_port_of_another_machine_is_not_ours_to_try(monkeypatch: pytest.Monkey
     assert list(stores.check_port(situation(29_500))) == []
 
 
-def test_trying_the_port_does_not_look_like_somebody_who_listens_there(
-    monkeypatch: pytest.MonkeyPatch, few_for_clients: None
-) -> None:
-    """Checks run at the same time: what one of them binds for a moment, another must not meet."""
-    bound, met = threading.Event(), threading.Event()
-    port = refused_port()
-
-    def bind_a_while(address: str, port: int, *, shared: bool = False) -> socket.socket:
-        listener = bind(address, port, shared=shared)
-        bound.set()
-        met.wait(1.0)
-        return listener
-
-    def knock_meanwhile(place: Endpoint) -> OSError | None:
-        bound.wait(1.0)
-        try:
-            return knock(place)
-        finally:
-            met.set()
-
-    knock, bind = stores._knock, binding._bind
-    monkeypatch.setattr(binding, "_bind", bind_a_while)
-    monkeypatch.setattr(stores, "_knock", knock_meanwhile)
-    checks = [check for check in CHECKS if check.name in ("port", "store")]
-    found: list[Finding] = [each for _, some in run_checks(checks, situation(port)) for each in some]
-    assert {(each.name, each.state) for each in found} == {("port", OK), ("store", OK)}, found
-
-
-def test_trying_a_port_says_nothing_beside_its_finding(
+def test_trying_a_port_neither_listens_nor_logs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, few_for_clients: None
 ) -> None:
-    """A server that listens everywhere warns in its log; trying a port starts no server."""
+    """Checks run at the same time: what one of them binds for a moment, another must not meet."""
+    port = refused_port()
+    listened: list[object] = []
+    monkeypatch.setattr(socket.socket, "listen", lambda *words: listened.append(words))
     monkeypatch.setattr(socket, "gethostname", lambda: "me")
     monkeypatch.setattr(binding, "_resolve", lambda _: [HERE])
-    port = refused_port()
     assert list(stores.check_port(situation(port, "me"))) == [ok("port", f"{port} is free")]
-    assert caplog.messages == []
+    assert (listened, caplog.messages) == ([], [])
 
 
 # File init -------------------------------------------------------------------------------------------------
@@ -376,23 +343,23 @@ def test_locks_that_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_locks_that_the_file_system_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_INTRUDER", "import sys; sys.exit('OSError: [Errno 95] not supported')")
+@pytest.mark.parametrize(
+    ("intruder", "why"),
+    [
+        ("import sys; sys.exit('OSError: [Errno 95] not supported')", "OSError: [Errno 95] not supported"),
+        ("import sys; sys.exit(7)", "the lock failed"),
+        # Network file systems do that.
+        ("import threading; threading.Event().wait()", "asking for a lock takes longer than 0.5 s"),
+    ],
+)
+def test_locks_that_cannot_be_tried(
+    intruder: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_INTRUDER", intruder)
+    if "0.5 s" in why:
+        monkeypatch.setattr(files, "_SECONDS", 0.5)
     [found] = files.check_file_init(Situation({}, None, tmp_path))
-    assert found.state is F
-    assert found.found.endswith("OSError: [Errno 95] not supported")
-    monkeypatch.setattr(files, "_INTRUDER", "import sys; sys.exit(7)")
-    [found] = files.check_file_init(Situation({}, None, tmp_path))
-    assert found.found.endswith("the lock failed")
-
-
-def test_a_process_that_hangs_on_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Network file systems do that."""
-    monkeypatch.setattr(files, "_SECONDS", 0.2)
-    monkeypatch.setattr(files, "_INTRUDER", "import threading; threading.Event().wait()")
-    [found] = files.check_file_init(Situation({}, None, tmp_path))
-    assert found.state is F
-    assert "threading" not in found.found, "the program is not for people"
+    assert (found.state, found.found.endswith(f": {why}")) == (F, True)
     assert list(tmp_path.iterdir()) == []
 
 

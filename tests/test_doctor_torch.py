@@ -93,11 +93,11 @@ def test_builds() -> None:
 
 
 def test_a_torch_that_cannot_be_imported() -> None:
-    broken = {"torch": {"error": "ImportError: no libcudart"}}
+    no_library = {"torch": {"error": "ImportError: no libcudart"}}
     for parts, problem, why in (
         ({}, "exit code -11", "exit code -11"),
         ({}, "", "it was not asked"),
-        (broken, "", "ImportError: no libcudart"),
+        (no_library, "", "ImportError: no libcudart"),
     ):
         found = judged(parts, problem)
         assert list(found) == ["torch"]
@@ -112,70 +112,79 @@ def test_a_torch_without_distributed() -> None:
     assert found["torch"].found.endswith("built without torch.distributed")
 
 
-def test_a_torch_without_libuv() -> None:
-    found = judged(with_part("store", fault="NO_LIBUV"))["libuv"]
-    assert (found.state, found.fix) == (W, None)
-    assert "USE_LIBUV=0" in found.found
-    assert "rallypoint run -- torchrun" in found.hint
+USE_ETHERNET = Fix("env", "GLOO_SOCKET_IFNAME", "eth7")
+WITHOUT_STORE = {part: facts for part, facts in GOOD.items() if part != "store"}
+WITHOUT_GPU = {**GOOD, "devices": {"devices": [], "kernels": []}, "nccl": {"error": "no GPU"}}
 
 
-def test_a_torch_whose_store_is_broken_gets_the_python_client() -> None:
-    found = judged(with_part("store", fault="BROKEN"))["libuv"]
-    assert (found.state, found.fix) == (F, Fix("run", "client", "python"))
-    assert found.hint.startswith("rallypoint run --client=python train.py")
+def broken(part: str, error: str) -> dict[str, dict[str, Any]]:
+    return {**GOOD, part: {"error": error}}
 
 
-def test_a_store_that_torch_cannot_use() -> None:
-    found = judged({**GOOD, "store": {"error": "DistStoreError: no"}})["libuv"]
-    assert (found.state, found.found) == (
-        F,
-        "torch's client cannot use a store on loopback: DistStoreError: no",
-    )
-
-
-def test_a_store_that_was_not_tried() -> None:
-    parts = {part: facts for part, facts in GOOD.items() if part != "store"}
-    assert judged(parts)["libuv"].found == "torch's store was not tried: it was not asked"
-
-
-def test_gloo_that_fails_gets_an_interface() -> None:
-    found = judged({**GOOD, "gloo": {"error": "RuntimeError: no address"}})["gloo"]
-    assert (found.state, found.found) == (F, "one rank by itself fails: RuntimeError: no address")
-    assert found.fix == Fix("env", "GLOO_SOCKET_IFNAME", "eth7")
-    assert found.hint == "export GLOO_SOCKET_IFNAME=eth7"
+@pytest.mark.parametrize(
+    ("parts", "name", "state", "text", "hint", "fix"),
+    [
+        (with_part("store", fault="NO_LIBUV"), "libuv", W, "USE_LIBUV=0", "rallypoint run -- torchrun", None),
+        (
+            with_part("store", fault="BROKEN"),
+            *("libuv", F, "torch's TCPStore does not work at all", "rallypoint run --client=python train.py"),
+            Fix("run", "client", "python"),
+        ),
+        (
+            broken("store", "DistStoreError: no"),
+            *("libuv", F, "torch's client cannot use a store on loopback: DistStoreError: no"),
+            *("rallypoint run --client=python train.py", None),
+        ),
+        (WITHOUT_STORE, "libuv", UNKNOWN, "torch's store was not tried: it was not asked", "", None),
+        (
+            broken("gloo", "RuntimeError: no address"),
+            *("gloo", F, "one rank by itself fails: RuntimeError: no address"),
+            *("export GLOO_SOCKET_IFNAME=eth7", USE_ETHERNET),
+        ),
+        (with_part("torch", backends=["mpi"]), "gloo", W, "this torch was built without it", "install", None),
+        (WITHOUT_GPU, "nccl", OK, f"NCCL 2.27.5 is there; {NO_GPU}", "", None),
+        (WITHOUT_GPU, "devices", OK, "no GPU that this torch can use: ranks compute on the CPU", "", None),
+        (
+            broken("nccl", "NCCL error"),
+            *("nccl", F, "one rank by itself fails: NCCL error", "NCCL_DEBUG=INFO shows more", None),
+        ),
+        (
+            with_part("plugin", backends=["c10d"]),
+            "torchrun-plug-in",
+            W,
+            "torchrun does not know",
+            "pip",
+            None,
+        ),
+        (broken("plugin", "x"), "torchrun-plug-in", F, "it cannot be loaded: x", "--force-reinstall", None),
+        (
+            broken("devices", "too old"),
+            "devices",
+            F,
+            "torch cannot ask for them: too old",
+            "nvidia-smi",
+            None,
+        ),
+    ],
+)
+def test_one_part_of_torch(
+    parts: dict[str, dict[str, Any]], name: str, state: State, text: str, hint: str, fix: Fix | None
+) -> None:
+    found = judged(parts)[name]
+    assert (found.state, found.fix) == (state, fix)
+    assert text in found.found
+    assert hint in found.hint
+    assert bool(found.hint) == bool(hint)
 
 
 def test_gloo_that_fails_without_an_interface_to_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "interfaces", list)
-    found = judged({**GOOD, "gloo": {"error": "x"}})["gloo"]
+    found = judged(broken("gloo", "x"))["gloo"]
     assert (found.state, found.fix, found.hint) == (F, None, "")
 
 
-def test_backends_that_were_not_built() -> None:
-    found = judged(with_part("torch", backends=["mpi"]))
-    assert (found["gloo"].state, found["gloo"].found) == (W, "this torch was built without it")
-    assert "nccl" not in found
-
-
-def test_nccl_without_a_gpu_and_nccl_that_fails() -> None:
-    found = judged({**GOOD, "devices": {"devices": [], "kernels": []}, "nccl": {"error": "no GPU"}})
-    assert (found["nccl"].state, found["nccl"].found) == (OK, f"NCCL 2.27.5 is there; {NO_GPU}")
-    assert found["devices"].found == "no GPU that this torch can use: ranks compute on the CPU"
-    found = judged({**GOOD, "nccl": {"error": "NCCL error"}})
-    assert (found["nccl"].state, found["nccl"].hint) == (F, "NCCL_DEBUG=INFO shows more")
-    assert "one rank by itself fails: NCCL error" in found["nccl"].found
-
-
-def test_a_plug_in_that_is_not_registered_or_cannot_be_loaded() -> None:
-    found = judged(with_part("plugin", backends=["c10d"]))["torchrun-plug-in"]
-    assert found.state is W
-    found = judged({**GOOD, "plugin": {"error": "ImportError: x"}})["torchrun-plug-in"]
-    assert (found.state, found.found) == (F, "it cannot be loaded: ImportError: x")
-
-
-def test_devices_that_cannot_be_asked_for() -> None:
-    found = judged({**GOOD, "devices": {"error": "RuntimeError: driver too old"}})["devices"]
-    assert (found.state, found.found) == (F, "torch cannot ask for them: RuntimeError: driver too old")
+def test_nccl_that_was_not_built_is_not_told() -> None:
+    assert "nccl" not in judged(with_part("torch", backends=["mpi"]))
 
 
 @pytest.mark.parametrize("problem", ["exit code -11", "it is not done after 59 s"])

@@ -20,6 +20,7 @@ import rallypoint
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.findings import conclude, print_findings, print_heading, print_matrix, print_outlook
 from rallypoint.cli.signals import signals_as_interrupts
+from rallypoint.codec import to_json
 from rallypoint.diagnose.doctor.all_machines import attend_job, by_launcher, open_practice, own_address, visit
 from rallypoint.diagnose.doctor.all_machines import receive as receive_visitors
 from rallypoint.diagnose.doctor.between_machines import judge_machines
@@ -283,8 +284,8 @@ def _document(findings: Sequence[Finding], outlook: Sequence[Outlook], seconds: 
     return {
         "rallypoint": rallypoint.__version__,
         "seconds": round(seconds, 3),
-        "findings": [each.as_json() for each in findings],
-        "outlook": [each.as_json() for each in outlook],
+        "findings": to_json(list(findings)),
+        "outlook": to_json(list(outlook)),
     }
 
 
@@ -300,4 +301,4 @@ def _about_plan(plan: Amendment | None) -> dict[str, Any] | None:
 def _about(gathered: Gathered | None, between: Sequence[Finding]) -> dict[str, Any]:
     if gathered is None:
         return {}
-    return {"machines": {**gathered.as_json(), "between": [each.as_json() for each in between]}}
+    return {"machines": {**gathered.as_json(), "between": to_json(list(between))}}

@@ -7,9 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from shlex import quote
-from typing import Any
-
-from rallypoint.codec import to_json
 
 
 class State(str, Enum):
@@ -57,9 +54,6 @@ class Finding:
     """The setting that `--fix` would write, if one helps."""
     seconds: float = 0.0
     """How long it took to find this out."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {**to_json(self), "seconds": round(self.seconds, 3)}
 
 
 def ok(name: str, found: str) -> Finding:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,13 +23,13 @@ from rallypoint.stores.tcp import TCPStore
 _PREFIX: Final = "rallypoint/doctor"
 _OPEN: Final = "open"
 _VISITS: Final = "visits"
+_VISITORS: Final = "visitors"
 
 _CONNECT_S: Final = 3.0
 _VISIT_S: Final = 20.0
 _JOB_S: Final = 120.0  # machines of a job do not start at the same second
 _LOOK_S: Final = 1.0
 _MOST_AT_ONCE: Final = 16
-_MOST_WAITING: Final = 256
 
 
 # One that listens -------------------------------------------------------------------------------------------
@@ -54,49 +53,24 @@ def receive(store: TCPStore, on_visit: Callable[[Gathered], None]) -> None:
     """Examine the ways to every visitor, each in a thread of its own, until interrupted."""
     practice = PrefixStore(_PREFIX, store)
     places = threading.Semaphore(_MOST_AT_ONCE)
-    newest, waiting = 0, dict[int, float]()  # numbers that visitors took, and until when they may ring
     while True:
-        newest = _await_visitors(practice, newest, waiting)
-        now = time.monotonic()
-        for number, until in list(waiting.items()):
-            if until < now or len(waiting) > _MOST_WAITING:
-                del waiting[number]
-            elif practice.check([_bell(number)]) and places.acquire(blocking=False):
-                del waiting[number]
-                visit = (store.clone(), number, on_visit, places)
+        with suppress(StoreTimeoutError):
+            practice.wait([_VISITORS], _LOOK_S)
+            if places.acquire(timeout=_LOOK_S):
+                visitor = practice.queue_pop(_VISITORS, block=False).decode(errors="replace")
+                visit = (store.clone(), visitor, on_visit, places)
                 threading.Thread(target=_attend, args=visit, daemon=True, name="doctor-visit").start()
 
 
-def _await_visitors(practice: PrefixStore, newest: int, waiting: dict[int, float]) -> int:
-    """Wait a moment for a visitor to ring. Add all numbers taken since to `waiting`; return the last one.
-
-    The counter decides, so that a visitor that dies before it rings does not block those behind it.
-    """
-    if practice.add(_VISITS, 0) <= newest:
-        try:
-            practice.wait([_bell(newest + 1)], _LOOK_S)
-        except StoreTimeoutError:
-            pass
-    came = min(practice.add(_VISITS, 0), newest + _MOST_WAITING)
-    waiting |= dict.fromkeys(range(newest + 1, came + 1), time.monotonic() + _VISIT_S)
-    return max(came, newest)
-
-
 def _attend(
-    store: TCPStore, number: int, on_visit: Callable[[Gathered], None], places: threading.Semaphore
+    store: TCPStore, visitor: str, on_visit: Callable[[Gathered], None], places: threading.Semaphore
 ) -> None:
     try:
-        with store:
-            room = PrefixStore(f"{_PREFIX}/visit/{number}", store)
+        with suppress(RallypointError), store:  # it is an error if the store is closed meanwhile
+            room = PrefixStore(f"{_PREFIX}/visit/{visitor}", store)
             on_visit(gather(room, Participant(0, 2, own_address(), _VISIT_S), ()))
-    except RallypointError:  # the store is being closed
-        pass
     finally:
         places.release()
-
-
-def _bell(number: int) -> str:
-    return f"visitor/{number}"
 
 
 def visit(endpoint: Endpoint, findings: Sequence[Finding]) -> Gathered | None:
@@ -113,7 +87,7 @@ def visit(endpoint: Endpoint, findings: Sequence[Finding]) -> Gathered | None:
         if not practice.check([_OPEN]):
             return None
         number = practice.add(_VISITS, 1)
-        practice.set(_bell(number), b"")
+        practice.queue_push(_VISITORS, str(number))
         place = Participant(1, 2, address_towards(endpoint), _VISIT_S)
         return gather(PrefixStore(f"visit/{number}", practice), place, findings)
 

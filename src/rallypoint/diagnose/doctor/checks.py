@@ -75,7 +75,7 @@ def run_checks(checks: Sequence[Check], situation: Situation) -> Iterator[tuple[
         except queue.Empty:
             continue
         if check in found and finding is not None:
-            found[check].append(replace(finding, seconds=time.monotonic() - begun))
+            found[check].append(replace(finding, seconds=round(time.monotonic() - begun, 3)))
         elif check in found:
             yield check, found.pop(check)
 

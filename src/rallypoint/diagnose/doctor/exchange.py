@@ -10,12 +10,13 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from rallypoint.codec import from_text, to_json, to_text
+from rallypoint.codec import ReadBy, from_text, to_json, to_text
 from rallypoint.diagnose.doctor.machine_card import Card, Way, own_card
-from rallypoint.diagnose.doctor.reachability import ProbeServer, reach
+from rallypoint.diagnose.doctor.reachability import probe_server, reach
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.stores.base import Store
@@ -33,6 +34,7 @@ _LEFT: Final = "left"
 _END: Final = "end"
 
 T = TypeVar("T")
+_Number = Annotated[int, ReadBy(int)]  # names in a JSON object are texts
 
 
 @dataclass(frozen=True)
@@ -57,23 +59,13 @@ class MachineRow:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What the first one tells everybody: `Gathered.as_json`."""
-
-    count: int
-    cards: tuple[Card, ...]
-    ways: tuple[Way, ...]
-    findings: dict[str, tuple[Finding, ...]]
-
-
-@dataclass(frozen=True)
 class Gathered:
     """The result: the machines that came, all ways that were tried, and what each found on itself."""
 
     count: int
-    cards: dict[int, Card]
+    cards: dict[_Number, Card]
     ways: tuple[Way, ...]
-    findings: dict[int, tuple[Finding, ...]]
+    findings: dict[_Number, tuple[Finding, ...]]
 
     def name(self, number: int) -> str:
         """The name of a machine that came."""
@@ -85,25 +77,8 @@ class Gathered:
         return [number for number in range(self.count) if number not in self.cards]
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "count": self.count,
-            "missing": self.missing,
-            "cards": to_json(list(self.cards.values())),
-            "ways": to_json(self.ways),
-            "findings": {
-                str(number): [each.as_json() for each in found] for number, found in self.findings.items()
-            },
-        }
-
-    def to_text(self) -> str:
-        return to_text(self.as_json())
-
-    @staticmethod
-    def from_text(text: bytes) -> Gathered:
-        """What came over the network; ValueError if it is no such thing."""
-        told = from_text(_Told, text)
-        findings = {int(number): found for number, found in told.findings.items()}
-        return Gathered(told.count, {card.number: card for card in told.cards}, told.ways, findings)
+        """What the report tells."""
+        return {**to_json(self), "cards": to_json(list(self.cards.values())), "missing": self.missing}
 
     @property
     def silent(self) -> list[int]:
@@ -118,26 +93,25 @@ def gather(store: Store, own: Participant, findings: Sequence[Finding]) -> Gathe
     In large exchanges only the first one gets the whole result; the others get what they tried themselves.
     `findings` are about this machine; all participants get them.
     """
-    with ProbeServer(own.number) as server:
-        card = own_card(own.number, own.address, server.port)
+    with probe_server(own.number) as port:
+        card = own_card(own.number, own.address, port)
         store.set(f"{_CARD}/{own.number}", to_text(card))
         others = [number for number in range(own.count) if number != own.number]
-        cards = _collect(store, _CARD, others, own.seconds, Card)
-        cards = {
-            own.number: card,
-            **{number: each for number, each in cards.items() if each.number == number},
+        came = _collect(store, _CARD, others, own.seconds, Card)
+        cards = {own.number: card} | {
+            each.number: each for number, each in came.items() if each.number == number
         }
         seen = Gathered(own.count, cards, tuple(_try_all(own.number, cards)), {own.number: tuple(findings)})
         store.set(f"{_ROW}/{own.number}", to_text(MachineRow(seen.ways, tuple(findings))))
         if own.number == 0:
             gathered = _with_rows_of_others(store, own, seen)
-            store.set(_END, gathered.to_text() if own.count <= _MOST_TO_TELL else b"")
+            store.set(_END, to_text(gathered) if own.count <= _MOST_TO_TELL else b"")
             _await_farewells(store, gathered)
             return gathered
         told = _await(store, _END, 2 * own.seconds)  # the first one waits twice
         store.set(f"{_LEFT}/{own.number}", b"")
         try:
-            outcome = seen if told is None else Gathered.from_text(told)
+            outcome = from_text(Gathered, told or b"")
         except ValueError:
             return seen
         return outcome if outcome.count == own.count else seen
@@ -149,11 +123,8 @@ def _collect(store: Store, key: str, numbers: Iterable[int], seconds: float, kin
     deadline = time.monotonic() + seconds
     for number in numbers:
         text = _await(store, f"{key}/{number}", max(deadline - time.monotonic(), 0.1))
-        try:
-            if text is not None:
-                found[number] = from_text(kind, text[:_LONGEST])
-        except ValueError:
-            continue
+        with suppress(ValueError):
+            found[number] = from_text(kind, (text or b"")[:_LONGEST])
     return found
 
 
@@ -168,12 +139,9 @@ def _try_all(start: int, cards: dict[int, Card]) -> list[Way]:
         todo.put(card)
 
     def work() -> None:
-        while True:
-            try:
-                card = todo.get_nowait()
-            except queue.Empty:
-                return
-            done.put(reach(start, card))
+        with suppress(queue.Empty):
+            while True:
+                done.put(reach(start, todo.get_nowait()))
 
     for _ in range(min(_AT_A_TIME, len(others))):
         threading.Thread(target=work, daemon=True, name="doctor-ways").start()
@@ -193,11 +161,8 @@ def _with_rows_of_others(store: Store, own: Participant, seen: Gathered) -> Gath
 def _await_farewells(store: Store, gathered: Gathered) -> None:
     """The store may end with the first machine, so it stays until the others have read the result."""
     keys = [f"{_LEFT}/{number}" for number in gathered.cards if number and number not in gathered.silent]
-    if keys:
-        try:
-            store.wait(keys, _FAREWELL_S)
-        except StoreTimeoutError:
-            pass
+    with suppress(StoreTimeoutError):
+        store.wait(keys, _FAREWELL_S)
 
 
 def _await(store: Store, key: str, seconds: float) -> bytes | None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from rallypoint.diagnose.doctor.situation import Situation, is_loopback
 from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, set_variable, unknown, warning
@@ -283,33 +283,15 @@ def check_reverse(_: Situation) -> Iterator[Finding]:
 _PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
-class _Mesh(NamedTuple):
-    """A service mesh, and the traces that its sidecar leaves on a machine."""
-
-    name: str
-    variables: str
-    """How the names of its variables begin."""
-    ports: set[int]
-    paths: Collection[str]
-    switch_off: str
-
-
 _MESHES: Final = (
-    _Mesh(
-        "Istio",
-        "ISTIO_",
-        {15_001, 15_006, 15_090},
-        ("/etc/istio/proxy", "/var/run/secrets/istio"),
-        'annotate the pods with sidecar.istio.io/inject: "false"',
-    ),
-    _Mesh(
-        "Linkerd",
-        "LINKERD",
-        {4_140, 4_143, 4_191},
-        ("/var/run/linkerd",),
-        "annotate the pods with linkerd.io/inject: disabled",
-    ),
+    ("Istio", "ISTIO_", {15_001, 15_006, 15_090}, 'sidecar.istio.io/inject: "false"'),
+    ("Linkerd", "LINKERD", {4_140, 4_143, 4_191}, "linkerd.io/inject: disabled"),
 )
+"""Service meshes: how their variables begin, the ports of their sidecars, and what switches those off."""
+_MESH_PATHS: Final = {
+    "Istio": ("/etc/istio/proxy", "/var/run/secrets/istio"),
+    "Linkerd": ("/var/run/linkerd",),
+}
 
 
 def check_proxies(situation: Situation) -> Iterator[Finding]:
@@ -342,16 +324,16 @@ def _is_excepted(host: str, exceptions: str) -> bool:
 
 
 def judge_meshes(environ: Mapping[str, str], listening: Collection[int]) -> Iterator[Finding]:
-    for mesh in _MESHES:
+    for mesh, variables, ports, switch in _MESHES:
         signs = [
-            *(f"the variable {name}" for name in environ if name.startswith(mesh.variables)),
-            *(f"port {port}" for port in sorted(mesh.ports & set(listening))),
-            *(path for path in mesh.paths if os.path.exists(path)),
+            *(f"the variable {name}" for name in environ if name.startswith(variables)),
+            *(f"port {port}" for port in sorted(ports & set(listening))),
+            *(path for path in _MESH_PATHS[mesh] if os.path.exists(path)),
         ]
         if signs:
             yield warning(
                 "proxies",
-                f"a sidecar of {mesh.name} seems to be here ({', '.join(signs[:3])}): it takes over "
+                f"a sidecar of {mesh} seems to be here ({', '.join(signs[:3])}): it takes over "
                 "connections, resets those that are no HTTP, and accepts what nobody listens to",
-                mesh.switch_off,
+                f"annotate the pods with {switch}",
             )

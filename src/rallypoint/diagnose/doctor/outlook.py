@@ -27,9 +27,6 @@ class Outlook:
     prospect: Prospect
     why: str
 
-    def as_json(self) -> dict[str, str]:
-        return {"name": self.name, "prospect": self.prospect.value, "why": self.why}
-
 
 NO_GPU: Final = "there is no GPU for it"
 """How the finding about an NCCL that could not be tried ends."""

@@ -10,9 +10,10 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from statistics import median
-from types import TracebackType
 from typing import Any, Final
 
 from rallypoint.diagnose.doctor.machine_card import Card, Way
@@ -27,52 +28,42 @@ _MARK: Final = "rallypoint doctor"
 _STRANGER: Final = "another machine, or another program, answers there"
 
 
-class ProbeServer:
-    """A port, on every interface, that answers probes while the block runs."""
+@contextmanager
+def probe_server(number: int) -> Iterator[int]:
+    """A port, on every interface, that answers probes while the block runs; `number` is this machine's."""
+    listener = _listen()
+    threading.Thread(target=_serve, args=(listener, number), daemon=True, name="doctor-probes").start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
+        listener.close()
 
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._places = threading.Semaphore(_MOST_CALLERS)
 
-    def __enter__(self) -> ProbeServer:
-        self._listener = _listen()
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True, name="doctor-probes").start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+def _serve(listener: socket.socket, number: int) -> None:
+    places = threading.Semaphore(_MOST_CALLERS)
+    while True:
+        places.acquire()
         try:
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
-        except OSError:
-            pass
-        self._listener.close()
+            caller, address = listener.accept()
+        except OSError:  # closed
+            return
+        work = (caller, str(address[0]), number, places)
+        threading.Thread(target=_answer, args=work, daemon=True).start()
 
-    def _serve(self) -> None:
-        while True:
-            self._places.acquire()
-            try:
-                caller, address = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._answer, args=(caller, str(address[0])), daemon=True).start()
 
-    def _answer(self, caller: socket.socket, address: str) -> None:
-        try:
-            with caller:
-                caller.settimeout(_SECONDS)
-                over = time.monotonic() + _LONGEST_CALL_S
-                # An IPv4 address plainly, also if a socket for both families has wrapped it.
-                you = address.removeprefix("::ffff:")
-                hello = {"mark": _MARK, "number": self._number, "you": you, "time": time.time()}
-                caller.sendall(json.dumps(hello).encode() + b"\n")
-                while time.monotonic() < over and (data := caller.recv(64)):
-                    caller.sendall(data)
-        except OSError:  # the caller reports it, if it matters
-            pass
-        finally:
-            self._places.release()
+def _answer(caller: socket.socket, address: str, number: int, places: threading.Semaphore) -> None:
+    with suppress(OSError), caller:  # the caller reports it, if it matters
+        caller.settimeout(_SECONDS)
+        over = time.monotonic() + _LONGEST_CALL_S
+        # An IPv4 address plainly, also if a socket for both families has wrapped it.
+        you = address.removeprefix("::ffff:")
+        hello = {"mark": _MARK, "number": number, "you": you, "time": time.time()}
+        caller.sendall(json.dumps(hello).encode() + b"\n")
+        while time.monotonic() < over and (data := caller.recv(64)):
+            caller.sendall(data)
+    places.release()
 
 
 def _listen() -> socket.socket:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ import pytest
 
 from command_line import invoke
 from jobs import free_port, job
+from namespaces import Machine, two_machines
 from processes import end
 from rallypoint.cli import doctor as examining
 from rallypoint.cli.findings import print_matrix
@@ -76,9 +79,11 @@ def environment(folder: Path, customisation: str = "", **more: str) -> dict[str,
     return put_on_path(environ, place)
 
 
-def doctor(*words: str, environ: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+def doctor(
+    *words: str, environ: Mapping[str, str], folder: Path, prefix: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*DOCTOR, *words],
+        [*prefix, *DOCTOR, *words],
         capture_output=True,
         text=True,
         timeout=SECONDS * 2,
@@ -128,20 +133,40 @@ def test_this_machine_is_examined(tmp_path: Path) -> None:
     assert names == sorted(names, key=order.index), "in the order of the catalogue, whenever they came"
 
 
-def test_without_torch_and_without_sockets_it_still_says_what_it_can(tmp_path: Path) -> None:
+def without_proc() -> Sequence[str]:
+    """What stands in front of a command for it to have no /proc; nothing where that is not allowed."""
+    hide = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
+    if shutil.which("unshare") is None or subprocess.run([*hide, "true"], capture_output=True).returncode:
+        return ()
+    return hide
+
+
+@pytest.mark.parametrize(
+    "proc",
+    [
+        pytest.param(True, id="with /proc"),
+        pytest.param(False, id="without /proc", marks=pytest.mark.slow),
+    ],
+)
+def test_without_torch_and_without_sockets_it_still_says_what_it_can(proc: bool, tmp_path: Path) -> None:
+    prefix = () if proc else without_proc()
+    if not proc and not prefix:
+        pytest.skip("no mount namespace can be had here")
     environ = environment(tmp_path, BARE, MASTER_ADDR="127.0.0.1")
-    # A visit is tried, too.
-    done = doctor("--json", "--endpoint", "127.0.0.1:29500", environ=environ, folder=tmp_path)
+    asked_for = ("--endpoint", "127.0.0.1:29500") if proc else ()  # then a visit is tried, too
+    done = doctor("--json", *asked_for, environ=environ, folder=tmp_path, prefix=prefix)
     assert "Traceback" not in done.stderr, done.stderr
     document = json.loads(done.stdout)
     found = by_name(document)
     assert done.returncode == 1
     assert found["torch"][0]["found"].startswith("not installed for")
+    assert found["loopback"][0]["state"] == "failure"
     assert "Operation not permitted" in found["loopback"][0]["found"]
-    for name in ("loopback", "address-families", "store"):
-        assert found[name][0]["state"] == "failure"
+    assert found["address-families"][0]["state"] == "failure"
+    assert found["store"][0]["state"] == "failure"
     assert found["file-init"][0]["state"] == "ok", "files need no sockets"
     assert {each["prospect"] for each in document["outlook"]} == {"no"}
+    assert ("unknown" in {each["state"] for each in found["backlog"]}) != proc
 
 
 # Usage -----------------------------------------------------------------------------------------------------
@@ -489,15 +514,17 @@ def test_what_is_added_to_a_file_counts_for_run(tmp_path: Path, monkeypatch: pyt
 
 
 @contextmanager
-def listening(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], Endpoint]]:
+def listening(
+    folder: Path, *words: str, prefix: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Endpoint]]:
     """A doctor that listens, and where."""
     process = subprocess.Popen(
-        [*DOCTOR, "--listen", *words],
+        [*prefix, *DOCTOR, "--listen", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env=environment(folder, QUICK),
+        env=environ or environment(folder, QUICK),
     )
     try:
         assert process.stderr is not None
@@ -518,7 +545,6 @@ def test_who_listens_tells_of_visitors_and_ends_well_while_one_is_there(tmp_path
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())["machines"]
         assert (told["count"], told["missing"]) == (2, [])
-        assert [each["number"] for each in told["cards"]] == [0, 1]
         assert [each["error"] for each in told["ways"]] == ["", ""]
         assert {each["state"] for each in told["between"]} <= {"ok", "warning"}
         with TCPStore(endpoint.host, endpoint.port, timeout=SECONDS) as store:
@@ -614,3 +640,61 @@ def test_all_machines_of_a_job_that_torchrun_began(tmp_path: Path) -> None:
         if each["state"] == "failure"
     ]
     assert codes == ([0, 0] if not failed else codes), logs
+
+
+# A listening socket with a filter that takes no packet: as a firewall that says nothing.
+DEAF = (
+    QUICK
+    + """
+import ctypes, struct
+from rallypoint.diagnose.doctor import reachability
+
+PROGRAM = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+listen = reachability._listen
+
+def listen_deaf():
+    listener = listen()
+    listener.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(PROGRAM)))
+    return listener
+
+reachability._listen = listen_deaf
+"""
+)
+
+
+def visit_from(
+    machines: list[Machine], folder: Path, customisation: str
+) -> tuple[dict[str, Any], dict[str, Any], int, int]:
+    """What both say, and how both end, when the second machine visits the first."""
+    if machines[0] == machines[1]:
+        pytest.skip("no network namespaces can be had here")
+    place = f"{machines[0].address}:29500"
+    words = ("--endpoint", place, "--json")
+    with listening(folder, *words, prefix=machines[0].prefix) as (process, _):
+        done = doctor(
+            *words, environ=environment(folder, customisation), folder=folder, prefix=machines[1].prefix
+        )
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())["machines"]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+    assert done.stdout, done.stderr
+    return told, json.loads(done.stdout)["machines"], process.returncode, done.returncode
+
+
+@pytest.mark.slow
+def test_two_machines_of_which_one_hears_nothing(tmp_path: Path) -> None:
+    with two_machines() as machines:
+        told, seen, first, second = visit_from(machines, tmp_path, DEAF)
+    assert told["ways"] == seen["ways"]
+    to_the_visitor, to_the_listener = seen["ways"]
+    assert f"{machines[1].address}: no answer within 3 s" in to_the_visitor["error"]
+    assert to_the_listener["error"] == ""
+    assert [to_the_listener[name] for name in ("address", "seen_as")] == [each.address for each in machines]
+    [broken] = [each for each in seen["between"] if each["state"] == "failure"]
+    host = socket.gethostname()
+    assert broken["found"].startswith(f"{host} (0) does not reach {host} (1): ")
+    assert broken["hint"].startswith(
+        f"let {host} (1) accept connections from {machines[0].address} on every port"
+    )
+    assert (first, second) == (1, 1)

@@ -1,7 +1,5 @@
 """Relays: a machine's ranks connect to one, which asks the store for all of them over one connection.
 
-`combining` makes few requests (`slots`) of many, `upstream` gets each of them answered once over
-connections that may break, `ranks` and `children` are those who ask, `core` puts these together: all pure.
-`running` is the I/O, `passing` what is done for a server that knows no sessions, and `hosting` the process of
-its own.
+`core` is what a relay answers and asks, without I/O. `relay` gives it sockets, `passing` is a relay for a
+server that knows no sessions, and `hosting` starts one in a process of its own.
 """

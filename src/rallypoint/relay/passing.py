@@ -6,12 +6,14 @@ address on it to connect to.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.outgoing import Address, Outgoing
-from rallypoint.relay.relay import StoreAddress
+from rallypoint.relay.relay import Relay, StoreAddress
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.front import Front
@@ -21,6 +23,8 @@ from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
+
+logger = logging.getLogger("rallypoint.relay")
 
 
 class Passenger(Client):
@@ -110,10 +114,17 @@ class PassingCore(Front[Passenger]):
             self.outbox.others.append(Work.HOLD if is_pressed else Work.READ_ON)
 
 
-def passing(
+def make_relay(
     loop: Loop, upstream: StoreAddress, listeners: Sequence[socket.socket], limits: Limits
-) -> Pump[Passenger]:
-    """A pump that passes bytes between its clients and an upstream that knows no sessions."""
+) -> Pump[Any]:
+    """A relay that combines, or one that only passes on if its upstream knows no sessions."""
+    if upstream.knows_sessions:
+        return Relay(loop, upstream, listeners, limits)
+    logger.warning(
+        "%s knows no sessions, as a store of torch's own: each client gets a connection to it, and nothing "
+        "is combined. hint: serve the store with `rallypoint serve` or `rallypoint run`",
+        upstream.name,
+    )
     core = PassingCore(loop, upstream.addresses, limits)
     pump = Pump(loop, core, listeners)
     core.deliver = pump.deliver

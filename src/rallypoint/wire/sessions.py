@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from rallypoint.errors import ProtocolError
 from rallypoint.wire.encoding import blob, blobs, counted_request, pack_u64, request, unpack_u64
-from rallypoint.wire.opcodes import SHAPES, STOP_WAITING, Op
+from rallypoint.wire.opcodes import STOP_WAITING, Op
 
 ANNOUNCED: Final = b"rallypoint/sessions/1"
 """What a server that knows sessions says is there; so does one that answers a LOOK."""
@@ -129,14 +129,6 @@ def pack_welcome(welcome: Welcome) -> bytes:
 
 def parse_welcome(data: bytes | bytearray) -> Welcome:
     return Welcome(*_WELCOME.unpack_from(data))
-
-
-def encode(op: Op, contents: Sequence[bytes], tail: bytes) -> bytes:
-    """A request from its parts."""
-    shape = SHAPES[op]
-    if shape.counted:
-        return counted_request(op, contents, blobs_each=len(shape.blobs))
-    return request(op, *contents, tail=tail)
 
 
 def batch(number: int, taken: int, requests: Sequence[bytes]) -> bytes:

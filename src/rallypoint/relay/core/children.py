@@ -6,7 +6,7 @@ from typing import Final
 
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.requests import Requests
-from rallypoint.relay.core.slots import Arrival, Call, Leaver, Line, Waiter
+from rallypoint.relay.core.slots import NOBODY, Arrival, Call, Leaver, Line, Waiter
 from rallypoint.server.core.sessions import Session
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import pack_i64, unpack_i64, unpack_u64
@@ -215,16 +215,6 @@ class _Left:
         self._session.answer(self._tag, Status.DONE, pack_i64(count))
 
 
-class _Nobody:
-    """The session has ended: there is nobody to tell."""
-
-    def left(self, count: int) -> None:
-        pass
-
-
-_NOBODY: Final = _Nobody()
-
-
 class RelayCarrier:
     """Asks the combiner of one relay what its sessions ask."""
 
@@ -269,7 +259,7 @@ class RelayCarrier:
         self._lines.pop(session, None)
         notes, session.notes = session.notes, {}
         for note in notes.values():
-            self._end(note, _NOBODY)
+            self._end(note, NOBODY)
         self._requests.be_due()
 
     # The operations that are not passed on as they are

@@ -95,9 +95,11 @@ class _Wait(Waiter):
 
 
 class _AtBarrier(Arrival):
-    """A client that waits at a barrier."""
+    """A client that waits at a barrier, or leaves it."""
 
-    __slots__ = ("_rank", "began", "name", "reply")
+    __slots__ = ("_rank", "began", "giving_up", "name", "reply")
+
+    giving_up: _GivingUp
 
     def __init__(self, rank: Rank, reply: _Reply, name: tuple[bytes, int], began: float) -> None:
         super().__init__()
@@ -109,6 +111,10 @@ class _AtBarrier(Arrival):
     def release(self, status: Status, content: bytes) -> None:
         self._rank.leave_barrier(self)
         self.reply.answer(status, content if status is Status.REFUSED else STOP_WAITING)
+
+    def left(self, _: int) -> None:
+        self._rank.withdraw(self.reply)
+        self.giving_up.left_one()
 
 
 class _GivingUp:
@@ -125,21 +131,6 @@ class _GivingUp:
         self._barriers -= 1
         if not self._barriers and self._reply is not None:
             self._rank.fill(self._reply, WAIT_CANCELED)
-
-
-class _Leaving:
-    """A client leaves a barrier."""
-
-    __slots__ = ("_giving_up", "_rank", "_reply")
-
-    def __init__(self, rank: Rank, reply: _Reply, giving_up: _GivingUp) -> None:
-        self._rank = rank
-        self._reply = reply
-        self._giving_up = giving_up
-
-    def left(self, _: int) -> None:
-        self._rank.withdraw(self._reply)
-        self._giving_up.left_one()
 
 
 class Rank(Client):
@@ -310,7 +301,8 @@ class Rank(Client):
         arrivals, self._arrivals = self._arrivals, {}
         giving_up = _GivingUp(self, reply, len(arrivals))
         for arrival in arrivals.values():
-            combiner.leave(arrival, 1, _Leaving(self, arrival.reply, giving_up))
+            arrival.giving_up = giving_up
+            combiner.leave(arrival, 1, arrival)
         self._requests.be_due()
 
     def withdraw(self, reply: _Reply) -> None:

@@ -191,21 +191,6 @@ def test_so_it_does_when_most_are_gone() -> None:
     assert len(check_steps(core, Question(), clients=100).gone) == CONNECTIONS - 100
 
 
-def test_looks_take_turns() -> None:
-    core = Core()
-    for number in range(100):
-        core.open(f"client {number}")
-    found: list[int] = []
-    core.looks.start(Question(), lambda _: found.append(100))
-    core.looks.start(Question(keys=1), lambda _: found.append(100))
-    finish(core)
-    for client in list(core.clients)[1:]:
-        core.close(client)
-    core.looks.start(Question(), lambda _: found.append(1))
-    finish(core)
-    assert found == [100, 100, 1]
-
-
 def test_while_all_wait_nothing_is_tried_again_and_again() -> None:
     core = Core()
     core.open("client")

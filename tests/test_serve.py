@@ -11,7 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,12 +24,13 @@ from processes import BACKENDS, Server, end, has_ipv6, serving
 from rallypoint.cli.main import main
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice, make_loop
-from rallypoint.server.loops.legacy import LegacyLoop
+from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.binding import listen
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log, log_of, until, values_reply
+from threads import running_here
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what only Linux tells")
 
@@ -492,19 +492,12 @@ def pumping(failures: Sequence[int]) -> Iterator[tuple[int, StubbornListener]]:
     listener.failures = list(failures)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    port = listener.getsockname()[1]
-    loop = LegacyLoop()
-    pump = Pump(loop, Core(turn=loop.turn), [listener])
-    # Signals belong to the main thread, and this one is none: the server is to leave them alone here.
-    thread = threading.Thread(target=pump.serve)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
-        thread.start()
-        try:
-            yield port, listener
-        finally:
-            loop.stop()
-            thread.join(SECONDS)
+
+    def serve(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
+        return Pump(loop, Core(turn=loop.turn), listeners)
+
+    with running_here(serve, backend="legacy", listeners=[listener]) as port:
+        yield port, listener
 
 
 @pytest.mark.parametrize(

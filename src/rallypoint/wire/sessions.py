@@ -98,10 +98,7 @@ BATCH_OVERHEAD: Final = 1 + 8 + _HEAD.size + 8
 
 pack_pair = _PAIR.pack
 unpack_pair = _PAIR.unpack
-
-
-def arrive_tail(size: int, count: int) -> bytes:
-    return _ARRIVE.pack(size, count)
+arrive_tail = _ARRIVE.pack
 
 
 def parse_arrive(tail: bytes) -> tuple[int, int]:

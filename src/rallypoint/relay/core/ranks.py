@@ -7,38 +7,23 @@ a barrier has one only until all before it is answered: from then on it comes wh
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.relay.core.requests import Requests
 from rallypoint.relay.core.slots import Arrival, Call, Waiter
 from rallypoint.rollcall.identity import is_hello
 from rallypoint.rollcall.snapshot import Question
-from rallypoint.server.core.clients import Client, Clients
-from rallypoint.server.core.looks import Looks, Pending
-from rallypoint.server.core.outbox import Close, Outbox
-from rallypoint.server.core.sessions import Sessions
-from rallypoint.server.core.turn import Turn
+from rallypoint.server.core.clients import Client
+from rallypoint.server.core.front import Front
+from rallypoint.server.core.looks import Pending
+from rallypoint.server.core.outbox import Close
 from rallypoint.wire.encoding import blob, pack_i64, unpack_i64
-from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.wire.parser import Forms, RequestParser
 from rallypoint.wire.sessions import ANNOUNCED, Status
 
 _ANNOUNCED: Final = [ANNOUNCED]
-
-
-class RelayParts(Protocol):
-    """The relay to which a client is connected: the parts of it that the client uses."""
-
-    limits: Limits
-    turn: Turn
-    outbox: Outbox[Rank]
-    clients: Clients[Rank]
-    sessions: Sessions
-    looks: Looks
-    requests: Requests
-    forms: Forms[Rank]
 
 
 class _Reply:
@@ -141,13 +126,13 @@ class Rank(Client):
         *("_relay", "_replies", "_requests", "_waits", "is_present", "last"),
     )
 
-    def __init__(self, relay: RelayParts, peer: str) -> None:
+    def __init__(self, relay: Front[Rank], requests: Requests, forms: Forms[Rank], peer: str) -> None:
         super().__init__(relay.clients, relay.sessions, peer)
-        self.read_with(RequestParser(self, relay.forms))
+        self.read_with(RequestParser(self, forms))
         self.last = 0  # it is a line of its own
         self.is_present = True
         self._relay = relay
-        self._requests = relay.requests
+        self._requests = requests
         self._replies: deque[_Reply] = deque()
         self._out: list[bytes] = []
         self._out_bytes = 0

@@ -54,7 +54,7 @@ class RelayCore(Front[Rank]):
     # Clients
 
     def _make(self, peer: str) -> Rank:
-        return Rank(self, peer)
+        return Rank(self, self.requests, self.forms, peer)
 
     def _leave(self, client: Rank) -> None:
         super()._leave(client)

@@ -149,10 +149,7 @@ class Simulation:
         return self.rng.randint(0, self._away)
 
     def _break_one(self) -> None:
-        relay = self.rng.choice(self.relays)
-        if relay.uplink is not None:
-            self.counts["drops"] += 1
-            relay.uplink.break_()
+        self._break(self.rng.choice(self.relays))
 
     def _be_away_one(self) -> None:
         """Lose the same connection again and again."""

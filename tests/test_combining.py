@@ -122,25 +122,7 @@ def test_equal_short_sets_become_one_and_others_do_not(bench: Bench) -> None:
     assert bench.send() == [set_(b"k", b"v")]
 
 
-def test_a_set_does_not_join_an_equal_one_before_another_of_its_own_line(bench: Bench) -> None:
-    first, second = clients(2)
-    bench.set(first, b"k", b"v")
-    bench.set(second, b"k", b"w")
-    bench.set(second, b"k", b"v")
-    assert bench.send() == [set_(b"k", b"v"), set_(b"k", b"w"), set_(b"k", b"v")]
-
-
 # ADD
-
-
-def test_adds_become_one_of_the_sum_whose_result_is_dealt_out_in_the_order_of_arrival(bench: Bench) -> None:
-    ranks = clients(4)
-    for rank, amount in zip(ranks, (5, 0, 7, 1), strict=True):
-        bench.add(rank, amount)
-    assert bench.send() == [add(b"n", 13)]
-    bench.take(0, i64(113))
-    assert [rank.got for rank in ranks] == [[i64(total)] for total in (105, 105, 112, 113)]
-    assert bench.combiner.held_bytes == 0
 
 
 @pytest.mark.parametrize(

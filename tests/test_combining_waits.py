@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from combining_bench import CALLED, DONE, REFUSED, Bench, Client, clients
-from ends import arrive, blob, end_of_wait, i64, leave, pop_called, u64, wait_in_turn
+from ends import arrive, blob, end_of_wait, i64, leave, pop_called, wait_in_turn
 from rallypoint.errors import ProtocolError
 from rallypoint.wire.encoding import request
 from rallypoint.wire.opcodes import Op
@@ -54,15 +54,6 @@ def test_a_wait_does_not_join_an_unsent_one_that_stands_before_its_line(bench: B
     assert bench.send() == [wait(b"k"), request(Op.DELETE_KEY, b"k"), wait(b"k")]
     bench.take(0, end_of_wait(1))
     assert (first.got, second.got) == (["over"], [])
-
-
-def test_who_came_before_a_wait_was_sent_needs_no_proof(bench: Bench) -> None:
-    first, second = clients(2)
-    bench.wait(first, b"k")
-    bench.wait(second, b"k")
-    bench.send()
-    bench.take(0, end_of_wait(0))
-    assert (first.got, second.got) == (["over"], ["over"])
 
 
 @pytest.mark.parametrize("empty", [True, False])
@@ -248,17 +239,6 @@ def test_a_call_that_nobody_can_follow_is_dismissed_and_who_is_back_waits_in_tur
     assert (rank.got, other.got) == (["called"], [])
 
 
-def test_who_was_called_and_will_not_pop_says_so(bench: Bench) -> None:
-    rank = Client()
-    bench.wait(rank, b"q")
-    bench.send()
-    bench.take(0, end_of_wait(1), CALLED)
-    bench.combiner.dismiss(rank.calls[0])
-    assert bench.send() == [leave(0)]
-    bench.take(1, i64(1))
-    assert bench.combiner.held_bytes == 0
-
-
 # Barriers
 
 
@@ -304,20 +284,6 @@ def test_when_all_leave_before_their_arrival_was_sent_nothing_is_sent(bench: Ben
     assert not bench.combiner.has_unsent
     bench.arrive(rank, 9)
     assert bench.send() == [arrive(b"b", 9, 1)]
-
-
-def test_who_leaves_afterwards_hears_of_it_from_the_store(bench: Bench) -> None:
-    first, second = clients(2)
-    arrivals = [bench.arrive(rank, 3) for rank in (first, second)]
-    bench.send()
-    bench.leave(first, arrivals[0])
-    assert bench.send() == [leave(0, 1)]
-    assert first.got == []
-    bench.take(1, i64(1))
-    assert first.got == [("left", 1)]
-    bench.take(0, i64(1))
-    assert (first.got, second.got) == ([("left", 1)], [i64(1)])
-    assert bench.combiner.held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -376,20 +342,3 @@ def test_no_more_leave_than_have_arrived_before_the_arrival_was_sent(bench: Benc
     bench.leave(rank, arrival, 2)
     assert rank.got == [("left", 1)]
     assert bench.send() == [arrive(b"b", 9, 2)]
-
-
-def test_a_leave_of_more_than_are_still_there_does_not_take_others_along(bench: Bench) -> None:
-    """A relay further down has not heard yet of the release when four of its ranks leave."""
-    relay, other = clients(2)
-    arrival = bench.arrive(relay, 3, 4)
-    bench.arrive(other, 3)
-    assert bench.send() == [arrive(b"b", 3, 5)]
-    bench.take(0, i64(3))
-    for _ in range(4):
-        bench.leave(relay, arrival, 1)
-    assert sum(sent == leave(0, 1) for sent in bench.send()) <= 1
-
-
-def test_the_tail_of_an_arrival_is_its_size_and_its_number(bench: Bench) -> None:
-    bench.arrive(Client(), -1, 7)
-    assert bench.send()[0][-16:] == b"\xff" * 8 + u64(7)

@@ -104,12 +104,6 @@ def test_each_operation_replies_as_the_protocol_says(core: Core) -> None:
         assert woken(core) == []
 
 
-def test_a_whole_conversation_in_one_read(core: Core) -> None:
-    client = core.open("client")
-    sent = VALIDATE + request(Op.PING, tail=b"nonc") + set_(b"k", b"v") + get(b"k") + add(b"n", 1)
-    assert client.receive(sent) == b"nonc" + blob(b"v") + pack_i64(1)
-
-
 def test_own_wakes_stand_where_they_happen(core: Core) -> None:
     (client,) = connect(core)
     assert client.receive(wait(b"k") + set_(b"k", b"v") + get(b"k")) == STOP_WAITING + blob(b"v")
@@ -139,14 +133,6 @@ def test_a_connection_is_woken_once_for_each_of_its_waits(core: Core) -> None:
     waiter.receive(wait(b"k") + wait(b"k") + wait(b"l"))
     setter.receive(set_(b"k") + set_(b"l"))
     assert woken(core) == ["client 0"] * 3
-
-
-def test_wakes_of_oneself_and_of_others_at_once(core: Core) -> None:
-    first, second, last = connect(core, 3)
-    first.receive(barrier(b"b", 3))
-    second.receive(barrier(b"b", 3))
-    assert last.receive(barrier(b"b", 3) + get(b"k")) == STOP_WAITING + blob(b"")
-    assert woken(core) == ["client 0", "client 1"]
 
 
 def test_what_a_violation_woke_before_it_is_still_woken(core: Core) -> None:
@@ -189,32 +175,6 @@ def test_a_cancel_is_answered_whatever_it_finds(core: Core) -> None:
     assert client.receive(CANCEL_WAIT) == WAIT_CANCELED
 
 
-def test_who_has_cancelled_is_not_woken(core: Core) -> None:
-    client, other = connect(core, 2)
-    client.receive(wait(b"k", b"l") + wait(b"k") + CANCEL_WAIT)
-    other.receive(set_(b"k") + set_(b"l"))
-    assert woken(core) == []
-
-
-def test_who_cancels_a_barrier_and_tries_again_does_not_pass_it_alone(core: Core) -> None:
-    client, other = connect(core, 2)
-    assert client.receive(barrier(b"b", 2)) == b""
-    assert client.receive(CANCEL_WAIT + barrier(b"b", 2)) == WAIT_CANCELED
-    assert other.receive(barrier(b"b", 2)) == STOP_WAITING
-    assert woken(core) == ["client 0"]
-    assert client.receive(barrier(b"b", 2)) == b""
-
-
-def test_a_cancel_hands_a_queued_value_on(core: Core) -> None:
-    first, second, pusher = connect(core, 3)
-    first.receive(wait(b"q"))
-    second.receive(wait(b"q"))
-    pusher.receive(push(b"q", b"v"))
-    assert woken(core) == ["client 0"]
-    assert first.receive(CANCEL_WAIT) == WAIT_CANCELED
-    assert woken(core) == ["client 1"]
-
-
 # Opening and closing
 
 
@@ -231,22 +191,19 @@ def test_a_close_uncounts_waits_and_barriers(core: Core) -> None:
     assert woken(core) == ["client 2"]
 
 
-def test_a_close_hands_a_queued_value_on(core: Core) -> None:
+@pytest.mark.parametrize("is_closed", [True, False], ids=["close", "cancel"])
+def test_who_goes_hands_a_queued_value_on(core: Core, is_closed: bool) -> None:
     first, second, pusher = connect(core, 3)
     first.receive(wait(b"q"))
     second.receive(wait(b"q"))
     pusher.receive(push(b"q", b"v"))
     assert woken(core) == ["client 0"]
-    core.close(first)
+    if is_closed:
+        core.close(first)
+    else:
+        assert first.receive(CANCEL_WAIT) == WAIT_CANCELED
     assert woken(core) == ["client 1"]
     assert second.receive(pop(b"q")) == pack_i64(1) + blob(b"v")
-
-
-def test_what_a_closed_connection_stored_stays(core: Core) -> None:
-    leaver, other = connect(core, 2)
-    leaver.receive(set_(b"k", b"v") + set_(b"half", b"value")[:-1])
-    core.close(leaver)
-    assert other.receive(get(b"k") + get(b"half")) == blob(b"v") + blob(b"")
 
 
 def test_one_connection_more_than_the_limit_is_refused() -> None:
@@ -287,44 +244,27 @@ def test_handshakes_are_overdue_in_their_order() -> None:
     assert late(core, 1000.0) == []
 
 
-def test_a_validate_is_complete_with_its_last_byte() -> None:
-    core = Core(Limits(handshake_seconds=10))
-    client = core.open("client")
-    client.receive(VALIDATE[:-1])
-    assert late(core, 10.0) == [client]
-    client.receive(VALIDATE[-1:])
-    assert late(core, 10.0) == []
-
-
 # Limits
-
-
-def test_many_gets_of_a_large_value_in_one_read_are_bounded() -> None:
-    core = Core(Limits(unsent_bytes=100_000))
-    (client,) = connect(core)
-    client.receive(set_(b"k", b"v" * 10_000))
-    with pytest.raises(LimitError, match="unsent_bytes") as caught:
-        client.receive(get(b"k") * 5_000)
-    assert 0 < len(caught.value.replies) <= 2 * 100_000
-    assert caught.value.replies.startswith(blob(b"v" * 10_000))
 
 
 @pytest.mark.parametrize(
     "sent",
     [
+        get(b"k") * 5_000,
         counted_request(Op.MULTI_GET, [b"k"] * 20),
         counted_request(Op.MULTI_GET, [b"k"] * 5) * 4,
         request(Op.COMPARE_SET, b"k", b"", b"") * 20,
         get(b"k") * 10 + request(Op.PING, tail=b"ping") + get(b"k") * 10,
     ],
-    ids=["MULTI_GET", "MULTI_GETs", "COMPARE_SET", "GET-PING-GET"],
+    ids=["GETs", "MULTI_GET", "MULTI_GETs", "COMPARE_SET", "GET-PING-GET"],
 )
 def test_every_reply_with_values_counts(sent: bytes) -> None:
     core = Core(Limits(unsent_bytes=100_000))
     (client,) = connect(core)
     client.receive(set_(b"k", b"v" * 10_000))
-    with pytest.raises(LimitError, match="unsent_bytes"):
+    with pytest.raises(LimitError, match="unsent_bytes") as caught:
         client.receive(sent)
+    assert len(caught.value.replies) <= 2 * 100_000
 
 
 def test_a_list_of_keys_longer_than_the_limit_is_refused() -> None:
@@ -356,17 +296,6 @@ def test_lists_of_keys_do_not_add_up_over_reads() -> None:
     client.receive(set_(b"k" * 100))
     for _ in range(20):
         assert client.receive(request(Op.LIST_KEYS)) == pack_i64(1) + blob(b"k" * 100)
-
-
-def test_a_full_store_refuses_and_keeps_serving() -> None:
-    core = Core(Limits(stored_bytes=100))
-    client, offender = connect(core, 2)
-    client.receive(set_(b"k", b"v" * 90))
-    with pytest.raises(LimitError, match="stored_bytes"):
-        offender.receive(set_(b"l", b"v" * 20))
-    core.close(offender)
-    assert client.receive(get(b"k") + request(Op.GETNUMKEYS)) == blob(b"v" * 90) + pack_i64(1)
-    core.check_invariants()
 
 
 # Random histories

@@ -1,4 +1,7 @@
-"""The engine: all rules against a naive model, the rest by example, and what an operation costs."""
+"""The engine: all rules against a naive model, the rest by example, and what an operation costs.
+
+Members that stand for several, are away, or wait in turn are a relay's sessions: see test_sessions.
+"""
 
 from __future__ import annotations
 
@@ -37,49 +40,7 @@ def snapshot(engine: Engine[str]) -> tuple[object, ...]:
     return [(key, bytes(engine.get(key) or b"")) for key in keys], queued, waiting, engine.stored_bytes
 
 
-# Values
-
-
-def test_a_value_is_set_replaced_and_deleted(engine: Engine[str]) -> None:
-    assert engine.get(b"k") is None
-    assert not engine.set(b"k", b"1")
-    assert engine.get(b"k") == b"1"
-    engine.set(b"k", b"")
-    assert engine.get(b"k") == b""
-    assert engine.delete(b"k") is True
-    assert engine.delete(b"k") is False
-    assert engine.get(b"k") is None
-
-
-def test_append_does_not_change_a_value_given_before(engine: Engine[str]) -> None:
-    value = b"one"
-    engine.set(b"k", value)
-    engine.append(b"k", b"two")
-    engine.set(b"l", value)
-    assert value == b"one"
-    assert engine.get(b"l") == b"one"
-
-
 # Numbers
-
-
-def test_add_to_what_others_wrote_since(engine: Engine[str]) -> None:
-    """The last sum is known, but only as long as its digits stand there."""
-    assert engine.add(b"k", 41)[0] == 41
-    engine.set(b"k", b"007")
-    assert engine.add(b"k", 0)[0] == 7
-    assert engine.get(b"k") == b"7"
-    engine.append(b"k", b"0")
-    assert engine.add(b"k", 0)[0] == 70
-    engine.delete(b"k")
-    assert engine.add(b"k", 0)[0] == 0
-    assert engine.add(b"other", 9)[0] == 9
-    assert engine.add(b"k", 10)[0] == 10
-    assert engine.add(b"other", 1)[0] == 10
-    engine.check_invariants()
-    engine.set(b"other", b"no number")
-    with pytest.raises(ProtocolError):
-        engine.add(b"other", 0)
 
 
 def test_add_to_a_number_that_was_set(engine: Engine[str]) -> None:
@@ -106,25 +67,6 @@ def test_add_to_no_number_raises_and_changes_nothing(engine: Engine[str]) -> Non
 # Waiting
 
 
-def test_a_wait_ends_with_its_last_key(engine: Engine[str]) -> None:
-    engine.set(b"there", b"")
-    assert not engine.wait("A", [b"x", b"there", b"y", b"x"])
-    assert sorted(engine.awaited_by("A")) == [b"x", b"y"]
-    assert not engine.set(b"y", b"")
-    assert engine.awaited_by("A") == [b"x"]
-    assert engine.set(b"x", b"") == ["A"]
-    assert engine.awaited_by("A") == []
-
-
-def test_a_wait_for_nothing_or_for_what_is_there_is_over(engine: Engine[str]) -> None:
-    engine.set(b"k", b"")
-    engine.push(b"q", b"")
-    assert engine.wait("A", [])
-    assert engine.wait("A", [b"k", b"q", b"k"])
-    assert engine.missing([b"k", b"q", b"x", b"x"]) == [b"x"]
-    engine.check_invariants()
-
-
 def test_a_member_waits_for_no_more_keys_than_the_limit() -> None:
     engine: Engine[str] = Engine(Limits(keys_per_request=3))
     engine.wait("A", [b"a", b"b"])
@@ -141,222 +83,23 @@ def test_a_member_waits_for_no_more_keys_than_the_limit() -> None:
     engine.check_invariants()
 
 
-# Queues
-
-
-def test_a_push_wakes_exactly_one_in_their_order(engine: Engine[str]) -> None:
-    for member in "ABC":
-        engine.wait(member, [b"q"])
-    assert engine.push(b"q", b"1") == ["A"]
-    assert engine.push(b"q", b"2") == ["B"]
-    assert engine.awaited_by("C") == [b"q"]
-
-
-def test_who_is_called_and_leaves_hands_on_to_the_next(engine: Engine[str]) -> None:
-    for member in "ABC":
-        engine.wait(member, [b"q"])
-    assert engine.push(b"q", b"1") == ["A"]
-    assert engine.withdraw("A") == ["B"]
-    assert engine.withdraw("B") == ["C"]
-    assert not engine.withdraw("C")
-    assert engine.queue_length(b"q") == 1
-
-
-# Barriers
-
-
-def test_a_barrier_releases_all_members_in_their_order(engine: Engine[str]) -> None:
-    assert not engine.barrier("B", b"k", 3)
-    assert not engine.barrier("A", b"k", 3)
-    assert engine.arrived(b"k") == {3: ["B", "A"]}
-    assert engine.barrier("C", b"k", 3) == ["B", "A", "C"]
-    assert engine.arrived(b"k") == {}
-
-
 def test_a_barrier_of_the_largest_size_takes_no_room(engine: Engine[str]) -> None:
     assert not engine.barrier("A", b"k", I64_MAX)
     assert engine.arrived(b"k") == {I64_MAX: ["A"]}
 
 
-# Members that stand for several
-
-
-def test_those_for_whom_a_member_stands_are_released_in_the_order_of_arrival(engine: Engine[str]) -> None:
-    assert not engine.barrier("A", b"k", 4, 3)
-    assert engine.barrier("B", b"k", 4, 2) == ["A", "B"]
-    assert [engine.count_at_barrier(each) for each in "AB"] == [0, 1]
-    assert engine.arrived(b"k") == {4: ["B"]}
-    assert engine.barrier("C", b"k", 4, 3) == ["B", "C"]
-    assert engine.arrived(b"k") == {}
-    engine.check_invariants()
-
-
-@pytest.mark.parametrize(("size", "weight", "left"), [(2, 7, 1), (3, 6, 0), (1, 4, 0), (0, 3, 0), (-2, 3, 0)])
-def test_a_barrier_that_is_filled_several_times_lets_go_as_often(
-    engine: Engine[str], size: int, weight: int, left: int
-) -> None:
-    assert engine.barrier("A", b"k", size, weight) == ["A"]
-    assert engine.count_at_barrier("A") == left
-    assert engine.leave_barrier("A", weight) == left
-    assert not engine.count_at_barrier("A")
-    engine.check_invariants()
-
-
-def test_some_of_those_for_whom_a_member_stands_may_leave(engine: Engine[str]) -> None:
-    engine.barrier("A", b"k", 5, 4)
-    assert engine.leave_barrier("A", 3) == 3
-    assert engine.count_at_barrier("A")
-    assert not engine.barrier("B", b"k", 5, 3)
-    assert engine.barrier("C", b"k", 5) == ["A", "B", "C"]
-    assert engine.leave_barrier("A", 1) == 0
-    assert engine.leave_barrier("nobody", 1) == 0
-
-
-def test_no_more_leave_than_there_are(engine: Engine[str]) -> None:
-    engine.barrier("A", b"k", 5, 2)
-    engine.barrier("B", b"k", 5, 1)
-    assert engine.leave_barrier("A", 4) == 2
-    assert engine.arrived(b"k") == {5: ["B"]}
-    engine.check_invariants()
-
-
-# Members that are away
-
-
-def test_who_is_away_is_not_counted_until_it_is_back(engine: Engine[str]) -> None:
-    engine.barrier("A", b"k", 3, 2)
-    engine.suspend("A")
-    assert engine.arrived(b"k") == {}
-    assert engine.count_at_barrier("A")
-    engine.barrier("B", b"k", 3)
-    assert not engine.barrier("C", b"k", 3)
-    assert list(engine.resume("A")) == ["B", "C", "A"]
-    assert engine.arrived(b"k") == {3: ["A"]}
-    assert not engine.resume("A")
-    engine.check_invariants()
-
-
-def test_who_is_suspended_twice_is_back_with_one_return(engine: Engine[str]) -> None:
-    engine.barrier("A", b"k", 2)
-    engine.suspend("A")
-    engine.suspend("A")
-    assert not engine.barrier("B", b"k", 2)
-    assert list(engine.resume("A")) == ["B", "A"]
-
-
-def test_those_who_leave_while_their_member_is_away_are_not_counted_afterwards(engine: Engine[str]) -> None:
-    engine.barrier("A", b"k", 4, 3)
-    engine.suspend("A")
-    assert engine.leave_barrier("A", 1) == 1
-    engine.check_invariants()
-    engine.barrier("B", b"k", 4)
-    assert not engine.resume("A")
-    assert engine.barrier("C", b"k", 4) == ["B", "A", "C"]
-    engine.barrier("A", b"k", 4, 2)
-    engine.suspend("A")
-    assert engine.leave_barrier("A", 5) == 2
-    assert not engine.count_at_barrier("A")
-    assert not engine.resume("A")
-    engine.check_invariants()
-
-
 def test_who_withdraws_while_it_is_away_is_forgotten(engine: Engine[str]) -> None:
     engine.barrier("A", b"k", 2)
-    engine.wait("A", [b"q"])
     engine.suspend("A")
     engine.withdraw("A")
     assert not engine.count_at_barrier("A")
-    assert not engine.resume("A")
-    assert not engine.barrier("B", b"k", 2)
-    engine.wait("A", [b"q"])
-    assert engine.push(b"q", b"1") == ["A"]
-
-
-def test_a_push_passes_over_who_is_away(engine: Engine[str]) -> None:
-    for member in "ABC":
-        engine.wait(member, [b"q"])
-    engine.suspend("A")
-    assert engine.push(b"q", b"1") == ["B"]
-    assert engine.awaited_by("A") == [b"q"]
-    assert not engine.is_called("A")
-    engine.suspend("C")
-    assert not engine.push(b"q", b"2")
-    assert list(engine.resume("C")) == ["C"]
-    assert not engine.resume("A")
-    assert engine.push(b"q", b"3") == ["A"]
-    engine.check_invariants()
-
-
-def test_who_is_back_is_called_to_what_nobody_else_was_called_to(engine: Engine[str]) -> None:
-    engine.wait("A", [b"q"])
-    engine.wait("B", [b"q"])
-    engine.suspend("A")
-    assert engine.push(b"q", b"1") == ["B"]
-    assert not engine.resume("A")
-    engine.suspend("A")
-    assert not engine.push(b"q", b"2")
-    assert list(engine.resume("A")) == ["A"]
-    assert engine.is_called("A")
-
-
-def test_who_was_called_and_is_away_stays_called_until_it_withdraws(engine: Engine[str]) -> None:
-    engine.wait("A", [b"q"])
-    engine.wait("B", [b"q"])
-    assert engine.push(b"q", b"1") == ["A"]
-    engine.suspend("A")
-    assert not engine.is_called("B")
-    assert not engine.resume("A")
-    assert engine.is_called("A")
-    engine.suspend("A")
-    assert list(engine.withdraw("A")) == ["B"]
 
 
 def test_who_arrives_while_it_is_away_counts_when_it_is_back(engine: Engine[str]) -> None:
     engine.suspend("A")
     assert not engine.barrier("A", b"k", 1)
     assert engine.count_at_barrier("A") == 1
-    engine.check_invariants()
     assert list(engine.resume("A")) == ["A"]
-
-
-def test_a_key_that_arrives_wakes_who_is_away_as_well(engine: Engine[str]) -> None:
-    engine.wait("A", [b"k"])
-    engine.wait("B", [b"k"])
-    engine.suspend("A")
-    assert engine.set(b"k", b"") == ["A", "B"]
-
-
-# Waiting in turn
-
-
-def test_a_value_for_which_another_was_called_is_not_there_for_who_waits_in_turn(engine: Engine[str]) -> None:
-    engine.wait("A", [b"q"])
-    engine.push(b"q", b"1")
-    assert engine.wait("B", [b"q"]) is True
-    assert engine.wait_in_turn("C", [b"q"]) is False
-    assert engine.awaited_by("C") == [b"q"]
-    assert engine.push(b"q", b"2") == ["C"]
-    assert engine.is_called("C")
-
-
-def test_who_waits_in_turn_is_called_if_it_need_not_wait(engine: Engine[str]) -> None:
-    engine.push(b"q", b"1")
-    assert engine.wait_in_turn("A", [b"q"]) is True
-    assert engine.is_called("A")
-    assert engine.wait_in_turn("B", [b"q"]) is False
-    assert engine.withdraw("A") == ["B"]
-    assert engine.pop("B", b"q") == (1, b"1")
-    assert not engine.is_called("B")
-
-
-def test_who_waits_in_turn_for_a_value_is_not_called(engine: Engine[str]) -> None:
-    engine.set(b"k", b"")
-    engine.push(b"k", b"1")
-    assert engine.wait_in_turn("A", [b"k"]) is True
-    assert not engine.is_called("A")
-    assert engine.wait_in_turn("A", [b"k", b"x"]) is False
-    assert engine.awaited_by("A") == [b"x"]
-    assert engine.wait_in_turn("B", []) is True
 
 
 def test_who_waits_in_turn_waits_for_no_more_keys_than_the_limit() -> None:

@@ -25,7 +25,7 @@ from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE, request
 from rallypoint.wire.opcodes import Op
 from rolls import rank
-from test_core import CANCEL_WAIT, barrier, get, push, set_, wait
+from test_core import CANCEL_WAIT, barrier, get, set_, wait
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 
@@ -225,30 +225,6 @@ def test_few_snapshots_are_made_at_a_time(core: Core, monkeypatch: pytest.Monkey
     assert {question.keys for question in begun} == set(range(20))
 
 
-def test_who_asks_the_same_at_the_same_time_shares_one_snapshot(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When thousands of ranks time out together, the server is not to tell each of them by itself."""
-    made: list[Question] = []
-
-    def describe(_: Core, question: Question) -> list[None]:
-        made.append(question)
-        return []
-
-    monkeypatch.setattr(Core, "describe", describe)
-    found: dict[str, bytes] = {}
-    looks = desk.front.looks
-    looks.start(Question(), lambda snapshot: found.update(first=snapshot))
-    looks.start(Question(), lambda snapshot: found.update(second=snapshot))
-    looks.start(Question(keys=1), lambda snapshot: found.update(other=snapshot))
-    finish(desk.front)
-    assert made == [Question(), Question(keys=1)]
-    assert found["first"] is found["second"]
-    looks.start(Question(), lambda snapshot: found.update(later=snapshot))
-    finish(desk.front)
-    assert len(made) == 3, "what was put together before is not told again"
-
-
 def test_a_look_comes_behind_what_is_asked_while_it_is_made(desk: Desk) -> None:
     (client,) = desk.open()
     assert client.ask(get(b"k") + look() + PING) == blob(b"") + b"ping"
@@ -309,15 +285,6 @@ def test_who_looks_may_leave(make: Callable[[], Core | RelayCore]) -> None:
     assert first.take() == b""
 
 
-def test_who_has_left_is_not_woken(desk: Desk) -> None:
-    first, second = desk.open(2)
-    first.send(look())
-    second.send(look())
-    first.close()
-    finish(desk.front)
-    assert desk.front.outbox.woken == [second.connection]
-
-
 def test_who_has_ended_is_owed_its_look(desk: Desk) -> None:
     """As it is owed the reply to anything else: whoever pumps keeps the connection open for it."""
     (client,) = desk.open()
@@ -329,15 +296,6 @@ def test_who_has_ended_is_owed_its_look(desk: Desk) -> None:
     desk.settle()
     assert len(taken(client).clients) == 1
     assert not client.connection.is_owed
-
-
-def test_many_look_at_the_same_time(desk: Desk) -> None:
-    clients = desk.open(200)
-    for client in clients:
-        assert client.ask(look()) == b""
-    finish(desk.front)
-    desk.settle()
-    assert {len(taken(client).clients) for client in clients} == {200}
 
 
 def test_who_goes_while_a_look_is_made_is_gone_in_it_and_counted_once(core: Core, clock: Clock) -> None:
@@ -450,14 +408,6 @@ def test_of_many_keys_the_first_few_are_named(desk: Desk) -> None:
     client.send(wait(*(b"/%d" % number for number in range(100))))
     client.send(set_(b"/0"))
     assert waits_of(desk, 1) == [(tuple("12345678"), 99, 0.0)]
-
-
-def test_a_queue_that_is_waited_for_is_named(desk: Desk) -> None:
-    first, second = desk.open(2)
-    first.send(wait(b"/q"))
-    assert waits_of(desk, 1) == [(("q",), 1, 0.0)]
-    second.send(push(b"/q"))
-    assert waits_of(desk, 1) == []
 
 
 def test_a_barrier_is_told_with_who_waits_there(desk: Desk, clock: Clock) -> None:

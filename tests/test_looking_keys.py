@@ -280,32 +280,12 @@ def test_ranks_are_told_by_the_keys_that_only_they_write(desk: Desk) -> None:
     assert seen_by(desk.front).group_writers == ((0, 1), (3, 2), (2, 3))
 
 
-@pytest.mark.parametrize(
-    ("key", "rank"),
-    [
-        (b"/0//cpu//0/3", 3),  # of a script that made the store itself
-        (b"/default_pg/0//cuda//0", 0),
-        (b"/default_pg/0//cuda//2:5", 2),
-        (b"/worker/attempt_1/default_pg/0//cpu//0/rank_7", 7),
-    ],
-)
-def test_groups_have_keys_of_several_kinds(desk: Desk, key: bytes, rank: int) -> None:
-    desk.open()[0].send(set_(key))
-    assert seen_by(desk.front).group_writers == ((rank, 1),)
-
-
 def test_what_only_looks_like_a_ranks_key_tells_nothing(desk: Desk) -> None:
     (client,) = desk.open()
     for key in (b"/default_pg/0//cpu//", b"/default_pg/0//cpu//0/x", b"/default_pg/0//cpu//0/3/more", b"/k"):
         client.send(set_(key))
     client.send(push(b"/" + GLOO.format(5).encode()))
     assert seen_by(desk.front).group_writers == ()
-
-
-def test_a_rank_behind_a_relay_is_told_with_the_relay(desk: Desk) -> None:
-    relay = Played(desk)
-    relay.send(set_(b"/" + GLOO.format(4).encode()), told(b"{}"))
-    assert seen_by(desk.front).group_writers == ((4, 1),)
 
 
 def test_workers_plan_and_rosters_are_told(desk: Desk) -> None:

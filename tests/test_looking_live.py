@@ -8,12 +8,11 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,9 +23,8 @@ from rallypoint.rollcall.snapshot import Client, Question, Snapshot
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Work
 from rallypoint.server.core.store import Connection, Core
-from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
-from rallypoint.server.process.binding import listen
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
@@ -37,6 +35,7 @@ from rolls import rank
 from test_core import barrier, set_, wait
 from test_looking import finish, go_on
 from test_looking import look as look_request
+from threads import running_here
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what only Linux tells")
 
@@ -51,19 +50,14 @@ class Here(NamedTuple):
 
 @contextmanager
 def serving_here(backend: str) -> Iterator[Here]:
-    loop, _ = make_loop(Choice(backend))
-    core, listeners = Core(None, loop.turn, about_this_process(loop)), listen("127.0.0.1", 0)
-    pump = Pump(loop, core, listeners)
-    pump.start()
-    thread = threading.Thread(target=loop.run)
-    thread.start()
-    try:
-        yield Here(core, listeners[0].getsockname()[1])
-    finally:
-        loop.stop()
-        thread.join(SECONDS)
-        pump.close()
-        loop.close()
+    cores: list[Core] = []
+
+    def serve(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
+        cores.append(Core(None, loop.turn, about_this_process(loop)))
+        return Pump(loop, cores[0], listeners)
+
+    with running_here(serve, backend=backend) as port:
+        yield Here(cores[0], port)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -189,21 +183,6 @@ def test_so_it_does_when_most_are_gone() -> None:
     for client in clients[100:]:
         core.close(client)
     assert len(check_steps(core, Question(), clients=100).gone) == CONNECTIONS - 100
-
-
-def test_looks_take_turns() -> None:
-    core = Core()
-    for number in range(100):
-        core.open(f"client {number}")
-    found: list[int] = []
-    core.looks.start(Question(), lambda _: found.append(100))
-    core.looks.start(Question(keys=1), lambda _: found.append(100))
-    finish(core)
-    for client in list(core.clients)[1:]:
-        core.close(client)
-    core.looks.start(Question(), lambda _: found.append(1))
-    finish(core)
-    assert found == [100, 100, 1]
 
 
 def test_while_all_wait_nothing_is_tried_again_and_again() -> None:

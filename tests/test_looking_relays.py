@@ -113,14 +113,6 @@ def test_a_hello_stays_at_the_relay(tree: Tree) -> None:
     assert behind.connection.who.rank == 3
 
 
-def test_a_hello_is_answered_in_its_turn(tree: Tree) -> None:
-    relay = tree.relay()
-    (behind,) = relay.open()
-    assert behind.ask(get(b"/k") + hello(rank(3)) + PING) == b""
-    tree.run()
-    assert behind.take() == blob(b"") + i64(0) + b"ping"
-
-
 def test_parts_are_within_parts(tree: Tree) -> None:
     upper = tree.relay()
     lower = tree.relay(upper)
@@ -139,16 +131,6 @@ def test_parts_are_within_parts(tree: Tree) -> None:
         ("missing/3",),
     ]
     assert below[0].clients[0].waits[0].seconds == pytest.approx(4.0, abs=0.1)
-
-
-def test_three_deep(tree: Tree) -> None:
-    first = tree.relay()
-    second = tree.relay(first)
-    third = tree.relay(second)
-    third.open()[0].send(hello(rank(9)))
-    tree.run()
-    part = part_of(part_of(part_of(tree.look(tree.head))))
-    assert [each.who.rank for each in part.clients] == [9]
 
 
 def test_a_relay_tells_its_own_part_to_who_looks_there(tree: Tree) -> None:
@@ -341,17 +323,6 @@ def test_a_relay_that_has_ended_is_not_told(tree: Tree) -> None:
     wire = tree.wire_of(relay)
     wire.end.send(b"\x23")
     assert tree.look(tree.head, without=[relay]).relays == ()
-
-
-def test_many_looks_ask_a_relay_and_all_are_answered(tree: Tree) -> None:
-    relay = tree.relay()
-    relay.open()
-    clients = tree.head.open(50)
-    for client in clients:
-        client.send(look())
-    for _ in range(20):
-        tree.go_on()
-    assert {len(part_of(taken(client)).clients) for client in clients} == {1}
 
 
 @pytest.mark.parametrize("report", [b"", b"x", b"[]", b"\xff", b'{"kind":1}', b'"', b"null", b"{}"])

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,15 +25,14 @@ from rallypoint.relay import relay as running
 from rallypoint.relay.hosting import host_relay
 from rallypoint.relay.relay import Relay, find_upstream
 from rallypoint.server.core.store import Core
-from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
-from rallypoint.server.process.binding import listen
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log, empty, until
+from threads import Make, running_here
 
 RANKS = 8
 
@@ -196,36 +195,6 @@ def test_a_rank_that_dies_is_uncounted_at_once(site: Site) -> None:
     assert [client.read(1) for client in (alive, other, late)] == [b"\0"] * 3
 
 
-def test_a_push_wakes_one_of_those_who_share_a_wait(site: Site) -> None:
-    relay = site.relay()
-    ranks = [site.connect(relay) for _ in range(3)]
-    pusher = site.connect(site.server)
-    with ThreadPoolExecutor(3) as pool:
-        popping = [pool.submit(rank.queue_pop, "q") for rank in ranks]
-        for number in range(3):
-            pusher.queue_push("q", str(number))
-        assert sorted(each.result(SECONDS) for each in popping) == [b"0", b"1", b"2"]
-    first, second = site.raw(relay), site.raw(relay)
-    for client in (first, second):
-        client.send(counted_request(Op.WAIT, [b"/q"]))
-        ping_all([client])  # so that they wait in this order
-    pusher.queue_push("q", "3")
-    assert first.read(1) == b"\0"
-    first.send(request(Op.QUEUE_POP, b"/q"))
-    assert first.read(17) == pack_i64(1) + pack_i64(1) + b"3"
-    assert second.answers()  # and no STOP_WAITING before the PING
-
-
-def test_what_one_client_does_wrong_is_its_own_affair(site: Site) -> None:
-    relay = site.relay()
-    good, bad = site.raw(relay), site.raw(relay)
-    good.set(b"text", b"abc")
-    bad.send(request(Op.GET, b"text"), request(Op.ADD, b"text", tail=pack_i64(1)))
-    assert bad.read_rest() == pack_i64(3) + b"abc"
-    assert good.answers()
-    await_log(relay, "is no number")
-
-
 def test_a_client_that_ends_its_half_gets_its_replies(site: Site) -> None:
     relay = site.relay()
     client = site.raw(relay)
@@ -286,19 +255,6 @@ def test_requests_made_while_the_way_is_down_are_answered_later(site: Site) -> N
     await_log(relay, "answers again")
 
 
-def test_a_barrier_does_not_count_a_relay_that_is_away(site: Site) -> None:
-    relay = site.relay()
-    rank, other = site.raw(relay), site.raw(site.server)
-    rank.send(barrier(b"b", 2))
-    ping_all([rank])
-    site.cable.unplug()
-    await_log(relay, "lost the connection")
-    other.send(barrier(b"b", 2))
-    ping_all([other])  # no STOP_WAITING
-    site.cable.plug_in()
-    assert [rank.read(1), other.read(1)] == [b"\0", b"\0"]
-
-
 def test_ranks_are_told_when_the_way_is_down_for_too_long(site: Site) -> None:
     relay = site.relay("--limit", "session_seconds=1")
     rank = site.connect(relay)
@@ -314,29 +270,11 @@ def test_ranks_are_told_when_the_way_is_down_for_too_long(site: Site) -> None:
     assert again.add("n", 0) in (0, 1)
 
 
-@contextmanager
-def running_here(make: Callable[[Loop, list[socket.socket]], Pump[Any]], port: int = 0) -> Iterator[int]:
-    """The port of a server or relay on a loop in a thread of this process."""
-    loop, _ = make_loop(Choice.AUTO)
-    listeners = listen("127.0.0.1", port)
-    pump = make(loop, listeners)
-    pump.start()
-    thread = threading.Thread(target=loop.run)
-    thread.start()
-    try:
-        yield listeners[0].getsockname()[1]
-    finally:
-        loop.stop()
-        thread.join(SECONDS)
-        pump.close()
-        loop.close()
-
-
-def relay_of(port: int) -> Callable[[Loop, list[socket.socket]], Relay]:
+def relay_of(port: int) -> Make:
     return lambda loop, listeners: Relay(loop, find_upstream("127.0.0.1", port, SECONDS), listeners)
 
 
-def server_with(**limits: float) -> Callable[[Loop, list[socket.socket]], Pump[Any]]:
+def server_with(**limits: float) -> Make:
     return lambda loop, listeners: Pump(loop, Core(Limits(**limits), loop.turn), listeners)  # type: ignore[arg-type]
 
 
@@ -471,16 +409,3 @@ def test_a_server_without_sessions_gets_a_connection_per_rank(use_libuv: bool, t
         with pytest.raises(StoreTimeoutError):
             ranks[2].wait(["never"], 0.05)
         assert ranks[2].add("n", 0) == 3
-
-
-def test_files_of_ranks_that_have_left_are_closed(site: Site) -> None:
-    relay = site.relay()
-    process = psutil.Process(relay.process.pid)
-    assert site.connect(relay).add("n", 1) == 1  # all that it needs itself is open by now
-    before = process.num_fds()
-    for _ in range(3):
-        clients = [RawClient(relay.port) for _ in range(50)]
-        ping_all(clients)
-        for client in clients:
-            client.close()
-    until(lambda: process.num_fds() <= before + 1, "the files are closed")

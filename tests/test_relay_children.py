@@ -25,7 +25,6 @@ from ends import (
 )
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import ASK
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
@@ -384,19 +383,3 @@ def test_ranks_two_relays_away_meet_one_at_the_store_whatever_breaks() -> None:
     two.send(wait(b"q") + pop(b"q") + CANCEL_WAIT)
     run()
     assert two.take() in (b"\x00" + i64(1) + blob(b"v") + b"\x01", i64(1) + blob(b"v") + b"\x01")
-
-
-def test_a_session_that_a_relay_gives_up_takes_its_arrivals_along() -> None:
-    store = Desk(Core())
-    upper, wire = relay_on(store, limits=Limits(session_seconds=5))
-    child = Played(upper, CHILD)
-    (outsider,) = store.open()
-    child.send(arrive(b"b", 2, 1), wait(b"k"))
-    wire.run()
-    child.lose()
-    upper.pass_time(0.0)
-    upper.pass_time(5.0)
-    wire.run()
-    assert not len(upper.front.sessions)
-    assert outsider.ask(set_(b"k") + barrier(b"b", 2)) == b""
-    assert child.open().answer == 2

@@ -6,10 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.server.core.store import Core
-from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.binding import listen, reachable_at
 from rallypoint.stores import tcp
@@ -35,23 +34,7 @@ from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import pack_u64, request
 from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log
-
-
-@contextmanager
-def serving_in_thread(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A server of this process, into which a test can put a fault."""
-    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # signals are the main thread's
-    listeners = listen("127.0.0.1", 0)
-    port = listeners[0].getsockname()[1]
-    loop, _ = make_loop(Choice(backend))
-    pump = Pump(loop, Core(turn=loop.turn), listeners)
-    thread = threading.Thread(target=pump.serve)
-    thread.start()
-    try:
-        yield port
-    finally:
-        loop.stop()
-        thread.join(SECONDS)
+from threads import running_here
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -61,9 +44,12 @@ def test_a_fault_in_serving_one_client_is_that_clients_alone(
     def run_out(*_: object) -> Sequence[object]:
         raise MemoryError
 
+    def serve(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
+        return Pump(loop, Core(turn=loop.turn), listeners)
+
     monkeypatch.setattr(Engine, "push", run_out)
     with (
-        serving_in_thread(backend, monkeypatch) as port,
+        running_here(serve, backend=backend) as port,
         RawClient(port) as bystander,
         RawClient(port) as unlucky,
     ):

@@ -11,7 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,12 +24,13 @@ from processes import BACKENDS, Server, end, has_ipv6, serving
 from rallypoint.cli.main import main
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice, make_loop
-from rallypoint.server.loops.legacy import LegacyLoop
+from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.binding import listen
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log, log_of, until, values_reply
+from threads import running_here
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what only Linux tells")
 
@@ -207,14 +207,6 @@ def test_an_unknown_host_is_served_everywhere_with_a_warning() -> None:
 # Sockets
 
 
-def test_a_client_in_pieces(server: Server) -> None:
-    stream = VALIDATE + request(Op.SET, b"/key", b"value") + request(Op.GET, b"/key")
-    with RawClient(server.port, shake_hands=False) as client:
-        for byte in stream:
-            client.send(bytes([byte]))
-        assert client.read(13) == values_reply(b"value")
-
-
 @linux
 def test_no_names_are_looked_up_for_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python reports each look-up to its audit hooks, whatever function asks for it."""
@@ -251,16 +243,6 @@ def data_segments_received(sock: socket.socket) -> int:
 
 @linux
 def test_the_replies_to_one_read_leave_in_one_write(server: Server) -> None:
-    with RawClient(server.port) as client:
-        client.set(b"key", b"value")
-        before = data_segments_received(client.sock)
-        client.send(request(Op.GET, b"key") * 100)
-        assert client.read(1300) == values_reply(b"value") * 100
-        assert data_segments_received(client.sock) - before == 1
-
-
-@linux
-def test_different_replies_to_one_read_leave_in_one_write(server: Server) -> None:
     with RawClient(server.port) as client:
         client.set(b"key", b"value")
         before = data_segments_received(client.sock)
@@ -381,16 +363,6 @@ def ask_until_closed(client: RawClient, question: bytes, server: Server) -> None
         return f"closed {client.name}: " in log_of(server)
 
     until(closed, "the server closes who does not read")
-
-
-def test_who_asks_for_too_much_at_once_is_closed(limited: Server) -> None:
-    with RawClient(limited.port) as other:
-        other.set(b"key", bytes(100_000))
-        with RawClient(limited.port) as client:
-            client.send(request(Op.GET, b"key") * 100)
-            assert len(read_to_the_end(client)) <= 1_500_000
-            assert "limit unsent_bytes" in await_log(limited, f"closed {client.name}: ")
-        assert other.answers()
 
 
 def test_who_does_not_shake_hands_is_closed(limited: Server) -> None:
@@ -520,35 +492,22 @@ def pumping(failures: Sequence[int]) -> Iterator[tuple[int, StubbornListener]]:
     listener.failures = list(failures)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    port = listener.getsockname()[1]
-    loop = LegacyLoop()
-    pump = Pump(loop, Core(turn=loop.turn), [listener])
-    # Signals belong to the main thread, and this one is none: the server is to leave them alone here.
-    thread = threading.Thread(target=pump.serve)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
-        thread.start()
-        try:
-            yield port, listener
-        finally:
-            loop.stop()
-            thread.join(SECONDS)
+
+    def serve(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
+        return Pump(loop, Core(turn=loop.turn), listeners)
+
+    with running_here(serve, backend="legacy", listeners=[listener]) as port:
+        yield port, listener
 
 
-@pytest.mark.parametrize("code", [errno.ECONNABORTED, errno.EINTR])
+@pytest.mark.parametrize(
+    "code", [errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM, errno.EHOSTUNREACH, errno.ENETDOWN]
+)
 def test_an_accept_that_fails_is_tried_again(code: int) -> None:
+    """Linux hands network errors of a connection on to who accepts it; they are that connection's alone."""
     with pumping([code]) as (port, listener), RawClient(port) as client:
         assert client.answers()
         assert not listener.failures
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("code", [errno.EPROTO, errno.EPERM, errno.EHOSTUNREACH, errno.ENETDOWN])
-def test_errors_of_the_new_connection_do_not_end_the_server(code: int) -> None:
-    """Linux hands network errors of a connection on to who accepts it; they are that connection's alone."""
-    with pumping([code]) as (port, _), RawClient(port) as client:
-        client.sock.settimeout(5)
-        assert client.answers()
 
 
 def test_many_clients_at_once(server: Server) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ends import TOKEN, blob
 from rallypoint.errors import ProtocolError
 from rallypoint.wire import sessions as wire
+from rallypoint.wire.encoding import encode
 from rallypoint.wire.opcodes import Op
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=60)
@@ -46,20 +47,20 @@ BYTES: list[tuple[bytes, str]] = [
         "0900000000000000 00 0100000000000000 00 0800000000000000 03 0000000000000000",
     ),
     (wire.end_of_wait(6), "00 0600000000000000"),
-    (wire.encode(Op.PRESENT, [], b""), "22"),
-    (wire.encode(Op.BYE, [], b""), "23"),
+    (encode(Op.PRESENT, [], b""), "22"),
+    (encode(Op.BYE, [], b""), "23"),
     (
-        wire.encode(Op.ARRIVE, [b"k"], wire.pack_pair(8, 3)),
+        encode(Op.ARRIVE, [b"k"], wire.pack_pair(8, 3)),
         "24 0100000000000000 6b 0800000000000000 0300000000000000",
     ),
-    (wire.encode(Op.LEAVE, [], wire.pack_pair(5, 2)), "25 0500000000000000 0200000000000000"),
+    (encode(Op.LEAVE, [], wire.pack_pair(5, 2)), "25 0500000000000000 0200000000000000"),
     (
-        wire.encode(Op.WAIT_IN_TURN, [b"k", b"lm"], b""),
+        encode(Op.WAIT_IN_TURN, [b"k", b"lm"], b""),
         "26 0200000000000000 0100000000000000 6b 0200000000000000 6c6d",
     ),
-    (wire.encode(Op.RECALL, [b"k"], b""), "27 0100000000000000 6b"),
+    (encode(Op.RECALL, [b"k"], b""), "27 0100000000000000 6b"),
     (
-        wire.encode(Op.POP_CALLED, [b"k"], bytes.fromhex("0400000000000000")),
+        encode(Op.POP_CALLED, [b"k"], bytes.fromhex("0400000000000000")),
         "28 0100000000000000 6b 0400000000000000",
     ),
 ]

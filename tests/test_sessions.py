@@ -13,7 +13,6 @@ from ends import (
     TOKEN,
     UNCHANGED,
     Desk,
-    Item,
     Played,
     arrive,
     batch,
@@ -275,13 +274,6 @@ def test_a_session_that_comes_late_with_old_news_displaces_nobody(desk: Desk) ->
     assert late.error is not None
     assert relay.end.error is None
     assert relay.send(add(b"n", 1)) == [(1, DONE, i64(2))]
-
-
-def test_a_new_session_that_says_it_has_taken_frames_is_not_begun(desk: Desk) -> None:
-    (end,) = desk.open()
-    end.send(session(taken=1))
-    assert end.error is not None
-    assert not len(desk.front.sessions)
 
 
 def test_what_still_comes_over_a_displaced_connection_is_not_carried_out() -> None:
@@ -653,7 +645,6 @@ def test_a_leave_that_crosses_a_release_takes_back_what_is_left(desk: Desk) -> N
 
 
 LONG = b"v" * 300
-READ: Item = (0, DONE, blob(LONG))
 
 
 def reads(desk: Desk, *requests: bytes) -> list[tuple[int, bytes]]:

@@ -7,17 +7,32 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rallypoint.relay.relay import Relay, StoreAddress
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.binding import listen
 
 _SECONDS = 20.0
+
+
+Make = Callable[[Loop, list[socket.socket]], Pump[Any]]
+
+
+@contextmanager
+def running_here(
+    make: Make, port: int = 0, *, backend: str = "auto", listeners: list[socket.socket] | None = None
+) -> Iterator[int]:
+    """The port of a server or relay that `make` makes, on a loop in a thread of this process."""
+    loop, _ = make_loop(Choice(backend))
+    listeners = listeners or listen("127.0.0.1", port)
+    with _turning(loop, [make(loop, listeners)]):
+        yield listeners[0].getsockname()[1]
 
 
 @contextmanager
@@ -30,13 +45,18 @@ def serving_in_a_thread(relays: int) -> Iterator[int]:
         upstream = StoreAddress("the one before", [(socket.AF_INET, listeners[0].getsockname())], True)
         listeners = listen("127.0.0.1", 0)
         pumps.append(Relay(loop, upstream, listeners))
-    port = int(listeners[0].getsockname()[1])
+    with _turning(loop, pumps):
+        yield int(listeners[0].getsockname()[1])
+
+
+@contextmanager
+def _turning(loop: Loop, pumps: list[Pump[Any]]) -> Iterator[None]:
     for pump in pumps:
         pump.start()
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
-        yield port
+        yield
     finally:
         loop.stop()
         thread.join(_SECONDS)

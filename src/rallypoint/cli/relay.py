@@ -8,7 +8,7 @@ from rallypoint.cli.command import Argument, command
 from rallypoint.cli.endpoints import parse_place
 from rallypoint.cli.foreground import BACKEND, LIMIT, announce, logger, open_loop, port_option
 from rallypoint.relay.hosting import UPSTREAM_SECONDS
-from rallypoint.relay.kinds import make_relay
+from rallypoint.relay.passing import make_relay
 from rallypoint.relay.relay import find_upstream
 from rallypoint.server.process.binding import describe, listen
 from rallypoint.server.process.startup import limits_of_environment, settle_in

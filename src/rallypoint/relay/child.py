@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from rallypoint.relay.kinds import make_relay
+from rallypoint.relay.passing import make_relay
 from rallypoint.relay.relay import find_upstream
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump

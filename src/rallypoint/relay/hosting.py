@@ -14,16 +14,14 @@ UPSTREAM_SECONDS = 30.0
 
 def host_relay(
     upstream: tuple[str, int],
-    host: str = "127.0.0.1",
-    port: int = 0,
     *,
     backend: Choice = Choice.AUTO,
     lifespan: Lifespan = WITH_PARENT,
     seconds: float = UPSTREAM_SECONDS,
 ) -> HostedServer:
-    """Start a relay on `host` and `port` for the store or relay at `upstream`.
+    """Start a relay on this machine, at a free port, for the store or relay at `upstream`.
 
-    Raises PortInUseError, BindError, or ServerStartError, also if the upstream is not reached in time.
+    Raises BindError, or ServerStartError, also if the upstream is not reached in time.
     """
     order: dict[str, object] = {"upstream": [*upstream, seconds]}
-    return host_on(listen(host, port), RELAY, order, backend=backend, lifespan=lifespan)
+    return host_on(listen("127.0.0.1", 0), RELAY, order, backend=backend, lifespan=lifespan)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from rallypoint.server.loops.link import NOT_NOW
 from rallypoint.server.loops.listening import set_options
 from rallypoint.server.loops.loop import Loop
 
@@ -17,7 +18,6 @@ Address = tuple[int, Any]
 
 _READ_BYTES: Final = 1 << 18
 _CONNECT_SECONDS: Final = 5.0
-_NOT_NOW: Final = (BlockingIOError, InterruptedError)
 _UNDER_WAY: Final = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY}
 
 # A machine that vanishes says nothing: what is sent to it is given up after that many seconds, and while
@@ -72,7 +72,7 @@ class Outgoing:
         assert self._sock is not None
         try:
             sent = self._sock.send(data)
-        except _NOT_NOW:
+        except NOT_NOW:
             sent = 0
         except OSError as error:
             self._fail(error)
@@ -145,7 +145,7 @@ class Outgoing:
         assert self._sock is not None
         try:
             data = self._sock.recv(_READ_BYTES)
-        except _NOT_NOW:
+        except NOT_NOW:
             return
         except OSError as error:
             self._fail(error)
@@ -159,7 +159,7 @@ class Outgoing:
         assert self._sock is not None
         try:
             del self._unsent[: self._sock.send(self._unsent)]
-        except _NOT_NOW:
+        except NOT_NOW:
             return
         except OSError as error:
             self._fail(error)

@@ -6,12 +6,14 @@ address on it to connect to.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.outgoing import Address, Outgoing
-from rallypoint.relay.relay import StoreAddress
+from rallypoint.relay.relay import Relay, StoreAddress
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.front import Front
@@ -21,6 +23,8 @@ from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
+
+logger = logging.getLogger("rallypoint.relay")
 
 
 class Passenger(Client):
@@ -119,3 +123,17 @@ class PassingRelay(Pump[Passenger]):
         self, loop: Loop, upstream: StoreAddress, listeners: Sequence[socket.socket], limits: Limits
     ) -> None:
         super().__init__(loop, PassingCore(loop, upstream.addresses, limits, self.deliver), listeners)
+
+
+def make_relay(
+    loop: Loop, upstream: StoreAddress, listeners: Sequence[socket.socket], limits: Limits
+) -> Pump[Any]:
+    """A relay that combines, or one that only passes on if its upstream knows no sessions."""
+    if upstream.knows_sessions:
+        return Relay(loop, upstream, listeners, limits)
+    logger.warning(
+        "%s knows no sessions, as a store of torch's own: each client gets a connection to it, and nothing "
+        "is combined. hint: serve the store with `rallypoint serve` or `rallypoint run`",
+        upstream.name,
+    )
+    return PassingRelay(loop, upstream, listeners, limits)

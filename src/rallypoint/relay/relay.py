@@ -76,7 +76,6 @@ class Relay(Pump[Rank]):
         self._relay = core
         self._upstream = upstream
         self._connection: Outgoing | None = None
-        self._is_connected = False
         self._has_dial = False
         self._pause = _FIRST_PAUSE
         self._down_since: float | None = None
@@ -97,7 +96,6 @@ class Relay(Pump[Rank]):
     def close(self) -> None:
         self._closed = True  # what happens from here on leads to no new connection
         connection, self._connection = self._connection, None
-        self._is_connected = False
         if connection is not None:
             connection.send(BYE)
             connection.close()
@@ -149,7 +147,6 @@ class Relay(Pump[Rank]):
         )
 
     def _on_open(self) -> None:
-        self._is_connected = True
         self._refused_since = None
         self._send(self._relay.connect())
 
@@ -199,7 +196,6 @@ class Relay(Pump[Rank]):
         self._dial_later()
 
     def _drop_connection(self) -> None:
-        self._is_connected = False
         self._relay.lose_upstream()
         if self._connection is not None:
             self._connection.close()

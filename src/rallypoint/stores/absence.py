@@ -52,7 +52,7 @@ def absent_for_keys(roll: Roll | None, keys: Iterable[str]) -> Absence:
     missing = tuple(each.rank for each in roll.missing)
     wanted = {key for key in keys if owing_rank(key) not in missing}
     owed = next((owed_text(roll, each) for each in roll.awaited if each.key in wanted and each.owed), "")
-    return Absence("; ".join(filter(None, (_summary(roll), owed))), missing)
+    return Absence("; ".join(filter(None, (headline(replace(roll, awaited=())), owed))), missing)
 
 
 def absent_at_barrier(roll: Roll | None, key: str, size: int) -> Absence:
@@ -82,10 +82,6 @@ def absent_text(roll: Roll) -> str:
     """The ranks that are missing, and those that may be here, unseen; empty if all are here."""
     named = {"missing": missing_text(roll), "not seen": unseen_text(roll)}
     return "; ".join(f"{word}: {text}" for word, text in named.items() if text)
-
-
-def _summary(roll: Roll) -> str:
-    return headline(replace(roll, awaited=()))
 
 
 def _machines_of(roll: Roll, found: Gathering) -> str:

@@ -20,8 +20,8 @@ from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.filelog import CALL_BYTES, MEMBER_BYTES, FileLog
 from rallypoint.stores.local import LocalStore
 from rallypoint.stores.membership import Member, Process, refusal
-from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.opcodes import SHAPES, Op
+from rallypoint.wire.encoding import encode
+from rallypoint.wire.opcodes import Op
 
 _Result = TypeVar("_Result")
 
@@ -153,12 +153,7 @@ class FileStore(LocalStore):
         return pause
 
     def _record(self, op: Op, contents: Sequence[bytes], *, tail: bytes = b"", member: bytes = b"") -> None:
-        shape = SHAPES[op]
-        if shape.counted:
-            message = counted_request(op, contents, blobs_each=len(shape.blobs))
-        else:
-            message = request(op, *contents, tail=tail)
-        self._log.write_change(member or self._seat.id + bytes(CALL_BYTES), message)
+        self._log.write_change(member or self._seat.id + bytes(CALL_BYTES), encode(op, contents, tail))
 
     # Barriers
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from enum import IntEnum
@@ -26,10 +26,10 @@ from rallypoint.errors import ProtocolError, RallypointError, StaleFileError, St
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.filelock import open_locked, remove_locked
 from rallypoint.stores.membership import Member, describe
-from rallypoint.wire.encoding import VALIDATE
-from rallypoint.wire.handlers import SERVED
+from rallypoint.wire.encoding import unpack_i64
+from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.parser import Forms, RequestParser
+from rallypoint.wire.opcodes import Op
 
 _NAME: Final = b"rallypoint file store "
 _FORMAT: Final = _NAME + b"1 "
@@ -52,7 +52,22 @@ _LIMITS: Final = Limits(
     stored_bytes=_ENDLESS,
     stored_entries=_ENDLESS,
 )
-_FORMS: Final = Forms(_LIMITS, SERVED)
+
+_Change = Callable[[Engine[bytes], bytes, list[bytes], bytes], object]
+_CHANGES: Final[dict[Op, _Change]] = {
+    Op.SET: lambda engine, _, blobs, __: engine.set(*blobs),
+    Op.COMPARE_SET: lambda engine, _, blobs, __: engine.compare_set(*blobs),
+    Op.ADD: lambda engine, _, blobs, tail: engine.add(blobs[0], unpack_i64(tail)[0]),
+    Op.DELETE_KEY: lambda engine, _, blobs, __: engine.delete(blobs[0]),
+    Op.APPEND: lambda engine, _, blobs, __: engine.append(*blobs),
+    Op.MULTI_SET: lambda engine, _, blobs, __: engine.multi_set(blobs),
+    Op.QUEUE_PUSH: lambda engine, _, blobs, __: engine.push(*blobs),
+    Op.QUEUE_POP: lambda engine, who, blobs, _: engine.pop(who, blobs[0]),
+    Op.BARRIER: lambda engine, who, blobs, tail: engine.barrier(who, blobs[0], unpack_i64(tail)[0]),
+    Op.CANCEL_WAIT: lambda engine, who, _, __: engine.withdraw(who),
+}
+"""What each request does to the engine, by its writer, its blobs and its tail."""
+_REQUESTS: Final = WholeRequests(_LIMITS, _CHANGES)
 
 _HINT: Final = "delete the file, or use another path for each run"
 
@@ -64,76 +79,25 @@ class _Kind(IntEnum):
 
 
 class _Replica:
-    """The state that the records add up to. It is the parser's handler: each change goes to the engine."""
+    """The state that the records add up to."""
 
     def __init__(self) -> None:
         self.engine: Engine[bytes] = Engine(_LIMITS)
         self.members: dict[bytes, Member] = {}
-        self._who = b""
-        self._parser = RequestParser(self, _FORMS)
-        self._parser.feed(VALIDATE)
 
     def apply(self, body: bytes) -> None:
         kind, who = _BODY.unpack_from(body)
         content = body[_BODY.size :]
         member = who[:MEMBER_BYTES]
         if kind == _Kind.CHANGE:
-            self._who = who
-            self._parser.feed(content)
+            op, blobs, tail = _REQUESTS.read(content, 0, len(content))
+            _CHANGES[op](self.engine, who, blobs, tail)
         elif kind == _Kind.JOIN:
             self.members[member] = Member.from_json(content)
         elif kind == _Kind.LEAVE and member in self.members:
             self.members[member].left = True
         else:
             raise ProtocolError(f"a record of kind {kind}")
-
-    def validate(self) -> None:
-        pass
-
-    def set(self, key: bytes, value: bytes) -> bytes:
-        self.engine.set(key, value)
-        return b""
-
-    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        self.engine.compare_set(key, expected, desired)
-        return b""
-
-    def add(self, key: bytes, amount: int) -> bytes:
-        self.engine.add(key, amount)
-        return b""
-
-    def delete_key(self, key: bytes) -> bytes:
-        self.engine.delete(key)
-        return b""
-
-    def append(self, key: bytes, value: bytes) -> bytes:
-        self.engine.append(key, value)
-        return b""
-
-    def multi_set(self, keys_and_values: list[bytes]) -> bytes:
-        self.engine.multi_set(keys_and_values)
-        return b""
-
-    def queue_push(self, key: bytes, value: bytes) -> bytes:
-        self.engine.push(key, value)
-        return b""
-
-    def queue_pop(self, key: bytes) -> bytes:
-        self.engine.pop(self._who, key)
-        return b""
-
-    def barrier(self, key: bytes, world_size: int) -> bytes:
-        self.engine.barrier(self._who, key, world_size)
-        return b""
-
-    def cancel_wait(self) -> bytes:
-        self.engine.withdraw(self._who)
-        return b""
-
-    def _refuse(self, *_: object) -> bytes:
-        raise ProtocolError("a request that changes nothing")
-
-    get = check = wait = num_keys = multi_get = ping = queue_len = list_keys = _refuse
 
 
 class FileLog:

@@ -103,9 +103,6 @@ class PrefixStore(Store):
         if self._owns_store:
             self._store.close()
 
-    def has_extended_api(self) -> bool:
-        return self._store.has_extended_api()
-
     @property
     def timeout(self) -> timedelta:
         """The underlying store's."""

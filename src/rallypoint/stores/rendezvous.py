@@ -72,15 +72,13 @@ def _meet_tcp(request: _Request) -> Rendezvous:
             f"{request.url.geturl()!r} lacks a host or a port",
             hint="write tcp://HOST:PORT",
         )
-    rank = _number("rank", request.rank, request.query, {})
-    world_size = _number("world_size", request.world_size, request.query, {})
+    rank, world_size = _rank_and_size(request, {})
     return _meet_at(host, port, rank, world_size, rank == 0, request)
 
 
 def _meet_env(request: _Request) -> Rendezvous:
     environ = os.environ
-    rank = _number("rank", request.rank, request.query, environ)
-    world_size = _number("world_size", request.world_size, request.query, environ)
+    rank, world_size = _rank_and_size(request, environ)
     host = environ.get("MASTER_ADDR", "")
     if not host:
         raise UsageError("env:// needs the variable MASTER_ADDR", hint="a launcher sets it, or you do")
@@ -93,7 +91,6 @@ def _meet_env(request: _Request) -> Rendezvous:
 def _meet_at(
     host: str, port: int, rank: int, world_size: int, is_master: bool, request: _Request
 ) -> Rendezvous:
-    _check_rank(rank, world_size)
     store = TCPStore(
         host,
         port,
@@ -113,9 +110,7 @@ def _meet_file(request: _Request) -> Rendezvous:
         raise UsageError(f"{request.url.geturl()!r} names no file", hint="write file:///absolute/path")
     if os.name == "nt":
         path = path.lstrip("/")  # file:///C:/store
-    rank = _number("rank", request.rank, request.query, {})
-    world_size = _number("world_size", request.world_size, request.query, {})
-    _check_rank(rank, world_size)
+    rank, world_size = _rank_and_size(request, {})
     return Rendezvous(FileStore(path, world_size, request.timeout), rank, world_size)
 
 
@@ -128,9 +123,12 @@ def _port_of(url: SplitResult) -> int | None:
         ) from None
 
 
-def _check_rank(rank: int, world_size: int) -> None:
+def _rank_and_size(request: _Request, environ: Mapping[str, str]) -> tuple[int, int]:
+    rank = _number("rank", request.rank, request.query, environ)
+    world_size = _number("world_size", request.world_size, request.query, environ)
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} does not exist in a world of {world_size}")
+    return rank, world_size
 
 
 def _number(name: str, argument: int, query: Mapping[str, str], environ: Mapping[str, str]) -> int:

@@ -96,7 +96,11 @@ class TCPStore(Store):
         who = partial(who_am_i, role, rank, world_size or -1)
         self._attach(host_name, port, server, choice, who)
         try:
-            self._check_port(port)
+            if port not in (0, self.port):
+                raise UsageError(
+                    f"master_listen_fd is bound to port {self.port}, not to {port}",
+                    hint="pass port 0 and read the store's `port`",
+                )
             self._enter(world_size if wait_for_workers else None, is_master)
         except BaseException:
             self.close()
@@ -115,13 +119,6 @@ class TCPStore(Store):
         self._pool = ConnectionPool(lambda deadline: connect(*address, deadline, who()))
         self._inquiry = Inquiry(self._pool, format_address(*address), who())
         self._let_go = weakref.finalize(self, _let_go, self._pool, server)
-
-    def _check_port(self, port: int) -> None:
-        if port not in (0, self.port):
-            raise UsageError(
-                f"master_listen_fd is bound to port {self.port}, not to {port}",
-                hint="pass port 0 and read the store's `port`",
-            )
 
     @property
     def libuvBackend(self) -> bool:  # noqa: N802 - torch's name
@@ -286,7 +283,9 @@ class TCPStore(Store):
         with self._pool.lend(deadline) as connection:
             self._wait_for(connection, keys, deadline)
             connection.send(message, deadline)
-            return _read_values(connection, len(keys), deadline)
+            values = [connection.read_blob(deadline) for _ in keys]
+            connection.finish()
+            return values
 
     def _wait_for(self, connection: Connection, keys: Sequence[str], deadline: Deadline) -> None:
         connection.send(counted_request(Op.WAIT, _wire_keys(keys)), deadline)
@@ -395,12 +394,6 @@ def _wire_key(key: str) -> bytes:
 
 def _wire_keys(keys: Sequence[str]) -> list[bytes]:
     return [_wire_key(key) for key in as_keys(keys)]
-
-
-def _read_values(connection: Connection, count: int, deadline: Deadline) -> list[bytes]:
-    values = [connection.read_blob(deadline) for _ in range(count)]
-    connection.finish()
-    return values
 
 
 def _pop(connection: Connection, key: str, deadline: Deadline) -> bytes | None:

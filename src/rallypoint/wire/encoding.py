@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final
 
-from rallypoint.wire.opcodes import MAGIC, Op
+from rallypoint.wire.opcodes import MAGIC, SHAPES, Op
 
 _U32: Final = Struct("<I")
 _U64: Final = Struct("<Q")
@@ -55,3 +55,11 @@ def request(op: Op, *contents: bytes, tail: bytes = b"") -> bytes:
 def counted_request(op: Op, contents: Sequence[bytes], *, blobs_each: int = 1) -> bytes:
     """A request of `len(contents) / blobs_each` repetitions of its blobs."""
     return b"%c%b%b" % (op, pack_u64(len(contents) // blobs_each), blobs(contents))
+
+
+def encode(op: Op, contents: Sequence[bytes], tail: bytes) -> bytes:
+    """A request from its parts."""
+    shape = SHAPES[op]
+    if shape.counted:
+        return counted_request(op, contents, blobs_each=len(shape.blobs))
+    return request(op, *contents, tail=tail)

@@ -74,7 +74,7 @@ class Form(Generic[HandlerT]):
 
 
 class WholeRequests:
-    """Reads the requests of batches, each of which is there as a whole; and counts them."""
+    """Reads requests of which each is there as a whole, as in a batch; and counts them."""
 
     __slots__ = ("_forms", "limits")
 
@@ -92,12 +92,12 @@ class WholeRequests:
         Raises ProtocolError, if that is no request, or LimitError.
         """
         if start == stop or data[start] not in self._forms:
-            raise ProtocolError("there is no such operation in a batch")
+            raise ProtocolError("there is no such operation here")
         form = self._forms[data[start]]
         form.count += 1
         blobs, end = form.read(data, start, stop, self.limits.keys_per_request)
         if end != stop:
-            raise ProtocolError(f"{form.op.name} in a batch is shorter or longer than it says")
+            raise ProtocolError(f"{form.op.name} is shorter or longer than it says")
         return form.op, blobs, data[stop - form.tail : stop]
 
 

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from rallypoint.errors import ProtocolError
 from rallypoint.wire.encoding import blob, blobs, counted_request, pack_u64, request, unpack_u64
-from rallypoint.wire.opcodes import SHAPES, STOP_WAITING, Op
+from rallypoint.wire.opcodes import STOP_WAITING, Op
 
 ANNOUNCED: Final = b"rallypoint/sessions/1"
 """What a server that knows sessions says is there; so does one that answers a LOOK."""
@@ -98,10 +98,7 @@ BATCH_OVERHEAD: Final = 1 + 8 + _HEAD.size + 8
 
 pack_pair = _PAIR.pack
 unpack_pair = _PAIR.unpack
-
-
-def arrive_tail(size: int, count: int) -> bytes:
-    return _ARRIVE.pack(size, count)
+arrive_tail = _ARRIVE.pack
 
 
 def parse_arrive(tail: bytes) -> tuple[int, int]:
@@ -129,14 +126,6 @@ def pack_welcome(welcome: Welcome) -> bytes:
 
 def parse_welcome(data: bytes | bytearray) -> Welcome:
     return Welcome(*_WELCOME.unpack_from(data))
-
-
-def encode(op: Op, contents: Sequence[bytes], tail: bytes) -> bytes:
-    """A request from its parts."""
-    shape = SHAPES[op]
-    if shape.counted:
-        return counted_request(op, contents, blobs_each=len(shape.blobs))
-    return request(op, *contents, tail=tail)
 
 
 def batch(number: int, taken: int, requests: Sequence[bytes]) -> bytes:

@@ -6,7 +6,7 @@ from typing import Final
 
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.requests import Requests
-from rallypoint.relay.core.slots import Arrival, Call, Leaver, Line, Waiter
+from rallypoint.relay.core.slots import NOBODY, Arrival, Call, Leaver, Line, Waiter
 from rallypoint.server.core.sessions import Session
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import pack_i64, unpack_i64, unpack_u64
@@ -116,15 +116,15 @@ class _Arrivals:
         self._session.answer(self._tag, status, content)
 
     def leave(self, asked: int, leaver: Leaver) -> None:
+        """Take some back; the leaver, unless it is nobody, lowers `count`."""
         if self._is_pending:
             self._leaves.append((asked, leaver))
         elif self._is_away:
             left = min(asked, self.parked)
             self.parked -= left
-            self.count -= left
             leaver.left(left)
         else:
-            self._requests.combiner.leave(self._handle, asked, _Leave(self, leaver))
+            self._requests.combiner.leave(self._handle, asked, leaver)
 
     def suspend(self) -> None:
         if self._is_away:
@@ -134,17 +134,17 @@ class _Arrivals:
             return
         self._is_pending = True
         handle = self._handle
-        self._requests.combiner.leave(handle, handle.count - handle.leaving, _Parking(self))
+        self._requests.combiner.leave(handle, handle.count - handle.leaving, self)
 
     def resume(self) -> None:
         self._is_away = False
         if not self._is_pending:
             self._arrive_again()
 
-    def park(self, left: int) -> None:
-        """So many could be taken back."""
+    def left(self, count: int) -> None:
+        """Of the arrivals of a session that is away, this many could be taken back."""
         self._is_pending = False
-        self.parked += left
+        self.parked += count
         is_away, self._is_away = self._is_away, True
         leaves, self._leaves = self._leaves, []
         for asked, leaver in leaves:
@@ -172,32 +172,6 @@ class _Handle(Arrival):
         self._arrivals.release(status, content)
 
 
-class _Parking:
-    """Arrivals of a session that is away have been taken back."""
-
-    __slots__ = ("_arrivals",)
-
-    def __init__(self, arrivals: _Arrivals) -> None:
-        self._arrivals = arrivals
-
-    def left(self, count: int) -> None:
-        self._arrivals.park(count)
-
-
-class _Leave:
-    """Arrivals have been taken back upstream because the session asked for it."""
-
-    __slots__ = ("_arrivals", "_leaver")
-
-    def __init__(self, arrivals: _Arrivals, leaver: Leaver) -> None:
-        self._arrivals = arrivals
-        self._leaver = leaver
-
-    def left(self, count: int) -> None:
-        self._arrivals.count -= count
-        self._leaver.left(count)
-
-
 class _Left:
     """The answer to a LEAVE of a session."""
 
@@ -210,19 +184,11 @@ class _Left:
         self._note = note
 
     def left(self, count: int) -> None:
+        if isinstance(self._note, _Arrivals):
+            self._note.count -= count
         if not isinstance(self._note, _Arrivals) or not self._note.count:
             self._session.notes.pop(self._of, None)
         self._session.answer(self._tag, Status.DONE, pack_i64(count))
-
-
-class _Nobody:
-    """The session has ended: there is nobody to tell."""
-
-    def left(self, count: int) -> None:
-        pass
-
-
-_NOBODY: Final = _Nobody()
 
 
 class RelayCarrier:
@@ -269,7 +235,7 @@ class RelayCarrier:
         self._lines.pop(session, None)
         notes, session.notes = session.notes, {}
         for note in notes.values():
-            self._end(note, _NOBODY)
+            self._end(note, NOBODY)
         self._requests.be_due()
 
     # The operations that are not passed on as they are

@@ -20,6 +20,7 @@ from typing import Final
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.long_values import Known
 from rallypoint.relay.core.slots import (
+    NOBODY,
     AddSlot,
     Arrival,
     ArriveSlot,
@@ -180,11 +181,11 @@ class Combiner:
 
     def tell(self, report: bytes) -> None:
         """Tell the other side what this relay knows."""
-        self._put(None, UnprovenSlot(Op.TOLD, [report], b"", _NOBODY), [report])
+        self._put(None, UnprovenSlot(Op.TOLD, [report], b"", NOBODY), [report])
 
     def dismiss(self, call: Call) -> None:
         """The client that was called will not pop."""
-        self._leave(call.tag, 1, _NOBODY)
+        self._leave(call.tag, 1, NOBODY)
 
     # Sending
 
@@ -300,7 +301,7 @@ class Combiner:
             again = [(waiter, Op.WAIT_IN_TURN) for waiter in waiters if waiter is not called]
             sure = [called] if called is not None else []
             if called is None:
-                self._leave(slot.tag, 1, _NOBODY)
+                self._leave(slot.tag, 1, NOBODY)
         call = Call(slot.tag, slot.keys) if status is Status.CALLED else None
         for waiter in sure:
             waiter.end(None, call)
@@ -354,16 +355,6 @@ class Combiner:
                 assert all(waiter.slot is slot for waiter in slot.waiters)
         assert self.held_bytes == sum(slot.cost for slot in slots)
         self.known.check_invariants()
-
-
-class _Nobody:
-    """Does not care about the answer."""
-
-    def answer(self, status: Status, content: bytes) -> None:
-        pass
-
-
-_NOBODY: Final = _Nobody()
 
 
 class _CancelledWait:

@@ -7,38 +7,23 @@ a barrier has one only until all before it is answered: from then on it comes wh
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.relay.core.requests import Requests
 from rallypoint.relay.core.slots import Arrival, Call, Waiter
 from rallypoint.rollcall.identity import is_hello
 from rallypoint.rollcall.snapshot import Question
-from rallypoint.server.core.clients import Client, Clients
-from rallypoint.server.core.looks import Looks, Pending
-from rallypoint.server.core.outbox import Close, Outbox
-from rallypoint.server.core.sessions import Sessions
-from rallypoint.server.core.turn import Turn
+from rallypoint.server.core.clients import Client
+from rallypoint.server.core.front import Front
+from rallypoint.server.core.looks import Pending
+from rallypoint.server.core.outbox import Close
 from rallypoint.wire.encoding import blob, pack_i64, unpack_i64
-from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.wire.parser import Forms, RequestParser
 from rallypoint.wire.sessions import ANNOUNCED, Status
 
 _ANNOUNCED: Final = [ANNOUNCED]
-
-
-class RelayParts(Protocol):
-    """The relay to which a client is connected: the parts of it that the client uses."""
-
-    limits: Limits
-    turn: Turn
-    outbox: Outbox[Rank]
-    clients: Clients[Rank]
-    sessions: Sessions
-    looks: Looks
-    requests: Requests
-    forms: Forms[Rank]
 
 
 class _Reply:
@@ -95,9 +80,11 @@ class _Wait(Waiter):
 
 
 class _AtBarrier(Arrival):
-    """A client that waits at a barrier."""
+    """A client that waits at a barrier, or leaves it."""
 
-    __slots__ = ("_rank", "began", "name", "reply")
+    __slots__ = ("_rank", "began", "giving_up", "name", "reply")
+
+    giving_up: _GivingUp
 
     def __init__(self, rank: Rank, reply: _Reply, name: tuple[bytes, int], began: float) -> None:
         super().__init__()
@@ -109,6 +96,10 @@ class _AtBarrier(Arrival):
     def release(self, status: Status, content: bytes) -> None:
         self._rank.leave_barrier(self)
         self.reply.answer(status, content if status is Status.REFUSED else STOP_WAITING)
+
+    def left(self, _: int) -> None:
+        self._rank.withdraw(self.reply)
+        self.giving_up.left_one()
 
 
 class _GivingUp:
@@ -127,21 +118,6 @@ class _GivingUp:
             self._rank.fill(self._reply, WAIT_CANCELED)
 
 
-class _Leaving:
-    """A client leaves a barrier."""
-
-    __slots__ = ("_giving_up", "_rank", "_reply")
-
-    def __init__(self, rank: Rank, reply: _Reply, giving_up: _GivingUp) -> None:
-        self._rank = rank
-        self._reply = reply
-        self._giving_up = giving_up
-
-    def left(self, _: int) -> None:
-        self._rank.withdraw(self._reply)
-        self._giving_up.left_one()
-
-
 class Rank(Client):
     """One client. Made by `RelayCore.open` alone."""
 
@@ -150,13 +126,13 @@ class Rank(Client):
         *("_relay", "_replies", "_requests", "_waits", "is_present", "last"),
     )
 
-    def __init__(self, relay: RelayParts, peer: str) -> None:
+    def __init__(self, relay: Front[Rank], requests: Requests, forms: Forms[Rank], peer: str) -> None:
         super().__init__(relay.clients, relay.sessions, peer)
-        self.read_with(RequestParser(self, relay.forms))
+        self.read_with(RequestParser(self, forms))
         self.last = 0  # it is a line of its own
         self.is_present = True
         self._relay = relay
-        self._requests = relay.requests
+        self._requests = requests
         self._replies: deque[_Reply] = deque()
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -310,7 +286,8 @@ class Rank(Client):
         arrivals, self._arrivals = self._arrivals, {}
         giving_up = _GivingUp(self, reply, len(arrivals))
         for arrival in arrivals.values():
-            combiner.leave(arrival, 1, _Leaving(self, arrival.reply, giving_up))
+            arrival.giving_up = giving_up
+            combiner.leave(arrival, 1, arrival)
         self._requests.be_due()
 
     def withdraw(self, reply: _Reply) -> None:

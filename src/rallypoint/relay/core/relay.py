@@ -8,6 +8,7 @@ and `flush` return, and says when the connection is lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rallypoint.relay.core.children import RelayCarrier
 from rallypoint.relay.core.ranks import Rank
@@ -53,7 +54,7 @@ class RelayCore(Front[Rank]):
     # Clients
 
     def _make(self, peer: str) -> Rank:
-        return Rank(self, peer)
+        return Rank(self, self.requests, self.forms, peer)
 
     def _leave(self, client: Rank) -> None:
         super()._leave(client)
@@ -93,9 +94,9 @@ class RelayCore(Front[Rank]):
         """The other side wants to know what this relay knows; once is enough."""
         if not self._is_telling:
             self._is_telling = True
-            self.looks.start(Question(), _Report(self).deliver)
+            self.looks.start(Question(), partial(self._send_report, self.upstream))
 
-    def tell(self, upstream: Upstream, snapshot: bytes) -> None:
+    def _send_report(self, upstream: Upstream, snapshot: bytes) -> None:
         """Send a snapshot to the session that asked for it, unless that is lost."""
         if upstream is self.upstream:
             self._is_telling = False
@@ -140,16 +141,3 @@ class RelayCore(Front[Rank]):
         for rank in self.clients:
             rank.check_invariants()
         assert self.requests.replies_due == sum(rank.replies_due for rank in self.clients)
-
-
-class _Report:
-    """A snapshot for the other side, on its way."""
-
-    __slots__ = ("_core", "_upstream")
-
-    def __init__(self, core: RelayCore) -> None:
-        self._core = core
-        self._upstream = core.upstream
-
-    def deliver(self, snapshot: bytes) -> None:
-        self._core.tell(self._upstream, snapshot)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from rallypoint.relay.core.long_values import Known
-from rallypoint.wire.encoding import pack_i64, unpack_i64
+from rallypoint.wire.encoding import encode, pack_i64, unpack_i64
 from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import MOST_ARRIVALS, Status, arrive_tail, encode
+from rallypoint.wire.sessions import MOST_ARRIVALS, Status, arrive_tail
 
 _MOST_SUM: Final = 1 << 62
 _MOST_JOINED: Final = 4096  # arrivals; they are gone through one by one
@@ -43,6 +43,19 @@ class Leaver(Protocol):
 
     def left(self, count: int, /) -> None:
         """So many of them had not been released before."""
+
+
+class _Nobody:
+    """Wants to hear no answer."""
+
+    def answer(self, _: Status, __: bytes) -> None:
+        pass
+
+    def left(self, _: int) -> None:
+        pass
+
+
+NOBODY: Final = _Nobody()
 
 
 class Slot(ABC):

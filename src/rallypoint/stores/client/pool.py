@@ -48,15 +48,16 @@ class ConnectionPool:
     def _take(self) -> Connection | None:
         if self._owner != os.getpid():
             self._forget_the_parents()
-        with self._lock:
-            if self._closed:
-                raise RallypointError("this store is closed", hint="make a new one, or close it later")
-            connection = self._idle.pop() if self._idle else None
-        while connection is not None and connection.is_stale:
-            connection.close()
+        while True:
             with self._lock:
-                connection = self._idle.pop() if self._idle else None
-        return connection
+                if self._closed:
+                    raise RallypointError("this store is closed", hint="make a new one, or close it later")
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if not connection.is_stale:
+                return connection
+            connection.close()
 
     def _give_back(self, connection: Connection) -> None:
         with self._lock:

@@ -18,7 +18,7 @@ from typing import Final
 from rallypoint.bench import machine
 from rallypoint.bench.contest import Measurement, Session
 from rallypoint.bench.results import BenchError, Sample, percentile
-from rallypoint.bench.targets import KINDS, TORCH_PEERS, BehindRelays, Hosts, Kind, RanksAt, Target
+from rallypoint.bench.targets import KINDS, TORCH_HOST, BehindRelays, Hosts, Kind, RanksAt, Target
 from rallypoint.bench.workers import Load, Message, ask_all, ask_each, start, together
 
 RANKS_PER_PROCESS: Final = 18_000
@@ -235,7 +235,7 @@ class RankZero(Target):
 
     def __init__(self, kind: Kind, hosts: Hosts) -> None:
         super().__init__(kind, hosts)
-        self._torch = hosts.get(TORCH_PEERS)
+        self._torch = hosts.get(TORCH_HOST)
 
     def start(self) -> None:
         """Nothing to do."""

@@ -34,8 +34,8 @@ FILES_PER_RELAY: Final = 2
 RanksAt = tuple[str, int, str, int]
 """An address, a port, the address to come from (empty: any), and how many ranks connect so."""
 
-SERVERS: Final = "rallypoint.bench.host_servers"
-TORCH_PEERS: Final = "rallypoint.pytorch.peers"
+SERVER_HOST: Final = "rallypoint.bench.host_servers"
+TORCH_HOST: Final = "rallypoint.bench.host_torch"
 """The modules of host processes."""
 
 
@@ -55,14 +55,14 @@ class Kind:
 
 def _kinds() -> list[Kind]:
     return [
-        Kind("rallypoint-libuv", SERVERS, {"backend": "libuv"}, "uvloop"),
-        Kind("rallypoint-legacy", SERVERS, {"backend": "legacy"}),
-        Kind(RELAY, SERVERS, {"backend": "libuv"}, "uvloop"),
-        Kind("torch-libuv", TORCH_PEERS, {"backend": "libuv"}, "torch"),
-        Kind("torch-legacy", TORCH_PEERS, {"backend": "legacy"}, "torch"),
-        Kind(REDIS, SERVERS, {"backend": "redis"}, "redis-server", REDIS_DIALECT),
-        Kind("torch-libuv-as-is", TORCH_PEERS, {"backend": "libuv", "as_is": True}, "torch"),
-        Kind("torch-legacy-as-is", TORCH_PEERS, {"backend": "legacy", "as_is": True}, "torch"),
+        Kind("rallypoint-libuv", SERVER_HOST, {"backend": "libuv"}, "uvloop"),
+        Kind("rallypoint-legacy", SERVER_HOST, {"backend": "legacy"}),
+        Kind(RELAY, SERVER_HOST, {"backend": "libuv"}, "uvloop"),
+        Kind("torch-libuv", TORCH_HOST, {"backend": "libuv"}, "torch"),
+        Kind("torch-legacy", TORCH_HOST, {"backend": "legacy"}, "torch"),
+        Kind(REDIS, SERVER_HOST, {"backend": "redis"}, "redis-server", REDIS_DIALECT),
+        Kind("torch-libuv-as-is", TORCH_HOST, {"backend": "libuv", "as_is": True}, "torch"),
+        Kind("torch-legacy-as-is", TORCH_HOST, {"backend": "legacy", "as_is": True}, "torch"),
     ]
 
 

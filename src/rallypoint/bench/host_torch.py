@@ -140,17 +140,19 @@ class TorchHost:
 
         with ExitStack() as resources:
             listener = resources.enter_context(listening_socket(0))
-            # One system call opens it for all ranks, so they go on at the same time.
-            gate = os.eventfd(0, os.EFD_SEMAPHORE)
-            resources.callback(os.close, gate)
+            # One system call opens a gate for all ranks, so they go on at the same time. At a gate that they
+            # pass again, a quick rank could take the place of a slow one.
+            gates = [os.eventfd(0, os.EFD_SEMAPHORE) for _ in range(barriers + 2)]
+            for gate in gates:
+                resources.callback(os.close, gate)
             forks = []
             for rank in range(ranks):
                 timing = Timing(target, ranks, barriers, limit_s)
-                forks.append(Fork(f"rank {rank}", be_rank, gate, rank, timing, listener))
+                forks.append(Fork(f"rank {rank}", be_rank, gates, rank, timing, listener))
                 resources.callback(forks[-1].end)
             listener.close()  # it is rank 0's
             deadline = time.monotonic() + limit_s
-            for _ in range(barriers + 2):
+            for gate in gates:
                 hear_all(forks, deadline)
                 os.eventfd_write(gate, ranks)
             return hear_all(forks, deadline)[0]
@@ -179,13 +181,15 @@ def be_server(line: Line, use_libuv: bool, as_is: bool) -> None:
         store = make_server_again(port, use_libuv, as_is)
 
 
-def be_rank(line: Line, gate: int, rank: int, timing: Timing, listener: socket.socket) -> None:
+def be_rank(line: Line, gates: Sequence[int], rank: int, timing: Timing, listener: socket.socket) -> None:
     """In a fork: take part as a rank, in step with the others, and say how long it took."""
     from rallypoint.pytorch.peers import time_rank
 
+    ahead = iter(gates)
+
     def line_up() -> None:
         line.send({})
-        os.eventfd_read(gate)
+        os.eventfd_read(next(ahead))
 
     line.send(time_rank(rank, timing, listener, line_up))
 

@@ -19,12 +19,14 @@ import psutil
 import pytest
 
 from rallypoint.bench import client_loads, contest, machine, names, planning, rank_loads, targets
+from rallypoint.bench.clients import connect, converse
 from rallypoint.bench.contest import Contest, Measurement, Session
+from rallypoint.bench.dialects import TORCH
 from rallypoint.bench.planning import BenchPlan, Wish, make_plan
-from rallypoint.bench.rank_loads import SwarmProcesses, check_counts
+from rallypoint.bench.rank_loads import check_counts, processes_for, shares_of
 from rallypoint.bench.results import BenchError, Results, Sample
 from rallypoint.bench.swarm import pack
-from rallypoint.bench.targets import BehindOneRelay, BehindRelays, Hosts, Target, make_target
+from rallypoint.bench.targets import BehindRelays, Hosts, Target, make_target
 from rallypoint.bench.workers import Message
 from rallypoint.errors import UsageError
 from rallypoint.server.machine import names as system_names
@@ -369,10 +371,9 @@ def test_counts_that_are_not_are_a_fault() -> None:
 
 
 def test_there_are_as_many_processes_as_ranks_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_loads, "start", lambda *_: None)
     for total, most, count in ((18_000, 20_000, 1), (18_001, 20_000, 2), (1_000, 300, 4)):
         monkeypatch.setattr(machine, "most_connections", lambda most=most: most)
-        assert len(SwarmProcesses(ExitStack(), total).workers) == count
+        assert processes_for(total) == count
 
 
 @pytest.mark.parametrize(
@@ -385,11 +386,8 @@ def test_there_are_as_many_processes_as_ranks_need(monkeypatch: pytest.MonkeyPat
     ],
     ids=["one", "two sources", "few relays", "many relays"],
 )
-def test_all_ranks_have_a_share_and_no_process_has_many_more(
-    monkeypatch: pytest.MonkeyPatch, places: list[targets.RanksAt]
-) -> None:
-    monkeypatch.setattr(rank_loads, "start", lambda *_: None)
-    shares = SwarmProcesses(ExitStack(), 40_000).shares(places)
+def test_all_ranks_have_a_share_and_no_process_has_many_more(places: list[targets.RanksAt]) -> None:
+    shares = shares_of(places, 3)
     assert len(shares) == 3
     given, parts = Counter[tuple[str, int, str]](), Counter[tuple[str, int, str]]()
     for place in (place for share in shares for place in share):
@@ -482,13 +480,14 @@ def test_a_server_that_cannot_be_renewed_does_not_take_the_others_with_it(hosts:
         other.check_alive()
 
 
-def test_a_relay_is_between_clients_and_a_server(hosts: Hosts) -> None:
+def test_a_load_without_ranks_has_one_relay(hosts: Hosts) -> None:
     with running_target(names.RELAY, hosts) as target:
-        assert isinstance(target, BehindOneRelay)
-        relay = target._relay
-        assert {target.pid, relay} <= {p.pid for p in psutil.Process().children(recursive=True)}
-        assert target.counters()["relays_cpu"] > 0
-    assert not psutil.pid_exists(relay)
+        assert [port for _, port, _, _ in target.places(0)] == [target.port]
+        with connect(target.port, TORCH) as client:
+            converse(client, TORCH.store(b"key", b"value"))
+        counters = target.counters()
+        assert counters["messages"] > 0
+        assert counters["relays_cpu"] > 0
 
 
 def test_relays_share_the_ranks(hosts: Hosts) -> None:
@@ -583,7 +582,7 @@ def test_every_load_with_a_real_target(name: str, load: Measurement, hosts: Host
 
 def expect_extras(load: str, target: Target, extras: dict[str, float]) -> None:
     if target.name == names.RELAY:
-        wanted = EXTRAS.get(load, set()) | {"relays_cpu"} | ({"messages"} if load in EXTRAS else set())
+        wanted = EXTRAS.get(load, set()) | {"relays_cpu", "messages"}
         assert set(extras) == wanted | ({"relays", "relays_bytes"} if load == "init" else set())
         assert extras.get("relays", 3) == 3
         assert load != "init" or 3 <= extras["messages"] < 4 * RANKS

@@ -43,23 +43,41 @@ _WORKER: Final = "rallypoint.bench.clients"
 # Operations: as many as the server can do, and one at a time
 
 
-class Steady(Session):
-    """Clients that ask again and again, for as long as a round lasts."""
+class Timed(Session):
+    """A load that goes on for as long as a round lasts."""
 
     def open(self) -> None:
-        with connect(self.target.port, self.target.dialect) as client:
-            converse(client, self.target.dialect.store(KEY, VALUE))
-        self.clients = BusyClients(self.target.port, self.target.dialect, CLIENTS)
-        self.resources.callback(self.clients.close)
+        self.prepare()
         self.run(self.measurement.seconds / 2)
 
     def round(self) -> Sample:
         load, cost = self.metered(lambda: self.run(self.measurement.seconds))
-        return cost.sample(load.operations / load.seconds, load)
+        return cost.sample(self.value(load), load)
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Connect, and store what has to be there."""
 
     @abstractmethod
     def run(self, seconds: float) -> Load:
         """Keep busy for that long."""
+
+    @abstractmethod
+    def value(self, load: Load) -> float:
+        """What the record is about."""
+
+
+class Steady(Timed):
+    """Clients that ask again and again."""
+
+    def prepare(self) -> None:
+        with connect(self.target.port, self.target.dialect) as client:
+            converse(client, self.target.dialect.store(KEY, VALUE))
+        self.clients = BusyClients(self.target.port, self.target.dialect, CLIENTS)
+        self.resources.callback(self.clients.close)
+
+    def value(self, load: Load) -> float:
+        return load.operations / load.seconds
 
 
 class Gets(Steady):
@@ -101,23 +119,20 @@ class Adds(Steady):
         return load
 
 
-class OneAtATime(Session):
+class OneAtATime(Timed):
     """One client, one operation at a time."""
 
-    def open(self) -> None:
+    def prepare(self) -> None:
         self.client = self.resources.enter_context(connect(self.target.port, self.target.dialect))
         self.counted = 0
         converse(self.client, self.target.dialect.store(KEY, VALUE))
         self.client.setblocking(True)
-        self.run(self.measurement.seconds / 2)
 
-    def round(self) -> Sample:
-        load, cost = self.metered(lambda: self.run(self.measurement.seconds))
+    def value(self, load: Load) -> float:
         assert load.p50 is not None
-        return cost.sample(load.p50, load)
+        return load.p50
 
     def run(self, seconds: float) -> Load:
-        """The times of operations, one after the other, for that long."""
         watch, taken = Stopwatch(), list[float]()
         clock, send, receive = time.perf_counter, self.client.send, self.client.recv
         deadline = clock() + seconds
@@ -253,17 +268,11 @@ class Bulk(Session):
 
     def open(self) -> None:
         self.keys = keys_of(MANY_KEYS)
-        self.generation = 0
         self.client = self.resources.enter_context(connect(self.target.port, self.target.dialect))
-        self.seed()
         self.measure(1_000)
 
     def round(self) -> Sample:
         return self.measure(MANY_KEYS)
-
-    @abstractmethod
-    def seed(self) -> None:
-        """Store what has to be there."""
 
     @abstractmethod
     def measure(self, count: int) -> Sample:
@@ -283,12 +292,14 @@ class Bulk(Session):
 class MultiGet(Bulk):
     """Many keys are read."""
 
-    def seed(self) -> None:
+    def open(self) -> None:
         self.values = values_of(MANY_KEYS)
         # One after the other in a row: torch takes ten seconds for the request that would store them all.
-        pairs = zip(self.keys, self.values, strict=True)
+        pairs = zip(keys_of(MANY_KEYS), self.values, strict=True)
         each = [self.target.dialect.store(key, value) for key, value in pairs]
-        self.ask(Exchange(b"".join(x.request for x in each), b"".join(x.reply for x in each)))
+        with connect(self.target.port, self.target.dialect) as client:
+            converse(client, Exchange(b"".join(x.request for x in each), b"".join(x.reply for x in each)))
+        super().open()
 
     def measure(self, count: int) -> Sample:
         return self.timed(self.target.dialect.multi_get(self.keys[:count], self.values[:count]))
@@ -297,8 +308,7 @@ class MultiGet(Bulk):
 class MultiSet(Bulk):
     """Many values are stored, other ones each time; some are read afterwards."""
 
-    def seed(self) -> None:
-        """Nothing has to be there."""
+    generation = 0
 
     def measure(self, count: int) -> Sample:
         self.generation += 1
@@ -309,20 +319,17 @@ class MultiSet(Bulk):
         return measured
 
 
-class Cancels(Session):
+class Cancels(Timed):
     """A client that waits and gives up, again and again, while another waits for very many keys."""
 
-    def open(self) -> None:
+    def prepare(self) -> None:
         waiter = self.resources.enter_context(connect(self.target.port, TORCH))
         converse(waiter, TORCH.wait_for_missing(keys_of(MANY_KEYS, "absent")))
         self.client = BusyClients(self.target.port, TORCH, 1)
         self.resources.callback(self.client.close)
-        self.run(self.measurement.seconds / 2)
-
-    def round(self) -> Sample:
-        load, cost = self.metered(lambda: self.run(self.measurement.seconds))
-        return cost.sample(load.seconds / load.operations, load)
 
     def run(self, seconds: float) -> Load:
-        """Give up for that long."""
         return self.client.repeat(until(time.monotonic() + seconds), TORCH.give_up(b"/bench/missing"))
+
+    def value(self, load: Load) -> float:
+        return load.seconds / load.operations

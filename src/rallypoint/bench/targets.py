@@ -53,8 +53,9 @@ class Kind:
     dialect: Dialect = TORCH
 
 
-def _kinds() -> list[Kind]:
-    return [
+KINDS: Final = {
+    kind.name: kind
+    for kind in (
         Kind("rallypoint-libuv", SERVER_HOST, {"backend": "libuv"}, "uvloop"),
         Kind("rallypoint-legacy", SERVER_HOST, {"backend": "legacy"}),
         Kind(RELAY, SERVER_HOST, {"backend": "libuv"}, "uvloop"),
@@ -63,10 +64,8 @@ def _kinds() -> list[Kind]:
         Kind(REDIS, SERVER_HOST, {"backend": "redis"}, "redis-server", REDIS_DIALECT),
         Kind("torch-libuv-as-is", TORCH_HOST, {"backend": "libuv", "as_is": True}, "torch"),
         Kind("torch-legacy-as-is", TORCH_HOST, {"backend": "legacy", "as_is": True}, "torch"),
-    ]
-
-
-KINDS: Final = {kind.name: kind for kind in _kinds()}
+    )
+}
 
 
 def absences(names: Sequence[str]) -> dict[str, str]:
@@ -116,8 +115,12 @@ class Target:
         self._take(self._host.ask(START_LIMIT_S, do="renew", pid=self.pid))
 
     def stop(self) -> None:
-        """End it."""
-        self._end(self.pid)
+        """End it, if it has been started."""
+        try:
+            if self.pid:
+                self._host.ask(START_LIMIT_S, do="stop", pid=self.pid)
+        except BenchError:
+            pass  # it has ended before
         self.pid = 0
 
     def places(self, ranks: int) -> list[RanksAt]:
@@ -172,47 +175,21 @@ class Target:
         """What else can be counted, since its start; without relays, nothing."""
         return {}
 
-    def _end(self, pid: int) -> None:
-        """Have the host end one of its processes, if it has been started."""
-        try:
-            if pid:
-                self._host.ask(START_LIMIT_S, do="stop", pid=pid)
-        except BenchError:
-            pass  # it has ended before
-
     def _take(self, answer: Message) -> None:
-        self.pid, self.port = answer.get("pid", self.pid), answer["port"]
-
-
-class BehindOneRelay(Target):
-    """A server of ours, and one relay that all clients connect to."""
-
-    def __init__(self, kind: Kind, hosts: Hosts) -> None:
-        super().__init__(kind, hosts)
-        self._relay = 0
-
-    def start(self) -> None:
-        super().start()
-        relay = self._host.ask(START_LIMIT_S, do="relay", upstream=self.port)
-        self._relay, self.port = relay["pid"], relay["port"]
-
-    def stop(self) -> None:
-        self._end(self._relay)
-        self._relay = 0
-        super().stop()
-
-    def counters(self) -> Message:
-        return {"relays_cpu": machine.cpu_seconds(self._relay)}
+        self.pid, self.port = answer["pid"], answer["port"]
 
 
 class BehindRelays(Target):
-    """A server of ours, and a relay for each machine of a job, many in a process."""
+    """A server of ours, and a relay for each machine of a job, many in a process.
+
+    A load without ranks has one relay, which all of its clients connect to.
+    """
 
     def __init__(self, kind: Kind, hosts: Hosts, ranks: int) -> None:
         super().__init__(kind, hosts)
         self._ranks = ranks
         self.per_relay = ranks_per_relay(ranks)
-        self.relays = -(-ranks // self.per_relay)
+        self.relays = -(-ranks // self.per_relay) or 1
         self._resources = ExitStack()
         self._hosts: list[Worker] = []
         self._places: list[RanksAt] = []
@@ -239,18 +216,18 @@ class BehindRelays(Target):
     def counters(self) -> Message:
         answers = ask_all(self._hosts, START_LIMIT_S, do="messages")
         return {
-            "relays_cpu": sum(host.cpu_seconds() for host in self._hosts),
+            "relays_cpu": sum(machine.cpu_seconds(host.pid) for host in self._hosts),
             "messages": sum(each["messages"] for each in answers),
         }
 
     def relays_bytes(self) -> int:
         """The memory of all processes of relays together."""
-        return sum(host.resident_bytes() for host in self._hosts)
+        return sum(machine.resident_bytes(host.pid) for host in self._hosts)
 
     def _start_relays(self) -> None:
         # An address for each process: 127.0.0.0/8 is all this machine's.
         count = len(self._hosts)
-        addresses = [f"127.0.{1 + number // 250}.{1 + number % 250}" for number in range(count)]
+        addresses = [f"127.0.{number // 250}.{1 + number % 250}" for number in range(count)]
         order: Message = {"do": "start", "upstream": (HOST, self.port), "limit_s": START_LIMIT_S}
         orders = [
             {**order, "host": address, "count": self.relays // count + (number < self.relays % count)}
@@ -262,6 +239,8 @@ class BehindRelays(Target):
             for port in answer["ports"]:
                 self._places.append((address, port, "", min(left, self.per_relay)))
                 left -= self.per_relay
+        if not self._ranks:
+            self.port = self._places[0][1]
 
 
 def ranks_per_relay(ranks: int) -> int:
@@ -275,9 +254,7 @@ def ranks_per_relay(ranks: int) -> int:
 def make_target(name: str, hosts: Hosts, ranks: int) -> Target:
     """A target for a load of that many ranks; 0: for a load of a few clients."""
     kind = KINDS[name]
-    if name != RELAY:
-        return Target(kind, hosts)
-    return BehindRelays(kind, hosts, ranks) if ranks else BehindOneRelay(kind, hosts)
+    return BehindRelays(kind, hosts, ranks) if name == RELAY else Target(kind, hosts)
 
 
 def redis_version() -> str:

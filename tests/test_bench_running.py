@@ -249,8 +249,7 @@ class Game:
         self.watcher = FakeWatcher()
         who = tuple("abc")
         self.measurement = Measurement(
-            *("ops", "get", "a load", "GET", "rate"),
-            session=FakeSession,
+            *("ops", "get", "a load", FakeSession),
             targets=who,
             rounds=rounds,
             make_target=lambda name, _, __: FakeTarget(name, self.log, fails.get(name, "")),

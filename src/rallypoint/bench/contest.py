@@ -69,9 +69,9 @@ class Measurement:
     name: str
     load: str
     """In words."""
-    operation: str
-    unit: Unit
     session: Callable[[Target, Measurement], Session]
+    operation: str = "rank"
+    unit: Unit = "time"
     targets: tuple[str, ...] = ()
     unfit: Mapping[str, str] = field(default_factory=dict)
     """Targets that cannot do it, or of which it would say nothing, and why."""

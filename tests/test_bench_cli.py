@@ -141,7 +141,7 @@ def test_every_load_with_every_target(command: str, tmp_path: Path) -> None:
     [
         (["--targets", "nobody"], "'nobody' is no target", "there are rallypoint-libuv"),
         (["--ranks", "8,x"], "--ranks has 'x'", "from 2 to 1,000,000"),
-        (["--plot", "figure.gif"], "neither a PNG nor an SVG", ".png or .svg"),
+        (["--plot", "figure.gif"], "is no SVG, PNG or PDF", ".png or .pdf"),
         (["--json", "no/such/file.json"], "cannot write no/such/file.json", "name a file"),
         (["--json", "/proc/file.json"], "cannot write /proc/file.json", ""),
         (["--targets", "redis", "--ranks", "900000"], "nothing to measure", "connections here"),

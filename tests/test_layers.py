@@ -18,7 +18,7 @@ ROOT = Path(rallypoint.__file__).parent
 # Lowest first. Parts of one level do not import each other.
 LEVELS = [
     {"errors", "text"},
-    {"wire"},
+    {"wire", "plots"},
     {"engine", "rollcall"},
     {"server"},
     {"stores"},

@@ -15,11 +15,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from rallypoint import plots
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.rollcall.events import Connected, Event, RoundPlanned, Stopped
 from rallypoint.rollcall.plan import Machine, Plan
 from rallypoint.watch.timeline import drawing
-from rallypoint.watch.timeline import plot_style as paper
 from rallypoint.watch.timeline.judgement import judge
 from rallypoint.watch.timeline.rows import MOST_ROWS, counts, rows_of, spans_of
 from rallypoint.watch.timeline.timeline import Timeline
@@ -31,7 +31,7 @@ def _judged(*events: Event) -> Timeline:
 
 
 def _draw(timeline: Timeline) -> Figure:
-    with paper.drawing():
+    with plots.drawing():
         figure = drawing.draw(timeline)
         figure.draw_without_rendering()  # lays it out
     return figure
@@ -161,7 +161,7 @@ def test_all_that_is_drawn_stands_out_from_white_and_from_dark(tmp_path: Path) -
     drawing.save(_strangers(), tmp_path / "more.svg")
     text = path.read_text() + (tmp_path / "more.svg").read_text()
     colours = {word[:7] for word in text.split("#")[1:] for word in [f"#{word}"] if _is_colour(word[1:7])}
-    assert {drawing.WAITS, drawing.IN_VAIN, drawing.LATE, paper.INK} <= colours
+    assert {drawing.WAITS, drawing.IN_VAIN, drawing.LATE, plots.INK} <= colours
     for colour in colours:
         for ground in ("#ffffff", "#0d1117"):
             assert _contrast(colour, ground) >= 3, f"{colour} on {ground}"
@@ -236,7 +236,7 @@ def test_files_are_written_and_the_same_each_time(suffix: str, tmp_path: Path) -
     timeline = _judged(*straggler(8, last=5, late=41.2))
     paths = [tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"]
     for path in paths:
-        paper.check_plot(path)
+        plots.check_plot(path)
         drawing.save(timeline, path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     starts = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}
@@ -254,12 +254,12 @@ def test_an_svg_says_in_words_what_it_shows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["plot.gif", "plot", ".svg"])
 def test_other_suffixes_are_refused_beforehand(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no SVG, PNG or PDF"):
-        paper.check_plot(tmp_path / name)
+        plots.check_plot(tmp_path / name)
 
 
 def test_a_folder_that_is_not_there_is_told_beforehand(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no folder"):
-        paper.check_plot(tmp_path / "nowhere" / "plot.svg")
+        plots.check_plot(tmp_path / "nowhere" / "plot.svg")
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_without_matplotlib_it_is_told_what_to_install(
     original = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(UsageError, match="figures need matplotlib") as caught:
-        paper.check_plot(tmp_path / "plot.svg")
+        plots.check_plot(tmp_path / "plot.svg")
     assert "rallypoint[bench]" in caught.value.hint
 
 

@@ -1,27 +1,19 @@
 """Results as figures: times, costs and rates, for the documentation and for `--plot`.
 
-One file is to be readable on white paper and on a dark page. So the ground is transparent, and every colour
-stands out from both: its contrast is at least 3 to 1 against `GROUNDS`. A target has a colour, a marker and
-dashes of its own, always the same, so that a print in black and white tells them apart.
-
-Text becomes paths in an SVG: a page shows it as an image, and then a reader without our font would get
-another one, whose words are of other lengths and run into each other. What a figure says is in its
-alternative text. The same results give the same bytes.
-
-matplotlib is imported by whoever draws, so that all else works without it.
+A target has a colour, a marker and dashes of its own, always the same, so that a print in black and white
+tells them apart. What a figure says is in its alternative text, on the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Final
 
 from rallypoint import text
 from rallypoint.bench.results import Record, Results, Spread, merge_targets
-from rallypoint.errors import RallypointError, UsageError
+from rallypoint.plots import INK, check_plot, drawing, need_matplotlib, write
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -29,14 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
     Canvas = Figure | SubFigure
-
-SUFFIXES: Final = (".png", ".svg")
-GROUNDS: Final = ("#ffffff", "#0d1117")
-
-INK: Final = "#767b81"
-"""Of text and axes."""
-GRID: Final = "#8a8f95"
-"""It has to be seen like all else, so it is thin and dotted instead of pale."""
 
 
 @dataclass(frozen=True)
@@ -78,43 +62,8 @@ OPERATIONS: Final = ("get", "get-pipelined", "set", "add")
 _WIDTH: Final = 8.4
 _HEIGHT: Final = 4.2
 
-_RC: Final[dict[str, Any]] = {
-    "font.family": "DejaVu Sans",  # it comes with matplotlib
-    "font.size": 9.0,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "rallypoint",  # without one, the names of clip paths are random
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 10.0,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.facecolor": "none",
-    "savefig.facecolor": "none",
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": GRID,
-    "grid.linestyle": (0, (0.6, 3.0)),
-    "grid.linewidth": 0.5,
-    "figure.constrained_layout.w_pad": 0.1,
-    "figure.constrained_layout.h_pad": 0.1,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
-}
-
 
 # Files
-
-
-def check_plot(path: Path) -> None:
-    """UsageError if no figure can be saved there; to be called before anything is measured."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{path} is neither a PNG nor an SVG", hint="let the name end with .png or .svg")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}", hint="make it, or write to another one")
-    _need_matplotlib()
 
 
 def save(results: Results, path: Path) -> list[str]:
@@ -122,19 +71,21 @@ def save(results: Results, path: Path) -> list[str]:
     check_plot(path)
     names = [name for name in FIGURES if panels(results, name)]
     if names:
-        _write(draw(results, *names), path)
+        with drawing():
+            write(draw(results, *names), path)
     return names
 
 
 def save_all(results: Results, folder: Path) -> list[Path]:
     """Draw each figure that there is data for as an SVG of its own; those of an earlier run go."""
-    _need_matplotlib()
+    need_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
     saved = []
     for name in FIGURES:
         path = folder / f"{name}.svg"
         if panels(results, name):
-            _write(draw(results, name), path)
+            with drawing():
+                write(draw(results, name), path)
             saved.append(path)
         else:
             path.unlink(missing_ok=True)
@@ -143,7 +94,7 @@ def save_all(results: Results, folder: Path) -> list[Path]:
 
 def draw(results: Results, *names: str) -> Figure:
     """Figures by their names, one below the other; each of them has to have data."""
-    with _drawing():
+    with drawing():
         from matplotlib.figure import Figure
 
         whole = Figure(figsize=(_WIDTH, _HEIGHT * len(names)), layout="constrained")
@@ -151,43 +102,6 @@ def draw(results: Results, *names: str) -> Figure:
         for name, part in zip(names, parts, strict=True):
             _paint(part, panels(results, name))
         return whole
-
-
-def _write(figure: Figure, path: Path) -> None:
-    is_svg = path.suffix.lower() == ".svg"
-    # A date would make each file differ, and a version those of two machines.
-    metadata = {"Date": None, "Creator": None} if is_svg else {"Software": None}
-    try:
-        with _drawing():
-            figure.savefig(path, format=path.suffix[1:].lower(), dpi=150, transparent=True, metadata=metadata)
-    except OSError as error:
-        raise RallypointError(f"cannot write {path}: {error}") from error
-
-
-@contextmanager
-def _drawing() -> Iterator[None]:
-    """Draw by our settings alone, whatever the user's matplotlibrc says, and leave matplotlib as it was."""
-    _need_matplotlib()
-    import matplotlib
-
-    settings: MutableMapping[str, Any] = cast("MutableMapping[str, Any]", matplotlib.rcParams)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        settings.update(_RC)
-        yield
-
-
-def _need_matplotlib() -> None:
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        _refuse(error)
-
-
-def _refuse(error: ImportError) -> NoReturn:
-    raise UsageError(
-        f"figures need matplotlib: {error}", hint="pip install 'rallypoint[bench]', or leave the figures out"
-    ) from error
 
 
 # What is drawn
@@ -307,7 +221,8 @@ def _label_axes(axes: Axes, panel: Panel) -> None:
     """The ticks are the sizes that were measured, or the operations; what hardly differs is to look so."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-    axes.set(title=panel.title, ylabel=panel.measure, yscale="log")
+    axes.set_title(panel.title, loc="center")
+    axes.set(ylabel=panel.measure, yscale="log")
     axes.margins(x=0.08, y=0.1)
     low, high = axes.get_ylim()
     if high / low < 10:

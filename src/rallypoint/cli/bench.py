@@ -18,6 +18,7 @@ from rallypoint.bench.results import Results, read, title, to_json
 from rallypoint.cli.command import JSON, Argument, Command, Group, command, not_negative
 from rallypoint.cli.signals import exit_code, signals_as_interrupts
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.plots import check_plot
 
 _MOST_RANKS: Final = 1_000_000
 
@@ -41,7 +42,7 @@ _OPTIONS: Final = (
         metavar="FILE",
         help="Write every round there; -: standard output.",
     ),
-    Argument("--plot", type=Path, metavar="FILE", help="Draw what was measured, as .png or .svg."),
+    Argument("--plot", type=Path, metavar="FILE", help="Draw what was measured, as .svg, .png or .pdf."),
     Argument("--quick", action="store_true", help="Fewer ranks, fewer and shorter rounds."),
 )
 
@@ -118,7 +119,7 @@ def _measure(wish: Wish, json_file: Path | None, plot: Path | None) -> int:
     """Measure, then report; whatever is wrong with the options is told before anything is started."""
     machine.check_system()
     if plot:
-        figures.check_plot(plot)
+        check_plot(plot)
         _check_writable(plot)
     if json_file and str(json_file) != "-":
         _check_writable(json_file)

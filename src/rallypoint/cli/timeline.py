@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from rallypoint.cli.command import JSON, Argument, command
+from rallypoint.plots import check_plot
 from rallypoint.watch.timeline.drawing import save
 from rallypoint.watch.timeline.from_files import tell
-from rallypoint.watch.timeline.plot_style import check_plot
 from rallypoint.watch.timeline.words import as_text
 
 

@@ -12,8 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rallypoint.plots import INK, drawing, write
 from rallypoint.text import printable
-from rallypoint.watch.timeline.plot_style import INK, drawing, write
 from rallypoint.watch.timeline.records import Ending
 from rallypoint.watch.timeline.rows import Row, Span, counts, is_crowd, rows_of, spans_of
 from rallypoint.watch.timeline.timeline import Member, Timeline

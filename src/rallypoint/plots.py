@@ -1,10 +1,10 @@
-"""What figures are drawn on: as those of `bench`, readable on white paper and on a dark page.
+"""How figures are drawn and saved: readable on white paper and on a dark page.
 
-So the ground is transparent, and every colour stands out from both: its contrast is at least 3 to 1. Text
-becomes paths in an SVG, for a reader without our font would get words of other lengths. The same timeline
-gives the same bytes.
+So the ground is transparent, and every colour stands out from both: its contrast is at least 3 to 1 against
+`GROUNDS`. Text becomes paths in an SVG: a reader without our font would get words of other lengths, which run
+into each other. The same data gives the same bytes.
 
-matplotlib is imported by whoever draws, so that all else works without it.
+matplotlib is imported when something is drawn, so that all else works without it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from rallypoint.errors import RallypointError, UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+GROUNDS: Final = ("#ffffff", "#0d1117")
 INK: Final = "#767b81"
 """Of text and axes."""
 GRID: Final = "#8a8f95"
+"""It has to be seen like all else, so it is thin and dotted instead of pale."""
 
 _METADATA: Final[dict[str, dict[str, None]]] = {
     # A date would make each file differ, and a version those of two machines.
@@ -66,13 +68,13 @@ def check_plot(path: Path) -> None:
         raise UsageError(f"{path} is no SVG, PNG or PDF", hint="let the name end with .svg, .png or .pdf")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}", hint="make it, or write to another one")
-    _need_matplotlib()
+    need_matplotlib()
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
     """Draw by our settings alone, whatever the user's matplotlibrc says, and leave matplotlib as it was."""
-    _need_matplotlib()
+    need_matplotlib()
     import matplotlib
 
     settings: MutableMapping[str, Any] = cast("MutableMapping[str, Any]", matplotlib.rcParams)
@@ -82,20 +84,22 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def write(figure: Figure, path: Path, title: str) -> None:
+def write(figure: Figure, path: Path, title: str = "") -> None:
     """Save a figure; its title is what a reader hears who cannot see it."""
     suffix = path.suffix.lower()
-    metadata = {**_METADATA[suffix], "Title": title}
+    metadata = {**_METADATA[suffix], **({"Title": title} if title else {})}
     try:
         figure.savefig(path, format=suffix[1:], dpi=150, transparent=True, metadata=metadata)
     except OSError as error:
         raise RallypointError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _need_matplotlib() -> None:
+def need_matplotlib() -> None:
+    """UsageError if it is not installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"figures need matplotlib: {error}", hint="pip install 'rallypoint[bench]', or leave --plot out"
+            f"figures need matplotlib: {error}",
+            hint="pip install 'rallypoint[bench]', or leave the figures out",
         ) from error

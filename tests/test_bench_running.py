@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bench_fakes import needs_redis
 from rallypoint.bench import client_loads, contest, machine, names, planning, rank_loads, targets
 from rallypoint.bench.clients import connect, converse
 from rallypoint.bench.contest import Contest, Measurement, Session
@@ -330,15 +331,6 @@ def test_what_has_been_measured_when_it_is_interrupted_is_kept_and_all_is_ended(
     assert game.log[-6:] == [f"{what} {name}" for what in ("close", "stop") for name in "cba"]
 
 
-def test_a_whole_run_has_a_record_for_each_measurement() -> None:
-    game = Game(1)
-    results = contest.new_results("a command", ["a note"])
-    contest.measure([game.measurement, replace(game.measurement, name="set")], results, game.watcher)
-    assert [record.name for record in results.records] == ["get", "set"]
-    assert (results.interrupted, results.notes) == (False, ["a note"])
-    assert {"rallypoint", "python", "torch", "redis"} <= set(results.versions)
-
-
 # Counts and shares
 
 
@@ -426,8 +418,6 @@ def test_relays_have_eight_ranks_each_or_as_many_as_a_server_can_hold(
 
 
 # Real targets
-
-needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -593,11 +583,6 @@ def expect_extras(load: str, target: Target, extras: dict[str, float]) -> None:
         assert extras["whole_seconds"] > target.start_seconds
     elif "messages" in extras:
         assert 6 * RANKS + 1 <= extras["messages"] <= 7 * RANKS
-
-
-def test_keys_and_values_differ() -> None:
-    values = [value for generation in (1, 2) for value in client_loads.values_of(1_000, generation)]
-    assert len(set(client_loads.keys_of(1_000))) == len(set(values)) / 2 == 1_000
 
 
 def test_ranks_find_out_a_store_that_was_not_made_anew(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:

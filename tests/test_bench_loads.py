@@ -320,16 +320,14 @@ def test_a_crowd_notices_one_wrong_answer(make: Callable[[bytes], Sequence[bytes
         with (
             faking("torch", twist_one("ping", number, make)) as port,
             closing(Crowd(port, TORCH, 5)) as crowd,
+            pytest.raises(BenchError),
         ):
-            crowd.gather()
-            with pytest.raises(BenchError):
-                crowd.arrive()
+            crowd.arrive()
 
 
 @both_fakes
 def test_a_crowd_takes_answers_in_pieces(dialect: str) -> None:
     with faking(dialect, in_pieces) as port, closing(Crowd(port, DIALECTS[dialect], 5)) as crowd:
-        crowd.gather()
         assert crowd.arrive().operations == 5
 
 
@@ -347,7 +345,6 @@ def test_who_is_turned_away_comes_again() -> None:
 
     store = Moody()
     with closing(store), closing(Crowd(store.port, TORCH, 10)) as crowd:
-        crowd.gather()
         load = crowd.arrive()
     assert load.operations == 10
     assert crowd.turned_away in range(4, 6)
@@ -357,10 +354,9 @@ def test_who_is_turned_away_comes_again() -> None:
 def test_a_crowd_without_answers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_clients, "ANSWER_LIMIT_S", 0.05)
     server = socket.create_server(("127.0.0.1", 0))
-    with server, closing(Crowd(server.getsockname()[1], TORCH, 3)) as crowd:
-        crowd.gather()
-        with pytest.raises(BenchError, match="3 of 3 new clients got no answer"):
-            crowd.arrive()
+    fault = pytest.raises(BenchError, match="3 of 3 new clients got no answer")
+    with server, closing(Crowd(server.getsockname()[1], TORCH, 3)) as crowd, fault:
+        crowd.arrive()
 
 
 # Swarms

@@ -442,8 +442,8 @@ def test_a_target_starts_is_renewed_and_leaves_nothing(name: str, hosts: Hosts) 
     with running_target(name, hosts) as target:
         first, port = target.pid, target.port
         target.check_alive()
-        assert target.resident_bytes() > 1 << 20
-        assert target.open_files() > 3
+        assert machine.resident_bytes(target.pid) > 1 << 20
+        assert machine.open_files(target.pid) > 3
         target.renew()
         assert target.port == port
         assert target.pid != first
@@ -490,12 +490,12 @@ def test_relays_share_the_ranks(hosts: Hosts) -> None:
 def test_waits_for_a_target_end(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_target("rallypoint-legacy", hosts) as target:
         target.await_quiet()
-        target.await_open_files(target.open_files())
+        target.await_open_files(machine.open_files(target.pid))
         monkeypatch.setattr(targets, "LEAVE_LIMIT_S", 0.01)
         with pytest.raises(BenchError, match="kept the connections"):
             target.await_open_files(-100)
         spent = iter(range(9))
-        monkeypatch.setattr(target, "cpu_seconds", lambda: next(spent))
+        monkeypatch.setattr(machine, "cpu_seconds", lambda _: next(spent))
         with pytest.raises(BenchError, match="does not come to rest"):
             target.await_quiet()
 

@@ -9,19 +9,19 @@ from dataclasses import replace
 from socket import MSG_WAITALL
 from typing import Final
 
+from rallypoint.bench import machine
 from rallypoint.bench.clients import (
     ANSWER_LIMIT_S,
     BusyClients,
     Crowd,
+    after,
     check,
     check_silent,
     connect,
     converse,
-    until,
 )
 from rallypoint.bench.contest import Session
 from rallypoint.bench.dialects import TORCH, Exchange
-from rallypoint.bench.machine import dropped_connects
 from rallypoint.bench.results import Sample
 from rallypoint.bench.workers import Load, Message, Stopwatch, ask_all, start, together
 
@@ -87,7 +87,7 @@ class Gets(Steady):
 
     def run(self, seconds: float) -> Load:
         exchange = self.target.dialect.get(KEY, VALUE).times(self.per_request)
-        return self.clients.repeat(until(time.monotonic() + seconds), exchange, self.per_request)
+        return self.clients.repeat(after(seconds), exchange, self.per_request)
 
 
 class PipelinedGets(Gets):
@@ -102,7 +102,7 @@ class Sets(Steady):
     def run(self, seconds: float) -> Load:
         exchanges = [self.target.dialect.store(b"/bench/own/%d" % number, VALUE) for number in range(CLIENTS)]
         requests, reply = [each.request for each in exchanges], exchanges[0].reply
-        return self.clients.run(until(time.monotonic() + seconds), requests, lambda _: reply)
+        return self.clients.run(after(seconds), requests, lambda _: reply)
 
 
 class Adds(Steady):
@@ -113,7 +113,7 @@ class Adds(Steady):
     def run(self, seconds: float) -> Load:
         dialect, before = self.target.dialect, self.counted
         requests = [dialect.add(b"/bench/counter/%d" % number, 1) for number in range(CLIENTS)]
-        is_over = until(time.monotonic() + seconds)
+        is_over = after(seconds)
         load = self.clients.run(is_over, requests, lambda turn: dialect.number(before + turn))
         self.counted += load.operations // CLIENTS
         return load
@@ -197,9 +197,8 @@ class Accepts(Session):
 
     def measure(self, count: int) -> Sample:
         """Let that many new clients arrive, and leave again."""
-        files = self.target.open_files()
+        files = machine.open_files(self.target.pid)
         with closing(Crowd(self.target.port, self.target.dialect, count)) as crowd:
-            crowd.gather()
             self.busy.order(do="run", key=KEY.decode(), value=VALUE.decode(), per_request=self.per_request)
             time.sleep(0.2)  # all of the busy clients are in full swing by then
             load, cost = self.metered(crowd.arrive)
@@ -227,23 +226,22 @@ class Storm(Session):
     """
 
     def open(self) -> None:
-        files = self.target.open_files()
+        files = machine.open_files(self.target.pid)
         with closing(Crowd(self.target.port, self.target.dialect, NEW_CLIENTS)) as crowd:
-            crowd.gather()
             crowd.arrive()
         self.target.await_open_files(files)
         self.crowds = [start(self.resources, _WORKER, "a crowd") for _ in range(STORM_PROCESSES)]
 
     def round(self) -> Sample:
         target = self.target
-        files, resident = target.open_files(), target.resident_bytes()
+        files, resident = machine.open_files(target.pid), machine.resident_bytes(target.pid)
         order: Message = {"port": target.port, "dialect": target.dialect.name}
         ask_all(self.crowds, ANSWER_LIMIT_S, do="gather", count=STORM_CLIENTS // STORM_PROCESSES, **order)
-        dropped = dropped_connects()
+        dropped = machine.dropped_connects()
         answers, cost = self.metered(lambda: ask_all(self.crowds, ANSWER_LIMIT_S, do="arrive"))
-        cost.extras["dropped"] = dropped_connects() - dropped
+        cost.extras["dropped"] = machine.dropped_connects() - dropped
         cost.extras["turned_away"] = sum(answer["turned_away"] for answer in answers)
-        memory = (target.resident_bytes() - resident) / STORM_CLIENTS
+        memory = (machine.resident_bytes(target.pid) - resident) / STORM_CLIENTS
         ask_all(self.crowds, ANSWER_LIMIT_S, do="leave")
         target.await_open_files(files)
         load = together([Load(**answer["load"]) for answer in answers])
@@ -329,7 +327,7 @@ class Cancels(Timed):
         self.resources.callback(self.client.close)
 
     def run(self, seconds: float) -> Load:
-        return self.client.repeat(until(time.monotonic() + seconds), TORCH.give_up(b"/bench/missing"))
+        return self.client.repeat(after(seconds), TORCH.give_up(b"/bench/missing"))
 
     def value(self, load: Load) -> float:
         return load.seconds / load.operations

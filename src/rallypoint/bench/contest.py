@@ -54,9 +54,9 @@ class Session(ABC):
 
     def metered(self, work: Callable[[], _Done]) -> tuple[_Done, Cost]:
         """Do some work; return also what the target spent meanwhile."""
-        counters, cpu = self.target.counters(), self.target.cpu_seconds()
+        counters, cpu = self.target.counters(), machine.cpu_seconds(self.target.pid)
         done = work()
-        cpu = self.target.cpu_seconds() - cpu
+        cpu = machine.cpu_seconds(self.target.pid) - cpu
         after = self.target.counters()
         return done, Cost(cpu, {name: after[name] - counters[name] for name in counters})
 

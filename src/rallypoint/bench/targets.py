@@ -137,22 +137,10 @@ class Target:
         if not machine.is_alive(self.pid):
             raise BenchError(f"{self.name} died; {self._host.last_words()}")
 
-    def cpu_seconds(self) -> float:
-        """CPU time of all its threads so far."""
-        return machine.cpu_seconds(self.pid)
-
-    def resident_bytes(self) -> int:
-        """The memory that it holds."""
-        return machine.resident_bytes(self.pid)
-
-    def open_files(self) -> int:
-        """How many file descriptors it holds."""
-        return machine.open_files(self.pid)
-
     def await_open_files(self, at_most: int) -> None:
         """Wait until it has noticed that clients left: until it holds hardly more descriptors than this."""
         deadline = time.monotonic() + LEAVE_LIMIT_S
-        while self.open_files() > at_most + SPARE_FILES:
+        while machine.open_files(self.pid) > at_most + SPARE_FILES:
             self.check_alive()
             if time.monotonic() > deadline:
                 raise BenchError(f"{self.name} kept the connections of clients that had left")
@@ -161,12 +149,12 @@ class Target:
     def await_quiet(self) -> None:
         """Wait until it does nothing more: until it takes no CPU time for a while."""
         deadline = time.monotonic() + LEAVE_LIMIT_S
-        before, now = -1.0, self.cpu_seconds()
+        before, now = -1.0, machine.cpu_seconds(self.pid)
         while now - before > 0.002:
             if time.monotonic() > deadline:
                 raise BenchError(f"{self.name} does not come to rest")
             time.sleep(0.1)
-            before, now = now, self.cpu_seconds()
+            before, now = now, machine.cpu_seconds(self.pid)
 
     def settle(self) -> None:
         """Let what follows from the last load happen before the next is measured."""

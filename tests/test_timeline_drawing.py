@@ -15,6 +15,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from colours import contrast
 from rallypoint import plots
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.rollcall.events import Connected, Event, RoundPlanned, Stopped
@@ -163,24 +164,12 @@ def test_all_that_is_drawn_stands_out_from_white_and_from_dark(tmp_path: Path) -
     colours = {word[:7] for word in text.split("#")[1:] for word in [f"#{word}"] if _is_colour(word[1:7])}
     assert {drawing.WAITS, drawing.IN_VAIN, drawing.LATE, plots.INK} <= colours
     for colour in colours:
-        for ground in ("#ffffff", "#0d1117"):
-            assert _contrast(colour, ground) >= 3, f"{colour} on {ground}"
+        for ground in plots.GROUNDS:
+            assert contrast(colour, ground) >= 3, f"{colour} on {ground}"
 
 
 def _is_colour(text: str) -> bool:
     return len(text) == 6 and all(each in "0123456789abcdef" for each in text)
-
-
-def _contrast(one: str, other: str) -> float:
-    """By the definition of WCAG."""
-
-    def luminance(colour: str) -> float:
-        channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels]
-        return sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 # Rows

@@ -207,7 +207,7 @@ FAKES: dict[str, type[FakeStore]] = {"torch": FakeStore, "redis": FakeRedis}
 
 @contextmanager
 def faking(dialect: str, twist: Twist = honest, *, wakes_early: bool = False) -> Iterator[int]:
-    """The port of such a store."""
+    """The port of a fake store."""
     store = FAKES[dialect](twist, wakes_early=wakes_early)
     try:
         yield store.port

@@ -135,7 +135,7 @@ def conversing(*answers: bytes) -> Iterator[socket.socket]:
 
 
 def test_a_big_request_and_a_big_reply_pass_each_other() -> None:
-    """More than any buffer, both ways at once: whoever would first send all could wait forever."""
+    """More than any buffer, both ways at once: a client that first sends everything could wait forever."""
     size = 8 << 20
     with faking_echo() as port, socket.create_connection(("127.0.0.1", port)) as client:
         text = os.urandom(1024) * (size // 1024)

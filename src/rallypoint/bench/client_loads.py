@@ -40,7 +40,7 @@ VALUE: Final = b"sixteen bytes..."
 _WORKER: Final = "rallypoint.bench.clients"
 
 
-# Operations: as many as the server can do, and one at a time
+# Operations: the most that the server can do, and one at a time
 
 
 class Timed(Session):

@@ -49,7 +49,7 @@ class Session(ABC):
         """Measure once."""
 
     def close(self) -> None:
-        """Let go of everything, however much of it there is."""
+        """Give back everything that was opened, also if not all was."""
         self.resources.close()
 
     def metered(self, work: Callable[[], _Done]) -> tuple[_Done, Cost]:

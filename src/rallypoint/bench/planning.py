@@ -1,4 +1,4 @@
-"""What can be measured; and what will be on this machine, with which targets, how often, or why not."""
+"""All measurements; and which of them this machine can do, with which targets and how often."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Wish:
 
 
 def make_plan(wish: Wish) -> BenchPlan:
-    """What can be measured here of what is asked for; UsageError if that is nothing."""
+    """The measurements asked for that can be done here; UsageError if there are none."""
     if machine.most_connections() < LEAST_CONNECTIONS:
         raise UsageError(
             f"a process may have no more than {machine.most_connections()} connections here",

@@ -219,7 +219,7 @@ def unpack(code: str, text: str) -> Sequence[float]:
 
 
 class RankZero(Target):
-    """The server that rank 0 makes itself: nothing runs before a round does."""
+    """The server that rank 0 makes itself: it lives only during a round."""
 
     def __init__(self, kind: Kind, hosts: Hosts) -> None:
         super().__init__(kind, hosts)
@@ -229,7 +229,7 @@ class RankZero(Target):
         """Nothing to do."""
 
     def check_alive(self) -> None:
-        """It lives only during a round."""
+        """Nothing to check."""
 
     def time(self, ranks: int, barriers: int) -> tuple[float, list[float]]:
         """The times of the constructor and of barriers, as rank 0 sees them."""
@@ -246,12 +246,13 @@ def make_rank_zero(name: str, hosts: Hosts, _: int) -> Target:
 class TutorialInit(Session):
     """The constructor on rank 0, which returns when all have joined."""
 
+    target: RankZero
+
     def open(self) -> None:
-        assert isinstance(self.target, RankZero)
-        self.rank_zero = self.target
+        """Nothing to do: all happens in a round."""
 
     def round(self) -> Sample:
-        seconds, _ = self.rank_zero.time(self.measurement.ranks, 0)
+        seconds, _ = self.target.time(self.measurement.ranks, 0)
         return Sample(seconds)
 
 
@@ -259,5 +260,5 @@ class TutorialBarrier(TutorialInit):
     """Barriers on that store: the median of some in a row."""
 
     def round(self) -> Sample:
-        _, seconds = self.rank_zero.time(self.measurement.ranks, TUTORIAL_BARRIERS)
+        _, seconds = self.target.time(self.measurement.ranks, TUTORIAL_BARRIERS)
         return Sample(statistics.median(seconds))

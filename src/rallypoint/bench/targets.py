@@ -41,7 +41,7 @@ TORCH_HOST: Final = "rallypoint.bench.host_torch"
 
 @dataclass(frozen=True)
 class Kind:
-    """What can be measured."""
+    """A server that can be measured: how it is started, and how clients speak to it."""
 
     name: str
     host: str

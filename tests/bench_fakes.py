@@ -1,11 +1,13 @@
-"""Stores in threads that answer as a test wants: rightly, wrongly, in pieces, too much, or not at all.
+"""Stores for tests of loads: real ones, and fakes in threads.
 
-They know just enough of torch's protocol and of redis' for the loads of `rallypoint bench`, and are written
-apart from the dialects there, so that a mistake in one does not hide in the other.
+A fake answers as a test wants: rightly, wrongly, in pieces, too much, or not at all. Fakes know just enough
+of the protocols of torch and redis for the loads of `rallypoint bench`. They are written apart from the
+dialects there, so that a mistake in one does not hide in the other.
 """
 
 from __future__ import annotations
 
+import shutil
 import socket
 import struct
 import threading
@@ -14,11 +16,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from raw import SECONDS, until
+import pytest
+
+from rallypoint.bench.host_servers import RedisServer
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.hosting import host_server
+from raw import SECONDS, server_of_torch, until
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
+
+needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis is not installed")
+
+
+@contextmanager
+def serving(store: str) -> Iterator[int]:
+    """The port of a real store, with nothing in it: torch's, redis, or a backend of ours."""
+    if store.startswith("torch"):
+        with server_of_torch(store == "torch-libuv") as port:
+            yield port
+        return
+    server = RedisServer(0) if store == "redis" else host_server("127.0.0.1", 0, backend=Choice(store))
+    try:
+        yield server.port
+    finally:
+        server.release()
+
 
 Twist = Callable[[str, int, bytes], Sequence[bytes]]
 """From an operation, how often it was answered, and the right answer, to the pieces to send.
@@ -159,8 +183,6 @@ class FakeStore:
 class FakeRedis(FakeStore):
     """The same, as redis says it."""
 
-    _replies = True
-
     def carry_out(self, client: socket.socket, stream: BinaryIO) -> bool:
         words = [_bulk(stream) for _ in range(int(_line(stream, b"*")))]
         name = words[0]
@@ -185,7 +207,7 @@ FAKES: dict[str, type[FakeStore]] = {"torch": FakeStore, "redis": FakeRedis}
 
 @contextmanager
 def faking(dialect: str, twist: Twist = honest, *, wakes_early: bool = False) -> Iterator[int]:
-    """The port of such a store."""
+    """The port of a fake store."""
     store = FAKES[dialect](twist, wakes_early=wakes_early)
     try:
         yield store.port

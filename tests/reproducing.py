@@ -32,7 +32,7 @@ from torch.distributed import distributed_c10d
 
 import failing_scripts
 from joining import LONG, LOOPBACK, SHORT, init, init_by_file
-from rallypoint.pytorch.forks import ask_no_name_server
+from rallypoint.pytorch.peers import ask_no_name_server
 from staging import (
     Case,
     ImpossibleError,

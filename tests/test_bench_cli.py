@@ -173,14 +173,6 @@ def test_a_wrong_command_line_is_wrong_usage(arguments: list[str]) -> None:
     assert invoke("bench", *arguments).exit_code == 2
 
 
-def test_one_and_all_take_the_same_options() -> None:
-    for command in (names.COMMANDS[0], "all"):
-        said = invoke("bench", command, "--help", environ=plain()).stdout
-        assert all(
-            each in said for each in ("--ranks", "--targets", "--repeat", "--json", "--plot", "--quick")
-        )
-
-
 def test_a_file_that_cannot_be_written_at_the_end_loses_nothing(measured: None) -> None:
     run = invoke("bench", "init", *SMALL, *ONE, "--json", "/dev/full", environ=plain())
     assert isinstance(run.exception, RallypointError)

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench_fakes import needs_redis, serving
 from rallypoint.bench import host_servers
 from rallypoint.bench.clients import connect, converse
 from rallypoint.bench.dialects import DIALECTS, REDIS, TORCH, Dialect, Exchange
 from rallypoint.bench.host_servers import RedisServer
 from rallypoint.bench.results import BenchError
-from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.hosting import host_server
-from raw import server_of_torch
 
 # Bytes
-
-
-def test_what_is_said_to_the_byte() -> None:
-    number = {n: n.to_bytes(8, "little", signed=True) for n in (-2, 1, 2, 3, 258)}
-    assert TORCH.hello == Exchange(b"\x00\xce\xf7\x85\x3c\x0dLLAR", b"LLAR")
-    assert TORCH.get(b"key", b"v") == Exchange(b"\x03" + number[3] + b"key", number[1] + b"v")
-    stored = b"\x01" + number[1] + b"k" + number[2] + b"vv\x0dLLAR"
-    assert TORCH.store(b"k", b"vv") == Exchange(stored, b"LLAR")
-    assert TORCH.add(b"k", -2) == b"\x04" + number[1] + b"k" + number[-2]
-    assert TORCH.number(258) == number[258]
-    assert TORCH.wait(b"k") == Exchange(b"\x06" + number[1] * 2 + b"k", b"\x00")
-    assert TORCH.release(b"k") == b"\x01" + number[1] + b"k" + number[1] + b"1"
-    assert TORCH.give_up(b"k").reply == b"\x01"
-    assert REDIS.hello == Exchange(b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n")
-    asked = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"
-    assert REDIS.get(b"k", b"abc") == Exchange(asked, b"$3\r\nabc\r\n")
-    assert REDIS.add(b"k", -2) == b"*3\r\n$6\r\nINCRBY\r\n$1\r\nk\r\n$2\r\n-2\r\n"
-    assert REDIS.number(-7) == b":-7\r\n"
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
@@ -58,23 +36,6 @@ def test_an_answer_of_redis_that_is_no_number_is_a_fault() -> None:
 # Real stores
 
 
-@contextmanager
-def serving(store: str) -> Iterator[int]:
-    """The port of such a store."""
-    if store.startswith("torch"):
-        with server_of_torch(store == "torch-libuv") as port:
-            yield port
-    elif store == "redis":
-        redis = RedisServer(0)
-        yield redis.port
-        redis.release()
-    else:
-        server = host_server("127.0.0.1", 0, backend=Choice(store))
-        yield server.port
-        server.release()
-
-
-needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis is not installed")
 STORES = [
     pytest.param("libuv", id="ours on libuv"),
     pytest.param("legacy", id="ours on legacy"),

@@ -49,7 +49,7 @@ def shared() -> Iterator[Worker]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as resources:
         patch.setenv(PATCH_VARIABLE, "always")
         patch.setenv(LIBUV_VARIABLE, "0")
-        yield start(resources, "rallypoint.pytorch.peers", "peers")
+        yield start(resources, "rallypoint.bench.host_torch", "peers")
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_torch_serves_is_renewed_and_stopped(peers: Worker, backend: str) -> Non
     with connect(port) as before:
         before.set("key", "value")
         assert before.get("key") == b"value"
-        assert peers.ask(SECONDS, do="renew", pid=pid) == {"port": port}
+        assert peers.ask(SECONDS, do="renew", pid=pid)["port"] == port
         with connect(port) as after:
             assert not after.check(["key"])
             after.set("key", "another")
@@ -80,7 +80,7 @@ def test_torch_serves_is_renewed_and_stopped(peers: Worker, backend: str) -> Non
 
 def test_torch_serves_as_it_comes(peers: Worker) -> None:
     pid, port = serve(peers, "libuv", as_is=True)
-    assert peers.ask(SECONDS, do="renew", pid=pid) == {"port": port}
+    assert peers.ask(SECONDS, do="renew", pid=pid)["port"] == port
     with connect(port) as store:
         assert store.add("n", 1) == 1
     peers.ask(SECONDS, do="stop", pid=pid)
@@ -110,7 +110,7 @@ def test_the_tutorial_is_timed_with_every_target(peers: Worker, target: str) -> 
 
 @pytest.mark.parametrize("target", ["torch-libuv", "rallypoint-libuv"])
 def test_a_limit_that_passes_names_ranks_and_leaves_none(peers: Worker, target: str) -> None:
-    with pytest.raises(BenchError, match="rank 0"):
+    with pytest.raises(BenchError, match=r"rank \d"):
         peers.ask(SECONDS, do="tutorial", target=target, ranks=4, barriers=1, limit_s=0.001)
 
 
@@ -142,7 +142,7 @@ def test_the_end_of_orders_ends_all(shared: Worker) -> None:
 @pytest.mark.slow
 def test_no_process_outlives_a_program_that_is_killed() -> None:
     with ExitStack() as resources:
-        peers = start(resources, "rallypoint.pytorch.peers", "peers")
+        peers = start(resources, "rallypoint.bench.host_torch", "peers")
         serve(peers, "legacy")
         processes = start_long_tutorial(peers)
         peers.kill()

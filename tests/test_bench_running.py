@@ -18,13 +18,16 @@ from typing import Any
 import psutil
 import pytest
 
+from bench_fakes import needs_redis
 from rallypoint.bench import client_loads, contest, machine, names, planning, rank_loads, targets
+from rallypoint.bench.clients import connect, converse
 from rallypoint.bench.contest import Contest, Measurement, Session
+from rallypoint.bench.dialects import TORCH
 from rallypoint.bench.planning import BenchPlan, Wish, make_plan
-from rallypoint.bench.rank_loads import SwarmProcesses, check_counts
+from rallypoint.bench.rank_loads import check_counts, processes_for, shares_of
 from rallypoint.bench.results import BenchError, Results, Sample
 from rallypoint.bench.swarm import pack
-from rallypoint.bench.targets import BehindOneRelay, BehindRelays, Hosts, Target, make_target
+from rallypoint.bench.targets import BehindRelays, Hosts, Target, make_target
 from rallypoint.bench.workers import Message
 from rallypoint.errors import UsageError
 from rallypoint.server.machine import names as system_names
@@ -247,8 +250,7 @@ class Game:
         self.watcher = FakeWatcher()
         who = tuple("abc")
         self.measurement = Measurement(
-            *("ops", "get", "a load", "GET", "rate"),
-            session=FakeSession,
+            *("ops", "get", "a load", FakeSession),
             targets=who,
             rounds=rounds,
             make_target=lambda name, _, __: FakeTarget(name, self.log, fails.get(name, "")),
@@ -329,15 +331,6 @@ def test_what_has_been_measured_when_it_is_interrupted_is_kept_and_all_is_ended(
     assert game.log[-6:] == [f"{what} {name}" for what in ("close", "stop") for name in "cba"]
 
 
-def test_a_whole_run_has_a_record_for_each_measurement() -> None:
-    game = Game(1)
-    results = contest.new_results("a command", ["a note"])
-    contest.measure([game.measurement, replace(game.measurement, name="set")], results, game.watcher)
-    assert [record.name for record in results.records] == ["get", "set"]
-    assert (results.interrupted, results.notes) == (False, ["a note"])
-    assert {"rallypoint", "python", "torch", "redis"} <= set(results.versions)
-
-
 # Counts and shares
 
 
@@ -369,10 +362,9 @@ def test_counts_that_are_not_are_a_fault() -> None:
 
 
 def test_there_are_as_many_processes_as_ranks_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_loads, "start", lambda *_: None)
     for total, most, count in ((18_000, 20_000, 1), (18_001, 20_000, 2), (1_000, 300, 4)):
         monkeypatch.setattr(machine, "most_connections", lambda most=most: most)
-        assert len(SwarmProcesses(ExitStack(), total).workers) == count
+        assert processes_for(total) == count
 
 
 @pytest.mark.parametrize(
@@ -385,11 +377,8 @@ def test_there_are_as_many_processes_as_ranks_need(monkeypatch: pytest.MonkeyPat
     ],
     ids=["one", "two sources", "few relays", "many relays"],
 )
-def test_all_ranks_have_a_share_and_no_process_has_many_more(
-    monkeypatch: pytest.MonkeyPatch, places: list[targets.RanksAt]
-) -> None:
-    monkeypatch.setattr(rank_loads, "start", lambda *_: None)
-    shares = SwarmProcesses(ExitStack(), 40_000).shares(places)
+def test_all_ranks_have_a_share_and_no_process_has_many_more(places: list[targets.RanksAt]) -> None:
+    shares = shares_of(places, 3)
     assert len(shares) == 3
     given, parts = Counter[tuple[str, int, str]](), Counter[tuple[str, int, str]]()
     for place in (place for share in shares for place in share):
@@ -430,8 +419,6 @@ def test_relays_have_eight_ranks_each_or_as_many_as_a_server_can_hold(
 
 # Real targets
 
-needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis is not installed")
-
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
@@ -455,8 +442,8 @@ def test_a_target_starts_is_renewed_and_leaves_nothing(name: str, hosts: Hosts) 
     with running_target(name, hosts) as target:
         first, port = target.pid, target.port
         target.check_alive()
-        assert target.resident_bytes() > 1 << 20
-        assert target.open_files() > 3
+        assert machine.resident_bytes(target.pid) > 1 << 20
+        assert machine.open_files(target.pid) > 3
         target.renew()
         assert target.port == port
         assert target.pid != first
@@ -482,13 +469,14 @@ def test_a_server_that_cannot_be_renewed_does_not_take_the_others_with_it(hosts:
         other.check_alive()
 
 
-def test_a_relay_is_between_clients_and_a_server(hosts: Hosts) -> None:
+def test_a_load_without_ranks_has_one_relay(hosts: Hosts) -> None:
     with running_target(names.RELAY, hosts) as target:
-        assert isinstance(target, BehindOneRelay)
-        relay = target._relay
-        assert {target.pid, relay} <= {p.pid for p in psutil.Process().children(recursive=True)}
-        assert target.counters()["relays_cpu"] > 0
-    assert not psutil.pid_exists(relay)
+        assert [port for _, port, _, _ in target.places(0)] == [target.port]
+        with connect(target.port, TORCH) as client:
+            converse(client, TORCH.store(b"key", b"value"))
+        counters = target.counters()
+        assert counters["messages"] > 0
+        assert counters["relays_cpu"] > 0
 
 
 def test_relays_share_the_ranks(hosts: Hosts) -> None:
@@ -502,12 +490,12 @@ def test_relays_share_the_ranks(hosts: Hosts) -> None:
 def test_waits_for_a_target_end(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_target("rallypoint-legacy", hosts) as target:
         target.await_quiet()
-        target.await_open_files(target.open_files())
+        target.await_open_files(machine.open_files(target.pid))
         monkeypatch.setattr(targets, "LEAVE_LIMIT_S", 0.01)
         with pytest.raises(BenchError, match="kept the connections"):
             target.await_open_files(-100)
         spent = iter(range(9))
-        monkeypatch.setattr(target, "cpu_seconds", lambda: next(spent))
+        monkeypatch.setattr(machine, "cpu_seconds", lambda _: next(spent))
         with pytest.raises(BenchError, match="does not come to rest"):
             target.await_quiet()
 
@@ -583,7 +571,7 @@ def test_every_load_with_a_real_target(name: str, load: Measurement, hosts: Host
 
 def expect_extras(load: str, target: Target, extras: dict[str, float]) -> None:
     if target.name == names.RELAY:
-        wanted = EXTRAS.get(load, set()) | {"relays_cpu"} | ({"messages"} if load in EXTRAS else set())
+        wanted = EXTRAS.get(load, set()) | {"relays_cpu", "messages"}
         assert set(extras) == wanted | ({"relays", "relays_bytes"} if load == "init" else set())
         assert extras.get("relays", 3) == 3
         assert load != "init" or 3 <= extras["messages"] < 4 * RANKS
@@ -595,11 +583,6 @@ def expect_extras(load: str, target: Target, extras: dict[str, float]) -> None:
         assert extras["whole_seconds"] > target.start_seconds
     elif "messages" in extras:
         assert 6 * RANKS + 1 <= extras["messages"] <= 7 * RANKS
-
-
-def test_keys_and_values_differ() -> None:
-    values = [value for generation in (1, 2) for value in client_loads.values_of(1_000, generation)]
-    assert len(set(client_loads.keys_of(1_000))) == len(set(values)) / 2 == 1_000
 
 
 def test_ranks_find_out_a_store_that_was_not_made_anew(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:

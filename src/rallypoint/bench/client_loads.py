@@ -9,19 +9,19 @@ from dataclasses import replace
 from socket import MSG_WAITALL
 from typing import Final
 
+from rallypoint.bench import machine
 from rallypoint.bench.clients import (
     ANSWER_LIMIT_S,
     BusyClients,
     Crowd,
+    after,
     check,
     check_silent,
     connect,
     converse,
-    until,
 )
 from rallypoint.bench.contest import Session
 from rallypoint.bench.dialects import TORCH, Exchange
-from rallypoint.bench.machine import dropped_connects
 from rallypoint.bench.results import Sample
 from rallypoint.bench.workers import Load, Message, Stopwatch, ask_all, start, together
 
@@ -40,26 +40,44 @@ VALUE: Final = b"sixteen bytes..."
 _WORKER: Final = "rallypoint.bench.clients"
 
 
-# Operations: as many as the server can do, and one at a time
+# Operations: the most that the server can do, and one at a time
 
 
-class Steady(Session):
-    """Clients that ask again and again, for as long as a round lasts."""
+class Timed(Session):
+    """A load that goes on for as long as a round lasts."""
 
     def open(self) -> None:
-        with connect(self.target.port, self.target.dialect) as client:
-            converse(client, self.target.dialect.store(KEY, VALUE))
-        self.clients = BusyClients(self.target.port, self.target.dialect, CLIENTS)
-        self.resources.callback(self.clients.close)
+        self.prepare()
         self.run(self.measurement.seconds / 2)
 
     def round(self) -> Sample:
         load, cost = self.metered(lambda: self.run(self.measurement.seconds))
-        return cost.sample(load.operations / load.seconds, load)
+        return cost.sample(self.value(load), load)
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Connect, and store what has to be there."""
 
     @abstractmethod
     def run(self, seconds: float) -> Load:
         """Keep busy for that long."""
+
+    @abstractmethod
+    def value(self, load: Load) -> float:
+        """What the record is about."""
+
+
+class Steady(Timed):
+    """Clients that ask again and again."""
+
+    def prepare(self) -> None:
+        with connect(self.target.port, self.target.dialect) as client:
+            converse(client, self.target.dialect.store(KEY, VALUE))
+        self.clients = BusyClients(self.target.port, self.target.dialect, CLIENTS)
+        self.resources.callback(self.clients.close)
+
+    def value(self, load: Load) -> float:
+        return load.operations / load.seconds
 
 
 class Gets(Steady):
@@ -69,7 +87,7 @@ class Gets(Steady):
 
     def run(self, seconds: float) -> Load:
         exchange = self.target.dialect.get(KEY, VALUE).times(self.per_request)
-        return self.clients.repeat(until(time.monotonic() + seconds), exchange, self.per_request)
+        return self.clients.repeat(after(seconds), exchange, self.per_request)
 
 
 class PipelinedGets(Gets):
@@ -84,7 +102,7 @@ class Sets(Steady):
     def run(self, seconds: float) -> Load:
         exchanges = [self.target.dialect.store(b"/bench/own/%d" % number, VALUE) for number in range(CLIENTS)]
         requests, reply = [each.request for each in exchanges], exchanges[0].reply
-        return self.clients.run(until(time.monotonic() + seconds), requests, lambda _: reply)
+        return self.clients.run(after(seconds), requests, lambda _: reply)
 
 
 class Adds(Steady):
@@ -95,29 +113,26 @@ class Adds(Steady):
     def run(self, seconds: float) -> Load:
         dialect, before = self.target.dialect, self.counted
         requests = [dialect.add(b"/bench/counter/%d" % number, 1) for number in range(CLIENTS)]
-        is_over = until(time.monotonic() + seconds)
+        is_over = after(seconds)
         load = self.clients.run(is_over, requests, lambda turn: dialect.number(before + turn))
         self.counted += load.operations // CLIENTS
         return load
 
 
-class OneAtATime(Session):
+class OneAtATime(Timed):
     """One client, one operation at a time."""
 
-    def open(self) -> None:
+    def prepare(self) -> None:
         self.client = self.resources.enter_context(connect(self.target.port, self.target.dialect))
         self.counted = 0
         converse(self.client, self.target.dialect.store(KEY, VALUE))
         self.client.setblocking(True)
-        self.run(self.measurement.seconds / 2)
 
-    def round(self) -> Sample:
-        load, cost = self.metered(lambda: self.run(self.measurement.seconds))
+    def value(self, load: Load) -> float:
         assert load.p50 is not None
-        return cost.sample(load.p50, load)
+        return load.p50
 
     def run(self, seconds: float) -> Load:
-        """The times of operations, one after the other, for that long."""
         watch, taken = Stopwatch(), list[float]()
         clock, send, receive = time.perf_counter, self.client.send, self.client.recv
         deadline = clock() + seconds
@@ -182,9 +197,8 @@ class Accepts(Session):
 
     def measure(self, count: int) -> Sample:
         """Let that many new clients arrive, and leave again."""
-        files = self.target.open_files()
+        files = machine.open_files(self.target.pid)
         with closing(Crowd(self.target.port, self.target.dialect, count)) as crowd:
-            crowd.gather()
             self.busy.order(do="run", key=KEY.decode(), value=VALUE.decode(), per_request=self.per_request)
             time.sleep(0.2)  # all of the busy clients are in full swing by then
             load, cost = self.metered(crowd.arrive)
@@ -212,23 +226,22 @@ class Storm(Session):
     """
 
     def open(self) -> None:
-        files = self.target.open_files()
+        files = machine.open_files(self.target.pid)
         with closing(Crowd(self.target.port, self.target.dialect, NEW_CLIENTS)) as crowd:
-            crowd.gather()
             crowd.arrive()
         self.target.await_open_files(files)
         self.crowds = [start(self.resources, _WORKER, "a crowd") for _ in range(STORM_PROCESSES)]
 
     def round(self) -> Sample:
         target = self.target
-        files, resident = target.open_files(), target.resident_bytes()
+        files, resident = machine.open_files(target.pid), machine.resident_bytes(target.pid)
         order: Message = {"port": target.port, "dialect": target.dialect.name}
         ask_all(self.crowds, ANSWER_LIMIT_S, do="gather", count=STORM_CLIENTS // STORM_PROCESSES, **order)
-        dropped = dropped_connects()
+        dropped = machine.dropped_connects()
         answers, cost = self.metered(lambda: ask_all(self.crowds, ANSWER_LIMIT_S, do="arrive"))
-        cost.extras["dropped"] = dropped_connects() - dropped
+        cost.extras["dropped"] = machine.dropped_connects() - dropped
         cost.extras["turned_away"] = sum(answer["turned_away"] for answer in answers)
-        memory = (target.resident_bytes() - resident) / STORM_CLIENTS
+        memory = (machine.resident_bytes(target.pid) - resident) / STORM_CLIENTS
         ask_all(self.crowds, ANSWER_LIMIT_S, do="leave")
         target.await_open_files(files)
         load = together([Load(**answer["load"]) for answer in answers])
@@ -253,17 +266,11 @@ class Bulk(Session):
 
     def open(self) -> None:
         self.keys = keys_of(MANY_KEYS)
-        self.generation = 0
         self.client = self.resources.enter_context(connect(self.target.port, self.target.dialect))
-        self.seed()
         self.measure(1_000)
 
     def round(self) -> Sample:
         return self.measure(MANY_KEYS)
-
-    @abstractmethod
-    def seed(self) -> None:
-        """Store what has to be there."""
 
     @abstractmethod
     def measure(self, count: int) -> Sample:
@@ -283,12 +290,14 @@ class Bulk(Session):
 class MultiGet(Bulk):
     """Many keys are read."""
 
-    def seed(self) -> None:
+    def open(self) -> None:
         self.values = values_of(MANY_KEYS)
         # One after the other in a row: torch takes ten seconds for the request that would store them all.
-        pairs = zip(self.keys, self.values, strict=True)
+        pairs = zip(keys_of(MANY_KEYS), self.values, strict=True)
         each = [self.target.dialect.store(key, value) for key, value in pairs]
-        self.ask(Exchange(b"".join(x.request for x in each), b"".join(x.reply for x in each)))
+        with connect(self.target.port, self.target.dialect) as client:
+            converse(client, Exchange(b"".join(x.request for x in each), b"".join(x.reply for x in each)))
+        super().open()
 
     def measure(self, count: int) -> Sample:
         return self.timed(self.target.dialect.multi_get(self.keys[:count], self.values[:count]))
@@ -297,8 +306,7 @@ class MultiGet(Bulk):
 class MultiSet(Bulk):
     """Many values are stored, other ones each time; some are read afterwards."""
 
-    def seed(self) -> None:
-        """Nothing has to be there."""
+    generation = 0
 
     def measure(self, count: int) -> Sample:
         self.generation += 1
@@ -309,20 +317,17 @@ class MultiSet(Bulk):
         return measured
 
 
-class Cancels(Session):
+class Cancels(Timed):
     """A client that waits and gives up, again and again, while another waits for very many keys."""
 
-    def open(self) -> None:
+    def prepare(self) -> None:
         waiter = self.resources.enter_context(connect(self.target.port, TORCH))
         converse(waiter, TORCH.wait_for_missing(keys_of(MANY_KEYS, "absent")))
         self.client = BusyClients(self.target.port, TORCH, 1)
         self.resources.callback(self.client.close)
-        self.run(self.measurement.seconds / 2)
-
-    def round(self) -> Sample:
-        load, cost = self.metered(lambda: self.run(self.measurement.seconds))
-        return cost.sample(load.seconds / load.operations, load)
 
     def run(self, seconds: float) -> Load:
-        """Give up for that long."""
-        return self.client.repeat(until(time.monotonic() + seconds), TORCH.give_up(b"/bench/missing"))
+        return self.client.repeat(after(seconds), TORCH.give_up(b"/bench/missing"))
+
+    def value(self, load: Load) -> float:
+        return load.seconds / load.operations

@@ -130,8 +130,9 @@ def _take(client: socket.socket, reply: bytearray) -> None:
 # Clients that always have a request in flight
 
 
-def until(deadline: float) -> Callable[[], bool]:
-    """Whether that time has come."""
+def after(seconds: float) -> Callable[[], bool]:
+    """Tells whether that time has passed since this call."""
+    deadline = time.monotonic() + seconds
     return lambda: time.monotonic() >= deadline
 
 
@@ -207,7 +208,7 @@ class BusyClients:
 
 
 class Crowd:
-    """Clients that connect, say hello and await the answer; they may come and leave again and again."""
+    """Clients that connect, say hello and await the answer. Their sockets are made beforehand."""
 
     def __init__(self, port: int, dialect: Dialect, count: int) -> None:
         self._address = (HOST, port)
@@ -221,11 +222,7 @@ class Crowd:
         self._taken: list[float] = []
         self.turned_away = 0
         """How many connections were reset; their clients come again, as torch's do."""
-
-    def gather(self) -> None:
-        """Make their sockets: beforehand, so that nobody's time has it in it."""
-        self._taken, self.turned_away = [], 0
-        for _ in range(self._count):
+        for _ in range(count):
             self._make()
 
     def arrive(self) -> Load:
@@ -240,7 +237,6 @@ class Crowd:
     def close(self) -> None:
         """Disconnect them all."""
         leave(self._clients.values())
-        self._clients = {}
 
     def _make(self) -> int:
         client = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -316,7 +312,6 @@ class ClientsWorker:
 
     def gather(self, port: int, dialect: str, count: int) -> Message:
         self._crowd = Crowd(port, DIALECTS[dialect], count)
-        self._crowd.gather()
         return {}
 
     def arrive(self) -> Message:

@@ -49,14 +49,14 @@ class Session(ABC):
         """Measure once."""
 
     def close(self) -> None:
-        """Let go of everything, however much of it there is."""
+        """Give back everything that was opened, also if not all was."""
         self.resources.close()
 
     def metered(self, work: Callable[[], _Done]) -> tuple[_Done, Cost]:
         """Do some work; return also what the target spent meanwhile."""
-        counters, cpu = self.target.counters(), self.target.cpu_seconds()
+        counters, cpu = self.target.counters(), machine.cpu_seconds(self.target.pid)
         done = work()
-        cpu = self.target.cpu_seconds() - cpu
+        cpu = machine.cpu_seconds(self.target.pid) - cpu
         after = self.target.counters()
         return done, Cost(cpu, {name: after[name] - counters[name] for name in counters})
 
@@ -69,9 +69,9 @@ class Measurement:
     name: str
     load: str
     """In words."""
-    operation: str
-    unit: Unit
     session: Callable[[Target, Measurement], Session]
+    operation: str = "rank"
+    unit: Unit = "time"
     targets: tuple[str, ...] = ()
     unfit: Mapping[str, str] = field(default_factory=dict)
     """Targets that cannot do it, or of which it would say nothing, and why."""

@@ -220,7 +220,8 @@ def _label_axes(axes: Axes, panel: Panel) -> None:
     """The ticks are the sizes that were measured, or the operations; what hardly differs is to look so."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-    axes.set(title=panel.title, ylabel=panel.measure, yscale="log")
+    axes.set_title(panel.title, loc="center")
+    axes.set(ylabel=panel.measure, yscale="log")
     axes.margins(x=0.08, y=0.1)
     low, high = axes.get_ylim()
     if high / low < 10:

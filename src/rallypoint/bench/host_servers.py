@@ -1,4 +1,4 @@
-"""Starts our servers and relays, and redis servers, each a process of its own; led by orders.
+"""Starts our servers, and redis servers, each a process of its own; led by orders.
 
 `serve`, `renew` and `stop` are the orders that every host of servers obeys: a server that is renewed is
 empty, on the port that it had.
@@ -17,7 +17,6 @@ from rallypoint.bench.dialects import REDIS
 from rallypoint.bench.machine import most_connections
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import Message, Orders, end_with_parent, obey
-from rallypoint.relay.hosting import host_relay
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.hosting import HostedServer, host_server
 
@@ -94,10 +93,6 @@ class ServerHost:
             raise BenchError(f"asked for {backend}, and got {server.backend}")
         return self._keep(server)
 
-    def relay(self, upstream: int) -> Message:
-        """A new relay for the server on that port."""
-        return self._keep(host_relay((HOST, upstream), backend=Choice.LIBUV))
-
     def renew(self, pid: int) -> Message:
         """The server again, on its port, with nothing in it."""
         old = self._servers.pop(pid)
@@ -105,7 +100,7 @@ class ServerHost:
         return self.serve(old.backend, old.port)
 
     def stop(self, pid: int) -> Message:
-        """End a server or relay."""
+        """End a server."""
         self._servers.pop(pid).release()
         return {}
 

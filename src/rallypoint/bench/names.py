@@ -1,4 +1,4 @@
-"""What a user may ask for, by name. Imports nothing, so that the command line starts quickly."""
+"""What a user may ask for, by name."""
 
 from __future__ import annotations
 

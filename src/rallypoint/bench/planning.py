@@ -1,4 +1,4 @@
-"""What can be measured; and what will be on this machine, with which targets, how often, or why not."""
+"""All measurements; and which of them this machine can do, with which targets and how often."""
 
 from __future__ import annotations
 
@@ -16,34 +16,29 @@ from rallypoint.server.machine import names as system_names
 
 # All loads, in the order of the tables
 
+_RESTART: Final = "ranks leave, the store is made anew, they come back and pass a barrier"
+_SPREAD: Final = {names.RELAY: "here all relays would start in a few processes, and not each on its machine"}
+
 WITH_RANKS: Final = (
-    Measurement("init", "init", "ranks connect, and are counted", "rank", "time", ranks.ComingUp),
-    Measurement("barrier", "barrier", "ranks come to a barrier all at once", "rank", "time", ranks.Barriers),
+    Measurement("init", "init", "ranks connect, and are counted", ranks.ComingUp),
+    Measurement("barrier", "barrier", "ranks come to a barrier all at once", ranks.Barriers),
     Measurement(
-        *("barrier", "barrier-trickle", "ranks come to a barrier one after the other", "rank", "time"),
-        session=ranks.TrickledBarriers,
+        "barrier", "barrier-trickle", "ranks come to a barrier one after the other", ranks.TrickledBarriers
     ),
-    Measurement("wakeup", "wakeup", "ranks wait for one key, which is set", "rank", "time", ranks.Wakeups),
-    Measurement(
-        *("restart", "restart", "ranks leave, the store is made anew, they come back and pass a barrier"),
-        *("rank", "time"),
-        session=ranks.Restarts,
-        unfit={names.RELAY: "here all relays would start in a few processes, and not each on its machine"},
-    ),
+    Measurement("wakeup", "wakeup", "ranks wait for one key, which is set", ranks.Wakeups),
+    Measurement("restart", "restart", _RESTART, ranks.Restarts, unfit=_SPREAD),
 )
 """At several sizes: their words go behind the number of ranks."""
 
-AS_IS: Final = Measurement(
-    *("init", "init-as-is", "ranks connect; -as-is: to torch's own socket, with a reverse look-up of each"),
-    *("rank", "time"),
-    session=ranks.ComingUp,
-)
+_AS_IS: Final = "ranks connect; -as-is: to torch's own socket, with a reverse look-up of each"
+AS_IS: Final = Measurement("init", "init-as-is", _AS_IS, ranks.ComingUp)
 
 TUTORIAL: Final = tuple(
     Measurement(
-        *(command, f"tutorial-{command}", f"real clients of torch, a process each: {what} as rank 0 sees it"),
-        *("rank", "time"),
-        session=session,
+        command,
+        f"tutorial-{command}",
+        f"real clients of torch, a process each: {what} as rank 0 sees it",
+        session,
         make_target=ranks.make_rank_zero,
     )
     for command, what, session in (
@@ -53,67 +48,48 @@ TUTORIAL: Final = tuple(
 )
 
 
-def _operation(name: str, load: str, operation: str, session: type[clients.Steady]) -> Measurement:
+def _many(name: str, load: str, session: type[clients.Steady], operation: str) -> Measurement:
     load = f"{clients.CLIENTS} clients, {load} in flight each"
-    return Measurement("ops", name, load, operation, "rate", session, seconds=0.8)
+    return Measurement("ops", name, load, session, operation, "rate", seconds=0.8)
 
 
 def _one(operation: str, session: type[clients.OneAtATime]) -> Measurement:
     load = f"one client, one {operation} at a time"
-    return Measurement("ops", f"one-{operation.lower()}", load, operation, "time", session, seconds=0.4)
+    return Measurement("ops", f"one-{operation.lower()}", load, session, operation, seconds=0.4)
+
+
+def _accept(name: str, load: str, session: type[clients.Accepts], rounds: int) -> Measurement:
+    load = f"{clients.NEW_CLIENTS:,} new clients beside {clients.BUSY_CLIENTS} with {load} in flight"
+    count = clients.BUSY_CLIENTS + clients.NEW_CLIENTS
+    return Measurement(
+        "accept", name, load, session, "new client", unfit=_BEHIND, connections=count, rounds=rounds
+    )
 
 
 _BEHIND: Final = {names.RELAY: "behind one relay, the server sees nothing of its clients"}
-_NEW: Final = f"{clients.NEW_CLIENTS:,} new clients beside {clients.BUSY_CLIENTS}"
-_BESIDE: Final = clients.BUSY_CLIENTS + clients.NEW_CLIENTS
+_STORM: Final = f"{clients.STORM_CLIENTS:,} clients connect at once"
 _KEYS: Final = f"{clients.MANY_KEYS:,} keys"
+_CANCEL: Final = f"a wait is given up beside a wait for {_KEYS}"
+_NO_CANCEL: Final = {names.REDIS: "it has no such thing"}
 
 WITH_CLIENTS: Final = (
-    _operation("get", "one GET", "GET", clients.Gets),
-    _operation("get-pipelined", f"{clients.PIPELINED} GETs", "GET", clients.PipelinedGets),
-    _operation("set", "one SET", "SET", clients.Sets),
-    _operation("add", "one ADD", "ADD", clients.Adds),
+    _many("get", "one GET", clients.Gets, "GET"),
+    _many("get-pipelined", f"{clients.PIPELINED} GETs", clients.PipelinedGets, "GET"),
+    _many("set", "one SET", clients.Sets, "SET"),
+    _many("add", "one ADD", clients.Adds, "ADD"),
     _one("GET", clients.OneGet),
     _one("SET", clients.OneSet),
     _one("ADD", clients.OneAdd),
+    _accept("accept", "one GET", clients.Accepts, rounds=15),  # short ones, which differ much
+    _accept("accept-pipelined", f"{clients.BUSY_PIPELINED} GETs", clients.AcceptsBesidePipelining, rounds=3),
     Measurement(
-        *("accept", "accept", f"{_NEW} with one GET in flight", "new client", "time"),
-        session=clients.Accepts,
-        unfit=_BEHIND,
-        connections=_BESIDE,
-        rounds=15,  # short ones, that differ so much that a median needs more of them
-    ),
-    Measurement(
-        *("accept", "accept-pipelined", f"{_NEW} with {clients.BUSY_PIPELINED} GETs in flight"),
-        *("new client", "time"),
-        session=clients.AcceptsBesidePipelining,
-        unfit=_BEHIND,
-        connections=_BESIDE,
-        rounds=3,
-    ),
-    Measurement(
-        *("accept", "connect-storm", f"{clients.STORM_CLIENTS:,} clients connect at once"),
-        *("connection", "time"),
-        session=clients.Storm,
+        *("accept", "connect-storm", _STORM, clients.Storm, "connection"),
         unfit=_BEHIND,
         connections=clients.STORM_CLIENTS,
     ),
-    Measurement(
-        *("bulk", "multi-get", f"one request for {_KEYS}", "request", "time"),
-        session=clients.MultiGet,
-        rounds=3,
-    ),
-    Measurement(
-        *("bulk", "multi-set", f"one request with {_KEYS}", "request", "time"),
-        session=clients.MultiSet,
-        rounds=3,
-    ),
-    Measurement(
-        *("wakeup", "cancel", f"a wait is given up beside a wait for {_KEYS}", "cancel", "time"),
-        session=clients.Cancels,
-        unfit={names.REDIS: "it has no such thing"},
-        seconds=0.8,
-    ),
+    Measurement("bulk", "multi-get", f"one request for {_KEYS}", clients.MultiGet, "request", rounds=3),
+    Measurement("bulk", "multi-set", f"one request with {_KEYS}", clients.MultiSet, "request", rounds=3),
+    Measurement("wakeup", "cancel", _CANCEL, clients.Cancels, "cancel", unfit=_NO_CANCEL, seconds=0.8),
 )
 
 
@@ -155,7 +131,7 @@ class Wish:
 
 
 def make_plan(wish: Wish) -> BenchPlan:
-    """What can be measured here of what is asked for; UsageError if that is nothing."""
+    """The measurements asked for that can be done here; UsageError if there are none."""
     if machine.most_connections() < LEAST_CONNECTIONS:
         raise UsageError(
             f"a process may have no more than {machine.most_connections()} connections here",

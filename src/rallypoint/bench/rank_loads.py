@@ -11,14 +11,13 @@ import time
 from array import array
 from base64 import b64decode
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
 from rallypoint.bench import machine
 from rallypoint.bench.contest import Measurement, Session
 from rallypoint.bench.results import BenchError, Sample, percentile
-from rallypoint.bench.targets import KINDS, TORCH_PEERS, BehindRelays, Hosts, Kind, RanksAt, Target
+from rallypoint.bench.targets import KINDS, TORCH_HOST, BehindRelays, Hosts, Kind, RanksAt, Target
 from rallypoint.bench.workers import Load, Message, ask_all, ask_each, start, together
 
 RANKS_PER_PROCESS: Final = 18_000
@@ -29,33 +28,19 @@ TUTORIAL_TARGETS: Final = ("rallypoint-libuv", "rallypoint-legacy", "torch-libuv
 """What torch's constructor can bring up: rank 0 is the master, so there is no server beforehand."""
 
 
-class SwarmProcesses:
-    """The processes of a swarm, and where the ranks of each connect."""
+def processes_for(ranks: int) -> int:
+    """How many processes that many ranks need."""
+    return -(-ranks // min(RANKS_PER_PROCESS, machine.most_connections()))
 
-    def __init__(self, resources: ExitStack, ranks: int) -> None:
-        count = -(-ranks // min(RANKS_PER_PROCESS, machine.most_connections()))
-        self.workers = [
-            start(resources, "rallypoint.bench.swarm", f"ranks, process {number + 1}")
-            for number in range(count)
-        ]
 
-    def everyone(self, **order: object) -> list[Message]:
-        """The same order to all; their answers."""
-        return ask_all(self.workers, RUN_LIMIT_S, **order)
-
-    def each(self, orders: Sequence[Message]) -> list[Message]:
-        """An order for each; their answers."""
-        return ask_each(self.workers, RUN_LIMIT_S, orders)
-
-    def shares(self, places: Sequence[RanksAt]) -> list[list[RanksAt]]:
-        """The places of each process: a relay's ranks together, the ranks of a server in equal parts."""
-        count = len(self.workers)
-        if len(places) >= count * 8:
-            return [list(places[number::count]) for number in range(count)]
-        return [
-            [(*place[:3], place[3] // count + (number < place[3] % count)) for place in places]
-            for number in range(count)
-        ]
+def shares_of(places: Sequence[RanksAt], count: int) -> list[list[RanksAt]]:
+    """The places of each process: a relay's ranks together, the ranks of a server in equal parts."""
+    if len(places) >= count * 8:
+        return [list(places[number::count]) for number in range(count)]
+    return [
+        [(*place[:3], place[3] // count + (number < place[3] % count)) for place in places]
+        for number in range(count)
+    ]
 
 
 class WithRanks(Session):
@@ -69,13 +54,20 @@ class WithRanks(Session):
         """How many have counted themselves at this store so far."""
 
     def open(self) -> None:
-        self.swarm = SwarmProcesses(self.resources, self.ranks)
-        self.swarm.everyone(do="leave")  # there are none yet, but an answer tells that it is up
+        self.swarm = [
+            start(self.resources, "rallypoint.bench.swarm", f"ranks, process {number + 1}")
+            for number in range(processes_for(self.ranks))
+        ]
+        self.everyone(do="leave")  # there are none yet, but an answer tells that it is up
+
+    def everyone(self, **order: object) -> None:
+        """The same order to all processes of the swarm."""
+        ask_all(self.swarm, RUN_LIMIT_S, **order)
 
     def come_up(self) -> Sample:
         """Connect all ranks."""
         order: Message = {"do": "connect", "dialect": self.target.dialect.name, "limit_s": RUN_LIMIT_S}
-        shares = self.swarm.shares(self.target.places(self.ranks))
+        shares = shares_of(self.target.places(self.ranks), len(self.swarm))
         measured = self.phase([{**order, "places": share} for share in shares], 2, self.joined)
         self.joined += self.ranks
         return measured
@@ -84,11 +76,7 @@ class WithRanks(Session):
         """All ranks pass a barrier, with keys of its own."""
         self.barriers += 1
         order: Message = {"name": str(self.barriers), "ranks": self.ranks, "at_once": at_once}
-        return self.phase([{"do": "barrier", **order, "limit_s": RUN_LIMIT_S}] * len(self.swarm.workers), 3)
-
-    def leave(self) -> None:
-        """Disconnect all ranks."""
-        self.swarm.everyone(do="leave")
+        return self.phase([{"do": "barrier", **order, "limit_s": RUN_LIMIT_S}] * len(self.swarm), 3)
 
     def phase(self, orders: Sequence[Message], requests: int = 0, before: int = 0) -> Sample:
         """Let the swarm do something, measure what that takes, and check what it was told.
@@ -111,7 +99,7 @@ class WithRanks(Session):
     def _answers(self, orders: Sequence[Message]) -> list[Message]:
         """What the swarm says; if the server has died, that is the reason of any other fault."""
         try:
-            answers = self.swarm.each(orders)
+            answers = ask_each(self.swarm, RUN_LIMIT_S, orders)
         except BenchError as error:
             try:
                 self.target.check_alive()
@@ -126,13 +114,13 @@ class ComingUp(WithRanks):
     """All ranks connect, and count themselves; then they leave again."""
 
     def round(self) -> Sample:
-        files, resident = self.target.open_files(), self.target.resident_bytes()
+        files, resident = machine.open_files(self.target.pid), machine.resident_bytes(self.target.pid)
         measured = self.come_up()
-        memory = (self.target.resident_bytes() - resident) / self.ranks
+        memory = (machine.resident_bytes(self.target.pid) - resident) / self.ranks
         extras = {**measured.extras, "whole_seconds": self.target.start_seconds + measured.value}
         if isinstance(self.target, BehindRelays):
             extras |= {"relays": self.target.relays, "relays_bytes": self.target.relays_bytes()}
-        self.leave()
+        self.everyone(do="leave")
         self.target.await_open_files(files)
         self.target.await_quiet()
         return replace(measured, memory=memory, extras=extras)
@@ -171,13 +159,13 @@ class Wakeups(WithRanks):
     def round(self) -> Sample:
         self.rounds += 1
         key = f"/bench/wake/{self.rounds}"
-        self.swarm.everyone(do="wait", key=key)
+        self.everyone(do="wait", key=key)
         self.target.settle()
         self.target.await_quiet()
-        self.swarm.everyone(do="check_asleep")
+        self.everyone(do="check_asleep")
         order: Message = {"do": "wake", "key": key, "since": time.monotonic(), "limit_s": RUN_LIMIT_S}
         # One of the processes sets it.
-        return self.phase([{**order, "release": number == 0} for number in range(len(self.swarm.workers))])
+        return self.phase([{**order, "release": number == 0} for number in range(len(self.swarm))])
 
 
 class Restarts(WithRanks):
@@ -194,7 +182,7 @@ class Restarts(WithRanks):
 
     def round(self) -> Sample:
         begun = time.monotonic()
-        self.leave()
+        self.everyone(do="leave")
         self.target.renew()
         self.joined = 0
         renewed = time.monotonic()
@@ -231,17 +219,17 @@ def unpack(code: str, text: str) -> Sequence[float]:
 
 
 class RankZero(Target):
-    """The server that rank 0 makes itself: nothing runs before a round does."""
+    """The server that rank 0 makes itself: it lives only during a round."""
 
     def __init__(self, kind: Kind, hosts: Hosts) -> None:
         super().__init__(kind, hosts)
-        self._torch = hosts.get(TORCH_PEERS)
+        self._torch = hosts.get(TORCH_HOST)
 
     def start(self) -> None:
         """Nothing to do."""
 
     def check_alive(self) -> None:
-        """It lives only during a round."""
+        """Nothing to check."""
 
     def time(self, ranks: int, barriers: int) -> tuple[float, list[float]]:
         """The times of the constructor and of barriers, as rank 0 sees them."""
@@ -258,12 +246,13 @@ def make_rank_zero(name: str, hosts: Hosts, _: int) -> Target:
 class TutorialInit(Session):
     """The constructor on rank 0, which returns when all have joined."""
 
+    target: RankZero
+
     def open(self) -> None:
-        assert isinstance(self.target, RankZero)
-        self.rank_zero = self.target
+        """Nothing to do: all happens in a round."""
 
     def round(self) -> Sample:
-        seconds, _ = self.rank_zero.time(self.measurement.ranks, 0)
+        seconds, _ = self.target.time(self.measurement.ranks, 0)
         return Sample(seconds)
 
 
@@ -271,5 +260,5 @@ class TutorialBarrier(TutorialInit):
     """Barriers on that store: the median of some in a row."""
 
     def round(self) -> Sample:
-        _, seconds = self.rank_zero.time(self.measurement.ranks, TUTORIAL_BARRIERS)
+        _, seconds = self.target.time(self.measurement.ranks, TUTORIAL_BARRIERS)
         return Sample(statistics.median(seconds))

@@ -211,7 +211,7 @@ def _summary(record: Record, entry: Entry) -> dict[str, Any]:
 
 
 def from_json(text: str, source: str) -> Results:
-    """The results in a document; UsageError, which names `source`, if it is none of ours."""
+    """The results in a document; UsageError, which names `source`, if it is no result file."""
     try:
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -225,7 +225,7 @@ def from_json(text: str, source: str) -> Results:
 
 
 def read(path: Path) -> Results:
-    """The results in a file; UsageError if it cannot be read or is none of ours."""
+    """The results in a file; UsageError if it cannot be read or is no result file."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:

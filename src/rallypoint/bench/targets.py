@@ -34,14 +34,14 @@ FILES_PER_RELAY: Final = 2
 RanksAt = tuple[str, int, str, int]
 """An address, a port, the address to come from (empty: any), and how many ranks connect so."""
 
-SERVERS: Final = "rallypoint.bench.host_servers"
-TORCH_PEERS: Final = "rallypoint.pytorch.peers"
+SERVER_HOST: Final = "rallypoint.bench.host_servers"
+TORCH_HOST: Final = "rallypoint.bench.host_torch"
 """The modules of host processes."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What can be measured."""
+    """A server that can be measured: how it is started, and how clients speak to it."""
 
     name: str
     host: str
@@ -53,20 +53,19 @@ class Kind:
     dialect: Dialect = TORCH
 
 
-def _kinds() -> list[Kind]:
-    return [
-        Kind("rallypoint-libuv", SERVERS, {"backend": "libuv"}, "uvloop"),
-        Kind("rallypoint-legacy", SERVERS, {"backend": "legacy"}),
-        Kind(RELAY, SERVERS, {"backend": "libuv"}, "uvloop"),
-        Kind("torch-libuv", TORCH_PEERS, {"backend": "libuv"}, "torch"),
-        Kind("torch-legacy", TORCH_PEERS, {"backend": "legacy"}, "torch"),
-        Kind(REDIS, SERVERS, {"backend": "redis"}, "redis-server", REDIS_DIALECT),
-        Kind("torch-libuv-as-is", TORCH_PEERS, {"backend": "libuv", "as_is": True}, "torch"),
-        Kind("torch-legacy-as-is", TORCH_PEERS, {"backend": "legacy", "as_is": True}, "torch"),
-    ]
-
-
-KINDS: Final = {kind.name: kind for kind in _kinds()}
+KINDS: Final = {
+    kind.name: kind
+    for kind in (
+        Kind("rallypoint-libuv", SERVER_HOST, {"backend": "libuv"}, "uvloop"),
+        Kind("rallypoint-legacy", SERVER_HOST, {"backend": "legacy"}),
+        Kind(RELAY, SERVER_HOST, {"backend": "libuv"}, "uvloop"),
+        Kind("torch-libuv", TORCH_HOST, {"backend": "libuv"}, "torch"),
+        Kind("torch-legacy", TORCH_HOST, {"backend": "legacy"}, "torch"),
+        Kind(REDIS, SERVER_HOST, {"backend": "redis"}, "redis-server", REDIS_DIALECT),
+        Kind("torch-libuv-as-is", TORCH_HOST, {"backend": "libuv", "as_is": True}, "torch"),
+        Kind("torch-legacy-as-is", TORCH_HOST, {"backend": "legacy", "as_is": True}, "torch"),
+    )
+}
 
 
 def absences(names: Sequence[str]) -> dict[str, str]:
@@ -116,8 +115,12 @@ class Target:
         self._take(self._host.ask(START_LIMIT_S, do="renew", pid=self.pid))
 
     def stop(self) -> None:
-        """End it."""
-        self._end(self.pid)
+        """End it, if it has been started."""
+        try:
+            if self.pid:
+                self._host.ask(START_LIMIT_S, do="stop", pid=self.pid)
+        except BenchError:
+            pass  # it has ended before
         self.pid = 0
 
     def places(self, ranks: int) -> list[RanksAt]:
@@ -134,22 +137,10 @@ class Target:
         if not machine.is_alive(self.pid):
             raise BenchError(f"{self.name} died; {self._host.last_words()}")
 
-    def cpu_seconds(self) -> float:
-        """CPU time of all its threads so far."""
-        return machine.cpu_seconds(self.pid)
-
-    def resident_bytes(self) -> int:
-        """The memory that it holds."""
-        return machine.resident_bytes(self.pid)
-
-    def open_files(self) -> int:
-        """How many file descriptors it holds."""
-        return machine.open_files(self.pid)
-
     def await_open_files(self, at_most: int) -> None:
         """Wait until it has noticed that clients left: until it holds hardly more descriptors than this."""
         deadline = time.monotonic() + LEAVE_LIMIT_S
-        while self.open_files() > at_most + SPARE_FILES:
+        while machine.open_files(self.pid) > at_most + SPARE_FILES:
             self.check_alive()
             if time.monotonic() > deadline:
                 raise BenchError(f"{self.name} kept the connections of clients that had left")
@@ -158,12 +149,12 @@ class Target:
     def await_quiet(self) -> None:
         """Wait until it does nothing more: until it takes no CPU time for a while."""
         deadline = time.monotonic() + LEAVE_LIMIT_S
-        before, now = -1.0, self.cpu_seconds()
+        before, now = -1.0, machine.cpu_seconds(self.pid)
         while now - before > 0.002:
             if time.monotonic() > deadline:
                 raise BenchError(f"{self.name} does not come to rest")
             time.sleep(0.1)
-            before, now = now, self.cpu_seconds()
+            before, now = now, machine.cpu_seconds(self.pid)
 
     def settle(self) -> None:
         """Let what follows from the last load happen before the next is measured."""
@@ -172,47 +163,21 @@ class Target:
         """What else can be counted, since its start; without relays, nothing."""
         return {}
 
-    def _end(self, pid: int) -> None:
-        """Have the host end one of its processes, if it has been started."""
-        try:
-            if pid:
-                self._host.ask(START_LIMIT_S, do="stop", pid=pid)
-        except BenchError:
-            pass  # it has ended before
-
     def _take(self, answer: Message) -> None:
-        self.pid, self.port = answer.get("pid", self.pid), answer["port"]
-
-
-class BehindOneRelay(Target):
-    """A server of ours, and one relay that all clients connect to."""
-
-    def __init__(self, kind: Kind, hosts: Hosts) -> None:
-        super().__init__(kind, hosts)
-        self._relay = 0
-
-    def start(self) -> None:
-        super().start()
-        relay = self._host.ask(START_LIMIT_S, do="relay", upstream=self.port)
-        self._relay, self.port = relay["pid"], relay["port"]
-
-    def stop(self) -> None:
-        self._end(self._relay)
-        self._relay = 0
-        super().stop()
-
-    def counters(self) -> Message:
-        return {"relays_cpu": machine.cpu_seconds(self._relay)}
+        self.pid, self.port = answer["pid"], answer["port"]
 
 
 class BehindRelays(Target):
-    """A server of ours, and a relay for each machine of a job, many in a process."""
+    """A server of ours, and a relay for each machine of a job, many in a process.
+
+    A load without ranks has one relay, which all of its clients connect to.
+    """
 
     def __init__(self, kind: Kind, hosts: Hosts, ranks: int) -> None:
         super().__init__(kind, hosts)
         self._ranks = ranks
         self.per_relay = ranks_per_relay(ranks)
-        self.relays = -(-ranks // self.per_relay)
+        self.relays = -(-ranks // self.per_relay) or 1
         self._resources = ExitStack()
         self._hosts: list[Worker] = []
         self._places: list[RanksAt] = []
@@ -239,18 +204,18 @@ class BehindRelays(Target):
     def counters(self) -> Message:
         answers = ask_all(self._hosts, START_LIMIT_S, do="messages")
         return {
-            "relays_cpu": sum(host.cpu_seconds() for host in self._hosts),
+            "relays_cpu": sum(machine.cpu_seconds(host.pid) for host in self._hosts),
             "messages": sum(each["messages"] for each in answers),
         }
 
     def relays_bytes(self) -> int:
         """The memory of all processes of relays together."""
-        return sum(host.resident_bytes() for host in self._hosts)
+        return sum(machine.resident_bytes(host.pid) for host in self._hosts)
 
     def _start_relays(self) -> None:
         # An address for each process: 127.0.0.0/8 is all this machine's.
         count = len(self._hosts)
-        addresses = [f"127.0.{1 + number // 250}.{1 + number % 250}" for number in range(count)]
+        addresses = [f"127.0.{number // 250}.{1 + number % 250}" for number in range(count)]
         order: Message = {"do": "start", "upstream": (HOST, self.port), "limit_s": START_LIMIT_S}
         orders = [
             {**order, "host": address, "count": self.relays // count + (number < self.relays % count)}
@@ -262,6 +227,8 @@ class BehindRelays(Target):
             for port in answer["ports"]:
                 self._places.append((address, port, "", min(left, self.per_relay)))
                 left -= self.per_relay
+        if not self._ranks:
+            self.port = self._places[0][1]
 
 
 def ranks_per_relay(ranks: int) -> int:
@@ -275,9 +242,7 @@ def ranks_per_relay(ranks: int) -> int:
 def make_target(name: str, hosts: Hosts, ranks: int) -> Target:
     """A target for a load of that many ranks; 0: for a load of a few clients."""
     kind = KINDS[name]
-    if name != RELAY:
-        return Target(kind, hosts)
-    return BehindRelays(kind, hosts, ranks) if ranks else BehindOneRelay(kind, hosts)
+    return BehindRelays(kind, hosts, ranks) if name == RELAY else Target(kind, hosts)
 
 
 def redis_version() -> str:

@@ -19,7 +19,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rallypoint.bench.machine import cpu_seconds, resident_bytes
 from rallypoint.bench.results import BenchError, percentile
 
 Message = dict[str, Any]
@@ -58,14 +57,6 @@ class Worker:
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
-
-    def cpu_seconds(self) -> float:
-        """CPU time of all its threads so far."""
-        return cpu_seconds(self.pid)
-
-    def resident_bytes(self) -> int:
-        """The memory that it holds."""
-        return resident_bytes(self.pid)
 
     def order(self, **message: object) -> None:
         """Tell it what to do next."""

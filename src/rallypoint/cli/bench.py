@@ -42,7 +42,7 @@ _OPTIONS: Final = (
         metavar="FILE",
         help="Write every round there; -: standard output.",
     ),
-    Argument("--plot", type=Path, metavar="FILE", help="Draw what was measured, as .png or .svg."),
+    Argument("--plot", type=Path, metavar="FILE", help="Draw what was measured, as .svg, .png or .pdf."),
     Argument("--quick", action="store_true", help="Fewer ranks, fewer and shorter rounds."),
 )
 

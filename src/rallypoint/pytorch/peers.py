@@ -1,117 +1,59 @@
-"""Processes with torch in them, for measurements: `python -m rallypoint.pytorch.peers`, led by orders.
+"""torch's own servers and clients, as `rallypoint bench` measures them; it runs each in a process of its own.
 
-A line of JSON each on standard input, and one on standard output as the answer, {"error": …} for a fault:
+Two things are timed with torch's clients, as in PyTorch's tutorial on the libuv backend of TCPStore: how long
+rank 0 takes to make its store, which is until all ranks have joined; and a barrier of all ranks by means of
+the store, the one that `init_process_group` ends with.
 
-    {"do": "serve", "backend": "libuv", "as_is": false}    {"pid": …, "port": …}
-    {"do": "renew", "pid": …}                              {"port": …}
-    {"do": "stop", "pid": …}                               {}
-    {"do": "tutorial", "target": "torch-libuv", "ranks": 64, "barriers": 5, "limit_s": 120}
-                                                           {"init": seconds, "barrier": [seconds, …]}
-
-`serve` starts torch's own server, alone in a process; `renew` puts an empty one in its place, as a launcher
-does that starts its job again. For `tutorial` see there.
-
-It imports torch once, which takes seconds, and forks for each order. It ends, with all that it has started,
-when its standard input closes. torch is imported by `main`, and not before: the environment that it finds
-decides how many threads it brings, and whether Rallypoint takes its place.
+A target of ours runs the same code, with torch's constructor patched as `RALLYPOINT_PATCH=always` has it.
+What really serves is checked in every case; to measure the wrong server would be worse than to measure none.
 """
 
 from __future__ import annotations
 
-import gc
-import json
+import ctypes
+import logging
 import os
 import socket
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
-from importlib import import_module
-from typing import Any, BinaryIO
+from typing import Any
 
-from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, ClientChoice, Patch
-from rallypoint.pytorch.forks import Channel, Fork, ForkError, Forks, Message, ask_no_name_server
-from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _store_based_barrier
+
+from rallypoint.launch.switches import PATCH_VARIABLE, Patch
+from rallypoint.pytorch.servers import OwnedServer, owned_at
+from rallypoint.pytorch.worker import substitute
 from rallypoint.server.process.binding import BACKLOG
 
 HOST = "127.0.0.1"
 
-ANSWER_SECONDS = 60.0
-"""How long a server may take to come up; torch's own socket may mean look-ups that take seconds."""
-
 _BIND_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
+_END_SECONDS = 10.0
 
-# torch's own server and client, whatever the user has asked for elsewhere. And no threads of NumPy's, which
-# comes with torch: a process with more than one should not fork.
-_ENVIRONMENT = {
-    PATCH_VARIABLE: Patch.NEVER.value,
-    CLIENT_VARIABLE: ClientChoice.TORCH.value,
-    "OPENBLAS_NUM_THREADS": "1",
-}
+logger = logging.getLogger("rallypoint.bench")
 
 
-class Peers:
-    """Carries out orders."""
+def ask_no_name_server() -> None:
+    """Let the hosts file alone answer all look-ups of this process.
 
-    def __init__(self, forks: Forks) -> None:
-        self._forks = forks
-        self._servers: dict[int, Fork] = {}
-
-    def carry_out(self, text: bytes) -> Message:
-        """The answer to an order, which is the name of a method; a fault is an answer as well."""
-        try:
-            order = json.loads(text)
-            answer: Message = getattr(self, order.pop("do"))(**order)
-        except ForkError as error:
-            return {"error": str(error)}
-        except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"}
-        return answer
-
-    def serve(self, backend: str, as_is: bool = False) -> Message:
-        """Start a server of torch's."""
-        use_libuv = {"libuv": True, "legacy": False}[backend]
-        server = self._forks.fork(f"torch's {backend} server", lambda line: be_server(line, use_libuv, as_is))
-        self._servers[server.pid] = server
-        return {"pid": server.pid, **self._hear(server)}
-
-    def renew(self, pid: int) -> Message:
-        """Let a server drop its store, and make another on the same port."""
-        server = self._servers[pid]
-        server.say({"do": "renew"})
-        return self._hear(server)
-
-    def stop(self, pid: int) -> Message:
-        """End a server."""
-        self._forks.end([self._servers.pop(pid)])
-        return {}
-
-    def tutorial(self, target: str, ranks: int, barriers: int, limit_s: float) -> Message:
-        """Time what the tutorial times."""
-        from rallypoint.pytorch import tutorial
-
-        timing = tutorial.Timing(tutorial.TARGETS[target], ranks, barriers, limit_s)
-        return tutorial.run(self._forks, timing, listening_socket(0))
-
-    def _hear(self, server: Fork) -> Message:
-        """Its answer. One that fails is ended: later answers of it would be taken for those to others."""
-        try:
-            return self._forks.hear_all([server], time.monotonic() + ANSWER_SECONDS)[0]
-        except ForkError:
-            self.stop(server.pid)
-            raise
+    torch's server looks up the name of every client that it accepts, and torch's client that of the server
+    before it connects: of ::ffff:127.0.0.1, since its socket is an IPv6 one, and no hosts file has that.
+    When 64 clients ask a name server at once, it may drop a few questions, which are asked again after five
+    seconds. That would be all that is measured then, whichever server it is.
+    """
+    configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)  # of glibc alone
+    if configure is None or configure(b"hosts", b"files") != 0:
+        logger.warning(
+            "torch's look-ups of names go to a name server here, and their time is measured as well"
+        )
 
 
-def be_server(line: Channel, use_libuv: bool, as_is: bool) -> None:
-    """What the process of a server does."""
-    if not as_is:
-        ask_no_name_server()
-    store = make_server(0, use_libuv, as_is)
-    port: int = store.port
-    line.say({"port": port})
-    while line.hear() is not None:
-        del store  # the server ends with it
-        store = make_server_again(port, use_libuv, as_is)
-        line.say({"port": port})
+# Servers
 
 
 def listening_socket(port: int) -> socket.socket:
@@ -133,18 +75,16 @@ def listening_socket(port: int) -> socket.socket:
     return listener
 
 
-def make_server(port: int, use_libuv: bool, as_is: bool) -> Any:
+def make_server(port: int, use_libuv: bool, as_is: bool) -> dist.TCPStore:
     """torch's server, and the client that comes with it; on a socket of torch's own, if `as_is`."""
-    from torch.distributed import TCPStore
-
-    make = partial(TCPStore, HOST, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
+    make = partial(dist.TCPStore, HOST, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
     if as_is:
         return make(port=port)
     listener = listening_socket(port)
     return make(port=listener.getsockname()[1], master_listen_fd=listener.detach())
 
 
-def make_server_again(port: int, use_libuv: bool, as_is: bool) -> Any:
+def make_server_again(port: int, use_libuv: bool, as_is: bool) -> dist.TCPStore:
     """A server on a port that one has just left; the last error, if the port stays taken."""
     deadline = time.monotonic() + _BIND_SECONDS
     while True:
@@ -156,34 +96,86 @@ def make_server_again(port: int, use_libuv: bool, as_is: bool) -> Any:
         time.sleep(_PAUSE_SECONDS)
 
 
-def take_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Orders and answers for this process alone; whatever else is printed goes to standard error."""
-    orders, answers = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return os.fdopen(orders, "rb"), os.fdopen(answers, "wb")
+# Ranks
 
 
-def import_torch() -> None:
-    """Import it with all that forks need, and keep collections from touching, and so copying, any of it."""
-    os.environ.update(_ENVIRONMENT)
-    os.environ.pop(LIBUV_VARIABLE, None)
-    import_module("rallypoint.pytorch.tutorial")
-    gc.freeze()
+@dataclass(frozen=True)
+class Serving:
+    """Whose server it is, and which of its backends."""
+
+    is_ours: bool
+    backend: str
 
 
-def main() -> None:
-    """Carry out orders until there are no more."""
-    orders, answers = take_streams()
-    import_torch()
-    with Forks(orders.fileno(), [answers.fileno()]) as forks:
-        peers = Peers(forks)
-        for order in orders:
-            answers.write(json.dumps(peers.carry_out(order)).encode() + b"\n")
-            answers.flush()
+@dataclass(frozen=True)
+class Timing:
+    """What is to be timed: a target is `torch` or `rallypoint`, a hyphen, and the backend."""
+
+    target: str
+    ranks: int
+    barriers: int
+    limit_s: float
+
+    @property
+    def serving(self) -> Serving:
+        """What has to serve."""
+        name, _, backend = self.target.partition("-")
+        return Serving(name == "rallypoint", backend)
 
 
-if __name__ == "__main__":
-    main()
+def time_rank(
+    rank: int, timing: Timing, listener: socket.socket, line_up: Callable[[], None]
+) -> dict[str, Any]:
+    """Take part as one rank, in a process of its own; the seconds that the constructor and the barriers took.
+
+    Rank 0 serves on `listener`: so the port is known, and can be reached, before the server is up. `line_up`
+    returns when all ranks have called it.
+    """
+    ask_no_name_server()
+    if timing.serving.is_ours:
+        os.environ[PATCH_VARIABLE] = Patch.ALWAYS.value
+        substitute()
+    port = listener.getsockname()[1]
+    if rank != 0:
+        listener.close()
+    line_up()
+    began = time.perf_counter()
+    store = _make_store(rank, timing, port, listener)
+    init = time.perf_counter() - began
+    owned = check_server(store, timing.serving) if rank == 0 else None
+    barriers = []
+    for number in range(timing.barriers):
+        line_up()
+        began = time.perf_counter()
+        patience = timedelta(seconds=timing.limit_s)
+        _store_based_barrier(rank, store, f"tutorial-{number}", timing.ranks, timeout=patience)
+        barriers.append(time.perf_counter() - began)
+    line_up()
+    del store
+    if owned is not None and not owned.server.await_end(_END_SECONDS):
+        raise RuntimeError(f"the server, process {owned.server.pid}, does not end with its store")
+    return {"init": init, "barrier": barriers}
+
+
+def _make_store(rank: int, timing: Timing, port: int, listener: socket.socket) -> Any:
+    return dist.TCPStore(
+        HOST,
+        port,
+        world_size=timing.ranks,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=timing.limit_s),
+        master_listen_fd=listener.detach() if rank == 0 else None,
+        use_libuv=timing.serving.backend == "libuv",
+    )
+
+
+def check_server(store: Any, wanted: Serving) -> OwnedServer | None:
+    """Our server behind the store, if it is ours; RuntimeError if another one serves than is wanted."""
+    owned = owned_at(store.port)
+    if owned is None:
+        serving = Serving(is_ours=False, backend="libuv" if store.libuvBackend else "legacy")
+    else:
+        serving = Serving(is_ours=True, backend=owned.server.backend)
+    if serving != wanted:
+        raise RuntimeError(f"{wanted} was to serve, and {serving} did")
+    return owned

@@ -82,15 +82,16 @@ def test_the_store() -> None:
     assert told["rallypoint_errors_total", ()] == 1
     assert told["rallypoint_relays", labels(state="lost")] == 1
     assert told["rallypoint_operations_total", labels(operation="SET")] == 18
-    assert told["rallypoint_operation_seconds", labels(operation="SET", percentile="99")] == 8.4e-5
+    assert told["rallypoint_turn_seconds", labels(quantile="0.5")] == 2.1e-5
+    assert told["rallypoint_turn_seconds", labels(quantile="0.99")] == 8.4e-5
     assert told["rallypoint_store_info", labels(kind="server", version="0.1.0", backend="libuv")] == 1
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    unplanned = replace(STALLED, plan="", clients=(), gone=(), operations=())
+    unplanned = replace(STALLED, plan="", clients=(), gone=(), turn_p50=-1.0, turn_p99=-1.0)
     names = {name for name, _ in samples_of(unplanned)}
     assert "rallypoint_ranks_expected" not in names
-    assert "rallypoint_operation_seconds" not in names
+    assert "rallypoint_turn_seconds" not in names
     assert "rallypoint_ranks_missing" in names
 
 

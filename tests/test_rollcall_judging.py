@@ -11,7 +11,7 @@ import pytest
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import MOST_RANKS
-from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
+from rallypoint.rollcall.roll import Gathering, MachineRanks, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Barrier, Gone, Snapshot
 from rolls import GLOO, client, part, plan, rank, ranks, relay, snapshot, wait
 
@@ -357,14 +357,9 @@ def at_barrier(**told: Any) -> Roll:
     return judge(snapshot(**{"barriers": (barrier,), "clients": ranks([0, 1, 2]), "plan": TWO_NODES, **told}))
 
 
-def test_who_has_not_come_to_a_barrier_of_all() -> None:
-    (found,) = at_barrier().gatherings
-    assert (found.key, found.size, found.arrived, found.ranks) == ("b", 8, 3, (0, 1, 2))
-    assert (found.missing, found.seconds) == ((3, 4, 5, 6, 7), 9.0)
-
-
-def test_who_waits_at_a_barrier_waits() -> None:
+def test_who_has_not_come_to_a_barrier_of_all_and_who_waits_there() -> None:
     roll = at_barrier()
+    assert roll.gatherings == (Gathering("b", 8, 3, (0, 1, 2), (3, 4, 5, 6, 7), 9.0),)
     assert standing(roll, 2).state is RankState.WAITING
     assert (standing(roll, 2).waits, standing(roll, 2).wait_seconds) == (("b",), 7.0)
     (found,) = roll.awaited

@@ -10,7 +10,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -250,47 +249,20 @@ def test_what_torchs_own_server_cannot_tell_is_an_error(words: tuple[str, ...], 
     assert "hint: " in found.err
 
 
-@contextmanager
-def without_lists(port: int) -> Iterator[int]:
-    """A way to a server that ends each connection that asks for a list of keys, as older ones do."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+def test_a_server_that_lists_no_keys_is_asked_for_those_of_ranks(
+    status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_keys(store: TCPStore) -> list[str]:
+        """Ask for what torch's server does not know: it ends the connection, as older ones do for a list."""
+        with store._exchange(b"\xc8") as (connection, deadline):
+            connection.read_i64(deadline)
+        raise AssertionError("it has answered")
 
-        def pass_on(client: socket.socket) -> None:
-            server = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            threading.Thread(target=_copy, args=(server, client), daemon=True).start()
-            _copy(client, server)
-
-        def accept() -> None:
-            while True:
-                try:
-                    client = stack.enter_context(listener.accept()[0])
-                except OSError:
-                    return
-                threading.Thread(target=pass_on, args=(client,), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield listener.getsockname()[1]
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while (data := source.recv(65536)) and data != bytes([Op.LIST_KEYS]):
-            target.sendall(data)
-    except OSError:
-        pass
-    for each in (source, target):
-        try:
-            each.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-
-
-def test_a_server_that_lists_no_keys_is_asked_for_those_of_ranks(status: Status) -> None:
+    monkeypatch.setattr(TCPStore, "list_keys", list_keys)
     with torch_serving(True) as port, TCPStore("127.0.0.1", port, timeout=SECONDS) as store:
         store.set(GLOO.format(1), b"")
-        with without_lists(port) as other:
-            found = status(f"127.0.0.1:{other}")
-            keys = status(f"127.0.0.1:{other}", "--keys")
+        found = status(f"127.0.0.1:{port}")
+        keys = status(f"127.0.0.1:{port}", "--keys")
     assert found.lines[2:4] == ["keys      1", "ranks     1 came; who is still here is not known"]
     assert keys.lines == ["1 key; this version of torch's server does not list them"]
 

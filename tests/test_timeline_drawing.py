@@ -129,7 +129,7 @@ def test_the_straggler_has_its_colour_and_its_label(case: tuple[Timeline, Figure
     assert ("late" in _words(figure)) is bool(late)
 
 
-def test_every_row_is_a_member_or_the_name_of_a_machine(case: tuple[Timeline, Figure]) -> None:
+def test_rows_are_members_or_machines_and_the_axis_is_in_seconds(case: tuple[Timeline, Figure]) -> None:
     timeline, figure = case
     rows = rows_of(timeline)
     labels = [each.get_text() for each in _rows_axes(figure).get_yticklabels()]
@@ -139,10 +139,6 @@ def test_every_row_is_a_member_or_the_name_of_a_machine(case: tuple[Timeline, Fi
     else:
         assert 8 <= len(labels) <= 40
         assert len(figure.axes) == 2
-
-
-def test_the_axis_is_in_seconds_and_covers_the_start_up(case: tuple[Timeline, Figure]) -> None:
-    timeline, figure = case
     low, high = _rows_axes(figure).get_xlim()
     assert low == 0
     assert timeline.seconds <= high <= max(timeline.seconds * 1.1, 0.1)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import IO, Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from rallypoint.cli.main import main
+from command_line import invoke
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.connection import Connection
@@ -86,17 +86,9 @@ Told = dict[str, Any]
 """How many ranks are expected, joined, missing and waiting, which are missing, and what is waited for."""
 
 
-@pytest.fixture
-def status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Told]:
-    """What `rallypoint status` tells of a store, in this process."""
-
-    def call(store: str) -> Told:
-        monkeypatch.setattr(sys, "argv", ["rallypoint", "status", store, "--json"])
-        with pytest.raises(SystemExit):
-            main()
-        return told_by(json.loads(capsys.readouterr().out)["roll"])
-
-    return call
+def status(store: str) -> Told:
+    """What `rallypoint status` tells of a store."""
+    return told_by(json.loads(invoke("status", store, "--json").stdout)["roll"])
 
 
 def told_by(roll: dict[str, Any]) -> Told:
@@ -160,9 +152,7 @@ def page_of(look: Look) -> Told:
     }
 
 
-def test_page_status_and_metrics_agree(
-    browser: Browser, tmp_path: Path, status: Callable[[str], Told]
-) -> None:
+def test_page_status_and_metrics_agree(browser: Browser, tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+") as log, running_job(log) as job:
 
         def assert_agreed(told: Told) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from rallypoint.rollcall.events import Connected, Event, Joined, Started, Waited, Waiting, from_line, to_line
 from rallypoint.rollcall.identity import Identity, Role, Source
+from rallypoint.watch.timeline.judgement import judge
 from rallypoint.watch.timeline.records import RunRecord
+from rallypoint.watch.timeline.timeline import Timeline
 
 BEGIN = 1_790_000_000.0
 """The unix time at which the first one comes, in most of them."""
@@ -74,6 +76,10 @@ def record_of(events: Iterable[Event]) -> RunRecord:
         assert written is not None
         record.add(written)
     return record
+
+
+def judged(*events: Event) -> Timeline:
+    return judge(record_of(events))
 
 
 def write_events(path: Path, events: Sequence[Event], pid: int = PID) -> Path:

@@ -173,7 +173,9 @@ KNOWN = snapshot(
     group_writers=((0, 1), (2, 5)),
     rosters=(("job", "{}"),),
     plan=plan(("node-a", 4)),
-    operations=(Operation("GET", 1, 2.0, 3.0, 4.0),),
+    operations=(Operation("GET", 1, 2.0),),
+    turn_p50=1.0,
+    turn_p99=2.0,
     history=(Second(1.0, 2, 3.0, 4, 5),),
     errors=(Mishap(1.0, "peer", "reason"),),
 )

@@ -11,8 +11,8 @@ import pytest
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import MOST_RANKS
-from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import Barrier, Gone
+from rallypoint.rollcall.roll import Gathering, MachineRanks, RankState, Roll, Standing
+from rallypoint.rollcall.snapshot import Barrier, Gone, Snapshot
 from rolls import GLOO, client, part, plan, rank, ranks, relay, snapshot, wait
 
 TWO_NODES = plan(("node-a", 4), ("node-b", 4))
@@ -94,70 +94,80 @@ def test_a_client_of_a_relay_is_on_its_machine_unless_it_says_otherwise() -> Non
 # Known by keys
 
 
+def behind(told: Snapshot | None, *written: int) -> Snapshot:
+    """A server whose only relay has written the keys of some ranks."""
+    return snapshot(relays=(relay(7, told),), group_writers=tuple((each, 7) for each in written))
+
+
 def test_the_writer_of_a_ranks_key_is_that_rank() -> None:
     roll = judge(snapshot(clients=(client(1), client(2), client(3)), group_writers=((0, 1), (5, 3))))
-    assert states(roll) == {0: "joined", 5: "joined"}
-    assert [each.source for each in roll.ranks] == [Source.KEYS, Source.KEYS]
+    assert [(each.rank, each.source) for each in roll.ranks] == [(0, Source.KEYS), (5, Source.KEYS)]
     assert roll.unknown == 1
 
 
-def test_what_a_client_says_counts_more_than_its_keys() -> None:
-    roll = judge(snapshot(clients=ranks([2]), group_writers=((0, 3),)))
-    assert states(roll) == {2: "joined"}
+STRANGER = part("node-c", clients=(client(1),))
+WAITING = client(2, Identity(), wait("k"))
+STRANGERS = part("node-c", clients=(client(1), client(2)))
+BY_KEYS: dict[str, tuple[Snapshot, dict[int, str], int]] = {
+    "what a client says counts more": (
+        snapshot(clients=ranks([2]), group_writers=((0, 3),)),
+        {2: "joined on "},
+        0,
+    ),
+    "one client may write those of several ranks": (
+        snapshot(clients=(client(1),), group_writers=((0, 1), (1, 1))),
+        {0: "joined on ", 1: "joined on "},
+        0,
+    ),
+    "one that came by a relay is of one of its unknown clients": (
+        behind(part("node-b", clients=(client(1), client(2), client(3, rank(4)))), 5),
+        {4: "joined on node-b", 5: "joined on node-b"},
+        1,
+    ),
+    "a relay may know the writer itself": (
+        behind(part("node-c", clients=(client(1), WAITING), group_writers=((5, 2),)), 5),
+        {5: "waiting on node-c"},
+        1,
+    ),
+    "a relay of relays does not tell on which machine the writer is": (
+        behind(part("node-b", relays=(relay(1, STRANGER),)), 5),
+        {5: "joined on "},
+        0,
+    ),
+    "the nearest relay knows best where the writer is": (
+        behind(part("node-b", relays=(relay(1, STRANGERS),), group_writers=((5, 1),)), 5),
+        {5: "joined on node-c"},
+        1,
+    ),
+    "a relay that has told nothing yet has written for somebody": (behind(None, 5), {5: "joined on "}, 0),
+    "a writer that is not there any more has gone": (
+        behind(part("node-b", clients=(client(3, rank(4)),)), 5),
+        {4: "joined on node-b", 5: "gone on "},
+        0,
+    ),
+    "of more writers than clients nobody knows who has gone": (
+        behind(STRANGER, 4, 5),
+        {4: "unseen on ", 5: "unseen on "},
+        1,
+    ),
+    "who has come back behind a relay has not gone": (
+        behind(replace(STRANGER, gone=(Gone(2, rank(5), 9.0, ""),)), 5),
+        {5: "joined on node-c"},
+        0,
+    ),
+    "who has gone from a relay was on its machine": (
+        behind(part("node-b", gone=(Gone(1, rank(4), 9.0, ""),))),
+        {4: "gone on node-b"},
+        0,
+    ),
+}
 
 
-def test_one_client_may_write_the_keys_of_several_ranks() -> None:
-    roll = judge(snapshot(clients=(client(1),), group_writers=((0, 1), (1, 1))))
-    assert states(roll) == {0: "joined", 1: "joined"}
-    assert roll.unknown == 0
-
-
-def test_a_key_that_came_by_a_relay_is_of_one_of_its_unknown_clients() -> None:
-    told = part("node-b", clients=(client(1), client(2), client(3, rank(4))))
-    roll = judge(snapshot(relays=(relay(7, told),), group_writers=((5, 7),)))
-    assert states(roll) == {4: "joined", 5: "joined"}
-    assert (standing(roll, 5).host, standing(roll, 5).source) == ("node-b", Source.KEYS)
-    assert roll.unknown == 1
-
-
-def test_a_relay_may_know_the_writer_itself() -> None:
-    told = part("node-b", clients=(client(1), client(2)), group_writers=((5, 2),))
-    roll = judge(snapshot(relays=(relay(7, told),), group_writers=((5, 7),)))
-    assert states(roll) == {5: "joined"}
-    assert standing(roll, 5).seconds == 50.0
-    assert roll.unknown == 1
-
-
-def test_a_relay_of_relays_does_not_tell_on_which_machine_the_writer_is() -> None:
-    told = part("node-b", relays=(relay(1, part("node-c", clients=(client(1),))),))
-    roll = judge(snapshot(relays=(relay(7, told),), group_writers=((5, 7),)))
-    assert (standing(roll, 5).host, roll.unknown) == ("", 0)
-
-
-def test_the_nearest_relay_knows_best_where_the_writer_is() -> None:
-    deep = part("node-c", clients=(client(1), client(2)))
-    told = part("node-b", relays=(relay(1, deep),), group_writers=((5, 1),))
-    roll = judge(snapshot(relays=(relay(7, told),), group_writers=((5, 7),)))
-    assert (standing(roll, 5).host, roll.unknown) == ("node-c", 1)
-
-
-def test_a_relay_that_has_told_nothing_yet_has_written_for_somebody() -> None:
-    roll = judge(snapshot(relays=(relay(7, None),), group_writers=((5, 7),)))
-    assert states(roll) == {5: "joined"}
-    assert roll.unknown == 0
-
-
-def test_writers_whose_clients_are_not_there_any_more_have_gone() -> None:
-    told = part("node-b", clients=(client(3, rank(4)),))
-    roll = judge(snapshot(relays=(relay(7, told),), group_writers=((5, 7),)))
-    assert states(roll) == {4: "joined", 5: "gone"}
-
-
-def test_of_more_writers_than_clients_nobody_knows_who_has_gone() -> None:
-    told = part("node-b", clients=(client(1),))
-    roll = judge(snapshot(relays=(relay(7, told),), group_writers=((4, 7), (5, 7))))
-    assert states(roll) == {4: "unseen", 5: "unseen"}
-    assert roll.unknown == 1
+@pytest.mark.parametrize(("told", "found", "unknown"), BY_KEYS.values(), ids=list(BY_KEYS))
+def test_who_is_known_by_keys_and_relays(told: Snapshot, found: dict[int, str], unknown: int) -> None:
+    roll = judge(told)
+    assert {each.rank: f"{each.state.value} on {each.host}" for each in roll.ranks} == found
+    assert roll.unknown == unknown
 
 
 # Who is expected
@@ -180,29 +190,44 @@ def test_ranks_say_how_many_they_are() -> None:
     assert judge(snapshot(clients=ranks(range(3), world_size=3))).is_complete
 
 
-def test_what_ranks_disagree_about_is_remarked() -> None:
-    roll = judge(snapshot(clients=(*ranks([0], world_size=2), *ranks([1], world_size=4))))
-    assert roll.expected == 4
-    assert roll.remarks == ("ranks disagree about how many they are: 2 and 4",)
-
-
-def test_a_plan_counts_more_than_what_ranks_say() -> None:
-    roll = judge(snapshot(clients=ranks(range(8), world_size=16), plan=TWO_NODES))
-    assert roll.expected == 8
-    assert roll.remarks == ("8 ranks are planned, but they say that they are 16",)
-
-
-def test_ranks_beyond_the_expected_are_remarked_and_do_not_fill_a_place() -> None:
-    roll = judge(snapshot(clients=ranks([*range(7), 9]), plan=TWO_NODES))
-    assert roll.remarks == ("beyond the 8 ranks that are expected, there are: 9",)
-    assert [each.rank for each in roll.missing] == [7]
-    assert not roll.is_complete
-
-
-def test_a_size_that_cannot_be_is_not_believed() -> None:
-    roll = judge(snapshot(clients=ranks([0], world_size=MOST_RANKS + 1)))
-    assert (roll.expected, len(roll.ranks)) == (-1, 1)
-    assert "not believed" in roll.remarks[0]
+@pytest.mark.parametrize(
+    ("told", "expected", "missing", "remark"),
+    [
+        (
+            snapshot(clients=(*ranks([0, 2, 3], world_size=2), *ranks([1], world_size=4))),
+            4,
+            [],
+            "ranks disagree about how many they are: 2 and 4",
+        ),
+        (
+            snapshot(clients=ranks(range(8), world_size=16), plan=TWO_NODES),
+            8,
+            [],
+            "8 ranks are planned, but they say that they are 16",
+        ),
+        (
+            snapshot(clients=ranks([*range(7), 9]), plan=TWO_NODES),
+            8,
+            [7],
+            "beyond the 8 ranks that are expected, there are: 9",
+        ),
+        (
+            snapshot(clients=ranks([0], world_size=MOST_RANKS + 1)),
+            -1,
+            [],
+            "a rank says that there are 131,073 of them, which was not believed",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_remarked(
+    told: Snapshot, expected: int, missing: list[int], remark: str
+) -> None:
+    roll = judge(told)
+    assert (roll.expected, [each.rank for each in roll.missing], roll.remarks) == (
+        expected,
+        missing,
+        (remark,),
+    )
 
 
 def test_those_who_have_gone_said_how_many_they_were() -> None:
@@ -288,16 +313,6 @@ def test_gone_is_who_was_here_and_has_no_client() -> None:
     assert [each.rank for each in roll.missing] == [0]
 
 
-def test_who_has_come_back_behind_a_relay_has_not_gone() -> None:
-    told = part("node-b", clients=(client(1),), gone=(Gone(2, rank(5), 9.0, ""),))
-    assert states(judge(snapshot(relays=(relay(7, told),), group_writers=((5, 7),)))) == {5: "joined"}
-
-
-def test_who_has_gone_from_a_relay_was_on_its_machine() -> None:
-    told = part("node-b", gone=(Gone(1, rank(4), 9.0, ""),))
-    assert standing(judge(snapshot(relays=(relay(7, told),))), 4).host == "node-b"
-
-
 # Who waits
 
 
@@ -342,14 +357,9 @@ def at_barrier(**told: Any) -> Roll:
     return judge(snapshot(**{"barriers": (barrier,), "clients": ranks([0, 1, 2]), "plan": TWO_NODES, **told}))
 
 
-def test_who_has_not_come_to_a_barrier_of_all() -> None:
-    (found,) = at_barrier().gatherings
-    assert (found.key, found.size, found.arrived, found.ranks) == ("b", 8, 3, (0, 1, 2))
-    assert (found.missing, found.seconds) == ((3, 4, 5, 6, 7), 9.0)
-
-
-def test_who_waits_at_a_barrier_waits() -> None:
+def test_who_has_not_come_to_a_barrier_of_all_and_who_waits_there() -> None:
     roll = at_barrier()
+    assert roll.gatherings == (Gathering("b", 8, 3, (0, 1, 2), (3, 4, 5, 6, 7), 9.0),)
     assert standing(roll, 2).state is RankState.WAITING
     assert (standing(roll, 2).waits, standing(roll, 2).wait_seconds) == (("b",), 7.0)
     (found,) = roll.awaited

@@ -6,27 +6,29 @@ from dataclasses import replace
 
 import pytest
 
+import rolls
 from rallypoint.rollcall.events import Connected, Event, Joined, Left, Waited, Waiting
 from rallypoint.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.rollcall.relay_events import Overheard
-from rallypoint.rollcall.snapshot import Client, Relay, Snapshot, Wait
+from rallypoint.rollcall.snapshot import Client, Snapshot
 
 RANK = Identity(host="node-b", pid=7, rank=3, role=Role.RANK)
 
 
 def client(number: int = 1, seconds: float = 1.0, who: Identity = RANK, wait: float | None = None) -> Client:
-    waits = () if wait is None else (Wait(("key",), 1, wait),)
-    return Client(number, "127.0.0.1:5", seconds, who, waits=waits)
+    waits = () if wait is None else (rolls.wait("key", seconds=wait),)
+    return rolls.client(number, who, *waits, seconds=seconds)
 
 
-def place(time: float, *clients: Client, relays: tuple[Relay, ...] = (), kind: str = "relay") -> Snapshot:
-    return Snapshot(kind, "1", "node-b", 1, "libuv", time, 9.0, 0.0, clients=clients, relays=relays)
+def server(time: float, *parts: Snapshot) -> Snapshot:
+    """A server with a client of its own, and relays that have told of themselves."""
+    relays = tuple(rolls.relay(number, each, part_seconds=0.0) for number, each in enumerate(parts, 4))
+    return rolls.snapshot(time=time, clients=(client(99),), relays=relays)
 
 
 def head(time: float, *clients: Client) -> Snapshot:
-    """A server whose only relay has such clients."""
-    relay = Relay(4, "10.0.0.2:1", 5.0, present=True, part=place(time, *clients))
-    return place(time, client(99), relays=(relay,), kind="server")
+    """A server whose only relay has these clients."""
+    return server(time, rolls.part("node-b", clients=clients))
 
 
 class Ear:
@@ -43,20 +45,22 @@ class Ear:
 def test_who_comes_came_when_it_says() -> None:
     connected, joined = Ear().hear(head(100.0, client(seconds=2.5)))
     assert isinstance(connected, Connected)
-    assert (connected.time, connected.peer) == (97.5, "127.0.0.1:5")
+    assert (connected.time, connected.peer) == (97.5, "10.0.0.1:4000")
     assert joined == Joined(100.0, connected.client, RANK)
 
 
 def test_clients_of_the_server_itself_are_seen_by_itself() -> None:
-    assert Ear().hear(place(100.0, client(), kind="server")) == []
+    assert Ear().hear(server(100.0)) == []
 
 
 def test_clients_of_different_relays_are_told_apart_and_tools_are_none() -> None:
-    below = Relay(1, "127.0.0.1:9", 5.0, present=True, part=place(100.0, client(1)))
-    relay = Relay(4, "10.0.0.2:1", 5.0, present=True, part=place(100.0, client(1), relays=(below,)))
+    below = rolls.relay(1, rolls.part("node-c", clients=(client(1),)))
     tool = client(2, who=replace(NOBODY, role=Role.TOOL))
-    other = Relay(5, "10.0.0.3:1", 5.0, present=True, part=place(100.0, client(1), tool))
-    found = Ear().hear(place(100.0, relays=(relay, other), kind="server"))
+    parts = (
+        rolls.part("node-b", clients=(client(1),), relays=(below,)),
+        rolls.part("node-d", clients=(client(1), tool)),
+    )
+    found = Ear().hear(server(100.0, *parts))
     numbers = {event.client for event in found if isinstance(event, Connected)}
     assert len(numbers) == 3
     assert min(numbers) > 1 << 40
@@ -108,7 +112,7 @@ def test_a_relay_that_says_nothing_new_has_lost_nobody() -> None:
     ear = Ear()
     ear.hear(head(100.0, client()))
     away = replace(head(101.0, client()).relays[0], present=False)
-    assert ear.hear(place(101.0, relays=(away,), kind="server")) == []
+    assert ear.hear(replace(server(101.0), relays=(away,))) == []
 
 
 def test_what_a_relay_said_before_was_so_before() -> None:
@@ -117,4 +121,4 @@ def test_what_a_relay_said_before_was_so_before() -> None:
     ear.hear(head(100.0, client(wait=2.0)))
     for seconds in (1.0, 2.0, 3.0):
         away = replace(head(100.0, client(wait=2.0)).relays[0], present=False, part_seconds=seconds)
-        assert ear.hear(place(100.0 + seconds, relays=(away,), kind="server")) == []
+        assert ear.hear(replace(server(100.0 + seconds), relays=(away,))) == []

@@ -31,34 +31,33 @@ def job(*absent: int, waiting: tuple[int, ...] = (0,)) -> Roll:
 # The headline
 
 
-def test_the_headline_names_the_missing_and_the_longest_wait() -> None:
-    assert headline(job(3, 7)) == (
-        "6 of 8 ranks joined; missing: 3 and 7 on node-b; rank 0 waits for `default_pg/0//cpu//0/3` for 41 s"
-    )
+STRANGERS = judge(snapshot(clients=(*ranks([0, 1], world_size=4), client(9), client(10))))
 
 
-def test_the_headline_of_a_job_that_is_complete() -> None:
-    assert headline(job()) == "all 8 ranks joined"
-
-
-def test_the_headline_where_nobody_knows_who_is_expected() -> None:
-    assert headline(EMPTY) == "0 ranks joined; how many are expected is not known"
-    assert headline(judge(snapshot(clients=(client(1), *ranks([1]))))) == (
-        "1 rank joined, and 1 client whose rank is not known; how many are expected is not known"
-    )
-
-
-def test_the_headline_where_the_missing_cannot_be_told_from_strangers() -> None:
-    roll = judge(snapshot(clients=(*ranks([0, 1], world_size=4), client(9), client(10))))
-    assert headline(roll) == (
-        "2 of 4 ranks joined, and 2 clients whose rank is not known; not seen: 2 and 3 (machine not known)"
-    )
-    assert missing_text(roll) == ""
-    assert unseen_text(roll) == "2 and 3 (machine not known)"
-
-
-def test_one_rank_of_one_is_not_called_all() -> None:
-    assert headline(judge(snapshot(clients=ranks([0], world_size=1)))) == "1 of 1 ranks joined"
+@pytest.mark.parametrize(
+    ("roll", "line"),
+    [
+        (
+            job(3, 7),
+            "6 of 8 ranks joined; missing: 3 and 7 on node-b; "
+            "rank 0 waits for `default_pg/0//cpu//0/3` for 41 s",
+        ),
+        (job(), "all 8 ranks joined"),
+        (judge(snapshot(clients=ranks([0], world_size=1))), "1 of 1 ranks joined"),
+        (EMPTY, "0 ranks joined; how many are expected is not known"),
+        (
+            judge(snapshot(clients=(client(1), *ranks([1])))),
+            "1 rank joined, and 1 client whose rank is not known; how many are expected is not known",
+        ),
+        (
+            STRANGERS,
+            "2 of 4 ranks joined, and 2 clients whose rank is not known; "
+            "not seen: 2 and 3 (machine not known)",
+        ),
+    ],
+)
+def test_the_headline(roll: Roll, line: str) -> None:
+    assert headline(roll) == line
 
 
 # Who is missing
@@ -113,19 +112,20 @@ def test_a_wait(awaited: Awaited, text: str) -> None:
     assert wait_text(awaited) == text
 
 
-@pytest.mark.parametrize(
-    ("state", "text"),
-    [
-        (RankState.JOINED, "rank 3 on node-b should write it: it is here"),
-        (RankState.WAITING, "rank 3 on node-b should write it: it is here, and waits itself"),
-        (RankState.LATE, "rank 3 on node-b should write it: it has not come"),
-        (RankState.UNSEEN, "rank 3 on node-b should write it: it was not seen"),
-        (RankState.GONE, "rank 3 on node-b should write it: it has gone"),
-    ],
-)
-def test_who_owes_a_key_and_how_it_stands(state: RankState, text: str) -> None:
+STANDS = {
+    RankState.JOINED: "it is here",
+    RankState.WAITING: "it is here, and waits itself",
+    RankState.LATE: "it has not come",
+    RankState.UNSEEN: "it was not seen",
+    RankState.GONE: "it has gone",
+}
+
+
+def test_who_owes_a_key_and_how_it_stands() -> None:
     awaited = Awaited("k", (0,), 0, 41.0, owed_by=3, owed="rank 3")
-    assert owed_text(replace(EMPTY, ranks=(Standing(3, state, "node-b"),)), awaited) == text
+    for state, how in STANDS.items():
+        text = owed_text(replace(EMPTY, ranks=(Standing(3, state, "node-b"),)), awaited)
+        assert text == f"rank 3 on node-b should write it: {how}"
 
 
 def test_who_owes_a_key_may_be_unknown_or_no_rank() -> None:

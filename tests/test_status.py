@@ -10,7 +10,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -19,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from command_line import invoke
 from processes import Server, end, relaying, serving, torch_serving
-from rallypoint.cli.main import main
 from rallypoint.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Roll
@@ -52,7 +51,7 @@ class Place:
 
 
 @dataclass
-class Outcome:
+class Told:
     code: int
     out: str
     err: str
@@ -62,22 +61,9 @@ class Outcome:
         return self.out.splitlines()
 
 
-Status = Callable[..., Outcome]
-
-
-@pytest.fixture
-def status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Status:
-    """The command line in this process: a new interpreter for each call would take minutes."""
-
-    def call(*words: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["rallypoint", "status", *words])
-        with pytest.raises(SystemExit) as end_of_it:
-            main()
-        captured = capsys.readouterr()
-        assert isinstance(end_of_it.value.code, int)
-        return Outcome(end_of_it.value.code, captured.out, captured.err)
-
-    return call
+def status(*words: str) -> Told:
+    found = invoke("status", *words)
+    return Told(found.exit_code, found.stdout, f"{found.stderr}{found.exception or ''}")
 
 
 class Job:
@@ -130,7 +116,7 @@ def all_wait(count: int) -> Callable[[Roll], bool]:
 # One look
 
 
-def test_the_missing_come_first_and_make_it_fail(server: Place, job: Job, status: Status) -> None:
+def test_the_missing_come_first_and_make_it_fail(server: Place, job: Job) -> None:
     for rank in (0, 1, 2):
         job.join(server, rank)
         job.wait(rank, GLOO.format(3))
@@ -147,7 +133,7 @@ def test_the_missing_come_first_and_make_it_fail(server: Place, job: Job, status
     assert found.err == ""
 
 
-def test_waits_keys_and_a_rank(server: Place, job: Job, status: Status) -> None:
+def test_waits_keys_and_a_rank(server: Place, job: Job) -> None:
     job.join(server, 0)
     job.wait(0, GLOO.format(3))
     with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.TOOL) as store:
@@ -168,7 +154,7 @@ def test_waits_keys_and_a_rank(server: Place, job: Job, status: Status) -> None:
     assert status(server.address, "--rank", "3").code == 1
 
 
-def test_looking_changes_nothing(server: Place, status: Status) -> None:
+def test_looking_changes_nothing(server: Place) -> None:
     for words in ((), ("--waits",), ("--keys",), ("--rank", "0"), ("--json",)):
         status(server.address, *words)
     told = look(server.host, server.port, Question(keys=9), Deadline(SECONDS))
@@ -178,7 +164,7 @@ def test_looking_changes_nothing(server: Place, status: Status) -> None:
 # Relays
 
 
-def test_a_relay_tells_its_part_and_the_server_the_whole(tmp_path: Path, job: Job, status: Status) -> None:
+def test_a_relay_tells_its_part_and_the_server_the_whole(tmp_path: Path, job: Job) -> None:
     with (tmp_path / "log").open("w+") as log, serving("libuv", log) as server:
         with relaying(server.address, log) as relay:
             job.join(server, 0)
@@ -215,12 +201,14 @@ def test_a_relay_tells_its_part_and_the_server_the_whole(tmp_path: Path, job: Jo
 # Torch's own server
 
 
-BOTH_OF_TORCH = pytest.mark.parametrize("use_libuv", [True, False], ids=["libuv", "legacy"])
-
-
-@BOTH_OF_TORCH
-def test_torchs_own_server_is_told_by_its_keys(use_libuv: bool, status: Status) -> None:
-    with torch_serving(use_libuv) as port, TCPStore("127.0.0.1", port, 3, timeout=SECONDS) as store:
+@pytest.mark.parametrize("use_libuv", [True, False], ids=["libuv", "legacy"])
+def test_torchs_own_server_is_told_by_its_keys(use_libuv: bool) -> None:
+    with torch_serving(use_libuv) as port, ExitStack() as stack:
+        for words in ((), ("--keys",), ("--json",)):
+            assert status(f"127.0.0.1:{port}", *words).code == 0
+        with TCPStore("127.0.0.1", port, timeout=SECONDS) as store:
+            assert store.num_keys() == 0, "who looks changes nothing"
+        store = stack.enter_context(TCPStore("127.0.0.1", port, 3, timeout=SECONDS))
         for rank in (0, 2):
             store.set(GLOO.format(rank), struct.pack("<Q", 6) + b"node-a" + b"rest")
         found = status(f"127.0.0.1:{port}")
@@ -239,16 +227,8 @@ def test_torchs_own_server_is_told_by_its_keys(use_libuv: bool, status: Status) 
         assert content["torch"]["writers"] == {"0": "node-a", "2": "node-a"}
 
 
-@BOTH_OF_TORCH
-def test_nothing_changes_in_torchs_own_server(use_libuv: bool, status: Status) -> None:
-    with torch_serving(use_libuv) as port, TCPStore("127.0.0.1", port, timeout=SECONDS) as store:
-        for words in ((), ("--keys",), ("--json",)):
-            assert status(f"127.0.0.1:{port}", *words).code == 0
-        assert store.num_keys() == 0
-
-
 @pytest.mark.parametrize("words", [("--waits",), ("--rank", "0"), ("--waits", "--watch")])
-def test_what_torchs_own_server_cannot_tell_is_an_error(words: tuple[str, ...], status: Status) -> None:
+def test_what_torchs_own_server_cannot_tell_is_an_error(words: tuple[str, ...]) -> None:
     with torch_serving(True) as port:
         found = status(f"127.0.0.1:{port}", *words)
     assert found.code == 1
@@ -256,47 +236,18 @@ def test_what_torchs_own_server_cannot_tell_is_an_error(words: tuple[str, ...], 
     assert "hint: " in found.err
 
 
-@contextmanager
-def without_lists(port: int) -> Iterator[int]:
-    """A way to a server that ends each connection that asks for a list of keys, as older ones do."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+def test_a_server_that_lists_no_keys_is_asked_for_those_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def list_keys(store: TCPStore) -> list[str]:
+        """Ask for what torch's server does not know: it ends the connection, as older ones do for a list."""
+        with store._exchange(b"\xc8") as (connection, deadline):
+            connection.read_i64(deadline)
+        raise AssertionError("it has answered")
 
-        def pass_on(client: socket.socket) -> None:
-            server = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            threading.Thread(target=_copy, args=(server, client), daemon=True).start()
-            _copy(client, server)
-
-        def accept() -> None:
-            while True:
-                try:
-                    client = stack.enter_context(listener.accept()[0])
-                except OSError:
-                    return
-                threading.Thread(target=pass_on, args=(client,), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield listener.getsockname()[1]
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while (data := source.recv(65536)) and data != bytes([Op.LIST_KEYS]):
-            target.sendall(data)
-    except OSError:
-        pass
-    for each in (source, target):
-        try:
-            each.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-
-
-def test_a_server_that_lists_no_keys_is_asked_for_those_of_ranks(status: Status) -> None:
+    monkeypatch.setattr(TCPStore, "list_keys", list_keys)
     with torch_serving(True) as port, TCPStore("127.0.0.1", port, timeout=SECONDS) as store:
         store.set(GLOO.format(1), b"")
-        with without_lists(port) as other:
-            found = status(f"127.0.0.1:{other}")
-            keys = status(f"127.0.0.1:{other}", "--keys")
+        found = status(f"127.0.0.1:{port}")
+        keys = status(f"127.0.0.1:{port}", "--keys")
     assert found.lines[2:4] == ["keys      1", "ranks     1 came; who is still here is not known"]
     assert keys.lines == ["1 key; this version of torch's server does not list them"]
 
@@ -314,7 +265,7 @@ WRONG = {
 }
 
 
-def test_what_cannot_be_meant(status: Status) -> None:
+def test_what_cannot_be_meant() -> None:
     for words, message in WRONG.items():
         found = status(*words)
         assert (found.code, found.out) == (2, ""), words
@@ -322,18 +273,16 @@ def test_what_cannot_be_meant(status: Status) -> None:
         assert "hint: " in found.err
 
 
-def test_a_rank_below_zero_is_wrong_usage(status: Status) -> None:
+def test_a_rank_below_zero_is_wrong_usage() -> None:
     assert status("localhost:1", "--rank", "-1").code == 2
 
 
-def test_the_store_may_stand_in_the_environment(
-    server: Place, status: Status, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_store_may_stand_in_the_environment(server: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RALLYPOINT_STORE", server.address)
     assert status().lines[0] == "0 ranks joined; how many are expected is not known"
 
 
-def test_a_server_that_is_not_there(status: Status) -> None:
+def test_a_server_that_is_not_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     found = status(f"127.0.0.1:{port}")
@@ -446,7 +395,7 @@ sys.stdin.read()
 """
 
 
-def test_a_job_of_torch_with_a_rank_held_back(tmp_path: Path, status: Status) -> None:
+def test_a_job_of_torch_with_a_rank_held_back(tmp_path: Path) -> None:
     """Unmodified torch clients, of which nothing is known but their processes and their keys."""
     with (tmp_path / "log").open("w+") as log, serving("libuv", log) as server, ExitStack() as stack:
         workers = [stack.enter_context(torch_rank(rank, server)) for rank in range(2)]

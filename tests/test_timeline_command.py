@@ -7,44 +7,23 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import pytest
 
+from command_line import Outcome, invoke
 from processes import Server, end, serving
-from rallypoint.cli.main import main
 from rallypoint.rollcall.events import Event, Stopped
 from startups import BEGIN, START, arrival, key_of, open_wait, straggler, write_events
 
 _SECONDS = 60
 
 
-@dataclass
-class Run:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Timeline = Callable[..., Run]
-
-
-@pytest.fixture
-def timeline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Timeline:
-    """The whole command line, in this process."""
-
-    def run(*options: str | Path) -> Run:
-        monkeypatch.setattr(sys, "argv", ["rallypoint", "timeline", *map(str, options)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        assert isinstance(exit_.value.code, int)
-        return Run(exit_.value.code, *capsys.readouterr())
-
-    return run
+def timeline(*options: str | Path) -> Outcome:
+    return invoke("timeline", *map(str, options))
 
 
 @pytest.fixture
@@ -52,22 +31,22 @@ def file(tmp_path: Path) -> Path:
     return write_events(tmp_path / "events.jsonl", straggler(8, last=5, late=41.2))
 
 
-def test_text_goes_to_standard_output(timeline: Timeline, file: Path) -> None:
+def test_text_goes_to_standard_output(file: Path) -> None:
     run = timeline(file)
-    assert (run.returncode, run.stderr) == (0, "")
+    assert (run.exit_code, run.stderr) == (0, "")
     assert run.stdout.startswith(
         "rank 5 on node-0001 came 41.2 s after the first; 7 ranks waited for it, 288 s in sum\n"
     )
 
 
-def test_who_never_came_is_a_finding(timeline: Timeline, tmp_path: Path) -> None:
+def test_who_never_came_is_a_finding(tmp_path: Path) -> None:
     events: list[Event] = [START, *arrival(0, 0.0, size=2), open_wait(0, 0.5, key_of(1)), Stopped(BEGIN + 60)]
     run = timeline(write_events(tmp_path / "events.jsonl", events))
-    assert (run.returncode, run.stderr) == (1, "")
+    assert (run.exit_code, run.stderr) == (1, "")
     assert run.stdout.startswith("rank 1 never came; 1 rank waited for it, 59.5 s in sum, and still did")
 
 
-def test_runs(timeline: Timeline, tmp_path: Path) -> None:
+def test_runs(tmp_path: Path) -> None:
     runs = [*straggler(4, last=1, late=5.0), *straggler(4, last=2, late=6.0)]
     path = write_events(tmp_path / "events.jsonl", runs)
     assert timeline(path).stdout.startswith("rank 2")
@@ -75,14 +54,14 @@ def test_runs(timeline: Timeline, tmp_path: Path) -> None:
     assert timeline(path, "--run", "1").stdout.startswith("rank 1")
 
 
-def test_garbage_is_told(timeline: Timeline, file: Path) -> None:
+def test_garbage_is_told(file: Path) -> None:
     file.write_bytes(b"garbage\n" + file.read_bytes() + b'{"time":1790000000.0,"ev')
     run = timeline(file)
-    assert run.returncode == 0
+    assert run.exit_code == 0
     assert f"note: 2 lines of {file} cannot be read, and were passed over" in run.stdout
 
 
-def test_files_of_several_servers_are_one_job(timeline: Timeline, tmp_path: Path) -> None:
+def test_files_of_several_servers_are_one_job(tmp_path: Path) -> None:
     """Ranks 0 to 3 at one relay, 4 to 7 at another."""
     first = straggler(4, last=1, late=0.5)
     second = [START, *[event for rank in range(4, 8) for event in arrival(rank, 0.1 * rank, "node-b")]]
@@ -103,10 +82,10 @@ def test_files_of_several_servers_are_one_job(timeline: Timeline, tmp_path: Path
         ([], "required: FILE"),
     ],
 )
-def test_wrong_usage(options: Sequence[str], message: str, timeline: Timeline, file: Path) -> None:
+def test_wrong_usage(options: Sequence[str], message: str, file: Path) -> None:
     run = timeline(*[each.format(file=file) for each in options])
-    assert (run.returncode, run.stdout) == (2, "")
-    assert message in run.stderr
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert message in f"{run.stderr}{run.exception}"
 
 
 def test_letters_that_a_console_has_no_place_for_are_written_out(tmp_path: Path) -> None:
@@ -183,7 +162,7 @@ def _run_job(path: Path, code: str, size: int, held_back: int, log: IO[str]) -> 
         server.process.wait(_SECONDS)
 
 
-def _check_straggler(timeline: Timeline, path: Path, tmp_path: Path, size: int, last: int) -> None:
+def _check_straggler(path: Path, tmp_path: Path, size: int, last: int) -> None:
     told = json.loads(timeline(path, "--json", "--plot", tmp_path / "out.svg").stdout)
     assert told["is_over"]
     assert told["straggling"]["members"] == [f"rank {last}"]
@@ -195,16 +174,16 @@ def _check_straggler(timeline: Timeline, path: Path, tmp_path: Path, size: int, 
     assert "<!-- came -->" in svg
 
 
-def test_a_rank_that_is_held_back_is_named(timeline: Timeline, tmp_path: Path) -> None:
+def test_a_rank_that_is_held_back_is_named(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with (tmp_path / "log").open("w+") as log:
         _run_job(path, _CLIENT, size=3, held_back=1, log=log)
-    _check_straggler(timeline, path, tmp_path, size=3, last=1)
+    _check_straggler(path, tmp_path, size=3, last=1)
 
 
 @pytest.mark.slow
-def test_a_rank_of_torch_that_is_held_back_is_named(timeline: Timeline, tmp_path: Path) -> None:
+def test_a_rank_of_torch_that_is_held_back_is_named(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with (tmp_path / "log").open("w+") as log:
         _run_job(path, _TRAIN, size=4, held_back=3, log=log)
-    _check_straggler(timeline, path, tmp_path, size=4, last=3)
+    _check_straggler(path, tmp_path, size=4, last=3)

@@ -16,17 +16,12 @@ from matplotlib.text import Text
 
 from colours import contrast
 from rallypoint import plots as paper
-from rallypoint.rollcall.events import Connected, Event, RoundPlanned, Stopped
+from rallypoint.rollcall.events import Connected, RoundPlanned, Stopped
 from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline import drawing
 from rallypoint.watch.timeline.drawing import MOST_ROWS, counts, rows_of, spans_of
-from rallypoint.watch.timeline.judgement import judge
 from rallypoint.watch.timeline.timeline import Timeline
-from startups import BEGIN, START, arrival, key_of, open_wait, record_of, straggler, wait
-
-
-def _judged(*events: Event) -> Timeline:
-    return judge(record_of(events))
+from startups import BEGIN, START, arrival, judged, key_of, open_wait, straggler, wait
 
 
 def _draw(timeline: Timeline) -> Figure:
@@ -40,7 +35,7 @@ def _missing() -> Timeline:
     plan = RoundPlanned(BEGIN - 1, Plan(0, (PlannedMachine("node-a", 0, 2), PlannedMachine("node-b", 2, 2))))
     events = [event for rank in range(3) for event in arrival(rank, 0.1 * rank, f"node-{'aab'[rank]}")]
     waits = [open_wait(rank, 0.5, key_of(3)) for rank in range(3)]
-    return _judged(START, plan, *events, *waits, Stopped(BEGIN + 50))
+    return judged(START, plan, *events, *waits, Stopped(BEGIN + 50))
 
 
 def _strangers() -> Timeline:
@@ -48,25 +43,25 @@ def _strangers() -> Timeline:
     events = [event for rank in range(4) for event in arrival(rank, 0.1 * rank, names[rank], 6)]
     others = [Connected(BEGIN + at, 50 + at, f"[fe80::{at}]:5000") for at in (5, 12)]
     waits = [*wait(0, 1.0, 12.0, "$x^", by=1), *wait(1, 1.0, 6.0, "k", gave_up=True)]
-    return _judged(START, *events, *others, *waits, Stopped(BEGIN + 20))
+    return judged(START, *events, *others, *waits, Stopped(BEGIN + 20))
 
 
 def _alone() -> Timeline:
-    return _judged(START, *arrival(0, 0.0))
+    return judged(START, *arrival(0, 0.0))
 
 
 CASES: dict[str, Callable[[], Timeline]] = {
-    "straggler": lambda: _judged(*straggler(8, last=5, late=41.2)),
-    "late writer": lambda: _judged(START, *arrival(0, 0.0), *arrival(1, 0.1), *wait(0, 0.5, 30.0, "x", by=1)),
+    "straggler": lambda: judged(*straggler(8, last=5, late=41.2)),
+    "late writer": lambda: judged(START, *arrival(0, 0.0), *arrival(1, 0.1), *wait(0, 0.5, 30.0, "x", by=1)),
     "missing": _missing,
     "strangers": _strangers,
-    "nobody": lambda: _judged(START),
+    "nobody": lambda: judged(START),
     "alone": _alone,
-    "128": lambda: _judged(*straggler(128, last=99, late=20.0, per_machine=8)),
-    "128 machines": lambda: _judged(*straggler(128, last=99, late=20.0, per_machine=1)),
-    "crowd": lambda: _judged(*straggler(2_048, last=999, late=20.0, per_machine=8)),
-    "crowd on one machine": lambda: _judged(*straggler(200, last=99, late=20.0, per_machine=200)),
-    "even crowd": lambda: _judged(*straggler(200, last=99, late=0.5, per_machine=8)),
+    "128": lambda: judged(*straggler(128, last=99, late=20.0, per_machine=8)),
+    "128 machines": lambda: judged(*straggler(128, last=99, late=20.0, per_machine=1)),
+    "crowd": lambda: judged(*straggler(2_048, last=999, late=20.0, per_machine=8)),
+    "crowd on one machine": lambda: judged(*straggler(200, last=99, late=20.0, per_machine=200)),
+    "even crowd": lambda: judged(*straggler(200, last=99, late=0.5, per_machine=8)),
 }
 
 
@@ -134,7 +129,7 @@ def test_the_straggler_has_its_colour_and_its_label(case: tuple[Timeline, Figure
     assert ("late" in _words(figure)) is bool(late)
 
 
-def test_every_row_is_a_member_or_the_name_of_a_machine(case: tuple[Timeline, Figure]) -> None:
+def test_rows_are_members_or_machines_and_the_axis_is_in_seconds(case: tuple[Timeline, Figure]) -> None:
     timeline, figure = case
     rows = rows_of(timeline)
     labels = [each.get_text() for each in _rows_axes(figure).get_yticklabels()]
@@ -144,10 +139,6 @@ def test_every_row_is_a_member_or_the_name_of_a_machine(case: tuple[Timeline, Fi
     else:
         assert 8 <= len(labels) <= 40
         assert len(figure.axes) == 2
-
-
-def test_the_axis_is_in_seconds_and_covers_the_start_up(case: tuple[Timeline, Figure]) -> None:
-    timeline, figure = case
     low, high = _rows_axes(figure).get_xlim()
     assert low == 0
     assert timeline.seconds <= high <= max(timeline.seconds * 1.1, 0.1)
@@ -174,7 +165,7 @@ def _is_colour(text: str) -> bool:
 
 
 def test_rows_are_grouped_by_machine() -> None:
-    rows = rows_of(_judged(*straggler(4, last=3, late=9.0, per_machine=2)))
+    rows = rows_of(judged(*straggler(4, last=3, late=9.0, per_machine=2)))
     assert [(row.label, row.is_late) for row in rows] == [
         ("node-0000", False),
         ("rank 0", False),
@@ -186,17 +177,17 @@ def test_rows_are_grouped_by_machine() -> None:
 
 
 def test_machines_of_one_rank_need_no_line_of_their_own() -> None:
-    rows = rows_of(_judged(*straggler(3, last=1, late=9.0, per_machine=1)))
+    rows = rows_of(judged(*straggler(3, last=1, late=9.0, per_machine=1)))
     assert [row.label for row in rows] == [
         "rank 0 on node-0000",
         "rank 1 on node-0001",
         "rank 2 on node-0002",
     ]
-    assert [row.label for row in rows_of(_judged(START, *arrival(0, 0.0, "")))] == ["rank 0"]
+    assert [row.label for row in rows_of(judged(START, *arrival(0, 0.0, "")))] == ["rank 0"]
 
 
 def test_of_a_crowd_the_machines_of_the_last_are_shown() -> None:
-    rows = rows_of(_judged(*straggler(1_024, last=500, late=20.0, per_machine=8)))
+    rows = rows_of(judged(*straggler(1_024, last=500, late=20.0, per_machine=8)))
     assert [row.label for row in rows if row.member is None] == [
         "node-0062",
         *(f"node-{machine:04}" for machine in range(124, 128)),
@@ -206,7 +197,7 @@ def test_of_a_crowd_the_machines_of_the_last_are_shown() -> None:
 
 def test_waits_that_cannot_be_told_apart_are_one_bar() -> None:
     waits = [each for at in range(1_000) for each in wait(0, 0.01 * at, 0.01 * at + 0.009, "k")]
-    timeline = _judged(START, *arrival(0, 0.0), *arrival(1, 10.0), *waits)
+    timeline = judged(START, *arrival(0, 0.0), *arrival(1, 10.0), *waits)
     assert len(spans_of(timeline, timeline.members[-1].waits, met=True)) == 1
     assert spans_of(timeline, timeline.members[-1].waits, met=False) == []
 
@@ -220,7 +211,7 @@ def test_counts() -> None:
 
 @pytest.mark.parametrize("suffix", [".SVG", ".png", ".pdf"])
 def test_files_are_written_and_the_same_each_time(suffix: str, tmp_path: Path) -> None:
-    timeline = _judged(*straggler(8, last=5, late=41.2))
+    timeline = judged(*straggler(8, last=5, late=41.2))
     paths = [tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"]
     for path in paths:
         paper.check_plot(path)
@@ -232,7 +223,7 @@ def test_files_are_written_and_the_same_each_time(suffix: str, tmp_path: Path) -
 
 def test_an_svg_says_in_words_what_it_shows(tmp_path: Path) -> None:
     path = tmp_path / "timeline.svg"
-    drawing.save(_judged(*straggler(8, last=5, late=41.2)), path)
+    drawing.save(judged(*straggler(8, last=5, late=41.2)), path)
     text = path.read_text()
     assert "<dc:title>rank 5 on node-0001 came 41.2 s after the first;" in text
     assert "<dc:date>" not in text

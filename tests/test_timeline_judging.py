@@ -21,14 +21,9 @@ from rallypoint.rollcall.events import (
 )
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.watch.timeline.judgement import judge
 from rallypoint.watch.timeline.records import WaitEnding
 from rallypoint.watch.timeline.timeline import Timeline
-from startups import BEGIN, START, arrival, client_of, key_of, open_wait, record_of, straggler, wait
-
-
-def _judged(*events: Event) -> Timeline:
-    return judge(record_of(events))
+from startups import BEGIN, START, arrival, client_of, judged, key_of, open_wait, straggler, wait
 
 
 def _names(timeline: Timeline) -> list[str]:
@@ -43,7 +38,7 @@ def _stragglers(timeline: Timeline) -> list[str]:
 
 
 def test_who_comes_late_is_the_straggler() -> None:
-    timeline = _judged(*straggler(8, last=5, late=41.2))
+    timeline = judged(*straggler(8, last=5, late=41.2))
     assert timeline.straggling is not None
     assert _stragglers(timeline) == ["rank 5"]
     assert timeline.straggling.waiters == 7
@@ -65,33 +60,33 @@ def test_a_machine_that_comes_late_is_named_as_a_whole() -> None:
         events += arrival(rank, came, f"node-{rank // 4}", 16)
         if rank not in late:
             events += wait(rank, came, 30.8, key_of(7), by=7)
-    timeline = _judged(*events)
+    timeline = judged(*events)
     assert _stragglers(timeline) == ["rank 7", "rank 6", "rank 5", "rank 4"]
     assert timeline.straggling is not None
     assert timeline.straggling.waiters == 12
 
 
 def test_of_many_who_come_one_by_one_only_the_last_is_the_straggler() -> None:
-    assert _stragglers(_judged(START, *[each for rank in range(30) for each in arrival(rank, rank)])) == [
+    assert _stragglers(judged(START, *[each for rank in range(30) for each in arrival(rank, rank)])) == [
         "rank 29"
     ]
 
 
 def test_who_is_less_than_a_second_late_is_no_straggler() -> None:
-    assert _judged(*straggler(8, last=5, late=0.9)).straggling is None
-    assert _judged(*straggler(8, last=5, late=1.1)).straggling is not None
+    assert judged(*straggler(8, last=5, late=0.9)).straggling is None
+    assert judged(*straggler(8, last=5, late=1.1)).straggling is not None
 
 
 def test_at_most_half_of_them_are_stragglers() -> None:
     events = [each for rank in range(5) for each in arrival(rank, 0.0 if rank == 0 else 60.0 + rank)]
-    assert _stragglers(_judged(START, *events)) == ["rank 4"]
+    assert _stragglers(judged(START, *events)) == ["rank 4"]
 
 
 def test_who_comes_in_time_and_writes_late_is_the_straggler() -> None:
     events = [each for rank in range(4) for each in arrival(rank, 0.1 * rank)]
     for rank in (0, 1, 3):
         events += wait(rank, 0.5, 60.0, key_of(2), by=2)
-    timeline = _judged(START, *events)
+    timeline = judged(START, *events)
     assert _stragglers(timeline) == ["rank 2"]
     assert not timeline.members[0].came_late
     assert timeline.members[0].late == pytest.approx(60.0)
@@ -103,7 +98,7 @@ def test_who_waits_itself_is_not_to_blame() -> None:
     events += wait(0, 0.5, 30.0, "ready", by=2)
     for rank in (1, 3, 4):
         events += wait(rank, 0.5, 30.1, "go", by=0)
-    timeline = _judged(START, *events)
+    timeline = judged(START, *events)
     assert _stragglers(timeline) == ["rank 2"]
     assert timeline.straggling is not None
     assert timeline.straggling.is_for_them
@@ -112,19 +107,19 @@ def test_who_waits_itself_is_not_to_blame() -> None:
 def test_who_wait_for_each_other_are_not_blamed() -> None:
     events = [each for rank in range(2) for each in arrival(rank, 0.0)]
     events += [*wait(0, 0.5, 30.0, "a", by=1), *wait(1, 0.5, 30.0, "b", by=0)]
-    assert _judged(START, *events).straggling is None
+    assert judged(START, *events).straggling is None
 
 
 def test_without_knowing_who_ended_a_wait_the_name_of_the_key_tells() -> None:
     events = [each for rank in range(3) for each in arrival(rank, 0.0)]
     events += [*wait(0, 0.5, 9.0, key_of(2)), *wait(1, 0.5, 9.0, key_of(2))]
-    assert _stragglers(_judged(START, *events)) == ["rank 2"]
+    assert _stragglers(judged(START, *events)) == ["rank 2"]
 
 
 def test_waits_for_somebody_else_only_happened_meanwhile() -> None:
     events = [*straggler(4, last=3, late=20.0)]
     events = [replace(each, by=0, keys=("x",)) if isinstance(each, Waited) else each for each in events]
-    timeline = _judged(*events)
+    timeline = judged(*events)
     assert timeline.straggling is not None
     assert not timeline.straggling.is_for_them
     assert timeline.straggling.waiters == 3
@@ -132,7 +127,7 @@ def test_waits_for_somebody_else_only_happened_meanwhile() -> None:
 
 def test_overlapping_waits_of_one_rank_count_once() -> None:
     events = [*arrival(0, 0.0), *arrival(1, 10.0), *wait(0, 0.0, 10.0, "a", by=1), *wait(0, 5.0, 9.0, "b")]
-    assert _judged(START, *events).members[-1].waited == pytest.approx(10.0)
+    assert judged(START, *events).members[-1].waited == pytest.approx(10.0)
 
 
 # Who never came
@@ -142,7 +137,7 @@ def test_who_never_came_is_first_and_on_the_machine_of_the_plan() -> None:
     plan = RoundPlanned(BEGIN - 1, Plan(0, (PlannedMachine("node-a", 0, 2), PlannedMachine("node-b", 2, 2))))
     events: list[Event] = [plan, *arrival(0, 0.0), *arrival(1, 0.1), *arrival(2, 0.2, "node-b")]
     events += [open_wait(rank, 0.5, key_of(3)) for rank in range(3)]
-    timeline = _judged(START, *events, Stopped(BEGIN + 100))
+    timeline = judged(START, *events, Stopped(BEGIN + 100))
     assert not timeline.is_over
     assert [(each.name, each.host) for each in timeline.missing] == [("rank 3", "node-b")]
     assert _names(timeline)[0] == "rank 3"
@@ -155,13 +150,13 @@ def test_who_never_came_is_first_and_on_the_machine_of_the_plan() -> None:
 
 
 def test_without_a_plan_the_ranks_themselves_say_how_many_they_are() -> None:
-    timeline = _judged(START, *arrival(0, 0.0, size=3), *arrival(2, 0.1, size=3))
+    timeline = judged(START, *arrival(0, 0.0, size=3), *arrival(2, 0.1, size=3))
     assert (timeline.expected, [each.rank for each in timeline.missing]) == (3, [1])
 
 
 def test_who_may_be_here_unknown_is_not_missing() -> None:
     stranger = Connected(BEGIN + 0.5, 9, "10.0.0.9:1")
-    timeline = _judged(START, *arrival(0, 0.0, size=2), stranger, Stopped(BEGIN + 100))
+    timeline = judged(START, *arrival(0, 0.0, size=2), stranger, Stopped(BEGIN + 100))
     assert timeline.missing == ()
     assert _names(timeline) == ["10.0.0.9:1", "rank 0"]
     assert "1 rank of 2 may be among 1 client whose rank is not known" in timeline.remarks
@@ -169,7 +164,7 @@ def test_who_may_be_here_unknown_is_not_missing() -> None:
 
 def test_who_gave_up_has_not_come_up() -> None:
     events = [*arrival(0, 0.0, size=2), *arrival(1, 0.1, size=2), *wait(0, 0.2, 300.0, "k", gave_up=True)]
-    timeline = _judged(START, *events)
+    timeline = judged(START, *events)
     assert not timeline.is_over
     assert timeline.missing == ()
     assert timeline.members[-1].ending is WaitEnding.GIVEN_UP
@@ -183,7 +178,7 @@ def test_all_connections_of_a_rank_are_one_member() -> None:
     assert isinstance(joined, Joined)
     more: list[Event] = [Connected(BEGIN + 5, 77, "10.0.0.1:2"), replace(joined, time=BEGIN + 5, client=77)]
     waits = Waited(BEGIN + 7, 77, ("k",), BEGIN + 5.5, 1.5)
-    timeline = _judged(START, *arrival(0, 0.0), *more, waits, Left(BEGIN + 6, 1))
+    timeline = judged(START, *arrival(0, 0.0), *more, waits, Left(BEGIN + 6, 1))
     assert _names(timeline) == ["rank 0"]
     assert (timeline.members[0].came, timeline.members[0].left) == (0.0, None)
     assert timeline.members[0].waited == pytest.approx(1.5)
@@ -196,7 +191,7 @@ def test_processes_without_a_rank_are_named_by_their_number() -> None:
         Joined(BEGIN, 1, who),
         Connected(BEGIN, 2, "10.0.0.1:2"),
     ]
-    timeline = _judged(START, *events, Joined(BEGIN, 2, who), Stopped(BEGIN + 5))
+    timeline = judged(START, *events, Joined(BEGIN, 2, who), Stopped(BEGIN + 5))
     assert [(each.name, each.host) for each in timeline.members] == [("process 4242", "node-c")]
 
 
@@ -206,13 +201,13 @@ def test_who_is_no_rank_is_left_out(role: Role) -> None:
         Connected(BEGIN - 900, 50, "x:1"),
         Joined(BEGIN - 900, 50, Identity("node-a", 5, role=role)),
     ]
-    timeline = _judged(START, *agent, *arrival(0, 0.0))
+    timeline = judged(START, *agent, *arrival(0, 0.0))
     assert (_names(timeline), timeline.others, timeline.origin) == (["rank 0"], 1, BEGIN)
 
 
 def test_who_only_had_a_look_is_left_out() -> None:
     look: list[Event] = [Connected(BEGIN - 900, 50, "x:1"), Left(BEGIN - 899.9, 50)]
-    timeline = _judged(
+    timeline = judged(
         replace(START, time=BEGIN - 1000), *look, Connected(BEGIN, 51, "y:1"), Stopped(BEGIN + 9)
     )
     assert (_names(timeline), timeline.others) == (["y:1"], 1)
@@ -221,7 +216,7 @@ def test_who_only_had_a_look_is_left_out() -> None:
 def test_who_wrote_the_key_of_a_rank_is_that_rank() -> None:
     """torch's own client on another machine says nothing of itself."""
     events = [Connected(BEGIN + rank, client_of(rank), f"10.0.0.{rank}:1") for rank in range(3)]
-    timeline = _judged(START, *events, *wait(0, 0.1, 2.1, key_of(2), by=2))
+    timeline = judged(START, *events, *wait(0, 0.1, 2.1, key_of(2), by=2))
     assert _stragglers(timeline) == ["rank 2"]
     assert sorted(_names(timeline)) == ["10.0.0.0:1", "10.0.0.1:1", "rank 2"]
 
@@ -229,7 +224,7 @@ def test_who_wrote_the_key_of_a_rank_is_that_rank() -> None:
 def test_who_wrote_the_keys_of_several_ranks_is_a_relay() -> None:
     relay, waiter = Connected(BEGIN, 1, "relay:1"), Connected(BEGIN, 2, "10.0.0.1:1")
     waits = [Waited(BEGIN + 3 + rank, 2, (key_of(rank),), BEGIN + 1, 2.0 + rank, by=1) for rank in (4, 5)]
-    assert "relay:1" in _names(_judged(START, relay, waiter, *waits))
+    assert "relay:1" in _names(judged(START, relay, waiter, *waits))
 
 
 def test_the_last_try_counts() -> None:
@@ -243,7 +238,7 @@ def test_the_last_try_counts() -> None:
         assert isinstance(joined, Joined)
         client = 100 + rank
         events += [replace(connected, client=client), replace(joined, client=client)]
-    timeline = _judged(*events)
+    timeline = judged(*events)
     assert _stragglers(timeline) == ["rank 2"]
     assert timeline.origin == BEGIN + 200
     assert timeline.others == 4
@@ -256,13 +251,13 @@ def test_a_child_of_a_rank_begins_no_new_try() -> None:
     assert isinstance(connected, Connected)
     assert isinstance(joined, Joined)
     child: list[Event] = [replace(connected, client=50), replace(joined, client=50)]
-    timeline = _judged(START, *arrival(0, 0.0), *arrival(1, 0.1), *child)
+    timeline = judged(START, *arrival(0, 0.0), *arrival(1, 0.1), *child)
     assert sorted(_names(timeline)) == ["rank 0", "rank 1"]
     assert not any("times" in each for each in timeline.remarks)
 
 
 def test_a_relay_does_not_know_how_many_there_are() -> None:
-    timeline = _judged(replace(START, kind="relay"), *arrival(0, 0.0, size=8))
+    timeline = judged(replace(START, kind="relay"), *arrival(0, 0.0, size=8))
     assert (timeline.expected, timeline.missing) == (-1, ())
 
 
@@ -272,7 +267,7 @@ def test_a_relay_does_not_know_how_many_there_are() -> None:
 def test_what_comes_later_is_no_start_up() -> None:
     events = straggler(4, last=3, late=5.0)
     later = [*wait(0, 500.0, 900.0, "checkpoint", by=1), Stopped(BEGIN + 1000)]
-    timeline = _judged(*events, *later)
+    timeline = judged(*events, *later)
     assert timeline.seconds == pytest.approx(5.02)
     assert timeline.ended == pytest.approx(1000)
     assert all(wait.began < BEGIN + 10 for each in timeline.members for wait in each.waits)
@@ -283,15 +278,15 @@ def test_waits_one_after_the_other_belong_to_it() -> None:
     events = [*arrival(0, 0.0), *arrival(1, 0.0)]
     for at in range(5):
         events += wait(0, 10.0 * at + 9, 10.0 * at + 10, f"k{at}", by=1)
-    assert _judged(START, *events).seconds == pytest.approx(50.0)
+    assert judged(START, *events).seconds == pytest.approx(50.0)
 
 
 def test_what_is_missing_in_the_file_is_told() -> None:
-    remarks = _judged(*arrival(0, 0.0), Lost(BEGIN + 1, 3)).remarks
+    remarks = judged(*arrival(0, 0.0), Lost(BEGIN + 1, 3)).remarks
     assert any("the beginning of this run is not in the file any more" in each for each in remarks)
     assert any("3 events could not be written" in each for each in remarks)
     other = Started(BEGIN, "node-b", 1, "0.1.0", "libuv", "relay")
-    assert any("2 machines, whose clocks may differ" in each for each in _judged(START, other).remarks)
+    assert any("2 machines, whose clocks may differ" in each for each in judged(START, other).remarks)
 
 
 # Whatever the events
@@ -312,7 +307,7 @@ _ANY: st.SearchStrategy[list[Event]] = st.one_of(
 @settings(deadline=None)
 @given(parts=st.lists(_ANY, max_size=25))
 def test_whatever_happens_the_figures_fit_together(parts: list[list[Event]]) -> None:
-    timeline = _judged(START, *[event for part in parts for event in part])
+    timeline = judged(START, *[event for part in parts for event in part])
     assert len(set(_names(timeline))) == len(timeline.members)
     assert {each.rank for each in timeline.missing}.isdisjoint(each.rank for each in timeline.present)
     assert min((each.came for each in timeline.present if each.came is not None), default=0.0) == 0.0

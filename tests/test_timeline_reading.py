@@ -24,7 +24,7 @@ def test_a_file_becomes_a_record(tmp_path: Path) -> None:
     assert (reading.runs, reading.run, reading.garbage, reading.unknown) == (1, 1, 0, 0)
     assert reading.record == record_of(events)
     assert reading.record.writers == [START]
-    assert reading.record.stopped == BEGIN + 5
+    assert reading.record.last == BEGIN + 5
     assert reading.record.lost == 2
 
 

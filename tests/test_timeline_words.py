@@ -20,14 +20,8 @@ from rallypoint.rollcall.events import (
 )
 from rallypoint.rollcall.identity import Identity
 from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.watch.timeline.judgement import judge
-from rallypoint.watch.timeline.timeline import Timeline
 from rallypoint.watch.timeline.words import as_text, headline, seconds
-from startups import BEGIN, START, arrival, client_of, key_of, open_wait, record_of, straggler, wait
-
-
-def _judged(*events: Event) -> Timeline:
-    return judge(record_of(events))
+from startups import BEGIN, START, arrival, client_of, judged, key_of, open_wait, straggler, wait
 
 
 def test_the_whole_of_it() -> None:
@@ -39,7 +33,7 @@ def test_the_whole_of_it() -> None:
         Erred(BEGIN + 3.0, "10.0.0.9:2", "no VALIDATE"),
     ]
     assert (
-        as_text(_judged(*events))
+        as_text(judged(*events))
         == """\
 rank 3 on node-0001 came 20.0 s after the first; 3 ranks waited for it, 59.8 s in sum
 
@@ -71,7 +65,7 @@ errors
 def test_who_never_came() -> None:
     plan = RoundPlanned(BEGIN - 1, Plan(0, (PlannedMachine("node-a", 0, 2), PlannedMachine("node-b", 2, 2))))
     events = [plan, *arrival(0, 0.0), *arrival(1, 0.1), open_wait(0, 0.5, key_of(2)), Stopped(BEGIN + 50)]
-    text = as_text(_judged(START, *events))
+    text = as_text(judged(START, *events))
     assert text.startswith(
         "ranks 2 and 3 on node-b never came; "
         "1 rank waited for them, 49.5 s in sum, and still did when the events ended\n"
@@ -111,14 +105,14 @@ def test_who_never_came() -> None:
     ],
 )
 def test_headlines(events: list[Event], expected: str) -> None:
-    assert headline(_judged(START, *events)) == expected
+    assert headline(judged(START, *events)) == expected
 
 
 def test_what_ended_a_wait() -> None:
     arrivals = [each for rank in range(3) for each in arrival(rank, 0.0)]
 
     def line(*events: Event) -> str:
-        text = as_text(_judged(START, *arrivals, *events))
+        text = as_text(judged(START, *arrivals, *events))
         return text.partition("waits\n")[2].partition("\n")[0].strip()
 
     assert line(*wait(0, 0.5, 9.5, "k", by=1)) == "9.00 s  rank 0 on node-a for `k`, until rank 1 wrote it"
@@ -135,7 +129,7 @@ def test_several_stragglers_are_named_by_their_machines() -> None:
     def late(*places: tuple[int, str]) -> str:
         there = [each for rank in range(100, 120) for each in arrival(rank, 0.0)]
         return headline(
-            _judged(
+            judged(
                 START, *there, *[each for rank, at in places for each in arrival(rank, 9.0 + 0.01 * rank, at)]
             )
         )
@@ -167,7 +161,7 @@ def test_a_crowd_fits_a_screen() -> None:
     events += [Stalled(BEGIN + 31, float(at), "text\n" * 100) for at in range(50)]
     for rank in range(0, 4_000, 2):
         events += wait(rank, 30.1, 40.0 + 0.001 * rank, f"{'k' * 500}{rank}", by=77)
-    lines = as_text(_judged(*events)).splitlines()
+    lines = as_text(judged(*events)).splitlines()
     assert len(lines) < 45
     assert max(map(len, lines)) < 240
     assert "and 3,992 more, the last of them after 0.10 s" in lines
@@ -189,14 +183,14 @@ def test_nothing_that_a_terminal_obeys_is_printed() -> None:
         Stalled(BEGIN + 3, 1.0, evil + "x"),
         Erred(BEGIN + 3, evil, "x" + evil),
     ]
-    text = as_text(_judged(*events))
+    text = as_text(judged(*events))
     assert all(each.isprintable() or each == "\n" for each in text)
     assert "\\x1b[31m" in text
 
 
 def test_times_of_another_age_can_be_told() -> None:
-    assert "1970-01-01 00:00:00 UTC" in as_text(_judged(Started(0.0, "a", 1, "0", "libuv")))
-    assert "5138-11-16" in as_text(_judged(Started(99_999_999_999.0, "a", 1, "0", "libuv")))
+    assert "1970-01-01 00:00:00 UTC" in as_text(judged(Started(0.0, "a", 1, "0", "libuv")))
+    assert "5138-11-16" in as_text(judged(Started(99_999_999_999.0, "a", 1, "0", "libuv")))
 
 
 # JSON
@@ -204,7 +198,7 @@ def test_times_of_another_age_can_be_told() -> None:
 
 def test_json_has_all_of_it() -> None:
     barrier = BarrierComplete(BEGIN + 20.5, "b", 4, 20.3, client_of(3))
-    told = json.loads(json.dumps(_judged(*straggler(300, last=3, late=20.0), barrier).as_json()))
+    told = json.loads(json.dumps(judged(*straggler(300, last=3, late=20.0), barrier).as_json()))
     assert told["origin"] == BEGIN
     assert told["is_over"] is True
     assert told["expected"] == 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.errors import UsageError
-from rallypoint.watch.web.access import Access, AccessVerdict, Bearing, check_token, is_loopback_name
+from rallypoint.watch.web.access import Access, AccessVerdict, check_token, is_loopback_name
 
 TOKEN = "correct-horse-battery"
 LOCAL = Access()
@@ -27,37 +27,38 @@ def test_names_of_loopback() -> None:
 @pytest.mark.parametrize("access", [LOCAL, Access(TOKEN, loopback=True)])
 def test_a_strange_name_is_refused_before_all_else(access: Access) -> None:
     """As a page elsewhere asks for whose name was made to lead here."""
-    bearing = Bearing("evil.example", authorization=f"Bearer {TOKEN}", token=TOKEN)
-    assert access.judge(bearing) is AccessVerdict.STRANGE_NAME
+    headers = {"host": "evil.example", "authorization": f"Bearer {TOKEN}"}
+    assert access.judge(headers, {}, TOKEN) is AccessVerdict.STRANGE_NAME
 
 
 def test_on_loopback_without_a_token_everybody_may() -> None:
-    assert LOCAL.judge(Bearing("localhost:8080")) is AccessVerdict.ALLOW
+    assert LOCAL.judge({"host": "localhost:8080"}, {}, None) is AccessVerdict.ALLOW
 
 
-BEARINGS = [
-    (Bearing(), AccessVerdict.REFUSE),
-    (Bearing(authorization=f"Bearer {TOKEN}"), AccessVerdict.ALLOW),
-    (Bearing(authorization=f"bearer   {TOKEN} "), AccessVerdict.ALLOW),
-    (Bearing(authorization=f"Bearer {TOKEN}x"), AccessVerdict.REFUSE),
-    (Bearing(authorization=TOKEN), AccessVerdict.REFUSE),
-    (Bearing(authorization=f"Basic {TOKEN}"), AccessVerdict.REFUSE),
-    (Bearing(token=TOKEN), AccessVerdict.ADMIT),
-    (Bearing(token=""), AccessVerdict.REFUSE),
-    (Bearing(token="wörse"), AccessVerdict.REFUSE),
-    (Bearing(token="\udc80"), AccessVerdict.REFUSE),
-    (Bearing(cookies={"here": GUARDED.pass_}), AccessVerdict.ALLOW),
-    (Bearing(cookies={"there": GUARDED.pass_}), AccessVerdict.REFUSE),
-    (Bearing(cookies={"here": TOKEN}), AccessVerdict.REFUSE),
-    (Bearing(cookies={"here": Access("another-token-of-old").pass_}), AccessVerdict.REFUSE),
-    (Bearing(authorization="Bearer wrong", cookies={"here": GUARDED.pass_}), AccessVerdict.REFUSE),
-    (Bearing(token="wrong", cookies={"here": GUARDED.pass_}), AccessVerdict.REFUSE),
+BEARINGS: list[tuple[str, dict[str, str], str | None, AccessVerdict]] = [
+    # the header, the cookies, the token in the address
+    ("", {}, None, AccessVerdict.REFUSE),
+    (f"Bearer {TOKEN}", {}, None, AccessVerdict.ALLOW),
+    (f"bearer   {TOKEN} ", {}, None, AccessVerdict.ALLOW),
+    (f"Bearer {TOKEN}x", {}, None, AccessVerdict.REFUSE),
+    (TOKEN, {}, None, AccessVerdict.REFUSE),
+    (f"Basic {TOKEN}", {}, None, AccessVerdict.REFUSE),
+    ("", {}, TOKEN, AccessVerdict.ADMIT),
+    ("", {}, "", AccessVerdict.REFUSE),
+    ("", {}, "wörse", AccessVerdict.REFUSE),
+    ("", {}, "\udc80", AccessVerdict.REFUSE),
+    ("", {"here": GUARDED.pass_}, None, AccessVerdict.ALLOW),
+    ("", {"there": GUARDED.pass_}, None, AccessVerdict.REFUSE),
+    ("", {"here": TOKEN}, None, AccessVerdict.REFUSE),
+    ("", {"here": Access("another-token-of-old").pass_}, None, AccessVerdict.REFUSE),
+    ("Bearer wrong", {"here": GUARDED.pass_}, None, AccessVerdict.REFUSE),
+    ("", {"here": GUARDED.pass_}, "wrong", AccessVerdict.REFUSE),
 ]
 
 
 def test_with_a_token_every_request_needs_it() -> None:
-    for bearing, verdict in BEARINGS:
-        assert GUARDED.judge(bearing) is verdict, bearing
+    for header, cookies, token, verdict in BEARINGS:
+        assert GUARDED.judge({"authorization": header}, cookies, token) is verdict, (header, cookies, token)
 
 
 def test_the_cookie_does_not_tell_the_token() -> None:

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,15 +69,8 @@ pictures = st.recursive(
 @given(pictures, pictures)
 def test_a_patch_makes_one_picture_of_another(before: Json, after: Json) -> None:
     assert apply(before, difference(before, after)) == after
-
-
-@given(pictures)
-def test_what_has_not_changed_is_not_sent(content: Json) -> None:
-    assert difference(content, content) == {}
-
-
-def test_true_is_not_one() -> None:
-    assert difference({"a": 1}, {"a": True}) == {"a": True}
+    assert difference(after, after) == {}
+    assert difference({"a": 1}, {"a": True}) == {"a": True}, "though they are equal in Python"
 
 
 @given(moments, moments)
@@ -227,6 +219,5 @@ def test_details_of_a_rank() -> None:
     assert details(standing, job(EIGHT)) == {**who, **figures, **told, **moments}
 
 
-@pytest.mark.parametrize("name", ["since", "wait_since"])
-def test_what_is_not_known_of_a_rank_is_left_out(name: str) -> None:
-    assert name not in details(Standing(3, RankState.LATE), job(EIGHT))
+def test_what_is_not_known_of_a_rank_is_left_out() -> None:
+    assert not {"since", "wait_since"} & set(details(Standing(3, RankState.LATE), job(EIGHT)))

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -97,16 +97,10 @@ def looking(
     url: str,
     *,
     size: tuple[int, int] = DESKTOP,
-    scheme: Literal["dark", "light"] = "light",
-    reduced_motion: bool = False,
     complaints: bool = False,
 ) -> Iterator[Look]:
     """Open an address; at the end, nothing must have gone wrong, unless complaints are expected."""
-    context = browser.new_context(
-        viewport={"width": size[0], "height": size[1]},
-        color_scheme=scheme,
-        reduced_motion="reduce" if reduced_motion else "no-preference",
-    )
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme="light")
     try:
         look = Look(context.new_page())
         look.page.on("console", look.hear)

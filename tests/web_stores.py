@@ -67,9 +67,11 @@ def job(
         sent=2_000 * len(here),
         accepted=plan.world_size,
         operations=(
-            Operation("SET", 3 * len(here), 12.0, 2.1e-5, 8.4e-5),
-            Operation("WAIT", len(here), 4.0, 3.3e-5, 1.9e-4),
+            Operation("SET", 3 * len(here), 12.0),
+            Operation("WAIT", len(here), 4.0),
         ),
+        turn_p50=2.1e-5,
+        turn_p99=8.4e-5,
         history=tuple(
             Second(now - 120 + each, 400 + (each * 37) % 90, 6e-5 + (each * 13 % 17) * 4e-6, 8, 0)
             for each in range(121)

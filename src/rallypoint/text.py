@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -79,6 +79,11 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def joined_by_and(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+
+
 # Ranks
 
 
@@ -97,7 +102,7 @@ def ranks_text(ranks: Iterable[int], most: int = _MOST_RUNS) -> str:
     names = [name for name, _ in named[:most]]
     if len(named) > most:
         names.append(f"{sum(count for _, count in named[most:]):,} more")
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+    return joined_by_and(names)
 
 
 def _named(first: int, last: int) -> list[tuple[str, int]]:

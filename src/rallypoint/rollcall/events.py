@@ -72,10 +72,9 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A client has been waiting for `STILL_WAITING` seconds, for keys or at a barrier, and still does."""
+class _OfWait:
+    """What is told of a wait, for keys or at a barrier."""
 
-    KIND: ClassVar[str] = "waiting"
     time: Seconds
     client: Number
     keys: tuple[str, ...]
@@ -84,23 +83,21 @@ class Waiting:
     """The unix time at which it began, the same in all lines of one wait."""
     seconds: Seconds
     count: Number = 1
-    """How many keys it waits for."""
+    """How many keys it is for."""
 
 
 @dataclass(frozen=True)
-class Waited:
+class Waiting(_OfWait):
+    """A client has been waiting for `STILL_WAITING` seconds, and still does."""
+
+    KIND: ClassVar[str] = "waiting"
+
+
+@dataclass(frozen=True)
+class Waited(_OfWait):
     """A wait of at least `MIN_WAIT` seconds has ended."""
 
     KIND: ClassVar[str] = "waited"
-    time: Seconds
-    client: Number
-    keys: tuple[str, ...]
-    """The first few of them: `KEYS_NAMED`."""
-    began: Seconds
-    """The unix time at which it began, the same in all lines of one wait."""
-    seconds: Seconds
-    count: Number = 1
-    """How many keys it waited for."""
     by: Number = 0
     """The client whose write, or whose arrival at the barrier, has ended it; 0: not known."""
     gave_up: bool = False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from operator import itemgetter
 from typing import Final
 
@@ -18,6 +17,7 @@ from rallypoint.rollcall.plan import MOST_RANKS, Plan, meetings_of
 from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import KEYS_NAMED, Gone, Relay, Snapshot
 from rallypoint.rollcall.waits import waits_in, waits_of
+from rallypoint.text import joined_by_and
 
 _RELIABILITY: Final = {source: order for order, source in enumerate(Source)}
 _SECONDS: Final = itemgetter(1)
@@ -140,8 +140,9 @@ def _remarks(snapshot: Snapshot, crowd: Crowd, plan: Plan | None, expected: int)
     if snapshot.plan and plan is None:
         yield "what the key rallypoint/roll holds is no plan of machines, and was not used"
     for node in crowd.nodes:
-        if node.told.incomplete:
-            yield f"{_name(node.told)} could not tell all: {node.told.incomplete}"
+        told = node.told
+        if told.incomplete:
+            yield f"the {told.kind} on {told.host} could not tell all: {told.incomplete}"
     for relay in crowd.relays:
         if not is_heard(relay):
             yield _on_silence(relay)
@@ -154,16 +155,9 @@ def _remarks(snapshot: Snapshot, crowd: Crowd, plan: Plan | None, expected: int)
 
 def _on_silence(relay: Relay) -> str:
     name = f"the relay at {relay.peer}" + (f" on {relay.part.host}" if relay.part else "")
-    how = "has told nothing of its clients yet" if relay.part is None else _age(relay)
+    told = f"told of its clients {relay.part_seconds:.0f} s ago for the last time"
+    how = "has told nothing of its clients yet" if relay.part is None else told
     return f"{name} {'' if relay.present else 'has lost its connection, and '}{how}"
-
-
-def _age(relay: Relay) -> str:
-    return f"told of its clients {relay.part_seconds:.0f} s ago for the last time"
-
-
-def _name(told: Snapshot) -> str:
-    return f"the {told.kind} on {told.host}"
 
 
 def _on_sizes(crowd: Crowd, plan: Plan | None, expected: int) -> Iterator[str]:
@@ -191,7 +185,5 @@ def _on_claims(crowd: Crowd) -> Iterator[str]:
 
 
 def _listed(names: list[str]) -> str:
-    shown = list(islice(names, _MOST_NAMED))
-    if len(names) > len(shown):
-        shown.append(f"{len(names) - len(shown):,} more")
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+    more = len(names) - _MOST_NAMED
+    return joined_by_and([*names[:_MOST_NAMED], *([f"{more:,} more"] if more > 0 else [])])

@@ -58,10 +58,6 @@ class Plan:
         """The machine of each rank."""
         return {rank: each.host for each in self.machines for rank in each.ranks}
 
-    def host_of(self, rank: int) -> str:
-        """The machine of a rank; nothing if the plan does not know it."""
-        return next((each.host for each in self.machines if rank in each.ranks), "")
-
     def to_json(self) -> str:
         return to_text(self)
 
@@ -95,10 +91,6 @@ class JobRound:
     closed: str = ""
     store: str = ""
     """Where the ranks of this round come together, if that is another store: HOST:PORT."""
-
-    @property
-    def missing(self) -> int:
-        return max(self.expected - len(self.joined), 0)
 
 
 _Text = Annotated[str, at_most(500)]

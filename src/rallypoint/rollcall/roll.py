@@ -46,6 +46,10 @@ class Standing:
     why: str = ""
     """Of one that has gone: why its connection was closed, if not by itself."""
 
+    @property
+    def is_here(self) -> bool:
+        return self.state in (RankState.JOINED, RankState.WAITING)
+
 
 @dataclass(frozen=True)
 class MachineRanks:
@@ -110,7 +114,7 @@ class Roll:
     @property
     def joined(self) -> int:
         """Ranks that are here."""
-        return sum(each.state in (RankState.JOINED, RankState.WAITING) for each in self.ranks)
+        return sum(each.is_here for each in self.ranks)
 
     @property
     def missing(self) -> tuple[Standing, ...]:

@@ -130,9 +130,6 @@ class Operation:
     count: int
     per_second: float
     """In the last seconds."""
-    p50: float = -1.0
-    """Seconds from the loop's turn that found the request until its reply was sent; -1: none was timed."""
-    p99: float = -1.0
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,7 @@ class Second:
     """When it ended, by the maker's clock."""
     operations: int
     p99: float
-    """As of `Operation`, of all kinds; -1: none was timed."""
+    """Seconds that 99 % of the loop's turns did not go beyond; -1: none was timed."""
     clients: int
     waiting: int
     """Clients that waited at its end."""
@@ -231,6 +228,10 @@ class Snapshot:
     accepted: int = 0
     """Connections since the start."""
     operations: tuple[Operation, ...] = ()
+    turn_p50: float = -1.0
+    """Seconds that half of the loop's turns of the last minutes did not go beyond; a client waits no longer
+    than a turn for its answer. `turn_p99`: that 99 % did not go beyond. -1: none was timed."""
+    turn_p99: float = -1.0
     history: tuple[Second, ...] = ()
     """The last minutes, the latest second at the end."""
     errors: tuple[Mishap, ...] = ()

@@ -179,6 +179,8 @@ class Front(ABC, Generic[ClientT]):
             stalled_seconds=self.stalled_seconds,
             accepted=self.clients.opened,
             operations=tuple(traffic.operations(now, self.counts())),
+            turn_p50=traffic.turn_quantile(0.5),
+            turn_p99=traffic.turn_quantile(0.99),
             history=tuple(traffic.history),
             errors=tuple(traffic.errors),
             error_count=traffic.error_count,

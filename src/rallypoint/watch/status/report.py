@@ -13,7 +13,7 @@ from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.roll import RankState, Roll
+from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import Question, Snapshot
 from rallypoint.rollcall.words import headline
 from rallypoint.stores.absence import HEAD
@@ -101,7 +101,7 @@ class RollReport:
     def is_good(self) -> bool:
         roll, rank = self.roll, self.asked.rank
         if rank is not None:
-            return any(each.rank == rank and each.state in _HERE for each in roll.ranks)
+            return any(each.rank == rank and each.is_here for each in roll.ranks)
         return not roll.missing and roll.expected <= roll.joined + roll.unknown
 
     @property
@@ -137,9 +137,6 @@ class RollReport:
             **to_json(roll),
         }
         return {"roll": judged, "head": self.head, "snapshot": to_json(self.snapshot, sparse=True)}
-
-
-_HERE: Final = (RankState.JOINED, RankState.WAITING)
 
 
 @dataclass(frozen=True)

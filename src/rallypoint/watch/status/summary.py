@@ -64,9 +64,10 @@ def summary(snapshot: Snapshot, roll: Roll, width: int | None = None, *, head: s
 
 def _sections(snapshot: Snapshot, roll: Roll, head: str) -> Iterator[str]:
     states = {each.rank: each.state for each in roll.ranks}
+    away = {each.rank for each in roll.ranks if not each.is_here}
     yield from _section("waits", roll.awaited, lambda each: _wait_row(roll, each), _WAIT_ROWS)
     yield from _section("barriers", roll.gatherings, _barrier_row, _BARRIER_ROWS)
-    machines = _machines(roll, states)
+    machines = sorted(roll.machines, key=lambda each: away.isdisjoint(each.ranks))  # these first
     yield from _section("machines", machines, lambda each: _machine_row(each, states), _MACHINE_ROWS)
     yield from _section("rounds", roll.meetings, _meeting_row, _ROUND_ROWS)
     yield from _section("store", [snapshot], _store_row)
@@ -103,12 +104,6 @@ def _barrier_row(each: Gathering) -> str:
     seconds = f", for {duration(each.seconds)}" if each.seconds >= 0 else ""
     missing = f"; missing: {ranks_text(each.missing)}" if each.missing else ""
     return f"`{shown(each.key)}`: {each.arrived:,}{of} arrived{seconds}{missing}"
-
-
-def _machines(roll: Roll, states: dict[int, RankState]) -> list[MachineRanks]:
-    """Those first where somebody is missing."""
-    here = (RankState.JOINED, RankState.WAITING)
-    return sorted(roll.machines, key=lambda each: all(states[rank] in here for rank in each.ranks))
 
 
 def _machine_row(machine: MachineRanks, states: dict[int, RankState]) -> str:

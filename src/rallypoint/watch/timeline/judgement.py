@@ -6,7 +6,7 @@ come late, or have come in time and have written late what they waited for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -113,13 +113,16 @@ def _blame(course: Course, missing: Sequence[int]) -> _Verdict:
     notable = max(_NOTABLE, _NOTABLE * (course.end - course.origin))
     ranks = {each.who.rank: at for at, each in enumerate(course.parties) if each.who.is_rank}
     ranks |= {rank: len(course.parties) + at for at, rank in enumerate(missing)}
-    long_ones = [[each for each in theirs if each.ended - each.began >= notable] for theirs in course.waits]
+    long_ones = [_longer(theirs, notable) for theirs in course.waits]
+    blame = WaitBlame(owners_of(course.parties), ranks, long_ones)
     verdict = _Verdict({}, {})
-    for wait, owner, culprit in WaitBlame(owners_of(course.parties), ranks, long_ones).each_wait():
-        if culprit >= 0:
-            verdict.until[culprit] = max(verdict.until.get(culprit, 0.0), wait.ended)
-            pair = (owner, culprit)
-            verdict.seconds[pair] = verdict.seconds.get(pair, 0.0) + wait.seconds
+    for owner, waits in enumerate(long_ones):
+        for wait in waits:
+            culprit = blame.culprit(wait, owner)
+            if culprit >= 0:
+                verdict.until[culprit] = max(verdict.until.get(culprit, 0.0), wait.ended)
+                pair = (owner, culprit)
+                verdict.seconds[pair] = verdict.seconds.get(pair, 0.0) + wait.seconds
     return verdict
 
 
@@ -247,13 +250,8 @@ class WaitBlame:
     waits: Sequence[Sequence[WaitRecord]]
     """Of each member, those that are long enough to matter; none of those who never came."""
 
-    def each_wait(self) -> Iterator[tuple[WaitRecord, int, int]]:
-        """All waits with their members, and those to blame; -1: not known."""
-        for owner, waits in enumerate(self.waits):
-            for wait in waits:
-                yield wait, owner, self._culprit(wait, owner)
-
-    def _culprit(self, wait: WaitRecord, owner: int) -> int:
+    def culprit(self, wait: WaitRecord, owner: int) -> int:
+        """Who is to blame for a wait of the member `owner`; -1: not known."""
         seen = {owner}
         while True:
             member = self._ended_by(wait)

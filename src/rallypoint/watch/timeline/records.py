@@ -6,10 +6,10 @@ client, and no event that another one has made obsolete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 from rallypoint.rollcall.events import (
     BarrierComplete,
@@ -81,7 +81,6 @@ class RunRecord:
     first: float = 0.0
     """The time of its first event; 0: there is none."""
     last: float = 0.0
-    stopped: float | None = None
     clients: dict[int, ClientRecord] = field(default_factory=dict)
     waits: list[WaitRecord] = field(default_factory=list)
     """Those that have ended, as they ended."""
@@ -111,26 +110,41 @@ class RunRecord:
             self.last = time
         if time < self.first or not self.first:
             self.first = time
-        _TAKES[type(event)](self, event)
+        match event:  # the most frequent first
+            case Waited():
+                self._take_waited(event)
+            case Waiting():
+                self._open.setdefault(event.client, {})[event.began] = event
+            case Connected():
+                client = self._client(event.client)
+                client.peer, client.connected = event.peer, time
+            case Joined():
+                client = self._client(event.client)
+                client.who = event.who
+                if client.joined is None:
+                    client.joined = time
+            case Left():
+                self._take_left(event)
+            case BarrierComplete():
+                self.barriers.append(event)
+            case Started():
+                self.writers.append(event)
+            case RoundPlanned():
+                self.plan = event.plan
+            case Stalled():
+                self.stalls.append(event)
+            case Erred():
+                self.errors.append(event)
+            case Lost():
+                self.lost += event.count
+            case Stopped():
+                pass  # its time is all that it tells
 
     def _client(self, number: int) -> ClientRecord:
         found = self.clients.get(number)
         if found is None:
             found = self.clients[number] = ClientRecord(number)
         return found
-
-    def _take_start(self, event: Started) -> None:
-        self.writers.append(event)
-
-    def _take_connected(self, event: Connected) -> None:
-        client = self._client(event.client)
-        client.peer, client.connected = event.peer, event.time
-
-    def _take_joined(self, event: Joined) -> None:
-        client = self._client(event.client)
-        client.who = event.who
-        if client.joined is None:
-            client.joined = event.time
 
     def _take_left(self, event: Left) -> None:
         client = self._client(event.client)
@@ -140,9 +154,6 @@ class RunRecord:
                 WaitRecord(event.client, each.began, event.time, each.keys, each.count, WaitEnding.GIVEN_UP)
             )
 
-    def _take_waiting(self, event: Waiting) -> None:
-        self._open.setdefault(event.client, {})[event.began] = event
-
     def _take_waited(self, event: Waited) -> None:
         if event.client in self._open:
             self._open[event.client].pop(event.began, None)
@@ -151,24 +162,6 @@ class RunRecord:
         self.waits.append(
             WaitRecord(event.client, event.began, ended, event.keys, event.count, ending, event.by)
         )
-
-    def _take_barrier(self, event: BarrierComplete) -> None:
-        self.barriers.append(event)
-
-    def _take_round(self, event: RoundPlanned) -> None:
-        self.plan = event.plan
-
-    def _take_stall(self, event: Stalled) -> None:
-        self.stalls.append(event)
-
-    def _take_error(self, event: Erred) -> None:
-        self.errors.append(event)
-
-    def _take_stop(self, event: Stopped) -> None:
-        self.stopped = event.time
-
-    def _take_lost(self, event: Lost) -> None:
-        self.lost += event.count
 
 
 def merge(records: Sequence[RunRecord]) -> RunRecord:
@@ -194,19 +187,3 @@ def _merge(whole: RunRecord, part: RunRecord, shift: int) -> None:
     whole.errors += part.errors
     whole.plan = part.plan or whole.plan
     whole.lost += part.lost
-
-
-_TAKES: Final[dict[type[Event], Callable[[RunRecord, Any], None]]] = {
-    Started: RunRecord._take_start,
-    Connected: RunRecord._take_connected,
-    Joined: RunRecord._take_joined,
-    Left: RunRecord._take_left,
-    Waiting: RunRecord._take_waiting,
-    Waited: RunRecord._take_waited,
-    BarrierComplete: RunRecord._take_barrier,
-    RoundPlanned: RunRecord._take_round,
-    Stalled: RunRecord._take_stall,
-    Erred: RunRecord._take_error,
-    Stopped: RunRecord._take_stop,
-    Lost: RunRecord._take_lost,
-}

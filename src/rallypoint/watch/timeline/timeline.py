@@ -1,4 +1,4 @@
-"""How a job came up: what `judging` makes of a record, for `words` and `drawing`. Pure.
+"""How a job came up: what `judgement` makes of a record, for `words` and `drawing`. Pure.
 
 Times are seconds since the first member came, unless they are said to be something else.
 """

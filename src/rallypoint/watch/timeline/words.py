@@ -14,7 +14,7 @@ from typing import Final
 
 from rallypoint.rollcall.events import Erred, Started
 from rallypoint.rollcall.torch_keys import owing_rank
-from rallypoint.text import counted, printable, ranks_text, shown
+from rallypoint.text import counted, joined_by_and, printable, ranks_text, shown
 from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
 from rallypoint.watch.timeline.timeline import StartupMember, Straggling, Timeline
 
@@ -257,7 +257,7 @@ def names_text(members: Sequence[StartupMember]) -> str:
     names = [name for name, _ in parts[:_MACHINES_NAMED]]
     if more := sum(count for _, count in parts[_MACHINES_NAMED:]):
         names.append(f"{more:,} more")
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+    return joined_by_and(names)
 
 
 def _ranks_on(host: str, ranks: Sequence[int]) -> str:

@@ -39,17 +39,6 @@ class AccessVerdict(Enum):
 
 
 @dataclass(frozen=True)
-class Bearing:
-    """What a request brings along."""
-
-    host: str = ""
-    authorization: str = ""
-    cookies: Mapping[str, str] | None = None
-    token: str | None = None
-    """From its address; None: there is none in it."""
-
-
-@dataclass(frozen=True)
 class Access:
     """The rules for one page."""
 
@@ -65,18 +54,22 @@ class Access:
         """What the cookie says."""
         return hmac.new(self.token.encode(), b"rallypoint web page", "sha256").hexdigest()
 
-    def judge(self, bearing: Bearing) -> AccessVerdict:
-        if self.loopback and not is_loopback_name(bearing.host):
+    def judge(
+        self, headers: Mapping[str, str], cookies: Mapping[str, str], token: str | None
+    ) -> AccessVerdict:
+        """`token` is the one in the address; None: there is none. Names of headers are in small letters."""
+        if self.loopback and not is_loopback_name(headers.get("host", "")):
             return AccessVerdict.STRANGE_NAME
         if not self.token:
             return AccessVerdict.ALLOW
-        if bearing.token is not None:
-            return AccessVerdict.ADMIT if _equal(bearing.token, self.token) else AccessVerdict.REFUSE
-        kind, _, given = bearing.authorization.partition(" ")
+        if token is not None:
+            return AccessVerdict.ADMIT if _equal(token, self.token) else AccessVerdict.REFUSE
+        kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return AccessVerdict.ALLOW if _equal(given.strip(), self.token) else AccessVerdict.REFUSE
-        cookie = (bearing.cookies or {}).get(self.cookie, "")
-        return AccessVerdict.ALLOW if _equal(cookie, self.pass_) else AccessVerdict.REFUSE
+        return (
+            AccessVerdict.ALLOW if _equal(cookies.get(self.cookie, ""), self.pass_) else AccessVerdict.REFUSE
+        )
 
 
 def check_token(token: str, *, loopback: bool, place: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode
@@ -20,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rallypoint.errors import RallypointError
 from rallypoint.rollcall.snapshot import Question
 from rallypoint.watch.web import metrics
-from rallypoint.watch.web.access import Access, AccessVerdict, Bearing
+from rallypoint.watch.web.access import Access, AccessVerdict
 from rallypoint.watch.web.picture import Json, details
 from rallypoint.watch.web.poller import StoreWatch
 
@@ -33,18 +32,10 @@ _MEDIA_TYPES: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Asset:
-    """One file."""
-
-    content: bytes
-    media_type: str
-
-
-def read_assets() -> dict[str, Asset]:
-    """All of them, by their names."""
+def read_page() -> dict[str, Response]:
+    """The files of the page, by their names, as answers."""
     files = (path for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES)
-    return {path.name: Asset(path.read_bytes(), _MEDIA_TYPES[path.suffix]) for path in files}
+    return {path.name: Response(path.read_bytes(), media_type=_MEDIA_TYPES[path.suffix]) for path in files}
 
 
 logger = logging.getLogger("rallypoint.web")
@@ -60,13 +51,12 @@ _STREAM_HEADERS: Final = [
 class EventStream:
     """The pictures of a watch."""
 
-    def __init__(self, watch: StoreWatch, most_viewers: int = MOST_VIEWERS) -> None:
+    def __init__(self, watch: StoreWatch) -> None:
         self._watch = watch
-        self._most_viewers = most_viewers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._watch.viewers >= self._most_viewers:
-            text = f"{self._most_viewers} look already: close a page somewhere\n"
+        if self._watch.viewers >= MOST_VIEWERS:
+            text = f"{MOST_VIEWERS} look already: close a page somewhere\n"
             await PlainTextResponse(text, 503)(scope, receive, send)
             return
         tasks = [asyncio.create_task(self._send(send)), asyncio.create_task(_await_leave(receive))]
@@ -120,20 +110,18 @@ _HEADERS: Final = {
 def make_app(watch: StoreWatch, access: Access) -> ASGIApp:
     """The page about the store that is watched, for those who may see it."""
     answers = _Answers(watch)
-    assets = read_assets()
+    files = read_page()
+    no_file = PlainTextResponse("there is no such file\n", 404)
 
     async def page(_: Request) -> Response:
-        return Response(assets["index.html"].content, media_type=assets["index.html"].media_type)
+        return files["index.html"]
 
-    async def asset(request: Request) -> Response:
-        found = assets.get(request.path_params["name"])
-        if found is None:
-            return PlainTextResponse("there is no such file\n", 404)
-        return Response(found.content, media_type=found.media_type)
+    async def file(request: Request) -> Response:
+        return files.get(request.path_params["name"], no_file)
 
     routes = [
         Route("/", page),
-        Route("/assets/{name}", asset),
+        Route("/assets/{name}", file),
         Route("/events", EventStream(watch), methods=["GET"]),
         Route("/api/ranks/{rank:int}", answers.rank),
         Route("/api/keys", answers.keys),
@@ -141,7 +129,7 @@ def make_app(watch: StoreWatch, access: Access) -> ASGIApp:
         Route("/metrics", answers.metrics),
         Route("/healthz", answers.health),
     ]
-    return Guard(Starlette(routes=routes), access, assets["refused.html"].content)
+    return Guard(Starlette(routes=routes), access, bytes(files["refused.html"].body))
 
 
 class _Answers:
@@ -236,14 +224,8 @@ class Guard:
 
     def _turn_away(self, request: Request) -> Response | None:
         """The answer to who may not see the page, or has to come again; None for the others."""
-        verdict = self._access.judge(
-            Bearing(
-                host=request.headers.get("host", ""),
-                authorization=request.headers.get("authorization", ""),
-                cookies=request.cookies,
-                token=request.query_params.get("token"),
-            )
-        )
+        token = request.query_params.get("token")
+        verdict = self._access.judge(request.headers, request.cookies, token)
         if verdict is AccessVerdict.STRANGE_NAME:
             return PlainTextResponse("this page is for this machine only: ask for localhost\n", 403)
         if verdict is AccessVerdict.REFUSE:

@@ -281,7 +281,7 @@ def _relay(each: Relay, clock: _Clock) -> Json:
 
 
 def _operation(each: Operation) -> Json:
-    return {"count": each.count, "per_second": round(each.per_second, 1), "p50": each.p50, "p99": each.p99}
+    return {"count": each.count, "per_second": round(each.per_second, 1)}
 
 
 def _errors(snapshot: Snapshot) -> list[tuple[str, Json]]:

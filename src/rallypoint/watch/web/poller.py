@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final, TypeVar
@@ -193,27 +194,14 @@ def take_sight(look: Look) -> Sight:
 
 def _in_thread(call: Callable[[], T]) -> Awaitable[T]:
     """What a call returns or raises that takes its time; its thread ends with the process, if not before."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle_future(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # the caller has given up
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # from now on nobody can cancel it
 
     def work() -> None:
-        result, error = None, None
         try:
-            result = call()
-        except BaseException as failure:
-            error = failure
-        try:
-            loop.call_soon_threadsafe(settle_future, result, error)
-        except RuntimeError:  # the loop has been closed meanwhile
-            pass
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
 
     threading.Thread(target=work, daemon=True, name="rallypoint-look").start()
-    return future
+    return asyncio.wrap_future(future)

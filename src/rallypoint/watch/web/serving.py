@@ -73,12 +73,8 @@ class WebServer(uvicorn.Server):
 
 def access_to(listeners: Sequence[socket.socket], token: str) -> Access:
     """Who may see a page on these sockets."""
-    return Access(token, is_loopback(listeners), f"rallypoint_{listeners[0].getsockname()[1]}")
-
-
-def is_loopback(listeners: Sequence[socket.socket]) -> bool:
-    """Whether nobody but this machine reaches any of them."""
-    return all(ipaddress.ip_address(each.getsockname()[0]).is_loopback for each in listeners)
+    loopback = all(ipaddress.ip_address(each.getsockname()[0]).is_loopback for each in listeners)
+    return Access(token, loopback, f"rallypoint_{listeners[0].getsockname()[1]}")
 
 
 def serve(server: WebServer, listeners: Sequence[socket.socket]) -> None:

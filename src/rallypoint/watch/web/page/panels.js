@@ -2,7 +2,7 @@
 
 import { STATES } from "./cells.js";
 import { byId, clone, part, setText, show, showAge, syncList } from "./dom.js";
-import { counted, duration, latency, number, ranks, timeOfDay, visible, waiting } from "./text.js";
+import { counted, duration, number, ranks, timeOfDay, visible, waiting } from "./text.js";
 
 const sinceOf = ([, each]) => each.get("since") ?? Infinity;
 const longestFirst = (one, other) => sinceOf(one) - sinceOf(other);
@@ -127,6 +127,4 @@ function showOperation(row, each, name) {
   setText(part(row, "name"), name);
   setText(part(row, "count"), number(each.get("count")));
   setText(part(row, "rate"), number(Math.round(each.get("per_second"))));
-  setText(part(row, "p50"), latency(each.get("p50")));
-  setText(part(row, "p99"), latency(each.get("p99")));
 }

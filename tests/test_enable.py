@@ -66,7 +66,7 @@ def test_torch_is_helped_from_enable_to_disable(monkeypatch: pytest.MonkeyPatch,
     """What torch calls when it is imported, in this process."""
     calls: list[str] = []
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr("rallypoint.pytorch.worker.substitute", lambda: calls.append("helped"))
+    monkeypatch.setattr("rallypoint.pytorch.autoload.substitute", lambda: calls.append("helped"))
     monkeypatch.setitem(sys.modules, "torch.distributed", sys)  # it has been imported
     helped = []
     for command in ("enable", "disable", "disable"):  # the last: nothing to do

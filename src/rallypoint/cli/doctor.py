@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -28,11 +28,11 @@ from rallypoint.diagnose.doctor.exchange import Gathered
 from rallypoint.diagnose.doctor.machine import versions
 from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
 from rallypoint.diagnose.doctor.situation import Situation, check_folder, endpoint_of
-from rallypoint.diagnose.findings import Finding, State, failure, ok
+from rallypoint.diagnose.findings import Finding, Fix, State, failure, ok
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.launch.config import FILES, find_file, read_file
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import without_rank
-from rallypoint.launch.toml_edit import Amendment, plan_amendment
 from rallypoint.server.machine.packages import ABSENT
 
 _QUIET: Final = (State.OK, State.NOTE)
@@ -63,7 +63,7 @@ _QUIET: Final = (State.OK, State.NOTE)
     Argument(
         "--fix",
         action="store_true",
-        help="Show, then write, settings for rallypoint run that mend something.",
+        help="Show settings for rallypoint run that mend something; write them, if there is no file yet.",
     ),
     JSON,
 )
@@ -195,7 +195,7 @@ def receive(endpoint: Endpoint | None, *, as_json: bool) -> bool:
 
 
 def mend(situation: Situation, *, as_json: bool) -> bool:
-    """Examine this machine, show what would mend something, and write it."""
+    """Examine this machine, show what would mend something, and write it, if there is no file yet."""
     begun = time.monotonic()
     findings = _run_checks(situation, show_progress=True)
     if not as_json:
@@ -203,51 +203,69 @@ def mend(situation: Situation, *, as_json: bool) -> bool:
     # A variable that is set goes before the file: there, only the hint helps.
     wanted = dict.fromkeys(each.fix for each in findings if each.fix)
     fixes = [each for each in wanted if each and not (each.table == "env" and each.key in situation.environ)]
-    tables: dict[str, dict[str, str]] = {}
-    for each in fixes:
-        tables.setdefault(each.table, {})[each.key] = each.value
-    plan = plan_amendment(Path.cwd(), tables) if tables else None
-    has_all = plan is not None and not plan.added
-    if has_all:
-        plan = None
+    tables = _not_in_file(fixes)
+    path = Path.cwd() / "rallypoint.toml"
+    written = {"file": str(path), "settings": tables, "undo": f"delete {path}"} if tables else None
     if as_json:
-        _apply(plan, ask=False)
+        if tables:
+            _write(path, _as_toml(tables))
         document = _document(findings, _outlook(findings), time.monotonic() - begun)
-        print(json.dumps({**document, "written": _about_plan(plan)}, indent=2))
+        print(json.dumps({**document, "written": written}, indent=2))
+    elif tables:
+        print(f"\n{path} would be:\n\n{textwrap.indent(_as_toml(tables), '    ')}")
+        if sys.stdin.isatty() and not _confirm(f"write {path}?"):
+            print("rallypoint: nothing was written", file=sys.stderr)
+        else:
+            _write(path, _as_toml(tables))
     else:
-        _print_plan(plan, has_all=has_all)
-        _apply(plan, ask=sys.stdin.isatty())
+        why = "rallypoint.toml has it all already" if fixes else "none of this is for rallypoint.toml to mend"
+        print(f"\nNothing to write: {why}.")
     return conclude(findings, time.monotonic() - begun)
 
 
-def _apply(plan: Amendment | None, *, ask: bool) -> None:
-    if plan is None:
-        return
-    if ask and not _confirm(f"write {plan.path}?"):
-        print("rallypoint: nothing was written", file=sys.stderr)
-        return
+def _not_in_file(fixes: Sequence[Fix]) -> dict[str, dict[str, str]]:
+    """What the file that counts here lacks, by table. UsageError says what to put in, if there is one."""
+    options, variables = read_file(Path.cwd())
+    known = {*options, *variables}
+    missing = [each for each in fixes if not known & {each.key, each.key.replace("-", "_")}]
+    path = find_file(Path.cwd())
+    if path is not None and missing:
+        lines = [
+            f"{_as_line(each.key, each.value)} below [{'.'.join((*FILES[path.name], each.table))}]"
+            for each in missing
+        ]
+        hint = f"put in: {'; '.join(lines)}"
+        raise UsageError(f"{path} has settings already, and is not edited", hint=hint)
+    tables: dict[str, dict[str, str]] = {}
+    for each in missing:
+        tables.setdefault(each.table, {})[each.key] = each.value
+    return tables
+
+
+def _as_toml(tables: Mapping[str, Mapping[str, str]]) -> str:
+    blocks = [
+        "\n".join([f"[{table}]", *(_as_line(*pair) for pair in pairs.items()), ""])
+        for table, pairs in tables.items()
+    ]
+    return "\n".join(["# by rallypoint doctor --fix", *blocks])
+
+
+def _as_line(key: str, value: str) -> str:
+    return f"{key} = {json.dumps(value, ensure_ascii=False)}"
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        plan.write()
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RallypointError(f"{plan.path} cannot be written: {error.strerror or error}") from error
-    print(f"rallypoint: wrote {plan.path}; to undo it, {plan.undo}", file=sys.stderr)
+        raise RallypointError(f"{path} cannot be written: {error.strerror or error}") from error
+    print(f"rallypoint: wrote {path}; to undo it, delete {path}", file=sys.stderr)
 
 
 def _confirm(question: str) -> bool:
     print(f"{question} [Y/n]: ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()  # its end without a word is no consent
     return answer.strip().lower() in ("", "y", "yes") and answer != ""
-
-
-def _print_plan(plan: Amendment | None, *, has_all: bool) -> None:
-    if plan is None:
-        why = (
-            "rallypoint.toml has it all already" if has_all else "none of this is for rallypoint.toml to mend"
-        )
-        print(f"\nNothing to write: {why}.")
-        return
-    print(f"\n{plan.path} would be:\n")
-    print(textwrap.indent(plan.after, "    "))
 
 
 # Running ----------------------------------------------------------------------------------------------------
@@ -286,15 +304,6 @@ def _document(findings: Sequence[Finding], outlook: Sequence[Outlook], seconds: 
         "findings": [each.as_json() for each in findings],
         "outlook": [each.as_json() for each in outlook],
     }
-
-
-def _about_plan(plan: Amendment | None) -> dict[str, Any] | None:
-    if plan is None:
-        return None
-    tables: dict[str, dict[str, str]] = {}
-    for table, key, value in plan.added:
-        tables.setdefault(table, {})[key] = value
-    return {"file": str(plan.path), "settings": tables, "undo": plan.undo}
 
 
 def _about(gathered: Gathered | None, between: Sequence[Finding]) -> dict[str, Any]:

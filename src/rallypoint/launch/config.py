@@ -125,7 +125,7 @@ def settle(arguments: Mapping[str, str | bool], environ: Mapping[str, str], fold
     counts as not set. The search for a file begins in `folder`. UsageError says which value of which source
     cannot be meant, and what would be right.
     """
-    of_file, variables = _read_file(folder)
+    of_file, variables = read_file(folder)
     said = {**of_file, **_of_environment(environ), **_of_command_line(arguments)}
     settings = Settings(
         **{option.name: _read(option, said.get(option.name)) for option in OPTIONS},  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def find_file(folder: Path) -> Path | None:
     return next((path for path, _, _ in _files_about_us(folder)), None)
 
 
-def _read_file(folder: Path) -> tuple[dict[str, Setting[object]], dict[str, Setting[str]]]:
+def read_file(folder: Path) -> tuple[dict[str, Setting[object]], dict[str, Setting[str]]]:
     """The options and the variables in the file that counts; nothing if there is no file."""
     for path, tables, content in _files_about_us(folder):
         known = _checked_table(content, path, tables)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -31,70 +31,66 @@ class Conf:
     @staticmethod
     def parse(config: Mapping[str, Any]) -> Conf:
         """The pairs of `--rdzv-conf`. UsageError for a value that cannot be; an unknown name is a warning."""
-        conf = Conf()
+        said: dict[str, Any] = {}
+        times: dict[str, Any] = {}
         for name, value in config.items():
-            apply = _SETTERS.get(name)
-            if apply is not None:
-                conf = apply(conf, name, str(value).strip())
+            if name in _TIMES:
+                key, parse = _TIMES[name]
+                times[key] = parse(name, str(value).strip())
+            elif name in _OTHERS:
+                said[name] = _OTHERS[name](name, str(value).strip())
             elif name not in _THEIRS:
-                near = get_close_matches(name, _SETTERS, 1)
+                near = get_close_matches(name, [*_TIMES, *_OTHERS], 1)
                 meant = f"; did you mean {near[0]}?" if near else ""
                 logger.warning(
                     "--rdzv-conf has %r, which the rallypoint backend does not know%s", name, meant
                 )
-        return conf
+        return Conf(MeetingTimes(**times), **said)
 
 
-_Setter = Callable[[Conf, str, str], Conf]
-
-# torchrun puts a time-out in for its static backend; the others are about torch's own store.
-_THEIRS = ("timeout", "heartbeat_timeout", "read_timeout", "store_type")
-
-
-def _seconds(field: str) -> _Setter:
-    def apply(conf: Conf, name: str, text: str) -> Conf:
-        value = _number(float, name, text)
-        if not 0 < value < math.inf:
-            raise UsageError(f"{name} in --rdzv-conf is {text!r}", hint="write a positive number of seconds")
-        return replace(conf, times=replace(conf.times, **{field: value}))
-
-    return apply
+def _seconds(name: str, text: str) -> float:
+    value = _number(float, name, text)
+    if not 0 < value < math.inf:
+        raise UsageError(f"{name} in --rdzv-conf is {text!r}", hint="write a positive number of seconds")
+    return float(value)
 
 
-def _count(conf: Conf, name: str, text: str) -> Conf:
-    return replace(conf, times=replace(conf.times, beats_missed=max(_number(int, name, text), 1)))
+def _count(name: str, text: str) -> int:
+    return max(_rank(name, text), 1)
 
 
-def _rank(conf: Conf, name: str, text: str) -> Conf:
-    return replace(conf, rank=_number(int, name, text))
+def _rank(name: str, text: str) -> int:
+    return int(_number(int, name, text))
 
 
-def _host(conf: Conf, name: str, text: str) -> Conf:
-    return replace(conf, is_host=parse_switch(text, f"{name} in --rdzv-conf"))
+def _host(name: str, text: str) -> bool:
+    return parse_switch(text, f"{name} in --rdzv-conf")
 
 
-def _relay(conf: Conf, name: str, text: str) -> Conf:
-    if text not in _RELAY:
+def _relay(name: str, text: str) -> bool | None:
+    known = {"auto": None, "on": True, "off": False}
+    if text not in known:
         raise UsageError(f"{name} in --rdzv-conf is {text!r}", hint="write one of auto, on, off")
-    return replace(conf, relay=_RELAY[text])
+    return known[text]
 
 
-def _number(kind: Callable[[str], Any], name: str, text: str) -> Any:
+def _number(kind: Callable[[str], float], name: str, text: str) -> float:
     try:
         return kind(text)
     except ValueError:
         raise UsageError(f"{name} in --rdzv-conf is {text!r}, which is no number") from None
 
 
-_RELAY = {"auto": None, "on": True, "off": False}
+_Parse = Callable[[str, str], Any]
 
-_SETTERS: dict[str, _Setter] = {
-    "join_timeout": _seconds("join"),
-    "last_call_timeout": _seconds("last_call"),
-    "close_timeout": _seconds("close"),
-    "keep_alive_interval": _seconds("beat"),
-    "keep_alive_max_attempt": _count,
-    "rank": _rank,
-    "is_host": _host,
-    "relay": _relay,
+_TIMES: dict[str, tuple[str, _Parse]] = {
+    "join_timeout": ("join", _seconds),
+    "last_call_timeout": ("last_call", _seconds),
+    "close_timeout": ("close", _seconds),
+    "keep_alive_interval": ("beat", _seconds),
+    "keep_alive_max_attempt": ("beats_missed", _count),
 }
+_OTHERS: dict[str, _Parse] = {"rank": _rank, "is_host": _host, "relay": _relay}
+
+# torchrun puts a time-out in for its static backend; the others are about torch's own store.
+_THEIRS = ("timeout", "heartbeat_timeout", "read_timeout", "store_type")

@@ -27,9 +27,9 @@ from rallypoint.launch.switches import PATCH_VARIABLE, Patch
 
 # These two are not used here: they are what `substitute` imports, so that the forks have it already.
 from rallypoint.pytorch import schemes, substitution  # noqa: F401
+from rallypoint.pytorch.autoload import substitute
 from rallypoint.pytorch.forks import Channel, Fork, Forks, Gate, Message, ask_no_name_server
 from rallypoint.pytorch.servers import OwnedServer, owned_at
-from rallypoint.pytorch.worker import substitute
 
 _END_SECONDS = 10.0
 

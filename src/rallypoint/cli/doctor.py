@@ -9,16 +9,13 @@ import textwrap
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import rallypoint
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.findings import conclude, print_findings, print_heading, print_matrix, print_outlook
+from rallypoint.cli.printing import progress_bar
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.diagnose.doctor.all_machines import attend_job, by_launcher, open_practice, own_address, visit
 from rallypoint.diagnose.doctor.all_machines import receive as receive_visitors
@@ -274,20 +271,11 @@ def _confirm(question: str) -> bool:
 def _run_checks(situation: Situation, *, show_progress: bool) -> list[Finding]:
     """All checks, in the order of the catalogue."""
     found: dict[str, Sequence[Finding]] = {}
-    with _progress(show_progress) as progress:
-        task = progress.add_task("examining", total=len(CHECKS)) if progress else None
-        for check, findings in run_checks(CHECKS, situation):
+    with progress_bar(shown=show_progress) as bar:
+        examined = run_checks(CHECKS, situation)
+        for check, findings in bar.track(examined, len(CHECKS), description="examining"):
             found[check.name] = findings
-            if progress is not None and task is not None:
-                progress.advance(task)
     return [finding for check in CHECKS for finding in found.get(check.name, ())]
-
-
-def _progress(wanted: bool) -> AbstractContextManager[Progress | None]:
-    if not wanted or not sys.stderr.isatty():
-        return nullcontext()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def _outlook(findings: Sequence[Finding]) -> list[Outlook]:

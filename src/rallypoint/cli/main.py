@@ -36,8 +36,9 @@ COMMANDS = {
 def main() -> None:
     """Run the command line; an error of ours becomes a message on standard error and exit code 1 or 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Where both streams go to one log, what is said about a report comes behind the report.
-        sys.stdout.reconfigure(line_buffering=True)
+        # Where both streams go to one log, what is said about a report comes behind the report. And a log or
+        # a key may hold what the encoding of a console has no place for.
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         try:
             code = call(sys.argv[1:])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.endpoints import parse_place
 from rallypoint.cli.foreground import BACKEND, LIMIT, announce, logger, open_loop, port_option
+from rallypoint.launch.endpoint import parse_place
 from rallypoint.relay.hosting import UPSTREAM_SECONDS
 from rallypoint.relay.kinds import make_relay
 from rallypoint.relay.relay import find_upstream

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from rallypoint.cli.printing import print_rows
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
@@ -216,7 +217,4 @@ def _print_config(settings: Settings, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(settings.as_json(), indent=2))
         return
-    rows = settings.describe()
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for name, value, source in rows:
-        print(f"{name:<{widths[0]}}  {value or '-':<{widths[1]}}  {source}")
+    print_rows([(name, value or "-", source) for name, value, source in settings.describe()])

@@ -13,19 +13,12 @@ from itertools import product
 from typing import Any, Final, Literal
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.signals import exit_code, signals_as_interrupts
+from rallypoint.cli.printing import progress_bar
+from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.diagnose.verify import trainings
 from rallypoint.diagnose.verify.routes import ONE_GPU, Build, Route, select
 from rallypoint.diagnose.verify.trainings import Equipment, Result, TrainingSettings
@@ -82,13 +75,8 @@ def verify(route: list[str] | None, quick: bool, device: str, timeout: float, as
         raise UsageError(f"--timeout is {timeout:g}", hint="write a positive number of seconds")
     names = route or []
     select(names, quick=quick)  # a wrong name is told before anything is started
-    try:
-        with signals_as_interrupts():
-            ok = _check(names, quick, device, timeout, as_json)
-    except KeyboardInterrupt as stop:
-        print("rallypoint: interrupted; every process of the check has been ended", file=sys.stderr)
-        return exit_code(stop)
-    return 0 if ok else 1
+    with signals_as_interrupts("the check"):
+        return 0 if _check(names, quick, device, timeout, as_json) else 1
 
 
 def _check(names: Sequence[str], quick: bool, device: str, timeout: float, as_json: bool) -> bool:
@@ -147,19 +135,7 @@ class _Progress:
 
     def __init__(self, count: int, table: bool) -> None:
         self._table = table
-        console = Console(stderr=True)
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-            redirect_stdout=False,  # it would turn data into messages on standard error
-            redirect_stderr=False,
-        )
+        self._bar = progress_bar()
         self._task = self._bar.add_task("", total=count)
 
     def __enter__(self) -> _Progress:

@@ -87,11 +87,6 @@ def test_an_endpoint_as_text_and_back(host: str, port: int) -> None:
     assert parse_endpoint(str(Endpoint(host, port))) == Endpoint(host, port)
 
 
-@given(hosts)
-def test_a_host_alone_and_back(host: str) -> None:
-    assert parse_endpoint(host) == Endpoint(host, DEFAULT_PORT)
-
-
 @settings(max_examples=200)
 @given(st.text(alphabet="ab0:9.[]%-/ \n", max_size=14) | st.text(max_size=14))
 @example("[::1]:29500")

@@ -22,7 +22,7 @@ from jobs import DONE, TRAIN, Job, free_port, job
 from rallypoint.cli.main import main
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.diagnose.verify import SIMULATION
-from rallypoint.launch.command import _Relay, comes_from_terminal, end_as, signals_to_pass
+from rallypoint.launch.command import _Relay, comes_from_terminal, end_as
 from rallypoint.launch.environment import put_on_path
 from rallypoint.launch.options import FLAGS, OPTIONS
 from raw import until
@@ -443,11 +443,6 @@ def test_help_names_every_option(command_line: Callable[..., Said]) -> None:
 
 
 # Pure parts ------------------------------------------------------------------------------------------------
-
-
-def test_the_signals_of_each_platform() -> None:
-    assert signal.SIGTERM in signals_to_pass(["SIGTERM", "SIGHUP"])
-    assert signals_to_pass(["SIGINT"]) == [signal.SIGINT]  # as on Windows, but for SIGBREAK
 
 
 def test_on_windows_the_console_tells_the_whole_group(monkeypatch: pytest.MonkeyPatch) -> None:

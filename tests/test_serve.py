@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import selectors
 import signal
 import socket
 import struct
@@ -251,16 +250,6 @@ def data_segments_received(sock: socket.socket) -> int:
 
 @linux
 def test_the_replies_to_one_read_leave_in_one_write(server: Server) -> None:
-    with RawClient(server.port) as client:
-        client.set(b"key", b"value")
-        before = data_segments_received(client.sock)
-        client.send(request(Op.GET, b"key") * 100)
-        assert client.read(1300) == values_reply(b"value") * 100
-        assert data_segments_received(client.sock) - before == 1
-
-
-@linux
-def test_different_replies_to_one_read_leave_in_one_write(server: Server) -> None:
     with RawClient(server.port) as client:
         client.set(b"key", b"value")
         before = data_segments_received(client.sock)
@@ -535,30 +524,25 @@ def pumping(failures: Sequence[int]) -> Iterator[tuple[int, StubbornListener]]:
             thread.join(SECONDS)
 
 
-@pytest.mark.parametrize("code", [errno.ECONNABORTED, errno.EINTR])
-def test_an_accept_that_fails_is_tried_again(code: int) -> None:
-    with pumping([code]) as (port, listener), RawClient(port) as client:
-        assert client.answers()
-        assert not listener.failures
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("code", [errno.EPROTO, errno.EPERM, errno.EHOSTUNREACH, errno.ENETDOWN])
+@pytest.mark.parametrize(
+    "code",
+    [errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM, errno.EHOSTUNREACH, errno.ENETDOWN],
+)
 def test_errors_of_the_new_connection_do_not_end_the_server(code: int) -> None:
     """Linux hands network errors of a connection on to who accepts it; they are that connection's alone."""
-    with pumping([code]) as (port, _), RawClient(port) as client:
+    with pumping([code]) as (port, listener), RawClient(port) as client:
         client.sock.settimeout(5)
         assert client.answers()
+        assert not listener.failures
 
 
 def test_many_clients_at_once(server: Server) -> None:
     """They connect before any of them is answered."""
     clients = [RawClient(server.port) for _ in range(300)]
     try:
-        with selectors.DefaultSelector() as selector:
-            for client in clients:
-                client.send(request(Op.ADD, b"arrived", tail=pack_i64(1)))
-                selector.register(client.sock, selectors.EVENT_READ)
+        for client in clients:
+            client.send(request(Op.ADD, b"arrived", tail=pack_i64(1)))
         totals = {int.from_bytes(client.read(8), "little") for client in clients}
         assert totals == set(range(1, 301))
     finally:

@@ -75,15 +75,11 @@ def _check(path: Path | None, python: str, as_json: bool) -> int:
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        _print_report(report)
+        print(f"{report.kind}: {printable(report.path)}")
+        print_findings(report.findings)
+        if not report.ok:
+            print(f"\nrallypoint: {_verdict(report)}", file=sys.stderr)
     return 0 if report.ok else 1
-
-
-def _print_report(report: BuildReport) -> None:
-    print(f"{report.kind}: {printable(report.path)}")
-    print_findings(report.findings)
-    if not report.ok:
-        print(f"\nrallypoint: {_verdict(report)}", file=sys.stderr)
 
 
 def _verdict(report: BuildReport) -> str:
@@ -270,41 +266,30 @@ def _describe_libuv(libuv: Libuv) -> str:
 
 
 def _print_failure(snapshot: BuildProgress, log: Path | None) -> None:
-    """The steps that failed with the ends of their output; else what is known."""
+    """The steps that failed with the ends of their output; else the end of the log, or what is known."""
     for failure in snapshot.failures:
         print(f"\nFAILED: {printable(failure.step)}", file=sys.stderr)
         _print_end(failure.lines)
     if snapshot.failures:
         return
-    if log is not None:
-        _print_output(snapshot, log)
-        return
-    _print_next(snapshot)
-    print(
-        "\nhint: ninja writes failures to no file; give what it prints with --log, or run it from here: "
-        "rallypoint torch watch BUILD_DIR -- COMMAND",
-        file=sys.stderr,
-    )
-
-
-def _print_output(snapshot: BuildProgress, log: Path) -> None:
-    """Of a build that says of no step that it failed: the end of it, or what else is known."""
     who = "the build" if snapshot.exit_code is None else f"the command {_describe_end(snapshot)}, and"
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    if lines:
+    if log is not None and (lines := log.read_text(encoding="utf-8", errors="replace").splitlines()):
         print(f"\n{who} names no step that failed; the end of what was printed:", file=sys.stderr)
         _print_end(lines)
         return
-    print(f"\n{who} has printed nothing", file=sys.stderr)
-    _print_next(snapshot)
-
-
-def _print_next(snapshot: BuildProgress) -> None:
+    if log is not None:
+        print(f"\n{who} has printed nothing", file=sys.stderr)
     if snapshot.next_steps:
         print("\nthe first steps that are left to do:", file=sys.stderr)
         _print_end(snapshot.next_steps)
     elif snapshot.done == snapshot.total:
         print("nothing was left to build", file=sys.stderr)
+    if log is None:
+        print(
+            "\nhint: ninja writes failures to no file; give what it prints with --log, or run it from here: "
+            "rallypoint torch watch BUILD_DIR -- COMMAND",
+            file=sys.stderr,
+        )
 
 
 def _print_end(lines: Sequence[str]) -> None:

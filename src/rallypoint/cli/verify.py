@@ -87,12 +87,19 @@ def _check(names: Sequence[str], quick: bool, device: str, timeout: float, as_js
     one_gpu = setting.device == "cuda" and len(machine.gpus) == 1 and machine.nccl
     routes, skipped = _sort_out(select(names, quick=quick, one_gpu=one_gpu), setting)
     _print_introduction(machine, setting, skipped)
-    with _Progress(len(routes) * len(Build), table=not as_json) as progress:
-        results = []
+    results = []
+    if not as_json:
+        _print_rows(_COLUMNS, [], header=True)
+    with progress_bar() as bar:
+        task = bar.add_task("", total=len(routes) * len(Build))
         for route, build in product(routes, Build):
-            progress.start(route, build)
+            bar.update(task, description=f"{route.name}, {build.value}")
             results.append(trainings.run(route, build, setting))
-            progress.advance(results[-1])
+            if not as_json:
+                bar.stop()  # both streams may be the same terminal: the row goes where the bar was
+                _print_rows(_COLUMNS, [_row(results[-1])])
+                bar.start()
+            bar.advance(task)
     seconds = time.monotonic() - began
     if as_json:
         print(json.dumps(_document(machine, setting, skipped, results, seconds), indent=2))
@@ -128,34 +135,6 @@ def _reason_to_skip(route: Route, setting: TrainingSettings) -> str:
 
 
 # What is printed -------------------------------------------------------------------------------------------
-
-
-class _Progress:
-    """Rows on standard output as results come; what runs now on standard error, if that is a terminal."""
-
-    def __init__(self, count: int, table: bool) -> None:
-        self._table = table
-        self._bar = progress_bar()
-        self._task = self._bar.add_task("", total=count)
-
-    def __enter__(self) -> _Progress:
-        if self._table:
-            _print_rows(_COLUMNS, [], header=True)
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def start(self, route: Route, build: Build) -> None:
-        self._bar.update(self._task, description=f"{route.name}, {build.value}")
-
-    def advance(self, result: Result) -> None:
-        if self._table:
-            self._bar.stop()  # both streams may be the same terminal: the row goes where the bar was
-            _print_rows(_COLUMNS, [_row(result)])
-            self._bar.start()
-        self._bar.advance(self._task)
 
 
 def _row(result: Result) -> list[str]:

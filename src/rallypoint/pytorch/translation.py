@@ -20,14 +20,6 @@ from rallypoint.errors import (
 _NETWORK = (BindError, ConnectError, ConnectionLostError, PortInUseError)
 
 
-def to_torch(error: RallypointError) -> Exception:
-    """The exception that torch's own store would have raised, with our message in it."""
-    # Callers look for these words, to try another port.
-    prefix = "EADDRINUSE, address already in use: " if isinstance(error, PortInUseError) else ""
-    translated: Exception = _type_for(error)(f"{prefix}{error}")
-    return translated
-
-
 def _type_for(error: RallypointError) -> Any:
     if isinstance(error, _NETWORK):
         return dist.DistNetworkError
@@ -38,8 +30,10 @@ def _type_for(error: RallypointError) -> Any:
 
 @contextmanager
 def as_torch_errors() -> Iterator[None]:
-    """Errors of ours leave the block as torch's."""
+    """Errors of ours leave the block as those that torch's own store would have raised, with our message."""
     try:
         yield
     except RallypointError as error:
-        raise to_torch(error) from error
+        # Callers look for these words, to try another port.
+        prefix = "EADDRINUSE, address already in use: " if isinstance(error, PortInUseError) else ""
+        raise _type_for(error)(f"{prefix}{error}") from error

@@ -23,7 +23,7 @@ def _failure(rank: int, time: float, message: str, kind: str = "RuntimeError", t
 
 
 def _exit(rank: int, time: float, code: int) -> Exit:
-    return Exit(rank, rank, 100 + rank, code, time)
+    return Exit(rank, 100 + rank, code, time)
 
 
 def test_nobody_is_blamed_for_nothing() -> None:
@@ -118,15 +118,6 @@ def test_ranks_that_join_are_counted_once(folder: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("RANK", rank)
         reports.report_joined()
     assert Reports(folder).roll() == JoinProgress(2, 3)
-
-
-def test_a_machine_that_is_not_the_first_speaks_for_itself(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("RANK", "2"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
-    reports.report_joined()
-    assert Reports(folder).roll() == JoinProgress(1, 2, whole=False)
 
 
 def test_of_the_ranks_of_a_machine_those_that_are_missing_are_named(

@@ -11,14 +11,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import replace
 from random import Random
 from typing import Generic, TypeVar
 
 import pytest
 
-from processes import BACKENDS
 from rallypoint.errors import (
     JoinTimeoutError,
     MeetingClosedError,
@@ -27,7 +25,6 @@ from rallypoint.errors import (
 )
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size
-from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.hosting import HostedServer, host_server
 from rallypoint.stores.base import Store
 from rallypoint.stores.hash import HashStore
@@ -190,21 +187,18 @@ def hall() -> Iterator[Hall]:
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[dict[str, HostedServer]]:
-    with ExitStack() as stack:
-        running = {backend: host_server("localhost", 0, backend=Choice(backend)) for backend in BACKENDS}
-        for server in running.values():
-            stack.callback(server.release)
-        yield running
+def server() -> Iterator[HostedServer]:
+    running = host_server("localhost", 0)
+    yield running
+    running.release()
 
 
-@pytest.fixture(params=["memory", "libuv", pytest.param("legacy", marks=pytest.mark.slow)])
-def any_hall(request: pytest.FixtureRequest) -> Iterator[Hall]:
+@pytest.fixture(params=["memory", "server"])
+def any_hall(request: pytest.FixtureRequest, server: HostedServer) -> Iterator[Hall]:
     """A meeting in memory, or at a store server."""
     if request.param == "memory":
         hall = Hall(HashStore(SECONDS).clone, "job")
     else:
-        server: HostedServer = request.getfixturevalue("servers")[request.param]
         hall = Hall(lambda: TCPStore(*server.address, timeout=SECONDS), request.node.name)
     yield hall
     hall.close()
@@ -599,7 +593,6 @@ def test_who_is_in_an_open_round_is_told_that_the_meeting_is_closed(hall: Hall) 
 def test_who_holds_the_place_waits_for_the_others_to_leave(any_hall: Hall) -> None:
     machines = any_hall.machines("abc", Size(3, 3))
     together(machines)
-    machines[0].leave()
     waiting = Call(machines[0].await_others_gone)
     machines[1].leave()
     any_hall.time.await_looks("a")

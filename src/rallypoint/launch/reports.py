@@ -88,7 +88,6 @@ class Exit:
     """How a rank ended, as its agent saw it; a negative code is a signal's number."""
 
     rank: int
-    local_rank: int
     pid: int
     code: int
     time: float
@@ -173,7 +172,7 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
 def _report_exits(error: Any) -> None:
     """What torchrun's agent knows of its ranks, from its own exception."""
     exits = [
-        asdict(Exit(int(rank), each.local_rank, each.pid, each.exitcode, float(each.timestamp)))
+        asdict(Exit(int(rank), each.pid, each.exitcode, float(each.timestamp)))
         for rank, each in error.failures.items()
     ]
     _leave(f"exits-{os.getpid()}", {"exits": exits})

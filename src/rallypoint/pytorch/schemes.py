@@ -20,9 +20,8 @@ import torch.distributed as dist
 from rallypoint.errors import UsageError
 from rallypoint.launch.options import parse_seconds
 from rallypoint.launch.switches import Patch, client_of, parse_client
-from rallypoint.pytorch.store import PythonStore
+from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.pytorch.substitution import StoreParameters, make_store
-from rallypoint.pytorch.translation import as_torch_errors
 from rallypoint.server.loops.backend import parse_switch
 from rallypoint.stores.rendezvous import rendezvous
 

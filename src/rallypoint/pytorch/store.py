@@ -6,19 +6,49 @@ the object collectives only ask for a `Store`, so they work on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
 import torch.distributed as dist
 
-from rallypoint.pytorch.translation import as_torch_errors
+from rallypoint.errors import (
+    BindError,
+    ConnectError,
+    ConnectionLostError,
+    PortInUseError,
+    QueueEmptyError,
+    RallypointError,
+)
 from rallypoint.stores.base import Store, Value
 
 _GROUP = "default_pg/"  # torch's own prefix
 
 _kept: list[PythonStore] = []
+
+
+_NETWORK = (BindError, ConnectError, ConnectionLostError, PortInUseError)
+
+
+def _type_for(error: RallypointError) -> Any:
+    if isinstance(error, _NETWORK):
+        return dist.DistNetworkError
+    if isinstance(error, QueueEmptyError):
+        return getattr(dist, "DistQueueEmptyError", dist.DistStoreError)
+    return dist.DistStoreError
+
+
+@contextmanager
+def as_torch_errors() -> Iterator[None]:
+    """Errors of ours leave the block as those that torch's own store would have raised, with our message."""
+    try:
+        yield
+    except RallypointError as error:
+        # Callers look for these words, to try another port.
+        prefix = "EADDRINUSE, address already in use: " if isinstance(error, PortInUseError) else ""
+        raise _type_for(error)(f"{prefix}{error}") from error
 
 
 def _passed_on(name: str) -> Callable[..., Any]:

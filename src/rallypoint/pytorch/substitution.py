@@ -28,8 +28,7 @@ from rallypoint.errors import StoreTimeoutError
 from rallypoint.launch.reports import folder_of, report_joined
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, patch_of
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
-from rallypoint.pytorch.store import PythonStore
-from rallypoint.pytorch.translation import as_torch_errors
+from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.rollcall.identity import Role, hello_key
 from rallypoint.server.loops.backend import Choice, choose
 from rallypoint.stores.client.hello import who_am_i
@@ -210,23 +209,18 @@ def _become_master(store: Any, wanted: StoreParameters, role: Role) -> None:
     """A C++ client that owns a server of ours, and waits for the workers as torch's master does."""
     began = time.monotonic()
     with as_torch_errors():
-        owned = _own(store, wanted, role)
+        owned = open_server(
+            wanted.host_name,
+            wanted.port,
+            backend=wanted.backend,
+            multi_tenant=wanted.multi_tenant,
+            listen_fd=wanted.master_listen_fd,
+        )
+        host, port = owned.server.address
+        _connect(store, replace(wanted, host_name=host, port=port), role)
+        owned.take(store)
         if wanted.world_size is not None and wanted.world_size > 0 and wanted.wait_for_workers:
             _await_workers(owned, wanted, began)
-
-
-def _own(store: Any, wanted: StoreParameters, role: Role) -> OwnedServer:
-    owned = open_server(
-        wanted.host_name,
-        wanted.port,
-        backend=wanted.backend,
-        multi_tenant=wanted.multi_tenant,
-        listen_fd=wanted.master_listen_fd,
-    )
-    host, port = owned.server.address
-    _connect(store, replace(wanted, host_name=host, port=port), role)
-    owned.take(store)
-    return owned
 
 
 def _await_workers(owned: OwnedServer, wanted: StoreParameters, began: float) -> None:

@@ -158,8 +158,13 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     """
     who = _identity()
     quiet = who.rank < 0 and bool(os.environ.get(QUIET_VARIABLE))
-    if kind.__name__ == "ChildFailedError":
-        _report_exits(error)
+    if kind.__name__ == "ChildFailedError":  # what torchrun's agent knows of its ranks
+        failures: dict[int, Any] = error.failures  # type: ignore[attr-defined]
+        exits = [
+            asdict(Exit(int(rank), each.pid, each.exitcode, float(each.timestamp)))
+            for rank, each in failures.items()
+        ]
+        _leave(f"exits-{os.getpid()}", {"exits": exits})
         return quiet
     if kind.__name__ in ("KeyboardInterrupt", "SignalException"):  # it was told to end
         return quiet
@@ -167,15 +172,6 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     failure = Failure(who, time.time(), kind.__name__, str(error), "\n".join(lines))
     _leave(f"failed-{who.rank}-{who.pid}", asdict(failure))
     return quiet
-
-
-def _report_exits(error: Any) -> None:
-    """What torchrun's agent knows of its ranks, from its own exception."""
-    exits = [
-        asdict(Exit(int(rank), each.pid, each.exitcode, float(each.timestamp)))
-        for rank, each in error.failures.items()
-    ]
-    _leave(f"exits-{os.getpid()}", {"exits": exits})
 
 
 def _leave(name: str, content: dict[str, Any]) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO
 
 import psutil
+import pytest
+import torch.distributed as dist
 
 from rallypoint.pytorch import servers, substitution
 from rallypoint.stores.tcp import TCPStore
@@ -167,6 +169,13 @@ def kill_tree(agent: subprocess.Popen[str]) -> None:
 def own_servers() -> set[int]:
     """The store server processes that this process has started and that run."""
     return {child.pid for child in psutil.Process().children() if _is_server(child)}
+
+
+def patch_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patch the torch of this process, until the end of the test."""
+    for name in ("__new__", "__init__", *(["clone"] if hasattr(dist.TCPStore, "clone") else [])):
+        monkeypatch.setattr(dist.TCPStore, name, getattr(dist.TCPStore, name))
+    substitution.install()
 
 
 def end_torch_stores() -> None:

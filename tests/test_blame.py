@@ -23,7 +23,7 @@ def _failure(rank: int, time: float, message: str, kind: str = "RuntimeError", t
 
 
 def _exit(rank: int, time: float, code: int) -> Exit:
-    return Exit(rank, rank, 100 + rank, code, time)
+    return Exit(rank, 100 + rank, code, time)
 
 
 def test_nobody_is_blamed_for_nothing() -> None:
@@ -46,19 +46,25 @@ LOST = [
     "failed to recv, got 0 bytes",
     "NCCL error: remote process exited or there was a network error",
 ]
+_BAD = _failure(3, 2.0, "bad", "ValueError")
+_NOBODY_CAME = _failure(-1, 9.0, "1 of 2 machines came", "RendezvousTimeoutError")
+
+# Failures and exits, and whom the headline names.
+BLAMED: list[tuple[list[Failure], list[Exit], str]] = [
+    *(([_failure(0, 1.0, message), _BAD], [], "rank 3 ") for message in LOST),
+    ([_failure(1, 1.0, _CLOSED), _failure(0, 2.0, _CLOSED)], [], "rank 1 "),  # all only followed
+    ([_BAD], [_exit(1, 3.0, -6)], "rank 3 "),
+    ([_failure(1, 100.2, "bad")], [_exit(0, 100.0, -6)], "rank 1 "),  # torchrun notes whole seconds
+    ([_failure(1, 1.0, _CLOSED, tries=1), _NOBODY_CAME], [], "the launcher "),
+    ([_failure(1, 1.0, "of the first try"), _failure(0, 9.0, "of the second", tries=1)], [], "rank 0 "),
+]
 
 
-def test_a_lost_connection_is_no_cause_though_it_came_first() -> None:
-    for message in LOST:
-        blame = find_blame([_failure(0, 1.0, message), _failure(3, 2.0, "bad", "ValueError")], [])
+def test_the_cause_is_told_from_what_followed() -> None:
+    for failures, exits, who in BLAMED:
+        blame = find_blame(failures, exits)
         assert blame is not None
-        assert blame.headline.startswith("rank 3 "), message
-
-
-def test_if_all_only_followed_the_first_of_them_is_named() -> None:
-    blame = find_blame([_failure(1, 1.0, _CLOSED), _failure(0, 2.0, _CLOSED)], [])
-    assert blame is not None
-    assert blame.headline.startswith("rank 1 ")
+        assert blame.headline.startswith(who), failures
 
 
 @pytest.mark.parametrize(
@@ -72,36 +78,6 @@ def test_a_rank_that_died_without_a_word_is_the_cause(code: int, how: str) -> No
     assert how in blame.headline
     assert blame.hint
     assert blame.followers == ("rank 0 (process 100 on node-a): RuntimeError",)
-
-
-def test_an_exception_before_a_crash_is_the_cause() -> None:
-    blame = find_blame([_failure(0, 1.0, "bad", "ValueError")], [_exit(1, 2.0, -6)])
-    assert blame is not None
-    assert blame.headline.startswith("rank 0 ")
-
-
-def test_a_crash_in_the_second_of_an_exception_follows_from_it() -> None:
-    """torchrun notes whole seconds, so the crash seems to come first."""
-    blame = find_blame([_failure(1, 100.2, "bad", "ValueError")], [_exit(0, 100.0, -6)])
-    assert blame is not None
-    assert blame.headline.startswith("rank 1 ")
-
-
-def test_the_launchers_own_failure_counts_after_a_restart() -> None:
-    failures = [
-        _failure(1, 1.0, _CLOSED, tries=1),
-        _failure(-1, 9.0, "1 of 2 machines came", "RendezvousTimeoutError"),
-    ]
-    blame = find_blame(failures, [])
-    assert blame is not None
-    assert blame.headline.startswith("the launcher ")
-
-
-def test_only_the_last_try_counts() -> None:
-    failures = [_failure(1, 1.0, "of the first try"), _failure(0, 9.0, "of the second", tries=1)]
-    blame = find_blame(failures, [])
-    assert blame is not None
-    assert "of the second" in blame.headline
 
 
 KNOWN = [
@@ -142,15 +118,6 @@ def test_ranks_that_join_are_counted_once(folder: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("RANK", rank)
         reports.report_joined()
     assert Reports(folder).roll() == JoinProgress(2, 3)
-
-
-def test_a_machine_that_is_not_the_first_speaks_for_itself(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("RANK", "2"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
-    reports.report_joined()
-    assert Reports(folder).roll() == JoinProgress(1, 2, whole=False)
 
 
 def test_of_the_ranks_of_a_machine_those_that_are_missing_are_named(

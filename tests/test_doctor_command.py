@@ -34,7 +34,7 @@ from rallypoint.diagnose.doctor.checks import CHECKS
 from rallypoint.diagnose.doctor.exchange import Gathered
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, unknown, warning
-from rallypoint.errors import ConnectionLostError
+from rallypoint.errors import ConnectionLostError, UsageError
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import put_on_path, without_rank
 from rallypoint.stores.prefix import PrefixStore
@@ -405,11 +405,12 @@ def test_what_is_so_on_every_machine_is_told_once(
 
 # Mending ---------------------------------------------------------------------------------------------------
 
-MENDED = """[env]
-GLOO_SOCKET_IFNAME = "eth7"  # by rallypoint doctor --fix
+MENDED = """# by rallypoint doctor --fix
+[env]
+GLOO_SOCKET_IFNAME = "eth7"
 
 [run]
-client = "python"  # by rallypoint doctor --fix
+client = "python"
 """
 
 
@@ -452,7 +453,7 @@ def test_a_variable_that_is_set_is_not_written(
     chosen = Situation({"GLOO_SOCKET_IFNAME": "eth0", "client": "x"}, None, Path())
     examining.mend(chosen, as_json=False)
     assert "hint: export GLOO_SOCKET_IFNAME=eth7" in capsys.readouterr().out
-    assert (tmp_path / "rallypoint.toml").read_text() == MENDED[MENDED.index("[run]") :]
+    assert (tmp_path / "rallypoint.toml").read_text().endswith('--fix\n[run]\nclient = "python"\n')
 
 
 def test_with_nothing_to_mend_nothing_is_written(
@@ -491,10 +492,7 @@ def test_a_file_that_cannot_be_written_is_named(
     assert "rallypoint.toml" in err
 
 
-def test_what_is_added_to_a_file_counts_for_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = "# mine\n[env]\nA = '1'\n"
-    path = tmp_path / "rallypoint.toml"
-    path.write_text(before)
+def test_what_is_written_counts_for_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()  # of the range for clients
     environ = environment(tmp_path, QUICK, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     done = doctor("--fix", environ=environ, folder=tmp_path)
@@ -504,10 +502,20 @@ def test_what_is_added_to_a_file_counts_for_run(tmp_path: Path, monkeypatch: pyt
     show = invoke("run", "--show-config", "--json")
     settings = json.loads(show.stdout)
     assert re.fullmatch(r"127\.0\.0\.1:2\d{4}", settings["rdzv_endpoint"]["value"])
-    assert path.read_text().startswith(before)
-    assert (
-        f"to undo it, delete the lines with '# by rallypoint doctor --fix' in {path.resolve()}" in done.stderr
-    )
+
+
+def test_a_file_that_is_there_is_not_edited_but_it_is_said_what_belongs_there(
+    findings: list[Finding], tmp_path: Path
+) -> None:
+    for name, text, table in (
+        ("pyproject.toml", "[tool.rallypoint.run]\nclient = 'torch'\n", "tool.rallypoint.env"),
+        ("rallypoint.toml", "[run]\nclient = 'torch'\nnnodes = 2\n", "env"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UsageError, match="is not edited") as caught:
+            examining.mend(HERE, as_json=False)
+        assert caught.value.hint == f'put in: GLOO_SOCKET_IFNAME = "eth7" below [{table}]'
+        assert (tmp_path / name).read_text() == text
 
 
 # Listening -------------------------------------------------------------------------------------------------

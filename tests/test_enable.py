@@ -52,21 +52,11 @@ def test_in_an_environment_that_says_so_torch_comes_up_by_itself(tmp_path: Path)
     assert (helped.returncode, helped.stdout) == (0, "TCPStore\n"), helped.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="environments are laid out otherwise there")
-def test_before_and_after_that_it_does_not(tmp_path: Path) -> None:
-    place = _Environment(tmp_path / "env")
-    assert "without libuv" in place.run("-c", _STORE, simulate="no-libuv").stderr
-    for command in ("enable", "disable"):
-        assert place.run("-m", "rallypoint", command).returncode == 0
-    assert "without libuv" in place.run("-c", _STORE, simulate="no-libuv").stderr
-
-
 def test_torch_is_helped_from_enable_to_disable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What torch calls when it is imported, in this process."""
     calls: list[str] = []
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr("rallypoint.pytorch.worker.substitute", lambda: calls.append("helped"))
+    monkeypatch.setattr("rallypoint.pytorch.autoload.substitute", lambda: calls.append("helped"))
     monkeypatch.setitem(sys.modules, "torch.distributed", sys)  # it has been imported
     helped = []
     for command in ("enable", "disable", "disable"):  # the last: nothing to do

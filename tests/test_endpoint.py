@@ -71,22 +71,6 @@ def test_what_is_no_endpoint() -> None:
         assert "HOST:PORT" in caught.value.hint
 
 
-labels = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,8}[A-Za-z0-9_])?", fullmatch=True)
-hosts = st.one_of(
-    st.lists(labels, min_size=1, max_size=4).map(".".join),
-    st.ip_addresses(v=4).map(str),
-    st.ip_addresses(v=6).map(str),
-    st.ip_addresses(v=6).map(lambda address: address.exploded),
-    st.tuples(st.ip_addresses(v=6), labels).map(lambda parts: f"{parts[0]}%{parts[1]}"),
-)
-ports = st.integers(0, 65_535)
-
-
-@given(hosts, ports)
-def test_an_endpoint_as_text_and_back(host: str, port: int) -> None:
-    assert parse_endpoint(str(Endpoint(host, port))) == Endpoint(host, port)
-
-
 @settings(max_examples=200)
 @given(st.text(alphabet="ab0:9.[]%-/ \n", max_size=14) | st.text(max_size=14))
 @example("[::1]:29500")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from jobs import SECONDS, Job, free_port, job
+from jobs import SECONDS, Job, free_port, job, patch_torch
 from processes import Server, serving, torch_serving
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
@@ -59,37 +59,29 @@ def test_ranks_are_numbered_machine_by_machine() -> None:
 TWO_MACHINES = plan(("node-a", 2), ("node-b", 2))
 
 
-def test_who_has_not_come_is_named() -> None:
-    roll = judge(snapshot(clients=ranks(range(3), "node-a"), plan=TWO_MACHINES))
-    assert named(roll, 3) == reports.JoinProgress(3, 4, "missing: 3 on node-b")
-    assert named(roll, 0) == reports.JoinProgress(3, 4, "missing: 3 on node-b"), "they need not count"
+ONE = tuple(Gone(number, rank(number, "node-a"), 1.0, "") for number in (0,))
+TWO = tuple(Gone(number, rank(number, "node-a"), 1.0, "") for number in (0, 2))
+NAMED = [
+    # Who is there, who has gone, how many have counted themselves in, and what is reported.
+    (ranks(range(3), "node-a"), (), 3, reports.JoinProgress(3, 4, "missing: 3 on node-b")),
+    (ranks(range(3), "node-a"), (), 0, reports.JoinProgress(3, 4, "missing: 3 on node-b")),
+    (ranks([1], "node-a"), TWO, 3, reports.JoinProgress(3, 4, "missing: 3 on node-b")),
+    ((), TWO, 2, reports.JoinProgress(2, 4, "missing: 1 on node-a; 3 on node-b")),
+    ((), ONE, 2, None),  # one of the three came, and did not say who it was
+    ((), (), 0, reports.JoinProgress(0, 4)),
+    (ranks(range(4)), (), 0, reports.JoinProgress(4, 4)),
+]
 
 
-def test_who_has_gone_had_joined() -> None:
-    gone = tuple(Gone(number, rank(number, "node-a"), 1.0, "") for number in (0, 2))
-    roll = judge(snapshot(gone=gone, clients=ranks([1], "node-a"), plan=TWO_MACHINES))
-    assert named(roll, 3) == reports.JoinProgress(3, 4, "missing: 3 on node-b")
-    roll = judge(snapshot(gone=gone, plan=TWO_MACHINES))
-    assert named(roll, 2) == reports.JoinProgress(2, 4, "missing: 1 on node-a; 3 on node-b")
-
-
-def test_nobody_is_named_who_may_have_been_there_and_gone() -> None:
-    roll = judge(snapshot(gone=(Gone(1, rank(0, "node-a"), 1.0, ""),), plan=TWO_MACHINES))
-    assert named(roll, 2) is None, "one of the three came, and did not say who it was"
-
-
-def test_of_strangers_the_number_is_reported() -> None:
-    roll = judge(snapshot(clients=tuple(client(number) for number in range(1, 4)), plan=TWO_MACHINES))
-    told = named(roll, 3)
+def test_who_has_not_come_is_named_as_far_as_it_can_be_known() -> None:
+    for clients, gone, counted, expected in NAMED:
+        roll = judge(snapshot(clients=clients, gone=gone, plan=TWO_MACHINES))
+        assert named(roll, counted) == expected
+    strangers = tuple(client(number) for number in range(1, 4))
+    told = named(judge(snapshot(clients=strangers, plan=TWO_MACHINES)), 3)
     assert told is not None
     assert (told.joined, told.expected) == (3, 4)
     assert told.absent.startswith("not seen: 0")
-
-
-def test_where_nobody_has_come_nobody_is_named() -> None:
-    assert named(judge(snapshot(plan=TWO_MACHINES)), 0) == reports.JoinProgress(0, 4)
-    everybody = judge(snapshot(clients=ranks(range(4)), plan=TWO_MACHINES))
-    assert named(everybody, 0) == reports.JoinProgress(4, 4)
 
 
 def test_names_are_asked_for_when_nobody_comes_for_a_while_and_less_and_less_often() -> None:
@@ -130,13 +122,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def rank_3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def rank_3(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process as rank 3, patched as a worker is."""
     for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    substitution.install()
-    yield
-    substitution.uninstall()
+    patch_torch(monkeypatch)
 
 
 def _look(place: tuple[str, int]) -> Snapshot:
@@ -393,23 +383,6 @@ def test_two_machines_with_relays_know_who_is_missing(tmp_path: Path) -> None:
         assert (meeting.expected, meeting.joined) == (2, (HOST, HOST))
         (tmp_path / "go").touch()
         assert running.wait() == [0, 0], running.logs()
-
-
-@pytest.mark.slow
-def test_a_job_that_starts_again_counts_its_rounds(tmp_path: Path) -> None:
-    port = free_port()
-    fail_once = """
-import os
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    raise SystemExit(1)
-"""
-    with job(tmp_path) as running:
-        options = [*_BACKEND, f"--rdzv-endpoint=localhost:{port}", "--nproc-per-node=2", "--max-restarts=1"]
-        running.start(fail_once + HELD_BACK, options)
-        roll = _await_joined(("localhost", port), 1)
-        assert [(each.job, each.round) for each in roll.meetings] == [("", 1)]
-        (tmp_path / "go").touch()
-        assert running.wait() == [0], running.logs()
 
 
 @pytest.mark.slow

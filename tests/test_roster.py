@@ -148,17 +148,6 @@ def test_the_last_to_leave_opens_the_next_round_for_those_who_wait() -> None:
     assert (roster.round, roster.complete, roster.present) == (1, True, (B, A, C))
 
 
-def test_a_round_is_filled_once() -> None:
-    filled = gather(Size(1, 3), A, B).fill().lose("a", Size(1, 3))
-    assert (filled.complete, filled.lost) == (True, (A,))
-    assert filled.fill() is filled
-
-
-def test_the_loss_of_the_last_opens_the_next_round() -> None:
-    roster = gather(TWO, A, B).lose("a", TWO).lose("b", TWO)
-    assert (roster.round, roster.complete, roster.everybody, roster.lost) == (1, False, (), ())
-
-
 def test_who_was_lost_in_earlier_rounds_is_remembered_for_a_while() -> None:
     roster = Roster()
     for number in range(20):
@@ -194,12 +183,6 @@ def test_who_was_lost_in_earlier_rounds_is_remembered_for_a_while() -> None:
 )
 def test_wants_restart(roster: Roster, wanted: bool) -> None:
     assert roster.wants_restart(Size(1, 2)) is wanted
-
-
-def test_a_loss_before_a_round_is_complete_is_no_reason_to_start_it_again() -> None:
-    roster = gather(TWO, A).lose("a", TWO).join(B, TWO).join(C, TWO)
-    assert roster.complete
-    assert not roster.wants_restart(TWO)
 
 
 # Telling

@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import psutil
 import pytest
 
+from command_line import invoke
 from jobs import DONE, TRAIN, Job, free_port, job
-from rallypoint.cli.main import main
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.diagnose.verify import SIMULATION
-from rallypoint.launch.command import _Relay, comes_from_terminal, end_as, signals_to_pass
+from rallypoint.launch.command import _Relay, comes_from_terminal, end_as
 from rallypoint.launch.environment import put_on_path
 from rallypoint.launch.options import FLAGS, OPTIONS
 from raw import until
@@ -375,25 +375,6 @@ def test_a_machine_that_never_comes_is_told(tmp_path: Path) -> None:
 # What it is told -------------------------------------------------------------------------------------------
 
 
-class Said(NamedTuple):
-    code: object
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """`rallypoint run` in this process, for what starts nothing."""
-
-    def run(*words: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["rallypoint", "run", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Said(ended.value.code, *capsys.readouterr())
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -404,12 +385,10 @@ def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         (("--tee=3", "--", "true"), "--tee means nothing to a command"),
     ],
 )
-def test_wrong_usage_exits_with_2(
-    words: Sequence[str], message: str, command_line: Callable[..., Said]
-) -> None:
-    said = command_line(*words)
-    assert (said.code, said.stdout) == (2, "")
-    assert message in said.stderr
+def test_wrong_usage_exits_with_2(words: Sequence[str], message: str) -> None:
+    said = invoke("run", *words)
+    assert (said.exit_code, said.stdout) == (2, "")
+    assert message in str(said.exception)
 
 
 @pytest.mark.slow
@@ -420,34 +399,29 @@ def test_an_option_that_torchrun_does_not_know_is_refused_by_torchrun(tmp_path: 
 
 
 def test_show_config_says_where_each_value_comes_from(
-    command_line: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rallypoint.toml").write_text("[run]\nmax-restarts = 3\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PET_TEE", "3")
-    lines = command_line("--show-config", "--nnodes=1").stdout.splitlines()
+    lines = invoke("run", "--show-config", "--nnodes=1").stdout.splitlines()
     rows = {line.split()[0]: line for line in lines}
     assert "command line (--nnodes)" in rows["nnodes"]
     assert "environment (PET_TEE)" in rows["tee"]
     assert "rallypoint.toml" in rows["max_restarts"]
     assert "built-in" in rows["join_timeout"]
-    document = json.loads(command_line("--show-config", "--nnodes=1", "--json").stdout)
+    document = json.loads(invoke("run", "--show-config", "--nnodes=1", "--json").stdout)
     assert document["max_restarts"]["value"] == 3
 
 
-def test_help_names_every_option(command_line: Callable[..., Said]) -> None:
-    said = command_line("--help")
-    assert said.code == 0
+def test_help_names_every_option() -> None:
+    said = invoke("run", "--help")
+    assert said.exit_code == 0
     flags = [*(each.flag for each in OPTIONS), *(each.flag for each in FLAGS)]
     assert [flag for flag in flags if flag not in said.stdout] == []
 
 
 # Pure parts ------------------------------------------------------------------------------------------------
-
-
-def test_the_signals_of_each_platform() -> None:
-    assert signal.SIGTERM in signals_to_pass(["SIGTERM", "SIGHUP"])
-    assert signals_to_pass(["SIGINT"]) == [signal.SIGINT]  # as on Windows, but for SIGBREAK
 
 
 def test_on_windows_the_console_tells_the_whole_group(monkeypatch: pytest.MonkeyPatch) -> None:

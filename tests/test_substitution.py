@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from jobs import end_torch_stores, free_port, own_servers
+from jobs import end_torch_stores, free_port, own_servers, patch_torch
 from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.launch.environment import inject, put_on_path
 from rallypoint.pytorch import substitution
@@ -51,11 +51,9 @@ def _no_server_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def patched() -> Iterator[None]:
+def patched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our patch on the torch of this process."""
-    substitution.install()
-    yield
-    substitution.uninstall()
+    patch_torch(monkeypatch)
 
 
 @pytest.fixture

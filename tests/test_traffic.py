@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.rollcall.snapshot import Mishap, Operation, Second
-from rallypoint.server.core.traffic import Durations, Traffic
+from rallypoint.server.core.traffic import MARK_SECONDS, Durations, Traffic
 from rallypoint.server.core.turn import Turn
 from rallypoint.server.loops.legacy import LegacyLoop
 from rallypoint.server.loops.libuv import LibuvLoop
@@ -136,6 +136,23 @@ def test_a_second_tells_how_long_its_own_turns_took() -> None:
             turns.add(seconds)
         end_second(traffic, now, turns=turns)
     assert [each.p99 for each in traffic.history] == pytest.approx([-1.0, 1.0, 0.001], rel=0.2)
+
+
+def test_what_was_slow_is_forgotten_after_a_while() -> None:
+    traffic, turns = Traffic(), Durations()
+
+    def p99(now: float, *took: float) -> float:
+        for seconds in took:
+            turns.add(seconds)
+        end_second(traffic, now, turns=turns)
+        return traffic.turn_quantile(0.99)
+
+    assert traffic.turn_quantile(0.99) == -1.0
+    assert p99(1_000.0) == -1.0
+    assert p99(1_001.0, 1.0) == pytest.approx(1.0, rel=0.2)
+    assert p99(1_000.0 + MARK_SECONDS) == pytest.approx(1.0, rel=0.2), "it is of the minutes before"
+    assert p99(1_000.0 + 2 * MARK_SECONDS, 0.001) == pytest.approx(0.001, rel=0.2)
+    assert [each.p99 for each in traffic.history][::3] == [-1.0, pytest.approx(0.001, rel=0.2)]
 
 
 @pytest.mark.parametrize("make", [LegacyLoop, lambda: LibuvLoop("uvloop")], ids=["legacy", "libuv"])

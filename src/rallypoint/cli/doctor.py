@@ -8,17 +8,14 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import rallypoint
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.findings import conclude, print_findings, print_heading, print_matrix, print_outlook
+from rallypoint.cli.printing import progress_bar
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.codec import to_json
 from rallypoint.diagnose.doctor.all_machines import attend_job, by_launcher, open_practice, own_address, visit
@@ -29,11 +26,11 @@ from rallypoint.diagnose.doctor.exchange import Gathered
 from rallypoint.diagnose.doctor.machine import versions
 from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
 from rallypoint.diagnose.doctor.situation import Situation, check_folder, endpoint_of
-from rallypoint.diagnose.findings import Finding, State, failure, ok
+from rallypoint.diagnose.findings import Finding, Fix, State, failure, ok
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.launch.config import FILES, find_file, read_file
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import without_rank
-from rallypoint.launch.toml_edit import Amendment, plan_amendment
 from rallypoint.server.machine.packages import ABSENT
 
 _QUIET: Final = (State.OK, State.NOTE)
@@ -64,7 +61,7 @@ _QUIET: Final = (State.OK, State.NOTE)
     Argument(
         "--fix",
         action="store_true",
-        help="Show, then write, settings for rallypoint run that mend something.",
+        help="Show settings for rallypoint run that mend something; write them, if there is no file yet.",
     ),
     JSON,
 )
@@ -196,7 +193,7 @@ def receive(endpoint: Endpoint | None, *, as_json: bool) -> bool:
 
 
 def mend(situation: Situation, *, as_json: bool) -> bool:
-    """Examine this machine, show what would mend something, and write it."""
+    """Examine this machine, show what would mend something, and write it, if there is no file yet."""
     begun = time.monotonic()
     findings = _run_checks(situation, show_progress=True)
     if not as_json:
@@ -204,34 +201,63 @@ def mend(situation: Situation, *, as_json: bool) -> bool:
     # A variable that is set goes before the file: there, only the hint helps.
     wanted = dict.fromkeys(each.fix for each in findings if each.fix)
     fixes = [each for each in wanted if each and not (each.table == "env" and each.key in situation.environ)]
-    tables: dict[str, dict[str, str]] = {}
-    for each in fixes:
-        tables.setdefault(each.table, {})[each.key] = each.value
-    plan = plan_amendment(Path.cwd(), tables) if tables else None
-    has_all = plan is not None and not plan.added
-    if has_all:
-        plan = None
+    tables = _not_in_file(fixes)
+    path = Path.cwd() / "rallypoint.toml"
+    written = {"file": str(path), "settings": tables, "undo": f"delete {path}"} if tables else None
     if as_json:
-        _apply(plan, ask=False)
+        if tables:
+            _write(path, _as_toml(tables))
         document = _document(findings, _outlook(findings), time.monotonic() - begun)
-        print(json.dumps({**document, "written": _about_plan(plan)}, indent=2))
+        print(json.dumps({**document, "written": written}, indent=2))
+    elif tables:
+        print(f"\n{path} would be:\n\n{textwrap.indent(_as_toml(tables), '    ')}")
+        if sys.stdin.isatty() and not _confirm(f"write {path}?"):
+            print("rallypoint: nothing was written", file=sys.stderr)
+        else:
+            _write(path, _as_toml(tables))
     else:
-        _print_plan(plan, has_all=has_all)
-        _apply(plan, ask=sys.stdin.isatty())
+        why = "rallypoint.toml has it all already" if fixes else "none of this is for rallypoint.toml to mend"
+        print(f"\nNothing to write: {why}.")
     return conclude(findings, time.monotonic() - begun)
 
 
-def _apply(plan: Amendment | None, *, ask: bool) -> None:
-    if plan is None:
-        return
-    if ask and not _confirm(f"write {plan.path}?"):
-        print("rallypoint: nothing was written", file=sys.stderr)
-        return
+def _not_in_file(fixes: Sequence[Fix]) -> dict[str, dict[str, str]]:
+    """What the file that counts here lacks, by table. UsageError says what to put in, if there is one."""
+    options, variables = read_file(Path.cwd())
+    known = {*options, *variables}
+    missing = [each for each in fixes if not known & {each.key, each.key.replace("-", "_")}]
+    path = find_file(Path.cwd())
+    if path is not None and missing:
+        lines = [
+            f"{_as_line(each.key, each.value)} below [{'.'.join((*FILES[path.name], each.table))}]"
+            for each in missing
+        ]
+        hint = f"put in: {'; '.join(lines)}"
+        raise UsageError(f"{path} has settings already, and is not edited", hint=hint)
+    tables: dict[str, dict[str, str]] = {}
+    for each in missing:
+        tables.setdefault(each.table, {})[each.key] = each.value
+    return tables
+
+
+def _as_toml(tables: Mapping[str, Mapping[str, str]]) -> str:
+    blocks = [
+        "\n".join([f"[{table}]", *(_as_line(*pair) for pair in pairs.items()), ""])
+        for table, pairs in tables.items()
+    ]
+    return "\n".join(["# by rallypoint doctor --fix", *blocks])
+
+
+def _as_line(key: str, value: str) -> str:
+    return f"{key} = {json.dumps(value, ensure_ascii=False)}"
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        plan.write()
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RallypointError(f"{plan.path} cannot be written: {error.strerror or error}") from error
-    print(f"rallypoint: wrote {plan.path}; to undo it, {plan.undo}", file=sys.stderr)
+        raise RallypointError(f"{path} cannot be written: {error.strerror or error}") from error
+    print(f"rallypoint: wrote {path}; to undo it, delete {path}", file=sys.stderr)
 
 
 def _confirm(question: str) -> bool:
@@ -240,37 +266,17 @@ def _confirm(question: str) -> bool:
     return answer.strip().lower() in ("", "y", "yes") and answer != ""
 
 
-def _print_plan(plan: Amendment | None, *, has_all: bool) -> None:
-    if plan is None:
-        why = (
-            "rallypoint.toml has it all already" if has_all else "none of this is for rallypoint.toml to mend"
-        )
-        print(f"\nNothing to write: {why}.")
-        return
-    print(f"\n{plan.path} would be:\n")
-    print(textwrap.indent(plan.after, "    "))
-
-
 # Running ----------------------------------------------------------------------------------------------------
 
 
 def _run_checks(situation: Situation, *, show_progress: bool) -> list[Finding]:
     """All checks, in the order of the catalogue."""
     found: dict[str, Sequence[Finding]] = {}
-    with _progress(show_progress) as progress:
-        task = progress.add_task("examining", total=len(CHECKS)) if progress else None
-        for check, findings in run_checks(CHECKS, situation):
+    with progress_bar(shown=show_progress) as bar:
+        examined = run_checks(CHECKS, situation)
+        for check, findings in bar.track(examined, len(CHECKS), description="examining"):
             found[check.name] = findings
-            if progress is not None and task is not None:
-                progress.advance(task)
     return [finding for check in CHECKS for finding in found.get(check.name, ())]
-
-
-def _progress(wanted: bool) -> AbstractContextManager[Progress | None]:
-    if not wanted or not sys.stderr.isatty():
-        return nullcontext()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def _outlook(findings: Sequence[Finding]) -> list[Outlook]:
@@ -287,15 +293,6 @@ def _document(findings: Sequence[Finding], outlook: Sequence[Outlook], seconds: 
         "findings": to_json(list(findings)),
         "outlook": to_json(list(outlook)),
     }
-
-
-def _about_plan(plan: Amendment | None) -> dict[str, Any] | None:
-    if plan is None:
-        return None
-    tables: dict[str, dict[str, str]] = {}
-    for table, key, value in plan.added:
-        tables.setdefault(table, {})[key] = value
-    return {"file": str(plan.path), "settings": tables, "undo": plan.undo}
 
 
 def _about(gathered: Gathered | None, between: Sequence[Finding]) -> dict[str, Any]:

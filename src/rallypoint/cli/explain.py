@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from rallypoint.cli.command import JSON, Argument, command
+from rallypoint.cli.printing import print_rows, progress_bar
 from rallypoint.diagnose.explain import Explanation, words
 from rallypoint.diagnose.explain import explain as explain_logs
 from rallypoint.diagnose.explain.knowledge import causes
@@ -37,7 +37,7 @@ def explain(files: list[str], as_list: bool, as_json: bool) -> int:
         _print_list(as_json)
         return 0
     report = _read(files or ["-"])
-    _print_report(report, as_json)
+    print(json.dumps(words.as_json(report), indent=2) if as_json else words.as_text(report))
     return 1 if report.found else 0
 
 
@@ -51,37 +51,16 @@ def _read(names: Sequence[str]) -> Explanation:
     if "-" in names:
         logs.append(stream_log(sys.stdin.buffer, "standard input", time.time()))
     plain = all(path.suffix != ".gz" for path in paths) and "-" not in names
-    with _progress(sum(path.stat().st_size for path in paths) if plain else None) as progress:
-        return explain_logs(logs, progress=progress)
+    total = sum(path.stat().st_size for path in paths) if plain else None
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
-
-@contextmanager
-def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
-    """How far it is, on standard error, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with progress_bar(TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bar:
         task = bar.add_task("", total=total)
-        yield lambda size: bar.advance(task, size)
-
-
-def _print_report(report: Explanation, as_json: bool) -> None:
-    text = json.dumps(words.as_json(report), indent=2) if as_json else words.as_text(report)
-    # A log may hold what the encoding of a console has no place for.
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+        return explain_logs(logs, progress=lambda size: bar.advance(task, size))
 
 
 def _print_list(as_json: bool) -> None:
     if as_json:
         print(json.dumps([cause.as_json() for cause in causes()], indent=2))
         return
-    rows = [(cause.id, cause.part, cause.title) for cause in causes()]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for name, part, title in rows:
-        print(f"{name:<{widths[0]}}  {part:<{widths[1]}}  {title}")
+    print_rows([(cause.id, cause.part, cause.title) for cause in causes()])

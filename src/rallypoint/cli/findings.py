@@ -44,9 +44,8 @@ def print_findings(findings: Sequence[Finding]) -> None:
             print(f"{'':<{_STATE_WIDTH}}  {'':<{names}}  hint: {printable(each.hint)}")
 
 
-def _print_row(state: State | Prospect | None, name: str, text: str) -> None:
+def _print_row(state: State, name: str, text: str) -> None:
     """A state, a name, and a text that is wrapped beside them; paths and commands are kept whole."""
-    first = state.value if state else ""
     margin = f"{'':<{_STATE_WIDTH}}  {'':<{len(name)}}  "
     lines = textwrap.wrap(
         printable(" ".join(text.split())),
@@ -54,7 +53,7 @@ def _print_row(state: State | Prospect | None, name: str, text: str) -> None:
         break_long_words=False,
         break_on_hyphens=False,
     ) or [""]
-    head = Text(f"{first:<{_STATE_WIDTH}}", style=_STYLES[state] if state else "")
+    head = Text(f"{state.value:<{_STATE_WIDTH}}", style=_STYLES[state])
     body = "\n".join([f"  {name}  {lines[0]}", *(f"{margin}{line}" for line in lines[1:])])
     _console().print(head + Text(body), soft_wrap=True)
 

@@ -23,6 +23,10 @@ BACKEND = Argument(
 LIMIT = Argument("--limit", action="append", metavar="NAME=VALUE", help="Change a limit; may be repeated.")
 
 
+def host_option(default: str, help: str) -> Argument:
+    return Argument("--host", metavar="NAME", default=default, help=help)
+
+
 def port_option(default: int) -> Argument:
     return Argument(
         "--port", type=int, metavar="NUMBER", default=default, help="The port; 0 takes a free one."

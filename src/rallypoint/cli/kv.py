@@ -12,8 +12,8 @@ import sys
 from typing import Final
 
 from rallypoint.cli.command import JSON, Argument, Group, command
-from rallypoint.cli.endpoints import parse_place
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.launch.endpoint import parse_place
 from rallypoint.rollcall.identity import Role
 from rallypoint.stores.tcp import TCPStore
 

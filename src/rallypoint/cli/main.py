@@ -36,8 +36,9 @@ COMMANDS = {
 def main() -> None:
     """Run the command line; an error of ours becomes a message on standard error and exit code 1 or 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Where both streams go to one log, what is said about a report comes behind the report.
-        sys.stdout.reconfigure(line_buffering=True)
+        # Where both streams go to one log, what is said about a report comes behind the report. And a log or
+        # a key may hold what the encoding of a console has no place for.
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         try:
             code = call(sys.argv[1:])
@@ -83,15 +84,11 @@ def _print_help(words: list[str]) -> int:
     """Print what there is; UsageError, if something else was meant."""
     from rallypoint.cli.command import Argument, print_commands
 
-    options = (
-        Argument("--version", action="store_true", help="Print the version and end."),
-        Argument(
-            "--install-completion", action="store_true", help="Install completion for the current shell."
-        ),
-        Argument(
-            "--show-completion", action="store_true", help="Print the completion for the current shell."
-        ),
-    )
-    return print_commands(
-        "rallypoint", "The meeting place of a distributed PyTorch job.", COMMANDS, words, options
-    )
+    helps = {
+        "--version": "Print the version and end.",
+        "--install-completion": "Install completion for the current shell.",
+        "--show-completion": "Print the completion for the current shell.",
+    }
+    options = [Argument(name, action="store_true", help=text) for name, text in helps.items()]
+    purpose = "The meeting place of a distributed PyTorch job."
+    return print_commands("rallypoint", purpose, COMMANDS, words, options)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.endpoints import parse_place
-from rallypoint.cli.foreground import BACKEND, LIMIT, announce, logger, open_loop, port_option
+from rallypoint.cli.foreground import BACKEND, LIMIT, announce, host_option, logger, open_loop, port_option
+from rallypoint.launch.endpoint import parse_place
 from rallypoint.relay.hosting import UPSTREAM_SECONDS
 from rallypoint.relay.passing import make_relay
 from rallypoint.relay.relay import find_upstream
@@ -21,11 +21,8 @@ from rallypoint.server.process.startup import limits_of_environment, settle_in
         required=True,
         help="The store server, or another relay, that it asks.",
     ),
-    Argument(
-        "--host",
-        metavar="NAME",
-        default="127.0.0.1",
-        help="Listen where this name says, as with serve: the ranks of this machine connect here.",
+    host_option(
+        "127.0.0.1", "Listen where this name says, as with serve: the ranks of this machine connect here."
     ),
     port_option(0),
     BACKEND,

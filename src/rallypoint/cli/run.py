@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from rallypoint.cli.printing import print_rows
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
@@ -115,20 +116,18 @@ class _JoinLine:
         """Show how far it is; False when all have joined."""
         roll = self._found.roll()
         seconds = time.monotonic() - self._began
+        is_long = roll.store and seconds > _FIRST_REMARK
+        advice = f"; see `rallypoint status {roll.store}`" if is_long else ""
         if roll.complete:
             self.clear()
-            self._say(f"rallypoint: {_progress(roll)} after {seconds:.1f} s")
+            self._write(f"rallypoint: {_progress(roll)} after {seconds:.1f} s\n")
             return False
         if self._live and (roll.joined or self._from_start):
-            self._redraw(f"rallypoint: {_progress(roll)}, {seconds:.0f} s{self._advice(roll, seconds)}")
+            self._redraw(f"rallypoint: {_progress(roll)}, {seconds:.0f} s{advice}")
         elif roll.expected and seconds > self._remark_after:
             self._remark_after *= 2
-            self._say(f"rallypoint: after {seconds:.0f} s, {_progress(roll)}{self._advice(roll, seconds)}")
+            self._write(f"rallypoint: after {seconds:.0f} s, {_progress(roll)}{advice}\n")
         return True
-
-    def _advice(self, roll: reports.JoinProgress, seconds: float) -> str:
-        """Where to ask for more, when it takes long."""
-        return f"; see `rallypoint status {roll.store}`" if roll.store and seconds > _FIRST_REMARK else ""
 
     def clear(self) -> None:
         if self._shown:
@@ -139,9 +138,6 @@ class _JoinLine:
         if text != self._shown:
             self._write("\r" + text.ljust(len(self._shown)) + ("" if text else "\r"))
             self._shown = text
-
-    def _say(self, text: str) -> None:
-        self._write(f"{text}\n")
 
     def _write(self, text: str) -> None:
         """A job does not end because nobody reads what is said about it."""
@@ -169,7 +165,6 @@ def _tell_missing(found: Reports) -> None:
 
 def _explain(found: Reports) -> None:
     """Who failed first, apart from those who only followed."""
-
     lines: list[str] = []
     roll = found.roll()
     if roll.expected and not roll.complete:
@@ -187,17 +182,12 @@ def _explain(found: Reports) -> None:
     if blame is not None and blame.hint:
         print(f"\nhint: {blame.hint}", file=sys.stderr)
     if blame is not None and blame.cause is not None:
-        _print_advice(blame.cause)
+        from rallypoint.diagnose.explain import explain, words
+        from rallypoint.diagnose.explain.reading import log_of_failure
 
-
-def _print_advice(failure: reports.Failure) -> None:
-    """What is known of an error of this kind; nothing, if it is not known."""
-    from rallypoint.diagnose.explain import explain, words
-    from rallypoint.diagnose.explain.reading import log_of_failure
-
-    advice = words.as_advice(explain([log_of_failure(failure)]))
-    if advice:
-        print(f"\n{advice}", file=sys.stderr)
+        advice = words.as_advice(explain([log_of_failure(blame.cause)]))
+        if advice:
+            print(f"\n{advice}", file=sys.stderr)
 
 
 def _print_help() -> None:
@@ -216,7 +206,4 @@ def _print_config(settings: Settings, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(settings.as_json(), indent=2))
         return
-    rows = settings.describe()
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for name, value, source in rows:
-        print(f"{name:<{widths[0]}}  {value or '-':<{widths[1]}}  {source}")
+    print_rows([(name, value or "-", source) for name, value, source in settings.describe()])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.foreground import BACKEND, LIMIT, announce, logger, open_loop, port_option
+from rallypoint.cli.foreground import BACKEND, LIMIT, announce, host_option, logger, open_loop, port_option
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.process.binding import describe, listen, reachable_at
@@ -16,11 +15,9 @@ from rallypoint.server.reporting.events import Events
 
 
 @command(
-    Argument(
-        "--host",
-        metavar="NAME",
-        default="localhost",
-        help="Listen where this name says: localhost on loopback, an address of this machine there, "
+    host_option(
+        "localhost",
+        "Listen where this name says: localhost on loopback, an address of this machine there, "
         "0.0.0.0 or a name that is not this machine's on every interface.",
     ),
     port_option(29500),
@@ -52,21 +49,11 @@ def serve(host: str, port: int, backend: str, limit: list[str] | None, events: s
     loop = open_loop(backend)
     core = Core(limits, loop.turn, about_this_process(loop), wants_events=log.are_wanted)
     logger.info("listening on %s", describe(listeners))
-    with _page(web, reachable_at(listeners[0])):
+    with ExitStack() as stack:
+        if web is not None:
+            from rallypoint.watch.web.hosting import host_web  # late: most servers have no page
+
+            page = host_web(reachable_at(listeners[0]), port=web)
+            stack.callback(page.stop)
+            logger.info("the page is at %s", page.url)
         Pump(loop, core, listeners, log).serve(announce(host, listeners, loop))
-
-
-@contextmanager
-def _page(port: int | None, store: tuple[str, int]) -> Iterator[None]:
-    """The page for a store, in a process of its own, for as long as that is served."""
-    if port is None:
-        yield
-        return
-    from rallypoint.watch.web.hosting import host_web  # late: most servers have no page
-
-    page = host_web(store, port=port)
-    logger.info("the page is at %s", page.url)
-    try:
-        yield
-    finally:
-        page.stop()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 
 @contextmanager
-def signals_as_interrupts() -> Iterator[None]:
+def signals_as_interrupts(ends: str = "") -> Iterator[None]:
     """Raise KeyboardInterrupt, with the signal's number, for SIGTERM and SIGHUP as well.
 
-    A signal that was ignored when the command started stays ignored, as nohup asks for.
+    A signal that was ignored when the command started stays ignored, as nohup asks for. `ends` is what has
+    been ended by then, for the message.
     """
 
     def interrupt(number: int, _: FrameType | None) -> None:
@@ -23,6 +25,10 @@ def signals_as_interrupts() -> Iterator[None]:
     before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
+    except KeyboardInterrupt:
+        if ends:
+            print(f"rallypoint: every process of {ends} has been ended", file=sys.stderr)
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

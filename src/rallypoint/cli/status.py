@@ -6,7 +6,6 @@ import json
 import shutil
 import time
 from collections.abc import Hashable
-from types import TracebackType
 from typing import Final, NoReturn
 
 from rich.console import Console, Group
@@ -14,9 +13,9 @@ from rich.live import Live
 from rich.text import Text
 
 from rallypoint.cli.command import JSON, Argument, command, not_negative
-from rallypoint.cli.endpoints import parse_place
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.errors import NotOursError, RallypointError, UsageError
+from rallypoint.launch.endpoint import parse_place
 from rallypoint.text import duration, printable
 from rallypoint.watch.status.report import Asked, StatusReport, report_on
 
@@ -77,49 +76,43 @@ def _show(asked: Asked, as_json: bool) -> int:
 
 
 def _watch(asked: Asked) -> NoReturn:
-    """Show it until KeyboardInterrupt. Raises NotOursError if there is nothing to show.
-
-    A store that goes away is no reason to end: it is said, and tried again.
-    """
+    """Show it until KeyboardInterrupt. Raises NotOursError if there is nothing to show."""
     console = Console(highlight=False)
-    with _Screen(console) if console.is_terminal else _Lines() as view:
-        while True:
-            begin = time.monotonic()
-            try:
-                view.show(report_on(asked))
-            except NotOursError:
-                raise
-            except RallypointError as error:
-                view.miss(error)
-            time.sleep(max(begin + _PAUSE_SECONDS - time.monotonic(), 0.0))
+    if not console.is_terminal:
+        _repeat(asked, _Lines())
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        _repeat(asked, _Screen(live))
+
+
+def _repeat(asked: Asked, view: _Screen | _Lines) -> NoReturn:
+    """A store that goes away is no reason to end: it is said, and tried again."""
+    while True:
+        begin = time.monotonic()
+        try:
+            view.show(report_on(asked))
+        except NotOursError:
+            raise
+        except RallypointError as error:
+            view.miss(error)
+        time.sleep(max(begin + _PAUSE_SECONDS - time.monotonic(), 0.0))
 
 
 class _Screen:
     """On a terminal: the lines in their place; those of a store that is away stay, below the reason."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+    def __init__(self, live: Live) -> None:
+        self._live = live
         self._last: StatusReport | None = None
         self._seen = time.monotonic()
 
-    def __enter__(self) -> _Screen:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
-
     def show(self, report: StatusReport) -> None:
         self._last, self._seen = report, time.monotonic()
-        self._update([Text(line) for line in report.lines(self._console.width)], report.is_good)
+        self._update([Text(line) for line in report.lines(self._live.console.width)], report.is_good)
 
     def miss(self, error: RallypointError) -> None:
         rows = [Text(f"no answer for {duration(time.monotonic() - self._seen)}: {_in_a_line(error)}")]
         if self._last is not None:
-            rows += [Text(line, "dim") for line in ["", *self._last.lines(self._console.width)]]
+            rows += [Text(line, "dim") for line in ["", *self._last.lines(self._live.console.width)]]
         self._update(rows, is_good=False)
 
     def _update(self, rows: list[Text], is_good: bool) -> None:
@@ -134,14 +127,6 @@ class _Lines:
 
     def __init__(self) -> None:
         self._last: Hashable = None
-
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     def show(self, report: StatusReport) -> None:
         self._print(report.essence, report.lines())

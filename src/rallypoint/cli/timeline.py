@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from rallypoint.cli.command import JSON, Argument, command
@@ -35,8 +34,5 @@ def timeline(files: list[Path], run: int | None, plot: Path | None, as_json: boo
     told = tell(files, run)
     if plot is not None:
         save(told, plot)
-    text = json.dumps(told.as_json(), indent=2) if as_json else as_text(told)
-    # A key may hold what the encoding of a console has no place for.
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    print(json.dumps(told.as_json(), indent=2) if as_json else as_text(told))
     return 0 if told.is_over else 1

@@ -12,15 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-from rich.console import Group as Rows
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from rallypoint.cli.command import JSON, Argument, Group, command
 from rallypoint.cli.findings import print_findings
-from rallypoint.cli.signals import exit_code, signals_as_interrupts
+from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.diagnose.builds.check import check as look
 from rallypoint.diagnose.builds.commands import run_script, running_command
 from rallypoint.diagnose.builds.plan import Platform, Wishes, make_plan, parse_architectures
@@ -78,15 +76,11 @@ def _check(path: Path | None, python: str, as_json: bool) -> int:
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        _print_report(report)
+        print(f"{report.kind}: {printable(report.path)}")
+        print_findings(report.findings)
+        if not report.ok:
+            print(f"\nrallypoint: {_verdict(report)}", file=sys.stderr)
     return 0 if report.ok else 1
-
-
-def _print_report(report: BuildReport) -> None:
-    print(f"{report.kind}: {printable(report.path)}")
-    print_findings(report.findings)
-    if not report.ok:
-        print(f"\nrallypoint: {_verdict(report)}", file=sys.stderr)
 
 
 def _verdict(report: BuildReport) -> str:
@@ -157,12 +151,8 @@ def _name_of(python: str, platform: Platform) -> str:
 
 
 def _run(script: str) -> int:
-    try:
-        with signals_as_interrupts():
-            code = run_script(script)
-    except KeyboardInterrupt as stop:
-        print("rallypoint: interrupted; every process of the build has been ended", file=sys.stderr)
-        return exit_code(stop)
+    with signals_as_interrupts("the build"):
+        code = run_script(script)
     print(f"rallypoint: the script {'is done' if code == 0 else f'ended with {code}'}", file=sys.stderr)
     return 0 if code == 0 else 1
 
@@ -218,38 +208,30 @@ def _print_line(snapshot: BuildProgress, as_json: bool) -> None:
     print(json.dumps(asdict(snapshot)) if as_json else describe(snapshot))
 
 
-class _Bar:
+class _Bar(Progress):
     """Progress on standard error, where that is a terminal: a bar, and a line below it."""
 
     def __init__(self, shown: bool) -> None:
-        self._shown = shown
-        self._progress = Progress(
-            BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.description}"), expand=True
-        )
-        self._task = self._progress.add_task("", total=None)
-        self._live = Live(
-            self._progress,
+        self._line = ""
+        super().__init__(
+            *(BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.description}")),
             console=Console(stderr=True),
             transient=True,
+            expand=True,
+            disable=not shown,
             redirect_stdout=False,  # it would turn data into messages on standard error
             redirect_stderr=False,
         )
+        self._task = self.add_task("", total=None)
 
-    def __enter__(self) -> _Bar:
-        if self._shown:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._live.stop()
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        yield Text(self._line)
 
     def show(self, snapshot: BuildProgress) -> None:
         left = "" if snapshot.seconds_left is None else f"{duration(snapshot.seconds_left)} left"
-        self._progress.update(
-            self._task, completed=snapshot.done, total=snapshot.total, description=left, refresh=False
-        )
-        self._live.update(Rows(self._progress, Text("; ".join(_parts(snapshot)))))
+        self._line = "; ".join(_parts(snapshot))
+        self.update(self._task, completed=snapshot.done, total=snapshot.total, description=left)
 
 
 def describe(snapshot: BuildProgress) -> str:
@@ -285,41 +267,30 @@ def _describe_libuv(libuv: Libuv) -> str:
 
 
 def _print_failure(snapshot: BuildProgress, log: Path | None) -> None:
-    """The steps that failed with the ends of their output; else what is known."""
+    """The steps that failed with the ends of their output; else the end of the log, or what is known."""
     for failure in snapshot.failures:
         print(f"\nFAILED: {printable(failure.step)}", file=sys.stderr)
         _print_end(failure.lines)
     if snapshot.failures:
         return
-    if log is not None:
-        _print_output(snapshot, log)
-        return
-    _print_next(snapshot)
-    print(
-        "\nhint: ninja writes failures to no file; give what it prints with --log, or run it from here: "
-        "rallypoint torch watch BUILD_DIR -- COMMAND",
-        file=sys.stderr,
-    )
-
-
-def _print_output(snapshot: BuildProgress, log: Path) -> None:
-    """Of a build that says of no step that it failed: the end of it, or what else is known."""
     who = "the build" if snapshot.exit_code is None else f"the command {_describe_end(snapshot)}, and"
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    if lines:
+    if log is not None and (lines := log.read_text(encoding="utf-8", errors="replace").splitlines()):
         print(f"\n{who} names no step that failed; the end of what was printed:", file=sys.stderr)
         _print_end(lines)
         return
-    print(f"\n{who} has printed nothing", file=sys.stderr)
-    _print_next(snapshot)
-
-
-def _print_next(snapshot: BuildProgress) -> None:
+    if log is not None:
+        print(f"\n{who} has printed nothing", file=sys.stderr)
     if snapshot.next_steps:
         print("\nthe first steps that are left to do:", file=sys.stderr)
         _print_end(snapshot.next_steps)
     elif snapshot.done == snapshot.total:
         print("nothing was left to build", file=sys.stderr)
+    if log is None:
+        print(
+            "\nhint: ninja writes failures to no file; give what it prints with --log, or run it from here: "
+            "rallypoint torch watch BUILD_DIR -- COMMAND",
+            file=sys.stderr,
+        )
 
 
 def _print_end(lines: Sequence[str]) -> None:

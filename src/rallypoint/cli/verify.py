@@ -13,19 +13,12 @@ from itertools import product
 from typing import Any, Final, Literal
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.signals import exit_code, signals_as_interrupts
+from rallypoint.cli.printing import progress_bar
+from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.diagnose.verify import trainings
 from rallypoint.diagnose.verify.routes import ONE_GPU, Build, Route, select
 from rallypoint.diagnose.verify.trainings import Equipment, Result, TrainingSettings
@@ -82,13 +75,8 @@ def verify(route: list[str] | None, quick: bool, device: str, timeout: float, as
         raise UsageError(f"--timeout is {timeout:g}", hint="write a positive number of seconds")
     names = route or []
     select(names, quick=quick)  # a wrong name is told before anything is started
-    try:
-        with signals_as_interrupts():
-            ok = _check(names, quick, device, timeout, as_json)
-    except KeyboardInterrupt as stop:
-        print("rallypoint: interrupted; every process of the check has been ended", file=sys.stderr)
-        return exit_code(stop)
-    return 0 if ok else 1
+    with signals_as_interrupts("the check"):
+        return 0 if _check(names, quick, device, timeout, as_json) else 1
 
 
 def _check(names: Sequence[str], quick: bool, device: str, timeout: float, as_json: bool) -> bool:
@@ -99,12 +87,19 @@ def _check(names: Sequence[str], quick: bool, device: str, timeout: float, as_js
     one_gpu = setting.device == "cuda" and len(machine.gpus) == 1 and machine.nccl
     routes, skipped = _sort_out(select(names, quick=quick, one_gpu=one_gpu), setting)
     _print_introduction(machine, setting, skipped)
-    with _Progress(len(routes) * len(Build), table=not as_json) as progress:
-        results = []
+    results = []
+    if not as_json:
+        _print_rows(_COLUMNS, [], header=True)
+    with progress_bar() as bar:
+        task = bar.add_task("", total=len(routes) * len(Build))
         for route, build in product(routes, Build):
-            progress.start(route, build)
+            bar.update(task, description=f"{route.name}, {build.value}")
             results.append(trainings.run(route, build, setting))
-            progress.advance(results[-1])
+            if not as_json:
+                bar.stop()  # both streams may be the same terminal: the row goes where the bar was
+                _print_rows(_COLUMNS, [_row(results[-1])])
+                bar.start()
+            bar.advance(task)
     seconds = time.monotonic() - began
     if as_json:
         print(json.dumps(_document(machine, setting, skipped, results, seconds), indent=2))
@@ -140,46 +135,6 @@ def _reason_to_skip(route: Route, setting: TrainingSettings) -> str:
 
 
 # What is printed -------------------------------------------------------------------------------------------
-
-
-class _Progress:
-    """Rows on standard output as results come; what runs now on standard error, if that is a terminal."""
-
-    def __init__(self, count: int, table: bool) -> None:
-        self._table = table
-        console = Console(stderr=True)
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-            redirect_stdout=False,  # it would turn data into messages on standard error
-            redirect_stderr=False,
-        )
-        self._task = self._bar.add_task("", total=count)
-
-    def __enter__(self) -> _Progress:
-        if self._table:
-            _print_rows(_COLUMNS, [], header=True)
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def start(self, route: Route, build: Build) -> None:
-        self._bar.update(self._task, description=f"{route.name}, {build.value}")
-
-    def advance(self, result: Result) -> None:
-        if self._table:
-            self._bar.stop()  # both streams may be the same terminal: the row goes where the bar was
-            _print_rows(_COLUMNS, [_row(result)])
-            self._bar.start()
-        self._bar.advance(self._task)
 
 
 def _row(result: Result) -> list[str]:

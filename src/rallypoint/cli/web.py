@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.endpoints import parse_place
-from rallypoint.cli.foreground import port_option
+from rallypoint.cli.foreground import host_option, port_option
 from rallypoint.cli.signals import signals_as_interrupts
+from rallypoint.launch.endpoint import parse_place
 from rallypoint.server.process.startup import settle_in
 from rallypoint.watch.web.hosting import open_listeners, url_of
 
@@ -20,11 +20,9 @@ from rallypoint.watch.web.hosting import open_listeners, url_of
         required=True,
         help="The store, or relay, to look at.",
     ),
-    Argument(
-        "--host",
-        metavar="NAME",
-        default="localhost",
-        help="Listen where this name says, as with serve; anywhere but on loopback, a token is needed.",
+    host_option(
+        "localhost",
+        "Listen where this name says, as with serve; anywhere but on loopback, a token is needed.",
     ),
     port_option(0),
     Argument(

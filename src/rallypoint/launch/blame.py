@@ -50,12 +50,11 @@ def find_blame(failures: Sequence[Failure], exits: Sequence[Exit]) -> FailureSum
 
 
 def _of_exception(cause: Failure, told: Sequence[Failure]) -> FailureSummary:
-    headline = f"{cause.name} failed first: {cause.headline}"
     if cause.who.rank < 0:  # the launcher's own traceback would only show torchrun's insides
-        return FailureSummary(
-            f"{cause.name}: {cause.headline}", cause.message, _followers(told, cause), cause
-        )
-    return FailureSummary(headline, cause.traceback, _followers(told, cause), cause)
+        headline, detail = f"{cause.name}: {cause.headline}", cause.message
+    else:
+        headline, detail = f"{cause.name} failed first: {cause.headline}", cause.traceback
+    return FailureSummary(headline, detail, _followers(told, cause), cause)
 
 
 def _of_crash(crash: Exit, told: Sequence[Failure]) -> FailureSummary:

@@ -65,11 +65,6 @@ def end_as(code: int) -> NoReturn:
     sys.exit(128 - code)  # only if the signal was blocked
 
 
-def signals_to_pass(available: Sequence[str]) -> list[int]:
-    """The signals that are passed on, of those that this platform has."""
-    return [int(getattr(signal, name)) for name in _NAMES if name in available]
-
-
 def comes_from_terminal(number: int, had_terminal: bool) -> bool:
     """Whether the command has been sent a signal as well: a terminal sends these to its whole group."""
     if sys.platform == "win32":
@@ -131,7 +126,7 @@ def _passing_signals() -> Iterator[_Relay]:
     """Take signals while the block runs, but not those that were to be ignored, as by nohup."""
     relay = _Relay()
     previous = {}
-    for number in signals_to_pass(dir(signal)):
+    for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
         if signal.getsignal(number) is not signal.SIG_IGN:
             previous[number] = signal.signal(number, relay.take)
     try:

@@ -125,8 +125,12 @@ def settle(arguments: Mapping[str, str | bool], environ: Mapping[str, str], fold
     counts as not set. The search for a file begins in `folder`. UsageError says which value of which source
     cannot be meant, and what would be right.
     """
-    of_file, variables = _read_file(folder)
-    said = {**of_file, **_of_environment(environ), **_of_command_line(arguments)}
+    of_file, variables = read_file(folder)
+    of_command_line: dict[str, Setting[object]] = {
+        name: Setting(value, f"command line ({flag_of(name)})", Level.COMMAND_LINE)
+        for name, value in arguments.items()
+    }
+    said = {**of_file, **_of_environment(environ), **of_command_line}
     settings = Settings(
         **{option.name: _read(option, said.get(option.name)) for option in OPTIONS},  # type: ignore[arg-type]
         passed_on={name: each for name, each in said.items() if name not in BY_NAME},
@@ -135,13 +139,6 @@ def settle(arguments: Mapping[str, str | bool], environ: Mapping[str, str], fold
     settings = _combine(settings)
     _check(settings)
     return settings
-
-
-def _of_command_line(given: Mapping[str, str | bool]) -> dict[str, Setting[object]]:
-    return {
-        name: Setting(value, f"command line ({flag_of(name)})", Level.COMMAND_LINE)
-        for name, value in given.items()
-    }
 
 
 def _of_environment(environ: Mapping[str, str]) -> dict[str, Setting[object]]:
@@ -181,7 +178,7 @@ def find_file(folder: Path) -> Path | None:
     return next((path for path, _, _ in _files_about_us(folder)), None)
 
 
-def _read_file(folder: Path) -> tuple[dict[str, Setting[object]], dict[str, Setting[str]]]:
+def read_file(folder: Path) -> tuple[dict[str, Setting[object]], dict[str, Setting[str]]]:
     """The options and the variables in the file that counts; nothing if there is no file."""
     for path, tables, content in _files_about_us(folder):
         known = _checked_table(content, path, tables)

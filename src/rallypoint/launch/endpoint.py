@@ -45,6 +45,17 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(match[1] or match[2], int(match[3] or DEFAULT_PORT))
 
 
+def parse_place(text: str, name: str) -> Endpoint:
+    """A host and the port that it names; `name` is what the text was given for."""
+    try:
+        endpoint = parse_endpoint(text)
+    except UsageError:
+        endpoint = Endpoint("", 0)
+    if not endpoint.port or not text.strip().endswith(f":{endpoint.port}"):
+        raise UsageError(f"{name} is {text!r}", hint="write HOST:PORT, for example localhost:29500")
+    return endpoint
+
+
 def _is_ipv6(text: str) -> bool:
     import ipaddress  # late: every command that takes an endpoint would wait for it
 

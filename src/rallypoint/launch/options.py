@@ -82,7 +82,8 @@ def _like(pattern: str) -> Callable[[str], str]:
     return lambda text: _match(pattern, text)[0]
 
 
-def _seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
+    """A number of seconds, more than 0; ValueError for anything else."""
     seconds = float(text)
     if not 0 < seconds < math.inf:
         raise ValueError(text)
@@ -167,14 +168,8 @@ class Option:
         try:
             return self.parse(text)
         except ValueError:
-            raise self.refusal(text, source) from None
-
-    def refusal(self, value: object, source: str) -> UsageError:
-        """The error for a value that this option cannot have."""
-        return UsageError(
-            f"{source}: {self.name} cannot be {value!r}",
-            hint=f"write {self.metavar or 'true or false'}: {self.help}",
-        )
+            hint = f"write {self.metavar or 'true or false'}: {self.help}"
+            raise UsageError(f"{source}: {self.name} cannot be {text!r}", hint=hint) from None
 
 
 def flag_of(name: str) -> str:
@@ -239,7 +234,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "join_timeout",
         "SECONDS",
-        _seconds,
+        parse_seconds,
         600.0,
         "Seconds, more than 0, until the machines must have come.",
         "RALLYPOINT_JOIN_TIMEOUT",

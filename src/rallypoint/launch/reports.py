@@ -90,7 +90,6 @@ class Exit:
     """How a rank ended, as its agent saw it; a negative code is a signal's number."""
 
     rank: int
-    local_rank: int
     pid: int
     code: int
     time: float
@@ -171,8 +170,12 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     """
     who = _identity()
     quiet = who.rank < 0 and bool(os.environ.get(QUIET_VARIABLE))
-    if kind.__name__ == "ChildFailedError":
-        _report_exits(error)
+    if kind.__name__ == "ChildFailedError":  # what torchrun's agent knows of its ranks
+        failures: dict[int, Any] = error.failures  # type: ignore[attr-defined]
+        exits = tuple(
+            Exit(int(rank), each.pid, each.exitcode, float(each.timestamp)) for rank, each in failures.items()
+        )
+        _leave(f"exits-{os.getpid()}", Exits(exits))
         return quiet
     if kind.__name__ in ("KeyboardInterrupt", "SignalException"):  # it was told to end
         return quiet
@@ -180,15 +183,6 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     failure = Failure(who, time.time(), kind.__name__, str(error), "\n".join(lines))
     _leave(f"failed-{who.rank}-{who.pid}", failure)
     return quiet
-
-
-def _report_exits(error: Any) -> None:
-    """What torchrun's agent knows of its ranks, from its own exception."""
-    exits = tuple(
-        Exit(int(rank), each.local_rank, each.pid, each.exitcode, float(each.timestamp))
-        for rank, each in error.failures.items()
-    )
-    _leave(f"exits-{os.getpid()}", Exits(exits))
 
 
 def _leave(name: str, report: object) -> None:

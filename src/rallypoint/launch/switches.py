@@ -43,12 +43,12 @@ _Switch = TypeVar("_Switch", Patch, ClientChoice)
 
 def patch_of(environ: Mapping[str, str] = os.environ) -> Patch:
     """What RALLYPOINT_PATCH says; UsageError if it says nothing that is known."""
-    return _read(Patch, PATCH_VARIABLE, environ)
+    return _parse(Patch, environ.get(PATCH_VARIABLE) or "auto", f"the variable {PATCH_VARIABLE}")
 
 
 def client_of(environ: Mapping[str, str] = os.environ) -> ClientChoice:
     """What RALLYPOINT_CLIENT says; UsageError if it says nothing that is known."""
-    return _read(ClientChoice, CLIENT_VARIABLE, environ)
+    return parse_client(environ.get(CLIENT_VARIABLE) or "auto", f"the variable {CLIENT_VARIABLE}")
 
 
 def parse_client(text: str, source: str) -> ClientChoice:
@@ -59,10 +59,6 @@ def parse_client(text: str, source: str) -> ClientChoice:
 def enabling_file() -> Path:
     """Its being there makes every torch of this Python environment use Rallypoint where it has to."""
     return Path(sys.prefix) / "etc" / "rallypoint" / "enabled"
-
-
-def _read(kind: type[_Switch], variable: str, environ: Mapping[str, str]) -> _Switch:
-    return _parse(kind, environ.get(variable) or "auto", f"the variable {variable}")
 
 
 def _parse(kind: type[_Switch], text: str, source: str) -> _Switch:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from rallypoint.launch.options import BACKEND
+
 _DEVICES = "--nproc-per-node=devices"
 
 
@@ -34,7 +36,7 @@ def main() -> None:
     from torch.distributed.run import main as run_torchrun
 
     try:
-        from rallypoint.pytorch.plugin import BACKEND, create_handler
+        from rallypoint.pytorch.plugin import create_handler
     except ImportError as error:
         sys.exit(f"rallypoint: torch {torch.__version__} has no such rendezvous ({error}); 2.6 or later has")
     # An entry point has done so already, unless the package was not installed but only put on the path.

@@ -27,8 +27,6 @@ class Answers:
 
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     problem: str = ""
-    log: str = ""
-    """What torch wrote to standard error."""
     seconds: float = 0.0
 
     def error_of(self, part: str) -> str:
@@ -56,7 +54,7 @@ def ask(parts: Sequence[str], environ: Mapping[str, str], seconds: float) -> Ans
         problem = _problem(process.returncode, log)
     except subprocess.TimeoutExpired:
         process.kill()
-        output, log = process.communicate()
+        output, _ = process.communicate()
         problem = f"it is not done after {seconds:g} s"
     except BaseException:
         process.kill()
@@ -64,7 +62,7 @@ def ask(parts: Sequence[str], environ: Mapping[str, str], seconds: float) -> Ans
         raise
     finally:
         atexit.unregister(process.kill)
-    return Answers(_read(output), problem, log, time.monotonic() - begun)
+    return Answers(_read(output), problem, time.monotonic() - begun)
 
 
 def _problem(code: int, log: str) -> str:

@@ -158,9 +158,13 @@ class RollCall:
     def _name(self, attention: AskingSchedule) -> bool:
         """Report the missing ranks, as far as they can be known; True if there are none."""
         began = time.monotonic()
-        roll = self._look()
+        report = None
+        try:
+            roll = judge(look(*self._place, Question(), Deadline(_ANSWER_SECONDS)))
+            report = named(roll, attention.count)
+        except RallypointError:
+            pass  # the server has not answered, this time
         attention.note_asked(began, time.monotonic())
-        report = named(roll, attention.count) if roll is not None else None
         if report is not None:
             self._tell(report)
             self._remark(report)
@@ -179,10 +183,3 @@ class RollCall:
             "%d of %d ranks have joined after %.0f s%s; see `rallypoint status %s`",
             *(roll.joined, roll.expected, seconds, f"; {roll.absent}" if roll.absent else "", self._place),
         )
-
-    def _look(self) -> Roll | None:
-        """None: the server has not answered, this time."""
-        try:
-            return judge(look(*self._place, Question(), Deadline(_ANSWER_SECONDS)))
-        except RallypointError:
-            return None

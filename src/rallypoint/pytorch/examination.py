@@ -45,12 +45,8 @@ def _examine_torch(_: str) -> Facts:
         "hip": getattr(torch.version, "hip", None) or "",
         "distributed": distributed,
         "backends": [name for name in names if distributed and has[name]()],
-        "nccl": _nccl_version(torch) if distributed and has["nccl"]() else "",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if distributed and has["nccl"]() else "",
     }
-
-
-def _nccl_version(torch: Any) -> str:
-    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def _examine_devices(_: str) -> Facts:
@@ -82,14 +78,6 @@ def _examine_store(place: str) -> Facts:
     for _ in range(_ROUND_TRIPS):
         store.add("examination", 1)
     return {"fault": "", "round_trip": (time.perf_counter() - begun) / _ROUND_TRIPS}
-
-
-def _examine_gloo(_: str) -> Facts:
-    return _reduce("gloo", "cpu")
-
-
-def _examine_nccl(_: str) -> Facts:
-    return _reduce("nccl", "cuda")
 
 
 def _reduce(backend: str, device: str) -> Facts:
@@ -125,7 +113,7 @@ _PARTS: Final[dict[str, Callable[[str], Facts]]] = {
     "torch": _examine_torch,
     "devices": _examine_devices,
     "store": _examine_store,
-    "gloo": _examine_gloo,
-    "nccl": _examine_nccl,
+    "gloo": lambda _: _reduce("gloo", "cpu"),
+    "nccl": lambda _: _reduce("nccl", "cuda"),
     "plugin": _examine_plugin,
 }

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _store_based_barrier
 
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch
+from rallypoint.pytorch.autoload import substitute
 from rallypoint.pytorch.servers import OwnedServer, owned_at
-from rallypoint.pytorch.worker import substitute
 from rallypoint.server.process.binding import BACKLOG
 
 HOST = "127.0.0.1"

@@ -13,8 +13,10 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -40,20 +42,19 @@ from rallypoint.errors import (
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import parse_endpoint
 from rallypoint.launch.environment import inject
-from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, Round
-from rallypoint.launch.rendezvous.roster import Member, Roster, Size
+from rallypoint.launch.options import BACKEND, parse_seconds
+from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
+from rallypoint.launch.rendezvous.roster import Member, Size
 from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.launch.switches import Patch, client_of, patch_of
 from rallypoint.pytorch.attendance import AGENTS, RollCall
-from rallypoint.pytorch.rdzv_conf import Conf
 from rallypoint.pytorch.substitution import StoreParameters, find_fault, make_store
 from rallypoint.rollcall.identity import Role
+from rallypoint.server.loops.backend import parse_switch
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 
 logger = logging.getLogger("rallypoint.torchrun")
-
-BACKEND = "rallypoint"
 
 _TOLD_SECONDS = 5.0
 _RECENT_SECONDS = 120.0
@@ -61,10 +62,9 @@ _LOOK_SECONDS = 1.0
 _PAUSE_SECONDS = 60.0
 
 _Answer = TypeVar("_Answer")
-Creator = Callable[[RendezvousParameters], RendezvousHandler]
 
 
-def get_handler() -> Creator:
+def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """What torch loads: it returns what makes a handler."""
     return create_handler
 
@@ -122,8 +122,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._stop_roll_call()
         self._place.end_relay()  # before the store that it asks is ended, which it would report
         try:
-            met = self._meeting.next_round(self._start_store)
-            return self._enter(met)
+            return self._enter(self._meeting.next_round(lambda _: str(self._place.start_round())))
         except RallypointError as error:
             raise _as_torch(error) from error
         except dist.DistNetworkError as error:
@@ -160,9 +159,6 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._agent_store = None
         self._place.close(alone=alone)
         return True
-
-    def _start_store(self, _: Roster) -> str:
-        return str(self._place.start_round())
 
     def _enter(self, met: Round) -> RendezvousInfo:
         store_place = parse_endpoint(met.store)
@@ -219,6 +215,62 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             logger.warning("the meeting place does not answer: %s", error.message)
             self._pause = Deadline(_PAUSE_SECONDS)
             return otherwise
+
+
+# What --rdzv-conf may say -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Conf:
+    """The settings of one agent's rendezvous."""
+
+    times: MeetingTimes = field(default_factory=MeetingTimes)
+    rank: int = -1
+    """The machine's rank, if it asks for one."""
+    is_host: bool | None = None
+    """Whether this machine holds the meeting place; None: if the endpoint names it."""
+    relay: bool | None = None
+    """Whether this machine's workers share a relay; None: if there are other machines."""
+
+    @staticmethod
+    def parse(config: Mapping[str, Any]) -> Conf:
+        """The pairs of `--rdzv-conf`. UsageError for a value that cannot be; an unknown name is a warning."""
+        times: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        for name, value in config.items():
+            if name in _SETTINGS:
+                key, parse, hint = _SETTINGS[name]
+                text = str(value).strip()
+                try:
+                    (others if name in ("rank", "is_host", "relay") else times)[key] = parse(text)
+                except (ValueError, KeyError):
+                    raise UsageError(f"{name} in --rdzv-conf is {text!r}", hint=hint) from None
+            elif name not in _THEIRS:
+                near = get_close_matches(name, _SETTINGS, 1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                logger.warning(
+                    "--rdzv-conf has %r, which the rallypoint backend does not know%s", name, meant
+                )
+        return Conf(MeetingTimes(**times), **others)
+
+
+# torchrun puts a time-out in for its static backend; the others are about torch's own store.
+_THEIRS = ("timeout", "heartbeat_timeout", "read_timeout", "store_type")
+
+_SECONDS = (parse_seconds, "write a positive number of seconds")
+_NUMBER = "write a number"
+
+_SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "join_timeout": ("join", *_SECONDS),
+    "last_call_timeout": ("last_call", *_SECONDS),
+    "close_timeout": ("close", *_SECONDS),
+    "keep_alive_interval": ("beat", *_SECONDS),
+    "keep_alive_max_attempt": ("beats_missed", lambda text: max(int(text), 1), _NUMBER),
+    "rank": ("rank", int, _NUMBER),
+    "is_host": ("is_host", lambda text: parse_switch(text, "it"), "write one of 0, 1, true, false, on, off"),
+    "relay": ("relay", {"auto": None, "on": True, "off": False}.__getitem__, "write one of auto, on, off"),
+}
+"""The field of `Conf` or of its times, what reads it, and what to write."""
 
 
 _ERRORS: tuple[tuple[type[RallypointError], Any], ...] = (

@@ -17,11 +17,11 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import torch.distributed as dist
 
-from rallypoint.errors import RallypointError, UsageError
+from rallypoint.errors import UsageError
+from rallypoint.launch.options import parse_seconds
 from rallypoint.launch.switches import Patch, client_of, parse_client
-from rallypoint.pytorch.store import PythonStore
+from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.pytorch.substitution import StoreParameters, make_store
-from rallypoint.pytorch.translation import to_torch
 from rallypoint.server.loops.backend import parse_switch
 from rallypoint.stores.rendezvous import rendezvous
 
@@ -69,23 +69,18 @@ def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
         multi_tenant=True,
         use_libuv=parse_switch(query["use_libuv"], "use_libuv in the URL") if "use_libuv" in query else None,
     )
-    yield _open(wanted, query.get("client")), rank, world_size
+    client = query.get("client")
+    chosen = parse_client(client, "client in the URL") if client else client_of()
+    yield make_store(wanted, chosen, Patch.ALWAYS), rank, world_size
     raise RuntimeError("a rally:// rendezvous happens once")
 
 
 def meet_at_file(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) -> Yielded:
     """What torch calls for a `file://` URL, once `register_schemes` has been called."""
-    try:
+    with as_torch_errors():
         store, rank, world_size = rendezvous(url, timeout=timeout)
-    except RallypointError as error:
-        raise to_torch(error) from error
     yield PythonStore(store), rank, world_size
     raise RuntimeError("a file:// rendezvous happens once")
-
-
-def _open(wanted: StoreParameters, client: str | None) -> dist.Store:
-    chosen = parse_client(client, "client in the URL") if client else client_of()
-    return make_store(wanted, chosen, Patch.ALWAYS)
 
 
 def _query_of(parts: SplitResult) -> dict[str, str]:
@@ -113,12 +108,8 @@ def _number(query: dict[str, str], name: str) -> int:
 
 def _seconds(query: dict[str, str], timeout: timedelta) -> float:
     text = query.get("timeout")
-    if text is None:
-        return timeout.total_seconds()
     try:
-        seconds = float(text)
+        return parse_seconds(text) if text is not None else timeout.total_seconds()
     except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise UsageError(f"timeout in the URL is {text!r}", hint="write a positive number of seconds")
-    return seconds
+        hint = "write a positive number of seconds"
+        raise UsageError(f"timeout in the URL is {text!r}", hint=hint) from None

@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from rallypoint.errors import ConnectionLostError, PortInUseError, RallypointError
 from rallypoint.rollcall.identity import Role
@@ -24,12 +24,6 @@ _END_SECONDS = 5.0
 _PROBE_SECONDS = 0.1
 
 
-class Owner(Protocol):
-    """A connected client that a server's life is tied to."""
-
-    def delete_key(self, key: str) -> bool: ...
-
-
 @dataclass(frozen=True)
 class OwnedServer:
     """A server of this process, and the key whose deletion makes a client its owner."""
@@ -37,8 +31,8 @@ class OwnedServer:
     server: HostedServer
     owner_key: str
 
-    def take(self, client: Owner) -> None:
-        """Make a client an owner; ConnectionLostError if the last one before it has just gone."""
+    def take(self, client: Any) -> None:
+        """Make a connected store an owner; ConnectionLostError if the last one before it has just gone."""
         if not client.delete_key(self.owner_key):
             raise ConnectionLostError(f"the store server on {self.server.places} is about to end")
 

@@ -6,19 +6,59 @@ the object collectives only ask for a `Store`, so they work on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import torch.distributed as dist
 
-from rallypoint.pytorch.translation import as_torch_errors
+from rallypoint.errors import (
+    BindError,
+    ConnectError,
+    ConnectionLostError,
+    PortInUseError,
+    QueueEmptyError,
+    RallypointError,
+)
 from rallypoint.stores.base import Store, Value
-from rallypoint.stores.tcp import TCPStore
 
 _GROUP = "default_pg/"  # torch's own prefix
 
 _kept: list[PythonStore] = []
+
+
+_NETWORK = (BindError, ConnectError, ConnectionLostError, PortInUseError)
+
+
+def _type_for(error: RallypointError) -> Any:
+    if isinstance(error, _NETWORK):
+        return dist.DistNetworkError
+    if isinstance(error, QueueEmptyError):
+        return getattr(dist, "DistQueueEmptyError", dist.DistStoreError)
+    return dist.DistStoreError
+
+
+@contextmanager
+def as_torch_errors() -> Iterator[None]:
+    """Errors of ours leave the block as those that torch's own store would have raised, with our message."""
+    try:
+        yield
+    except RallypointError as error:
+        # Callers look for these words, to try another port.
+        prefix = "EADDRINUSE, address already in use: " if isinstance(error, PortInUseError) else ""
+        raise _type_for(error)(f"{prefix}{error}") from error
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    """The method of this name of our store, with torch's exceptions."""
+
+    def method(self: PythonStore, *args: Any, **kwargs: Any) -> Any:
+        with as_torch_errors():
+            return getattr(self._store, name)(*args, **kwargs)
+
+    return method
 
 
 class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
@@ -40,96 +80,52 @@ class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
     def __repr__(self) -> str:
         return f"PythonStore({self._store!r})"
 
-    @property
-    def host(self) -> str:
-        return self._tcp.host
-
-    @property
-    def port(self) -> int:
-        return self._tcp.port
-
-    @property
-    def libuvBackend(self) -> bool:  # noqa: N802 - torch's name
-        return self._tcp.libuvBackend
-
-    @property
-    def _tcp(self) -> TCPStore:
-        if not isinstance(self._store, TCPStore):
-            raise AttributeError(f"{self._store!r} has no address")
-        return self._store
-
-    # Values
+    # A TCPStore of torch's has these as well; AttributeError if ours is another kind of store.
+    host = property(attrgetter("_store.host"))
+    port = property(attrgetter("_store.port"))
+    libuvBackend = property(attrgetter("_store.libuvBackend"))  # noqa: N815 - torch's name
 
     def set(self, key: str, value: Value) -> None:
         self.served_a_group = self.served_a_group or key.startswith(_GROUP)
         with as_torch_errors():
             self._store.set(key, value)
 
-    def get(self, key: str) -> bytes:
-        with as_torch_errors():
-            return self._store.get(key)
-
     def add(self, key: str, value: int) -> int:
         with as_torch_errors():
             return self._store.add(key, value)
 
-    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        with as_torch_errors():
-            return self._store.compare_set(key, expected_value, desired_value)
+    get = _passed_on("get")
+    compare_set = _passed_on("compare_set")
+    append = _passed_on("append")
+    multi_get = _passed_on("multi_get")
+    multi_set = _passed_on("multi_set")
+    delete_key = _passed_on("delete_key")
+    num_keys = _passed_on("num_keys")
+    list_keys = _passed_on("list_keys")
+    check = _passed_on("check")
+    wait = _passed_on("wait")
+    barrier = _passed_on("barrier")
+    queue_push = _passed_on("queue_push")
+    queue_pop = _passed_on("queue_pop")
+    queue_len = _passed_on("queue_len")
+    set_timeout = _passed_on("set_timeout")
+    has_extended_api = _passed_on("has_extended_api")
 
-    def append(self, key: str, value: Value) -> None:
-        with as_torch_errors():
-            self._store.append(key, value)
+    # As C++ and older Python code spell them:
+    deleteKey = _passed_on("delete_key")  # noqa: N815
+    getNumKeys = _passed_on("num_keys")  # noqa: N815
+    multiGet = _passed_on("multi_get")  # noqa: N815
+    hasExtendedApi = _passed_on("has_extended_api")  # noqa: N815
 
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        with as_torch_errors():
-            return self._store.multi_get(keys)
+    def multiSet(self, keys: Sequence[str], values: Sequence[Any]) -> None:  # noqa: N802
+        self.multi_set(keys, [bytes(value) for value in values])
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        with as_torch_errors():
-            self._store.multi_set(keys, values)
+    def compareSet(self, key: str, expected: Any, desired: Any) -> Any:  # noqa: N802
+        return self.compare_set(key, bytes(expected), bytes(desired))
 
-    def delete_key(self, key: str) -> bool:
-        with as_torch_errors():
-            return self._store.delete_key(key)
-
-    def num_keys(self) -> int:
-        with as_torch_errors():
-            return self._store.num_keys()
-
-    def list_keys(self) -> list[str]:
-        with as_torch_errors():
-            return self._store.list_keys()
-
-    # Waiting
-
-    def check(self, keys: Sequence[str]) -> bool:
-        with as_torch_errors():
-            return self._store.check(keys)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        with as_torch_errors():
-            self._store.wait(keys, timeout)
-
-    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        with as_torch_errors():
-            self._store.barrier(key, world_size, timeout)
-
-    # Queues
-
-    def queue_push(self, key: str, value: Value) -> None:
-        with as_torch_errors():
-            self._store.queue_push(key, value)
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        with as_torch_errors():
-            return self._store.queue_pop(key, block)
-
-    def queue_len(self, key: str) -> int:
-        with as_torch_errors():
-            return self._store.queue_len(key)
-
-    # The store itself
+    @property
+    def timeout(self) -> timedelta:
+        return self._store.timeout
 
     def clone(self) -> PythonStore:
         with as_torch_errors():
@@ -140,33 +136,3 @@ class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
         self._store.close()
         if self in _kept:
             _kept.remove(self)
-
-    def has_extended_api(self) -> bool:
-        return self._store.has_extended_api()
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._store.timeout
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._store.set_timeout(timeout)
-
-    # The same, as C++ and older Python code spell it
-
-    def deleteKey(self, key: str) -> bool:  # noqa: N802
-        return self.delete_key(key)
-
-    def getNumKeys(self) -> int:  # noqa: N802
-        return self.num_keys()
-
-    def multiGet(self, keys: Sequence[str]) -> list[bytes]:  # noqa: N802
-        return self.multi_get(keys)
-
-    def multiSet(self, keys: Sequence[str], values: Sequence[Any]) -> None:  # noqa: N802
-        self.multi_set(keys, [bytes(value) for value in values])
-
-    def compareSet(self, key: str, expected: Any, desired: Any) -> bytes:  # noqa: N802
-        return self.compare_set(key, bytes(expected), bytes(desired))
-
-    def hasExtendedApi(self) -> bool:  # noqa: N802
-        return self.has_extended_api()

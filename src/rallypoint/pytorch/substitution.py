@@ -17,19 +17,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
 from typing import Any
 
 import torch.distributed as dist
 
-from rallypoint.errors import RallypointError, StoreTimeoutError
+from rallypoint.errors import StoreTimeoutError
 from rallypoint.launch.reports import folder_of, report_joined
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, patch_of
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
-from rallypoint.pytorch.store import PythonStore
-from rallypoint.pytorch.translation import to_torch
+from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.rollcall.identity import Role, hello_key
 from rallypoint.server.loops.backend import Choice, choose
 from rallypoint.stores.client.hello import who_am_i
@@ -108,14 +107,6 @@ def install() -> None:
         _TorchStore.__init__ = _patched_init
         if _clone is not None:
             _TorchStore.clone = _patched_clone
-
-
-def uninstall() -> None:
-    """Undo `install`."""
-    _TorchStore.__new__ = _new
-    _TorchStore.__init__ = _init
-    if _clone is not None:
-        _TorchStore.clone = _clone
 
 
 def make_store(wanted: StoreParameters, client: ClientChoice, patch: Patch, role: Role = Role.UNKNOWN) -> Any:
@@ -201,16 +192,8 @@ def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: P
 
 def _connect(store: Any, wanted: StoreParameters, role: Role) -> None:
     """A C++ client. `use_libuv=False` concerns servers alone, and skips the check that would refuse."""
-    _init(
-        store,
-        wanted.host_name,
-        wanted.port,
-        wanted.world_size,
-        False,
-        wanted.timeout,
-        wanted.wait_for_workers,
-        use_libuv=False,
-    )
+    client = replace(wanted, is_master=False, multi_tenant=False, master_listen_fd=None, use_libuv=False)
+    _init(store, **client.as_given())
     _say_hello(store, role)
 
 
@@ -225,26 +208,19 @@ def _say_hello(store: Any, role: Role) -> None:
 def _become_master(store: Any, wanted: StoreParameters, role: Role) -> None:
     """A C++ client that owns a server of ours, and waits for the workers as torch's master does."""
     began = time.monotonic()
-    try:
-        owned = _own(store, wanted, role)
+    with as_torch_errors():
+        owned = open_server(
+            wanted.host_name,
+            wanted.port,
+            backend=wanted.backend,
+            multi_tenant=wanted.multi_tenant,
+            listen_fd=wanted.master_listen_fd,
+        )
+        host, port = owned.server.address
+        _connect(store, replace(wanted, host_name=host, port=port), role)
+        owned.take(store)
         if wanted.world_size is not None and wanted.world_size > 0 and wanted.wait_for_workers:
             _await_workers(owned, wanted, began)
-    except RallypointError as error:
-        raise to_torch(error) from error
-
-
-def _own(store: Any, wanted: StoreParameters, role: Role) -> OwnedServer:
-    owned = open_server(
-        wanted.host_name,
-        wanted.port,
-        backend=wanted.backend,
-        multi_tenant=wanted.multi_tenant,
-        listen_fd=wanted.master_listen_fd,
-    )
-    host, port = owned.server.address
-    _connect(store, replace(wanted, host_name=host, port=port), role)
-    owned.take(store)
-    return owned
 
 
 def _await_workers(owned: OwnedServer, wanted: StoreParameters, began: float) -> None:
@@ -268,21 +244,9 @@ def _make_python_store(wanted: StoreParameters, role: Role) -> PythonStore:
     """Our own client, and our own server for a master, as a torch store."""
     if wanted.is_master:
         _forget_destroyed(wanted)
-    try:
-        store = TCPStore(
-            wanted.host_name,
-            wanted.port,
-            wanted.world_size,
-            wanted.is_master,
-            wanted.timeout,
-            wanted.wait_for_workers,
-            wanted.multi_tenant,
-            wanted.master_listen_fd,
-            False if wanted.use_libuv is False else None,
-            role=role,
-        )
-    except RallypointError as error:
-        raise to_torch(error) from error
+    backend = False if wanted.use_libuv is False else None  # torch's own True is only a default
+    with as_torch_errors():
+        store = TCPStore(*astuple(replace(wanted, use_libuv=backend)), role=role)
     wrapped = PythonStore(store)
     if wanted.is_master:
         _python_masters[store.port] = wrapped

@@ -44,13 +44,6 @@ INPUTS, WIDTH = 16, 64
 SEED = 7
 
 
-class Hardware(NamedTuple):
-    """Where a rank computes, and the backend that can carry its tensors."""
-
-    device: Any
-    backend: str
-
-
 class Outcome(NamedTuple):
     """What a training came to; `working` and `waiting` are seconds of each measured step."""
 
@@ -68,15 +61,18 @@ def identity(init_method: str) -> tuple[int, int]:
     return int(rank), int(world_size)
 
 
-def choose_hardware(kind: str, rank: int, world_size: int) -> Hardware:
-    """NCCL refuses two ranks on one GPU; gloo does not mind, and copies CUDA tensors through main memory."""
+def choose_hardware(kind: str, rank: int, world_size: int) -> tuple[Any, str]:
+    """Where a rank computes, and the backend that can carry its tensors.
+
+    NCCL refuses two ranks on one GPU; gloo does not mind, and copies CUDA tensors through main memory.
+    """
     if kind == "cpu":
-        return Hardware(torch.device("cpu"), "gloo")
+        return torch.device("cpu"), "gloo"
     gpus = torch.cuda.device_count()
     # By rank, not by local rank: all ranks are on this machine, even where two launchers play two machines.
     device = torch.device("cuda", rank % gpus)
     torch.cuda.set_device(device)
-    return Hardware(device, "nccl" if gpus >= world_size and dist.is_nccl_available() else "gloo")
+    return device, "nccl" if gpus >= world_size and dist.is_nccl_available() else "gloo"
 
 
 class StepTimer:
@@ -193,18 +189,18 @@ def gpu_use(device: Any) -> int | None:
 def run_rank(init_method: str) -> None:
     """Be one rank: meet the others, train, leave the report."""
     rank, world_size = identity(init_method)
-    hardware = choose_hardware(os.environ["RALLYPOINT_VERIFY_DEVICE"], rank, world_size)
+    device, backend = choose_hardware(os.environ["RALLYPOINT_VERIFY_DEVICE"], rank, world_size)
     patience = timedelta(seconds=float(os.environ["RALLYPOINT_VERIFY_TIMEOUT"]))
     ready_at = time.time()
-    dist.init_process_group(hardware.backend, init_method=init_method, timeout=patience)
+    dist.init_process_group(backend, init_method=init_method, timeout=patience)
     joined_at, seconds = time.time(), seconds_alive()
     try:
-        outcome = train(dist.get_rank(), hardware.device)
+        outcome = train(dist.get_rank(), device)
         leave_report(
             {
                 "rank": dist.get_rank(),
                 "world_size": dist.get_world_size(),
-                "device": str(hardware.device),
+                "device": str(device),
                 "backend": dist.get_backend(),
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
@@ -217,8 +213,8 @@ def run_rank(init_method: str) -> None:
                 "steps_per_second": len(outcome.working) / (sum(outcome.working) + sum(outcome.waiting)),
                 "working_seconds": statistics.median(outcome.working),
                 "waiting_seconds": statistics.median(outcome.waiting),
-                "peak_memory_bytes": peak_memory(hardware.device),
-                "gpu_use_percent": gpu_use(hardware.device),
+                "peak_memory_bytes": peak_memory(device),
+                "gpu_use_percent": gpu_use(device),
             }
         )
     finally:

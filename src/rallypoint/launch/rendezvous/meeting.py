@@ -23,6 +23,7 @@ from rallypoint.stores.prefix import PrefixStore
 logger = logging.getLogger("rallypoint.meeting")
 
 _ROSTER = "roster"
+_NOBODY = ("", -1)
 _TURNS_KEPT = 64
 _READ_EVERY = 10  # looks or beats: the whole roster is read then, whether there is news or not
 _PARTING_SECONDS = 0.1  # between looks at the machines that are still there, at the end
@@ -80,8 +81,9 @@ class Meeting:
         self._text = b""  # the roster as it was last read
         self._roster = Roster()
         self._round: Round | None = None
-        self._watch = _Watch()
         self._beats = 0
+        self._neighbour = _NOBODY  # the machine that this one watches, and its last sign of life
+        self._looks_in_vain = 0
 
     @property
     def roster(self) -> Roster:
@@ -151,15 +153,14 @@ class Meeting:
         self._beats += 1
         roster = self.roster if self._beats % _READ_EVERY == 1 else self._news()
         neighbour = _next_to(roster, self.member)
-        if neighbour is None:
-            self._watch = _Watch()
-            return
-        beats = self._store.add(f"beat/{neighbour.id}", 0)
-        self._watch = self._watch.look(neighbour.id, beats)
-        if self._watch.in_vain > self.times.beats_missed:
-            seconds = self._watch.in_vain * self.times.beat
+        before = self._neighbour
+        beats = self._store.add(f"beat/{neighbour.id}", 0) if neighbour else 0
+        self._neighbour = (neighbour.id, beats) if neighbour else _NOBODY
+        self._looks_in_vain = self._looks_in_vain + 1 if self._neighbour == before else 0
+        if neighbour is not None and self._looks_in_vain > self.times.beats_missed:
+            seconds = self._looks_in_vain * self.times.beat
             logger.warning("%s gave no sign of life for %.0f s: going on without it", neighbour, seconds)
-            self._watch = _Watch()
+            self._neighbour = _NOBODY
             self._change(lambda latest: latest.lose(neighbour.id, self.size))
 
     # Coming together
@@ -309,20 +310,6 @@ class _Patience:
     @property
     def since_change(self) -> float:
         return self._clock() - self._changed
-
-
-@dataclass(frozen=True)
-class _Watch:
-    """The neighbour that a machine watches: its last sign of life, and the looks in vain since then."""
-
-    id: str = ""
-    beats: int = -1
-    in_vain: int = 0
-
-    def look(self, neighbour: str, beats: int) -> _Watch:
-        if (neighbour, beats) == (self.id, self.beats):
-            return replace(self, in_vain=self.in_vain + 1)
-        return _Watch(neighbour, beats)
 
 
 class Heartbeat:

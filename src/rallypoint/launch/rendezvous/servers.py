@@ -115,7 +115,7 @@ def open_place(
         )
     server = None
     if is_this_machine(endpoint.host) if hosts is None else hosts:
-        server, seconds = _hold(endpoint, seconds)
+        server = _hold(endpoint, seconds)
     place = server.address if server else endpoint
     store = TCPStore(*place, timeout=seconds, role=Role.AGENT)
     store.set_timeout(min(seconds, _ANSWER_SECONDS))  # it is up now, and answers at once
@@ -123,10 +123,10 @@ def open_place(
     return MeetingPlace(endpoint, store, server, reachable)
 
 
-def _hold(endpoint: Endpoint, seconds: float) -> tuple[HostedServer | None, float]:
-    """The server at the endpoint, if this process can have it; and how long to wait for another one's."""
+def _hold(endpoint: Endpoint, seconds: float) -> HostedServer | None:
+    """The server at the endpoint; None if another process has it."""
     try:
-        return host_server(endpoint.host, endpoint.port, backend=choose(), lifespan=_LIFESPAN), seconds
+        return host_server(endpoint.host, endpoint.port, backend=choose(), lifespan=_LIFESPAN)
     except PortInUseError as error:
         # Most likely another agent of the same job on this machine.
         logger.info("%s: joining what is there", error.message)
@@ -134,7 +134,7 @@ def _hold(endpoint: Endpoint, seconds: float) -> tuple[HostedServer | None, floa
             TCPStore(*endpoint, timeout=min(seconds, _TENANT_SECONDS), role=Role.AGENT).close()
         except ConnectError:
             raise error from None  # it is no store: say what holds the port
-        return None, seconds
+        return None
 
 
 def _own_address(endpoint: Endpoint) -> str:

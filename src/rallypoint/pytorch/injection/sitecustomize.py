@@ -21,7 +21,7 @@ def _prepare() -> None:
 
 
 def _substitute() -> None:
-    from rallypoint.pytorch.worker import substitute
+    from rallypoint.pytorch.autoload import substitute
 
     substitute()
 

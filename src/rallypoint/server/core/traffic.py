@@ -18,6 +18,8 @@ _PER_OCTAVE: Final = 4
 _BUCKETS: Final = 27 * _PER_OCTAVE  # up to two minutes
 _HISTORY_SECONDS: Final = 300
 _RATE_SECONDS: Final = 5
+MARK_SECONDS: Final = 150.0
+"""How long turns take is told of the last 150 to 300 seconds."""
 _ERRORS_KEPT: Final = 128
 
 
@@ -60,10 +62,11 @@ class Durations:
 class Traffic:
     """The figures of one server or relay. Not safe for threads."""
 
-    __slots__ = ("_counts", "_turns", "error_count", "errors", "history")
+    __slots__ = ("_counts", "_marks", "_turns", "error_count", "errors", "history")
 
     def __init__(self) -> None:
         self._turns = Durations()  # of all turns of the loop, when the last second ended
+        self._marks: deque[tuple[float, Durations]] = deque(maxlen=2)  # and at two times before
         self._counts: deque[tuple[float, Mapping[Op, int]]] = deque(maxlen=_RATE_SECONDS + 1)
         self.history: deque[Second] = deque(maxlen=_HISTORY_SECONDS)
         self.errors: deque[Mishap] = deque(maxlen=_ERRORS_KEPT)
@@ -83,6 +86,12 @@ class Traffic:
         p99 = (turns - self._turns).quantile(0.99)
         self.history.append(Second(turn.wall, sum(counts.values()) - before, p99, clients, waiting))
         self._turns = turns
+        if not self._marks or turn.now - self._marks[-1][0] >= MARK_SECONDS:
+            self._marks.append((turn.now, turns))
+
+    def turn_quantile(self, share: float) -> float:
+        """Seconds that this share of the turns of the last minutes did not go beyond; -1: none was timed."""
+        return (self._turns - self._marks[0][1]).quantile(share) if self._marks else -1.0
 
     def operations(self, now: float, counts: Mapping[Op, int]) -> list[Operation]:
         """What has been asked so far, by its kind; what has never been is left out."""

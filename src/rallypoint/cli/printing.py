@@ -1,0 +1,37 @@
+"""What several commands print in the same way: rows in columns, and how far something is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # rich is for terminals alone: the other callers do not wait for it
+    from rich.progress import Progress, ProgressColumn
+
+
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows whose cells, but for the last ones, are as wide as their column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row[:-1], widths[:-1], strict=True)]
+        print("  ".join([*cells, row[-1]]))
+
+
+def progress_bar(*columns: ProgressColumn, shown: bool = True) -> Progress:
+    """A bar on standard error that goes when it is done; where that is no terminal, nothing is shown.
+
+    Without columns: what is done now, the bar, how many of how many, and the time.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    usual = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(
+        *(columns or usual),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not shown or not sys.stderr.isatty(),
+        redirect_stdout=False,  # it would turn data into messages on standard error
+        redirect_stderr=False,
+    )

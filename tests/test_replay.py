@@ -18,11 +18,11 @@ from ends import batch, session, u64
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.server.core.clients import Client
+from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Close, CoreFault
 from rallypoint.server.core.store import Core
-from rallypoint.server.core.traffic import Durations
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.rollcall.snapshot import Mishap, Operation, Second
-from rallypoint.server.core.traffic import MARK_SECONDS, Durations, Traffic
+from rallypoint.server.core.durations import Durations
+from rallypoint.server.core.traffic import MARK_SECONDS, Traffic
 from rallypoint.server.core.turn import Turn
 from rallypoint.server.loops.legacy import LegacyLoop
 from rallypoint.server.loops.libuv import LibuvLoop

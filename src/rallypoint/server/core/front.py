@@ -22,11 +22,12 @@ from typing import Generic
 from rallypoint.rollcall.snapshot import Question, Snapshot
 from rallypoint.server.core.clients import Clients, ClientT
 from rallypoint.server.core.context import Context
+from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.looks import Fields, Looks, Pending
 from rallypoint.server.core.outbox import Outbox, Work
 from rallypoint.server.core.progress import Progress
 from rallypoint.server.core.sessions import Carrier, Session, Sessions
-from rallypoint.server.core.traffic import Durations, Traffic
+from rallypoint.server.core.traffic import Traffic
 from rallypoint.wire.opcodes import Op
 
 

@@ -16,13 +16,13 @@ from rallypoint.server.core.about import About
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.contents import Contents
 from rallypoint.server.core.context import Context
+from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Fields, Pending
 from rallypoint.server.core.members import Member, wake
 from rallypoint.server.core.owners import Owners
 from rallypoint.server.core.sessions import Session
 from rallypoint.server.core.tickets import StoreCarrier
-from rallypoint.server.core.traffic import Durations
 from rallypoint.server.core.turn import Turn
 from rallypoint.server.core.writers import Writers
 from rallypoint.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, blobs, pack_i64, pack_u64

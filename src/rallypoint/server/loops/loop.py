@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from rallypoint.server.core.traffic import Durations
+from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.turn import Turn
 
 Callback = Callable[[], None]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rallypoint.launch.reports import Exit, Failure
 
-# An exception has words, which `rallypoint.explain` knows; a signal has none.
+# An exception has words, which `rallypoint explain` knows; a signal has none.
 _BY_SIGNAL = {
     "SIGKILL": "it was killed from outside, most likely because the machine's memory ran out",
     "SIGSEGV": "it crashed in native code: PYTHONFAULTHANDLER=1 shows where",

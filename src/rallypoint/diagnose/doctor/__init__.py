@@ -15,5 +15,5 @@ For several machines, one doctor listens, or a launcher starts one on each:
     between_machines   findings about all ways between them
 
 A `Finding` (diagnose.findings) is one line of the report. Nothing here prints, and nothing here changes the
-machine; the command line (`cli.examining`) does both.
+machine; the command line (`cli/doctor.py`) does both.
 """

@@ -19,8 +19,9 @@ from processes import relaying, serving
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.question import PLAN
 from rallypoint.rollcall.roll import Roll
-from rallypoint.rollcall.snapshot import PLAN, Barrier
+from rallypoint.rollcall.snapshot import Barrier
 from rallypoint.stores import absence, inquiry
 from rallypoint.stores.absence import HEAD, NOT_KNOWN, absent_at_barrier, absent_for_keys, absent_workers
 from rallypoint.stores.client.connecting import connect

@@ -16,7 +16,8 @@ from ends import Desk, End, Played, arrive, blob
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.rollcall.identity import Identity, Role, hello_key
-from rallypoint.rollcall.snapshot import Barrier, Client, Question, Snapshot
+from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Barrier, Client, Snapshot
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import CoreFault, Other

@@ -15,8 +15,8 @@ from ends import Desk, Played
 from rallypoint.errors import ProtocolError
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.question import KEYS_NAMED, key_name
 from rallypoint.rollcall.snapshot import (
-    KEYS_NAMED,
     Barrier,
     Client,
     Gone,
@@ -28,7 +28,6 @@ from rallypoint.rollcall.snapshot import (
     Snapshot,
     Value,
     Wait,
-    key_name,
 )
 from rallypoint.server.core.looks import relay_row
 from rallypoint.server.core.store import Core

@@ -9,7 +9,8 @@ import pytest
 from ends import Desk, Played, pop_called, wait_in_turn
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.snapshot import PLAN, Key, Question, Snapshot, Value
+from rallypoint.rollcall.question import PLAN, Question
+from rallypoint.rollcall.snapshot import Key, Snapshot, Value
 from rallypoint.server.core import writers
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import counted_request, request

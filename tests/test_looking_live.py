@@ -19,7 +19,8 @@ import pytest
 from processes import BACKENDS, Server, end, relaying, serving
 from rallypoint.errors import NotOursError
 from rallypoint.rollcall.identity import Identity, Role, Source, hello_key
-from rallypoint.rollcall.snapshot import Client, Question, Snapshot
+from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Client, Snapshot
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Work
 from rallypoint.server.core.store import Connection, Core

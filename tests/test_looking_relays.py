@@ -10,7 +10,8 @@ import pytest
 from ends import ByHand, Desk, Played, Wire, blob, end_of_wait, i64, relay_on, welcome
 from rallypoint.relay.core.upstream import SessionLostError
 from rallypoint.rollcall.identity import Role, Source
-from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.store import Core
 from rolls import rank

@@ -33,7 +33,7 @@ from rallypoint.rollcall.events import (
 )
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.snapshot import PLAN
+from rallypoint.rollcall.question import PLAN
 from rallypoint.server.core.about import About
 from rallypoint.server.core.outbox import Close, CoreFault, Work
 from rallypoint.server.core.store import Core

@@ -30,8 +30,9 @@ from rallypoint.pytorch.substitution import StoreParameters, make_store
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import Plan, PlannedMachine
+from rallypoint.rollcall.question import PLAN, Question
 from rallypoint.rollcall.roll import Roll
-from rallypoint.rollcall.snapshot import PLAN, Gone, Question, Snapshot
+from rallypoint.rollcall.snapshot import Gone, Snapshot
 from rallypoint.stores.absence import HEAD
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline

@@ -26,7 +26,7 @@ from rallypoint.rollcall.events import (
 )
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.snapshot import KEYS_NAMED
+from rallypoint.rollcall.question import KEYS_NAMED
 
 EVENTS: list[Event] = [
     Started(1.5, "node-a", 12, "0.1.0", "libuv", "relay"),

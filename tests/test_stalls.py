@@ -11,7 +11,7 @@ import pytest
 from ends import Desk, End, Played, arrive, leave, relay_on
 from processes import Server, relaying, serving
 from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.rollcall.snapshot import Question
+from rallypoint.rollcall.question import Question
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.store import Core
 from rallypoint.server.reporting.events import Events

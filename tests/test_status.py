@@ -22,8 +22,8 @@ from command_line import invoke
 from processes import Server, end, relaying, serving, torch_serving
 from rallypoint.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Roll
-from rallypoint.rollcall.snapshot import Question
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.rollcall.snapshot import Mishap, Operation, Second
 from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.traffic import MARK_SECONDS, Traffic
 from rallypoint.server.core.turn import Turn
@@ -85,19 +84,19 @@ def test_what_was_added_since_is_the_difference() -> None:
 
 def test_a_rate_is_of_the_last_seconds() -> None:
     traffic = Traffic()
-    assert traffic.operations(0.0, {Op.GET: 10}) == [Operation("GET", 10, 0.0)]
+    assert traffic.operations(0.0, {Op.GET: 10}) == [("GET", 10, 0.0)]
     for second in range(20):
         end_second(traffic, float(second), 0.0, {Op.GET: 100 * second, Op.SET: 7}, clients=0, waiting=0)
-    rates = {each.name: each.per_second for each in traffic.operations(19.0, {Op.GET: 1_900, Op.SET: 7})}
+    rates = {name: rate for name, _, rate in traffic.operations(19.0, {Op.GET: 1_900, Op.SET: 7})}
     assert rates == {"GET": 100.0, "SET": 0.0}
-    rates = {each.name: each.per_second for each in traffic.operations(19.5, {Op.GET: 1_955, Op.ADD: 11})}
+    rates = {name: rate for name, _, rate in traffic.operations(19.5, {Op.GET: 1_955, Op.ADD: 11})}
     assert rates == {"GET": pytest.approx((1_955 - 1_400) / 5.5, abs=0.001), "ADD": 2.0}
 
 
 def test_a_rate_of_less_than_a_second_is_as_of_one() -> None:
     traffic = Traffic()
     end_second(traffic, 1.0, 0.0, {Op.GET: 10}, clients=0, waiting=0)
-    assert traffic.operations(1.1, {Op.GET: 15})[0].per_second == 5.0
+    assert traffic.operations(1.1, {Op.GET: 15}) == [("GET", 15, 5.0)]
 
 
 def test_seconds_are_told_as_they_were() -> None:
@@ -107,16 +106,17 @@ def test_seconds_are_told_as_they_were() -> None:
     end_second(traffic, 1.0, 101.0, {Op.GET: 10, Op.SET: 1}, clients=3, waiting=2, turns=turns)
     end_second(traffic, 2.0, 102.0, {Op.GET: 15, Op.SET: 1}, clients=4, waiting=0, turns=turns)
     first, second = traffic.history
-    assert first == Second(101.0, 11, first.p99, 3, 2)
-    assert 0.001 <= first.p99 < 0.0012
-    assert second == Second(102.0, 5, -1.0, 4, 0), "a second has only its own durations"
+    assert first[:2] == (101.0, 11)
+    assert first[3:] == (3, 2)
+    assert 0.001 <= first[2] < 0.0012
+    assert second == (102.0, 5, -1.0, 4, 0), "a second has only its own durations"
 
 
 def test_five_minutes_are_kept() -> None:
     traffic = Traffic()
     for second in range(1_000):
         end_second(traffic, float(second), float(second), {}, clients=0, waiting=0)
-    assert [each.time for each in traffic.history] == [float(second) for second in range(700, 1_000)]
+    assert [time for time, *_ in traffic.history] == [float(second) for second in range(700, 1_000)]
 
 
 def test_the_last_errors_are_kept_and_all_are_counted() -> None:
@@ -124,7 +124,7 @@ def test_the_last_errors_are_kept_and_all_are_counted() -> None:
     for number in range(200):
         traffic.note_error(float(number), "peer", f"reason {number}")
     assert traffic.error_count == 200
-    assert list(traffic.errors) == [Mishap(float(n), "peer", f"reason {n}") for n in range(72, 200)]
+    assert list(traffic.errors) == [(float(n), "peer", f"reason {n}") for n in range(72, 200)]
 
 
 # Turns
@@ -136,7 +136,7 @@ def test_a_second_tells_how_long_its_own_turns_took() -> None:
         for seconds in took:
             turns.add(seconds)
         end_second(traffic, now, turns=turns)
-    assert [each.p99 for each in traffic.history] == pytest.approx([-1.0, 1.0, 0.001], rel=0.2)
+    assert [p99 for _, _, p99, _, _ in traffic.history] == pytest.approx([-1.0, 1.0, 0.001], rel=0.2)
 
 
 def test_what_was_slow_is_forgotten_after_a_while() -> None:
@@ -153,7 +153,7 @@ def test_what_was_slow_is_forgotten_after_a_while() -> None:
     assert p99(1_001.0, 1.0) == pytest.approx(1.0, rel=0.2)
     assert p99(1_000.0 + MARK_SECONDS) == pytest.approx(1.0, rel=0.2), "it is of the minutes before"
     assert p99(1_000.0 + 2 * MARK_SECONDS, 0.001) == pytest.approx(0.001, rel=0.2)
-    assert [each.p99 for each in traffic.history][::3] == [-1.0, pytest.approx(0.001, rel=0.2)]
+    assert [row[2] for row in traffic.history][::3] == [-1.0, pytest.approx(0.001, rel=0.2)]
 
 
 @pytest.mark.parametrize("make", [LegacyLoop, lambda: LibuvLoop("uvloop")], ids=["legacy", "libuv"])

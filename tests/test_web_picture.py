@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from rallypoint.rollcall.identity import Source
 from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import Mishap, Question, Relay, Snapshot
+from rallypoint.rollcall.snapshot import Mishap, Relay, Snapshot
 from rallypoint.watch.web.picture import (
     MOST_ERRORS,
     MOST_RANGES,

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from rallypoint.errors import ConnectError
-from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.watch.web import poller as watching
 from rallypoint.watch.web.poller import Sight, StoreWatch, next_frame, take_sight
 from test_web_picture import apply

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from rallypoint.errors import RallypointError
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Plan, PlannedMachine
+from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.snapshot import (
     Barrier,
     Client,
@@ -17,7 +18,6 @@ from rallypoint.rollcall.snapshot import (
     Key,
     Mishap,
     Operation,
-    Question,
     Second,
     Snapshot,
     Value,

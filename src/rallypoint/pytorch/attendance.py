@@ -26,8 +26,8 @@ from rallypoint.launch.rendezvous.roster import Member
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import Plan, PlannedMachine
+from rallypoint.rollcall.question import PLAN, Question
 from rallypoint.rollcall.roll import RankState, Roll
-from rallypoint.rollcall.snapshot import PLAN, Question
 from rallypoint.stores.absence import HEAD, absent_text
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Final, TypeAlias, get_args
 from rallypoint.codec import Within, from_json, to_json
 from rallypoint.rollcall.identity import Identity
 from rallypoint.rollcall.plan import Plan
-from rallypoint.rollcall.snapshot import KEYS_NAMED
+from rallypoint.rollcall.question import KEYS_NAMED
 
 MIN_WAIT: Final = 0.01
 """Seconds: shorter waits are not written."""

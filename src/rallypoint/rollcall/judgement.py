@@ -14,8 +14,9 @@ from typing import Final
 from rallypoint.rollcall.clients import Crowd, KnownClient, doubtful_hosts, gather, is_heard, sizes_told
 from rallypoint.rollcall.identity import Source
 from rallypoint.rollcall.plan import MOST_RANKS, Plan, meetings_of
+from rallypoint.rollcall.question import KEYS_NAMED
 from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import KEYS_NAMED, Gone, Relay, Snapshot
+from rallypoint.rollcall.snapshot import Gone, Relay, Snapshot
 from rallypoint.rollcall.waits import waits_in, waits_of
 from rallypoint.text import joined_by_and
 

@@ -1,4 +1,4 @@
-"""What a server or a relay knows at one moment: what it is asked, and what it answers, as JSON.
+"""What a server or a relay knows at one moment, as JSON: the answer to a `Question`.
 
 Times are seconds before the snapshot was made (`seconds`), so that no clocks are compared; `time` alone is
 the maker's clock. Keys are named as scripts name them, without the slash that clients put in front.
@@ -7,43 +7,11 @@ the maker's clock. Keys are named as scripts name them, without the slash that c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated
 
-from rallypoint.codec import ReadBy, Within, from_json, from_text, to_text
+from rallypoint.codec import ReadBy, from_json, from_text, to_text
 from rallypoint.errors import ProtocolError
 from rallypoint.rollcall.identity import NOBODY, Identity
-
-KEYS_NAMED: Final = 8
-"""How many keys of one wait are named; the rest is counted."""
-
-PLAN: Final = "rallypoint/roll"
-"""The key at which a launcher says which machine has which ranks; see `plan`."""
-
-_Count = Annotated[int, Within(0, 1 << 62)]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is wanted beside the clients, barriers and figures, which are always told."""
-
-    keys: _Count = 0
-    """How many keys are listed at most."""
-    search: str = ""
-    """Only keys that hold this text."""
-    value: str | None = None
-    """A key whose value is wanted, as far as `value_bytes` go."""
-    value_bytes: _Count = 4096
-
-    def to_json(self) -> bytes:
-        return to_text(self).encode()
-
-    @staticmethod
-    def from_json(data: bytes) -> Question:
-        """Raises ProtocolError for what is no question."""
-        try:
-            return from_text(Question, data or b"{}")
-        except ValueError as error:
-            raise ProtocolError(f"LOOK asks what cannot be understood: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -253,8 +221,3 @@ class Snapshot:
                 f"what the store tells of itself cannot be read: {error}",
                 hint="do both sides run the same version of Rallypoint?",
             ) from None
-
-
-def key_name(wire_key: bytes) -> str:
-    """A key as scripts name it; bytes that are no UTF-8 become surrogates, as in Python's file names."""
-    return wire_key.removeprefix(b"/").decode(errors="surrogateescape")

@@ -9,8 +9,8 @@ from typing import Final
 
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Gathering, RankState, Roll
-from rallypoint.rollcall.snapshot import Question
 from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.rollcall.words import headline, missing_text, owed_text, unseen_text
 from rallypoint.stores.client.connection import Connection

@@ -13,7 +13,7 @@ from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.relay.core.requests import Requests
 from rallypoint.relay.core.slots import Arrival, Call, Waiter
 from rallypoint.rollcall.identity import is_hello
-from rallypoint.rollcall.snapshot import Question
+from rallypoint.rollcall.question import Question
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Pending

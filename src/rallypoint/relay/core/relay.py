@@ -14,7 +14,7 @@ from rallypoint.relay.core.children import RelayCarrier
 from rallypoint.relay.core.ranks import Rank
 from rallypoint.relay.core.requests import Requests
 from rallypoint.relay.core.upstream import Upstream
-from rallypoint.rollcall.snapshot import KEYS_NAMED, Question
+from rallypoint.rollcall.question import KEYS_NAMED, Question
 from rallypoint.server.core.about import About
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.front import Front

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rallypoint.codec import to_text
 from rallypoint.engine import Engine
-from rallypoint.rollcall.snapshot import PLAN, Question, Value, key_name
+from rallypoint.rollcall.question import PLAN, Question, key_name
 from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.server.core.clients import Clients
 from rallypoint.server.core.looks import Fields, as_list, barrier_row, key_row
@@ -53,8 +53,7 @@ class Contents:
         yield "workers", str(_number(engine.get(WORKERS)))
         yield "plan", to_text(_text(self.plan))
         if question.value is not None:
-            value = _value(engine, question.value, min(question.value_bytes, _VALUE_BYTES))
-            yield "value", to_text(value, sparse=True)
+            yield "value", to_text(_value(engine, question.value, min(question.value_bytes, _VALUE_BYTES)))
         yield from self._barriers()
         yield from self._keys(question)
 
@@ -131,7 +130,8 @@ class _Names:
         return here.peer if here is not None else ""
 
 
-def _value(engine: Engine[Member], name: str, most: int) -> Value | None:
+def _value(engine: Engine[Member], name: str, most: int) -> dict[str, object] | None:
+    """The fields of a `rollcall.snapshot.Value`."""
     try:
         wire_key = name.encode(errors="surrogateescape")
     except UnicodeEncodeError:  # no key is named like that
@@ -139,7 +139,7 @@ def _value(engine: Engine[Member], name: str, most: int) -> Value | None:
     for key in (b"/" + wire_key, wire_key):
         value = engine.get(key)
         if value is not None:
-            return Value(name, len(value), bytes(value[:most]).hex())
+            return {"key": name, "size": len(value), "data": bytes(value[:most]).hex()}
     return None
 
 

@@ -28,4 +28,8 @@ class Context:
         self.turn = turn or Turn()
         self.about = about or About()
         self.outbox: Outbox[Any] = Outbox()
-        self.journal = Journal(self.turn, self.outbox, is_wanted=wants_events)
+        self.journal = Journal()
+        if wants_events:
+            from rallypoint.server.core.event_journal import EventJournal  # late: see `journal`
+
+            self.journal = EventJournal(self.turn, self.outbox)

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
-from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.rollcall.question import Question
 from rallypoint.server.core.clients import Clients, ClientT
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.durations import Durations
@@ -29,6 +29,9 @@ from rallypoint.server.core.progress import Progress
 from rallypoint.server.core.sessions import Carrier, Session, Sessions
 from rallypoint.server.core.traffic import Traffic
 from rallypoint.wire.opcodes import Op
+
+if TYPE_CHECKING:
+    from rallypoint.rollcall.snapshot import Snapshot
 
 
 class Front(ABC, Generic[ClientT]):
@@ -167,6 +170,8 @@ class Front(ABC, Generic[ClientT]):
 
     def sum_up(self) -> Snapshot:
         """The figures of a snapshot, but for those that are sums over all connections."""
+        from rallypoint.rollcall.snapshot import Mishap, Operation, Second, Snapshot  # late: see `journal`
+
         now, traffic, about = self.turn.now, self.traffic, self.about
         return Snapshot(
             kind=self.kind,
@@ -179,11 +184,11 @@ class Front(ABC, Generic[ClientT]):
             quiet_seconds=now - self.progress.last,
             stalled_seconds=self.stalled_seconds,
             accepted=self.clients.opened,
-            operations=tuple(traffic.operations(now, self.counts())),
+            operations=tuple(Operation(*each) for each in traffic.operations(now, self.counts())),
             turn_p50=traffic.turn_quantile(0.5),
             turn_p99=traffic.turn_quantile(0.99),
-            history=tuple(traffic.history),
-            errors=tuple(traffic.errors),
+            history=tuple(Second(*each) for each in traffic.history),
+            errors=tuple(Mishap(*each) for each in traffic.errors),
             error_count=traffic.error_count,
         )
 

@@ -1,38 +1,15 @@
-"""What happens to the clients of a server, as events for its events file. Pure.
+"""What a core tells of its clients while it runs. This journal forgets it; `EventJournal` makes events of it.
 
-A wait is told of when it ends, and while it lasts only if it is long. What happens behind relays is not seen
-here: `rollcall/relay_events.py` finds it out from snapshots.
+Most servers write no events, and need not import what an event is: they are up sooner. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-from rallypoint.rollcall.events import (
-    MIN_WAIT,
-    STILL_WAITING,
-    BarrierComplete,
-    Connected,
-    Erred,
-    Event,
-    Joined,
-    Left,
-    RoundPlanned,
-    Started,
-    Stopped,
-    Waited,
-    Waiting,
-)
 from rallypoint.rollcall.identity import Identity
-from rallypoint.rollcall.plan import Plan
-from rallypoint.rollcall.snapshot import KEYS_NAMED, key_name
 from rallypoint.server.core.about import About
-from rallypoint.server.core.outbox import Outbox
-from rallypoint.server.core.turn import Turn
-
-_PLAN_BYTES: Final = 1 << 18
-"""Enough for thousands of machines. A longer plan would hold up the server."""
 
 
 class Numbered(Protocol):
@@ -46,107 +23,41 @@ class Numbered(Protocol):
         """The number by which events call the client or the relay."""
 
 
-class _Wait:
-    __slots__ = ("began", "is_told", "keys")
-
-    def __init__(self, keys: Sequence[bytes], began: float) -> None:
-        self.keys = keys
-        self.began = began
-        self.is_told = False  # whether an event has said already that it is under way
-
-
 class Journal:
-    """Puts events into the outbox of a core, if anybody wants them."""
+    """Is told what happens, and keeps nothing of it."""
 
-    def __init__(self, turn: Turn, outbox: Outbox[Any], *, is_wanted: bool) -> None:
-        self.is_wanted = is_wanted
-        self._turn = turn
-        self._outbox = outbox
-        self._waits: dict[Numbered, _Wait] = {}
-        self._plan = b""
-
-    def _put(self, event: Callable[..., Event], *content: object, **more: object) -> None:
-        if self.is_wanted:
-            self._outbox.others.append(event(self._turn.wall, *content, **more))
-
-    # The server
+    is_wanted = False
+    """Whether anybody reads the events."""
 
     def started(self, kind: str, about: About) -> None:
-        self._put(Started, about.host, about.pid, about.version, about.backend, kind)
+        """A server or a relay begins to serve."""
 
     def stopped(self) -> None:
-        """The server serves no more. This is the last event."""
-        for client in list(self._waits):
-            self._end(client, by=0, gave_up=True)
-        self._put(Stopped)
-
-    # Clients
+        """The server serves no more. This is the last call."""
 
     def connected(self, client: Numbered, peer: str) -> None:
-        self._put(Connected, client.id, peer)
+        """A client is there."""
 
     def named(self, client: Numbered, who: Identity) -> None:
-        self._put(Joined, client.id, who)
+        """It is known now which rank or tool the client is."""
 
     def left(self, client: Numbered, why: str) -> None:
-        self._end(client, by=0, gave_up=True)
-        self._put(Left, client.id, why)
+        """A client has gone."""
 
     def erred(self, peer: str, reason: str) -> None:
         """A client was refused, or is closed because of what it did."""
-        self._put(Erred, peer, reason)
-
-    # Waits
 
     def waits(self, client: Numbered, keys: Sequence[bytes]) -> None:
         """A client begins to wait, for keys or at a barrier."""
-        if self.is_wanted:
-            self._waits.setdefault(client, _Wait(keys, self._turn.wall))
 
     def woken(self, waiters: Sequence[Numbered], by: Numbered) -> None:
         """Clients, and tickets of relays, wait no more because of what another has done."""
-        if self._waits:
-            for waiter in waiters:
-                self._end(waiter, by=by.id, gave_up=False)
 
     def gave_up(self, client: Numbered) -> None:
         """A client waits no more, though what it waited for has not come."""
-        self._end(client, by=0, gave_up=True)
 
     def gathered(self, key: bytes, size: int, waiters: Sequence[Numbered], last: Numbered) -> None:
         """A barrier is complete; `last` was the last to arrive. `woken` comes next."""
-        if self.is_wanted:
-            began = min(map(self._arrived, waiters))
-            self._put(BarrierComplete, key_name(key), size, self._turn.wall - began, last.id)
-
-    def _arrived(self, waiter: Numbered) -> float:
-        wait = self._waits.get(waiter)
-        return wait.began if wait is not None else waiter.since + self._turn.wall_ahead
-
-    # Once a second
 
     def look(self, plan: bytes | bytearray | None) -> None:
-        """Tell of waits that have become long, and of a launcher's plan if it is a new one."""
-        now = self._turn.wall
-        for client, wait in self._waits.items():
-            if not wait.is_told and now - wait.began >= STILL_WAITING:
-                wait.is_told = True
-                self._put(Waiting, client.id, _names(wait), wait.began, now - wait.began, len(wait.keys))
-        if self.is_wanted and plan is not None and len(plan) <= _PLAN_BYTES and plan != self._plan:
-            self._plan = bytes(plan)
-            read = Plan.from_json(self._plan.decode(errors="replace"))
-            if read is not None:
-                self._put(RoundPlanned, read)
-
-    def _end(self, client: Numbered, *, by: int, gave_up: bool) -> None:
-        wait = self._waits.pop(client, None)
-        if wait is None:
-            return
-        seconds = self._turn.wall - wait.began
-        if seconds >= MIN_WAIT:
-            count = len(wait.keys)
-            self._put(Waited, client.id, _names(wait), wait.began, seconds, count, by, gave_up=gave_up)
-
-
-def _names(wait: _Wait) -> tuple[str, ...]:
-    return tuple(key_name(key) for key in wait.keys[:KEYS_NAMED])
+        """About once a second: what has come of waits and of the launcher's plan?"""

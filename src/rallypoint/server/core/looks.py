@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 from json.encoder import encode_basestring_ascii as _quote
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rallypoint.codec import to_json, to_text
 from rallypoint.rollcall.identity import NOBODY, Identity
-from rallypoint.rollcall.snapshot import Question, Snapshot, key_name
+from rallypoint.rollcall.question import Question, key_name
 from rallypoint.server.core.clients import Client, Clients, Departed
 from rallypoint.server.core.outbox import CoreFault, Outbox, Work
 from rallypoint.server.core.sessions import Session, Sessions
 from rallypoint.server.core.turn import Turn
+
+if TYPE_CHECKING:
+    from rallypoint.rollcall.snapshot import Snapshot
 
 _PATIENCE_SECONDS: Final = 1.0
 """How long relays have to tell of themselves, and the system to name the processes behind connections."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from rallypoint.errors import ProtocolError
-from rallypoint.rollcall.events import Event
+
+if TYPE_CHECKING:  # most servers never make an event
+    from rallypoint.rollcall.events import Event
 
 T = TypeVar("T")
 
@@ -38,7 +40,7 @@ class CoreFault:
     error: Exception
 
 
-Other: TypeAlias = Work | Close[Any] | CoreFault | Event
+Other: TypeAlias = "Work | Close[Any] | CoreFault | Event"
 
 
 class Outbox(Generic[T]):

@@ -11,7 +11,7 @@ from typing import Final
 from rallypoint.engine import Engine
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import is_hello
-from rallypoint.rollcall.snapshot import KEYS_NAMED, Question
+from rallypoint.rollcall.question import KEYS_NAMED, Question
 from rallypoint.server.core.about import About
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.contents import Contents

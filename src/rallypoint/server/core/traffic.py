@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from rallypoint.rollcall.snapshot import Mishap, Operation, Second
 from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.opcodes import Op
@@ -19,6 +18,10 @@ _RATE_SECONDS: Final = 5
 MARK_SECONDS: Final = 150.0
 """How long turns take is told of the last 150 to 300 seconds."""
 _ERRORS_KEPT: Final = 128
+
+
+Second = tuple[float, int, float, int, int]
+"""One second of the past, in the order of `snapshot.Second`."""
 
 
 class Traffic:
@@ -31,12 +34,12 @@ class Traffic:
         self._marks: deque[tuple[float, Durations]] = deque(maxlen=2)  # and at two times before
         self._counts: deque[tuple[float, Mapping[Op, int]]] = deque(maxlen=_RATE_SECONDS + 1)
         self.history: deque[Second] = deque(maxlen=_HISTORY_SECONDS)
-        self.errors: deque[Mishap] = deque(maxlen=_ERRORS_KEPT)
+        self.errors: deque[tuple[float, str, str]] = deque(maxlen=_ERRORS_KEPT)
         self.error_count = 0
 
     def note_error(self, wall: float, peer: str, reason: str) -> None:
         """A connection was closed or refused."""
-        self.errors.append(Mishap(wall, peer, reason))
+        self.errors.append((wall, peer, reason))
         self.error_count += 1
 
     def end_second(
@@ -46,7 +49,7 @@ class Traffic:
         before = sum(self._counts[-1][1].values()) if self._counts else 0
         self._counts.append((turn.now, counts))
         p99 = (turns - self._turns).quantile(0.99)
-        self.history.append(Second(turn.wall, sum(counts.values()) - before, p99, clients, waiting))
+        self.history.append((turn.wall, sum(counts.values()) - before, p99, clients, waiting))
         self._turns = turns
         if not self._marks or turn.now - self._marks[-1][0] >= MARK_SECONDS:
             self._marks.append((turn.now, turns))
@@ -55,16 +58,12 @@ class Traffic:
         """Seconds that this share of the turns of the last minutes did not go beyond; -1: none was timed."""
         return (self._turns - self._marks[0][1]).quantile(share) if self._marks else -1.0
 
-    def operations(self, now: float, counts: Mapping[Op, int]) -> list[Operation]:
-        """What has been asked so far, by its kind; what has never been is left out."""
+    def operations(self, now: float, counts: Mapping[Op, int]) -> list[tuple[str, int, float]]:
+        """The operations that were asked: the name of each, how often so far, and how often per second."""
         then, before = self._counts[0] if self._counts else (now, {})
         seconds = max(now - then, 1.0)
         return [
-            Operation(
-                op.name,
-                count,
-                round((count - before.get(op, 0)) / seconds, 3) if self._counts else 0.0,
-            )
+            (op.name, count, round((count - before.get(op, 0)) / seconds, 3) if self._counts else 0.0)
             for op, count in sorted(counts.items())
             if count
         ]

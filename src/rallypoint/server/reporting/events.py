@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import ProtocolError
-from rallypoint.rollcall.events import Event
-from rallypoint.rollcall.relay_events import Overheard
-from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.rollcall.question import Question
 from rallypoint.server.core.front import Front
-from rallypoint.server.reporting.event_file import EventLog
+
+if TYPE_CHECKING:  # most servers write no events, and are up sooner without these
+    from rallypoint.rollcall.events import Event
+    from rallypoint.rollcall.relay_events import Overheard
+    from rallypoint.server.reporting.event_file import EventLog
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -25,7 +26,13 @@ class Events:
     """Writes events to a file, if one is named. Safe for threads. UsageError if it cannot be written."""
 
     def __init__(self, path: str = "") -> None:
-        self._log = EventLog(Path(path)) if path else None
+        self._log: EventLog | None = None
+        if path:
+            from pathlib import Path
+
+            from rallypoint.server.reporting.event_file import EventLog
+
+            self._log = EventLog(Path(path))
 
     @property
     def are_wanted(self) -> bool:
@@ -46,7 +53,7 @@ class RelayEvents:
     def __init__(self, core: Front[Any], events: Events) -> None:
         self._core = core
         self._events = events
-        self._heard = Overheard()
+        self._heard: Overheard | None = None
         self._is_looking = False
         self._next_look = 0.0
 
@@ -66,7 +73,11 @@ class RelayEvents:
             self._is_looking = False
 
     def _follow(self, snapshot: bytes) -> None:
+        from rallypoint.rollcall.relay_events import Overheard
+        from rallypoint.rollcall.snapshot import Snapshot
+
         began = time.monotonic()
+        self._heard = self._heard or Overheard()
         try:
             for event in self._heard.hear(Snapshot.from_json(snapshot), self._core.has_key):
                 self._events.put(event)

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from rallypoint.errors import ProtocolError
-from rallypoint.rollcall.events import Stalled
-from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.rollcall.question import Question
 from rallypoint.server.core.front import Front
 from rallypoint.server.reporting.events import Events
 
@@ -43,7 +42,9 @@ class StallReports:
             logger.warning("no progress for %.0f s; who waits cannot be told: %s", seconds, error)
 
     def _judge(self, snapshot: bytes, seconds: float) -> None:
-        from rallypoint.rollcall.judgement import judge  # late: every server would start later
+        from rallypoint.rollcall.events import Stalled  # late: every server would start later
+        from rallypoint.rollcall.judgement import judge
+        from rallypoint.rollcall.snapshot import Snapshot
         from rallypoint.rollcall.words import stall_text
 
         try:

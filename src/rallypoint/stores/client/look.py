@@ -6,7 +6,8 @@ from contextlib import closing
 
 from rallypoint.errors import NotOursError
 from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline

@@ -13,8 +13,9 @@ from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Roll
-from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.rollcall.words import headline
 from rallypoint.stores.absence import HEAD
 from rallypoint.stores.client.connecting import connect, format_address

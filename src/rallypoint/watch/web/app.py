@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rallypoint.errors import RallypointError
-from rallypoint.rollcall.snapshot import Question
+from rallypoint.rollcall.question import Question
 from rallypoint.watch.web import metrics
 from rallypoint.watch.web.access import Access, AccessVerdict
 from rallypoint.watch.web.picture import Json, details

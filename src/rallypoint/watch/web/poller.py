@@ -20,8 +20,9 @@ from typing import Final, TypeVar
 
 from rallypoint.errors import RallypointError
 from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Roll
-from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.watch.web.picture import Json, difference, picture, settle, troubled
 
 logger = logging.getLogger("rallypoint.web")

@@ -17,7 +17,8 @@ from typing import BinaryIO, Final
 import uvicorn
 
 from rallypoint.errors import RallypointError
-from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.server.process.child import report, take_listeners
 from rallypoint.server.process.startup import settle_in
 from rallypoint.stores.client.connecting import format_address

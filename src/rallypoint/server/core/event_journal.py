@@ -1,0 +1,132 @@
+"""What happens to the clients of a server, as events for its events file. Pure.
+
+A wait is told of when it ends, and while it lasts only if it is long. What happens behind relays is not seen
+here: `rollcall/relay_events.py` finds it out from snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rallypoint.rollcall.events import (
+    MIN_WAIT,
+    STILL_WAITING,
+    BarrierComplete,
+    Connected,
+    Erred,
+    Joined,
+    Left,
+    RoundPlanned,
+    Started,
+    Stopped,
+    Waited,
+    Waiting,
+)
+from rallypoint.rollcall.identity import Identity
+from rallypoint.rollcall.plan import Plan
+from rallypoint.rollcall.question import KEYS_NAMED, key_name
+from rallypoint.server.core.about import About
+from rallypoint.server.core.journal import Journal, Numbered
+from rallypoint.server.core.outbox import Outbox
+from rallypoint.server.core.turn import Turn
+
+_PLAN_BYTES: Final = 1 << 18
+"""Enough for thousands of machines. A longer plan would hold up the server."""
+
+
+class _Wait:
+    __slots__ = ("began", "is_told", "keys")
+
+    def __init__(self, keys: Sequence[bytes], began: float) -> None:
+        self.keys = keys
+        self.began = began
+        self.is_told = False  # whether an event has said already that it is under way
+
+
+class EventJournal(Journal):
+    """Puts events into the outbox of a core. What each call means stands in `Journal`."""
+
+    is_wanted = True
+
+    def __init__(self, turn: Turn, outbox: Outbox[Any]) -> None:
+        self._turn = turn
+        self._put = outbox.others.append
+        self._waits: dict[Numbered, _Wait] = {}
+        self._plan = b""
+
+    # The server
+
+    def started(self, kind: str, about: About) -> None:
+        wall = self._turn.wall
+        self._put(Started(wall, about.host, about.pid, about.version, about.backend, kind))
+
+    def stopped(self) -> None:
+        for client in list(self._waits):
+            self._end(client, by=0, gave_up=True)
+        self._put(Stopped(self._turn.wall))
+
+    # Clients
+
+    def connected(self, client: Numbered, peer: str) -> None:
+        self._put(Connected(self._turn.wall, client.id, peer))
+
+    def named(self, client: Numbered, who: Identity) -> None:
+        self._put(Joined(self._turn.wall, client.id, who))
+
+    def left(self, client: Numbered, why: str) -> None:
+        self._end(client, by=0, gave_up=True)
+        self._put(Left(self._turn.wall, client.id, why))
+
+    def erred(self, peer: str, reason: str) -> None:
+        self._put(Erred(self._turn.wall, peer, reason))
+
+    # Waits
+
+    def waits(self, client: Numbered, keys: Sequence[bytes]) -> None:
+        self._waits.setdefault(client, _Wait(keys, self._turn.wall))
+
+    def woken(self, waiters: Sequence[Numbered], by: Numbered) -> None:
+        for waiter in waiters:
+            self._end(waiter, by=by.id, gave_up=False)
+
+    def gave_up(self, client: Numbered) -> None:
+        self._end(client, by=0, gave_up=True)
+
+    def gathered(self, key: bytes, size: int, waiters: Sequence[Numbered], last: Numbered) -> None:
+        wall = self._turn.wall
+        began = min(map(self._arrived, waiters))
+        self._put(BarrierComplete(wall, key_name(key), size, wall - began, last.id))
+
+    def _arrived(self, waiter: Numbered) -> float:
+        wait = self._waits.get(waiter)
+        return wait.began if wait is not None else waiter.since + self._turn.wall_ahead
+
+    # Once a second
+
+    def look(self, plan: bytes | bytearray | None) -> None:
+        """Tell of waits that have become long, and of a launcher's plan if it is a new one."""
+        now = self._turn.wall
+        for client, wait in self._waits.items():
+            if not wait.is_told and now - wait.began >= STILL_WAITING:
+                wait.is_told = True
+                self._put(Waiting(now, client.id, _names(wait), wait.began, now - wait.began, len(wait.keys)))
+        if plan is not None and len(plan) <= _PLAN_BYTES and plan != self._plan:
+            self._plan = bytes(plan)
+            read = Plan.from_json(self._plan.decode(errors="replace"))
+            if read is not None:
+                self._put(RoundPlanned(now, read))
+
+    def _end(self, client: Numbered, *, by: int, gave_up: bool) -> None:
+        wait = self._waits.pop(client, None)
+        if wait is None:
+            return
+        now = self._turn.wall
+        seconds = now - wait.began
+        if seconds >= MIN_WAIT:
+            count = len(wait.keys)
+            self._put(Waited(now, client.id, _names(wait), wait.began, seconds, count, by, gave_up=gave_up))
+
+
+def _names(wait: _Wait) -> tuple[str, ...]:
+    return tuple(key_name(key) for key in wait.keys[:KEYS_NAMED])

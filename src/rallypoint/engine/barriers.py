@@ -40,13 +40,13 @@ class Barriers(Generic[Member]):
         self._by_name: dict[_Name, _Barrier[Member]] = {}
         self.by_member: dict[Member, dict[_Name, float]] = {}
         """Where each member waits that is not away, and since when; only to be read from outside."""
-        # Where those who are away were: for how many, and since when.
+        # Of members that are away: their barriers, for how many they count there, and since when.
         self._away: dict[Member, dict[_Name, tuple[int, float]]] = {}
 
     def arrive(
         self, member: Member, key: bytes, size: int, weight: int = 1, now: float = 0.0
     ) -> list[Member]:
-        """Count `member` in, for as many as `weight`; return who is released by that, itself included.
+        """Count `member` in, `weight` times; return the members that are released, itself included.
 
         Of a member that stands for several, some may be released: `count_at` tells how many are left. A
         barrier of one, or of fewer, is complete at once.
@@ -70,7 +70,7 @@ class Barriers(Generic[Member]):
             self._reduce(name, present, member, present[member])
 
     def leave(self, member: Member, count: int) -> int:
-        """Count `member` out for so many of those for whom it stands; return for how many it was counted."""
+        """Count `member` out `count` times; return how many times it was counted."""
         left = 0
         places = self._away.get(member)
         if places is not None:
@@ -100,7 +100,7 @@ class Barriers(Generic[Member]):
             self._away[member] = places
 
     def resume(self, member: Member) -> list[Member]:
-        """`member` is back: count it where it was; return who is released by that, itself included."""
+        """`member` is back: count it where it was; return the members that are released, itself included."""
         released: list[Member] = []
         for (key, size), (weight, since) in self._away.pop(member, {}).items():
             released += self.arrive(member, key, size, weight, since)
@@ -128,7 +128,7 @@ class Barriers(Generic[Member]):
         return len(self.by_member.get(member, ()))
 
     def _release(self, name: _Name, present: _Barrier[Member]) -> list[Member]:
-        """Release as many as fill the barrier, again and again while they do, in the order of arrival."""
+        """While the barrier is full, release those that fill it, in the order of arrival."""
         size = max(name[1], 1)
         left = present.total // size * size
         released: list[Member] = []

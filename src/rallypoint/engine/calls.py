@@ -1,7 +1,7 @@
-"""Who was woken by a push and has not popped yet.
+"""The members that a push has woken and that have not popped yet.
 
-A push wakes one of those who wait for the queue. Should that one leave or give up without a pop, the value
-is still there: the next in line has to be called in its stead.
+A push wakes one member that waits for the queue. Should that one leave or give up without a pop, the value is
+still there: the next in line has to be called in its stead.
 """
 
 from __future__ import annotations

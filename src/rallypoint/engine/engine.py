@@ -124,7 +124,7 @@ class Engine(Generic[Member]):
         return False
 
     def wait_in_turn(self, member: Member, keys: Sequence[bytes], now: float = 0.0) -> bool:
-        """As `wait`, for one who has been passed over: values for which others were called are not there.
+        """As `wait`, for a member that was passed over: values for which others were called are not there.
 
         True if it need not wait; it then is called to those queues, if there are any among the keys.
         """
@@ -142,10 +142,10 @@ class Engine(Generic[Member]):
     def barrier(
         self, member: Member, key: bytes, size: int, weight: int = 1, now: float = 0.0
     ) -> Sequence[Member]:
-        """Let `member` wait at a barrier, for as many as `weight`; return whom that releases.
+        """Let `member` wait at a barrier and count `weight` times; return the members that are released.
 
-        Of one who stands there for several, `count_at_barrier` are left. If it is away, it counts from
-        `resume` on.
+        A member may wait for several: `count_at_barrier` says how many are left. If it is away, it counts
+        from `resume` on.
         """
         self._check_waits(member, 1)
         if member in self._away:
@@ -154,7 +154,7 @@ class Engine(Generic[Member]):
         return self._barriers.arrive(member, key, size, weight, now)
 
     def leave_barrier(self, member: Member, count: int) -> int:
-        """End the waiting of so many for whom `member` stands at a barrier; return how many there were."""
+        """Take back `count` of what `member` counts for at a barrier; return how many it did count for."""
         return self._barriers.leave(member, count)
 
     def count_at_barrier(self, member: Member) -> int:
@@ -170,7 +170,9 @@ class Engine(Generic[Member]):
         self._barriers.suspend(member)
 
     def resume(self, member: Member) -> Sequence[Member]:
-        """`member` is back: it counts at its barriers, and is called to what is there. Returns who woke."""
+        """`member` is back: it counts at its barriers, and is called to values that are there.
+
+        Returns the members that wake."""
         self._away.discard(member)
         woken = self._barriers.resume(member)
         for key in self._waiters.awaited_by(member):
@@ -207,12 +209,12 @@ class Engine(Generic[Member]):
 
     @property
     def waiting(self) -> int:
-        """How many members wait: for keys, or at barriers; who does both counts twice."""
+        """How many members wait: for keys, or at barriers. A member that does both counts twice."""
         return len(self._waiters.by_member) + len(self._barriers.by_member)
 
     @property
     def longest_waiting(self) -> list[Member]:
-        """Of those who wait for keys, and of those at barriers, whoever began first."""
+        """The member that has waited longest for keys, and the one that has waited longest at a barrier."""
         return [*islice(self._waiters.by_member, 1), *islice(self._barriers.by_member, 1)]
 
     def queues(self) -> list[tuple[bytes, int]]:

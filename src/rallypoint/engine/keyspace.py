@@ -31,7 +31,7 @@ class Keyspace:
         self.queued = 0  # values in all queues
         self.stored_bytes = 0
         # The result of the last ADD as it was stored, and as a number: at a barrier all add to the same key,
-        # and whoever finds these very digits there need not read them.
+        # and a caller that finds these very digits there need not read them.
         self._digits: bytes | None = None
         self._sum = 0
         self._most_bytes = most_bytes
@@ -117,7 +117,7 @@ class Keyspace:
         return len(self.queues.get(key, ()))
 
     def _take(self, count: int, entries: int = 0) -> None:
-        """Count so many bytes more, in so many new entries; LimitError if there is no room for them."""
+        """Count more bytes, in new entries; LimitError if there is no room for them."""
         stored = self.stored_bytes + count
         if count > 0 and stored > self._most_bytes:
             limit = self._most_bytes

@@ -51,7 +51,7 @@ class Waiters(Generic[Member]):
     __slots__ = ("awaited", "by_member")
 
     def __init__(self) -> None:
-        # Dicts serve as ordered sets: who came first is woken first.
+        # Dicts serve as ordered sets: the first to come is woken first.
         self.awaited: dict[bytes, dict[_Wait[Member], None]] = {}
         """The keys that somebody waits for, with their waits; only to be read from outside."""
         self.by_member: dict[Member, _Wait[Member] | _Waits[Member]] = {}

@@ -112,7 +112,7 @@ class Outgoing:
                 return
             sock.close()
             why = os.strerror(code)
-        # Not at once: who made this object does not have it yet.
+        # Not at once: the caller of this constructor does not have the object yet.
         self._loop.later(0, partial(self._report, why))
 
     def _give_up_on(self, sock: socket.socket) -> None:

@@ -46,7 +46,7 @@ class StoreAddress(NamedTuple):
 
 
 def find_upstream(host: str, port: int, seconds: float) -> StoreAddress:
-    """Reach the store or relay at an address; ConnectError when that takes longer than so many seconds."""
+    """Reach the store or relay at an address; ConnectError when that takes longer than the seconds given."""
     deadline = Deadline(seconds)
     connection = connect(host, port, deadline, who_am_i(Role.AGENT))
     try:

@@ -66,7 +66,7 @@ class Node:
 
 @dataclass
 class Crowd:
-    """Everybody who is here."""
+    """All clients that are here."""
 
     nodes: list[Node]
     """Those above before those below."""
@@ -196,6 +196,6 @@ def doubtful_hosts(crowd: Crowd) -> set[str]:
 
 
 def sizes_told(crowd: Crowd) -> set[int]:
-    """How many ranks there are, as those who are here say; else as those said who have gone."""
+    """How many ranks there are, as the clients here say; else as clients said that have gone."""
     here = {each.who.world_size for known in crowd.by_rank.values() for each in known}
     return (here - {-1}) or ({each.who.world_size for each in crowd.gone.values()} - {-1})

@@ -28,7 +28,7 @@ class Role(str, Enum):
     AGENT = "agent"
     """A launcher of ranks: it is no rank itself."""
     TOOL = "tool"
-    """Somebody who only looks, such as `rallypoint status` or `rallypoint kv`."""
+    """A tool that only looks, such as `rallypoint status` or `rallypoint kv`."""
     UNKNOWN = ""
 
 

@@ -65,7 +65,7 @@ def _standings(crowd: Crowd, plan: Plan | None, expected: int) -> tuple[Standing
 
 
 def _of_presences(rank: int, known: Sequence[KnownClient], planned: str) -> Standing:
-    """One rank of all its connections; who it is, by the most reliable of them."""
+    """One rank, from all its connections. Its name comes from the most reliable of them."""
     best = known[0] if len(known) == 1 else min(known, key=lambda each: _RELIABILITY[each.who.source])
     waits = [wait for each in known for wait in waits_of(each)]
     waits.sort(key=_SECONDS, reverse=True)

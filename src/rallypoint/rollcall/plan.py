@@ -1,6 +1,6 @@
 """What launchers tell: which machine has which ranks (`Plan`), how a job's round stands (`JobRound`).
 
-Everybody who reaches the store can write it, so its parts are checked, and bounded. Pure.
+Every client of the store can write it, so its parts are checked, and bounded. Pure.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan | None:
-        """None if the text is no plan: everybody who reaches a store can write its keys."""
+        """None if the text is no plan: every client of a store can write its keys."""
         try:
             return from_text(Plan, text)
         except ValueError:

@@ -90,7 +90,7 @@ class Gathering:
     missing: tuple[int, ...] | None
     """Ranks that have not arrived; None: not known."""
     seconds: float
-    """Since the first of those who wait has arrived; -1: not known."""
+    """Since the first waiting client has arrived; -1: not known."""
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def _take_barriers(found: _Barriers, node: Node, ranks: dict[int, int]) -> None:
 
 
 def _gathering(key: str, size: int, here: _Waiting, expected: int) -> Gathering:
-    """Who is missing is known if all are to come, and if all who are there are known."""
+    """The missing ranks are known if all ranks are to come, and the rank of each waiting client is known."""
     known = 0 <= size == expected and len(here.ranks) == here.count
     missing = tuple(sorted(set(range(expected)) - here.ranks)) if known else None
     return Gathering(key, size, here.count, tuple(sorted(here.ranks)), missing, here.seconds)

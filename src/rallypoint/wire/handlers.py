@@ -99,7 +99,7 @@ SESSIONS: Final[dict[Op, Deliver[SessionHandler]]] = {
 """What a relay's connection asks for besides."""
 
 LOOKS: Final[dict[Op, Deliver[LookHandler]]] = {Op.LOOK: lambda handler, blobs, _: handler.look(blobs[0])}
-"""What somebody asks who wants to know how it stands."""
+"""The requests of tools that look into a store."""
 
 
 def carried(ops: Iterable[Op]) -> dict[Op, Deliver[RawHandler]]:

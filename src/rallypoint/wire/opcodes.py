@@ -6,7 +6,7 @@ A request is an opcode byte followed by up to three parts, each of which may be 
 
 A blob is a u64 length and that many bytes: a key or a value. A counted request repeats its blobs
 `count` times. The tail is one integer of fixed size. All integers are little-endian. There is no error
-reply: who breaks the protocol is disconnected.
+reply: a client that breaks the protocol is disconnected.
 
 From 32 on, the operations are Rallypoint's own: between a relay and a server (or another relay), see
 `sessions`; and LOOK, by which anyone may ask what a server or relay knows. They are unknown to torch.

@@ -54,9 +54,9 @@ class Forms(Generic[HandlerT]):
         self.repeated: Repeated[HandlerT] = Repeated(limits, self.by_opcode)
 
     def counts(self, operations: int) -> dict[Op, int]:
-        """How many requests of each kind there have been, among so many of all parsers together.
+        """How many requests of each kind there have been, among the `operations` of all parsers together.
 
-        GETs are not counted by themselves, as there are so many: they are what is left.
+        GETs are not counted by themselves, as they are the most frequent: they are the rest.
         """
         counts = self.repeated.counts()
         for form in self.by_opcode:

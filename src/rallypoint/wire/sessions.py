@@ -46,7 +46,7 @@ class Status(IntEnum):
     REFUSED = 1
     """It was not carried out, and a client that sent it is to be disconnected. The content says why."""
     CALLED = 2
-    """A wait has ended because of a push: one of those who share it may pop. The content is as of DONE."""
+    """A push has ended a wait: one of the clients that share it may pop. The content is as of DONE."""
     UNCHANGED = 3
     """The value is the one that was sent last for this key."""
     TELL = 4
@@ -155,7 +155,7 @@ def parse_requests(payload: bytes) -> Iterator[tuple[int, int]]:
 
 
 def end_of_wait(taken: int) -> bytes:
-    """What a wait is answered with, when so many batches had been taken."""
+    """The answer to a wait, when `taken` batches had been taken."""
     return STOP_WAITING + pack_u64(taken)
 
 

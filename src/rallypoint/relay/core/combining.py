@@ -158,7 +158,7 @@ class Combiner:
         slot.arrivals[arrival] = None
 
     def leave(self, arrival: Arrival, count: int, leaver: Leaver) -> None:
-        """Take back so many of an arrival. The leaver is told how many were not released before."""
+        """Take back a part of an arrival. The leaver is told how many were not released before."""
         slot = arrival.slot
         count = min(count, arrival.count - arrival.leaving)
         if slot.batch:
@@ -199,7 +199,7 @@ class Combiner:
         return bool(self._unsent) and not self._open
 
     def take_batch(self, number: int, most_bytes: int, longest: int) -> list[bytes]:
-        """Requests for the batch of that number: of so many bytes together, or one that is longer.
+        """Requests for the batch of that number: `most_bytes` together at most, or a single longer one.
 
         One that is longer than `longest` is refused here: no batch has room for it.
         """
@@ -226,14 +226,14 @@ class Combiner:
         return requests
 
     def _refuse(self, slot: Slot, size: int, longest: int) -> None:
-        """Tell those who asked that the store takes no request of that size."""
+        """Tell the clients that asked that the store takes no request of that size."""
         del self._unsent[slot]
         self.held_bytes -= slot.cost
         message = f"a request of {size:,} bytes; the store takes {longest:,} from a relay at once"
         slot.take(Status.REFUSED, message.encode())
 
     def begin_batch(self, number: int) -> None:
-        """A batch is sent, be it an empty one: who begins to wait from now on has begun after it."""
+        """A batch is sent, be it an empty one: a wait that begins from now on has begun after it."""
         self._batches = number
 
     def take(self, tag: int, status: Status, content: bytes) -> None:
@@ -286,7 +286,7 @@ class Combiner:
         slot.waiters[waiter] = None
 
     def _end_wait(self, slot: WaitSlot, waiters: Sequence[Waiter], status: Status, content: bytes) -> None:
-        """A wait is over upstream: for whom of those who share it?"""
+        """A wait is over upstream: which of the clients that share it are woken?"""
         if self._waits.get(slot.keys) is slot:
             del self._waits[slot.keys]
         if status is Status.REFUSED:

@@ -260,7 +260,7 @@ class Rank(Client):
             self.fill(reply, blob(snapshot))
 
     def _cancel(self, _: list[bytes], __: bytes) -> bytes:
-        """End all waits. The reply comes when it is known who has been released from a barrier before."""
+        """End all waits. The reply comes when it is known which clients a barrier has released before."""
         if not self._arrivals:
             self._give_up(None)
             return self._reply_now(WAIT_CANCELED)

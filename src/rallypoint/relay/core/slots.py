@@ -1,7 +1,7 @@
 """The requests that a relay has under way or is about to send, each for one client or for many.
 
-A slot knows how its request reads and what an answer to it means for those who share it. Which requests
-may share one is decided by the combiner.
+A slot knows how its request reads and what an answer to it means for the clients that share it. The combiner
+decides which requests may share one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Line(Protocol):
 
 
 class Presence(Protocol):
-    """Whether somebody who waits could pop now."""
+    """Whether a waiting client could pop now."""
 
     is_present: bool
 
@@ -80,7 +80,7 @@ class Slot(ABC):
 
     @abstractmethod
     def take(self, status: Status, content: bytes) -> bool:
-        """Take an answer, and answer those who asked; return whether it was the last one."""
+        """Take an answer, and answer the clients that asked; return whether it was the last one."""
 
 
 class PlainSlot(Slot):
@@ -112,7 +112,7 @@ class UnprovenSlot(PlainSlot):
 
 
 class SharedSlot(Slot):
-    """A read, or a short SET, for all who asked the same before it was sent."""
+    """A read, or a short SET, for all clients that asked the same before it was sent."""
 
     __slots__ = ("_blobs", "_known", "_op", "askers")
 
@@ -188,7 +188,7 @@ class AddSlot(Slot):
 
 
 class Call:
-    """A push has called one of those who waited; it is to pop, or to say that it will not."""
+    """A push has called one of the waiting clients; it is to pop, or to say that it will not."""
 
     __slots__ = ("keys", "tag")
 
@@ -300,7 +300,7 @@ class ArriveSlot(Slot):
         return not self.count
 
     def left(self, arrival: Arrival, asked: int, count: int) -> int:
-        """A leave was answered: so many of the slot have left. Return how many of those were meant."""
+        """A leave was answered: `count` of the slot have left. Return how many of those were meant."""
         arrival.leaving -= asked
         own = min(count, arrival.count)
         arrival.count -= own

@@ -157,7 +157,7 @@ class Clients(Generic[ClientT]):
         self._context.journal.connected(client, client.peer)
 
     def name(self, client: Client, who: Identity) -> None:
-        """It is known who a client is."""
+        """The name of a client has become known."""
         if who.role is Role.TOOL is not client.who.role:
             self.arrivals -= 1
         client.who = who

@@ -138,7 +138,7 @@ class Looks:
             return LookStep.DONE
 
     def _deliver(self, look: _Look, snapshot: bytes) -> None:
-        """To each once, whatever goes wrong with another."""
+        """Deliver to each caller once, also if delivering to another one fails."""
         delivers, look.delivers = look.delivers, []
         for deliver in delivers:
             try:

@@ -17,7 +17,7 @@ from rallypoint.server.loops.loop import Loop
 logger = logging.getLogger("rallypoint.server")
 
 _ACCEPT_AT_ONCE = 1024
-# Linux reports what is wrong with a new connection to whoever accepts it.
+# Linux reports what is wrong with a new connection when it is accepted.
 _OF_THE_CLIENT = {
     errno.ECONNABORTED,
     errno.ECONNRESET,
@@ -118,7 +118,7 @@ class Listening:
 
 
 def set_options(sock: Socket, times: Mapping[str, int]) -> None:
-    """Send at once, and probe a connection on which nothing comes, at such times."""
+    """Send at once, and probe a connection on which nothing comes, after these seconds."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A machine that vanishes sends no FIN: without probes, its ranks would count as present for ever.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

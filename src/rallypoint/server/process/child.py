@@ -97,7 +97,7 @@ class _Life:
             self._pump.loop.stop()
 
     def check(self) -> None:
-        """Once a second: a parent that forked has given our standard input to children who may outlive it."""
+        """Once a second: if the parent forked, its children have our standard input and may outlive it."""
         if sys.platform != "win32" and os.getppid() != self._parent:
             self.leave()
         if self._left and not self._pump.core.has_clients:

@@ -106,7 +106,7 @@ class Neighbours:
             self._look = None
 
     def _tell(self) -> None:
-        """Answer all who ask, as soon as there is an answer."""
+        """Answer all callers, as soon as there is an answer."""
         if self._look is not None:
             if self._look.is_alive():
                 self._loop.later(_POLL_SECONDS, self._tell)

@@ -24,7 +24,6 @@ from rallypoint.diagnose.builds.progress import (
     targets_of,
     time_left,
 )
-from rallypoint.diagnose.builds.trees import find_settings
 
 _LINES = """0\t17\t1794753749936574438\tCMakeFiles/m.dir/m.c.o\t6747aa9e5bc3411a
 23\t69\t1794753749984574440\tlibuv_a.a\t560b02174eca31b3
@@ -67,9 +66,6 @@ def test_steps_of_a_build_file() -> None:
     lines = _BUILD.splitlines()
     assert list(read_outputs(lines)) == ["a b.o", ":odd"]
     assert list(read_custom_outputs(["build x: CUSTOM_COMMAND in", *lines])) == ["x"]
-    assert find_settings(lines, "b.o") == {"FLAGS": "-O2 -DX", "DEP_FILE": "a.d"}
-    assert find_settings(lines, "c.o") == {"FLAGS": "-O0"}
-    assert find_settings(lines, "in.c") is None
 
 
 _CONSOLE = """ninja: Entering directory `build'

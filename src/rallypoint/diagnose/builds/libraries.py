@@ -1,21 +1,17 @@
 """Torch's libraries as files of any platform, read and never loaded.
 
-A library of torch has hundreds of megabytes, so it is searched from front to back, in pieces. Headers are
-read of ELF alone, the format of Linux: the rules of its loader need them. Every offset in a file is a claim
-of the file, so it is checked before it is followed, and tables are read up to a limit.
+A library of torch has hundreds of megabytes, so it is searched from front to back, in pieces.
 """
 
 from __future__ import annotations
 
-import hashlib
+import mmap
 import os
-import re
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import IO, Final
 
 from rallypoint.diagnose.builds.verdicts import TEXTS
 from rallypoint.errors import RallypointError
@@ -47,9 +43,6 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise UnreadableError(f"cannot read {path}: {error.strerror}") from None
 
 
-# Any format ------------------------------------------------------------------------------------------------
-
-_ELF: Final = b"\x7fELF"
 _ELF_MACHINES: Final = {3: "x86", 40: "arm", 62: "x86_64", 183: "aarch64", 21: "ppc64", 22: "s390x"}
 _PE_MACHINES: Final = {0x14C: "x86", 0x8664: "x86_64", 0xAA64: "aarch64"}
 _MACHO_MACHINES: Final = {0x01000007: "x86_64", 0x0100000C: "arm64"}
@@ -78,7 +71,7 @@ def identify(head: bytes) -> LibraryTarget | None:
     """The target by the first bytes of a library; None if it is of none of the three formats."""
     pe_at = int.from_bytes(head[0x3C:0x40], "little")
     count = int.from_bytes(head[4:8], "big")
-    if head.startswith(_ELF) and len(head) >= 20:
+    if head.startswith(b"\x7fELF") and len(head) >= 20:
         machine = int.from_bytes(head[18:20], "big" if head[5] == 2 else "little")
         return LibraryTarget("Linux", (_name(_ELF_MACHINES, machine),))
     if head.startswith(b"MZ") and head[pe_at : pe_at + 4] == b"PE\0\0":
@@ -109,141 +102,29 @@ def find_texts(file: IO[bytes]) -> frozenset[bytes]:
     return frozenset(found)
 
 
-def is_same_build(one: Path, other: Path) -> bool:
-    """Whether two libraries are the same, but for what an installation by CMake changes.
+def is_same_build(built: Path, copy: Path) -> bool:
+    """Whether a copy is what was built, but for the search paths that an installation by CMake rewrites.
 
-    It rewrites the search paths of ELF, which leaves the length. Or it strips the library, which leaves the
-    build id. Libraries of other formats have to be equal.
+    The search path of a library in a build folder names that folder. It is rewritten in place, so all else
+    stays where it was.
     """
-    first, second = read_elf(one), read_elf(other)
-    if one.stat().st_size != other.stat().st_size:
-        return bool(first.build_id) and first.build_id == second.build_id
-    return _digest(one, first.paths_at) == _digest(other, second.paths_at)
+    if built.stat().st_size != copy.stat().st_size:
+        return False
+    folder = os.fsencode(Path(built.parent.parent.name, built.parent.name))
+    with _mapped(built) as one, _mapped(copy) as other, memoryview(one) as left, memoryview(other) as right:
+        at = 0
+        while (found := one.find(folder, at)) >= 0:
+            begin, end = max(at, one.rfind(b"\0", at, found)), one.find(b"\0", found)
+            if left[at:begin] != right[at:begin]:
+                return False
+            at = end if end >= 0 else len(one)
+        return left[at:] == right[at:]
 
 
-def _digest(path: Path, blanks: Sequence[tuple[int, int]]) -> bytes:
-    """Of all but the bytes at `blanks`: offsets and lengths."""
-    digest, offset = hashlib.sha256(), 0
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
     with opened(path) as file:
-        while piece := bytearray(file.read(_PIECE_BYTES)):
-            for at, size in blanks:
-                start, end = max(0, at - offset), min(len(piece), at + size - offset)
-                if start < end:
-                    piece[start:end] = bytes(end - start)
-            digest.update(piece)
-            offset += len(piece)
-    return digest.digest()
-
-
-# ELF -------------------------------------------------------------------------------------------------------
-
-_LOAD, _DYNAMIC = 1, 2
-_END, _NEEDED, _STRINGS, _RPATH, _RUNPATH = 0, 1, 5, 15, 29
-_BUILD_ID: Final = re.compile(rb"\x04\0\0\0(?P<size>.)\0\0\0\x03\0\0\0GNU\0", re.DOTALL)
-"""The note with the build id, which linkers write right behind the headers."""
-_MOST_SEGMENTS: Final = 256
-_TABLE_BYTES: Final = 1 << 16
-_STRING_BYTES: Final = 4096
-
-
-@dataclass(frozen=True)
-class Elf:
-    """What the headers of a library of Linux say; nothing, if it is not ELF of 64 bits and little-endian."""
-
-    needed: tuple[str, ...] = ()
-    """The libraries that it is linked with."""
-    rpaths: tuple[str, ...] = ()
-    """Where the loader looks before LD_LIBRARY_PATH."""
-    runpaths: tuple[str, ...] = ()
-    """Where the loader looks after LD_LIBRARY_PATH. If there are any, `rpaths` do not count."""
-    build_id: str = ""
-    """The linker's mark of this link; empty if it wrote none."""
-    paths_at: tuple[tuple[int, int], ...] = ()
-    """Offsets and lengths of the search paths above, which an installation rewrites."""
-
-
-class _Segment(NamedTuple):
-    type: int
-    offset: int
-    address: int
-    size: int
-
-
-def read_elf(path: Path) -> Elf:
-    """The headers of a library; `UnreadableError` if they are damaged."""
-    with opened(path) as file:
-        return _ElfReader(file).read() if file.read(6) == _ELF + b"\2\1" else Elf()
-
-
-class _ElfReader:
-    """A library of 64 bits, on a machine that is little-endian."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._size = file.seek(0, os.SEEK_END)
-        (at,) = self._unpack("Q", 32)
-        size, count = self._unpack("HH", 54)
-        if count > _MOST_SEGMENTS:
-            raise UnreadableError(f"the headers name {count:,} segments")
-        self._segments = [_Segment(*self._unpack("I4xQQ8xQ", at + index * size)) for index in range(count)]
-
-    def read(self) -> Elf:
-        tags = self._dynamic_section()
-        (strings,) = tags.get(_STRINGS, [0])[:1]
-        places = {
-            tag: [self._place(strings + offset) for offset in tags.get(tag, [])]
-            for tag in (_NEEDED, _RPATH, _RUNPATH)
-        }
-        texts = {tag: [self._string(at) for at in found] for tag, found in places.items()}
-        head = self._read(0, min(HEAD_BYTES, self._size))
-        note = _BUILD_ID.search(head)
-        paths = [*zip(places[_RPATH], texts[_RPATH], strict=True)]
-        paths += zip(places[_RUNPATH], texts[_RUNPATH], strict=True)
-        return Elf(
-            needed=tuple(text.decode("utf-8", "replace") for text in texts[_NEEDED]),
-            rpaths=_split(texts[_RPATH]),
-            runpaths=_split(texts[_RUNPATH]),
-            build_id=head[note.end() :][: note["size"][0]].hex() if note else "",
-            paths_at=tuple((at, len(text)) for at, text in paths),
-        )
-
-    def _dynamic_section(self) -> dict[int, list[int]]:
-        """Its values by their tags."""
-        found: dict[int, list[int]] = {}
-        segment = next((each for each in self._segments if each.type == _DYNAMIC), None)
-        table = self._read(segment.offset, min(segment.size, _TABLE_BYTES)) if segment else b""
-        for tag, value in struct.iter_unpack("<QQ", table[: len(table) // 16 * 16]):
-            if tag == _END:
-                break
-            found.setdefault(tag, []).append(value)
-        return found
-
-    def _place(self, address: int) -> int:
-        """Where in the file the byte is that is loaded at an address."""
-        for segment in self._segments:
-            if segment.type == _LOAD and segment.address <= address < segment.address + segment.size:
-                return address - segment.address + segment.offset
-        raise UnreadableError("the dynamic section points at a text that is in no segment")
-
-    def _unpack(self, layout: str, offset: int) -> tuple[int, ...]:
-        return struct.unpack(f"<{layout}", self._read(offset, struct.calcsize(f"<{layout}")))
-
-    def _string(self, offset: int) -> bytes:
-        """The text up to the next zero byte."""
-        text, end, _ = self._read(offset, min(_STRING_BYTES, max(0, self._size - offset))).partition(b"\0")
-        if not end:
-            raise UnreadableError(f"the text at byte {offset:,} has no end")
-        return text
-
-    def _read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes."""
-        if offset + size > self._size:
-            raise UnreadableError(
-                f"the headers point at byte {offset + size:,}, outside of the {self._size:,} that are there"
-            )
-        self._file.seek(offset)
-        return self._file.read(size)
-
-
-def _split(paths: Sequence[bytes]) -> tuple[str, ...]:
-    return tuple(part for path in paths for part in path.decode("utf-8", "replace").split(":") if part)
+        if not path.stat().st_size:
+            raise UnreadableError("it is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content

@@ -10,14 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from rallypoint.diagnose.builds.libraries import (
-    LIBRARIES,
-    LibraryTarget,
-    UnreadableError,
-    examine,
-    opened,
-    read_elf,
-)
+from rallypoint.diagnose.builds.libraries import LIBRARIES, LibraryTarget, UnreadableError, examine, opened
 from rallypoint.diagnose.builds.verdicts import is_libuv
 from rallypoint.errors import UsageError
 
@@ -38,8 +31,6 @@ class Package:
     """`__version__` and `cuda`, where torch/version.py says them."""
     shipped: tuple[str, ...]
     """Files of libuv that come with it."""
-    needed: tuple[str, ...] = ()
-    """The libraries that it is linked with: known for Linux, outside of wheels."""
 
     @property
     def windows(self) -> bool:
@@ -71,7 +62,7 @@ def read_library(library: Path, versions: Mapping[str, str] | None = None) -> Pa
     with opened(library) as file:
         target, texts = examine(file)
     shipped = sorted(path.name for path in library.parent.iterdir() if is_libuv(path.name))
-    return Package(str(library), target, texts, versions or {}, tuple(shipped), read_elf(library).needed)
+    return Package(str(library), target, texts, versions or {}, tuple(shipped))
 
 
 def read_version(folder: Path) -> dict[str, str]:

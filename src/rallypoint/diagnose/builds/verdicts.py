@@ -56,14 +56,6 @@ def architectures(cache: Mapping[str, CacheEntry]) -> str:
 
 
 @dataclass(frozen=True)
-class LibuvHeaders:
-    """A libuv that can be compiled against: its version and the folder of its uv.h."""
-
-    version: str
-    folder: str
-
-
-@dataclass(frozen=True)
 class InstalledCopy:
     """A library that was built, and the one of its name where it is loaded from."""
 
@@ -128,14 +120,10 @@ def is_libuv(name: str) -> bool:
     )
 
 
-def judge_linked(needed: Sequence[str], shipped: Sequence[str]) -> Finding | None:
-    """The libuv that is linked or shipped, if any. It proves nothing: gloo needs one as well."""
-    linked = [name for name in needed if is_libuv(name)]
-    parts = [f"linked with {', '.join(linked)}"] if linked else []
-    parts += (
-        [f"{', '.join(shipped)} comes with it, which proves nothing: gloo uses it too"] if shipped else []
-    )
-    return ok("libuv library", "; ".join(parts)) if parts else None
+def judge_shipped(shipped: Sequence[str]) -> Finding | None:
+    """The libuv that comes with it, if any: some take it for the server."""
+    proof = "which proves nothing: gloo uses it too"
+    return ok("libuv library", f"{', '.join(shipped)} comes with it, {proof}") if shipped else None
 
 
 # A tree ----------------------------------------------------------------------------------------------------
@@ -199,30 +187,3 @@ def judge_copies(folder: str, copies: Sequence[InstalledCopy]) -> Finding:
 
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def judge_versions(
-    carried: LibuvHeaders | None, used: LibuvHeaders | None, others: Sequence[LibuvHeaders]
-) -> Finding:
-    """The libuv that TensorPipe carries is the one that is linked; its headers have to be those in use."""
-    name = "libuv versions"
-    aside = "".join(f"; {each.version} in {each.folder} is not used" for each in others if each != used)
-    if carried is None:
-        return warning(
-            name,
-            f"TensorPipe's libuv is not in the tree{aside}",
-            "git submodule update --init --recursive",
-        )
-    if used is not None and used.version != carried.version:
-        return failure(
-            name,
-            f"the headers in use are of {used.version} ({used.folder}), the library is {carried.version}",
-            f"take {used.folder} out of CPATH, CXXFLAGS and CMAKE_PREFIX_PATH, and configure again",
-        )
-    if used is None and any(each.version != carried.version for each in others):
-        seen = ", ".join(f"{each.version} in {each.folder}" for each in others)
-        found = (
-            f"TensorPipe carries {carried.version}; there is also {seen}; which is used cannot be told yet"
-        )
-        return warning(name, found, "configure the tree, and check it again")
-    return ok(name, f"{carried.version}, which TensorPipe carries{aside}")

@@ -111,14 +111,19 @@ def is_same_build(built: Path, copy: Path) -> bool:
     if built.stat().st_size != copy.stat().st_size:
         return False
     folder = os.fsencode(Path(built.parent.parent.name, built.parent.name))
-    with _mapped(built) as one, _mapped(copy) as other, memoryview(one) as left, memoryview(other) as right:
+    with _mapped(built) as one, _mapped(copy) as other:
         at = 0
         while (found := one.find(folder, at)) >= 0:
             begin, end = max(at, one.rfind(b"\0", at, found)), one.find(b"\0", found)
-            if left[at:begin] != right[at:begin]:
+            if not _equal(one, other, range(at, begin)):
                 return False
             at = end if end >= 0 else len(one)
-        return left[at:] == right[at:]
+        return _equal(one, other, range(at, len(one)))
+
+
+def _equal(one: mmap.mmap, other: mmap.mmap, part: range) -> bool:
+    pieces = (slice(at, min(at + _PIECE_BYTES, part.stop)) for at in part[::_PIECE_BYTES])
+    return all(one[piece] == other[piece] for piece in pieces)
 
 
 @contextmanager

@@ -17,12 +17,10 @@ from rallypoint.diagnose.builds.progress import (
     Output,
     count_steps,
     libuv_of,
-    never_there,
     of_this_run,
     pace,
     state_of,
     targets_of,
-    time_left,
 )
 
 _LINES = """0\t17\t1794753749936574438\tCMakeFiles/m.dir/m.c.o\t6747aa9e5bc3411a
@@ -116,25 +114,11 @@ def test_what_the_run_before_has_done_is_not_counted() -> None:
     assert of_this_run([*before[:1], new], 100.0, 160.7) == [new]
 
 
-def test_steps_that_make_no_file() -> None:
-    target, made, symbolic = "a/CMakeFiles/always", "made.h", "symbolic"
-    custom = frozenset({target, made, symbolic})
-    outputs = [_output(1, made), _output(2, target), _output(3, symbolic), _output(4, "compiled.o")]
-    assert never_there(outputs, custom, lambda path: path == made) == 2
-    twice = [*outputs, _output(1, target), _output(2, symbolic)]
-    assert never_there(twice, custom, lambda path: path == made) == 2
-    failed = [*outputs, _output(1, symbolic)]  # made.h was removed by a run that did not make it again
-    assert never_there(failed, custom, lambda _: False) == 2
-
-
 def test_pace_is_that_of_the_last_minutes() -> None:
     slow_then_quick = [_output(1_000, "a"), *(_output(900_000 + n, str(n)) for n in range(60))]
     assert pace(slow_then_quick, 960.0) == 0.5
     assert pace(slow_then_quick[:1], 2.0) == 0.5
     assert pace([], 10.0) is None
-    assert time_left(40, 100, 0.5) == 120
-    assert time_left(1, None, 0.5) is None
-    assert time_left(1, 2, None) is None
 
 
 def test_libuv() -> None:

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +24,6 @@ from rallypoint.errors import RallypointError
 LOG: Final = ".ninja_log"
 _DEPENDENCIES: Final = ".ninja_deps"
 _DRY_RUN_SECONDS: Final = 120
-_FIRST_STEPS: Final = 5
 
 _HEADER: Final = re.compile(r"# ninja log v[567]\b")
 _LOGGED: Final = re.compile(
@@ -64,11 +62,6 @@ def read_custom_outputs(lines: Iterable[str]) -> Iterator[str]:
     return read_outputs(line for line in lines if re.search(r": CUSTOM_COMMAND\b", line))
 
 
-def sets_its_own_folder(lines: Iterable[str]) -> bool:
-    """Whether build.ninja says where its log is to be; CMake's never do."""
-    return any(re.match(r"builddir\s*=", line) for line in lines)
-
-
 def parse_console(lines: Sequence[str]) -> Console:
     """Status lines and failures. Where several runs follow each other in one text, the last one counts."""
     done, total, ended, inside = 0, 0, False, False
@@ -96,14 +89,6 @@ def parse_console(lines: Sequence[str]) -> Console:
 # a build file that includes the real one and says that the log is elsewhere.
 
 
-@dataclass(frozen=True)
-class StepsLeft:
-    """What a dry run says: how many steps are left, and which come first."""
-
-    count: int
-    first: tuple[str, ...]
-
-
 def find_program(build: Path) -> str | None:
     """The ninja that CMake has chosen for a folder: another version could not read its log."""
     try:
@@ -113,8 +98,8 @@ def find_program(build: Path) -> str | None:
     return entry.value if entry and entry.found else shutil.which("ninja")
 
 
-def ask_what_is_left(program: str, build: Path, log: bytes, targets: Sequence[str]) -> StepsLeft | None:
-    """What is left to do, going by this log; all of it, if that is empty. None if ninja does not say."""
+def ask_what_is_left(program: str, build: Path, log: bytes, targets: Sequence[str]) -> Console | None:
+    """What ninja would print, going by this log; all steps, if that is empty. None if ninja does not say."""
     with tempfile.TemporaryDirectory() as folder:
         if log:
             Path(folder, LOG).write_bytes(log)
@@ -123,9 +108,9 @@ def ask_what_is_left(program: str, build: Path, log: bytes, targets: Sequence[st
         return _dry_run(program, build, folder, targets)
 
 
-def _dry_run(program: str, build: Path, folder: str, targets: Sequence[str]) -> StepsLeft | None:
+def _dry_run(program: str, build: Path, folder: str, targets: Sequence[str]) -> Console | None:
     manifest = Path(folder, "shadow.ninja")
-    manifest.write_text(f"builddir = {folder.replace('$', '$$')}\ninclude build.ninja\n", encoding="utf-8")
+    manifest.write_text(f"include build.ninja\nbuilddir = {folder.replace('$', '$$')}\n", encoding="utf-8")
     try:
         done = subprocess.run(
             [program, "-C", str(build), "-f", str(manifest), "-n", *targets],
@@ -140,5 +125,4 @@ def _dry_run(program: str, build: Path, folder: str, targets: Sequence[str]) -> 
         return None
     if done.returncode != 0 or "starting over" in done.stdout + done.stderr:  # it could not read the log
         return None
-    console = parse_console(done.stdout.splitlines())
-    return StepsLeft(console.total, console.steps[:_FIRST_STEPS])
+    return parse_console(done.stdout.splitlines())

@@ -7,7 +7,7 @@ changed. So ninja is asked (`ninja.ask_what_is_left`), and the total is right fo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,8 +19,6 @@ _LIBUV: Final = re.compile(
 _SERVER: Final = "TCPStoreLibUvBackend.cpp."
 _TORCH: Final = re.compile(r"(?:^|[/\\])(?:torch_cpu\.dir[/\\]|(?:lib)?torch_cpu\.(?:so|dylib|dll)$)")
 """The outputs by which a build of torch is known."""
-_TARGET: Final = re.compile(r"(?:^|[/\\])CMakeFiles[/\\][^/\\]+$")
-"""What CMake calls the output of a custom target, which no command makes."""
 
 _CLOCK_SECONDS: Final = 2.0
 _VALUES: Final = frozenset("Cfjkldtw")
@@ -125,32 +123,12 @@ def of_this_run(outputs: Sequence[Output], began: float, written: float) -> list
     if outputs and written - outputs[-1].end / 1e3 < earliest:
         return []
     mine: list[Output] = []
-    for output in _last_run(outputs):
-        if output.stamp > 0 and output.stamp / 1e9 - output.start / 1e3 < earliest:
+    for output in reversed(outputs):
+        too_old = output.stamp > 0 and output.stamp / 1e9 - output.start / 1e3 < earliest
+        if too_old or (mine and output.end > mine[-1].end):
             break
         mine.append(output)
     return mine[::-1]
-
-
-def never_there(outputs: Sequence[Output], custom: frozenset[str], exists: Callable[[str], bool]) -> int:
-    """The number of steps that have run and make no file. ninja runs them each time: they are always left.
-
-    They are custom commands: targets of CMake, or steps of the last run. If the output of a compiler or of an
-    older run is missing, it was removed, for example by a step that failed.
-    """
-    last = {output.path for output in _last_run(outputs)}
-    paths = {each.path for each in outputs if each.path in last or _TARGET.search(each.path)}
-    return sum(not exists(path) for path in paths & custom)
-
-
-def _last_run(outputs: Sequence[Output]) -> Iterator[Output]:
-    """The outputs of the last run, backwards: an output that ends later than the next is of another run."""
-    end = None
-    for output in reversed(outputs):
-        if end is not None and output.end > end:
-            return
-        end = output.end
-        yield output
 
 
 def pace(outputs: Sequence[Output], elapsed: float) -> float | None:
@@ -158,13 +136,6 @@ def pace(outputs: Sequence[Output], elapsed: float) -> float | None:
     window = min(_WINDOW_SECONDS, elapsed)
     recent = count_steps(output for output in outputs if output.end / 1000 >= elapsed - window)
     return recent / window if recent and window > 0 else None
-
-
-def time_left(done: int, total: int | None, steps_per_second: float | None) -> float | None:
-    """In seconds, at this pace."""
-    if total is None or steps_per_second is None:
-        return None
-    return max(0, total - done) / steps_per_second
 
 
 def libuv_of(known: frozenset[str], is_made: Callable[[str], bool]) -> Libuv | None:

@@ -19,6 +19,7 @@ from rallypoint.diagnose.builds.progress import BuildProgress, CompilerLoad, Con
 from rallypoint.errors import UsageError
 
 _POLL_SECONDS: Final = 0.1
+_FIRST_STEPS: Final = 5
 _NINJA: Final = re.compile(r"(?:ninja|ninja-build|samu)(?:\.exe)?", re.IGNORECASE)
 
 
@@ -49,8 +50,6 @@ class BuildWatch:
         """The outputs that build.ninja has."""
         self._custom: frozenset[str] = frozenset()
         """The outputs of custom commands among them."""
-        self._askable = False
-        """Whether a dry run can be given a log of its own."""
         self._read_at = 0
         """The time stamp of the build.ninja that this is from."""
         self._program: str | None = None
@@ -101,7 +100,6 @@ class BuildWatch:
                 content = _lines_in(path)
                 self._known = frozenset(ninja.read_outputs(content))
                 self._custom = frozenset(ninja.read_custom_outputs(content))
-                self._askable = not ninja.sets_its_own_folder(content)
                 self._program, self._read_at = ninja.find_program(self._build), stamp
         except OSError:
             if self._command is None:
@@ -139,7 +137,7 @@ class BuildWatch:
             done,
             total,
             None if speed is None else round(speed * 60, 2),
-            progress.time_left(done, total, speed),
+            None if speed is None or total is None else (total - done) / speed,
             self._meter.read() if self._meter else None,
             self._libuv(log.outputs),
             failures=console.failures,
@@ -153,7 +151,7 @@ class BuildWatch:
         """Ask once in a run. A dry run counts steps that make no file, even if this run has done them."""
         if self._ninja is not None and not self._asked:
             left = self._ask(log.content)
-            self._total = None if left is None else done + left.count - self._always(mine)
+            self._total = None if left is None else done + left.total - self._always(mine)
             self._asked = True
         return None if self._total is None else max(done, self._total)
 
@@ -161,7 +159,7 @@ class BuildWatch:
 
     def _look_at_rest(self, log: _Log, console: Console) -> BuildProgress:
         left = self._ask(log.content)
-        count = None if left is None else max(0, left.count - self._always(log.outputs))
+        count = None if left is None else max(0, left.total - self._always(log.outputs))
         exit_code = self._command.poll() if self._command else None
         state = progress.state_of(console, count, exit_code, begun=bool(log.outputs))
         done, total = self._count_at_rest(log, console, count)
@@ -172,7 +170,7 @@ class BuildWatch:
             libuv=self._libuv(log.outputs),
             exit_code=exit_code,
             failures=console.failures,
-            next_steps=left.first if left and count and state != "complete" else (),
+            next_steps=left.steps[:_FIRST_STEPS] if left and count and state != "complete" else (),
         )
 
     def _count_at_rest(self, log: _Log, console: Console, left: int | None) -> tuple[int, int | None]:
@@ -185,11 +183,13 @@ class BuildWatch:
         whole = self._ask(b"")
         if whole is None or left is None:
             return 0, None
-        total = max(left, whole.count)
+        total = max(left, whole.total)
         return total - left, total
 
     def _always(self, outputs: Sequence[Output]) -> int:
-        return progress.never_there(outputs, self._custom, self._exists)
+        """How many steps have run and make no file. ninja runs them each time: they are always left."""
+        logged = {output.path for output in outputs}
+        return sum(not self._exists(path) for path in logged & self._custom)
 
     def _exists(self, path: str) -> bool:
         return (self._build / path).exists()
@@ -198,8 +198,8 @@ class BuildWatch:
         logged = {output.path for output in outputs}
         return progress.libuv_of(self._known, lambda path: path in logged and self._exists(path))
 
-    def _ask(self, log: bytes) -> ninja.StepsLeft | None:
-        if self._program is None or self._targets is None or not self._askable:
+    def _ask(self, log: bytes) -> Console | None:
+        if self._program is None or self._targets is None:
             return None
         return ninja.ask_what_is_left(self._program, self._build, log, self._targets)
 
@@ -216,9 +216,9 @@ def _read_log(path: Path) -> _Log:
 
 
 def _lines_in(path: Path) -> list[str]:
-    """The lines of a build file that name outputs or say where the log is to be."""
+    """The lines of a build file that name outputs."""
     with path.open(encoding="utf-8", errors="replace") as lines:
-        return [line for line in lines if line.startswith(("build ", "builddir"))]
+        return [line for line in lines if line.startswith("build ")]
 
 
 def _read_console(path: Path) -> Console:

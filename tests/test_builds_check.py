@@ -35,8 +35,8 @@ from command_line import invoke
 from rallypoint.diagnose.builds.check import check
 from rallypoint.diagnose.builds.libraries import UnreadableError
 from rallypoint.diagnose.builds.loader import explain_import, judge_import
-from rallypoint.diagnose.builds.trees import parse_cache
-from rallypoint.diagnose.builds.verdicts import MISSING, SERVER, BuildReport
+from rallypoint.diagnose.builds.trees import read_cache
+from rallypoint.diagnose.builds.verdicts import MISSING, SERVER, BuildReport, is_found, is_on
 from rallypoint.diagnose.findings import Finding, State
 from rallypoint.errors import RallypointError, UsageError
 from raw import SECONDS
@@ -365,14 +365,15 @@ def test_stages_of_a_tree(tmp_path: Path) -> None:
 # CMakeCache.txt
 
 
-def test_the_cache_of_cmake() -> None:
-    cache = parse_cache(
+def test_the_cache_of_cmake(tmp_path: Path) -> None:
+    (tmp_path / "CMakeCache.txt").write_text(
         "# a comment\n//Use distributed\nA:BOOL=ON\nB:BOOL=1\nC:UNINITIALIZED=OFF\n"
         "F:STRING=a=b\nD:FILEPATH=D-NOTFOUND\nE:STRING=\nnonsense\n"
     )
-    found = {name: entry.value for name, entry in cache.items() if entry.found}
+    cache = read_cache(tmp_path)
+    found = {name: value for name, value in cache.items() if is_found(value)}
     assert found == {"A": "ON", "B": "1", "C": "OFF", "F": "a=b"}
-    assert [name for name, entry in cache.items() if entry.on] == ["A", "B"]
+    assert [name for name, value in cache.items() if is_on(value)] == ["A", "B"]
 
 
 # The command

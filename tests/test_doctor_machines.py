@@ -21,9 +21,8 @@ from rallypoint.diagnose.doctor import network, reachability
 from rallypoint.diagnose.doctor.all_machines import Launched, by_launcher, receive, visit
 from rallypoint.diagnose.doctor.between_machines import judge_machines
 from rallypoint.diagnose.doctor.exchange import Gathered, Participant, gather
-from rallypoint.diagnose.doctor.machine_card import Card, Way, own_card
 from rallypoint.diagnose.doctor.network import Interface
-from rallypoint.diagnose.doctor.reachability import probe_server, reach
+from rallypoint.diagnose.doctor.reachability import Card, Way, own_card, probe_server, reach
 from rallypoint.diagnose.findings import Finding, State, ok, warning
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint

@@ -19,6 +19,7 @@ from typing import Final
 from rallypoint.diagnose.builds.libraries import UnreadableError
 from rallypoint.diagnose.builds.progress import Console, FailedStep, Output
 from rallypoint.diagnose.builds.trees import read_cache
+from rallypoint.diagnose.builds.verdicts import is_found
 from rallypoint.errors import RallypointError
 
 LOG: Final = ".ninja_log"
@@ -92,10 +93,10 @@ def parse_console(lines: Sequence[str]) -> Console:
 def find_program(build: Path) -> str | None:
     """The ninja that CMake has chosen for a folder: another version could not read its log."""
     try:
-        entry = read_cache(build).get("CMAKE_MAKE_PROGRAM")
+        chosen = read_cache(build).get("CMAKE_MAKE_PROGRAM", "")
     except RallypointError:
-        entry = None
-    return entry.value if entry and entry.found else shutil.which("ninja")
+        chosen = ""
+    return chosen if is_found(chosen) else shutil.which("ninja")
 
 
 def ask_what_is_left(program: str, build: Path, log: bytes, targets: Sequence[str]) -> Console | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from rallypoint.diagnose.builds.verdicts import CacheEntry, architectures
+from rallypoint.diagnose.builds.verdicts import architectures, is_on
 from rallypoint.errors import UsageError
 
 _ARCHITECTURE: Final = re.compile(r"\d{1,2}\.\d[a-z]?(\+PTX)?")
@@ -53,7 +53,7 @@ class TreeFacts:
     version: str = ""
     build: str = "build"
     """The build folder, as it is called in the tree."""
-    cache: Mapping[str, CacheEntry] = field(default_factory=dict)
+    cache: Mapping[str, str] = field(default_factory=dict)
     """What that is configured with; empty if there is none."""
     built: bool = False
     """Whether it holds libraries already."""
@@ -128,7 +128,7 @@ def _extent(options: Mapping[str, str], facts: TreeFacts) -> tuple[bool, str]:
     changed = [
         name
         for name in ("USE_CUDA", "USE_CUDNN", "USE_NCCL")
-        if name in facts.cache and facts.cache[name].on != (options[name] == "ON")
+        if name in facts.cache and is_on(facts.cache[name]) != (options[name] == "ON")
     ]
     before, after = architectures(facts.cache), options.get("TORCH_CUDA_ARCH_LIST", "")
     if _list(before) != _list(after) and options["USE_CUDA"] == "ON":
@@ -145,10 +145,10 @@ def _list(text: str) -> list[str]:
     return sorted(part for part in re.split(r"[;, ]+", text) if part)
 
 
-def _settled(options: Mapping[str, str], cache: Mapping[str, CacheEntry]) -> list[str]:
+def _settled(options: Mapping[str, str], cache: Mapping[str, str]) -> list[str]:
     switches = [name for name in options if name.startswith("USE_") and name in cache]
-    right = [name for name in switches if cache[name].on == (options[name] == "ON")]
-    wrong = [f"{name} is {cache[name].value}" for name in switches if name not in right]
+    right = [name for name in switches if is_on(cache[name]) == (options[name] == "ON")]
+    wrong = [f"{name} is {cache[name]}" for name in switches if name not in right]
     remarks = [f"right as it is configured: {', '.join(right)}"] if right else []
     remarks += [f"to be changed: {', '.join(wrong)}"] if wrong else []
     if "USE_LIBUV" in cache:

@@ -11,11 +11,11 @@ from typing import Final
 from rallypoint.diagnose.builds.libraries import BINDINGS, LIBRARIES, is_same_build
 from rallypoint.diagnose.builds.packages import library_in
 from rallypoint.diagnose.builds.plan import CLONE, RELEASE, TreeFacts
-from rallypoint.diagnose.builds.verdicts import CacheEntry, InstalledCopy
+from rallypoint.diagnose.builds.verdicts import InstalledCopy
 from rallypoint.errors import RallypointError, UsageError
 
 _CACHE: Final = "CMakeCache.txt"
-_ENTRY: Final = re.compile(r"^(?P<name>\w+):[A-Z]+=(?P<value>.*)$", re.MULTILINE)
+_ENTRY: Final = re.compile(r"^(\w+):[A-Z]+=(.*)$", re.MULTILINE)
 
 _SERVER_SOURCE: Final = "TCPStoreLibUvBackend.cpp"
 """The file that the libuv server is in."""
@@ -24,15 +24,10 @@ _SERVER_SOURCE: Final = "TCPStoreLibUvBackend.cpp"
 # CMakeCache.txt --------------------------------------------------------------------------------------------
 
 
-def parse_cache(text: str) -> dict[str, CacheEntry]:
-    """All variables by their names."""
-    return {match["name"]: CacheEntry(match["value"]) for match in _ENTRY.finditer(text)}
-
-
-def read_cache(build: Path) -> dict[str, CacheEntry]:
-    """The cache of a build folder."""
+def read_cache(build: Path) -> dict[str, str]:
+    """What a build folder is configured with: all variables by their names."""
     try:
-        return parse_cache((build / _CACHE).read_text(encoding="utf-8", errors="replace"))
+        return dict(_ENTRY.findall((build / _CACHE).read_text(encoding="utf-8", errors="replace")))
     except OSError as error:
         raise RallypointError(f"cannot read {build / _CACHE}: {error.strerror}") from None
 
@@ -46,7 +41,7 @@ class Tree:
 
     source: Path
     build: Path | None
-    cache: Mapping[str, CacheEntry]
+    cache: Mapping[str, str]
     others: tuple[Path, ...] = ()
     """Further build folders, whose files are older."""
 
@@ -61,7 +56,7 @@ class Tree:
     @property
     def windows(self) -> bool:
         """Whether it is built for Windows, by the compiler."""
-        compiler = self.cache.get("CMAKE_CXX_COMPILER", CacheEntry("")).value.lower().replace("\\", "/")
+        compiler = self.cache.get("CMAKE_CXX_COMPILER", "").lower().replace("\\", "/")
         return compiler.rpartition("/")[2] in ("cl.exe", "cl", "clang-cl.exe")
 
 
@@ -69,8 +64,8 @@ def find_tree(path: Path) -> Tree | None:
     """The tree that this folder is, or whose build folder it is."""
     if (path / _CACHE).is_file():
         cache = read_cache(path)
-        source = Path(cache.get("CMAKE_HOME_DIRECTORY", CacheEntry(str(path.parent))).value)
-        is_torch = is_source(source) or cache.get("CMAKE_PROJECT_NAME", CacheEntry("")).value == "Torch"
+        source = Path(cache.get("CMAKE_HOME_DIRECTORY", path.parent))
+        is_torch = is_source(source) or cache.get("CMAKE_PROJECT_NAME") == "Torch"
         return Tree(source, path, cache) if is_torch else None
     if not is_source(path):
         return None

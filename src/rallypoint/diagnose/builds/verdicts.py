@@ -31,27 +31,20 @@ _ON_WINDOWS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """A variable of the cache, the file that says what a build folder is configured with."""
-
-    value: str
-
-    @property
-    def on(self) -> bool:
-        """Whether `if(VARIABLE)` is true in CMake."""
-        number = re.fullmatch(r"-?[0-9]+", self.value) is not None and int(self.value) != 0
-        return self.value.lower() in _TRUE or number
-
-    @property
-    def found(self) -> bool:
-        """Whether a search has found something: an empty value or one that ends in NOTFOUND has not."""
-        return bool(self.value) and not self.value.endswith("NOTFOUND")
+def is_on(value: str) -> bool:
+    """Whether `if(VARIABLE)` is true in CMake for a variable of its cache."""
+    number = re.fullmatch(r"-?[0-9]+", value) is not None and int(value) != 0
+    return value.lower() in _TRUE or number
 
 
-def architectures(cache: Mapping[str, CacheEntry]) -> str:
+def is_found(value: str) -> bool:
+    """Whether a search of CMake has found something: an empty value or one that ends in NOTFOUND has not."""
+    return bool(value) and not value.endswith("NOTFOUND")
+
+
+def architectures(cache: Mapping[str, str]) -> str:
     """The GPU architectures that a build is for, as they were given."""
-    given = [cache[name].value for name in _ARCHITECTURES if name in cache and cache[name].found]
+    given = [cache[name] for name in _ARCHITECTURES if is_found(cache.get(name, ""))]
     return next((value for value in given if value != "OFF"), "")
 
 
@@ -129,16 +122,16 @@ def judge_shipped(shipped: Sequence[str]) -> Finding | None:
 # A tree ----------------------------------------------------------------------------------------------------
 
 
-def judge_options(cache: Mapping[str, CacheEntry], defined: bool | None, windows: bool) -> list[Finding]:
+def judge_options(cache: Mapping[str, str], defined: bool | None, windows: bool) -> list[Finding]:
     """What it is configured with, and whether the macro that counts is set for the file that counts."""
-    off = [name for name in _NEEDED if name in cache and not cache[name].on]
-    shown = [f"{name}={cache[name].value if name in cache else 'not set'}" for name in _OPTIONS]
+    off = [name for name in _NEEDED if name in cache and not is_on(cache[name])]
+    shown = [f"{name}={cache.get(name, 'not set')}" for name in _OPTIONS]
     shown.append(f"architectures {architectures(cache) or 'not set'}")
     wanted = " and ".join(f"-D{name}=ON" for name in off)
     hint = f"configure again with {wanted}: the server is compiled where both are on"
     text = ", ".join(shown)
     findings = [failure("options", text, _ON_WINDOWS if windows else hint) if off else ok("options", text)]
-    if "USE_LIBUV" in cache and cache["USE_LIBUV"].on and not windows and (off or defined is False):
+    if is_on(cache.get("USE_LIBUV", "")) and not windows and (off or defined is False):
         findings.append(
             warning(
                 "USE_LIBUV",

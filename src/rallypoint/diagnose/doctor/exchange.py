@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 from rallypoint.codec import ReadBy, from_text, to_json, to_text
-from rallypoint.diagnose.doctor.machine_card import Card, Way, own_card
-from rallypoint.diagnose.doctor.reachability import probe_server, reach
+from rallypoint.diagnose.doctor.reachability import Card, Way, own_card, probe_server, reach
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.stores.base import Store

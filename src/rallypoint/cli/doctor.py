@@ -116,7 +116,7 @@ def examine(situation: Situation, *, asked_for: bool, as_json: bool) -> bool:
 
 
 def _visit(endpoint: Endpoint, findings: Sequence[Finding]) -> tuple[Gathered | None, list[Finding]]:
-    """What there is between this machine and the one of a doctor at the endpoint, if there is one."""
+    """The ways between this machine and the one of a doctor at the endpoint, and findings about them."""
     try:
         gathered = visit(endpoint, findings)
     except RallypointError as error:
@@ -148,7 +148,7 @@ def examine_everyone(folder: Path, *, as_json: bool) -> bool:
 
 
 def _print_machines(gathered: Gathered) -> None:
-    """What is not good, first what is so on all machines, then what is so on each."""
+    """The findings that are not good: first those of all machines, then those of each."""
     of_each = {
         number: {(each.name, each.state, each.found): each for each in found if each.state not in _QUIET}
         for number, found in gathered.findings.items()
@@ -222,7 +222,7 @@ def mend(situation: Situation, *, as_json: bool) -> bool:
 
 
 def _not_in_file(fixes: Sequence[Fix]) -> dict[str, dict[str, str]]:
-    """What the file that counts here lacks, by table. UsageError says what to put in, if there is one."""
+    """The fixes that no file of settings has, by table. UsageError names them if there is a file already."""
     options, variables = read_file(Path.cwd())
     known = {*options, *variables}
     missing = [each for each in fixes if not known & {each.key, each.key.replace("-", "_")}]

@@ -1,4 +1,4 @@
-"""What ninja says: build.ninja, .ninja_log, what it prints, and a dry run that tells what is left to do.
+"""The files of ninja, build.ninja and .ninja_log; its output; and a dry run that tells the steps left to do.
 
 .ninja_log has a line for each output of each step that has ended well, appended when it ends: start and end
 in milliseconds since that run of ninja began, a time stamp, the output, a hash of the command. Steps that
@@ -100,7 +100,7 @@ def find_program(build: Path) -> str | None:
 
 
 def ask_what_is_left(program: str, build: Path, log: bytes, targets: Sequence[str]) -> Console | None:
-    """What ninja would print, going by this log; all steps, if that is empty. None if ninja does not say."""
+    """The output of a dry run by this log; all steps, if that is empty. None if ninja does not say."""
     with tempfile.TemporaryDirectory() as folder:
         if log:
             Path(folder, LOG).write_bytes(log)

@@ -20,7 +20,7 @@ _VERSION_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True)
 class Package:
-    """What is known of a torch."""
+    """A torch, as its files describe it."""
 
     library: str
     """The path of the library that holds the TCPStore."""
@@ -66,7 +66,7 @@ def read_library(library: Path, versions: Mapping[str, str] | None = None) -> Pa
 
 
 def read_version(folder: Path) -> dict[str, str]:
-    """What torch/version.py of a folder says."""
+    """`__version__` and `cuda` by torch/version.py of a folder; empty without that file."""
     try:
         with (folder / "version.py").open("rb") as file:
             return _parse_version(file)

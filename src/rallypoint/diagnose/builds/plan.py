@@ -26,7 +26,7 @@ CLONE: Final = f"git clone --recursive --branch v{RELEASE} https://github.com/py
 
 
 class Platform(str, Enum):
-    """What a build is for."""
+    """The system that a build is for."""
 
     LINUX = "linux"
     MACOS = "macos"
@@ -35,7 +35,7 @@ class Platform(str, Enum):
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is asked for."""
+    """The build that the user asks for."""
 
     tree: str
     platform: Platform
@@ -48,13 +48,13 @@ class Wishes:
 
 @dataclass(frozen=True)
 class TreeFacts:
-    """What is known of the tree."""
+    """The source tree as it was found."""
 
     version: str = ""
     build: str = "build"
     """The build folder, as it is called in the tree."""
     cache: Mapping[str, str] = field(default_factory=dict)
-    """What that is configured with; empty if there is none."""
+    """The variables of its CMake cache; empty if it is not configured."""
     built: bool = False
     """Whether it holds libraries already."""
     missing: bool = False
@@ -63,7 +63,7 @@ class TreeFacts:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What to do, as the scripts need it."""
+    """The build as the scripts need it."""
 
     wishes: Wishes
     facts: TreeFacts
@@ -72,7 +72,7 @@ class BuildPlan:
     whole: bool
     """Whether all of torch is built, and not only the two libraries that have to do with the store."""
     remarks: tuple[str, ...]
-    """What was found in the tree, and what follows from it."""
+    """Sentences about the tree, for the head of the script."""
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:

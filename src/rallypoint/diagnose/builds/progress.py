@@ -1,4 +1,4 @@
-"""How far a ninja build is: counts, pace and state, out of what was read. Pure: the time is a parameter.
+"""How far a ninja build is: counts, pace and state, by its log and its output. Pure: the time is a parameter.
 
 How many steps are left, only ninja knows: it depends on times, on headers, and on whether a command has
 changed. So ninja is asked (`ninja.ask_what_is_left`), and the total is right for any build.
@@ -52,13 +52,13 @@ class FailedStep:
 
 @dataclass(frozen=True)
 class Console:
-    """What ninja has printed so far."""
+    """The output of ninja so far."""
 
     done: int = 0
     """Steps that have ended well. ninja's own count has those that failed in it."""
     total: int = 0
     steps: tuple[str, ...] = ()
-    """What the status lines say, in their order."""
+    """The texts of the status lines, in their order."""
     failures: tuple[FailedStep, ...] = ()
     ended: bool = False
     """Whether ninja has said that it ends: where it fails, and where there is nothing to do."""
@@ -66,7 +66,7 @@ class Console:
 
 @dataclass(frozen=True)
 class CompilerLoad:
-    """What the compilers take."""
+    """Processors and memory that the compilers take."""
 
     steps: int
     """How many steps run at this moment."""

@@ -1,4 +1,4 @@
-"""A source tree of torch and its build folder: what is configured, compiled, and installed from it."""
+"""A source tree of torch and its build folder: its configuration, and the libraries built and installed."""
 
 from __future__ import annotations
 

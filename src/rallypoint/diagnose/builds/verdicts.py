@@ -123,7 +123,7 @@ def judge_shipped(shipped: Sequence[str]) -> Finding | None:
 
 
 def judge_options(cache: Mapping[str, str], defined: bool | None, windows: bool) -> list[Finding]:
-    """What it is configured with, and whether the macro that counts is set for the file that counts."""
+    """The options of a build folder, and whether the file with the server gets the macro that counts."""
     off = [name for name in _NEEDED if name in cache and not is_on(cache[name])]
     shown = [f"{name}={cache.get(name, 'not set')}" for name in _OPTIONS]
     shown.append(f"architectures {architectures(cache) or 'not set'}")

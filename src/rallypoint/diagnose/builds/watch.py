@@ -62,9 +62,9 @@ class BuildWatch:
         self._done = 0
         """How many of them were done at the last look. It never falls, even if two runs look like one."""
         self._seen: frozenset[Output] = frozenset()
-        """What was logged at the last look."""
+        """All outputs in the log at the last look."""
         self._older: frozenset[Output] = frozenset()
-        """What was logged before that run was found: outputs of other runs."""
+        """The outputs in the log before that run was found: those of other runs."""
         self._asked = False
         self._meter: _Meter | None = None
 

@@ -51,7 +51,7 @@ class Participant:
 
 @dataclass(frozen=True)
 class MachineRow:
-    """What one machine tells: of its ways, and of itself."""
+    """The ways that one machine has tried, and its findings about itself."""
 
     ways: tuple[Way, ...]
     findings: tuple[Finding, ...]
@@ -76,7 +76,7 @@ class Gathered:
         return [number for number in range(self.count) if number not in self.cards]
 
     def as_json(self) -> dict[str, Any]:
-        """What the report tells."""
+        """The exchange as `--json` prints it."""
         return {**to_json(self), "cards": to_json(list(self.cards.values())), "missing": self.missing}
 
     @property
@@ -117,7 +117,7 @@ def gather(store: Store, own: Participant, findings: Sequence[Finding]) -> Gathe
 
 
 def _collect(store: Store, key: str, numbers: Iterable[int], seconds: float, kind: type[T]) -> dict[int, T]:
-    """What these machines publish in time under a key, by number, without what cannot be read."""
+    """The values that these machines publish in time under a key, by number; unreadable ones are left out."""
     found = {}
     deadline = time.monotonic() + seconds
     for number in numbers:

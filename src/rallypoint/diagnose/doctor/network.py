@@ -196,7 +196,7 @@ def addresses_of(name: str) -> tuple[str, ...]:
 
 
 def check_host_name(situation: Situation) -> Iterator[Finding]:
-    """What the own name resolves to: gloo listens there, and the first machine is often named by it."""
+    """Whether the own name resolves well: gloo listens there, and the first machine is often named by it."""
     name = socket.gethostname()
     yield from judge_spelling(name)
     remedy = f"add {name} to {_HOSTS_FILE}"

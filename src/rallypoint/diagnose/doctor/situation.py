@@ -1,4 +1,4 @@
-"""What a check may use besides the machine itself: what the user has said, in options and variables."""
+"""The options and variables that the user has given: every check may use them, besides the machine itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class Situation:
-    """What is to be examined."""
+    """The job that is to run here, as far as the user has told."""
 
     environ: Mapping[str, str]
     endpoint: Endpoint | None

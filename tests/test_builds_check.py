@@ -33,8 +33,8 @@ from build_files import (
 )
 from command_line import invoke
 from rallypoint.diagnose.builds.check import check
-from rallypoint.diagnose.builds.libraries import UnreadableError
 from rallypoint.diagnose.builds.loader import explain_import, judge_import
+from rallypoint.diagnose.builds.packages import UnreadableError
 from rallypoint.diagnose.builds.trees import read_cache
 from rallypoint.diagnose.builds.verdicts import MISSING, SERVER, BuildReport, is_found, is_on
 from rallypoint.diagnose.findings import Finding, State

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.cli.torch import describe
-from rallypoint.diagnose.builds.libraries import UnreadableError
-from rallypoint.diagnose.builds.ninja import parse_console, parse_log, read_custom_outputs, read_outputs
-from rallypoint.diagnose.builds.progress import (
+from rallypoint.diagnose.builds.ninja import (
     BuildProgress,
     CompilerLoad,
     Console,
@@ -19,9 +17,14 @@ from rallypoint.diagnose.builds.progress import (
     libuv_of,
     of_this_run,
     pace,
+    parse_console,
+    parse_log,
+    read_custom_outputs,
+    read_outputs,
     state_of,
     targets_of,
 )
+from rallypoint.diagnose.builds.packages import UnreadableError
 
 _LINES = """0\t17\t1794753749936574438\tCMakeFiles/m.dir/m.c.o\t6747aa9e5bc3411a
 23\t69\t1794753749984574440\tlibuv_a.a\t560b02174eca31b3

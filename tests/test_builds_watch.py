@@ -20,8 +20,8 @@ import pytest
 
 from command_line import Outcome, invoke
 from rallypoint.diagnose.builds.commands import running_command
-from rallypoint.diagnose.builds.libraries import UnreadableError
 from rallypoint.diagnose.builds.ninja import ask_what_is_left, find_program
+from rallypoint.diagnose.builds.packages import UnreadableError
 from rallypoint.diagnose.builds.watch import BuildWatch
 from rallypoint.errors import UsageError
 

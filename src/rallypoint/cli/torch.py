@@ -21,8 +21,8 @@ from rallypoint.cli.printing import progress_bar
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.diagnose.builds.check import check as look
 from rallypoint.diagnose.builds.commands import run_script, running_command
+from rallypoint.diagnose.builds.ninja import BuildProgress, Libuv
 from rallypoint.diagnose.builds.plan import Platform, Wishes, make_plan, parse_architectures
-from rallypoint.diagnose.builds.progress import BuildProgress, Libuv
 from rallypoint.diagnose.builds.scripts import write_script
 from rallypoint.diagnose.builds.trees import read_facts
 from rallypoint.diagnose.builds.verdicts import BuildReport

@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rallypoint.diagnose.builds import packages, trees, verdicts
-from rallypoint.diagnose.builds.libraries import HEAD_BYTES, LIBRARIES, NO_LIBRARY, identify, opened
 from rallypoint.diagnose.builds.loader import ImportedTorch, find_torch, judge_import, judge_loader
-from rallypoint.diagnose.builds.packages import Package
+from rallypoint.diagnose.builds.packages import HEAD_BYTES, LIBRARIES, NO_LIBRARY, Package, identify, opened
 from rallypoint.diagnose.builds.trees import Tree
 from rallypoint.diagnose.builds.verdicts import BuildReport
 from rallypoint.diagnose.findings import Finding, State, failure, ok, warning

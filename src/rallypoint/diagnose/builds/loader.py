@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.builds.libraries import BINDINGS, LIBRARIES, is_same_build
-from rallypoint.diagnose.builds.packages import library_in
+from rallypoint.diagnose.builds.packages import BINDINGS, LIBRARIES, is_same_build, library_in
 from rallypoint.diagnose.findings import Finding, failure, ok, warning
 from rallypoint.errors import RallypointError, UsageError
 

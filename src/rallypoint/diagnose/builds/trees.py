@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.builds.libraries import BINDINGS, LIBRARIES, is_same_build
-from rallypoint.diagnose.builds.packages import library_in
+from rallypoint.diagnose.builds.packages import BINDINGS, LIBRARIES, is_same_build, library_in
 from rallypoint.diagnose.builds.plan import CLONE, RELEASE, TreeFacts
 from rallypoint.diagnose.builds.verdicts import InstalledCopy
 from rallypoint.errors import RallypointError, UsageError

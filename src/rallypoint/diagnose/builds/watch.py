@@ -13,9 +13,9 @@ from typing import Final
 
 import psutil
 
-from rallypoint.diagnose.builds import ninja, progress
-from rallypoint.diagnose.builds.libraries import opened
-from rallypoint.diagnose.builds.progress import BuildProgress, CompilerLoad, Console, Output
+from rallypoint.diagnose.builds import ninja
+from rallypoint.diagnose.builds.ninja import BuildProgress, CompilerLoad, Console, Output
+from rallypoint.diagnose.builds.packages import opened
 from rallypoint.errors import UsageError
 
 _POLL_SECONDS: Final = 0.1
@@ -116,7 +116,7 @@ class BuildWatch:
         if self._ninja is None:
             return
         try:
-            self._program, self._targets = self._ninja.exe(), progress.targets_of(self._ninja.cmdline())
+            self._program, self._targets = self._ninja.exe(), ninja.targets_of(self._ninja.cmdline())
             self._began, self._total, self._asked = self._ninja.create_time(), None, False
             self._done, self._older = 0, self._seen
             self._meter = _Meter(self._ninja)
@@ -127,11 +127,11 @@ class BuildWatch:
 
     def _look_at_run(self, log: _Log, console: Console) -> BuildProgress:
         mine = self._of_this_run(log) if self._ninja else []
-        self._done = max(self._done, progress.count_steps(mine))
+        self._done = max(self._done, ninja.count_steps(mine))
         total = console.total or self._ask_total(log, mine, self._done)
         done = max(self._done, console.done)  # what ninja prints may come later than its log
         done = done if total is None else min(done, total)
-        speed = progress.pace(mine, time.time() - self._began)
+        speed = ninja.pace(mine, time.time() - self._began)
         return BuildProgress(
             "running",
             done,
@@ -144,7 +144,7 @@ class BuildWatch:
         )
 
     def _of_this_run(self, log: _Log) -> list[Output]:
-        mine = progress.of_this_run(log.outputs, self._began, log.written)
+        mine = ninja.of_this_run(log.outputs, self._began, log.written)
         return [output for output in mine if output not in self._older]
 
     def _ask_total(self, log: _Log, mine: Sequence[Output], done: int) -> int | None:
@@ -161,7 +161,7 @@ class BuildWatch:
         left = self._ask(log.content)
         count = None if left is None else max(0, left.total - self._always(log.outputs))
         exit_code = self._command.poll() if self._command else None
-        state = progress.state_of(console, count, exit_code, begun=bool(log.outputs))
+        state = ninja.state_of(console, count, exit_code, begun=bool(log.outputs))
         done, total = self._count_at_rest(log, console, count)
         return BuildProgress(
             state,
@@ -178,7 +178,7 @@ class BuildWatch:
         if console.total:
             return console.done, console.total
         if self._total is not None:
-            done = max(self._done, progress.count_steps(self._of_this_run(log)))
+            done = max(self._done, ninja.count_steps(self._of_this_run(log)))
             return done, done if left == 0 else max(done, self._total)
         whole = self._ask(b"")
         if whole is None or left is None:
@@ -194,9 +194,9 @@ class BuildWatch:
     def _exists(self, path: str) -> bool:
         return (self._build / path).exists()
 
-    def _libuv(self, outputs: Sequence[Output]) -> progress.Libuv | None:
+    def _libuv(self, outputs: Sequence[Output]) -> ninja.Libuv | None:
         logged = {output.path for output in outputs}
-        return progress.libuv_of(self._known, lambda path: path in logged and self._exists(path))
+        return ninja.libuv_of(self._known, lambda path: path in logged and self._exists(path))
 
     def _ask(self, log: bytes) -> Console | None:
         if self._program is None or self._targets is None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from build_files import WITH, elf, macho, pe, universal
-from rallypoint.diagnose.builds.libraries import UnreadableError, find_texts, identify, is_same_build
+from rallypoint.diagnose.builds.packages import UnreadableError, find_texts, identify, is_same_build
 from rallypoint.diagnose.builds.verdicts import SERVER, TEXTS
 
 

@@ -25,7 +25,7 @@ from rallypoint.diagnose.doctor.checks import CHECKS, run_checks
 from rallypoint.diagnose.doctor.exchange import Gathered
 from rallypoint.diagnose.doctor.machine import versions
 from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
-from rallypoint.diagnose.doctor.situation import Situation, check_folder, endpoint_of
+from rallypoint.diagnose.doctor.situation import Situation, endpoint_of
 from rallypoint.diagnose.findings import Finding, Fix, State, failure, ok
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.config import FILES, find_file, read_file
@@ -78,7 +78,8 @@ def doctor(endpoint: str | None, folder: Path, listen: bool, everyone: bool, fix
         if listen:
             good = receive(named, as_json=as_json)
         else:
-            check_folder(folder)
+            if not folder.is_dir():
+                raise UsageError(f"{folder} is not a folder", hint="name one that is there, or none")
             situation = Situation(os.environ, named or endpoint_of(os.environ), folder)
             if everyone:
                 good = examine_everyone(folder, as_json=as_json)

@@ -71,8 +71,8 @@ class BuildPlan:
     """CMake options, ON or OFF or a list."""
     whole: bool
     """Whether all of torch is built, and not only the two libraries that have to do with the store."""
-    remarks: tuple[str, ...]
-    """Sentences about the tree, for the head of the script."""
+    reason: str
+    """Why all of torch is built, or why not."""
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def make_plan(wishes: Wishes, facts: TreeFacts) -> BuildPlan:
     if whole and facts.build != WHOLE_BUILD:
         reason = f"{reason}, in the folder {WHOLE_BUILD}; {facts.build} stays as it is"
         facts = replace(facts, build=WHOLE_BUILD, cache={}, built=False)
-    return BuildPlan(wishes, facts, options, whole, (reason, *_settled(options, facts.cache)))
+    return BuildPlan(wishes, facts, options, whole, reason)
 
 
 def choose_options(wishes: Wishes) -> dict[str, str]:
@@ -143,14 +143,3 @@ def _extent(options: Mapping[str, str], facts: TreeFacts) -> tuple[bool, str]:
 
 def _list(text: str) -> list[str]:
     return sorted(part for part in re.split(r"[;, ]+", text) if part)
-
-
-def _settled(options: Mapping[str, str], cache: Mapping[str, str]) -> list[str]:
-    switches = [name for name in options if name.startswith("USE_") and name in cache]
-    right = [name for name in switches if is_on(cache[name]) == (options[name] == "ON")]
-    wrong = [f"{name} is {cache[name]}" for name in switches if name not in right]
-    remarks = [f"right as it is configured: {', '.join(right)}"] if right else []
-    remarks += [f"to be changed: {', '.join(wrong)}"] if wrong else []
-    if "USE_LIBUV" in cache:
-        remarks.append("USE_LIBUV is set; it is an option of gloo, and neither helps nor hurts here")
-    return remarks

@@ -97,7 +97,8 @@ class BuildWatch:
         try:
             stamp = path.stat().st_mtime_ns
             if stamp != self._read_at:
-                content = _lines_in(path)
+                with path.open(encoding="utf-8", errors="replace") as lines:
+                    content = [line for line in lines if line.startswith("build ")]
                 self._known = frozenset(ninja.read_outputs(content))
                 self._custom = frozenset(ninja.read_custom_outputs(content))
                 self._program, self._read_at = ninja.find_program(self._build), stamp
@@ -213,12 +214,6 @@ def _read_log(path: Path) -> _Log:
         written = path.stat().st_mtime  # after reading: a time too late is harmless, one too early is not
         outputs = ninja.parse_log(content.decode("utf-8", "replace")) if content else []
     return _Log(content, written, tuple(outputs))
-
-
-def _lines_in(path: Path) -> list[str]:
-    """The lines of a build file that name outputs."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return [line for line in lines if line.startswith("build ")]
 
 
 def _read_console(path: Path) -> Console:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import HOST, IPV6, Endpoint
 
 MASTER_PORT: Final = 29_500
@@ -71,9 +70,3 @@ def endpoint_of(environ: Mapping[str, str]) -> Endpoint | None:
     if not re.fullmatch(rf"{HOST}|{IPV6}|\[{IPV6}\]", host) or port is None or not 0 < port < 65_536:
         return None
     return Endpoint(host.strip("[]"), port)
-
-
-def check_folder(folder: Path) -> None:
-    """UsageError if it is not a folder."""
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder", hint="name one that is there, or leave out --folder")

@@ -27,7 +27,6 @@ from rallypoint.diagnose.builds.plan import (
     parse_architectures,
 )
 from rallypoint.diagnose.builds.scripts import ONE_RANK, write_script
-from rallypoint.diagnose.builds.trees import read_facts
 from rallypoint.errors import UsageError
 
 _WISHES = Wishes("/src/pytorch", Platform.LINUX, "/env/bin/python", ("9.0", "12.0"))
@@ -107,13 +106,6 @@ def test_contradictions() -> None:
     for wrong in (replace(_WISHES, platform=Platform.MACOS), replace(_WISHES, jobs=0)):
         with pytest.raises(UsageError):
             make_plan(wrong, TreeFacts())
-
-
-def test_facts_of_a_tree(tmp_path: Path) -> None:
-    assert read_facts(tmp_path / "nothing") == TreeFacts("2.13.0", missing=True)
-    facts = read_facts(tree(tmp_path / "pytorch", ON, built=elf(WITH)))
-    assert (facts.version, facts.build, facts.built) == ("2.9.0a0", "build", True)
-    assert facts.cache["USE_TENSORPIPE"] == "ON"
 
 
 # Scripts

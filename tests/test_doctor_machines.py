@@ -89,12 +89,6 @@ def test_two_probe_servers_reach_each_other() -> None:
             assert abs(way.clock) < SECONDS
 
 
-def test_a_probe_server_hears_many_callers_one_after_the_other_and_at_once() -> None:
-    with probe_server(3) as server, ThreadPoolExecutor(16) as pool:
-        ways = list(pool.map(lambda number: reach(number, card(3, server)), range(100)))
-    assert [way.error for way in ways] == [""] * 100
-
-
 STRANGER = "another machine, or another program, answers there"
 
 
@@ -129,12 +123,6 @@ def test_the_next_address_is_tried(one_door: None) -> None:
     with probe_server(0) as server:
         way = reach(1, card(0, server, "127.0.0.2", HERE))
     assert (way.address, way.error) == (HERE, "")
-
-
-def test_a_name_that_means_nothing_here_is_reached_by_its_address() -> None:
-    with probe_server(0) as server:
-        way = reach(1, card(0, server, host="no-such-host.invalid"))
-    assert (way.error, way.resolved) == ("", ())
 
 
 def test_a_probe_server_has_no_more_than_so_many_callers(
@@ -308,16 +296,6 @@ def test_a_machine_without_a_card_that_can_be_read_is_missing(text: str | None, 
     assert first == third
     assert (first.missing, first.silent) == ([1], [])
     assert [(way.start, way.goal, way.error) for way in first.ways] == [(0, 2, ""), (2, 0, "")]
-
-
-def test_a_row_that_cannot_be_read_is_as_good_as_none(store: TCPStore) -> None:
-    room = PrefixStore("room", store)
-    with probe_server(1) as ear:
-        room.set("card/1", to_text(card(1, ear)))
-        room.set("row/1", "{")
-        [found] = together(store, places(2, 0), [[ok("a", "b")]])
-    assert (found.missing, found.silent) == ([], [1])
-    assert found.findings == {0: (ok("a", "b"),)}
 
 
 def test_nobody_speaks_for_another(store: TCPStore) -> None:

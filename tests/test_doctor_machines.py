@@ -125,9 +125,7 @@ def test_the_next_address_is_tried(one_door: None) -> None:
     assert (way.address, way.error) == (HERE, "")
 
 
-def test_a_probe_server_has_no_more_than_so_many_callers(
-    monkeypatch: pytest.MonkeyPatch, one_door: None
-) -> None:
+def test_a_probe_server_has_a_limit_of_callers(monkeypatch: pytest.MonkeyPatch, one_door: None) -> None:
     """A caller that finds no place gets no answer, until another one leaves."""
     monkeypatch.setattr(reachability, "_MOST_CALLERS", 2)
     monkeypatch.setattr(reachability, "_SECONDS", SECONDS)
@@ -143,9 +141,7 @@ def test_a_probe_server_has_no_more_than_so_many_callers(
         assert reach(1, card(0, server)).error == ""
 
 
-def test_callers_who_say_nothing_do_not_keep_their_places(
-    monkeypatch: pytest.MonkeyPatch, one_door: None
-) -> None:
+def test_silent_callers_do_not_keep_their_places(monkeypatch: pytest.MonkeyPatch, one_door: None) -> None:
     monkeypatch.setattr(reachability, "_MOST_CALLERS", 1)
     monkeypatch.setattr(reachability, "_SECONDS", 0.05)
     with probe_server(0) as server, socket.create_connection((HERE, server), SECONDS) as caller:

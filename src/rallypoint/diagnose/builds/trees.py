@@ -20,18 +20,12 @@ _SERVER_SOURCE: Final = "TCPStoreLibUvBackend.cpp"
 """The file that the libuv server is in."""
 
 
-# CMakeCache.txt --------------------------------------------------------------------------------------------
-
-
 def read_cache(build: Path) -> dict[str, str]:
     """What a build folder is configured with: all variables by their names."""
     try:
         return dict(_ENTRY.findall((build / _CACHE).read_text(encoding="utf-8", errors="replace")))
     except OSError as error:
         raise RallypointError(f"cannot read {build / _CACHE}: {error.strerror}") from None
-
-
-# The tree --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rallypoint.diagnose.builds.verdicts import MISSING, SERVER, STORE
@@ -14,40 +14,10 @@ WITH = STORE + b"\0N4c10d6detail16" + SERVER + b"E\0"
 WITHOUT = STORE + b"\0" + MISSING + b"\0"
 OLD = STORE + b"\0"
 
-_CARRIED = "third_party/tensorpipe/third_party/libuv/include"
 
-
-def elf(
-    payload: bytes = b"",
-    needed: Sequence[str] = (),
-    runpath: str = "",
-    rpath: str = "",
-    build_id: bytes = b"",
-) -> bytes:
-    """A library for Linux on x86_64, with a dynamic section and a note."""
-    tags = [*((1, name) for name in needed), *([(29, runpath)] if runpath else [])]
-    tags += [(15, rpath)] if rpath else []
-    texts, entries = b"\0", []
-    for tag, text in tags:
-        entries.append((tag, len(texts)))
-        texts += text.encode() + b"\0"
-    note = struct.pack("<III4s", 4, len(build_id), 3, b"GNU\0") + build_id if build_id else b""
-    note += bytes(-len(note) % 8)
-    dynamic_at, base = 64 + 3 * 56, 0x10000
-    note_at = dynamic_at + (len(entries) + 2) * 16
-    texts_at = note_at + len(note)
-    entries += [(5, base + texts_at), (0, 0)]
-    segments = [
-        (1, 0, base, texts_at + len(texts) + len(payload)),
-        (2, dynamic_at, base + dynamic_at, note_at - dynamic_at),
-        (4, note_at, base + note_at, len(note)),
-    ]
-    header = b"\x7fELF\x02\x01\x01" + bytes(9)
-    header += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 3, 0, 0, 0)
-    for kind, at, address, size in segments:
-        header += struct.pack("<IIQQQQQQ", kind, 4, at, address, address, size, size, 8)
-    dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries)
-    return header + dynamic + note + texts + payload
+def elf(payload: bytes = b"") -> bytes:
+    """A library for Linux on x86_64, as far as it is recognised."""
+    return b"\x7fELF\x02\x01\x01" + struct.pack("<9xHH", 3, 62) + payload
 
 
 def pe(payload: bytes = b"") -> bytes:
@@ -98,7 +68,9 @@ def tree(
     (folder / "CMakeLists.txt").write_text("project(Torch CXX C)\n")
     (folder / "version.txt").write_text("2.9.0a0\n")
     (folder / "requirements.txt").touch()
-    libuv(folder / _CARRIED, "1.41.0")
+    carried = folder / "third_party" / "tensorpipe" / "third_party" / "libuv" / "include" / "uv.h"
+    carried.parent.mkdir(parents=True)
+    carried.touch()
     if options is not None:
         configure(folder, options, flags)
     if built is not None:
@@ -121,8 +93,7 @@ def configure(folder: Path, options: Mapping[str, str], flags: str | None) -> No
         (build / "build.ninja").write_text(
             f"build {name}: CXX_COMPILER__torch_cpu_ {folder}/torch/TCPStoreLibUvBackend.cpp || order\n"
             f"  DEFINES = -DUSE_C10D_GLOO\n  FLAGS = -O2 {flags}\n"
-            f"  INCLUDES = -I{build}/aten -isystem {folder / _CARRIED} -isystem /usr/include\n"
-            "build other: phony\n"
+            "build other.o: CXX_COMPILER__torch_cpu_ other.cpp\n  FLAGS = -DTORCH_USE_LIBUV\n"
         )
 
 
@@ -133,14 +104,3 @@ ON = {
     "USE_CUDA:BOOL": "OFF",
 }
 """A tree that is configured right."""
-
-
-def libuv(folder: Path, version: str) -> Path:
-    """Headers of libuv."""
-    (folder / "uv").mkdir(parents=True)
-    (folder / "uv.h").touch()
-    names = ("MAJOR", "MINOR", "PATCH")
-    numbers = version.split(".")
-    lines = [f"#define UV_VERSION_{name} {number}" for name, number in zip(names, numbers, strict=True)]
-    (folder / "uv" / "version.h").write_text("\n".join(lines) + "\n")
-    return folder

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.cli.torch import describe
-from rallypoint.diagnose.builds.libraries import UnreadableError
-from rallypoint.diagnose.builds.ninja import parse_console, parse_log, read_custom_outputs, read_outputs
-from rallypoint.diagnose.builds.progress import (
+from rallypoint.diagnose.builds.ninja import (
     BuildProgress,
     CompilerLoad,
     Console,
@@ -17,14 +15,16 @@ from rallypoint.diagnose.builds.progress import (
     Output,
     count_steps,
     libuv_of,
-    never_there,
     of_this_run,
     pace,
+    parse_console,
+    parse_log,
+    read_custom_outputs,
+    read_outputs,
     state_of,
     targets_of,
-    time_left,
 )
-from rallypoint.diagnose.builds.trees import find_settings
+from rallypoint.diagnose.builds.packages import UnreadableError
 
 _LINES = """0\t17\t1794753749936574438\tCMakeFiles/m.dir/m.c.o\t6747aa9e5bc3411a
 23\t69\t1794753749984574440\tlibuv_a.a\t560b02174eca31b3
@@ -67,9 +67,6 @@ def test_steps_of_a_build_file() -> None:
     lines = _BUILD.splitlines()
     assert list(read_outputs(lines)) == ["a b.o", ":odd"]
     assert list(read_custom_outputs(["build x: CUSTOM_COMMAND in", *lines])) == ["x"]
-    assert find_settings(lines, "b.o") == {"FLAGS": "-O2 -DX", "DEP_FILE": "a.d"}
-    assert find_settings(lines, "c.o") == {"FLAGS": "-O0"}
-    assert find_settings(lines, "in.c") is None
 
 
 _CONSOLE = """ninja: Entering directory `build'
@@ -120,25 +117,11 @@ def test_what_the_run_before_has_done_is_not_counted() -> None:
     assert of_this_run([*before[:1], new], 100.0, 160.7) == [new]
 
 
-def test_steps_that_make_no_file() -> None:
-    target, made, symbolic = "a/CMakeFiles/always", "made.h", "symbolic"
-    custom = frozenset({target, made, symbolic})
-    outputs = [_output(1, made), _output(2, target), _output(3, symbolic), _output(4, "compiled.o")]
-    assert never_there(outputs, custom, lambda path: path == made) == 2
-    twice = [*outputs, _output(1, target), _output(2, symbolic)]
-    assert never_there(twice, custom, lambda path: path == made) == 2
-    failed = [*outputs, _output(1, symbolic)]  # made.h was removed by a run that did not make it again
-    assert never_there(failed, custom, lambda _: False) == 2
-
-
 def test_pace_is_that_of_the_last_minutes() -> None:
     slow_then_quick = [_output(1_000, "a"), *(_output(900_000 + n, str(n)) for n in range(60))]
     assert pace(slow_then_quick, 960.0) == 0.5
     assert pace(slow_then_quick[:1], 2.0) == 0.5
     assert pace([], 10.0) is None
-    assert time_left(40, 100, 0.5) == 120
-    assert time_left(1, None, 0.5) is None
-    assert time_left(1, 2, None) is None
 
 
 def test_libuv() -> None:
@@ -198,14 +181,8 @@ def test_a_line_about_a_build() -> None:
         "running: 1,200 of 5,000 steps; 12 min 15 s left; 310 a minute; 8 at work, 790 % CPU, 6,144 MiB; "
         "libuv: 30 of 34 files, its server is not"
     )
-    done = BuildProgress("complete", 5, 5, libuv=Libuv(2, 2, True))
-    assert describe(done) == "complete: 5 of 5 steps; libuv is built, its server too"
     assert describe(BuildProgress("stopped", 0, None)) == "stopped: 0 of ? steps"
     without = BuildProgress("stopped", 1, 2, libuv=Libuv(0, 0, None))
     assert describe(without) == "stopped: 1 of 2 steps; no libuv in this build"
-    assert (
-        describe(BuildProgress("failed", 5, 5, exit_code=1))
-        == "failed: 5 of 5 steps; the command ended with 1"
-    )
     killed = BuildProgress("failed", 5, 5, exit_code=-9)
     assert describe(killed) == "failed: 5 of 5 steps; the command was ended by signal 9"

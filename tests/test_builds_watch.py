@@ -20,8 +20,8 @@ import pytest
 
 from command_line import Outcome, invoke
 from rallypoint.diagnose.builds.commands import running_command
-from rallypoint.diagnose.builds.libraries import UnreadableError
 from rallypoint.diagnose.builds.ninja import ask_what_is_left, find_program
+from rallypoint.diagnose.builds.packages import UnreadableError
 from rallypoint.diagnose.builds.watch import BuildWatch
 from rallypoint.errors import UsageError
 
@@ -213,7 +213,7 @@ def test_what_is_left_is_what_ninja_does(project: Path) -> None:
         _open_the_gate(project)
         printed, _ = process.communicate(timeout=60)
     totals = [int(total) for total in re.findall(r"^\[\d+/(\d+)\]", printed, re.MULTILINE)]
-    assert left.count == totals[-1] == 5
+    assert left.total == totals[-1] == 5
 
 
 def test_a_failure_is_only_known_by_what_ninja_prints(project: Path) -> None:
@@ -311,8 +311,9 @@ def test_a_command_that_configures_first(project: Path) -> None:
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no build\.ninja"):
         BuildWatch(tmp_path).look()
-    (tmp_path / "build.ninja").write_text("builddir = elsewhere\n")
-    assert BuildWatch(tmp_path).look().total is None
+    (tmp_path / "build.ninja").write_text("builddir = elsewhere\nbuild a: phony\n")
+    assert BuildWatch(tmp_path).look().total == 0
+    assert not (tmp_path / "elsewhere").exists()
     (tmp_path / ".ninja_log").write_text("nothing\n")
     with pytest.raises(UnreadableError, match=r"\.ninja_log"):
         BuildWatch(tmp_path).look()

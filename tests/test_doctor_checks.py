@@ -524,13 +524,6 @@ def test_sidecars(monkeypatch: pytest.MonkeyPatch) -> None:
 # Packages ------------------------------------------------------------------------------------------------
 
 
-def test_this_python() -> None:
-    [python] = machine.check_python(situation())
-    assert python.state is OK
-    assert ".".join(map(str, sys.version_info[:3])) in python.found
-    assert set(machine.versions()) == {"python", "rallypoint", "torch", "accelerate"}
-
-
 def test_packages_and_a_torch_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"torch": "2.13.0", "numpy": "2"}
     monkeypatch.setattr(machine, "installed", lambda name: there.get(name, ABSENT))

@@ -330,7 +330,7 @@ def test_a_doctor_that_goes_away_costs_nobody_the_own_findings(
     )
 
 
-def test_who_listens_fails_if_any_visit_showed_a_way_that_fails(
+def test_a_listening_doctor_fails_if_any_visit_showed_a_way_that_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, broken = gathering(2), gathering(2, replace(way(0, 1), error="no answer"))
@@ -545,7 +545,7 @@ def listening(
         end(process)
 
 
-def test_who_listens_tells_of_visitors_and_ends_well_while_one_is_there(tmp_path: Path) -> None:
+def test_a_listening_doctor_tells_of_visitors_and_ends_well_while_one_is_there(tmp_path: Path) -> None:
     """A second visitor comes, and nothing of it but the beginning: no thread leaves a traceback."""
     with listening(tmp_path, "--endpoint", f"127.0.0.1:{free_port()}", "--json") as (process, endpoint):
         found = visit(endpoint, [ok("a", "b")])

@@ -187,11 +187,6 @@ def refused_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_nothing_listens_here_yet_which_is_right_before_a_job() -> None:
-    port = refused_port()
-    assert list(check_store(situation(port))) == [ok("store", f"nothing listens at {HERE}:{port} yet")]
-
-
 def test_nobody_at_an_endpoint() -> None:
     """Right before a job, if it answers that nobody is there; else something is in the way."""
     for error, here, state, text, hint in (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rallypoint.diagnose.doctor import variables
 from rallypoint.diagnose.doctor.all_machines import by_launcher
 from rallypoint.diagnose.doctor.machine import check_backlog, check_open_files
-from rallypoint.diagnose.doctor.situation import Situation, check_folder, endpoint_of, number_in
+from rallypoint.diagnose.doctor.situation import Situation, endpoint_of, number_in
 from rallypoint.diagnose.findings import Fix, State, ok, set_variable, unset_variable
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import Endpoint
@@ -283,10 +283,3 @@ def test_how_many_machines_are_meant() -> None:
 def test_the_world_size_if_it_is_one() -> None:
     for text, size in {" 4 ": 4, "10000000": 10_000_000, "10000001": None, "0": None, "x": None}.items():
         assert situation({"WORLD_SIZE": text}).world_size == size
-
-
-def test_a_folder_has_to_be_one(tmp_path: Path) -> None:
-    check_folder(tmp_path)
-    for wrong in (tmp_path / "none", Path(__file__)):
-        with pytest.raises(UsageError, match="is not a folder"):
-            check_folder(wrong)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from known_errors_page import PARTS, page
 from rallypoint.diagnose.explain import explain
 from rallypoint.diagnose.explain.explanation import TIERS
 from rallypoint.diagnose.explain.knowledge import (
@@ -21,7 +22,6 @@ from rallypoint.diagnose.explain.knowledge import (
     in_versions,
     needed_facts,
 )
-from rallypoint.diagnose.explain.page import PARTS, page
 from rallypoint.diagnose.explain.reading import open_log
 from rallypoint.diagnose.explain.sieve import required_literals
 
@@ -142,5 +142,5 @@ def test_a_job_that_ended_well_has_nothing_but_notices(path: Path) -> None:
 
 
 def test_the_page_is_that_of_the_knowledge_base() -> None:
-    """`python -m rallypoint.diagnose.explain.page docs/known-errors.md` writes it."""
+    """`python tests/known_errors_page.py docs/known-errors.md` writes it."""
     assert (_ROOT / "docs" / "known-errors.md").read_text(encoding="utf-8") == page(causes())

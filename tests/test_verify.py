@@ -188,7 +188,7 @@ def test_the_environment_is_free_of_other_launchers(monkeypatch: pytest.MonkeyPa
     assert environ["USE_LIBUV"] == "0"
 
 
-def test_who_gets_help_and_who_is_made_to_need_it(tmp_path: Path) -> None:
+def test_routes_that_get_help_and_builds_that_need_it(tmp_path: Path) -> None:
     for name, route in BY_NAME.items():
         for build in Build:
             environ = trainings.environment_for(route, build, TrainingSettings(), tmp_path)

@@ -25,7 +25,7 @@ from rallypoint.diagnose.doctor.checks import CHECKS, run_checks
 from rallypoint.diagnose.doctor.exchange import Gathered
 from rallypoint.diagnose.doctor.machine import versions
 from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
-from rallypoint.diagnose.doctor.situation import Situation, check_folder, endpoint_of
+from rallypoint.diagnose.doctor.situation import Situation, endpoint_of
 from rallypoint.diagnose.findings import Finding, Fix, State, failure, ok
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.config import FILES, find_file, read_file
@@ -78,7 +78,8 @@ def doctor(endpoint: str | None, folder: Path, listen: bool, everyone: bool, fix
         if listen:
             good = receive(named, as_json=as_json)
         else:
-            check_folder(folder)
+            if not folder.is_dir():
+                raise UsageError(f"{folder} is not a folder", hint="name one that is there, or none")
             situation = Situation(os.environ, named or endpoint_of(os.environ), folder)
             if everyone:
                 good = examine_everyone(folder, as_json=as_json)
@@ -116,7 +117,7 @@ def examine(situation: Situation, *, asked_for: bool, as_json: bool) -> bool:
 
 
 def _visit(endpoint: Endpoint, findings: Sequence[Finding]) -> tuple[Gathered | None, list[Finding]]:
-    """What there is between this machine and the one of a doctor at the endpoint, if there is one."""
+    """The ways between this machine and the one of a doctor at the endpoint, and findings about them."""
     try:
         gathered = visit(endpoint, findings)
     except RallypointError as error:
@@ -148,7 +149,7 @@ def examine_everyone(folder: Path, *, as_json: bool) -> bool:
 
 
 def _print_machines(gathered: Gathered) -> None:
-    """What is not good, first what is so on all machines, then what is so on each."""
+    """The findings that are not good: first those of all machines, then those of each."""
     of_each = {
         number: {(each.name, each.state, each.found): each for each in found if each.state not in _QUIET}
         for number, found in gathered.findings.items()
@@ -222,7 +223,7 @@ def mend(situation: Situation, *, as_json: bool) -> bool:
 
 
 def _not_in_file(fixes: Sequence[Fix]) -> dict[str, dict[str, str]]:
-    """What the file that counts here lacks, by table. UsageError says what to put in, if there is one."""
+    """The fixes that no file of settings has, by table. UsageError names them if there is a file already."""
     options, variables = read_file(Path.cwd())
     known = {*options, *variables}
     missing = [each for each in fixes if not known & {each.key, each.key.replace("-", "_")}]

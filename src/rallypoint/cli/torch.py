@@ -12,17 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.table import Column
 
 from rallypoint.cli.command import JSON, Argument, Group, command
 from rallypoint.cli.findings import print_findings
+from rallypoint.cli.printing import progress_bar
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.diagnose.builds.check import check as look
 from rallypoint.diagnose.builds.commands import run_script, running_command
+from rallypoint.diagnose.builds.ninja import BuildProgress, Libuv
 from rallypoint.diagnose.builds.plan import Platform, Wishes, make_plan, parse_architectures
-from rallypoint.diagnose.builds.progress import BuildProgress, Libuv
 from rallypoint.diagnose.builds.scripts import write_script
 from rallypoint.diagnose.builds.trees import read_facts
 from rallypoint.diagnose.builds.verdicts import BuildReport
@@ -44,7 +44,7 @@ _END_LINES: Final = 40
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """What fails on the file system here is what is looked at, and not what is printed."""
+    """A failure of the file system is one of the build that is read, and not one of standard output."""
     try:
         yield
     except OSError as error:
@@ -193,12 +193,15 @@ def _watch(build_dir: Path, command: list[str], log: Path | None, once: bool, as
 
 def _follow(seen: BuildWatch, once: bool, as_json: bool) -> BuildProgress:
     """Look again and again, until the build has ended."""
-    lines = as_json or once or not Console(stderr=True).is_terminal
-    with _Bar(shown=not lines) as bar:
+    lines = as_json or once or not sys.stderr.isatty()
+    rest = TextColumn("{task.description}", table_column=Column())  # it may take several lines
+    with progress_bar(BarColumn(20), MofNCompleteColumn(), rest, shown=not lines) as bar:
+        task = bar.add_task("", total=None)
         while (snapshot := seen.look()).state == "running" and not once:
             if lines:
                 _print_line(snapshot, as_json)
-            bar.show(snapshot)
+            said = "; ".join(_parts(snapshot))
+            bar.update(task, completed=snapshot.done, total=snapshot.total, description=said)
             seen.wait(_LINE_SECONDS if lines else _BAR_SECONDS)
     _print_line(snapshot, as_json)
     return snapshot
@@ -208,39 +211,12 @@ def _print_line(snapshot: BuildProgress, as_json: bool) -> None:
     print(json.dumps(asdict(snapshot)) if as_json else describe(snapshot))
 
 
-class _Bar(Progress):
-    """Progress on standard error, where that is a terminal: a bar, and a line below it."""
-
-    def __init__(self, shown: bool) -> None:
-        self._line = ""
-        super().__init__(
-            *(BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.description}")),
-            console=Console(stderr=True),
-            transient=True,
-            expand=True,
-            disable=not shown,
-            redirect_stdout=False,  # it would turn data into messages on standard error
-            redirect_stderr=False,
-        )
-        self._task = self.add_task("", total=None)
-
-    def get_renderables(self) -> Iterator[RenderableType]:
-        yield from super().get_renderables()
-        yield Text(self._line)
-
-    def show(self, snapshot: BuildProgress) -> None:
-        left = "" if snapshot.seconds_left is None else f"{duration(snapshot.seconds_left)} left"
-        self._line = "; ".join(_parts(snapshot))
-        self.update(self._task, completed=snapshot.done, total=snapshot.total, description=left)
-
-
 def describe(snapshot: BuildProgress) -> str:
     """A line about a build."""
     total = "?" if snapshot.total is None else f"{snapshot.total:,}"
-    left = [] if snapshot.seconds_left is None else [f"{duration(snapshot.seconds_left)} left"]
     ended = [f"the command {_describe_end(snapshot)}"] if snapshot.exit_code else []
     counts = f"{snapshot.state}: {snapshot.done:,} of {total} steps"
-    return "; ".join([counts, *ended, *left, *_parts(snapshot)])
+    return "; ".join([counts, *ended, *_parts(snapshot)])
 
 
 def _describe_end(snapshot: BuildProgress) -> str:
@@ -249,6 +225,8 @@ def _describe_end(snapshot: BuildProgress) -> str:
 
 
 def _parts(snapshot: BuildProgress) -> Iterator[str]:
+    if snapshot.seconds_left is not None:
+        yield f"{duration(snapshot.seconds_left)} left"
     if snapshot.steps_per_minute is not None:
         yield f"{snapshot.steps_per_minute:,.0f} a minute"
     if snapshot.load is not None:

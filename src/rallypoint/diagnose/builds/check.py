@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rallypoint.diagnose.builds import packages, trees, verdicts
-from rallypoint.diagnose.builds.libraries import HEAD_BYTES, LIBRARIES, NO_LIBRARY, identify, opened
 from rallypoint.diagnose.builds.loader import ImportedTorch, find_torch, judge_import, judge_loader
-from rallypoint.diagnose.builds.packages import Package
+from rallypoint.diagnose.builds.packages import HEAD_BYTES, LIBRARIES, NO_LIBRARY, Package, identify, opened
 from rallypoint.diagnose.builds.trees import Tree
 from rallypoint.diagnose.builds.verdicts import BuildReport
 from rallypoint.diagnose.findings import Finding, State, failure, ok, warning
@@ -64,7 +63,7 @@ def _report(kind: str, path: Path, package: Package, *more: Finding | None) -> B
     findings = [
         _describe(package),
         verdicts.judge_server(package.texts, package.windows),
-        verdicts.judge_linked(package.needed, package.shipped),
+        verdicts.judge_shipped(package.shipped),
         *more,
     ]
     known = tuple(finding for finding in findings if finding)
@@ -83,8 +82,7 @@ def _describe(package: Package) -> Finding:
 
 
 def _check_tree(tree: Tree, found: ImportedTorch, environment: Mapping[str, str]) -> BuildReport:
-    compilation = trees.read_compilation(tree.build) if tree.build else None
-    defined = compilation.defined if compilation else None
+    defined = trees.defines_macro(tree.build) if tree.build else None
     library = trees.built_library(tree.build) if tree.build else None
     package = packages.read_library(library) if library else None
     findings = [
@@ -92,7 +90,6 @@ def _check_tree(tree: Tree, found: ImportedTorch, environment: Mapping[str, str]
         *(verdicts.judge_options(tree.cache, defined, tree.windows) if tree.build else []),
         _judge_built(package, library),
         *_judge_installed(tree, found),
-        _judge_libuvs(tree, compilation, environment),
         _judge_loaded(tree, found),
         *([judge_loader(found.folder, environment)] if found.folder else []),
     ]
@@ -137,15 +134,6 @@ def _judge_installed(tree: Tree, found: ImportedTorch) -> list[Finding]:
         hint = "install it: `pip install --no-build-isolation -e .`, or copy the libraries to torch/lib"
         return [warning("installed", "what was built is not installed anywhere", hint)]
     return [verdicts.judge_copies(place, each) for place, each in copies.items() if each]
-
-
-def _judge_libuvs(
-    tree: Tree, compilation: trees.Compilation | None, environment: Mapping[str, str]
-) -> Finding | None:
-    if tree.windows:  # none is carried there: gloo is given one by libuv_ROOT
-        return None
-    used = trees.used_libuv(compilation, tree.build, environment) if compilation and tree.build else None
-    return verdicts.judge_versions(trees.carried_libuv(tree.source), used, trees.other_libuvs(environment))
 
 
 def _judge_loaded(tree: Tree, found: ImportedTorch) -> Finding:

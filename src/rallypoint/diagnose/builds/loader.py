@@ -1,21 +1,21 @@
 """Which torch a Python will import, and which of its libraries the system's loader will take, and why.
 
-Both are worked out from files and settings. Python is asked where it would find torch, which imports
-nothing; the loader's rules are applied to the headers of the libraries.
+Python is asked where it would find torch, which imports nothing. The loader of Linux is asked by `ldd`, which
+runs nothing of the libraries.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.builds.libraries import BINDINGS, LIBRARIES, Elf, is_same_build, read_elf
-from rallypoint.diagnose.builds.packages import library_in
+from rallypoint.diagnose.builds.packages import BINDINGS, LIBRARIES, is_same_build, library_in
 from rallypoint.diagnose.findings import Finding, failure, ok, warning
 from rallypoint.errors import RallypointError, UsageError
 
@@ -113,68 +113,43 @@ def judge_import(found: ImportedTorch) -> Finding:
 # The loader ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LoadedLibrary:
-    """Which file the loader takes for a name, and by which rule."""
-
-    path: Path
-    reason: str
-
-
 def judge_loader(folder: Path, environment: Mapping[str, str]) -> Finding | None:
     """Whether the loader takes torch's own library with the TCPStore, or an equal one; None if unknown.
 
-    The rules are those of Linux, from torch/_C to libtorch_python to libtorch_cpu. On macOS only
-    DYLD_LIBRARY_PATH counts here.
+    On macOS only DYLD_LIBRARY_PATH counts here.
     """
     own = library_in(folder / "lib")
     if own is None or own.name == LIBRARIES[1]:
         return None
-    if own.name == LIBRARIES[2]:
-        variable = "DYLD_LIBRARY_PATH"
-        places = [*environment.get(variable, "").split(":"), str(own.parent)]
-        loaded = _in_folders(own.name, places, f"{variable} names its folder")
+    variable = "LD_LIBRARY_PATH" if own.name == LIBRARIES[0] else "DYLD_LIBRARY_PATH"
+    named = [Path(each) for each in environment.get(variable, "").split(":") if each]
+    if own.name == LIBRARIES[0]:
+        loaded = _ask_loader(folder, own, environment)
     else:
-        loaded = _follow(folder, own, environment)
-    if loaded is None:
+        loaded = next((each / own.name for each in named if (each / own.name).is_file()), own)
+    if loaded is None or not loaded.is_file():
         return None
-    if loaded.path.samefile(own):
+    if loaded.samefile(own):
         return ok("loader", f"{own.name} is torch's own")
-    what = f"the loader takes {loaded.path} and not {own}: {loaded.reason}"
-    if is_same_build(loaded.path, own):  # a copy by hand still has the search path of its build folder
+    by_variable = any(_same(each, loaded.parent) for each in named)
+    reason = (
+        f"{variable} names its folder" if by_variable else "a search path in torch's libraries leads there"
+    )
+    what = f"the loader takes {loaded} and not {own}: {reason}"
+    if is_same_build(loaded, own):  # a copy by hand still has the search path of its build folder
         return ok("loader", f"{what}; the two are the same")
     return failure("loader", what, "take that away, or copy the library that is meant there")
 
 
-def _follow(folder: Path, own: Path, environment: Mapping[str, str]) -> LoadedLibrary | None:
-    """The library that holds the TCPStore, by way of the one with the bindings."""
+def _ask_loader(folder: Path, own: Path, environment: Mapping[str, str]) -> Path | None:
+    """The file that Linux loads for the library that holds the TCPStore, when torch's module is imported."""
     modules = [path for path in sorted(folder.glob("_C*.so")) if path.is_file()]
-    bindings = _resolve(modules[0], BINDINGS[0], environment) if modules else None
-    bindings = bindings or LoadedLibrary(own.parent / BINDINGS[0], "")
-    return _resolve(bindings.path, own.name, environment) if bindings.path.is_file() else None
-
-
-def _resolve(path: Path, name: str, environment: Mapping[str, str]) -> LoadedLibrary | None:
-    return resolve(read_elf(path), path.resolve().parent, name, environment.get("LD_LIBRARY_PATH", ""))
-
-
-def resolve(elf: Elf, origin: Path, name: str, library_path: str) -> LoadedLibrary | None:
-    """The file that Linux loads if a library in `origin` needs `name`; None if the system decides."""
-    needing, rpaths = "the library that needs it has", () if elf.runpaths else elf.rpaths
-    variable = [each or "." for each in library_path.split(":")] if library_path else []
-    return (
-        _in_folders(name, _expand(rpaths, origin), f"{needing} an RPATH that leads there")
-        or _in_folders(name, variable, "LD_LIBRARY_PATH names its folder")
-        or _in_folders(name, _expand(elf.runpaths, origin), f"{needing} a RUNPATH that leads there")
-    )
-
-
-def _expand(paths: Sequence[str], origin: Path) -> list[str]:
-    return [path.replace("${ORIGIN}", str(origin)).replace("$ORIGIN", str(origin)) for path in paths]
-
-
-def _in_folders(name: str, folders: Sequence[str], reason: str) -> LoadedLibrary | None:
-    for folder in folders:
-        if folder and (Path(folder) / name).is_file():
-            return LoadedLibrary(Path(folder) / name, reason)
-    return None
+    command = ["ldd", str(modules[0] if modules else own.with_name(BINDINGS[0]))]
+    try:
+        done = subprocess.run(
+            command, env=dict(environment), capture_output=True, text=True, errors="replace", timeout=_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):  # another system, or one without ldd
+        return None
+    found = re.search(rf"{re.escape(own.name)} => (?P<path>/.+) \(0x", done.stdout)
+    return Path(found["path"]) if found else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from rallypoint.diagnose.builds.verdicts import CacheEntry, architectures
+from rallypoint.diagnose.builds.verdicts import architectures, is_on
 from rallypoint.errors import UsageError
 
 _ARCHITECTURE: Final = re.compile(r"\d{1,2}\.\d[a-z]?(\+PTX)?")
@@ -26,7 +26,7 @@ CLONE: Final = f"git clone --recursive --branch v{RELEASE} https://github.com/py
 
 
 class Platform(str, Enum):
-    """What a build is for."""
+    """The system that a build is for."""
 
     LINUX = "linux"
     MACOS = "macos"
@@ -35,7 +35,7 @@ class Platform(str, Enum):
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is asked for."""
+    """The build that the user asks for."""
 
     tree: str
     platform: Platform
@@ -48,13 +48,13 @@ class Wishes:
 
 @dataclass(frozen=True)
 class TreeFacts:
-    """What is known of the tree."""
+    """The source tree as it was found."""
 
     version: str = ""
     build: str = "build"
     """The build folder, as it is called in the tree."""
-    cache: Mapping[str, CacheEntry] = field(default_factory=dict)
-    """What that is configured with; empty if there is none."""
+    cache: Mapping[str, str] = field(default_factory=dict)
+    """The variables of its CMake cache; empty if it is not configured."""
     built: bool = False
     """Whether it holds libraries already."""
     missing: bool = False
@@ -63,7 +63,7 @@ class TreeFacts:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What to do, as the scripts need it."""
+    """The build as the scripts need it."""
 
     wishes: Wishes
     facts: TreeFacts
@@ -71,8 +71,8 @@ class BuildPlan:
     """CMake options, ON or OFF or a list."""
     whole: bool
     """Whether all of torch is built, and not only the two libraries that have to do with the store."""
-    remarks: tuple[str, ...]
-    """What was found in the tree, and what follows from it."""
+    reason: str
+    """Why all of torch is built, or why not."""
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def make_plan(wishes: Wishes, facts: TreeFacts) -> BuildPlan:
     if whole and facts.build != WHOLE_BUILD:
         reason = f"{reason}, in the folder {WHOLE_BUILD}; {facts.build} stays as it is"
         facts = replace(facts, build=WHOLE_BUILD, cache={}, built=False)
-    return BuildPlan(wishes, facts, options, whole, (reason, *_settled(options, facts.cache)))
+    return BuildPlan(wishes, facts, options, whole, reason)
 
 
 def choose_options(wishes: Wishes) -> dict[str, str]:
@@ -128,7 +128,7 @@ def _extent(options: Mapping[str, str], facts: TreeFacts) -> tuple[bool, str]:
     changed = [
         name
         for name in ("USE_CUDA", "USE_CUDNN", "USE_NCCL")
-        if name in facts.cache and facts.cache[name].on != (options[name] == "ON")
+        if name in facts.cache and is_on(facts.cache[name]) != (options[name] == "ON")
     ]
     before, after = architectures(facts.cache), options.get("TORCH_CUDA_ARCH_LIST", "")
     if _list(before) != _list(after) and options["USE_CUDA"] == "ON":
@@ -143,14 +143,3 @@ def _extent(options: Mapping[str, str], facts: TreeFacts) -> tuple[bool, str]:
 
 def _list(text: str) -> list[str]:
     return sorted(part for part in re.split(r"[;, ]+", text) if part)
-
-
-def _settled(options: Mapping[str, str], cache: Mapping[str, CacheEntry]) -> list[str]:
-    switches = [name for name in options if name.startswith("USE_") and name in cache]
-    right = [name for name in switches if cache[name].on == (options[name] == "ON")]
-    wrong = [f"{name} is {cache[name].value}" for name in switches if name not in right]
-    remarks = [f"right as it is configured: {', '.join(right)}"] if right else []
-    remarks += [f"to be changed: {', '.join(wrong)}"] if wrong else []
-    if "USE_LIBUV" in cache:
-        remarks.append("USE_LIBUV is set; it is an option of gloo, and neither helps nor hurts here")
-    return remarks

@@ -48,7 +48,7 @@ def _head(plan: BuildPlan) -> str:
     lines = [
         "#!/usr/bin/env bash",
         f"# torch {_in_comment(_version(plan))} with the libuv server, for {plan.wishes.platform.value}.",
-        *(f"# {_in_comment(remark)}." for remark in plan.remarks),
+        f"# {_in_comment(plan.reason)}.",
         "set -euo pipefail",
         f"tree={quote(plan.wishes.tree)}",
         f"build={quote(plan.facts.build)}",
@@ -214,7 +214,6 @@ def _in_comment(text: str) -> str:
 
 def _write_batch(plan: BuildPlan) -> str:
     tree, python = _quoted(plan.wishes.tree), _quoted(plan.wishes.python)
-    remarks = "".join(f"rem {_in_comment(remark)}.\n" for remark in plan.remarks)
     programs = ["git", "cmake", "ninja", "cl", *(["nvcc"] if plan.options["USE_CUDA"] == "ON" else [])]
     tools = "".join(f"where {name} > nul || (echo {name} is not on PATH& exit /b 1)\n" for name in programs)
     options = "".join(f'set "{name}={value}"\n' for name, value in _variables(plan).items())
@@ -231,7 +230,8 @@ if not exist {tree} {CLONE} {tree} || exit /b 1
     return f"""\
 @echo off
 rem torch {_in_comment(_version(plan))} for Windows, with torch.distributed.
-{remarks}rem Not tried by those who wrote it. Run it in a developer prompt of Visual Studio.
+rem {_in_comment(plan.reason)}.
+rem This file has never been tried. Run it in a developer prompt of Visual Studio.
 rem The libuv server will not be in it: it comes with TensorPipe, which torch turns off for MSVC.
 rem Jobs come up all the same, on Rallypoint's server: rallypoint run.
 setlocal

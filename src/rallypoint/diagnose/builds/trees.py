@@ -1,49 +1,31 @@
-"""A source tree of torch and its build folder: what is configured, compiled, and installed from it."""
+"""A source tree of torch and its build folder: its configuration, and the libraries built and installed."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.builds.libraries import BINDINGS, LIBRARIES, is_same_build
-from rallypoint.diagnose.builds.packages import library_in
+from rallypoint.diagnose.builds.packages import BINDINGS, LIBRARIES, is_same_build, library_in
 from rallypoint.diagnose.builds.plan import CLONE, RELEASE, TreeFacts
-from rallypoint.diagnose.builds.verdicts import CacheEntry, InstalledCopy, LibuvHeaders
+from rallypoint.diagnose.builds.verdicts import InstalledCopy
 from rallypoint.errors import RallypointError, UsageError
 
 _CACHE: Final = "CMakeCache.txt"
-_ENTRY: Final = re.compile(r"^(?P<name>\w+):[A-Z]+=(?P<value>.*)$", re.MULTILINE)
+_ENTRY: Final = re.compile(r"^(\w+):[A-Z]+=(.*)$", re.MULTILINE)
 
-SERVER_SOURCE: Final = "TCPStoreLibUvBackend.cpp"
+_SERVER_SOURCE: Final = "TCPStoreLibUvBackend.cpp"
 """The file that the libuv server is in."""
-_LIBUV: Final = Path("third_party", "tensorpipe", "third_party", "libuv", "include")
-_NUMBER: Final = re.compile(r"^#define +UV_VERSION_(MAJOR|MINOR|PATCH) +(\d+)", re.MULTILINE)
-_INCLUDE: Final = re.compile(r'(?:^|(?<=\s))(?P<kind>-isystem |-I) *(?:"(?P<quoted>[^"]+)"|(?P<plain>\S+))')
-"""Options of gcc and clang: with MSVC no libuv is looked for."""
-_SYSTEM: Final = ("/usr/include", "/usr/local/include", "/opt/homebrew/include")
 
 
-# CMakeCache.txt --------------------------------------------------------------------------------------------
-
-
-def parse_cache(text: str) -> dict[str, CacheEntry]:
-    """All variables by their names."""
-    return {match["name"]: CacheEntry(match["value"]) for match in _ENTRY.finditer(text)}
-
-
-def read_cache(build: Path) -> dict[str, CacheEntry]:
-    """The cache of a build folder."""
+def read_cache(build: Path) -> dict[str, str]:
+    """What a build folder is configured with: all variables by their names."""
     try:
-        return parse_cache((build / _CACHE).read_text(encoding="utf-8", errors="replace"))
+        return dict(_ENTRY.findall((build / _CACHE).read_text(encoding="utf-8", errors="replace")))
     except OSError as error:
         raise RallypointError(f"cannot read {build / _CACHE}: {error.strerror}") from None
-
-
-# The tree --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -52,7 +34,7 @@ class Tree:
 
     source: Path
     build: Path | None
-    cache: Mapping[str, CacheEntry]
+    cache: Mapping[str, str]
     others: tuple[Path, ...] = ()
     """Further build folders, whose files are older."""
 
@@ -67,7 +49,7 @@ class Tree:
     @property
     def windows(self) -> bool:
         """Whether it is built for Windows, by the compiler."""
-        compiler = self.cache.get("CMAKE_CXX_COMPILER", CacheEntry("")).value.lower().replace("\\", "/")
+        compiler = self.cache.get("CMAKE_CXX_COMPILER", "").lower().replace("\\", "/")
         return compiler.rpartition("/")[2] in ("cl.exe", "cl", "clang-cl.exe")
 
 
@@ -75,8 +57,8 @@ def find_tree(path: Path) -> Tree | None:
     """The tree that this folder is, or whose build folder it is."""
     if (path / _CACHE).is_file():
         cache = read_cache(path)
-        source = Path(cache.get("CMAKE_HOME_DIRECTORY", CacheEntry(str(path.parent))).value)
-        is_torch = is_source(source) or cache.get("CMAKE_PROJECT_NAME", CacheEntry("")).value == "Torch"
+        source = Path(cache.get("CMAKE_HOME_DIRECTORY", path.parent))
+        is_torch = is_source(source) or cache.get("CMAKE_PROJECT_NAME") == "Torch"
         return Tree(source, path, cache) if is_torch else None
     if not is_source(path):
         return None
@@ -122,83 +104,24 @@ def read_facts(path: Path) -> TreeFacts:
     return TreeFacts(tree.version, str(build), tree.cache, built_library(tree.build) is not None)
 
 
-# How the server is compiled --------------------------------------------------------------------------------
+# What is compiled and installed ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Compilation:
-    """How the file with the server is compiled."""
-
-    defined: bool
-    """With TORCH_USE_LIBUV."""
-    plain: tuple[str, ...]
-    """The folders that are first searched for headers."""
-    system: tuple[str, ...]
-    """The folders that are searched after those."""
-
-
-def read_compilation(build: Path) -> Compilation | None:
-    """By build.ninja; None if no step of it compiles that file."""
+def defines_macro(build: Path) -> bool | None:
+    """Whether the server is compiled with TORCH_USE_LIBUV; None if build.ninja has no step for it."""
+    inside, settings = False, ""
     try:
         with (build / "build.ninja").open(encoding="utf-8", errors="replace") as lines:
-            settings = find_settings(lines, SERVER_SOURCE)
+            for line in lines:
+                if line.startswith("build ") and inside:
+                    break
+                if line.startswith("build "):
+                    inside = _SERVER_SOURCE in line.partition(": ")[0]
+                elif inside:
+                    settings += line
     except OSError:
         return None
-    if settings is None:
-        return None
-    text = " ".join(settings.get(name, "") for name in ("DEFINES", "FLAGS", "INCLUDES"))
-    found = [(match["kind"], match["quoted"] or match["plain"]) for match in _INCLUDE.finditer(text)]
-    plain = tuple(folder for kind, folder in found if kind == "-I")
-    system = tuple(folder for kind, folder in found if kind != "-I")
-    return Compilation(re.search(r"[-/]DTORCH_USE_LIBUV\b", text) is not None, plain, system)
-
-
-def find_settings(lines: Iterable[str], part: str) -> dict[str, str] | None:
-    """What build.ninja sets for the first step with `part` in an output; None if there is no such step."""
-    settings: dict[str, str] | None = None
-    for line in lines:
-        if settings is None:
-            if line.startswith("build ") and part in line.partition(": ")[0]:
-                settings = {}
-        elif not line.startswith("  "):
-            break
-        else:
-            name, _, value = line.partition("=")
-            settings[name.strip()] = value.strip()
-    return settings
-
-
-def carried_libuv(source: Path) -> LibuvHeaders | None:
-    """The libuv that TensorPipe carries."""
-    return _read_headers(source / _LIBUV)
-
-
-def used_libuv(how: Compilation, build: Path, environment: Mapping[str, str]) -> LibuvHeaders | None:
-    """The one whose headers a compiler finds first. gcc and clang look into CPATH in between."""
-    between = [folder for folder in environment.get("CPATH", "").split(os.pathsep) if folder]
-    folders = (*how.plain, *between, *how.system)
-    return next((found for folder in folders if (found := _read_headers(build / folder))), None)
-
-
-def other_libuvs(environment: Mapping[str, str]) -> list[LibuvHeaders]:
-    """Those that the system has in the usual places, or that variables name."""
-    roots = [environment[name] for name in ("libuv_ROOT", "CONDA_PREFIX") if environment.get(name)]
-    folders = [str(Path(root, *parts)) for root in roots for parts in (("include",), ("Library", "include"))]
-    return [found for folder in (*folders, *_SYSTEM) if (found := _read_headers(Path(folder)))]
-
-
-def _read_headers(folder: Path) -> LibuvHeaders | None:
-    try:
-        text = (folder / "uv" / "version.h").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    numbers = dict(_NUMBER.findall(text))
-    if len(numbers) < 3:
-        return None
-    return LibuvHeaders(".".join(numbers[name] for name in ("MAJOR", "MINOR", "PATCH")), str(folder))
-
-
-# What is installed -----------------------------------------------------------------------------------------
+    return re.search(r"[-/]DTORCH_USE_LIBUV\b", settings) is not None if inside else None
 
 
 def find_copies(build: Path, installed: Path) -> list[InstalledCopy]:

@@ -31,36 +31,21 @@ _ON_WINDOWS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """A variable of the cache, the file that says what a build folder is configured with."""
-
-    value: str
-
-    @property
-    def on(self) -> bool:
-        """Whether `if(VARIABLE)` is true in CMake."""
-        number = re.fullmatch(r"-?[0-9]+", self.value) is not None and int(self.value) != 0
-        return self.value.lower() in _TRUE or number
-
-    @property
-    def found(self) -> bool:
-        """Whether a search has found something: an empty value or one that ends in NOTFOUND has not."""
-        return bool(self.value) and not self.value.endswith("NOTFOUND")
+def is_on(value: str) -> bool:
+    """Whether `if(VARIABLE)` is true in CMake for a variable of its cache."""
+    number = re.fullmatch(r"-?[0-9]+", value) is not None and int(value) != 0
+    return value.lower() in _TRUE or number
 
 
-def architectures(cache: Mapping[str, CacheEntry]) -> str:
+def is_found(value: str) -> bool:
+    """Whether a search of CMake has found something: an empty value or one that ends in NOTFOUND has not."""
+    return bool(value) and not value.endswith("NOTFOUND")
+
+
+def architectures(cache: Mapping[str, str]) -> str:
     """The GPU architectures that a build is for, as they were given."""
-    given = [cache[name].value for name in _ARCHITECTURES if name in cache and cache[name].found]
+    given = [cache[name] for name in _ARCHITECTURES if is_found(cache.get(name, ""))]
     return next((value for value in given if value != "OFF"), "")
-
-
-@dataclass(frozen=True)
-class LibuvHeaders:
-    """A libuv that can be compiled against: its version and the folder of its uv.h."""
-
-    version: str
-    folder: str
 
 
 @dataclass(frozen=True)
@@ -128,29 +113,25 @@ def is_libuv(name: str) -> bool:
     )
 
 
-def judge_linked(needed: Sequence[str], shipped: Sequence[str]) -> Finding | None:
-    """The libuv that is linked or shipped, if any. It proves nothing: gloo needs one as well."""
-    linked = [name for name in needed if is_libuv(name)]
-    parts = [f"linked with {', '.join(linked)}"] if linked else []
-    parts += (
-        [f"{', '.join(shipped)} comes with it, which proves nothing: gloo uses it too"] if shipped else []
-    )
-    return ok("libuv library", "; ".join(parts)) if parts else None
+def judge_shipped(shipped: Sequence[str]) -> Finding | None:
+    """The libuv that comes with it, if any: some take it for the server."""
+    proof = "which proves nothing: gloo uses it too"
+    return ok("libuv library", f"{', '.join(shipped)} comes with it, {proof}") if shipped else None
 
 
 # A tree ----------------------------------------------------------------------------------------------------
 
 
-def judge_options(cache: Mapping[str, CacheEntry], defined: bool | None, windows: bool) -> list[Finding]:
-    """What it is configured with, and whether the macro that counts is set for the file that counts."""
-    off = [name for name in _NEEDED if name in cache and not cache[name].on]
-    shown = [f"{name}={cache[name].value if name in cache else 'not set'}" for name in _OPTIONS]
+def judge_options(cache: Mapping[str, str], defined: bool | None, windows: bool) -> list[Finding]:
+    """The options of a build folder, and whether the file with the server gets the macro that counts."""
+    off = [name for name in _NEEDED if name in cache and not is_on(cache[name])]
+    shown = [f"{name}={cache.get(name, 'not set')}" for name in _OPTIONS]
     shown.append(f"architectures {architectures(cache) or 'not set'}")
     wanted = " and ".join(f"-D{name}=ON" for name in off)
     hint = f"configure again with {wanted}: the server is compiled where both are on"
     text = ", ".join(shown)
     findings = [failure("options", text, _ON_WINDOWS if windows else hint) if off else ok("options", text)]
-    if "USE_LIBUV" in cache and cache["USE_LIBUV"].on and not windows and (off or defined is False):
+    if is_on(cache.get("USE_LIBUV", "")) and not windows and (off or defined is False):
         findings.append(
             warning(
                 "USE_LIBUV",
@@ -199,30 +180,3 @@ def judge_copies(folder: str, copies: Sequence[InstalledCopy]) -> Finding:
 
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def judge_versions(
-    carried: LibuvHeaders | None, used: LibuvHeaders | None, others: Sequence[LibuvHeaders]
-) -> Finding:
-    """The libuv that TensorPipe carries is the one that is linked; its headers have to be those in use."""
-    name = "libuv versions"
-    aside = "".join(f"; {each.version} in {each.folder} is not used" for each in others if each != used)
-    if carried is None:
-        return warning(
-            name,
-            f"TensorPipe's libuv is not in the tree{aside}",
-            "git submodule update --init --recursive",
-        )
-    if used is not None and used.version != carried.version:
-        return failure(
-            name,
-            f"the headers in use are of {used.version} ({used.folder}), the library is {carried.version}",
-            f"take {used.folder} out of CPATH, CXXFLAGS and CMAKE_PREFIX_PATH, and configure again",
-        )
-    if used is None and any(each.version != carried.version for each in others):
-        seen = ", ".join(f"{each.version} in {each.folder}" for each in others)
-        found = (
-            f"TensorPipe carries {carried.version}; there is also {seen}; which is used cannot be told yet"
-        )
-        return warning(name, found, "configure the tree, and check it again")
-    return ok(name, f"{carried.version}, which TensorPipe carries{aside}")

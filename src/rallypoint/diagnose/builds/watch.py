@@ -13,12 +13,13 @@ from typing import Final
 
 import psutil
 
-from rallypoint.diagnose.builds import ninja, progress
-from rallypoint.diagnose.builds.libraries import opened
-from rallypoint.diagnose.builds.progress import BuildProgress, CompilerLoad, Console, Output
+from rallypoint.diagnose.builds import ninja
+from rallypoint.diagnose.builds.ninja import BuildProgress, CompilerLoad, Console, Output
+from rallypoint.diagnose.builds.packages import opened
 from rallypoint.errors import UsageError
 
 _POLL_SECONDS: Final = 0.1
+_FIRST_STEPS: Final = 5
 _NINJA: Final = re.compile(r"(?:ninja|ninja-build|samu)(?:\.exe)?", re.IGNORECASE)
 
 
@@ -49,8 +50,6 @@ class BuildWatch:
         """The outputs that build.ninja has."""
         self._custom: frozenset[str] = frozenset()
         """The outputs of custom commands among them."""
-        self._askable = False
-        """Whether a dry run can be given a log of its own."""
         self._read_at = 0
         """The time stamp of the build.ninja that this is from."""
         self._program: str | None = None
@@ -63,9 +62,9 @@ class BuildWatch:
         self._done = 0
         """How many of them were done at the last look. It never falls, even if two runs look like one."""
         self._seen: frozenset[Output] = frozenset()
-        """What was logged at the last look."""
+        """All outputs in the log at the last look."""
         self._older: frozenset[Output] = frozenset()
-        """What was logged before that run was found: outputs of other runs."""
+        """The outputs in the log before that run was found: those of other runs."""
         self._asked = False
         self._meter: _Meter | None = None
 
@@ -98,10 +97,10 @@ class BuildWatch:
         try:
             stamp = path.stat().st_mtime_ns
             if stamp != self._read_at:
-                content = _lines_in(path)
+                with path.open(encoding="utf-8", errors="replace") as lines:
+                    content = [line for line in lines if line.startswith("build ")]
                 self._known = frozenset(ninja.read_outputs(content))
                 self._custom = frozenset(ninja.read_custom_outputs(content))
-                self._askable = not ninja.sets_its_own_folder(content)
                 self._program, self._read_at = ninja.find_program(self._build), stamp
         except OSError:
             if self._command is None:
@@ -118,7 +117,7 @@ class BuildWatch:
         if self._ninja is None:
             return
         try:
-            self._program, self._targets = self._ninja.exe(), progress.targets_of(self._ninja.cmdline())
+            self._program, self._targets = self._ninja.exe(), ninja.targets_of(self._ninja.cmdline())
             self._began, self._total, self._asked = self._ninja.create_time(), None, False
             self._done, self._older = 0, self._seen
             self._meter = _Meter(self._ninja)
@@ -129,31 +128,31 @@ class BuildWatch:
 
     def _look_at_run(self, log: _Log, console: Console) -> BuildProgress:
         mine = self._of_this_run(log) if self._ninja else []
-        self._done = max(self._done, progress.count_steps(mine))
+        self._done = max(self._done, ninja.count_steps(mine))
         total = console.total or self._ask_total(log, mine, self._done)
         done = max(self._done, console.done)  # what ninja prints may come later than its log
         done = done if total is None else min(done, total)
-        speed = progress.pace(mine, time.time() - self._began)
+        speed = ninja.pace(mine, time.time() - self._began)
         return BuildProgress(
             "running",
             done,
             total,
             None if speed is None else round(speed * 60, 2),
-            progress.time_left(done, total, speed),
+            None if speed is None or total is None else (total - done) / speed,
             self._meter.read() if self._meter else None,
             self._libuv(log.outputs),
             failures=console.failures,
         )
 
     def _of_this_run(self, log: _Log) -> list[Output]:
-        mine = progress.of_this_run(log.outputs, self._began, log.written)
+        mine = ninja.of_this_run(log.outputs, self._began, log.written)
         return [output for output in mine if output not in self._older]
 
     def _ask_total(self, log: _Log, mine: Sequence[Output], done: int) -> int | None:
         """Ask once in a run. A dry run counts steps that make no file, even if this run has done them."""
         if self._ninja is not None and not self._asked:
             left = self._ask(log.content)
-            self._total = None if left is None else done + left.count - self._always(mine)
+            self._total = None if left is None else done + left.total - self._always(mine)
             self._asked = True
         return None if self._total is None else max(done, self._total)
 
@@ -161,9 +160,9 @@ class BuildWatch:
 
     def _look_at_rest(self, log: _Log, console: Console) -> BuildProgress:
         left = self._ask(log.content)
-        count = None if left is None else max(0, left.count - self._always(log.outputs))
+        count = None if left is None else max(0, left.total - self._always(log.outputs))
         exit_code = self._command.poll() if self._command else None
-        state = progress.state_of(console, count, exit_code, begun=bool(log.outputs))
+        state = ninja.state_of(console, count, exit_code, begun=bool(log.outputs))
         done, total = self._count_at_rest(log, console, count)
         return BuildProgress(
             state,
@@ -172,7 +171,7 @@ class BuildWatch:
             libuv=self._libuv(log.outputs),
             exit_code=exit_code,
             failures=console.failures,
-            next_steps=left.first if left and count and state != "complete" else (),
+            next_steps=left.steps[:_FIRST_STEPS] if left and count and state != "complete" else (),
         )
 
     def _count_at_rest(self, log: _Log, console: Console, left: int | None) -> tuple[int, int | None]:
@@ -180,26 +179,28 @@ class BuildWatch:
         if console.total:
             return console.done, console.total
         if self._total is not None:
-            done = max(self._done, progress.count_steps(self._of_this_run(log)))
+            done = max(self._done, ninja.count_steps(self._of_this_run(log)))
             return done, done if left == 0 else max(done, self._total)
         whole = self._ask(b"")
         if whole is None or left is None:
             return 0, None
-        total = max(left, whole.count)
+        total = max(left, whole.total)
         return total - left, total
 
     def _always(self, outputs: Sequence[Output]) -> int:
-        return progress.never_there(outputs, self._custom, self._exists)
+        """How many steps have run and make no file. ninja runs them each time: they are always left."""
+        logged = {output.path for output in outputs}
+        return sum(not self._exists(path) for path in logged & self._custom)
 
     def _exists(self, path: str) -> bool:
         return (self._build / path).exists()
 
-    def _libuv(self, outputs: Sequence[Output]) -> progress.Libuv | None:
+    def _libuv(self, outputs: Sequence[Output]) -> ninja.Libuv | None:
         logged = {output.path for output in outputs}
-        return progress.libuv_of(self._known, lambda path: path in logged and self._exists(path))
+        return ninja.libuv_of(self._known, lambda path: path in logged and self._exists(path))
 
-    def _ask(self, log: bytes) -> ninja.StepsLeft | None:
-        if self._program is None or self._targets is None or not self._askable:
+    def _ask(self, log: bytes) -> Console | None:
+        if self._program is None or self._targets is None:
             return None
         return ninja.ask_what_is_left(self._program, self._build, log, self._targets)
 
@@ -213,12 +214,6 @@ def _read_log(path: Path) -> _Log:
         written = path.stat().st_mtime  # after reading: a time too late is harmless, one too early is not
         outputs = ninja.parse_log(content.decode("utf-8", "replace")) if content else []
     return _Log(content, written, tuple(outputs))
-
-
-def _lines_in(path: Path) -> list[str]:
-    """The lines of a build file that name outputs or say where the log is to be."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return [line for line in lines if line.startswith(("build ", "builddir"))]
 
 
 def _read_console(path: Path) -> Console:

@@ -10,8 +10,7 @@ For several machines, one doctor listens, or a launcher starts one on each:
 
     all_machines       where the doctors meet: at one that listens, or at the store of a launched job
     exchange           how they exchange cards and results through a store
-    machine_card       what they tell each other: a machine's card, and the ways to others
-    reachability       answering probes, and probing the way to another machine
+    reachability       a machine's card and the ways to others; answering probes, and probing the others
     between_machines   findings about all ways between them
 
 A `Finding` (diagnose.findings) is one line of the report. Nothing here prints, and nothing here changes the

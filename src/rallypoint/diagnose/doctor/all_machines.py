@@ -97,7 +97,7 @@ def visit(endpoint: Endpoint, findings: Sequence[Finding]) -> Gathered | None:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher says about the job of which this process is a rank."""
+    """The job that a launcher has started, and the part of this process in it."""
 
     endpoint: Endpoint
     number: int

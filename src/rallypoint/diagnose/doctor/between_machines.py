@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from rallypoint.diagnose.doctor.exchange import Gathered
-from rallypoint.diagnose.doctor.machine_card import Card
+from rallypoint.diagnose.doctor.reachability import Card
 from rallypoint.diagnose.doctor.situation import is_loopback
 from rallypoint.diagnose.findings import Finding, failure, ok, warning
 from rallypoint.text import fine_duration

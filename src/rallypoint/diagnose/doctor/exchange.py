@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 from rallypoint.codec import ReadBy, from_text, to_json, to_text
-from rallypoint.diagnose.doctor.machine_card import Card, Way, own_card
-from rallypoint.diagnose.doctor.reachability import probe_server, reach
+from rallypoint.diagnose.doctor.reachability import Card, Way, own_card, probe_server, reach
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.stores.base import Store
@@ -52,7 +51,7 @@ class Participant:
 
 @dataclass(frozen=True)
 class MachineRow:
-    """What one machine tells: of its ways, and of itself."""
+    """The ways that one machine has tried, and its findings about itself."""
 
     ways: tuple[Way, ...]
     findings: tuple[Finding, ...]
@@ -77,7 +76,7 @@ class Gathered:
         return [number for number in range(self.count) if number not in self.cards]
 
     def as_json(self) -> dict[str, Any]:
-        """What the report tells."""
+        """The exchange as `--json` prints it."""
         return {**to_json(self), "cards": to_json(list(self.cards.values())), "missing": self.missing}
 
     @property
@@ -118,7 +117,7 @@ def gather(store: Store, own: Participant, findings: Sequence[Finding]) -> Gathe
 
 
 def _collect(store: Store, key: str, numbers: Iterable[int], seconds: float, kind: type[T]) -> dict[int, T]:
-    """What these machines publish in time under a key, by number, without what cannot be read."""
+    """The values that these machines publish in time under a key, by number; unreadable ones are left out."""
     found = {}
     deadline = time.monotonic() + seconds
     for number in numbers:

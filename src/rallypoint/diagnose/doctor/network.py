@@ -196,7 +196,7 @@ def addresses_of(name: str) -> tuple[str, ...]:
 
 
 def check_host_name(situation: Situation) -> Iterator[Finding]:
-    """What the own name resolves to: gloo listens there, and the first machine is often named by it."""
+    """Whether the own name resolves well: gloo listens there, and the first machine is often named by it."""
     name = socket.gethostname()
     yield from judge_spelling(name)
     remedy = f"add {name} to {_HOSTS_FILE}"
@@ -281,17 +281,12 @@ def check_reverse(_: Situation) -> Iterator[Finding]:
 # Proxies ---------------------------------------------------------------------------------------------------
 
 _PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
-
-
+_ISTIO_PATHS: Final = ("/etc/istio/proxy", "/var/run/secrets/istio")
 _MESHES: Final = (
-    ("Istio", "ISTIO_", {15_001, 15_006, 15_090}, 'sidecar.istio.io/inject: "false"'),
-    ("Linkerd", "LINKERD", {4_140, 4_143, 4_191}, "linkerd.io/inject: disabled"),
+    ("Istio", "ISTIO_", {15_001, 15_006, 15_090}, _ISTIO_PATHS, 'sidecar.istio.io/inject: "false"'),
+    ("Linkerd", "LINKERD", {4_140, 4_143, 4_191}, ("/var/run/linkerd",), "linkerd.io/inject: disabled"),
 )
-"""Service meshes: how their variables begin, the ports of their sidecars, and what switches those off."""
-_MESH_PATHS: Final = {
-    "Istio": ("/etc/istio/proxy", "/var/run/secrets/istio"),
-    "Linkerd": ("/var/run/linkerd",),
-}
+"""Service meshes: how their variables begin, ports and paths of their sidecars, and the switch for those."""
 
 
 def check_proxies(situation: Situation) -> Iterator[Finding]:
@@ -324,11 +319,11 @@ def _is_excepted(host: str, exceptions: str) -> bool:
 
 
 def judge_meshes(environ: Mapping[str, str], listening: Collection[int]) -> Iterator[Finding]:
-    for mesh, variables, ports, switch in _MESHES:
+    for mesh, variables, ports, paths, switch in _MESHES:
         signs = [
             *(f"the variable {name}" for name in environ if name.startswith(variables)),
             *(f"port {port}" for port in sorted(ports & set(listening))),
-            *(path for path in _MESH_PATHS[mesh] if os.path.exists(path)),
+            *(path for path in paths if os.path.exists(path)),
         ]
         if signs:
             yield warning(

@@ -1,4 +1,4 @@
-"""What a check may use besides the machine itself: what the user has said, in options and variables."""
+"""The options and variables that the user has given: every check may use them, besides the machine itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import HOST, IPV6, Endpoint
 
 MASTER_PORT: Final = 29_500
@@ -24,7 +23,7 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class Situation:
-    """What is to be examined."""
+    """The job that is to run here, as far as the user has told."""
 
     environ: Mapping[str, str]
     endpoint: Endpoint | None
@@ -71,9 +70,3 @@ def endpoint_of(environ: Mapping[str, str]) -> Endpoint | None:
     if not re.fullmatch(rf"{HOST}|{IPV6}|\[{IPV6}\]", host) or port is None or not 0 < port < 65_536:
         return None
     return Endpoint(host.strip("[]"), port)
-
-
-def check_folder(folder: Path) -> None:
-    """UsageError if it is not a folder."""
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder", hint="name one that is there, or leave out --folder")

@@ -187,7 +187,7 @@ class Met:
 
 
 def check_store(situation: Situation) -> Iterator[Finding]:
-    """What listens at the endpoint, if anything does."""
+    """Whether the program that listens at the endpoint, if there is one, is a store."""
     endpoint = situation.endpoint
     if endpoint is None or not endpoint.port:
         return
@@ -278,7 +278,7 @@ def _kind_of_torch(endpoint: Endpoint, deadline: Deadline) -> str:
 
 
 def describe_stranger(endpoint: Endpoint) -> str:
-    """What listens at a port and does not answer as a store does, and in which process, if that is known."""
+    """A program that listens at a port and is no store: its kind, and its process if that is known."""
     holder = holder_of(endpoint.port) if is_this_machine(endpoint.host) else None
     what = _recognise(_first_words(endpoint))
     return f"at {endpoint} is {what}: no store{f', held by {holder}' if holder else ''}"

@@ -121,7 +121,7 @@ def judge_device(number: int, device: Mapping[str, Any], kernels: list[str]) -> 
             f"install a build that has it, or: rallypoint torch plan pytorch --cuda-arch {major}.{minor}",
         )
     if free < whole / 2:
-        return warning("devices", f"{what}: others use most of it", "nvidia-smi shows who")
+        return warning("devices", f"{what}: others use most of it", "nvidia-smi shows the processes")
     return ok("devices", what)
 
 

@@ -14,9 +14,9 @@ The way of a log line through the files:
                   torchrun's table; the result is an Explanation (explanation)
     words         writes that as text and as JSON
 
-`page` writes the known causes as a page of the documentation. Only `reading` and `knowledge` read files, and
-only `page` writes one. For a new cause, add an entry to causes.toml and a sample to tests/logs. For a new
-launcher, add a rule to `prefixes`, and a mark to `endings` if it says that a process ended badly.
+Only `reading` and `knowledge` read files. For a new cause, add an entry to causes.toml and a sample to
+tests/logs. For a new launcher, add a rule to `prefixes`, and a mark to `endings` if it says that a process
+ended badly.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Sighting:
 
 @dataclass
 class Incident:
-    """A known cause, or an unknown exception: who wrote of it, and what the knowledge base says of it."""
+    """A known cause, or an unknown exception: its writers, and the texts of the knowledge base about it."""
 
     cause: Cause | None
     role: str

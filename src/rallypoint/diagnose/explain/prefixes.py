@@ -1,4 +1,4 @@
-"""What launchers and loggers put before a line: who wrote it, when, and how serious it is. Pure.
+"""The prefixes of launchers and loggers, which tell the writer of a line, its time and its severity. Pure.
 
 Prefixes nest: `[default3]:[rank3]:[E1115 14:36:19.1 ProcessGroupNCCL.cpp:616] [Rank 3] text`. So they are
 taken off one after the other, each by a rule, until no rule fits. To teach it a new launcher, add a rule; its
@@ -114,7 +114,7 @@ _BRACKETED: Final = (
 _PLAIN: Final = (
     # torch's Python logging, and glog as it is
     _rule(rf"{_LETTER}{_GLOG} +(?:(?P<pid>\d+) )?[^\s\]]+:\d+\] ?(?:\[\d+/\d+(?:_\d+)?\] ?)*", record=True),
-    # containers' logs, line by line; then Python's logging, with what is usual behind the time
+    # containers' logs, line by line; then Python's logging, with its usual fields behind the time
     _rule(rf"{_DATE}T{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d) (?:(?:stdout|stderr) [FP] )?"),
     _rule(
         rf"{_DATE}[ T]{_CLOCK}{_ZONE}[ \t]*(?:[-|:,\[\]][ \t]*)?(?:[\w.]+[ \t]*[-|:][ \t]*)?"
@@ -161,7 +161,7 @@ _MILD: Final = re.compile(
     r"|(?:\S+ )?NCCL (?:INFO|TRACE)\b"
 )
 _SERIOUS: Final = re.compile(r"\[?(?:ERROR|CRITICAL|FATAL)\b[\]:| ]")
-# It has been dealt with, whatever its level.
+# It has been dealt with, also if its level is an error's.
 _HANDLED: Final = re.compile(
     r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to|skipping"
     r"|trying (?:again|another|the next|port \d))\b"

@@ -209,7 +209,7 @@ class _Scanner:
         known_to, stamp = self._looked_back
         for distance, raw in enumerate(self._earlier(), 1):
             if number - distance < known_to:
-                break  # and what is before that, the last look back has found
+                break  # the last look back has found the time of lines before that
             found = self._prefixes.split(decode(raw)).stamp
             if found is not None or distance == _LINES_BACK:
                 stamp = found

@@ -50,7 +50,7 @@ def reduce(text: bytes) -> bytes:
 
 @cache
 def required_literals(pattern: re.Pattern[str]) -> frozenset[bytes]:
-    """Texts in reduced form, one of which is in every match; empty if there is no such text."""
+    """Texts in reduced form, one of which is in every match; empty if a match need not have any."""
     return _of_sequence(_parser.parse(pattern.pattern, pattern.flags))
 
 

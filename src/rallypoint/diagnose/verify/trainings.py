@@ -8,7 +8,6 @@ ranks, then every process with that path is killed.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from rallypoint.diagnose.verify.verdict import PORT_TAKEN, ProcessEnding, RankRe
 from rallypoint.errors import RallypointError
 from rallypoint.launch import environment
 from rallypoint.pytorch import asking
+from rallypoint.server.machine.ports import free_port
 
 SCRIPT: Final = Path(asking.__file__).with_name("training.py")
 
@@ -47,7 +47,7 @@ _LOG_CHARACTERS: Final = 40_000
 
 @dataclass(frozen=True)
 class Equipment:
-    """What there is to train with: the version of torch, whether it has NCCL, the names of the GPUs."""
+    """The version of torch, whether it has NCCL, and the names of the GPUs."""
 
     torch: str
     nccl: bool
@@ -88,7 +88,7 @@ class Result:
 
 
 def find_equipment() -> Equipment:
-    """What torch and the machine have. RallypointError if torch is missing or cannot be used."""
+    """Ask torch for it. RallypointError if torch is missing or cannot be used."""
     if find_spec("torch") is None:
         raise RallypointError(
             "torch is not installed for this Python",
@@ -149,16 +149,8 @@ def _attempt(route: Route, build: Build, setting: TrainingSettings) -> Result:
 
 
 def _fill(route: Route, folder: Path) -> list[Command]:
-    words = {"script": str(SCRIPT), "folder": str(folder), "port": str(_find_free_port())}
+    words = {"script": str(SCRIPT), "folder": str(folder), "port": str(free_port())}
     return [command.fill(words) for command in route.commands]
-
-
-def _find_free_port() -> int:
-    """A port that is free now; another program may take it before the training does."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _read_reports(folder: Path) -> list[RankReport]:

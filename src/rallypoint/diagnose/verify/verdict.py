@@ -27,7 +27,7 @@ _Learned = Annotated[float, ReadBy(float)]
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank writes of itself. Times are of the wall clock; seconds of a step are the median."""
+    """A rank's report about itself. Times are of the wall clock; seconds of a step are the median."""
 
     rank: int
     world_size: int

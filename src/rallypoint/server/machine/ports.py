@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -21,6 +22,13 @@ def client_ports() -> tuple[int, int]:
         return int(low), int(high)
     except (OSError, ValueError):
         return _OF_LINUX
+
+
+def free_port() -> int:
+    """A port of loopback that is free now; another program may take it before the caller does."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def holder_of(port: int) -> str | None:

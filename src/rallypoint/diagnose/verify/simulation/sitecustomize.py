@@ -3,7 +3,7 @@
     RALLYPOINT_SIMULATE=no-libuv    TCPStore refuses libuv, which it takes by default, clients included
     RALLYPOINT_SIMULATE=broken      TCPStore does not work at all
 
-The check comes first in the constructor, and with the exception types and words of such builds. It is in
+The check comes first in the constructor, and with the exception types and words of real builds. It is in
 place before anything else can have seen the class: right when torch's C++ part makes it.
 """
 

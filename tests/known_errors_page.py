@@ -1,8 +1,8 @@
-"""The knowledge base as a page of the documentation.
+"""The known causes of `rallypoint explain` as a page of the documentation.
 
-    python -m rallypoint.diagnose.explain.page docs/known-errors.md
+    python tests/known_errors_page.py docs/known-errors.md
 
-writes it; a test compares the page with the knowledge base.
+writes it; tests/test_explain_knowledge.py compares the page with the knowledge base.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAD: Final = """\
 What [`rallypoint explain`](guides/explain.md) knows: {count} causes, by the part in which they show, each
 with a line by which it is known. Words in capitals stand for what a log tells. This page is written from
 the knowledge base (`src/rallypoint/diagnose/explain/causes.toml`) by
-`python -m rallypoint.diagnose.explain.page docs/known-errors.md`.
+`python tests/known_errors_page.py docs/known-errors.md`.
 """
 PARTS: Final = {
     "store": "The store",

@@ -20,15 +20,10 @@ class Exchange:
     request: bytes
     reply: bytes
 
-    def times(self, count: int) -> Exchange:
-        """The same, several times in one write."""
-        return Exchange(self.request * count, self.reply * count)
-
 
 class Dialect:
     """What a client says, and what it has to hear: here, in the protocol of torch's TCPStore and ours."""
 
-    name = "torch"
     number_size = 8
     """How long the reply to `add` is; 0: until the end of a line."""
 
@@ -108,7 +103,6 @@ class RedisDialect(Dialect):
     id of its own; that it is refused the second time nobody is told, as with a SET of torch's.
     """
 
-    name = "redis"
     number_size = 0
     hello = Exchange(b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n")
 
@@ -158,4 +152,3 @@ class RedisDialect(Dialect):
 
 TORCH = Dialect()
 REDIS = RedisDialect()
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (TORCH, REDIS)}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
-from rallypoint.bench import client_loads as clients
-from rallypoint.bench import machine, names
+from rallypoint.bench import client_loads as loads
+from rallypoint.bench import clients, machine, names
 from rallypoint.bench import rank_loads as ranks
+from rallypoint.bench.clients import Ask
 from rallypoint.bench.contest import Measurement
-from rallypoint.bench.targets import absences
+from rallypoint.bench.servers import absences
 from rallypoint.errors import UsageError
 from rallypoint.server.machine import names as system_names
 
@@ -31,67 +33,66 @@ WITH_RANKS: Final = (
 """At several sizes: their words go behind the number of ranks."""
 
 _AS_IS: Final = "ranks connect; -as-is: to torch's own socket, with a reverse look-up of each"
+_TUTORIAL: Final = "real clients of torch, a process each: {} as rank 0 sees it"
 AS_IS: Final = Measurement("init", "init-as-is", _AS_IS, ranks.ComingUp)
 
-TUTORIAL: Final = tuple(
+TUTORIAL: Final = (
+    Measurement("init", "tutorial-init", _TUTORIAL.format("TCPStore(...)"), ranks.TutorialInit),
     Measurement(
-        command,
-        f"tutorial-{command}",
-        f"real clients of torch, a process each: {what} as rank 0 sees it",
-        session,
-        make_target=ranks.make_rank_zero,
-    )
-    for command, what, session in (
-        ("init", "TCPStore(...)", ranks.TutorialInit),
-        ("barrier", "the barrier of init_process_group", ranks.TutorialBarrier),
-    )
+        *("barrier", "tutorial-barrier"),
+        _TUTORIAL.format("the barrier of init_process_group"),
+        ranks.TutorialBarrier,
+    ),
 )
 
 
-def _many(name: str, load: str, session: type[clients.Steady], operation: str) -> Measurement:
-    load = f"{clients.CLIENTS} clients, {load} in flight each"
+def _many(name: str, load: str, operation: str, ask: Ask, per_request: int = 1) -> Measurement:
+    load = f"{loads.CLIENTS} clients, {load} in flight each"
+    session = partial(loads.Steady, ask=ask, per_request=per_request)
     return Measurement("ops", name, load, session, operation, "rate", seconds=0.8)
 
 
-def _one(operation: str, session: type[clients.OneAtATime]) -> Measurement:
+def _one(operation: str, ask: Ask) -> Measurement:
     load = f"one client, one {operation} at a time"
+    session = partial(loads.OneAtATime, ask=ask)
     return Measurement("ops", f"one-{operation.lower()}", load, session, operation, seconds=0.4)
 
 
-def _accept(name: str, load: str, session: type[clients.Accepts], rounds: int) -> Measurement:
-    load = f"{clients.NEW_CLIENTS:,} new clients beside {clients.BUSY_CLIENTS} with {load} in flight"
-    count = clients.BUSY_CLIENTS + clients.NEW_CLIENTS
+def _accept(name: str, load: str, per_request: int, rounds: int) -> Measurement:
+    load = f"{loads.NEW_CLIENTS:,} new clients beside {loads.BUSY_CLIENTS} with {load} in flight"
+    count = loads.BUSY_CLIENTS + loads.NEW_CLIENTS
+    session = partial(loads.Accepts, per_request=per_request)
     return Measurement(
         "accept", name, load, session, "new client", unfit=_BEHIND, connections=count, rounds=rounds
     )
 
 
 _BEHIND: Final = {names.RELAY: "behind one relay, the server sees nothing of its clients"}
-_STORM: Final = f"{clients.STORM_CLIENTS:,} clients connect at once"
-_KEYS: Final = f"{clients.MANY_KEYS:,} keys"
+_STORM: Final = f"{loads.STORM_CLIENTS:,} clients connect at once"
+_KEYS: Final = f"{loads.MANY_KEYS:,} keys"
 _CANCEL: Final = f"a wait is given up beside a wait for {_KEYS}"
+_CANCELS: Final = partial(loads.BesideWait, ask=clients.give_up, count=1)
 _NO_CANCEL: Final = {names.REDIS: "it has no such thing"}
 
 WITH_CLIENTS: Final = (
-    _many("get", "one GET", clients.Gets, "GET"),
-    _many("get-pipelined", f"{clients.PIPELINED} GETs", clients.PipelinedGets, "GET"),
-    _many("set", "one SET", clients.Sets, "SET"),
-    _many("add", "one ADD", clients.Adds, "ADD"),
-    _one("GET", clients.OneGet),
-    _one("SET", clients.OneSet),
-    _one("ADD", clients.OneAdd),
-    _accept("accept", "one GET", clients.Accepts, rounds=15),  # short ones, which differ much
-    _accept("accept-pipelined", f"{clients.BUSY_PIPELINED} GETs", clients.AcceptsBesidePipelining, rounds=3),
+    _many("get", "one GET", "GET", clients.get),
+    _many("get-pipelined", f"{loads.PIPELINED} GETs", "GET", clients.get, loads.PIPELINED),
+    _many("set", "one SET", "SET", clients.store),
+    _many("add", "one ADD", "ADD", clients.add),
+    _one("GET", clients.get),
+    _one("SET", clients.store),
+    _one("ADD", clients.add),
+    _accept("accept", "one GET", 1, rounds=15),  # short ones, which differ much
+    _accept("accept-pipelined", f"{loads.BUSY_PIPELINED} GETs", loads.BUSY_PIPELINED, rounds=3),
     Measurement(
-        *("accept", "connect-storm", _STORM, clients.Storm, "connection"),
+        *("accept", "connect-storm", _STORM, loads.Storm, "connection"),
         unfit=_BEHIND,
-        connections=clients.STORM_CLIENTS,
+        connections=loads.STORM_CLIENTS,
     ),
-    Measurement("bulk", "multi-get", f"one request for {_KEYS}", clients.MultiGet, "request", rounds=3),
-    Measurement("bulk", "multi-set", f"one request with {_KEYS}", clients.MultiSet, "request", rounds=3),
-    Measurement("wakeup", "cancel", _CANCEL, clients.Cancels, "cancel", unfit=_NO_CANCEL, seconds=0.8),
+    Measurement("bulk", "multi-get", f"one request for {_KEYS}", loads.MultiGet, "request", rounds=3),
+    Measurement("bulk", "multi-set", f"one request with {_KEYS}", loads.MultiSet, "request", rounds=3),
+    Measurement("wakeup", "cancel", _CANCEL, _CANCELS, "cancel", unfit=_NO_CANCEL, seconds=0.8),
 )
-
 
 # What is planned
 

@@ -15,18 +15,16 @@ import os
 import select
 import socket
 import struct
-import sys
 import time
 from array import array
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from rallypoint.bench.clients import come_from, connect, leave, port_range, seek_port_quickly
-from rallypoint.bench.dialects import DIALECTS, TORCH, Dialect
+from rallypoint.bench.dialects import TORCH, Dialect
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.workers import ORDERS, Message, Orders, Stopwatch, end_with_parent, obey
+from rallypoint.bench.workers import Stopwatch, obey, own_line
 
 BEGIN_TOGETHER: Final = 64
 """How many ranks begin before the others are looked at."""
@@ -36,7 +34,12 @@ UNCOUNTED: Final = 512
 
 CONNECT_LIMIT_S: Final = 20
 READ_BYTES: Final = 512  # more than any reply: what is too much shows
-PARENT: Final = ORDERS
+
+RanksAt = tuple[str, int, str, int]
+"""An address, a port, the address to come from (empty: any), and how many ranks connect so."""
+
+Answer = dict[str, Any]
+"""What a phase took: `load`, `taken` by each rank; `counted` and `seen`, the replies to ADDs of 1 and 0."""
 
 Arrive = Callable[[int], None]
 """Lets those ranks begin that stand from there on, BEGIN_TOGETHER of them."""
@@ -95,18 +98,14 @@ class Swarm:
         self._taken: array[float] = array("d")  # of those that are done
         self._pieces: dict[int, bytes] = {}  # by descriptor: of a reply that came in pieces
         self._poll = select.epoll()
-        self._poll.register(PARENT, select.EPOLLIN)
         self._waiting: list[Step] = []
         self._releaser: socket.socket | None = None
 
-    def connect(self, dialect: str, places: Sequence[tuple[str, int, str, int]], limit_s: float) -> Message:
-        """Bring up ranks at each address and port; return how they counted themselves.
-
-        A place is an address, a port, the address to come from (empty: any), and how many ranks.
-        """
-        self._dialect = DIALECTS[dialect]
+    def connect(self, dialect: Dialect, places: Sequence[RanksAt], limit_s: float) -> Answer:
+        """Bring up ranks at each place."""
+        self._dialect = dialect
         addresses = [(host, port, source) for host, port, source, count in places for _ in range(count)]
-        steps, ports = come_up(self._dialect), port_range()
+        steps, ports = come_up(dialect), port_range()
 
         def arrive(start: int) -> None:
             for host, port, source in addresses[start : start + BEGIN_TOGETHER]:
@@ -114,22 +113,18 @@ class Swarm:
 
         watch = Stopwatch()
         self._run("coming up", arrive, len(addresses), steps, UNCOUNTED, limit_s)
-        return self._report(watch, len(addresses), counted=pack("I", self._numbers(steps[1])))
+        return self._answer(watch, counted=steps[1])
 
-    def barrier(self, name: str, ranks: int, at_once: bool, limit_s: float) -> Message:
-        """All ranks of this process pass a barrier; return what they were told."""
+    def barrier(self, name: str, ranks: int, at_once: bool, limit_s: float) -> Answer:
+        """All ranks of this process pass a barrier."""
         steps = barrier(self._dialect, name, ranks)
-        total = len(self._ranks)
         arrive = self._beginning(steps[0])
+        uncounted = ranks if at_once else UNCOUNTED
         watch = Stopwatch()
-        self._run(f"barrier {name}", arrive, total, steps, ranks if at_once else UNCOUNTED, limit_s, True)
-        counted, seen = self._numbers(steps[0]), self._numbers(steps[1])
-        if any(later < earlier for earlier, later in zip(sorted(counted), sorted(seen), strict=True)):
-            raise BenchError(f"barrier {name}: a count was lower than it had been before")
-        counts = {"least": min(seen), "most": max(seen), "full": seen.count(ranks)}
-        return self._report(watch, total, counted=pack("I", counted), **counts)
+        self._run(f"barrier {name}", arrive, len(self._ranks), steps, uncounted, limit_s, together=True)
+        return self._answer(watch, counted=steps[0], seen=steps[1])
 
-    def wait(self, key: str) -> Message:
+    def wait(self, key: str) -> None:
         """Let all ranks wait for a key; the client that is to wake them connects as well."""
         if self._releaser is None:
             host, port = self._ranks[0].getpeername()
@@ -138,15 +133,13 @@ class Swarm:
         arrive = self._beginning(self._waiting[0])
         for start in range(0, len(self._ranks), BEGIN_TOGETHER):
             arrive(start)
-        return {}
 
-    def check_asleep(self) -> Message:
+    def check_asleep(self) -> None:
         """Raise if a rank does not wait any more."""
-        if early := [file for file, _ in self._poll.poll(0) if file != PARENT]:
+        if early := self._poll.poll(0):
             raise BenchError(f"{len(early):,} ranks did not wait for the key")
-        return {}
 
-    def wake(self, key: str, release: bool, since: float, limit_s: float) -> Message:
+    def wake(self, key: str, release: bool, since: float, limit_s: float) -> Answer:
         """See all ranks wake up, and how long after `since`; `release`: this process wakes them."""
         watch = Stopwatch()
         for rank in self._ranks:
@@ -155,13 +148,12 @@ class Swarm:
             assert self._releaser
             self._releaser.send(self._dialect.release(key.encode()))
         self._see_through("waking up", len(self._ranks), self._waiting, since + limit_s)
-        return self._report(watch, len(self._ranks))
+        return self._answer(watch)
 
-    def leave(self) -> Message:
+    def leave(self) -> None:
         """Disconnect all."""
         leave([*self._ranks, *([self._releaser] if self._releaser else [])])
         self._ranks, self._releaser = [], None
-        return {}
 
     def _add_rank(self, address: tuple[str, int], source: str, ports: bytes, hello: bytes) -> None:
         rank = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -250,8 +242,6 @@ class Swarm:
         if not events:
             raise BenchError("time is up")
         for file, _ in events:
-            if file == PARENT:
-                sys.exit(1)  # nothing is said while ranks are busy: so the command has ended
             data = read(file, READ_BYTES)
             number = at[file]
             step = steps[number]
@@ -283,14 +273,11 @@ class Swarm:
             return None
         return data
 
-    def _numbers(self, step: Step) -> array[int]:
-        """The replies to a step as numbers."""
-        value_of = self._dialect.value_of
-        return array("q", map(value_of, step.replies))
-
-    def _report(self, watch: Stopwatch, operations: int, **more: object) -> Message:
-        """What an order took, and what came of it."""
-        return {**watch.stop(operations).message(), "taken": pack("f", self._taken), **more}
+    def _answer(self, watch: Stopwatch, **counts: Step) -> Answer:
+        """What an order took, and the replies to some steps as numbers."""
+        load = watch.stop(len(self._ranks))
+        numbers = {name: list(map(self._dialect.value_of, step.replies)) for name, step in counts.items()}
+        return {"load": load, "taken": self._taken, **numbers}
 
     def _how_far(self, steps: list[Step], total: int) -> str:
         waiting = Counter(number for number in self._step if number >= 0)
@@ -300,11 +287,5 @@ class Swarm:
         return f"of {total:,} ranks {total - begun:,} had not begun, {', '.join(each)}, {done:,} are done"
 
 
-def pack(code: str, numbers: array[int] | array[float]) -> str:
-    """Numbers as text; code I: those below 2**32, f: with a fraction."""
-    return b64encode(array(code, numbers).tobytes()).decode()
-
-
 if __name__ == "__main__":
-    end_with_parent()
-    obey(Swarm(), Orders())
+    obey(Swarm(), own_line())

@@ -20,7 +20,6 @@ from rallypoint.bench.clients import (
     KEY,
     VALUE,
     BusyClients,
-    Crowd,
     add,
     come_from,
     connect,
@@ -268,54 +267,6 @@ def test_a_worker_without_an_answer_is_named(start_worker: StartWorker, port: in
         gather([quick, slow], -14.9)
 
 
-# Crowds
-
-
-@some_wrong
-def test_a_crowd_notices_one_wrong_answer(make: Callable[[bytes], Sequence[bytes]]) -> None:
-    for number in (1, 5):
-        with (
-            faking("torch", twist_one("ping", number, make)) as port,
-            closing(Crowd(port, TORCH, 5)) as crowd,
-            pytest.raises(BenchError),
-        ):
-            crowd.arrive()
-
-
-@both_fakes
-def test_a_crowd_takes_answers_in_pieces(dialect: str) -> None:
-    with faking(dialect, in_pieces) as port, closing(Crowd(port, DIALECTS[dialect], 5)) as crowd:
-        assert crowd.arrive().operations == 5
-
-
-def test_who_is_turned_away_comes_again() -> None:
-    """A reset is no answer, and no fault: torch's client tries again as well."""
-    turns = iter(range(100))
-
-    class Moody(FakeStore):
-        def _serve(self, client: socket.socket) -> None:
-            if next(turns) % 3 == 0:
-                client.recv(100)
-                leave([client])
-            else:
-                super()._serve(client)
-
-    store = Moody()
-    with closing(store), closing(Crowd(store.port, TORCH, 10)) as crowd:
-        load = crowd.arrive()
-    assert load.operations == 10
-    assert crowd.turned_away in range(4, 6)
-    assert next(turns) == 10 + crowd.turned_away
-
-
-def test_a_crowd_without_answers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_clients, "ANSWER_LIMIT_S", 0.05)
-    server = socket.create_server(("127.0.0.1", 0))
-    fault = pytest.raises(BenchError, match="3 of 3 new clients got no answer")
-    with server, closing(Crowd(server.getsockname()[1], TORCH, 3)) as crowd, fault:
-        crowd.arrive()
-
-
 # Swarms
 
 
@@ -334,7 +285,7 @@ def test_ranks_that_trickle_find_the_count_full_only_at_the_end(ranks: Swarm, po
     total = swarm.UNCOUNTED + 3 * swarm.BEGIN_TOGETHER
     places = [("127.0.0.1", port, "", total - 6), ("127.0.0.1", port, "127.1.1.9", 6)]
     ranks.connect(TORCH, places, SECONDS)
-    assert {rank.getsockname()[0] for rank in ranks._ranks[-6:]} == {"127.1.1.9"}
+    assert {rank.getsockname()[0] for rank in [*ranks._ranks.values()][-6:]} == {"127.1.1.9"}
     at_once = ranks.barrier("at once", total, True, SECONDS)
     trickled = ranks.barrier("trickled", total, False, SECONDS)
     assert max(at_once["seen"]) == max(trickled["seen"]) == total
@@ -471,6 +422,52 @@ def test_ranks_whose_server_ends_are_a_fault(ranks: Swarm) -> None:
         come_up(ranks, port, 3)
     with pytest.raises(BenchError, match=r"disconnected|[Rr]eset|Broken pipe"):
         ranks.barrier("1", 3, True, SECONDS)
+
+
+@both_fakes
+def test_a_crowd_takes_answers_in_pieces(dialect: str, ranks: Swarm) -> None:
+    with faking(dialect, in_pieces) as port:
+        ranks.gather(DIALECTS[dialect], port, 5)
+        assert ranks.arrive(SECONDS)["load"].operations == 5
+
+
+@some_wrong
+def test_a_crowd_notices_one_wrong_answer(make: Callable[[bytes], Sequence[bytes]], ranks: Swarm) -> None:
+    with faking("torch", twist_one("ping", 5, make)) as port:
+        ranks.gather(TORCH, port, 5)
+        with pytest.raises(BenchError, match=r"arriving: .*of 5 ranks"):
+            ranks.arrive(SECONDS)
+
+
+def test_a_crowd_that_is_turned_away_comes_again(ranks: Swarm) -> None:
+    turns = iter(range(100))
+
+    class Moody(FakeStore):
+        def _serve(self, client: socket.socket) -> None:
+            if next(turns) % 3 == 0:
+                client.recv(100)
+                leave([client])
+            else:
+                super()._serve(client)
+
+    with closing(Moody()) as store:
+        ranks.gather(TORCH, store.port, 10)
+        answer = ranks.arrive(SECONDS)
+    assert answer["load"].operations == len(answer["taken"]) == 10
+    assert answer["turned_away"] in range(4, 6)
+    assert next(turns) == 10 + answer["turned_away"]
+
+
+def test_a_crowd_without_answers_or_a_server_is_a_fault(ranks: Swarm) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ranks.gather(TORCH, port, 3)
+        with pytest.raises(BenchError, match="arriving: time is up; of 3 ranks 0 had not begun, 3 wait for"):
+            ranks.arrive(0.2)
+    ranks.leave()
+    ranks.gather(TORCH, port, 3)
+    with pytest.raises(BenchError, match="nobody listens for new clients"):
+        ranks.arrive(SECONDS)
 
 
 # What a load tells of itself

@@ -45,7 +45,6 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Callable[[], object]] = {
         "most_connections": lambda: 20_000,
         "available_bytes": lambda: 64 * GIB,
-        "room_for_files": lambda: 1 << 30,
     }
     for name, value in settings.items():
         monkeypatch.setattr(machine, name, value)
@@ -67,8 +66,7 @@ def find(plan: BenchPlan, name: str) -> Measurement:
 def test_all_is_planned_where_there_is_room() -> None:
     plan = make_plan(Wish())
     planned = {each.name for each in plan.measurements}
-    every = (*planning.WITH_RANKS, planning.AS_IS, *planning.TUTORIAL, *planning.WITH_CLIENTS)
-    assert planned == {each.name for each in every}
+    assert planned == {each.name for each in planning.MEASUREMENTS}
     assert {each.command for each in plan.measurements} == set(names.COMMANDS)
     for each in plan.measurements:
         assert not set(each.targets) & set(each.unfit)
@@ -93,8 +91,6 @@ def test_very_many_ranks_are_brought_up_where_that_is_the_point_through_relays_a
     [
         ("most_connections", 4_000, "rallypoint-libuv", "a process may have 4,000 connections here"),
         ("available_bytes", 10_000 * planning.BYTES_PER_RANK, names.RELAY, "there is not enough memory"),
-        # A rank is a file on either side; behind a relay, so is the relay's connection.
-        ("room_for_files", 24_000, names.RELAY, "this system may not open so many files"),
     ],
 )
 def test_sizes_without_room_for_them_are_left_out(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from contextlib import closing
 from dataclasses import replace
 from socket import MSG_WAITALL
 from typing import Any, Final
@@ -16,7 +15,6 @@ from rallypoint.bench.clients import (
     VALUE,
     Ask,
     BusyClients,
-    Crowd,
     after,
     check,
     check_silent,
@@ -26,6 +24,7 @@ from rallypoint.bench.clients import (
 from rallypoint.bench.contest import Measurement, Session
 from rallypoint.bench.dialects import TORCH, Exchange
 from rallypoint.bench.results import Sample
+from rallypoint.bench.swarm import Swarm
 from rallypoint.bench.targets import Target
 from rallypoint.bench.workers import Load, Stopwatch, ask_all, start, together
 
@@ -38,8 +37,6 @@ STORM_PROCESSES: Final = 2
 STORM_CLIENTS: Final = 15_000
 """Two processes of 7,500: a process may often open 20,000 files, and one address has about 28,000 ports."""
 MANY_KEYS: Final = 100_000
-
-_WORKER: Final = "rallypoint.bench.clients"
 
 
 def ask_once(target: Target, exchange: Exchange) -> None:
@@ -159,9 +156,11 @@ class Accepts(Session):
 
     def open(self) -> None:
         ask_once(self.target, self.target.dialect.store(KEY, VALUE))
-        self.busy = start(self.resources, _WORKER, "busy clients")
+        self.busy = start(self.resources, "rallypoint.bench.clients", "busy clients")
         place: dict[str, Any] = {"port": self.target.port, "dialect": self.target.dialect}
         self.busy.ask(ANSWER_LIMIT_S, do="connect", count=BUSY_CLIENTS, **place)
+        self.crowd = Swarm()
+        self.resources.callback(self.crowd.leave)
         self.measure(NEW_CLIENTS // 10)
 
     def round(self) -> Sample:
@@ -170,12 +169,14 @@ class Accepts(Session):
     def measure(self, count: int) -> Sample:
         """Let that many new clients arrive, and leave again."""
         files = machine.open_files(self.target.pid)
-        with closing(Crowd(self.target.port, self.target.dialect, count)) as crowd:
-            self.busy.order(do="run", per_request=self.per_request)
-            time.sleep(0.2)  # all of the busy clients are in full swing by then
-            load, cost = self.metered(crowd.arrive)
-            busy: Load = self.busy.ask(ANSWER_LIMIT_S, do="stop")
+        self.crowd.gather(self.target.dialect, self.target.port, count)
+        self.busy.order(do="run", per_request=self.per_request)
+        time.sleep(0.2)  # all of the busy clients are in full swing by then
+        answer, cost = self.metered(lambda: self.crowd.arrive(ANSWER_LIMIT_S))
+        busy: Load = self.busy.ask(ANSWER_LIMIT_S, do="stop")
+        self.crowd.leave()
         self.target.await_open_files(files)
+        load = together([answer["load"]], answer["taken"])
         return replace(cost.sample(load.seconds, load), load_share=max(load.share, busy.share))
 
 
@@ -187,26 +188,30 @@ class Storm(Session):
     """
 
     def open(self) -> None:
-        files = machine.open_files(self.target.pid)
-        with closing(Crowd(self.target.port, self.target.dialect, NEW_CLIENTS)) as crowd:
-            crowd.arrive()
-        self.target.await_open_files(files)
-        self.crowds = [start(self.resources, _WORKER, "a crowd") for _ in range(STORM_PROCESSES)]
+        self.crowds = [
+            start(self.resources, "rallypoint.bench.swarm", "a crowd") for _ in range(STORM_PROCESSES)
+        ]
+        self.measure(NEW_CLIENTS)
 
     def round(self) -> Sample:
+        return self.measure(STORM_CLIENTS)
+
+    def measure(self, count: int) -> Sample:
+        """Let that many clients arrive, and leave again."""
         target = self.target
         files, resident = machine.open_files(target.pid), machine.resident_bytes(target.pid)
         order: dict[str, Any] = {"port": target.port, "dialect": target.dialect}
-        ask_all(self.crowds, ANSWER_LIMIT_S, do="gather", count=STORM_CLIENTS // STORM_PROCESSES, **order)
+        ask_all(self.crowds, ANSWER_LIMIT_S, do="gather", count=count // STORM_PROCESSES, **order)
         dropped = machine.dropped_connects()
-        answers, cost = self.metered(lambda: ask_all(self.crowds, ANSWER_LIMIT_S, do="arrive"))
-        loads, taken, turned_away = zip(*answers, strict=True)
+        arrive: dict[str, Any] = {"do": "arrive", "limit_s": ANSWER_LIMIT_S}
+        answers, cost = self.metered(lambda: ask_all(self.crowds, ANSWER_LIMIT_S, **arrive))
         cost.extras["dropped"] = machine.dropped_connects() - dropped
-        cost.extras["turned_away"] = sum(turned_away)
-        memory = (machine.resident_bytes(target.pid) - resident) / STORM_CLIENTS
+        cost.extras["turned_away"] = sum(answer["turned_away"] for answer in answers)
+        memory = (machine.resident_bytes(target.pid) - resident) / count
         ask_all(self.crowds, ANSWER_LIMIT_S, do="leave")
         target.await_open_files(files)
-        load = together(loads, [seconds for each in taken for seconds in each])
+        taken = [seconds for answer in answers for seconds in answer["taken"]]
+        load = together([answer["load"] for answer in answers], taken)
         return replace(cost.sample(load.seconds, load), memory=memory)
 
 

@@ -1,4 +1,4 @@
-"""Clients of a store: single ones, some that always have a request in flight, and a crowd that comes at once.
+"""Clients of a store: single ones, and some that always have a request in flight.
 
 What a load spends per operation must be less than what any server spends, else one measures the load. So
 busy clients poll nothing: a blocking read and a write per client, round and round, are all there is.
@@ -25,7 +25,6 @@ ANSWER_LIMIT_S: Final = 120
 """How long a client waits for any answer before it calls that a fault."""
 
 _CHUNK: Final = 1 << 20
-_MOST_TRIES: Final = 10
 _IP_LOCAL_PORT_RANGE: Final = 51  # Linux 6.3; Python has no name for it
 _IP_BIND_ADDRESS_NO_PORT: Final = 24  # Python has a name for it from 3.12 on
 
@@ -218,120 +217,22 @@ class BusyClients:
         leave(self._clients)
 
 
-# Clients that all connect at the same moment
-
-
-class Crowd:
-    """Clients that connect, say hello and await the answer. Their sockets are made beforehand."""
-
-    def __init__(self, port: int, dialect: Dialect, count: int) -> None:
-        self._address = (HOST, port)
-        self._hello = dialect.hello
-        self._count = count
-        self._ports = port_range()
-        self._clients: dict[int, socket.socket] = {}
-        self._greeted: set[int] = set()
-        self._waiting: set[int] = set()
-        self._pieces: dict[int, bytes] = {}
-        self.taken: list[float] = []
-        """How long each client took, in the order of their answers."""
-        self.turned_away = 0
-        """How many connections were reset; their clients come again, as torch's do."""
-        for _ in range(count):
-            self._make()
-
-    def arrive(self) -> Load:
-        """Connect them all at once; return when each has its answer."""
-        with select.epoll(self._count) as poll:
-            watch, start = Stopwatch(), time.monotonic()
-            for descriptor in self._clients:
-                self._connect(poll, descriptor)
-            self._greet(poll, start)
-            return watch.stop(self._count, self.taken)
-
-    def close(self) -> None:
-        """Disconnect them all."""
-        leave(self._clients.values())
-
-    def _make(self) -> int:
-        client = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        client.setblocking(False)
-        seek_port_quickly(client, self._ports)
-        self._clients[client.fileno()] = client
-        return client.fileno()
-
-    def _connect(self, poll: select.epoll, descriptor: int) -> None:
-        self._clients[descriptor].connect_ex(self._address)
-        # Edge-triggered: one registration serves both for the connection and for the answer.
-        poll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
-        self._waiting.add(descriptor)
-        self._greeted.discard(descriptor)
-
-    def _greet(self, poll: select.epoll, start: float) -> None:
-        while self._waiting:
-            events = poll.poll(1.0)
-            for descriptor, event in events:
-                try:
-                    self._advance(descriptor, event, start)
-                except ConnectionRefusedError as error:
-                    raise BenchError(f"nobody listens for new clients: {error}") from error
-                except OSError:
-                    self._come_again(poll, descriptor)
-            if time.monotonic() > start + ANSWER_LIMIT_S:
-                raise BenchError(f"{len(self._waiting)} of {self._count} new clients got no answer")
-
-    def _advance(self, descriptor: int, event: int, start: float) -> None:
-        client, hello = self._clients[descriptor], self._hello
-        if descriptor not in self._greeted:
-            self._greeted.add(descriptor)
-            client.send(hello.request)
-        elif event & select.EPOLLIN:
-            reply = client.recv(len(hello.reply) + 1)
-            answer = self._pieces.pop(descriptor, b"") + reply
-            if reply and len(answer) < len(hello.reply):
-                self._pieces[descriptor] = answer
-                return
-            check(answer, hello.reply if descriptor in self._waiting else b"")
-            self._waiting.remove(descriptor)
-            self.taken.append(time.monotonic() - start)
-
-    def _come_again(self, poll: select.epoll, descriptor: int) -> None:
-        self.turned_away += 1
-        if self.turned_away > _MOST_TRIES * self._count:
-            raise BenchError(f"new clients were turned away {self.turned_away:,} times")
-        self._waiting.discard(descriptor)
-        self._pieces.pop(descriptor, None)
-        self._clients.pop(descriptor).close()
-        self._connect(poll, self._make())
-
-
-class ClientsWorker:
-    """Busy clients, or a crowd, in a process of their own."""
+class BusyWorker:
+    """Busy clients in a process of their own."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
 
     def connect(self, port: int, dialect: Dialect, count: int) -> None:
-        """Connect clients that are to be busy."""
-        self._busy = BusyClients(port, dialect, count)
+        self._clients = BusyClients(port, dialect, count)
 
     def run(self, per_request: int) -> Load:
         """Let them read a key until the next order, which means no more than that."""
-        load = self._busy.run(self._line.poll, get, per_request)
+        load = self._clients.run(self._line.poll, get, per_request)
         self._line.recv()
         return load
-
-    def gather(self, port: int, dialect: Dialect, count: int) -> None:
-        self._crowd = Crowd(port, dialect, count)
-
-    def arrive(self) -> tuple[Load, list[float], int]:
-        """What it took, also for each client, and how often one was turned away."""
-        return self._crowd.arrive(), self._crowd.taken, self._crowd.turned_away
-
-    def leave(self) -> None:
-        self._crowd.close()
 
 
 if __name__ == "__main__":
     line = own_line()
-    obey(ClientsWorker(line), line)
+    obey(BusyWorker(line), line)

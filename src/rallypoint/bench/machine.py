@@ -80,12 +80,6 @@ def most_connections() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
 
 
-def room_for_files() -> int:
-    """How many files may still be opened on this system."""
-    opened, _, most = Path("/proc/sys/fs/file-nr").read_text().split()
-    return int(most) - int(opened)
-
-
 def available_bytes() -> int:
     """How much memory there is for new processes."""
     for line in Path("/proc/meminfo").read_text().splitlines():

@@ -92,24 +92,25 @@ class Entry:
         """One figure of every round that has it."""
         return [figure for sample in self.samples if (figure := sample.get(name)) is not None]
 
-    def spread(self, name: str = "value") -> Spread | None:
-        """The spread of one figure over all rounds; None where it was not measured."""
-        figures = self.figures(name)
+    def spread(self) -> Spread | None:
+        """The spread of the main figure over all rounds; None where it was not measured."""
+        figures = self.figures("value")
         return spread(figures) if figures else None
 
-    def median(self, name: str = "value") -> float | None:
-        """The median of one figure over all rounds; None where it was not measured."""
-        found = self.spread(name)
-        return None if found is None else found.median
+    def figure(self, name: str) -> float | None:
+        """The median of one figure over all rounds; None where it was not measured.
 
-    def memory(self) -> float | None:
-        """The most that the server grew per connection: later rounds find memory that is already there."""
-        return max(self.figures("memory"), default=None)
+        Of memory, the most: later rounds find memory that is already there.
+        """
+        figures = self.figures(name)
+        if name == "memory":
+            return max(figures, default=None)
+        return spread(figures).median if figures else None
 
     @property
     def is_held_back(self) -> bool:
         """Whether the load took a whole core, and the server did not: then the load is what was measured."""
-        load, server = self.median("load_share"), self.median("server_share")
+        load, server = self.figure("load_share"), self.figure("server_share")
         return load is not None and server is not None and load >= BOTTLENECK > server
 
 
@@ -202,9 +203,8 @@ def to_json(results: Results) -> str:
 def _summary(record: Record, entry: Entry) -> dict[str, Any]:
     baseline = record.baseline
     ratio = record.ratio(entry, baseline) if baseline else None
-    found = entry.spread()
     return {
-        "value": codec.to_json(found),
+        "value": codec.to_json(entry.spread()),
         "against": baseline.target if baseline else None,
         "ratio": codec.to_json(ratio),
     }
@@ -245,9 +245,8 @@ def costs_per_rank(results: Results, name: str, target: str, figure: str = "valu
     """
     costs = {}
     for record in results.sizes(name):
-        entry = record.entries.get(target)
-        found = None if entry is None else entry.memory() if figure == "memory" else entry.median(figure)
-        if found is not None and found > 0:
+        found = record.entries[target].figure(figure) if target in record.entries else None
+        if found:
             costs[record.ranks] = found / record.ranks if figure == "value" else found
     return costs
 

@@ -7,6 +7,8 @@ request when the reply to the one before has come. All replies are checked when 
 The ranks of one machine stand next to each other, and begin so, a few microseconds apart. Either all begin
 before any goes on, or the next ones begin when most of those before them have been counted: as in a job
 whose ranks do not come all at the same moment, only the last ones then find the count full.
+
+A crowd are ranks that connect all at the same moment, and only say hello.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from rallypoint.bench.clients import come_from, connect, leave, port_range, seek_port_quickly
+from rallypoint.bench.clients import HOST, come_from, connect, leave, port_range, seek_port_quickly
 from rallypoint.bench.dialects import TORCH, Dialect
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import Stopwatch, obey, own_line
@@ -33,6 +35,11 @@ UNCOUNTED: Final = 512
 """How many may have begun without being counted, unless all begin at once: less than any backlog."""
 
 CONNECT_LIMIT_S: Final = 20
+MOST_TRIES: Final = 10
+"""How often, on average, the ranks of a crowd may be turned away."""
+
+DONE: Final = -1  # in place of a step
+CONNECTING: Final = -2
 READ_BYTES: Final = 512  # more than any reply: what is too much shows
 
 RanksAt = tuple[str, int, str, int]
@@ -92,12 +99,15 @@ class Swarm:
 
     def __init__(self) -> None:
         self._dialect: Dialect = TORCH
-        self._ranks: list[socket.socket] = []
-        self._step: list[int] = []  # by descriptor: which reply it waits for
+        self._ranks: dict[int, socket.socket] = {}  # by descriptor
+        self._step: list[int] = []  # by descriptor: which reply it waits for; or DONE, or CONNECTING
         self._since: list[float] = []  # by descriptor: when it began
         self._taken: array[float] = array("d")  # of those that are done
         self._pieces: dict[int, bytes] = {}  # by descriptor: of a reply that came in pieces
         self._poll = select.epoll()
+        self._ports = port_range()
+        self._crowd_at: tuple[str, int] | None = None
+        self._turned_away = 0
         self._waiting: list[Step] = []
         self._releaser: socket.socket | None = None
 
@@ -105,11 +115,11 @@ class Swarm:
         """Bring up ranks at each place."""
         self._dialect = dialect
         addresses = [(host, port, source) for host, port, source, count in places for _ in range(count)]
-        steps, ports = come_up(dialect), port_range()
+        steps = come_up(dialect)
 
         def arrive(start: int) -> None:
             for host, port, source in addresses[start : start + BEGIN_TOGETHER]:
-                self._add_rank((host, port), source, ports, steps[0].request)
+                self._add_rank((host, port), source, steps[0].request)
 
         watch = Stopwatch()
         self._run("coming up", arrive, len(addresses), steps, UNCOUNTED, limit_s)
@@ -127,7 +137,7 @@ class Swarm:
     def wait(self, key: str) -> None:
         """Let all ranks wait for a key; the client that is to wake them connects as well."""
         if self._releaser is None:
-            host, port = self._ranks[0].getpeername()
+            host, port = next(iter(self._ranks.values())).getpeername()
             self._releaser = connect(port, self._dialect, host)
         self._waiting = [wait(self._dialect, key.encode())]
         arrive = self._beginning(self._waiting[0])
@@ -142,42 +152,88 @@ class Swarm:
     def wake(self, key: str, release: bool, since: float, limit_s: float) -> Answer:
         """See all ranks wake up, and how long after `since`; `release`: this process wakes them."""
         watch = Stopwatch()
-        for rank in self._ranks:
-            self._since[rank.fileno()] = since
+        for file in self._ranks:
+            self._since[file] = since
         if release:
             assert self._releaser
             self._releaser.send(self._dialect.release(key.encode()))
         self._see_through("waking up", len(self._ranks), self._waiting, since + limit_s)
         return self._answer(watch)
 
+    def gather(self, dialect: Dialect, port: int, count: int) -> None:
+        """Make the sockets of a crowd."""
+        self._dialect, self._crowd_at, self._turned_away = dialect, (HOST, port), 0
+        for _ in range(count):
+            self._make_socket()
+
+    def arrive(self, limit_s: float) -> Answer:
+        """Connect the crowd at once; when each has its answer, also `turned_away`: how many were reset."""
+        watch, start, self._taken = Stopwatch(), time.monotonic(), array("d")
+        for file in list(self._ranks):
+            self._connect_soon(file, start)
+        self._see_through("arriving", len(self._ranks), come_up(self._dialect)[:1], start + limit_s)
+        return {**self._answer(watch), "turned_away": self._turned_away}
+
     def leave(self) -> None:
         """Disconnect all."""
-        leave([*self._ranks, *([self._releaser] if self._releaser else [])])
-        self._ranks, self._releaser = [], None
+        leave([*self._ranks.values(), *([self._releaser] if self._releaser else [])])
+        self._ranks, self._releaser, self._crowd_at = {}, None, None
 
-    def _add_rank(self, address: tuple[str, int], source: str, ports: bytes, hello: bytes) -> None:
+    def _make_socket(self) -> socket.socket:
         rank = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._ranks.append(rank)
         file = rank.fileno()
+        self._ranks[file] = rank
         while len(self._step) <= file:
-            self._step.append(-1)
+            self._step.append(DONE)
             self._since.append(0.0)
         self._since[file] = time.monotonic()
+        rank.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        seek_port_quickly(rank, self._ports)
+        return rank
+
+    def _add_rank(self, address: tuple[str, int], source: str, hello: bytes) -> None:
+        rank = self._make_socket()
         # The kernel's own timeout: one of Python's would cost a poll.
         rank.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_LIMIT_S, 0))
-        rank.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        seek_port_quickly(rank, ports)
         if source:
             come_from(rank, source)
         rank.connect(address)
         rank.setblocking(False)
+        file = rank.fileno()
         self._step[file] = 0
         self._poll.register(file, select.EPOLLIN)
         os.write(file, hello)
 
+    def _connect_soon(self, file: int, since: float) -> None:
+        """Begin to connect; the first event of the socket tells that it is done."""
+        assert self._crowd_at
+        self._step[file], self._since[file] = CONNECTING, since
+        self._ranks[file].setblocking(False)
+        self._ranks[file].connect_ex(self._crowd_at)
+        self._poll.register(file, select.EPOLLOUT)
+
+    def _greet(self, file: int, hello: bytes) -> None:
+        """A rank of the crowd has connected."""
+        try:
+            os.write(file, hello)
+        except ConnectionRefusedError as error:
+            raise BenchError(f"nobody listens for new clients: {error}") from error
+        self._step[file] = 0
+        self._poll.modify(file, select.EPOLLIN)
+
+    def _come_again(self, file: int) -> None:
+        """A reset is no answer of a crowd, and no fault: torch's client tries again as well."""
+        self._turned_away += 1
+        if self._turned_away > MOST_TRIES * len(self._ranks):
+            raise BenchError(f"new clients were turned away {self._turned_away:,} times")
+        since, self._step[file] = self._since[file], DONE
+        self._pieces.pop(file, None)
+        self._ranks.pop(file).close()
+        self._connect_soon(self._make_socket().fileno(), since)
+
     def _beginning(self, first: Step) -> Arrive:
         """How ranks that are connected begin with a step."""
-        files = [rank.fileno() for rank in self._ranks]
+        files = list(self._ranks)
         request, write, step, since, clock = first.request, os.write, self._step, self._since, time.monotonic
 
         def arrive(start: int) -> None:
@@ -188,7 +244,7 @@ class Swarm:
 
         self._taken = array("d")
         for file in files:
-            step[file] = -1
+            step[file] = DONE
         return arrive
 
     def _run(
@@ -242,8 +298,17 @@ class Swarm:
         if not events:
             raise BenchError("time is up")
         for file, _ in events:
-            data = read(file, READ_BYTES)
             number = at[file]
+            try:
+                if number == CONNECTING:
+                    self._greet(file, requests[0])
+                    continue
+                data = read(file, READ_BYTES)
+            except (ConnectionResetError, BrokenPipeError):
+                if not self._crowd_at:
+                    raise
+                self._come_again(file)
+                continue
             step = steps[number]
             if len(data) != step.size or pieces or number < 0:
                 whole = self._whole(file, data, step)
@@ -255,7 +320,7 @@ class Swarm:
                 write(file, step.follow_up[data])
             if number == last:
                 self._taken.append(clock() - since[file])
-                at[file] = -1  # anything that it gets now is too much
+                at[file] = DONE  # anything that it gets now is too much
             else:
                 at[file] = number = number + 1
                 write(file, requests[number])

@@ -21,7 +21,7 @@ _Done = TypeVar("_Done")
 
 @dataclass(frozen=True)
 class Cost:
-    """What a target spent on some work."""
+    """The CPU time and other costs of some work to a target."""
 
     cpu: float
     extras: dict[str, float]
@@ -70,7 +70,7 @@ class Session(ABC):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is measured: a load, with which targets, and how often."""
+    """A load, the targets that take part, and the number of rounds."""
 
     command: str
     name: str

@@ -108,10 +108,10 @@ AS_IS_RANKS: Final = 256
 STALLING_RANKS: Final = 64
 """Where look-ups take seconds: torch's server does one for every rank."""
 FEW_ROUNDS: Final = 3
-"""Of many ranks, and of those that stall."""
+"""For loads with many ranks, and for look-ups that stall."""
 
 BYTES_PER_RANK: Final = 32 << 10
-"""What a rank and its part of a server take, kernel included: generously, as all have to fit into memory."""
+"""Memory of a rank and its part of a server, kernel included; generous, as all have to fit."""
 
 REAL_RANK_BYTES: Final = 64 << 20
 
@@ -121,7 +121,7 @@ LEAST_CONNECTIONS: Final = 128
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user asks for."""
+    """The options of the user."""
 
     commands: Sequence[str] = names.COMMANDS
     ranks: Sequence[int] = ()
@@ -149,7 +149,7 @@ def make_plan(wish: Wish) -> BenchPlan:
 
 
 class BenchPlan:
-    """What will be measured, in this order, and what will not, in words."""
+    """The measurements in their order, and notes on those that are left out."""
 
     def __init__(self, wish: Wish) -> None:
         self.measurements: list[Measurement] = []

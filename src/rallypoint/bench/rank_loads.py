@@ -24,7 +24,7 @@ RUN_LIMIT_S: Final = 180.0
 TUTORIAL_LIMIT_S: Final = 120.0
 TUTORIAL_BARRIERS: Final = 5
 TUTORIAL_TARGETS: Final = ("rallypoint-libuv", "rallypoint-legacy", "torch-libuv", "torch-legacy")
-"""What torch's constructor can bring up: rank 0 is the master, so there is no server beforehand."""
+"""Servers that torch's constructor can start: rank 0 is the master, so there is no server beforehand."""
 
 
 def processes_for(ranks: int) -> int:

@@ -1,4 +1,4 @@
-"""What was measured: every round of it, and what follows from that. All of it goes through JSON.
+"""The results of a run: every round, with medians and ratios. All of it goes through JSON.
 
 A record is one load with several targets, which took turns. A target's ratio to another is taken within each
 round: a machine that is noisy for a while is noisy to both.
@@ -50,7 +50,7 @@ class Sample:
     memory: float | None = None
     """By how many bytes the server grew for one connection."""
     extras: dict[str, float] = field(default_factory=dict)
-    """What only some loads have: under the names that their records explain."""
+    """Further figures, which only some loads have."""
 
     def get(self, name: str) -> float | None:
         """One figure by its name, those among the extras included."""
@@ -109,7 +109,7 @@ class Entry:
 
     @property
     def is_held_back(self) -> bool:
-        """Whether the load took a whole core, and the server did not: then the load is what was measured."""
+        """Whether the load took a whole core and the server did not, which may then be faster than measured."""
         load, server = self.figure("load_share"), self.figure("server_share")
         return load is not None and server is not None and load >= BOTTLENECK > server
 
@@ -124,7 +124,7 @@ class Record:
     load: str
     """The load in words."""
     operation: str
-    """What one operation is."""
+    """One operation, in words."""
     unit: Unit
     ranks: int = 0
     """How many ranks or clients there were, where that is what the record is about; else 0."""
@@ -156,7 +156,7 @@ class Results:
     """A whole run."""
 
     command: str
-    """What was called."""
+    """The command line."""
     started: str
     """When, as ISO 8601 in UTC."""
     seconds: float = 0.0
@@ -164,7 +164,7 @@ class Results:
     versions: dict[str, str] = field(default_factory=dict)
     limits: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """What was left out, and why; and what else a reader has to know."""
+    """Measurements that were left out, with reasons, and other remarks for the reader."""
     records: list[Record] = field(default_factory=list)
     interrupted: bool = False
 
@@ -177,7 +177,7 @@ class Results:
         return sorted((each for each in self.records if each.name == name), key=lambda each: each.ranks)
 
     def faults(self) -> list[str]:
-        """What went wrong, a line each."""
+        """All faults, a line each."""
         return [
             f"{title(record)}, {entry.target}: {entry.fault}"
             for record in self.records

@@ -59,7 +59,7 @@ class Server(ABC):
         """End it; a second time, nothing happens."""
 
     def last_words(self) -> str:
-        """What is known about its end, if it does not stand on standard error."""
+        """The end of its log, if that does not go to standard error."""
         return ""
 
 
@@ -190,7 +190,7 @@ KINDS: Final = {
 
 
 def absences(names: Sequence[str]) -> dict[str, str]:
-    """Which of these are not installed here, and what is missing."""
+    """The targets that are not installed here, each with the reason."""
     needs = {name: KINDS[name].needs for name in names}
     return {
         name: f"{need} is not installed"

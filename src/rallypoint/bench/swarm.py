@@ -46,7 +46,7 @@ RanksAt = tuple[str, int, str, int]
 """An address, a port, the address to come from (empty: any), and how many ranks connect so."""
 
 Answer = dict[str, Any]
-"""What a phase took: `load`, `taken` by each rank; `counted` and `seen`, the replies to ADDs of 1 and 0."""
+"""`load`; `taken`, the seconds of each rank; `counted` and `seen`, the replies to ADDs of 1 and of 0."""
 
 Arrive = Callable[[int], None]
 """Lets those ranks begin that stand from there on, BEGIN_TOGETHER of them."""
@@ -62,7 +62,7 @@ class Step:
         """0: until the end of a line."""
         self.expected = expected
         self.follow_up: dict[bytes, bytes] = {}
-        """What a rank sends besides if this is its reply; there is no reply to that."""
+        """By reply: a further request, which has no reply of its own."""
         self.replies: list[bytes] = []
 
     def check(self) -> None:
@@ -73,13 +73,13 @@ class Step:
 
 
 def come_up(dialect: Dialect) -> list[Step]:
-    """What a rank does when it has connected."""
+    """The steps of a rank that has connected."""
     hello = Step("its hello", dialect.hello.request, expected=dialect.hello.reply)
     return [hello, Step("ADD of 1 to init/", dialect.add(b"init/", 1), dialect.number_size)]
 
 
 def barrier(dialect: Dialect, name: str, ranks: int) -> list[Step]:
-    """What a rank does at a barrier of that many ranks."""
+    """The steps of a rank at a barrier of that many ranks."""
     key = f"/default_pg/0//store_based_barrier_key:{name}".encode()
     last = key + b":last_worker"
     add = Step("ADD of 1", dialect.add(key, 1), dialect.number_size)
@@ -89,7 +89,7 @@ def barrier(dialect: Dialect, name: str, ranks: int) -> list[Step]:
 
 
 def wait(dialect: Dialect, key: bytes) -> Step:
-    """That a rank waits for a key."""
+    """The step of waiting for a key."""
     exchange = dialect.wait(key)
     return Step("WAIT", exchange.request, expected=exchange.reply)
 
@@ -122,7 +122,7 @@ class Swarm:
                 self._add_rank((host, port), source, steps[0].request)
 
         watch = Stopwatch()
-        self._run("coming up", arrive, len(addresses), steps, UNCOUNTED, limit_s)
+        self._run("coming up", steps, len(addresses), time.monotonic() + limit_s, arrive, UNCOUNTED)
         return self._answer(watch, counted=steps[1])
 
     def barrier(self, name: str, ranks: int, at_once: bool, limit_s: float) -> Answer:
@@ -130,8 +130,8 @@ class Swarm:
         steps = barrier(self._dialect, name, ranks)
         arrive = self._beginning(steps[0])
         uncounted = ranks if at_once else UNCOUNTED
-        watch = Stopwatch()
-        self._run(f"barrier {name}", arrive, len(self._ranks), steps, uncounted, limit_s, together=True)
+        watch, deadline = Stopwatch(), time.monotonic() + limit_s
+        self._run(f"barrier {name}", steps, len(self._ranks), deadline, arrive, uncounted, together=True)
         return self._answer(watch, counted=steps[0], seen=steps[1])
 
     def wait(self, key: str) -> None:
@@ -157,7 +157,7 @@ class Swarm:
         if release:
             assert self._releaser
             self._releaser.send(self._dialect.release(key.encode()))
-        self._see_through("waking up", len(self._ranks), self._waiting, since + limit_s)
+        self._run("waking up", self._waiting, len(self._ranks), since + limit_s)
         return self._answer(watch)
 
     def gather(self, dialect: Dialect, port: int, count: int) -> None:
@@ -168,10 +168,10 @@ class Swarm:
 
     def arrive(self, limit_s: float) -> Answer:
         """Connect the crowd at once; when each has its answer, also `turned_away`: how many were reset."""
-        watch, start, self._taken = Stopwatch(), time.monotonic(), array("d")
+        watch, start = Stopwatch(), time.monotonic()
         for file in list(self._ranks):
             self._connect_soon(file, start)
-        self._see_through("arriving", len(self._ranks), come_up(self._dialect)[:1], start + limit_s)
+        self._run("arriving", come_up(self._dialect)[:1], len(self._ranks), start + limit_s)
         return {**self._answer(watch), "turned_away": self._turned_away}
 
     def leave(self) -> None:
@@ -242,7 +242,6 @@ class Swarm:
                 since[file] = clock()
                 write(file, request)
 
-        self._taken = array("d")
         for file in files:
             step[file] = DONE
         return arrive
@@ -250,35 +249,27 @@ class Swarm:
     def _run(
         self,
         what: str,
-        arrive: Arrive,
-        total: int,
         steps: list[Step],
-        uncounted: int,
-        limit_s: float,
+        total: int,
+        deadline: float,
+        arrive: Arrive | None = None,
+        uncounted: int = 0,
         together: bool = False,
     ) -> None:
-        """Let all arrive and go through the steps; raise if that takes too long, or a reply is wrong.
+        """See all ranks through the steps; raise if that takes too long, or a reply is wrong.
 
-        The second step counts them: `uncounted` is how many may have begun without it. `together`: none may
-        be done before all have begun.
+        `arrive` lets them begin; without it they have begun. The second step counts them: `uncounted` is how
+        many may have begun without it. `together`: none may be done before all have begun.
         """
-        deadline = time.monotonic() + limit_s
-        counted = steps[1].replies
         self._taken = array("d")
         try:
-            for start in range(0, total, BEGIN_TOGETHER):
-                while start - len(counted) >= uncounted:
-                    self._go_on(steps, deadline)
-                if together and self._taken:
-                    raise BenchError(f"{len(self._taken):,} ranks did not wait for the others")
-                arrive(start)
-        except (BenchError, OSError) as error:
-            raise BenchError(f"{what}: {error}; {self._how_far(steps, total)}") from error
-        self._see_through(what, total, steps, deadline)
-
-    def _see_through(self, what: str, total: int, steps: list[Step], deadline: float) -> None:
-        """Go on until all are done; raise if that takes too long, or a reply is wrong."""
-        try:
+            if arrive:
+                for start in range(0, total, BEGIN_TOGETHER):
+                    while start - len(steps[1].replies) >= uncounted:
+                        self._go_on(steps, deadline)
+                    if together and self._taken:
+                        raise BenchError(f"{len(self._taken):,} ranks did not wait for the others")
+                    arrive(start)
             while len(self._taken) < total:
                 self._go_on(steps, deadline)
             for step in steps:
@@ -339,7 +330,7 @@ class Swarm:
         return data
 
     def _answer(self, watch: Stopwatch, **counts: Step) -> Answer:
-        """What an order took, and the replies to some steps as numbers."""
+        """The answer to an order, with the replies to some steps as numbers."""
         load = watch.stop(len(self._ranks))
         numbers = {name: list(map(self._dialect.value_of, step.replies)) for name, step in counts.items()}
         return {"load": load, "taken": self._taken, **numbers}

@@ -107,7 +107,7 @@ _FURTHER: Final[dict[str, Cell]] = {
     "connects dropped": _figure("dropped", text.count),
     "connections reset": _figure("turned_away", text.count),
 }
-"""What only some loads have."""
+"""Figures that only some loads have."""
 
 _GROWING: Final[dict[str, tuple[str, Say]]] = {
     "value": ("time", text.fine_duration),
@@ -204,7 +204,7 @@ def _growth_rows(results: Results, name: str, sizes: Sequence[int]) -> Iterator[
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
-    """What the figures were measured on, when, and by which command."""
+    """The command, its time, the machine, the versions and the limits."""
     stopped = ", interrupted" if results.interrupted else ""
     found = [
         ("command", results.command),
@@ -217,7 +217,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
 
 
 def held_back(results: Results) -> list[str]:
-    """Which figures say more about the load than about the server, a line each."""
+    """The figures that say more about the load than about the server, a line each."""
     return [
         f"{title(record)}, {entry.target}: the load took {_say(entry.figure('load_share'), text.share)} of a "
         f"core and the server {_say(entry.figure('server_share'), text.share)}, so the server may be able to "

@@ -17,13 +17,13 @@ from rallypoint.server.machine import ports as system_ports
 
 LEAVE_LIMIT_S: Final = 60.0
 SPARE_FILES: Final = 8
-"""What a server may open for itself on the way, besides connections."""
+"""Files that a server may open for itself, besides connections."""
 
 PER_RELAY: Final = 8
 """How many ranks a relay has: those of a machine with eight accelerators."""
 
 FILES_PER_RELAY: Final = 2
-"""Of a relay itself: one to listen, one upstream."""
+"""A relay has one file to listen, and one upstream."""
 
 
 class Target:
@@ -95,7 +95,7 @@ class Target:
         """Let what follows from the last load happen before the next is measured."""
 
     def counters(self) -> dict[str, float]:
-        """What else can be counted, since its start; without relays, nothing."""
+        """Further counters since its start; without relays, none."""
         return {}
 
 

@@ -49,7 +49,7 @@ class Peer(ABC):
 
     @abstractmethod
     def last_words(self) -> str:
-        """What is known about its end."""
+        """The reason of its end, as far as it is known."""
 
 
 class Worker(Peer):
@@ -163,7 +163,7 @@ def obey(worker: object, line: Line) -> None:
 
 
 def outcome(work: Callable[..., object], *arguments: Any) -> object:
-    """What comes of some work: its result, or its exception in words."""
+    """The result of some work, or its exception in words."""
     try:
         return work(*arguments)
     except (BenchError, OSError) as error:
@@ -194,7 +194,7 @@ class Load:
 
 
 def together(loads: Sequence[Load], taken: Iterable[float]) -> Load:
-    """What several processes did at the same time; `taken` are the times of single operations."""
+    """The loads of several processes as one; `taken` are the times of single operations."""
     ordered = sorted(taken)
     return Load(
         sum(load.operations for load in loads),
@@ -213,6 +213,6 @@ class Stopwatch:
         self._cpu, self._start = time.process_time(), time.monotonic()
 
     def stop(self, operations: int, taken: Iterable[float] = ()) -> Load:
-        """What was done meanwhile; `taken` are the times of single operations, if they were timed."""
+        """The load since the start; `taken` are the times of single operations, if they were timed."""
         end, cpu = time.monotonic(), time.process_time() - self._cpu
         return together([Load(operations, self._start, end, cpu, cpu / (end - self._start))], taken)

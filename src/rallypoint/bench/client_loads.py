@@ -24,9 +24,9 @@ from rallypoint.bench.clients import (
 from rallypoint.bench.contest import Measurement, Session
 from rallypoint.bench.dialects import TORCH, Exchange
 from rallypoint.bench.results import Sample
-from rallypoint.bench.swarm import Swarm
+from rallypoint.bench.swarm import Swarm, load_of
 from rallypoint.bench.targets import Target
-from rallypoint.bench.workers import Load, Stopwatch, ask_all, start, together
+from rallypoint.bench.workers import Load, Stopwatch, ask_all, start
 
 CLIENTS: Final = 100
 PIPELINED: Final = 32
@@ -176,7 +176,7 @@ class Accepts(Session):
         busy: Load = self.busy.ask(ANSWER_LIMIT_S, do="stop")
         self.crowd.leave()
         self.target.await_open_files(files)
-        load = together([answer["load"]], answer["taken"])
+        load = load_of([answer])
         return replace(cost.sample(load.seconds, load), load_share=max(load.share, busy.share))
 
 
@@ -210,8 +210,7 @@ class Storm(Session):
         memory = (machine.resident_bytes(target.pid) - resident) / count
         ask_all(self.crowds, ANSWER_LIMIT_S, do="leave")
         target.await_open_files(files)
-        taken = [seconds for answer in answers for seconds in answer["taken"]]
-        load = together([answer["load"] for answer in answers], taken)
+        load = load_of(answers)
         return replace(cost.sample(load.seconds, load), memory=memory)
 
 

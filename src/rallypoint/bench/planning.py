@@ -18,15 +18,19 @@ from rallypoint.server.machine import names as system_names
 
 # All loads, in the order of the tables
 
+
+def _barrier(name: str, how: str, *, at_once: bool) -> Measurement:
+    session = partial(ranks.Barriers, at_once=at_once)
+    return Measurement("barrier", name, f"ranks come to a barrier {how}", session)
+
+
 _RESTART: Final = "ranks leave, the store is made anew, they come back and pass a barrier"
 _SPREAD: Final = {names.RELAY: "here all relays would start in a few processes, and not each on its machine"}
 
 WITH_RANKS: Final = (
     Measurement("init", "init", "ranks connect, and are counted", ranks.ComingUp),
-    Measurement("barrier", "barrier", "ranks come to a barrier all at once", ranks.Barriers),
-    Measurement(
-        "barrier", "barrier-trickle", "ranks come to a barrier one after the other", ranks.TrickledBarriers
-    ),
+    _barrier("barrier", "all at once", at_once=True),
+    _barrier("barrier-trickle", "one after the other", at_once=False),
     Measurement("wakeup", "wakeup", "ranks wait for one key, which is set", ranks.Wakeups),
     Measurement("restart", "restart", _RESTART, ranks.Restarts, unfit=_SPREAD),
 )

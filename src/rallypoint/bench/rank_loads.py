@@ -15,9 +15,9 @@ from typing import Any, Final
 from rallypoint.bench import machine
 from rallypoint.bench.contest import Measurement, Session
 from rallypoint.bench.results import BenchError, Sample
-from rallypoint.bench.swarm import RanksAt
+from rallypoint.bench.swarm import Answer, RanksAt, load_of
 from rallypoint.bench.targets import BehindRelays, Target
-from rallypoint.bench.workers import ask_all, ask_each, start, together
+from rallypoint.bench.workers import ask_all, ask_each, start
 
 RANKS_PER_PROCESS: Final = 18_000
 RUN_LIMIT_S: Final = 180.0
@@ -85,16 +85,15 @@ class WithRanks(Session):
         """
         answers, cost = self.metered(lambda: self._carry_out(orders))
         check_counts(self.ranks, answers, before)
-        taken = [seconds for answer in answers for seconds in answer["taken"]]
-        load = together([answer["load"] for answer in answers], taken)
+        load = load_of(answers)
         if requests and "messages" not in cost.extras:
             full = sum(answer.get("seen", []).count(self.ranks) for answer in answers)
             cost.extras["messages"] = 2 * requests * self.ranks + full
         cost.extras["swarm_cpu"] = load.cpu
         return cost.sample(load.seconds, load)
 
-    def _carry_out(self, orders: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The answers of the swarm, when relays have also done what follows from its work."""
+    def _carry_out(self, orders: Sequence[dict[str, Any]]) -> list[Answer]:
+        """The answers of the swarm; relays have come to rest by then."""
         answers = ask_each(self.swarm, RUN_LIMIT_S, orders)
         self.target.settle()
         return answers
@@ -117,9 +116,11 @@ class ComingUp(WithRanks):
 
 
 class Barriers(WithRanks):
-    """All ranks are connected, and pass barriers."""
+    """All ranks are connected, and pass barriers, to which they come at once or one after the other."""
 
-    at_once = True
+    def __init__(self, target: Target, measurement: Measurement, at_once: bool) -> None:
+        super().__init__(target, measurement)
+        self.at_once = at_once
 
     def open(self) -> None:
         super().open()
@@ -129,12 +130,6 @@ class Barriers(WithRanks):
     def round(self) -> Sample:
         self.target.await_quiet()
         return self.barrier(at_once=self.at_once)
-
-
-class TrickledBarriers(Barriers):
-    """The same, when ranks come one after the other."""
-
-    at_once = False
 
 
 class Wakeups(WithRanks):
@@ -182,7 +177,7 @@ class Restarts(WithRanks):
         return Sample(ended - begun, extras={"renew_seconds": renewed - begun})
 
 
-def check_counts(ranks: int, answers: Sequence[dict[str, Any]], before: int = 0) -> None:
+def check_counts(ranks: int, answers: Sequence[Answer], before: int = 0) -> None:
     """Raise unless each count from `before` on was given once, and those seen later are not lower."""
     counted = sorted(number for answer in answers for number in answer.get("counted", ()))
     if counted and counted != list(range(before + 1, before + ranks + 1)):

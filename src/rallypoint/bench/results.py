@@ -109,7 +109,7 @@ class Entry:
 
     @property
     def is_held_back(self) -> bool:
-        """Whether the load took a whole core and the server did not, which may then be faster than measured."""
+        """Whether the load took a whole core and the server did not: then the load was too slow."""
         load, server = self.figure("load_share"), self.figure("server_share")
         return load is not None and server is not None and load >= BOTTLENECK > server
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 from rallypoint.bench.clients import HOST, come_from, connect, leave, port_range, seek_port_quickly
 from rallypoint.bench.dialects import TORCH, Dialect
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.workers import Stopwatch, obey, own_line
+from rallypoint.bench.workers import Load, Stopwatch, obey, own_line, together
 
 BEGIN_TOGETHER: Final = 64
 """How many ranks begin before the others are looked at."""
@@ -164,7 +164,7 @@ class Swarm:
         """Make the sockets of a crowd."""
         self._dialect, self._crowd_at, self._turned_away = dialect, (HOST, port), 0
         for _ in range(count):
-            self._make_socket()
+            self._make_socket().setblocking(False)
 
     def arrive(self, limit_s: float) -> Answer:
         """Connect the crowd at once; when each has its answer, also `turned_away`: how many were reset."""
@@ -208,7 +208,6 @@ class Swarm:
         """Begin to connect; the first event of the socket tells that it is done."""
         assert self._crowd_at
         self._step[file], self._since[file] = CONNECTING, since
-        self._ranks[file].setblocking(False)
         self._ranks[file].connect_ex(self._crowd_at)
         self._poll.register(file, select.EPOLLOUT)
 
@@ -229,7 +228,9 @@ class Swarm:
         since, self._step[file] = self._since[file], DONE
         self._pieces.pop(file, None)
         self._ranks.pop(file).close()
-        self._connect_soon(self._make_socket().fileno(), since)
+        rank = self._make_socket()
+        rank.setblocking(False)
+        self._connect_soon(rank.fileno(), since)
 
     def _beginning(self, first: Step) -> Arrive:
         """How ranks that are connected begin with a step."""
@@ -341,6 +342,12 @@ class Swarm:
         done = len(self._taken)
         begun = done + sum(waiting.values())
         return f"of {total:,} ranks {total - begun:,} had not begun, {', '.join(each)}, {done:,} are done"
+
+
+def load_of(answers: Sequence[Answer]) -> Load:
+    """The load of all processes of a swarm."""
+    taken = [seconds for answer in answers for seconds in answer["taken"]]
+    return together([answer["load"] for answer in answers], taken)
 
 
 if __name__ == "__main__":

@@ -269,15 +269,14 @@ def test_an_interruption_ends_all_and_what_was_measured_is_told(
 @pytest.mark.parametrize(
     ("module", "signals", "codes"),
     [
-        ("rallypoint.bench.host_servers", [signal.SIGHUP], [129]),
+        (SERVER, [signal.SIGHUP], [129]),
         ("rallypoint.bench.swarm", [signal.SIGINT, signal.SIGTERM], [130, 143]),
-        pytest.param(SERVER, [signal.SIGTERM], [143], marks=pytest.mark.slow),
     ],
 )
 def test_an_interruption_at_the_start_leaves_nothing(
     module: str, signals: list[signal.Signals], codes: list[int], tmp_path: Path
 ) -> None:
-    """As soon as the host process, the server or the ranks are there; also a second one."""
+    """As soon as the server or the ranks are there; also a second one."""
     with benching(tmp_path, "barrier", *MANY_ROUNDS, *ONE) as command:
         command.await_family(module)
         assert command.end(*signals) in codes

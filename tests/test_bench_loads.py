@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
 import pytest
 
 from bench_fakes import FakeStore, Twist, faking, honest, in_pieces, needs_redis, serving, twist_one
 from rallypoint.bench import clients as bench_clients
 from rallypoint.bench import swarm
-from rallypoint.bench import workers as bench_workers
 from rallypoint.bench.clients import (
+    KEY,
+    VALUE,
     BusyClients,
-    Crowd,
+    add,
     come_from,
     connect,
     converse,
+    get,
     leave,
     port_range,
     seek_port_quickly,
+    store,
 )
-from rallypoint.bench.dialects import DIALECTS, REDIS, TORCH, Dialect, Exchange
-from rallypoint.bench.rank_loads import check_counts, unpack
+from rallypoint.bench.dialects import REDIS, TORCH, Dialect, Exchange
+from rallypoint.bench.rank_loads import check_counts
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.swarm import Swarm
-from rallypoint.bench.workers import (
-    Load,
-    Message,
-    Stopwatch,
-    Worker,
-    gather,
-    start,
-    together,
-)
+from rallypoint.bench.workers import Load, Stopwatch, Worker, gather, start, together
 from raw import SECONDS, until
 
-KEY, VALUE = b"/a/key", b"a value"
 Times = Callable[[], bool]
 
 
+DIALECTS = {"torch": TORCH, "redis": REDIS}
 both_fakes = pytest.mark.parametrize("dialect", list(DIALECTS))
 
 
@@ -66,7 +59,6 @@ def after(turns: int) -> Times:
     return lambda: next(left, True)
 
 
-GET = TORCH.get(KEY, VALUE)
 WRONG: dict[str, Callable[[bytes], Sequence[bytes]]] = {
     "another": lambda reply: [reply[:-1] + bytes([reply[-1] ^ 1])],
     "another at its beginning": lambda reply: [bytes([reply[0] ^ 1]) + reply[1:]],
@@ -175,21 +167,19 @@ def test_a_big_request_without_an_answer_is_a_fault(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("store", "speech"), [("libuv", TORCH), pytest.param("redis", REDIS, marks=needs_redis)]
+    ("name", "speech"), [("libuv", TORCH), pytest.param("redis", REDIS, marks=needs_redis)]
 )
-def test_busy_clients_do_what_they_say_they_did(store: str, speech: Dialect) -> None:
-    with serving(store) as port, closing(BusyClients(port, speech, 3)) as clients:
+def test_busy_clients_do_what_they_say_they_did(name: str, speech: Dialect) -> None:
+    with serving(name) as port, closing(BusyClients(port, speech, 3)) as clients:
         for client in clients._clients:
             assert client.gettimeout() is None  # one of Python's would poll before each call
             assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        load = clients.repeat(after(10), speech.store(KEY, VALUE))
-        assert load.operations == 3 * 11
-        load = clients.repeat(after(10), speech.get(KEY, VALUE).times(4), 4)
-        assert load.operations == 3 * 11 * 4
-        requests = [speech.add(b"counter/%d" % number, 1) for number in range(3)]
-        load = clients.run(after(20), requests, speech.number)
-        assert load.operations == 3 * 21
-        clients.run(after(0), requests, lambda turn: speech.number(21 + turn))
+        with connect(port, speech) as client:
+            converse(client, speech.store(KEY, VALUE))
+        assert clients.run(after(20), add).operations == 3 * 21
+        assert clients.run(after(0), add).operations == 3  # it knows how far the counters are
+        assert clients.run(after(10), store).operations == 3 * 11
+        assert clients.run(after(10), get, 4).operations == 3 * 11 * 4
 
 
 @some_wrong
@@ -203,7 +193,7 @@ def test_busy_clients_notice_one_wrong_answer_of_many(make: Callable[[bytes], Se
 def run_twice(clients: BusyClients) -> None:
     """What is too much behind the very last answer may show with the next run, which is soon enough."""
     for turns in (2, 1):
-        clients.repeat(after(turns), GET)
+        clients.run(after(turns), get)
 
 
 @contextmanager
@@ -223,14 +213,14 @@ def fake_clients(twist: Twist) -> Iterator[BusyClients]:
 
 def test_busy_clients_take_answers_in_pieces() -> None:
     with fake_clients(in_pieces) as clients:
-        assert clients.repeat(after(2), GET.times(2), 2).operations == 2 * 3 * 2
+        assert clients.run(after(2), get, 2).operations == 2 * 3 * 2
 
 
 def test_busy_clients_tell_that_they_lost_their_server() -> None:
     with fake_with_key(honest) as port:
         clients = BusyClients(port, TORCH, 2)
     with closing(clients), pytest.raises(BenchError, match=r"lost its server|closed a connection"):
-        clients.repeat(after(5), GET)
+        clients.run(after(5), get)
 
 
 # Workers
@@ -246,38 +236,20 @@ def start_worker() -> Iterator[StartWorker]:
         yield lambda name: start(resources, f"rallypoint.bench.{name}", name)
 
 
-RUN: Message = {"do": "run", "key": KEY.decode(), "value": VALUE.decode(), "per_request": 1}
-
-
 def test_a_busy_worker_that_reads_two_orders_at_once_goes_on(start_worker: StartWorker, port: int) -> None:
     """On a machine that lets it sleep for a while, both lie in its pipe."""
     worker = start_worker("clients")
-    worker.ask(SECONDS, do="connect", port=port, dialect="torch", count=1)
-    orders = [RUN, {"do": "stop"}]
-    stdin = worker._process.stdin
-    assert stdin
-    stdin.write(b"".join(json.dumps(order).encode() + b"\n" for order in orders))
-    stdin.flush()
-    assert select.select([worker.output], [], [], SECONDS)[0], "it hangs"
-    assert gather([worker], SECONDS)[0]["operations"] >= 1
+    worker.ask(SECONDS, do="connect", port=port, dialect=TORCH, count=1)
+    worker.order(do="run", per_request=1)
+    worker.order(do="stop")
+    assert gather([worker], SECONDS)[0].operations >= 1
 
 
-@pytest.mark.parametrize("module", ["clients", "swarm"])
-def test_a_worker_ends_in_the_middle_of_its_work_when_its_orders_do(
-    start_worker: StartWorker, port: int, module: str
-) -> None:
-    worker = start_worker(module)
-    if module == "clients":
-        worker.ask(SECONDS, do="connect", port=port, dialect="torch", count=2)
-        worker.order(**RUN)
-    else:
-        place = ("127.0.0.1", port, "", 2)
-        worker.ask(SECONDS, do="connect", dialect="torch", places=[place], limit_s=SECONDS)
-        worker.order(do="barrier", name="never full", ranks=99, at_once=True, limit_s=SECONDS)
-    process = worker._process
-    assert process.stdin
-    process.stdin.close()
-    assert process.wait(SECONDS) == 1
+def test_a_worker_ends_when_its_orders_do(start_worker: StartWorker, port: int) -> None:
+    worker = start_worker("clients")
+    worker.ask(SECONDS, do="connect", port=port, dialect=TORCH, count=2)
+    worker.line.close()
+    assert worker._process.wait(SECONDS) == 0
 
 
 def test_a_worker_that_ends_early_tells_its_last_words(start_worker: StartWorker) -> None:
@@ -289,114 +261,36 @@ def test_a_worker_that_ends_early_tells_its_last_words(start_worker: StartWorker
 
 def test_a_worker_without_an_answer_is_named(start_worker: StartWorker, port: int) -> None:
     quick, slow = start_worker("clients"), start_worker("swarm")
-    quick.order(do="connect", port=port, dialect="torch", count=1)
-    assert select.select([quick.output], [], [], SECONDS)[0]
+    quick.order(do="connect", port=port, dialect=TORCH, count=1)
+    assert quick.line.poll(SECONDS)
     with pytest.raises(BenchError, match=r"no answer within -14\.9 s from swarm$"):
         gather([quick, slow], -14.9)
-
-
-def test_a_worker_that_is_interrupted_at_its_start_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(Worker):
-        def __init__(self, module: str, name: str) -> None:
-            super().__init__(module, name)
-            signal.raise_signal(signal.SIGINT)
-
-    made: list[Worker] = []
-    monkeypatch.setattr(bench_workers, "Worker", lambda *names: made.append(Interrupted(*names)) or made[0])  # type: ignore[func-returns-value]
-    with pytest.raises(KeyboardInterrupt) as stop, ExitStack() as resources:
-        start(resources, "rallypoint.bench.clients", "clients")
-    assert stop.value.args == (signal.SIGINT,)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with pytest.raises(ProcessLookupError):
-        os.kill(made[0].pid, 0)
-
-
-# Crowds
-
-
-@some_wrong
-def test_a_crowd_notices_one_wrong_answer(make: Callable[[bytes], Sequence[bytes]]) -> None:
-    for number in (1, 5):
-        with (
-            faking("torch", twist_one("ping", number, make)) as port,
-            closing(Crowd(port, TORCH, 5)) as crowd,
-            pytest.raises(BenchError),
-        ):
-            crowd.arrive()
-
-
-@both_fakes
-def test_a_crowd_takes_answers_in_pieces(dialect: str) -> None:
-    with faking(dialect, in_pieces) as port, closing(Crowd(port, DIALECTS[dialect], 5)) as crowd:
-        assert crowd.arrive().operations == 5
-
-
-def test_who_is_turned_away_comes_again() -> None:
-    """A reset is no answer, and no fault: torch's client tries again as well."""
-    turns = iter(range(100))
-
-    class Moody(FakeStore):
-        def _serve(self, client: socket.socket) -> None:
-            if next(turns) % 3 == 0:
-                client.recv(100)
-                leave([client])
-            else:
-                super()._serve(client)
-
-    store = Moody()
-    with closing(store), closing(Crowd(store.port, TORCH, 10)) as crowd:
-        load = crowd.arrive()
-    assert load.operations == 10
-    assert crowd.turned_away in range(4, 6)
-    assert next(turns) == 10 + crowd.turned_away
-
-
-def test_a_crowd_without_answers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_clients, "ANSWER_LIMIT_S", 0.05)
-    server = socket.create_server(("127.0.0.1", 0))
-    fault = pytest.raises(BenchError, match="3 of 3 new clients got no answer")
-    with server, closing(Crowd(server.getsockname()[1], TORCH, 3)) as crowd, fault:
-        crowd.arrive()
 
 
 # Swarms
 
 
 @pytest.fixture
-def parent() -> Iterator[int]:
-    """Standard input as a swarm has it: a pipe. The other end of it."""
-    before = os.dup(0)
-    reading, writing = os.pipe()
-    os.dup2(reading, 0)
-    os.close(reading)
-    yield writing
-    os.dup2(before, 0)
-    for each in (before, writing):
-        os.close(each)
+def ranks() -> Iterator[Swarm]:
+    swarm = Swarm()
+    yield swarm
+    swarm.leave()
 
 
-@pytest.fixture
-def ranks(parent: int) -> Iterator[Swarm]:
-    assert parent
-    both = Swarm()
-    yield both
-    both.leave()
-
-
-def come_up(ranks: Swarm, port: int, count: int, dialect: str = "torch") -> Message:
-    return ranks.connect(dialect, [("127.0.0.1", port, "", count)], SECONDS)
+def come_up(ranks: Swarm, port: int, count: int, dialect: str = "torch") -> dict[str, Any]:
+    return ranks.connect(DIALECTS[dialect], [("127.0.0.1", port, "", count)], SECONDS)
 
 
 def test_ranks_that_trickle_find_the_count_full_only_at_the_end(ranks: Swarm, port: int) -> None:
     total = swarm.UNCOUNTED + 3 * swarm.BEGIN_TOGETHER
     places = [("127.0.0.1", port, "", total - 6), ("127.0.0.1", port, "127.1.1.9", 6)]
-    ranks.connect("torch", places, SECONDS)
-    assert {rank.getsockname()[0] for rank in ranks._ranks[-6:]} == {"127.1.1.9"}
+    ranks.connect(TORCH, places, SECONDS)
+    assert {rank.getsockname()[0] for rank in [*ranks._ranks.values()][-6:]} == {"127.1.1.9"}
     at_once = ranks.barrier("at once", total, True, SECONDS)
     trickled = ranks.barrier("trickled", total, False, SECONDS)
-    assert at_once["most"] == trickled["most"] == total
-    assert trickled["full"] < total
-    assert len(unpack("f", trickled["taken"])) == total
+    assert max(at_once["seen"]) == max(trickled["seen"]) == total
+    assert trickled["seen"].count(total) < total
+    assert len(trickled["taken"]) == total
 
 
 @both_fakes
@@ -405,7 +299,7 @@ def test_ranks_take_answers_in_pieces(dialect: str, ranks: Swarm) -> None:
         check_counts(5, [come_up(ranks, port, 5, dialect)])
         check_counts(5, [ranks.barrier("1", 5, True, SECONDS)])
         ranks.wait("wake")
-        assert ranks.wake("wake", True, time.monotonic(), SECONDS)["operations"] == 5
+        assert ranks.wake("wake", True, time.monotonic(), SECONDS)["load"].operations == 5
 
 
 @both_fakes
@@ -448,7 +342,7 @@ def pass_two_barriers(ranks: Swarm, count: int) -> None:
     [
         ("add", [7], 1, "5 ADDs did not give each number from 1 on once"),
         ("look", [1, 2, 3, 4], 1, "a count was lower than it had been before"),
-        ("look", [3], 99, "found . to 99"),
+        ("look", [3], 99, "found up to 99"),
     ],
 )
 @both_fakes
@@ -530,6 +424,52 @@ def test_ranks_whose_server_ends_are_a_fault(ranks: Swarm) -> None:
         ranks.barrier("1", 3, True, SECONDS)
 
 
+@both_fakes
+def test_a_crowd_takes_answers_in_pieces(dialect: str, ranks: Swarm) -> None:
+    with faking(dialect, in_pieces) as port:
+        ranks.gather(DIALECTS[dialect], port, 5)
+        assert ranks.arrive(SECONDS)["load"].operations == 5
+
+
+@some_wrong
+def test_a_crowd_notices_one_wrong_answer(make: Callable[[bytes], Sequence[bytes]], ranks: Swarm) -> None:
+    with faking("torch", twist_one("ping", 5, make)) as port:
+        ranks.gather(TORCH, port, 5)
+        with pytest.raises(BenchError, match=r"arriving: .*of 5 ranks"):
+            ranks.arrive(SECONDS)
+
+
+def test_a_crowd_that_is_turned_away_comes_again(ranks: Swarm) -> None:
+    turns = iter(range(100))
+
+    class Moody(FakeStore):
+        def _serve(self, client: socket.socket) -> None:
+            if next(turns) % 3 == 0:
+                client.recv(100)
+                leave([client])
+            else:
+                super()._serve(client)
+
+    with closing(Moody()) as store:
+        ranks.gather(TORCH, store.port, 10)
+        answer = ranks.arrive(SECONDS)
+    assert answer["load"].operations == len(answer["taken"]) == 10
+    assert answer["turned_away"] in range(4, 6)
+    assert next(turns) == 10 + answer["turned_away"]
+
+
+def test_a_crowd_without_answers_or_a_server_is_a_fault(ranks: Swarm) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ranks.gather(TORCH, port, 3)
+        with pytest.raises(BenchError, match="arriving: time is up; of 3 ranks 0 had not begun, 3 wait for"):
+            ranks.arrive(0.2)
+    ranks.leave()
+    ranks.gather(TORCH, port, 3)
+    with pytest.raises(BenchError, match="nobody listens for new clients"):
+        ranks.arrive(SECONDS)
+
+
 # What a load tells of itself
 
 
@@ -539,10 +479,8 @@ def test_a_stopwatch_has_the_quantiles_of_what_was_timed() -> None:
     assert (load.operations, load.p50, load.p99) == (7, 0.51, 1.0)
     assert begun <= load.start <= load.end <= time.monotonic()
     assert (watch.stop(1).p50, watch.stop(1).p99) == (None, None)
-    assert Load(**load.message()) == load
 
 
 def test_loads_are_one_from_the_first_start_to_the_last_end() -> None:
-    loads = [Load(30, 10.0, 12.0, 1.0, 0.5, 0.1, 0.5), Load(10, 11.0, 14.0, 2.5, 0.9, 0.2, 0.4)]
-    assert together(loads) == Load(40, 10.0, 14.0, 3.5, 0.9, 0.2, 0.5)
-    assert together([Load(1, 0.0, 1.0, 0.5, 0.5)]).p50 is None
+    loads = [Load(30, 10.0, 12.0, 1.0, 0.5), Load(10, 11.0, 14.0, 2.5, 0.9)]
+    assert together(loads, [0.2, 0.5, 0.1]) == Load(40, 10.0, 14.0, 3.5, 0.9, 0.2, 0.5)

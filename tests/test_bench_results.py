@@ -105,8 +105,8 @@ def test_a_file_is_read_and_one_that_is_not_there_is_told(tmp_path: Path) -> Non
 
 def test_a_figure_that_was_not_measured_is_none_and_extras_are_figures() -> None:
     entry = Entry("redis", [Sample(1.0, extras={"messages": 3.0}), Sample(2.0, p50=0.5)])
-    assert entry.median("cpu") is None
-    assert entry.median("messages") == 3.0
+    assert entry.figure("cpu") is None
+    assert entry.figure("messages") == 3.0
     assert entry.figures("p50") == [0.5]
     assert Entry("redis").spread() is None
 

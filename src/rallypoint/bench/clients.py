@@ -1,4 +1,4 @@
-"""Clients of a store: single ones, some that always have a request in flight, and a crowd that comes at once.
+"""Clients of a store: single ones, and some that always have a request in flight.
 
 What a load spends per operation must be less than what any server spends, else one measures the load. So
 busy clients poll nothing: a blocking read and a write per client, round and round, are all there is.
@@ -9,22 +9,22 @@ from __future__ import annotations
 import select
 import socket
 import struct
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from rallypoint.bench.dialects import DIALECTS, Dialect, Exchange
+from rallypoint.bench.dialects import TORCH, Dialect, Exchange
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.workers import Load, Message, Orders, Stopwatch, end_with_parent, obey
+from rallypoint.bench.workers import Line, Load, Stopwatch, obey, own_line
 from rallypoint.server.machine.ports import client_ports
 
 HOST: Final = "127.0.0.1"
+KEY: Final = b"/bench/key"
+VALUE: Final = b"sixteen bytes..."
 ANSWER_LIMIT_S: Final = 120
 """How long a client waits for any answer before it calls that a fault."""
 
 _CHUNK: Final = 1 << 20
-_MOST_TRIES: Final = 10
 _IP_LOCAL_PORT_RANGE: Final = 51  # Linux 6.3; Python has no name for it
 _IP_BIND_ADDRESS_NO_PORT: Final = 24  # Python has a name for it from 3.12 on
 
@@ -127,7 +127,30 @@ def _take(client: socket.socket, reply: bytearray) -> None:
     reply += piece
 
 
-# Clients that always have a request in flight
+# What clients ask again and again
+
+Ask = Callable[[Dialect, int, int], Exchange]
+"""From a dialect, the number of a client, and how often it has asked with this request included."""
+
+
+def get(dialect: Dialect, _: int, __: int) -> Exchange:
+    """All read one key."""
+    return dialect.get(KEY, VALUE)
+
+
+def store(dialect: Dialect, number: int, _: int) -> Exchange:
+    """Each stores under a key of its own, and sees it done."""
+    return dialect.store(b"/bench/own/%d" % number, VALUE)
+
+
+def add(dialect: Dialect, number: int, turn: int) -> Exchange:
+    """Each adds to a counter of its own: so the right reply is known."""
+    return Exchange(dialect.add(b"/bench/counter/%d" % number, 1), dialect.number(turn))
+
+
+def give_up(_: Dialect, __: int, ___: int) -> Exchange:
+    """Each waits for a key that nobody sets, and gives up."""
+    return TORCH.give_up(b"/bench/missing")
 
 
 def after(seconds: float) -> Callable[[], bool]:
@@ -140,6 +163,8 @@ class BusyClients:
     """Clients that each always have one request in flight; a request may be several operations."""
 
     def __init__(self, port: int, dialect: Dialect, count: int) -> None:
+        self._dialect = dialect
+        self._turn = 0
         self._clients: list[socket.socket] = []
         try:
             for _ in range(count):
@@ -148,52 +173,40 @@ class BusyClients:
             self.close()
             raise
 
-    def repeat(self, is_over: Callable[[], bool], exchange: Exchange, per_request: int = 1) -> Load:
-        """Keep all clients busy with the same request until it is over; then none is in flight any more."""
-        requests = [exchange.request] * len(self._clients)
-        return self.run(is_over, requests, lambda _: exchange.reply, per_request)
-
-    def run(
-        self,
-        is_over: Callable[[], bool],
-        requests: Sequence[bytes],
-        reply: Callable[[int], bytes],
-        per_request: int = 1,
-    ) -> Load:
-        """The same with a request for each client; the right reply depends on the number of the turn."""
+    def run(self, is_over: Callable[[], bool], ask: Ask, per_request: int = 1) -> Load:
+        """Keep all clients busy until it is over; then none has a request in flight any more."""
         watch, taken = Stopwatch(), list[float]()
         try:
-            self._take_turns(is_over, requests, reply, taken)
+            self._take_turns(is_over, ask, per_request, taken)
         except OSError as error:
             raise BenchError(f"a client lost its server: {error}") from error
         return watch.stop((len(taken) + 1) * len(self._clients) * per_request, taken or [0.0])
 
     def _take_turns(
-        self,
-        is_over: Callable[[], bool],
-        requests: Sequence[bytes],
-        reply: Callable[[int], bytes],
-        taken: list[float],
+        self, is_over: Callable[[], bool], ask: Ask, per_request: int, taken: list[float]
     ) -> None:
         """Turn after turn. A request is sent in one and answered in the next, so it takes as long as that."""
         # MSG_WAITALL: a server may send a reply in pieces. Comparing all of it costs less than its length.
-        calls = [(each.recv, each.send, text) for each, text in zip(self._clients, requests, strict=True)]
-        whole, clock = socket.MSG_WAITALL, time.monotonic
+        dialect, whole, clock = self._dialect, socket.MSG_WAITALL, time.monotonic
+        calls = [
+            (client.recv, client.send, ask(dialect, number, 1).request * per_request)
+            for number, client in enumerate(self._clients)
+        ]
         for _, send, request in calls:
             send(request)
-        turn, begun = 1, clock()
+        self._turn, begun = self._turn + 1, clock()
         while not is_over():
-            wanted = reply(turn)
+            wanted = ask(dialect, 0, self._turn).reply * per_request
             size = len(wanted)
             for receive, send, request in calls:
                 got = receive(size, whole)
                 if got != wanted:
                     check(got, wanted)
                 send(request)
-            turn, ended = turn + 1, clock()
+            self._turn, ended = self._turn + 1, clock()
             taken.append(ended - begun)
             begun = ended
-        wanted = reply(turn)
+        wanted = ask(dialect, 0, self._turn).reply * per_request
         for receive, _, _ in calls:
             check(receive(len(wanted), whole), wanted)
         for client in self._clients:
@@ -204,125 +217,22 @@ class BusyClients:
         leave(self._clients)
 
 
-# Clients that all connect at the same moment
+class BusyWorker:
+    """Busy clients in a process of their own."""
 
+    def __init__(self, line: Line) -> None:
+        self._line = line
 
-class Crowd:
-    """Clients that connect, say hello and await the answer. Their sockets are made beforehand."""
+    def connect(self, port: int, dialect: Dialect, count: int) -> None:
+        self._clients = BusyClients(port, dialect, count)
 
-    def __init__(self, port: int, dialect: Dialect, count: int) -> None:
-        self._address = (HOST, port)
-        self._hello = dialect.hello
-        self._count = count
-        self._ports = port_range()
-        self._clients: dict[int, socket.socket] = {}
-        self._greeted: set[int] = set()
-        self._waiting: set[int] = set()
-        self._pieces: dict[int, bytes] = {}
-        self._taken: list[float] = []
-        self.turned_away = 0
-        """How many connections were reset; their clients come again, as torch's do."""
-        for _ in range(count):
-            self._make()
-
-    def arrive(self) -> Load:
-        """Connect them all at once; return when each has its answer."""
-        with select.epoll(self._count) as poll:
-            watch, start = Stopwatch(), time.monotonic()
-            for descriptor in self._clients:
-                self._connect(poll, descriptor)
-            self._greet(poll, start)
-            return watch.stop(self._count, self._taken)
-
-    def close(self) -> None:
-        """Disconnect them all."""
-        leave(self._clients.values())
-
-    def _make(self) -> int:
-        client = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        client.setblocking(False)
-        seek_port_quickly(client, self._ports)
-        self._clients[client.fileno()] = client
-        return client.fileno()
-
-    def _connect(self, poll: select.epoll, descriptor: int) -> None:
-        self._clients[descriptor].connect_ex(self._address)
-        # Edge-triggered: one registration serves both for the connection and for the answer.
-        poll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
-        self._waiting.add(descriptor)
-        self._greeted.discard(descriptor)
-
-    def _greet(self, poll: select.epoll, start: float) -> None:
-        while self._waiting:
-            events = poll.poll(1.0)
-            for descriptor, event in events:
-                try:
-                    self._advance(descriptor, event, start)
-                except ConnectionRefusedError as error:
-                    raise BenchError(f"nobody listens for new clients: {error}") from error
-                except OSError:
-                    self._come_again(poll, descriptor)
-            if time.monotonic() > start + ANSWER_LIMIT_S:
-                raise BenchError(f"{len(self._waiting)} of {self._count} new clients got no answer")
-
-    def _advance(self, descriptor: int, event: int, start: float) -> None:
-        client, hello = self._clients[descriptor], self._hello
-        if descriptor not in self._greeted:
-            self._greeted.add(descriptor)
-            client.send(hello.request)
-        elif event & select.EPOLLIN:
-            reply = client.recv(len(hello.reply) + 1)
-            answer = self._pieces.pop(descriptor, b"") + reply
-            if reply and len(answer) < len(hello.reply):
-                self._pieces[descriptor] = answer
-                return
-            check(answer, hello.reply if descriptor in self._waiting else b"")
-            self._waiting.remove(descriptor)
-            self._taken.append(time.monotonic() - start)
-
-    def _come_again(self, poll: select.epoll, descriptor: int) -> None:
-        self.turned_away += 1
-        if self.turned_away > _MOST_TRIES * self._count:
-            raise BenchError(f"new clients were turned away {self.turned_away:,} times")
-        self._waiting.discard(descriptor)
-        self._pieces.pop(descriptor, None)
-        self._clients.pop(descriptor).close()
-        self._connect(poll, self._make())
-
-
-class ClientsWorker:
-    """Busy clients, or a crowd, in a process of their own."""
-
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
-
-    def connect(self, port: int, dialect: str, count: int) -> Message:
-        """Connect clients that are to be busy."""
-        self._dialect = DIALECTS[dialect]
-        self._busy = BusyClients(port, self._dialect, count)
-        return {}
-
-    def run(self, key: str, value: str, per_request: int) -> Message:
-        """Let them read a key until the next order, which means no more than that; answer with the load."""
-        exchange = self._dialect.get(key.encode(), value.encode()).times(per_request)
-        load = self._busy.repeat(lambda: self._orders.are_waiting, exchange, per_request)
-        if self._orders.take() is None:
-            sys.exit(1)  # the command has ended
-        return load.message()
-
-    def gather(self, port: int, dialect: str, count: int) -> Message:
-        self._crowd = Crowd(port, DIALECTS[dialect], count)
-        return {}
-
-    def arrive(self) -> Message:
-        return {"load": self._crowd.arrive().message(), "turned_away": self._crowd.turned_away}
-
-    def leave(self) -> Message:
-        self._crowd.close()
-        return {}
+    def run(self, per_request: int) -> Load:
+        """Let them read a key until the next order, which means no more than that."""
+        load = self._clients.run(self._line.poll, get, per_request)
+        self._line.recv()
+        return load
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    orders = Orders()
-    obey(ClientsWorker(orders), orders)
+    line = own_line()
+    obey(BusyWorker(line), line)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import partial
 from typing import Protocol, TypeVar
 
 from rallypoint.bench import machine
 from rallypoint.bench.results import BenchError, Entry, Record, Results, Sample, Unit, title
-from rallypoint.bench.targets import Hosts, Target, make_target, redis_version
+from rallypoint.bench.servers import TorchHost, redis_version
+from rallypoint.bench.targets import Target, make_target
 from rallypoint.bench.workers import Load
 
 _Done = TypeVar("_Done")
@@ -21,7 +21,7 @@ _Done = TypeVar("_Done")
 
 @dataclass(frozen=True)
 class Cost:
-    """What a target spent on some work."""
+    """The CPU time and other costs of some work to a target."""
 
     cpu: float
     extras: dict[str, float]
@@ -33,12 +33,18 @@ class Cost:
 
 
 class Session(ABC):
-    """A load in progress with one target. It is opened once, goes through rounds, and is closed."""
+    """A load in progress with one target: it is started, opened once, goes through rounds, and is closed."""
 
     def __init__(self, target: Target, measurement: Measurement) -> None:
         self.target = target
         self.measurement = measurement
         self.resources = ExitStack()
+        self.start_seconds = 0.0
+        """How long the target and its load took to start."""
+
+    def start(self) -> None:
+        """Start the target's server."""
+        self.target.start()
 
     @abstractmethod
     def open(self) -> None:
@@ -49,8 +55,9 @@ class Session(ABC):
         """Measure once."""
 
     def close(self) -> None:
-        """Give back everything that was opened, also if not all was."""
+        """Give back everything that was opened, also if not all was; then end the server."""
         self.resources.close()
+        self.target.stop()
 
     def metered(self, work: Callable[[], _Done]) -> tuple[_Done, Cost]:
         """Do some work; return also what the target spent meanwhile."""
@@ -63,7 +70,7 @@ class Session(ABC):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is measured: a load, with which targets, and how often."""
+    """A load, the targets that take part, and the number of rounds."""
 
     command: str
     name: str
@@ -81,7 +88,6 @@ class Measurement:
     seconds: float = 0.0
     """How long a round is to last; 0: until its work is done."""
     ranks: int = 0
-    make_target: Callable[[str, Hosts, int], Target] = make_target
 
     def record(self) -> Record:
         """A record of it without samples."""
@@ -102,72 +108,63 @@ class Watcher(Protocol):
 class Contest:
     """A measurement in progress."""
 
-    def __init__(self, measurement: Measurement, hosts: Hosts, watcher: Watcher) -> None:
+    def __init__(self, measurement: Measurement, torch: TorchHost, watcher: Watcher) -> None:
         self._measurement = measurement
-        self._hosts = hosts
         self._watcher = watcher
         self.record = measurement.record()
-        self._targets: dict[str, Target] = {}
-        self._sessions: dict[str, Session] = {}
-        self._resources = ExitStack()
+        self._sessions = {
+            name: measurement.session(make_target(name, torch, measurement.ranks), measurement)
+            for name in measurement.targets
+        }
 
     def run(self) -> None:
         """All rounds; the record is filled as they go. In the end, nothing is left of what was started."""
-        with self._resources:
+        with ExitStack() as resources:
+            for session in self._sessions.values():
+                resources.callback(session.close)
             # All servers first: once thousands of ranks have ports, there may be none left to listen on.
-            for name in self._measurement.targets:
-                self._attempt(name, partial(self._start, name))
-            for name in list(self._targets):
+            for name in list(self._sessions):
+                self._attempt(name, self._start)
+            for name in list(self._sessions):
                 self._watcher.begin(self._measurement, name, 0)
-                self._attempt(name, partial(self._open, name))
+                self._attempt(name, self._open)
             for number in range(1, self._measurement.rounds + 1):
                 for name in in_turn(list(self._sessions), number):
                     self._watcher.begin(self._measurement, name, number)
-                    self._attempt(name, partial(self._round, name))
+                    self._attempt(name, self._round)
 
-    def _attempt(self, name: str, work: Callable[[], None]) -> None:
+    def _attempt(self, name: str, work: Callable[[Session], None]) -> None:
         """Do something with a target; one that fails is left out from there on."""
         try:
-            work()
+            work(self._sessions[name])
         except (BenchError, OSError) as error:
             self._fail(name, str(error))
         except Exception as error:  # of ours, most likely: the others can still be measured
             self._fail(name, f"{type(error).__name__}: {error}")
 
-    def _start(self, name: str) -> None:
+    def _start(self, session: Session) -> None:
         begun = time.monotonic()
-        target = self._measurement.make_target(name, self._hosts, self._measurement.ranks)
-        self._targets[name] = target
-        self._resources.callback(target.stop)
-        target.start()
-        target.start_seconds = time.monotonic() - begun
+        session.start()
+        session.start_seconds = time.monotonic() - begun
 
-    def _open(self, name: str) -> None:
+    def _open(self, session: Session) -> None:
         begun = time.monotonic()
-        target = self._targets[name]
-        session = self._measurement.session(target, self._measurement)
-        self._resources.callback(session.close)
         session.open()
-        target.start_seconds += time.monotonic() - begun
-        self._sessions[name] = session
+        session.start_seconds += time.monotonic() - begun
 
-    def _round(self, name: str) -> None:
-        self.record.entries[name].samples.append(self._sessions[name].round())
-        self._targets[name].check_alive()
+    def _round(self, session: Session) -> None:
+        self.record.entries[session.target.name].samples.append(session.round())
+        session.target.check_alive()
 
     def _fail(self, name: str, fault: str) -> None:
         """Leave a target out, and end what belongs to it: it would take CPU time from the others."""
-        target, session = self._targets.pop(name, None), self._sessions.pop(name, None)
+        session = self._sessions.pop(name)
         try:
-            if target and target.pid:
-                target.check_alive()
+            session.target.check_alive()
         except BenchError as death:
             fault = f"{fault}; {death}"
         self.record.entries[name].fault = fault
-        if session:
-            session.close()
-        if target:
-            target.stop()
+        session.close()
         self._watcher.drop(name, f"{title(self.record)}: {fault}")
 
 
@@ -198,9 +195,9 @@ def measure(measurements: Sequence[Measurement], results: Results, watcher: Watc
     begun = time.monotonic()
     try:
         with ExitStack() as resources:
-            hosts = Hosts(resources)
+            torch = TorchHost(resources)
             for measurement in measurements:
-                contest = Contest(measurement, hosts, watcher)
+                contest = Contest(measurement, torch, watcher)
                 results.records.append(contest.record)
                 contest.run()
     except KeyboardInterrupt:

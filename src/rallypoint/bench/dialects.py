@@ -20,15 +20,10 @@ class Exchange:
     request: bytes
     reply: bytes
 
-    def times(self, count: int) -> Exchange:
-        """The same, several times in one write."""
-        return Exchange(self.request * count, self.reply * count)
-
 
 class Dialect:
-    """What a client says, and what it has to hear: here, in the protocol of torch's TCPStore and ours."""
+    """The requests of a client and the right replies; here, in the protocol of torch's TCPStore and ours."""
 
-    name = "torch"
     number_size = 8
     """How long the reply to `add` is; 0: until the end of a line."""
 
@@ -36,7 +31,7 @@ class Dialect:
     _PING = struct.pack("<BI", 13, _NONCE)
     _PONG = struct.pack("<I", _NONCE)
     hello = Exchange(struct.pack("<BI", 0, 0x3C85F7CE) + _PING, _PONG)
-    """What a new client says first."""
+    """The first exchange of a new client."""
 
     def get(self, key: bytes, value: bytes) -> Exchange:
         """Read a key that has that value."""
@@ -55,7 +50,7 @@ class Dialect:
         return struct.pack("<q", value)
 
     def value_of(self, reply: bytes) -> int:
-        """What a counter has become, by that reply; BenchError if it is none."""
+        """The value of a counter in that reply; BenchError if the reply has none."""
         return int.from_bytes(reply, "little", signed=True)
 
     def wait(self, key: bytes) -> Exchange:
@@ -108,7 +103,6 @@ class RedisDialect(Dialect):
     id of its own; that it is refused the second time nobody is told, as with a SET of torch's.
     """
 
-    name = "redis"
     number_size = 0
     hello = Exchange(b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n")
 
@@ -158,4 +152,3 @@ class RedisDialect(Dialect):
 
 TORCH = Dialect()
 REDIS = RedisDialect()
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (TORCH, REDIS)}

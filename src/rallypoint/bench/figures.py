@@ -6,7 +6,7 @@ tells them apart. What a figure says is in its alternative text. `rallypoint.plo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -65,10 +65,10 @@ _HEIGHT: Final = 4.2
 # Files
 
 
-def save(results: Results, path: Path) -> list[str]:
-    """Draw all figures that there is data for into one file, and return their names; of none, no file."""
+def save(results: Results, path: Path, wanted: Iterable[str] = FIGURES) -> list[str]:
+    """Draw figures that there is data for into one file, and return their names; of none, no file."""
     check_plot(path)
-    names = [name for name in FIGURES if panels(results, name)]
+    names = [name for name in wanted if panels(results, name)]
     if names:
         with drawing():
             write(draw(results, *names), path)
@@ -79,14 +79,10 @@ def save_all(results: Results, folder: Path) -> list[Path]:
     """Draw each figure that there is data for as an SVG of its own; those of an earlier run go."""
     need_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
-    saved = []
-    for name in FIGURES:
-        path = folder / f"{name}.svg"
-        if panels(results, name):
-            with drawing():
-                write(draw(results, name), path)
-            saved.append(path)
-        else:
+    paths = {name: folder / f"{name}.svg" for name in FIGURES}
+    saved = [path for name, path in paths.items() if save(results, path, [name])]
+    for path in paths.values():
+        if path not in saved:
             path.unlink(missing_ok=True)
     return saved
 
@@ -108,7 +104,7 @@ def draw(results: Results, *names: str) -> Figure:
 
 @dataclass(frozen=True)
 class Line:
-    """What one target has at each place of the horizontal axis: a size, or the number of an operation."""
+    """The figures of one target. A place on the horizontal axis is a size, or the number of an operation."""
 
     target: str
     places: list[int]
@@ -127,12 +123,12 @@ class Panel:
 
     @property
     def published(self) -> tuple[tuple[str, float, str], ...]:
-        """What PyTorch has published about the same."""
+        """The figures that PyTorch has published for the same load."""
         return PUBLISHED if self.title == FIGURES["init"]["init"] else ()
 
 
 def panels(results: Results, name: str) -> list[Panel]:
-    """What one figure shows, as far as it was measured."""
+    """The panels of one figure that have data."""
     found = []
     for each, title in FIGURES[name].items():
         lines = _lines({record.ranks: record for record in results.sizes(each)})

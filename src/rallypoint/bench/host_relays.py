@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from rallypoint.bench.workers import ORDERS, Orders, answer
+from rallypoint.bench.results import BenchError
+from rallypoint.bench.workers import own_line
 from rallypoint.errors import RallypointError
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.relay.relay import Relay, StoreAddress, find_upstream
@@ -60,35 +61,35 @@ class RelayHost:
         self._loop, _ = make_loop(Choice.LIBUV)
         self._relays: list[RelayCore] = []
         self._ports: list[int] = []
-        self._orders = Orders()
-        self._loop.watch_readable(ORDERS, self._on_order)
+        self._line = own_line()
+        self._loop.watch_readable(self._line.fileno(), self._on_order)
 
     def run(self) -> None:
         """Serve until the orders end."""
         self._loop.run()
 
     def _on_order(self) -> None:
-        order = self._orders.take()
-        if order is None:
+        try:
+            order = self._line.recv()
+        except EOFError:
             self._loop.stop()
             return
         try:
             getattr(self, order.pop("do"))(**order)
         except (RallypointError, OSError) as error:
-            answer({"error": str(error)})
+            self._line.send(BenchError(str(error)))
 
     def start(self, host: str, count: int, upstream: tuple[str, int], limit_s: float) -> None:
         """Start relays, some at a time; the answer is on which ports they listen."""
         place = find_upstream(*upstream, limit_s)
         if not place.knows_sessions:
-            answer({"error": f"{place.name} knows no sessions"})
-            return
+            raise BenchError(f"{place.name} knows no sessions")
         listeners = iter(list(free_listeners(host, count)))  # all of them first: here a fault is answered
 
         def start_some() -> None:
             for _ in range(min(START_AT_ONCE, count - len(self._relays))):
                 self._start_one(place, next(listeners))
-            more = start_some if len(self._relays) < count else lambda: answer({"ports": self._ports})
+            more = start_some if len(self._relays) < count else lambda: self._line.send(self._ports)
             self._await("starting relays", self._are_up, more, time.monotonic() + limit_s)
 
         start_some()
@@ -99,11 +100,15 @@ class RelayHost:
         A relay that has something to tell does so with its next tick; afterwards, none is waited for.
         """
         end = time.monotonic() + 1.5 * TICK_SECONDS
-        self._await("", lambda: time.monotonic() < end and self._untold(), lambda: answer({}), math.inf)
+
+        def untold() -> int:
+            return time.monotonic() < end and sum(not each.upstream.has_told_all for each in self._relays)
+
+        self._await("", untold, lambda: self._line.send(None), math.inf)
 
     def messages(self) -> None:
         """How many have passed between the relays and the store so far."""
-        answer({"messages": sum(each.upstream.batches + each.upstream.frames for each in self._relays)})
+        self._line.send(sum(each.upstream.batches + each.upstream.frames for each in self._relays))
 
     def _start_one(self, place: StoreAddress, listener: socket.socket) -> None:
         relay = Relay(self._loop, place, [listener], Limits())
@@ -116,16 +121,14 @@ class RelayHost:
     def _are_up(self) -> int:
         return sum(not relay.upstream.is_up for relay in self._relays[-START_AT_ONCE:])
 
-    def _untold(self) -> int:
-        return sum(not relay.upstream.has_told_all for relay in self._relays)
-
     def _await(self, what: str, left: Callable[[], int], then: Callable[[], None], deadline: float) -> None:
         """Go on when no relay is left to wait for."""
         late = left()
         if not late:
             then()
         elif time.monotonic() > deadline:
-            answer({"error": f"{what}: time is up, and {late:,} of {len(self._relays):,} are not ready"})
+            late_ones = f"{late:,} of {len(self._relays):,}"
+            self._line.send(BenchError(f"{what}: time is up, and {late_ones} are not ready"))
         else:
             self._loop.later(CHECK_S, lambda: self._await(what, left, then, deadline))
 

@@ -10,17 +10,16 @@ import gc
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.workers import ORDERS, Message, Orders, end_with_parent, obey
+from rallypoint.bench.workers import Line, Peer, end_with_parent, obey, outcome, own_line
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, ClientChoice, Patch
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 
@@ -39,14 +38,11 @@ _ENVIRONMENT: Final = {
 }
 _FORKING: Final = get_context("fork")
 
-Line = Connection
-"""What a fork and this process send each other messages by."""
 
-
-class Fork:
+class Fork(Peer):
     """A forked process, seen from here. It stays until it is ended: an earlier end is a failure."""
 
-    def __init__(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
+    def __init__(self, name: str, work: Callable[..., object], *arguments: Any) -> None:
         self.name = name
         self.line, theirs = _FORKING.Pipe()
         self._process = _FORKING.Process(target=_live, args=(theirs, work, arguments), daemon=True)
@@ -55,18 +51,10 @@ class Fork:
         self.pid = self._process.pid or 0
         self.sentinel = self._process.sentinel
 
-    def hear(self) -> Message:
-        """Await its next message; BenchError if it has failed or ended."""
-        try:
-            message: Message = self.line.recv()
-        except (EOFError, ConnectionResetError):
-            self._process.join()
-            code = self._process.exitcode or 0
-            how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
-            raise BenchError(f"{self.name} has ended, {how}") from None
-        if "error" in message:
-            raise BenchError(f"{self.name}: {message['error']}")
-        return message
+    def last_words(self) -> str:
+        self._process.join()
+        code = self._process.exitcode or 0
+        return f"with exit code {code}" if code >= 0 else f"by signal {-code}"
 
     def end(self) -> None:
         """End the process; nothing is left of it afterwards."""
@@ -76,19 +64,14 @@ class Fork:
         self.line.close()
 
 
-def _live(line: Line, work: Callable[..., None], arguments: Sequence[Any]) -> None:
-    """What a fork does, from beginning to end."""
+def _live(line: Line, work: Callable[..., object], arguments: Sequence[Any]) -> None:
+    """A fork from beginning to end: its last message is the outcome of its work."""
     end_with_parent()
-    os.dup2(2, 1)  # only the parent answers orders
-    try:
-        work(line, *arguments)
-    except Exception as error:
-        line.send({"error": f"{type(error).__name__}: {error}"})
-    else:
-        signal.pause()
+    line.send(outcome(work, line, *arguments))
+    signal.pause()
 
 
-def hear_all(forks: Sequence[Fork], deadline: float) -> list[Message]:
+def hear_all(forks: Sequence[Fork], deadline: float) -> list[Any]:
     """The next message of each; BenchError if one of them fails, or says nothing in time.
 
     They are heard in turn. Until the first one speaks, the words of the others do not wake this process: the
@@ -97,9 +80,7 @@ def hear_all(forks: Sequence[Fork], deadline: float) -> list[Message]:
     heard = []
     by_sentinel = {fork.sentinel: fork for fork in forks}
     for fork in forks:
-        ready = wait([fork.line, ORDERS, *by_sentinel], max(0.0, deadline - time.monotonic()))
-        if ORDERS in ready:
-            sys.exit()  # nothing is said during an order: so the command has ended
+        ready = wait([fork.line, *by_sentinel], max(0.0, deadline - time.monotonic()))
         if not ready:
             raise BenchError(f"the time is up, and nothing was heard of {fork.name}")
         for ended in by_sentinel.keys() & ready:
@@ -109,32 +90,31 @@ def hear_all(forks: Sequence[Fork], deadline: float) -> list[Message]:
     return heard
 
 
-class TorchHost:
-    """Carries out orders: those that every host of servers obeys, and `tutorial`."""
+class TorchForks:
+    """Carries out the orders."""
 
     def __init__(self) -> None:
         self._servers: dict[int, Fork] = {}
 
-    def serve(self, backend: str, as_is: bool = False) -> Message:
-        """Start a server of torch's; `as_is`: on the socket that it makes itself."""
+    def serve(self, backend: str, as_is: bool) -> tuple[int, int]:
+        """Start a server of torch's: its process and port. `as_is`: on the socket that it makes itself."""
         use_libuv = {"libuv": True, "legacy": False}[backend]
         server = Fork(f"torch's {backend} server", be_server, use_libuv, as_is)
         self._servers[server.pid] = server
-        return self._hear(server)
+        return server.pid, self._hear(server)
 
-    def renew(self, pid: int) -> Message:
-        """Let a server drop its store, and make another on the same port, as a job that starts again does."""
+    def renew(self, pid: int) -> int:
+        """Let a server drop its store, and make another on the same port, which is the answer."""
         server = self._servers[pid]
         with suppress(OSError):  # it has ended: the answer that is missing tells
             server.line.send("renew")
         return self._hear(server)
 
-    def stop(self, pid: int) -> Message:
+    def stop(self, pid: int) -> None:
         """End a server."""
         self._servers.pop(pid).end()
-        return {}
 
-    def tutorial(self, target: str, ranks: int, barriers: int, limit_s: float) -> Message:
+    def tutorial(self, target: str, ranks: int, barriers: int, limit_s: float) -> dict[str, Any]:
         """The seconds that rank 0 needs for its store and for barriers; see `time_rank`."""
         from rallypoint.pytorch.peers import Timing, listening_socket
 
@@ -155,12 +135,13 @@ class TorchHost:
             for gate in gates:
                 hear_all(forks, deadline)
                 os.eventfd_write(gate, ranks)
-            return hear_all(forks, deadline)[0]
+            times: dict[str, Any] = hear_all(forks, deadline)[0]
+            return times
 
-    def _hear(self, server: Fork) -> Message:
-        """Its answer. One that fails is ended: later answers of it would be taken for those to others."""
+    def _hear(self, server: Fork) -> int:
+        """Its port. One that fails is ended: later answers of it would be taken for those to others."""
         try:
-            return {"pid": server.pid, **hear_all([server], time.monotonic() + ANSWER_LIMIT_S)[0]}
+            return int(hear_all([server], time.monotonic() + ANSWER_LIMIT_S)[0])
         except BenchError:
             self.stop(server.pid)
             raise
@@ -175,34 +156,35 @@ def be_server(line: Line, use_libuv: bool, as_is: bool) -> None:
     store = make_server(0, use_libuv, as_is)
     port = store.port
     while True:
-        line.send({"port": port})
+        line.send(port)
         line.recv()
         del store  # the server ends with it
         store = make_server_again(port, use_libuv, as_is)
 
 
-def be_rank(line: Line, gates: Sequence[int], rank: int, timing: Timing, listener: socket.socket) -> None:
-    """In a fork: take part as a rank, in step with the others, and say how long it took."""
+def be_rank(
+    line: Line, gates: Sequence[int], rank: int, timing: Timing, listener: socket.socket
+) -> dict[str, Any]:
+    """In a fork: take part as a rank, in step with the others; how long it took."""
     from rallypoint.pytorch.peers import time_rank
 
     ahead = iter(gates)
 
     def line_up() -> None:
-        line.send({})
+        line.send("ready")
         os.eventfd_read(next(ahead))
 
-    line.send(time_rank(rank, timing, listener, line_up))
+    return time_rank(rank, timing, listener, line_up)
 
 
 def main() -> None:
     """Import torch with all that forks need, and carry out orders."""
-    end_with_parent()
     os.environ.update(_ENVIRONMENT)
     os.environ.pop(LIBUV_VARIABLE, None)
     for module in ("peers", "schemes", "substitution"):
         import_module(f"rallypoint.pytorch.{module}")
     gc.freeze()  # keeps collections from touching, and so copying, what forks share
-    obey(TorchHost(), Orders())
+    obey(TorchForks(), own_line())
 
 
 if __name__ == "__main__":

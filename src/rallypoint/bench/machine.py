@@ -1,4 +1,4 @@
-"""What the system knows: about itself, its limits, and the processes under measurement. For Linux."""
+"""Facts from the system: the machine, its limits, and the processes under measurement. For Linux."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rallypoint.server.machine.packages import installed
 from rallypoint.server.machine.ports import client_ports
 
 SPARE_FILES: Final = 256
-"""What a process may open besides its connections."""
+"""Files of a process besides its connections."""
 
 
 def check_system() -> None:
@@ -29,7 +29,7 @@ def check_system() -> None:
 
 
 def raise_open_file_limit() -> None:
-    """Allow as many open files as may be: the servers and the processes of the load inherit it."""
+    """Raise the limit of open files to its maximum: the servers and the processes of the load inherit it."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -58,7 +58,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended, and that nobody has asked about yet, does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -78,12 +78,6 @@ def most_connections() -> int:
     import resource
 
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
-
-
-def room_for_files() -> int:
-    """How many files may still be opened on this system."""
-    opened, _, most = Path("/proc/sys/fs/file-nr").read_text().split()
-    return int(most) - int(opened)
 
 
 def available_bytes() -> int:
@@ -116,7 +110,7 @@ def facts() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """What takes part, and in which version; redis tells its own when it is started."""
+    """The versions of all software that takes part, except redis."""
     arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
     optimised = "with" if "--enable-optimizations" in arguments else "without"
     return {
@@ -128,7 +122,7 @@ def versions() -> dict[str, str]:
 
 
 def limits() -> dict[str, str]:
-    """What bounds the measurements."""
+    """The limits of this system that bound the measurements."""
     low, high = client_ports()
     return {
         "open files per process": f"{most_connections() + SPARE_FILES:,}",

@@ -1,4 +1,4 @@
-"""What a user may ask for, by name."""
+"""The names of commands and targets."""
 
 from __future__ import annotations
 

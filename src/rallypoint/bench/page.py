@@ -107,7 +107,7 @@ def alt_text(results: Results, name: str) -> str:
 
 
 def _limits(results: Results, drawn: Mapping[str, str]) -> Iterator[str]:
-    """What the figures do not show; only sentences that are true of this run."""
+    """The limits of the figures, in sentences; only those that are true of this run."""
     targets = merge_targets(results.records)
     yield "One machine, over loopback: there is no latency and no loss of a network."
     yield (
@@ -149,7 +149,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], names: int) ->
 
 
 def _escape(text: str) -> str:
-    """What is data may not become markup."""
+    """Text as Markdown shows it: nothing in it becomes markup."""
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 

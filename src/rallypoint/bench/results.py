@@ -1,4 +1,4 @@
-"""What was measured: every round of it, and what follows from that. All of it goes through JSON.
+"""The results of a run: every round, with medians and ratios. All of it goes through JSON.
 
 A record is one load with several targets, which took turns. A target's ratio to another is taken within each
 round: a machine that is noisy for a while is noisy to both.
@@ -50,7 +50,7 @@ class Sample:
     memory: float | None = None
     """By how many bytes the server grew for one connection."""
     extras: dict[str, float] = field(default_factory=dict)
-    """What only some loads have: under the names that their records explain."""
+    """Further figures, which only some loads have."""
 
     def get(self, name: str) -> float | None:
         """One figure by its name, those among the extras included."""
@@ -92,24 +92,25 @@ class Entry:
         """One figure of every round that has it."""
         return [figure for sample in self.samples if (figure := sample.get(name)) is not None]
 
-    def spread(self, name: str = "value") -> Spread | None:
-        """The spread of one figure over all rounds; None where it was not measured."""
-        figures = self.figures(name)
+    def spread(self) -> Spread | None:
+        """The spread of the main figure over all rounds; None where it was not measured."""
+        figures = self.figures("value")
         return spread(figures) if figures else None
 
-    def median(self, name: str = "value") -> float | None:
-        """The median of one figure over all rounds; None where it was not measured."""
-        found = self.spread(name)
-        return None if found is None else found.median
+    def figure(self, name: str) -> float | None:
+        """The median of one figure over all rounds; None where it was not measured.
 
-    def memory(self) -> float | None:
-        """The most that the server grew per connection: later rounds find memory that is already there."""
-        return max(self.figures("memory"), default=None)
+        Of memory, the most: later rounds find memory that is already there.
+        """
+        figures = self.figures(name)
+        if name == "memory":
+            return max(figures, default=None)
+        return spread(figures).median if figures else None
 
     @property
     def is_held_back(self) -> bool:
-        """Whether the load took a whole core, and the server did not: then the load is what was measured."""
-        load, server = self.median("load_share"), self.median("server_share")
+        """Whether the load took a whole core and the server did not: then the load was too slow."""
+        load, server = self.figure("load_share"), self.figure("server_share")
         return load is not None and server is not None and load >= BOTTLENECK > server
 
 
@@ -123,7 +124,7 @@ class Record:
     load: str
     """The load in words."""
     operation: str
-    """What one operation is."""
+    """One operation, in words."""
     unit: Unit
     ranks: int = 0
     """How many ranks or clients there were, where that is what the record is about; else 0."""
@@ -155,7 +156,7 @@ class Results:
     """A whole run."""
 
     command: str
-    """What was called."""
+    """The command line."""
     started: str
     """When, as ISO 8601 in UTC."""
     seconds: float = 0.0
@@ -163,7 +164,7 @@ class Results:
     versions: dict[str, str] = field(default_factory=dict)
     limits: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """What was left out, and why; and what else a reader has to know."""
+    """Measurements that were left out, with reasons, and other remarks for the reader."""
     records: list[Record] = field(default_factory=list)
     interrupted: bool = False
 
@@ -176,7 +177,7 @@ class Results:
         return sorted((each for each in self.records if each.name == name), key=lambda each: each.ranks)
 
     def faults(self) -> list[str]:
-        """What went wrong, a line each."""
+        """All faults, a line each."""
         return [
             f"{title(record)}, {entry.target}: {entry.fault}"
             for record in self.records
@@ -202,9 +203,8 @@ def to_json(results: Results) -> str:
 def _summary(record: Record, entry: Entry) -> dict[str, Any]:
     baseline = record.baseline
     ratio = record.ratio(entry, baseline) if baseline else None
-    found = entry.spread()
     return {
-        "value": codec.to_json(found),
+        "value": codec.to_json(entry.spread()),
         "against": baseline.target if baseline else None,
         "ratio": codec.to_json(ratio),
     }
@@ -245,9 +245,8 @@ def costs_per_rank(results: Results, name: str, target: str, figure: str = "valu
     """
     costs = {}
     for record in results.sizes(name):
-        entry = record.entries.get(target)
-        found = None if entry is None else entry.memory() if figure == "memory" else entry.median(figure)
-        if found is not None and found > 0:
+        found = record.entries[target].figure(figure) if target in record.entries else None
+        if found:
             costs[record.ranks] = found / record.ranks if figure == "value" else found
     return costs
 

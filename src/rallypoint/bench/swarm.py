@@ -7,6 +7,8 @@ request when the reply to the one before has come. All replies are checked when 
 The ranks of one machine stand next to each other, and begin so, a few microseconds apart. Either all begin
 before any goes on, or the next ones begin when most of those before them have been counted: as in a job
 whose ranks do not come all at the same moment, only the last ones then find the count full.
+
+A crowd are ranks that connect all at the same moment, and only say hello.
 """
 
 from __future__ import annotations
@@ -15,18 +17,16 @@ import os
 import select
 import socket
 import struct
-import sys
 import time
 from array import array
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
-from rallypoint.bench.clients import come_from, connect, leave, port_range, seek_port_quickly
-from rallypoint.bench.dialects import DIALECTS, TORCH, Dialect
+from rallypoint.bench.clients import HOST, come_from, connect, leave, port_range, seek_port_quickly
+from rallypoint.bench.dialects import TORCH, Dialect
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.workers import ORDERS, Message, Orders, Stopwatch, end_with_parent, obey
+from rallypoint.bench.workers import Load, Stopwatch, obey, own_line, together
 
 BEGIN_TOGETHER: Final = 64
 """How many ranks begin before the others are looked at."""
@@ -35,8 +35,18 @@ UNCOUNTED: Final = 512
 """How many may have begun without being counted, unless all begin at once: less than any backlog."""
 
 CONNECT_LIMIT_S: Final = 20
+MOST_TRIES: Final = 10
+"""How often, on average, the ranks of a crowd may be turned away."""
+
+DONE: Final = -1  # in place of a step
+CONNECTING: Final = -2
 READ_BYTES: Final = 512  # more than any reply: what is too much shows
-PARENT: Final = ORDERS
+
+RanksAt = tuple[str, int, str, int]
+"""An address, a port, the address to come from (empty: any), and how many ranks connect so."""
+
+Answer = dict[str, Any]
+"""`load`; `taken`, the seconds of each rank; `counted` and `seen`, the replies to ADDs of 1 and of 0."""
 
 Arrive = Callable[[int], None]
 """Lets those ranks begin that stand from there on, BEGIN_TOGETHER of them."""
@@ -52,7 +62,7 @@ class Step:
         """0: until the end of a line."""
         self.expected = expected
         self.follow_up: dict[bytes, bytes] = {}
-        """What a rank sends besides if this is its reply; there is no reply to that."""
+        """By reply: a further request, which has no reply of its own."""
         self.replies: list[bytes] = []
 
     def check(self) -> None:
@@ -63,13 +73,13 @@ class Step:
 
 
 def come_up(dialect: Dialect) -> list[Step]:
-    """What a rank does when it has connected."""
+    """The steps of a rank that has connected."""
     hello = Step("its hello", dialect.hello.request, expected=dialect.hello.reply)
     return [hello, Step("ADD of 1 to init/", dialect.add(b"init/", 1), dialect.number_size)]
 
 
 def barrier(dialect: Dialect, name: str, ranks: int) -> list[Step]:
-    """What a rank does at a barrier of that many ranks."""
+    """The steps of a rank at a barrier of that many ranks."""
     key = f"/default_pg/0//store_based_barrier_key:{name}".encode()
     last = key + b":last_worker"
     add = Step("ADD of 1", dialect.add(key, 1), dialect.number_size)
@@ -79,7 +89,7 @@ def barrier(dialect: Dialect, name: str, ranks: int) -> list[Step]:
 
 
 def wait(dialect: Dialect, key: bytes) -> Step:
-    """That a rank waits for a key."""
+    """The step of waiting for a key."""
     exchange = dialect.wait(key)
     return Step("WAIT", exchange.request, expected=exchange.reply)
 
@@ -89,103 +99,142 @@ class Swarm:
 
     def __init__(self) -> None:
         self._dialect: Dialect = TORCH
-        self._ranks: list[socket.socket] = []
-        self._step: list[int] = []  # by descriptor: which reply it waits for
+        self._ranks: dict[int, socket.socket] = {}  # by descriptor
+        self._step: list[int] = []  # by descriptor: which reply it waits for; or DONE, or CONNECTING
         self._since: list[float] = []  # by descriptor: when it began
         self._taken: array[float] = array("d")  # of those that are done
         self._pieces: dict[int, bytes] = {}  # by descriptor: of a reply that came in pieces
         self._poll = select.epoll()
-        self._poll.register(PARENT, select.EPOLLIN)
+        self._ports = port_range()
+        self._crowd_at: tuple[str, int] | None = None
+        self._turned_away = 0
         self._waiting: list[Step] = []
         self._releaser: socket.socket | None = None
 
-    def connect(self, dialect: str, places: Sequence[tuple[str, int, str, int]], limit_s: float) -> Message:
-        """Bring up ranks at each address and port; return how they counted themselves.
-
-        A place is an address, a port, the address to come from (empty: any), and how many ranks.
-        """
-        self._dialect = DIALECTS[dialect]
+    def connect(self, dialect: Dialect, places: Sequence[RanksAt], limit_s: float) -> Answer:
+        """Bring up ranks at each place."""
+        self._dialect = dialect
         addresses = [(host, port, source) for host, port, source, count in places for _ in range(count)]
-        steps, ports = come_up(self._dialect), port_range()
+        steps = come_up(dialect)
 
         def arrive(start: int) -> None:
             for host, port, source in addresses[start : start + BEGIN_TOGETHER]:
-                self._add_rank((host, port), source, ports, steps[0].request)
+                self._add_rank((host, port), source, steps[0].request)
 
         watch = Stopwatch()
-        self._run("coming up", arrive, len(addresses), steps, UNCOUNTED, limit_s)
-        return self._report(watch, len(addresses), counted=pack("I", self._numbers(steps[1])))
+        self._run("coming up", steps, len(addresses), time.monotonic() + limit_s, arrive, UNCOUNTED)
+        return self._answer(watch, counted=steps[1])
 
-    def barrier(self, name: str, ranks: int, at_once: bool, limit_s: float) -> Message:
-        """All ranks of this process pass a barrier; return what they were told."""
+    def barrier(self, name: str, ranks: int, at_once: bool, limit_s: float) -> Answer:
+        """All ranks of this process pass a barrier."""
         steps = barrier(self._dialect, name, ranks)
-        total = len(self._ranks)
         arrive = self._beginning(steps[0])
-        watch = Stopwatch()
-        self._run(f"barrier {name}", arrive, total, steps, ranks if at_once else UNCOUNTED, limit_s, True)
-        counted, seen = self._numbers(steps[0]), self._numbers(steps[1])
-        if any(later < earlier for earlier, later in zip(sorted(counted), sorted(seen), strict=True)):
-            raise BenchError(f"barrier {name}: a count was lower than it had been before")
-        counts = {"least": min(seen), "most": max(seen), "full": seen.count(ranks)}
-        return self._report(watch, total, counted=pack("I", counted), **counts)
+        uncounted = ranks if at_once else UNCOUNTED
+        watch, deadline = Stopwatch(), time.monotonic() + limit_s
+        self._run(f"barrier {name}", steps, len(self._ranks), deadline, arrive, uncounted, together=True)
+        return self._answer(watch, counted=steps[0], seen=steps[1])
 
-    def wait(self, key: str) -> Message:
+    def wait(self, key: str) -> None:
         """Let all ranks wait for a key; the client that is to wake them connects as well."""
         if self._releaser is None:
-            host, port = self._ranks[0].getpeername()
+            host, port = next(iter(self._ranks.values())).getpeername()
             self._releaser = connect(port, self._dialect, host)
         self._waiting = [wait(self._dialect, key.encode())]
         arrive = self._beginning(self._waiting[0])
         for start in range(0, len(self._ranks), BEGIN_TOGETHER):
             arrive(start)
-        return {}
 
-    def check_asleep(self) -> Message:
+    def check_asleep(self) -> None:
         """Raise if a rank does not wait any more."""
-        if early := [file for file, _ in self._poll.poll(0) if file != PARENT]:
+        if early := self._poll.poll(0):
             raise BenchError(f"{len(early):,} ranks did not wait for the key")
-        return {}
 
-    def wake(self, key: str, release: bool, since: float, limit_s: float) -> Message:
+    def wake(self, key: str, release: bool, since: float, limit_s: float) -> Answer:
         """See all ranks wake up, and how long after `since`; `release`: this process wakes them."""
         watch = Stopwatch()
-        for rank in self._ranks:
-            self._since[rank.fileno()] = since
+        for file in self._ranks:
+            self._since[file] = since
         if release:
             assert self._releaser
             self._releaser.send(self._dialect.release(key.encode()))
-        self._see_through("waking up", len(self._ranks), self._waiting, since + limit_s)
-        return self._report(watch, len(self._ranks))
+        self._run("waking up", self._waiting, len(self._ranks), since + limit_s)
+        return self._answer(watch)
 
-    def leave(self) -> Message:
+    def gather(self, dialect: Dialect, port: int, count: int) -> None:
+        """Make the sockets of a crowd."""
+        self._dialect, self._crowd_at, self._turned_away = dialect, (HOST, port), 0
+        for _ in range(count):
+            self._make_socket().setblocking(False)
+
+    def arrive(self, limit_s: float) -> Answer:
+        """Connect the crowd at once; when each has its answer, also `turned_away`: how many were reset."""
+        watch, start = Stopwatch(), time.monotonic()
+        for file in list(self._ranks):
+            self._connect_soon(file, start)
+        self._run("arriving", come_up(self._dialect)[:1], len(self._ranks), start + limit_s)
+        return {**self._answer(watch), "turned_away": self._turned_away}
+
+    def leave(self) -> None:
         """Disconnect all."""
-        leave([*self._ranks, *([self._releaser] if self._releaser else [])])
-        self._ranks, self._releaser = [], None
-        return {}
+        leave([*self._ranks.values(), *([self._releaser] if self._releaser else [])])
+        self._ranks, self._releaser, self._crowd_at = {}, None, None
 
-    def _add_rank(self, address: tuple[str, int], source: str, ports: bytes, hello: bytes) -> None:
+    def _make_socket(self) -> socket.socket:
         rank = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._ranks.append(rank)
         file = rank.fileno()
+        self._ranks[file] = rank
         while len(self._step) <= file:
-            self._step.append(-1)
+            self._step.append(DONE)
             self._since.append(0.0)
         self._since[file] = time.monotonic()
+        rank.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        seek_port_quickly(rank, self._ports)
+        return rank
+
+    def _add_rank(self, address: tuple[str, int], source: str, hello: bytes) -> None:
+        rank = self._make_socket()
         # The kernel's own timeout: one of Python's would cost a poll.
         rank.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_LIMIT_S, 0))
-        rank.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        seek_port_quickly(rank, ports)
         if source:
             come_from(rank, source)
         rank.connect(address)
         rank.setblocking(False)
+        file = rank.fileno()
         self._step[file] = 0
         self._poll.register(file, select.EPOLLIN)
         os.write(file, hello)
 
+    def _connect_soon(self, file: int, since: float) -> None:
+        """Begin to connect; the first event of the socket tells that it is done."""
+        assert self._crowd_at
+        self._step[file], self._since[file] = CONNECTING, since
+        self._ranks[file].connect_ex(self._crowd_at)
+        self._poll.register(file, select.EPOLLOUT)
+
+    def _greet(self, file: int, hello: bytes) -> None:
+        """A rank of the crowd has connected."""
+        try:
+            os.write(file, hello)
+        except ConnectionRefusedError as error:
+            raise BenchError(f"nobody listens for new clients: {error}") from error
+        self._step[file] = 0
+        self._poll.modify(file, select.EPOLLIN)
+
+    def _come_again(self, file: int) -> None:
+        """A reset is no answer of a crowd, and no fault: torch's client tries again as well."""
+        self._turned_away += 1
+        if self._turned_away > MOST_TRIES * len(self._ranks):
+            raise BenchError(f"new clients were turned away {self._turned_away:,} times")
+        since, self._step[file] = self._since[file], DONE
+        self._pieces.pop(file, None)
+        self._ranks.pop(file).close()
+        rank = self._make_socket()
+        rank.setblocking(False)
+        self._connect_soon(rank.fileno(), since)
+
     def _beginning(self, first: Step) -> Arrive:
         """How ranks that are connected begin with a step."""
-        files = [rank.fileno() for rank in self._ranks]
+        files = list(self._ranks)
         request, write, step, since, clock = first.request, os.write, self._step, self._since, time.monotonic
 
         def arrive(start: int) -> None:
@@ -194,43 +243,34 @@ class Swarm:
                 since[file] = clock()
                 write(file, request)
 
-        self._taken = array("d")
         for file in files:
-            step[file] = -1
+            step[file] = DONE
         return arrive
 
     def _run(
         self,
         what: str,
-        arrive: Arrive,
-        total: int,
         steps: list[Step],
-        uncounted: int,
-        limit_s: float,
+        total: int,
+        deadline: float,
+        arrive: Arrive | None = None,
+        uncounted: int = 0,
         together: bool = False,
     ) -> None:
-        """Let all arrive and go through the steps; raise if that takes too long, or a reply is wrong.
+        """See all ranks through the steps; raise if that takes too long, or a reply is wrong.
 
-        The second step counts them: `uncounted` is how many may have begun without it. `together`: none may
-        be done before all have begun.
+        `arrive` lets them begin; without it they have begun. The second step counts them: `uncounted` is how
+        many may have begun without it. `together`: none may be done before all have begun.
         """
-        deadline = time.monotonic() + limit_s
-        counted = steps[1].replies
         self._taken = array("d")
         try:
-            for start in range(0, total, BEGIN_TOGETHER):
-                while start - len(counted) >= uncounted:
-                    self._go_on(steps, deadline)
-                if together and self._taken:
-                    raise BenchError(f"{len(self._taken):,} ranks did not wait for the others")
-                arrive(start)
-        except (BenchError, OSError) as error:
-            raise BenchError(f"{what}: {error}; {self._how_far(steps, total)}") from error
-        self._see_through(what, total, steps, deadline)
-
-    def _see_through(self, what: str, total: int, steps: list[Step], deadline: float) -> None:
-        """Go on until all are done; raise if that takes too long, or a reply is wrong."""
-        try:
+            if arrive:
+                for start in range(0, total, BEGIN_TOGETHER):
+                    while start - len(steps[1].replies) >= uncounted:
+                        self._go_on(steps, deadline)
+                    if together and self._taken:
+                        raise BenchError(f"{len(self._taken):,} ranks did not wait for the others")
+                    arrive(start)
             while len(self._taken) < total:
                 self._go_on(steps, deadline)
             for step in steps:
@@ -250,10 +290,17 @@ class Swarm:
         if not events:
             raise BenchError("time is up")
         for file, _ in events:
-            if file == PARENT:
-                sys.exit(1)  # nothing is said while ranks are busy: so the command has ended
-            data = read(file, READ_BYTES)
             number = at[file]
+            try:
+                if number == CONNECTING:
+                    self._greet(file, requests[0])
+                    continue
+                data = read(file, READ_BYTES)
+            except (ConnectionResetError, BrokenPipeError):
+                if not self._crowd_at:
+                    raise
+                self._come_again(file)
+                continue
             step = steps[number]
             if len(data) != step.size or pieces or number < 0:
                 whole = self._whole(file, data, step)
@@ -265,7 +312,7 @@ class Swarm:
                 write(file, step.follow_up[data])
             if number == last:
                 self._taken.append(clock() - since[file])
-                at[file] = -1  # anything that it gets now is too much
+                at[file] = DONE  # anything that it gets now is too much
             else:
                 at[file] = number = number + 1
                 write(file, requests[number])
@@ -283,14 +330,11 @@ class Swarm:
             return None
         return data
 
-    def _numbers(self, step: Step) -> array[int]:
-        """The replies to a step as numbers."""
-        value_of = self._dialect.value_of
-        return array("q", map(value_of, step.replies))
-
-    def _report(self, watch: Stopwatch, operations: int, **more: object) -> Message:
-        """What an order took, and what came of it."""
-        return {**watch.stop(operations).message(), "taken": pack("f", self._taken), **more}
+    def _answer(self, watch: Stopwatch, **counts: Step) -> Answer:
+        """The answer to an order, with the replies to some steps as numbers."""
+        load = watch.stop(len(self._ranks))
+        numbers = {name: list(map(self._dialect.value_of, step.replies)) for name, step in counts.items()}
+        return {"load": load, "taken": self._taken, **numbers}
 
     def _how_far(self, steps: list[Step], total: int) -> str:
         waiting = Counter(number for number in self._step if number >= 0)
@@ -300,11 +344,11 @@ class Swarm:
         return f"of {total:,} ranks {total - begun:,} had not begun, {', '.join(each)}, {done:,} are done"
 
 
-def pack(code: str, numbers: array[int] | array[float]) -> str:
-    """Numbers as text; code I: those below 2**32, f: with a fraction."""
-    return b64encode(array(code, numbers).tobytes()).decode()
+def load_of(answers: Sequence[Answer]) -> Load:
+    """The load of all processes of a swarm."""
+    taken = [seconds for answer in answers for seconds in answer["taken"]]
+    return together([answer["load"] for answer in answers], taken)
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    obey(Swarm(), Orders())
+    obey(Swarm(), own_line())

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from rich.box import ASCII, SIMPLE_HEAD
@@ -42,27 +42,73 @@ TITLES: Final = {
 }
 """The commands, in the order in which they are shown."""
 
-_NAMES: Final = ["record", "ranks", "target"]
+Cell = Callable[[Record, Entry], str]
+
+
+def _figure(name: str, say: Say) -> Cell:
+    return lambda _, entry: _say(entry.figure(name), say)
+
+
+def _say(figure: float | None, say: Say) -> str:
+    return NOTHING if figure is None else say(figure)
+
+
+def _unit(unit: Unit) -> Say:
+    return text.rate if unit == "rate" else text.fine_duration
+
+
+def _value(record: Record, entry: Entry) -> str:
+    found = entry.figure("value")
+    if found is None:
+        return "fault" if entry.fault else NOTHING
+    return _unit(record.unit)(found) + (" (fault)" if entry.fault else "")
+
+
+def _ratio(record: Record, entry: Entry) -> str:
+    baseline = record.baseline
+    if baseline is None or entry is baseline:
+        return "baseline" if baseline else NOTHING
+    found = record.ratio(entry, baseline)
+    return NOTHING if found is None else with_quartiles(found, text.digits, "x")
+
+
+def _ranks(ranks: int) -> str:
+    return f"{ranks:,}" if ranks else NOTHING
+
+
+_NAMES: Final[dict[str, Cell]] = {
+    "record": lambda record, _: record.name,
+    "ranks": lambda record, _: _ranks(record.ranks),
+    "target": lambda _, entry: entry.target,
+}
 """The columns that name a row."""
-_FIGURES: Final[dict[str, tuple[str, Say]]] = {
-    "p50": ("p50", text.fine_duration),
-    "p99": ("p99", text.fine_duration),
-    "cpu": ("CPU/op", text.fine_duration),
-    "memory": ("mem/conn", text.size),
-    "server_share": ("server", text.share),
-    "load_share": ("load", text.share),
+
+_MAIN: Final[dict[str, Cell]] = {
+    **_NAMES,
+    "median": _value,
+    "p50": _figure("p50", text.fine_duration),
+    "p99": _figure("p99", text.fine_duration),
+    "CPU/op": _figure("cpu", text.fine_duration),
+    "mem/conn": _figure("memory", text.size),
+    "server": _figure("server_share", text.share),
+    "load": _figure("load_share", text.share),
+    "ratio": _ratio,
 }
-_EXTRAS: Final[dict[str, tuple[str, Say]]] = {
-    "messages": ("messages at the server", text.count),
-    "relays": ("relays", text.count),
-    "relays_cpu": ("CPU of the relays", text.fine_duration),
-    "relays_bytes": ("memory of the relays", text.size),
-    "whole_seconds": ("with the start of all processes", text.fine_duration),
-    "renew_seconds": ("until the store was new", text.fine_duration),
-    "swarm_cpu": ("CPU of the ranks", text.fine_duration),
-    "dropped": ("connects dropped", text.count),
-    "turned_away": ("connections reset", text.count),
+
+_FURTHER: Final[dict[str, Cell]] = {
+    **_NAMES,
+    "messages at the server": _figure("messages", text.count),
+    "relays": _figure("relays", text.count),
+    "CPU of the relays": _figure("relays_cpu", text.fine_duration),
+    "memory of the relays": _figure("relays_bytes", text.size),
+    "with the start of all processes": _figure("whole_seconds", text.fine_duration),
+    "until the store was new": _figure("renew_seconds", text.fine_duration),
+    "CPU of the ranks": _figure("swarm_cpu", text.fine_duration),
+    "connects dropped": _figure("dropped", text.count),
+    "connections reset": _figure("turned_away", text.count),
 }
+"""Figures that only some loads have."""
+
 _GROWING: Final[dict[str, tuple[str, Say]]] = {
     "value": ("time", text.fine_duration),
     "cpu": ("CPU", text.fine_duration),
@@ -77,26 +123,30 @@ LEGEND: Final = (
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sheet:
     """A table: rows in sections. The first `names` columns name a row, the others are figures."""
 
     title: str
     columns: list[str]
     sections: list[list[list[str]]]
-    names: int = len(_NAMES)
-    remarks: list[str] = field(default_factory=list)
+    names: int
+    remarks: list[str]
 
     @property
     def rows(self) -> list[list[str]]:
         return [row for section in self.sections for row in section]
 
-    def without_empty_columns(self) -> Sheet:
-        """The same without columns that have nothing in any row: not every load measures everything."""
-        kept = [n for n in range(len(self.columns)) if any(row[n] != NOTHING for row in self.rows)]
-        sections = [[[row[n] for n in kept] for row in section] for section in self.sections]
-        names = sum(n < self.names for n in kept)
-        return Sheet(self.title, [self.columns[n] for n in kept], sections, names, self.remarks)
+
+def _sheet(
+    title: str, columns: Iterable[str], sections: Iterable[list[list[str]]], remarks: Iterable[str] = ()
+) -> Sheet:
+    """Without columns that have nothing in any row: not every load measures everything."""
+    headings, rows = list(columns), [section for section in sections if section]
+    kept = [n for n in range(len(headings)) if any(row[n] != NOTHING for each in rows for row in each)]
+    names = sum(headings[n] in (*_NAMES, "per rank") for n in kept)
+    cells = [[[row[n] for n in kept] for row in section] for section in rows]
+    return Sheet(title, [headings[n] for n in kept], cells, names, list(remarks))
 
 
 # A run as sheets
@@ -111,12 +161,50 @@ def sheets(results: Results, command: str) -> list[Sheet]:
     """All tables of a command that have anything in them."""
     names = dict.fromkeys(record.name for record in results.records if record.command == command)
     records = [record for name in names for record in results.sizes(name) if record.command == command]
-    found = (_main(command, records), _besides(command, records), _growth(results, command, records))
-    return [sheet.without_empty_columns() for sheet in found if sheet.rows]
+    # The loads of several sizes differ by their number of ranks, which has a column: they are said once.
+    loads = dict.fromkeys(
+        f"{each.name}: {each.load.removeprefix(f'{each.ranks:,} ')}. One operation: {each.operation}."
+        for each in records
+    )
+    entries = [[(record, entry) for entry in record.entries.values()] for record in records]
+    main = [[[cell(*each) for cell in _MAIN.values()] for each in section] for section in entries]
+    further = [
+        [
+            [cell(*each) for cell in _FURTHER.values()]
+            for each in section
+            if any(sample.extras for sample in each[1].samples)
+        ]
+        for section in entries
+    ]
+    found = (
+        _sheet(TITLES[command], _MAIN, main, loads),
+        _sheet(f"{command}: further figures", _FURTHER, further),
+        _growth(results, command, [name for name in names if len(results.sizes(name)) > 1]),
+    )
+    return [sheet for sheet in found if sheet.rows]
+
+
+def _growth(results: Results, command: str, names: Sequence[str]) -> Sheet:
+    """Costs per rank; a rate is no cost."""
+    sizes = sorted({record.ranks for name in names for record in results.sizes(name)})
+    columns = ["record", "target", "per rank", *(f"{size:,} ranks" for size in sizes), "exponent"]
+    sections = [
+        list(_growth_rows(results, name, sizes)) for name in names if results.sizes(name)[0].unit == "time"
+    ]
+    return _sheet(f"{command}: growth with the ranks; exponent 1 is linear", columns, sections)
+
+
+def _growth_rows(results: Results, name: str, sizes: Sequence[int]) -> Iterator[list[str]]:
+    for target in merge_targets(results.sizes(name)):
+        for figure, (heading, say) in _GROWING.items():
+            costs = costs_per_rank(results, name, target, figure)
+            if len(costs) > 1:
+                cells = (_say(costs.get(size), say) for size in sizes)
+                yield [name, target, heading, *cells, f"{exponent(costs):.2f}"]
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
-    """What the figures were measured on, when, and by which command."""
+    """The command, its time, the machine, the versions and the limits."""
     stopped = ", interrupted" if results.interrupted else ""
     found = [
         ("command", results.command),
@@ -129,98 +217,15 @@ def facts(results: Results) -> list[tuple[str, str]]:
 
 
 def held_back(results: Results) -> list[str]:
-    """Which figures say more about the load than about the server, a line each."""
+    """The figures that say more about the load than about the server, a line each."""
     return [
-        f"{title(record)}, {entry.target}: the load took {_say(entry.median('load_share'), text.share)} of a "
-        f"core and the server {_say(entry.median('server_share'), text.share)}, so the server may be able to "
+        f"{title(record)}, {entry.target}: the load took {_say(entry.figure('load_share'), text.share)} of a "
+        f"core and the server {_say(entry.figure('server_share'), text.share)}, so the server may be able to "
         "do more than this"
         for record in results.records
         for entry in record.entries.values()
         if entry.is_held_back
     ]
-
-
-def _main(command: str, records: Sequence[Record]) -> Sheet:
-    columns = [*_NAMES, "median", *(heading for heading, _ in _FIGURES.values()), "ratio"]
-    sections = [[_main_row(record, entry) for entry in record.entries.values()] for record in records]
-    # The loads of several sizes differ by their number of ranks, which has a column: they are said once.
-    loads = dict.fromkeys(
-        f"{each.name}: {each.load.removeprefix(f'{each.ranks:,} ')}. One operation: {each.operation}."
-        for each in records
-    )
-    return Sheet(TITLES[command], columns, sections, remarks=list(loads))
-
-
-def _main_row(record: Record, entry: Entry) -> list[str]:
-    figures = (
-        _say(entry.memory() if name == "memory" else entry.median(name), say)
-        for name, (_, say) in _FIGURES.items()
-    )
-    return [*_names(record, entry), _value(record, entry), *figures, _ratio(record, entry)]
-
-
-def _names(record: Record, entry: Entry) -> list[str]:
-    return [record.name, f"{record.ranks:,}" if record.ranks else NOTHING, entry.target]
-
-
-def _value(record: Record, entry: Entry) -> str:
-    found = entry.median()
-    if found is None:
-        return "fault" if entry.fault else NOTHING
-    return _unit(record.unit)(found) + (" (fault)" if entry.fault else "")
-
-
-def _ratio(record: Record, entry: Entry) -> str:
-    baseline = record.baseline
-    if baseline is None or entry is baseline:
-        return "baseline" if baseline else NOTHING
-    found = record.ratio(entry, baseline)
-    if found is None:
-        return NOTHING
-    median, lower, upper = (text.digits(each) for each in (found.median, found.lower, found.upper))
-    return f"{median}x" if lower == median == upper else f"{median}x ({lower} to {upper})"
-
-
-def _unit(unit: Unit) -> Say:
-    return text.rate if unit == "rate" else text.fine_duration
-
-
-def _say(figure: float | None, say: Say) -> str:
-    return NOTHING if figure is None else say(figure)
-
-
-def _besides(command: str, records: Sequence[Record]) -> Sheet:
-    """What only some loads have."""
-    sections = [
-        [
-            [*_names(record, entry), *(_say(entry.median(name), say) for name, (_, say) in _EXTRAS.items())]
-            for entry in record.entries.values()
-            if any(sample.extras for sample in entry.samples)
-        ]
-        for record in records
-    ]
-    columns = [*_NAMES, *(heading for heading, _ in _EXTRAS.values())]
-    return Sheet(f"{command}: further figures", columns, [each for each in sections if each])
-
-
-def _growth(results: Results, command: str, records: Sequence[Record]) -> Sheet:
-    """Costs per rank; a rate is no cost."""
-    names = [name for name in dict.fromkeys(each.name for each in records) if len(results.sizes(name)) > 1]
-    sizes = sorted({record.ranks for record in records if record.name in names})
-    columns = ["record", "target", "per rank", *(f"{size:,} ranks" for size in sizes), "exponent"]
-    sections = [
-        list(_growth_rows(results, name, sizes)) for name in names if results.sizes(name)[0].unit == "time"
-    ]
-    return Sheet(f"{command}: growth with the ranks; exponent 1 is linear", columns, sections)
-
-
-def _growth_rows(results: Results, name: str, sizes: Sequence[int]) -> Iterator[list[str]]:
-    for target in merge_targets(results.sizes(name)):
-        for figure, (heading, say) in _GROWING.items():
-            costs = costs_per_rank(results, name, target, figure)
-            if len(costs) > 1:
-                cells = (_say(costs.get(size), say) for size in sizes)
-                yield [name, target, heading, *cells, f"{exponent(costs):.2f}"]
 
 
 # Two runs side by side
@@ -275,25 +280,24 @@ def _compared(key: _Key, a: Spread, b: Spread) -> dict[str, Any]:
 def _comparison(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     sections: dict[tuple[str, int], list[list[str]]] = {}
     for row in rows:
-        names = [row["record"], text.count(row["ranks"]) if row["ranks"] else NOTHING, row["target"]]
         both = (with_quartiles(Spread(**row[each]), _unit(row["unit"])) for each in "ab")
-        section = sections.setdefault((row["record"], row["ranks"]), [])
-        section.append([*names, *both, text.times(row["ratio"])])
+        cells = [row["record"], _ranks(row["ranks"]), row["target"], *both, text.times(row["ratio"])]
+        sections.setdefault((row["record"], row["ranks"]), []).append(cells)
     remark = (
         "The ratio is that of the medians, B to A: above 1, B is better. Where the quartiles of A and B "
         "overlap, noise alone may be the difference."
     )
     columns = [*_NAMES, "A", "B", "B to A"]
-    return Sheet("B against A: medians, with quartiles", columns, list(sections.values()), remarks=[remark])
+    return _sheet("B against A: medians, with quartiles", columns, sections.values(), [remark])
 
 
-def with_quartiles(spread: Spread, say: Say) -> str:
-    """A median with its quartiles behind it; alone if they are the same to the reader."""
+def with_quartiles(spread: Spread, say: Say, mark: str = "") -> str:
+    """A median, and a mark behind it, with its quartiles; alone if they are the same to the reader."""
     median, lower, upper = say(spread.median), say(spread.lower), say(spread.upper)
     if lower == median == upper:
-        return median
+        return median + mark
     number, _, unit = lower.rpartition(" ")
-    return f"{median} ({number if number and upper.endswith(f' {unit}') else lower} to {upper})"
+    return f"{median}{mark} ({number if number and upper.endswith(f' {unit}') else lower} to {upper})"
 
 
 # On a terminal, or wherever its output goes: readable without colour
@@ -328,7 +332,7 @@ def print_comparison(a: Results, b: Results, console: Console) -> None:
     facts = [f"{each['name']}: A {each['a']}, B {each['b']}" for each in found["differences"]]
     _print_list("A and B did not run under the same conditions:", facts, console)
     if found["rows"]:
-        _print_sheet(_comparison(found["rows"]).without_empty_columns(), console)
+        _print_sheet(_comparison(found["rows"]), console)
     _print_list("Only in A:", found["only_a"], console)
     _print_list("Only in B:", found["only_b"], console)
 

@@ -1,54 +1,74 @@
-"""Processes that are led by orders and answer them: a line of JSON each way, over standard input and output.
+"""Processes that are led by orders and answer them: Python objects over a pipe, an answer for each order.
 
-A worker ends when its standard input does, so none outlives the command.
+The system ends a worker when the process that started it ends, so none outlives the command.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
-import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from operator import methodcaller
+from typing import Any, Final
 
 from rallypoint.bench.results import BenchError, percentile
 
-Message = dict[str, Any]
+Line = Connection
+"""One end of the pipe between a worker and the process that leads it."""
 
-ORDERS = 0
-"""The descriptor that a worker reads its orders from."""
-
-_PR_SET_PDEATHSIG = 1
-
-ANSWER_GRACE_S = 15.0
+ANSWER_GRACE_S: Final = 15.0
 """How much longer than the worker's own limit its answer may take: it says more about what went wrong."""
 
+_PR_SET_PDEATHSIG: Final = 1
 
-class Worker:
-    """The process, seen from outside: `python -m module`."""
+
+class Peer(ABC):
+    """A process that answers over a line."""
+
+    name: str
+    line: Line
+
+    def hear(self) -> Any:
+        """Await its next answer; BenchError if it has failed or ended."""
+        try:
+            answer = self.line.recv()
+        except (EOFError, OSError):
+            raise BenchError(f"{self.name} ended early; {self.last_words()}") from None
+        if isinstance(answer, BenchError):
+            raise BenchError(f"{self.name}: {answer}")
+        return answer
+
+    @abstractmethod
+    def last_words(self) -> str:
+        """The reason of its end, as far as it is known."""
+
+
+class Worker(Peer):
+    """A worker as its leader sees it: `python -m module`."""
 
     def __init__(self, module: str, name: str) -> None:
         self.name = name
-        self._said = b""
-        self._log = tempfile.TemporaryFile(mode="w+b")  # noqa: SIM115 - closed by stop()
+        self.line, theirs = Pipe()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
         # A session of its own keeps a Ctrl-C of the terminal from the worker: this program stops it.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-m", module, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
             stderr=self._log,
+            pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
-        assert self._process.stdout
-        self.output = self._process.stdout.fileno()
+        theirs.close()
 
     @property
     def pid(self) -> int:
@@ -59,38 +79,15 @@ class Worker:
         return self._process.poll() is None
 
     def order(self, **message: object) -> None:
-        """Tell it what to do next."""
-        assert self._process.stdin
-        try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            pass  # it has ended: the answer that is missing tells
+        """Tell it what to do next: the method `do`, with its arguments."""
+        with suppress(OSError):  # it has ended: the answer that is missing tells
+            self.line.send(message)
 
-    def ask(self, limit_s: float, /, **message: object) -> Message:
+    def ask(self, limit_s: float, /, **message: object) -> Any:
         """Tell it what to do, and await the answer."""
-        self.order(**message)
-        return gather([self], limit_s)[0]
-
-    def read(self) -> Message | None:
-        """Its answer, if that is complete. The caller knows that there is something to read."""
-        piece = os.read(self.output, 1 << 20)
-        if not piece:
-            raise BenchError(f"{self.name} ended early; {self.last_words()}")
-        self._said += piece
-        if not piece.endswith(b"\n"):
-            return None
-        said, self._said = self._said, b""
-        try:
-            answer: Message = json.loads(said)
-        except ValueError:
-            raise BenchError(f"{self.name} said {said[:200]!r}, which is no answer") from None
-        if "error" in answer:
-            raise BenchError(f"{self.name}: {answer['error']}")
-        return answer
+        return ask_each([self], limit_s, [message])[0]
 
     def last_words(self) -> str:
-        """The end of what it has logged."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return "its log ends: " + " | ".join(lines[-5:]) if lines else "its log is empty"
@@ -101,84 +98,49 @@ class Worker:
 
     def stop(self) -> None:
         """End the process; nothing is left of it afterwards."""
-        assert self._process.stdin
-        assert self._process.stdout
         self.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            try:
-                pipe.close()
-            except OSError:
-                pass  # an order that was not read
+        self.line.close()
         self._log.close()
 
 
 def start(resources: ExitStack, module: str, name: str) -> Worker:
-    """Start a worker that these resources stop in the end, whatever happens."""
-    with uninterrupted():
-        worker = Worker(module, name)
-        resources.callback(worker.stop)
+    """Start a worker that these resources stop in the end."""
+    worker = Worker(module, name)
+    resources.callback(worker.stop)
     return worker
 
 
-def ask_all(workers: Sequence[Worker], limit_s: float, /, **message: object) -> list[Message]:
+def ask_all(workers: Sequence[Worker], limit_s: float, /, **message: object) -> list[Any]:
     """The same order to all; their answers."""
     return ask_each(workers, limit_s, [message] * len(workers))
 
 
-def ask_each(workers: Sequence[Worker], limit_s: float, messages: Sequence[Message]) -> list[Message]:
-    """An order for each; their answers."""
-    for worker, message in zip(workers, messages, strict=True):
-        worker.order(**message)
+def ask_each(workers: Sequence[Worker], limit_s: float, orders: Iterable[dict[str, Any]]) -> list[Any]:
+    """An order of its own to each; their answers."""
+    for worker, order in zip(workers, orders, strict=True):
+        worker.order(**order)
     return gather(workers, limit_s)
 
 
-def gather(workers: Sequence[Worker], limit_s: float) -> list[Message]:
+def gather(workers: Sequence[Worker], limit_s: float) -> list[Any]:
     """The answers of all workers; the first of them that fails, or does not answer in time, is a fault."""
     deadline = time.monotonic() + limit_s + ANSWER_GRACE_S
-    answers: dict[int, Message] = {}
-    by_output = {worker.output: worker for worker in workers}
-    poll = select.poll()
-    for output in by_output:
-        poll.register(output, select.POLLIN)
-    while len(answers) < len(by_output):
-        events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        if not events:
-            late = [worker for output, worker in by_output.items() if output not in answers]
-            for worker in late:
+    late = {worker.line: worker for worker in workers}
+    answers = {}
+    while late:
+        ready = wait(list(late), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            for worker in late.values():
                 worker.kill()
-            raise BenchError(f"no answer within {limit_s:g} s from {', '.join(each.name for each in late)}")
-        for output, _ in events:
-            said = by_output[output].read()
-            if said is not None:
-                answers[output] = said
-    return [answers[output] for output in by_output]
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Put off an interruption that comes meanwhile: it must not fall between a start and the note to stop."""
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if came:
-            raise KeyboardInterrupt(came[0])
+            names = ", ".join(worker.name for worker in late.values())
+            raise BenchError(f"no answer within {limit_s:g} s from {names}")
+        for line in [line for line in late if line in ready]:
+            answers[line] = late.pop(line).hear()
+    return [answers[worker.line] for worker in workers]
 
 
 # The worker itself
-
-
-def answer(message: Message) -> None:
-    """Answer an order."""
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
 
 
 def end_with_parent() -> None:
@@ -186,41 +148,28 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class Orders:
-    """The orders on standard input. Nothing is read ahead, so that it can be asked whether one waits."""
-
-    def __init__(self) -> None:
-        self._said = b""
-
-    @property
-    def are_waiting(self) -> bool:
-        """Whether there is another order, or the end of them."""
-        return b"\n" in self._said or bool(select.select([ORDERS], [], [], 0)[0])
-
-    def take(self) -> Message | None:
-        """The next order; None if there are no more."""
-        while b"\n" not in self._said:
-            piece = os.read(ORDERS, 1 << 20)
-            if not piece:
-                return None
-            self._said += piece
-        line, _, self._said = self._said.partition(b"\n")
-        order: Message = json.loads(line)
-        return order
+def own_line() -> Line:
+    """In a worker: the line to its leader."""
+    return Connection(int(sys.argv[1]))
 
 
-def obey(worker: object, orders: Orders) -> None:
-    """Carry out orders until there are no more: each is the name of a method, with its arguments.
+def obey(worker: object, line: Line) -> None:
+    """Carry out orders until there are no more. An exception is the answer, and not the end."""
+    end_with_parent()
+    with suppress(EOFError):
+        while True:
+            order = line.recv()
+            line.send(outcome(methodcaller(order.pop("do"), **order), worker))
 
-    An exception is the answer, and not the end.
-    """
-    while (order := orders.take()) is not None:
-        try:
-            answer(getattr(worker, order.pop("do"))(**order))
-        except (BenchError, OSError) as error:
-            answer({"error": str(error)})
-        except Exception as error:
-            answer({"error": f"{type(error).__name__}: {error}"})
+
+def outcome(work: Callable[..., object], *arguments: Any) -> object:
+    """The result of some work, or its exception in words."""
+    try:
+        return work(*arguments)
+    except (BenchError, OSError) as error:
+        return BenchError(str(error))
+    except Exception as error:
+        return BenchError(f"{type(error).__name__}: {error}")
 
 
 # What a process of a load says of itself
@@ -228,7 +177,7 @@ def obey(worker: object, orders: Orders) -> None:
 
 @dataclass(frozen=True)
 class Load:
-    """How many operations, from when to when, at which cost to itself, and how long they took."""
+    """How many operations, from when to when, at which cost to the load, and how long they took."""
 
     operations: int
     start: float
@@ -243,21 +192,17 @@ class Load:
     def seconds(self) -> float:
         return self.end - self.start
 
-    def message(self) -> Message:
-        """For the answer of a worker."""
-        return asdict(self)
 
-
-def together(loads: Sequence[Load]) -> Load:
-    """What several processes did at the same time."""
+def together(loads: Sequence[Load], taken: Iterable[float]) -> Load:
+    """The loads of several processes as one; `taken` are the times of single operations."""
+    ordered = sorted(taken)
     return Load(
         sum(load.operations for load in loads),
         min(load.start for load in loads),
         max(load.end for load in loads),
         sum(load.cpu for load in loads),
         max(load.share for load in loads),
-        max((load.p50 for load in loads if load.p50 is not None), default=None),
-        max((load.p99 for load in loads if load.p99 is not None), default=None),
+        *((percentile(ordered, 0.5), percentile(ordered, 0.99)) if ordered else ()),
     )
 
 
@@ -268,8 +213,6 @@ class Stopwatch:
         self._cpu, self._start = time.process_time(), time.monotonic()
 
     def stop(self, operations: int, taken: Iterable[float] = ()) -> Load:
-        """What was done meanwhile; `taken` are the times of single operations, if they were timed."""
+        """The load since the start; `taken` are the times of single operations, if they were timed."""
         end, cpu = time.monotonic(), time.process_time() - self._cpu
-        ordered = sorted(taken)
-        p50, p99 = (percentile(ordered, 0.5), percentile(ordered, 0.99)) if ordered else (None, None)
-        return Load(operations, self._start, end, cpu, cpu / (end - self._start), p50, p99)
+        return together([Load(operations, self._start, end, cpu, cpu / (end - self._start))], taken)

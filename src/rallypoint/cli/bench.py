@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from rallypoint import plots
 from rallypoint.bench import contest, figures, machine, names, page, tables
@@ -17,6 +16,7 @@ from rallypoint.bench.contest import Measurement
 from rallypoint.bench.planning import BenchPlan, Wish, make_plan
 from rallypoint.bench.results import Results, read, title, to_json
 from rallypoint.cli.command import JSON, Argument, Command, Group, command, not_negative
+from rallypoint.cli.printing import progress_bar
 from rallypoint.cli.signals import exit_code, signals_as_interrupts
 from rallypoint.errors import RallypointError, UsageError
 
@@ -152,7 +152,7 @@ def describe(wish: Wish) -> str:
 
 
 def _report(results: Results, json_file: Path | None, plot: Path | None) -> None:
-    """What was measured, as it was asked for; a file that cannot be written takes nothing else along."""
+    """Print and write the results; a file that cannot be written does not stop the others."""
     failures = []
     if json_file and str(json_file) != "-":
         failures += _write(json_file, lambda path: path.write_text(to_json(results)))
@@ -167,7 +167,7 @@ def _report(results: Results, json_file: Path | None, plot: Path | None) -> None
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> list[str]:
-    """What went wrong, if anything did."""
+    """Write a file; return the error message, if there is one."""
     try:
         write(path)
     except OSError as error:
@@ -196,14 +196,8 @@ class _Progress:
     """A bar on standard error with what runs now; a line for each measurement where that is no terminal."""
 
     def __init__(self, plan: BenchPlan) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._bar = Progress(
-            *(TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()),
-            console=self._console,
-            transient=True,
-            refresh_per_second=2,  # some loads run in this process, and are not to be disturbed
-            disable=not self._console.is_terminal,
-        )
+        self._bar = progress_bar()
+        self._bar.live.refresh_per_second = 2  # some loads run in this process, and are not to be disturbed
         self._total = len(plan.measurements)
         self._task = self._bar.add_task("starting", total=self._total)
         self._begun: list[str] = []
@@ -220,7 +214,7 @@ class _Progress:
         what = title(measurement.record())
         if what not in self._begun:
             self._begun.append(what)
-            if not self._console.is_terminal:
+            if self._bar.disable:
                 count = f"{len(self._begun)} of {self._total}"
                 print(f"rallypoint: {what}: {measurement.load} ({count})", file=sys.stderr, flush=True)
         stage = f"round {round_number} of {measurement.rounds}" if round_number else "starting"
@@ -228,4 +222,4 @@ class _Progress:
         self._bar.update(self._task, description=description, completed=len(self._begun) - 1)
 
     def drop(self, target: str, fault: str) -> None:
-        self._console.print(f"rallypoint: {target} failed: {fault}", markup=False)
+        self._bar.console.print(f"rallypoint: {target} failed: {fault}", markup=False, highlight=False)

@@ -431,13 +431,13 @@ def test_command_lines_that_start_nothing() -> None:
 
 
 WRONG_LINES: list[tuple[list[str], str, str]] = [
-    (["--nnodes", "2"], "there is no script to start", "rallypoint run [options] script.py"),
-    ([""], "there is no script to start", "script.py"),
-    (["--json"], "there is no script", "script.py"),
-    (["-m"], "there is no module to start", "-m module"),
-    (["--"], "there is no command behind --", "-- command"),
-    (["--", ""], "there is no command behind --", "-- command"),
-    (["-m", "--", "x"], "both -m and a command", "-m module"),
+    (["--nnodes", "2"], "there is no script to start", "rallypoint run [OPTIONS] SCRIPT"),
+    ([""], "there is no script to start", "SCRIPT"),
+    (["--json"], "there is no script", "SCRIPT"),
+    (["-m"], "there is no module to start", "-m MODULE"),
+    (["--"], "there is no command behind --", "-- COMMAND"),
+    (["--", ""], "there is no command behind --", "-- COMMAND"),
+    (["-m", "--", "x"], "both -m and a command", "-m MODULE"),
     (["-m", "train.py"], "-m takes a module, but train.py is a script", "leave out -m"),
     (["-m", "pkg/train"], "-m takes a module, but pkg/train is a script", "leave out -m"),
     (["--nnodes"], "--nnodes needs a value", "--nnodes VALUE"),

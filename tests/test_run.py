@@ -417,6 +417,7 @@ def test_show_config_says_where_each_value_comes_from(
 def test_help_names_every_option() -> None:
     said = invoke("run", "--help")
     assert said.exit_code == 0
+    assert said.stdout.startswith("usage: rallypoint run [OPTIONS] SCRIPT [ARGS]...\n")
     flags = [*(each.flag for each in OPTIONS), *(each.flag for each in FLAGS)]
     assert [flag for flag in flags if flag not in said.stdout] == []
 

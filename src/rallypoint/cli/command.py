@@ -142,6 +142,11 @@ def print_commands(
     return 0 if words else 2
 
 
+def print_help(prog: str, forms: Sequence[str], help: str, arguments: Sequence[Argument]) -> None:
+    """Print the help of a command that takes its words apart by itself; it can be called in several forms."""
+    _Parser(prog, f"\n{'':7}{prog} ".join(forms), _paragraphs(help), arguments).print_help()
+
+
 _HELP_OPTIONS = ("-h", "--help")
 
 

@@ -19,7 +19,7 @@ from rallypoint.launch.blame import find_blame
 from rallypoint.launch.command import end_as, run_command
 from rallypoint.launch.config import Settings, settle
 from rallypoint.launch.environment import inject, without_rank
-from rallypoint.launch.options import FLAGS, OPTIONS, USAGE, Program, flag_of, split_arguments
+from rallypoint.launch.options import FLAGS, OPTIONS, Program, flag_of, split_arguments, text_of
 from rallypoint.launch.reports import Reports
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
@@ -32,14 +32,24 @@ _TRACEBACK_LINES = 12
 _FIRST_REMARK = 30.0  # seconds; then twice as long each time
 
 
-def run(_: str, words: Sequence[str]) -> int:
+_FORMS = ("[OPTIONS] SCRIPT [ARGS]...", "[OPTIONS] -m MODULE [ARGS]...", "[OPTIONS] -- COMMAND [ARGS]...")
+_HELP = """Start a distributed job, so that it comes up.
+
+A script or a module runs through torchrun, on Rallypoint's rendezvous. A command runs as it is, with
+Rallypoint's help where torch needs it.
+
+Every other option goes to torchrun as it is: --max-restarts, --rdzv-id, --log-dir, --tee, ...
+"""
+
+
+def run(prog: str, words: Sequence[str]) -> int:
     """Start a script, a module (-m) or a command (--) as a distributed job; --help tells the options.
 
     The words are taken apart by `rallypoint.launch.options`, which knows what belongs to the script.
     """
     order = split_arguments(words)
     if order.help:
-        _print_help()
+        _print_help(prog)
         return 0
     settings = settle(order.options, os.environ, Path.cwd())
     if order.show_config:
@@ -190,16 +200,17 @@ def _explain(found: Reports) -> None:
             print(f"\n{advice}", file=sys.stderr)
 
 
-def _print_help() -> None:
-    print(f"Usage: {USAGE}\n")
-    print("Start a distributed job, so that it comes up. A script or a module runs through torchrun, on")
-    print("Rallypoint's rendezvous; a command runs as it is, with Rallypoint's help where torch needs it.\n")
-    for option in (*OPTIONS, *FLAGS):
-        value = f" {option.metavar}" if option.metavar else ""
-        short = f"{option.short}, " if option.short else ""
-        variable = f" [{option.variable}]" if option in OPTIONS else ""
-        print(f"  {short}{option.flag}{value}\n      {option.help}{variable}")
-    print("\nEvery other option goes to torchrun as it is: --max-restarts, --rdzv-id, --log-dir, --tee, ...")
+def _print_help(prog: str) -> None:
+    from rallypoint.cli.command import Argument, print_help  # late: only the help needs argparse
+
+    arguments = []
+    for each in (*OPTIONS, *(flag for flag in FLAGS if flag.name != "help")):
+        names = [name for name in (each.short, each.flag) if name]
+        value = {"metavar": each.metavar, "default": text_of(each.default)}
+        kind = value if each.metavar else {"action": "store_true"}
+        variable = each.variable if each in OPTIONS else ""
+        arguments.append(Argument(*names, help=each.help, variable=variable, **kind))
+    print_help(prog, _FORMS, _HELP, arguments)
 
 
 def _print_config(settings: Settings, *, as_json: bool) -> None:

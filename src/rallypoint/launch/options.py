@@ -22,7 +22,9 @@ from rallypoint.launch.endpoint import HOST as HOST_NAME
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.server.loops.backend import parse_switch
 
-USAGE: Final = "rallypoint run [options] script.py [arguments], or -m module [arguments], or -- command"
+_USAGE: Final = (
+    "write rallypoint run [OPTIONS] SCRIPT [ARGS]..., or -m MODULE [ARGS]..., or -- COMMAND [ARGS]..."
+)
 
 DEFAULT_MASTER_PORT: Final = 29500
 """The port beside a master_addr that comes without a master_port; torchrun's."""
@@ -266,7 +268,7 @@ FLAGS: Final[tuple[Option, ...]] = (
     _flag("module", "What follows the options is a module, started as python -m does.", "-m"),
     _flag("show_config", "Print each setting with where it comes from, and start nothing."),
     _flag("json", "Print JSON."),
-    _flag("help", "Print this help.", "-h"),
+    _flag("help", "Show this message and exit.", "-h"),
 )
 """What the command line alone can say."""
 
@@ -338,7 +340,7 @@ def split_arguments(arguments: Sequence[str]) -> CommandLine:
     )
     target = _target(tuple(words), as_module)
     if target is None and not show_config:
-        raise UsageError(f"there is no {'module' if as_module else 'script'} to start", hint=USAGE)
+        raise UsageError(f"there is no {'module' if as_module else 'script'} to start", hint=_USAGE)
     return CommandLine(given, target, show_config, json)
 
 
@@ -399,7 +401,7 @@ def _target(words: tuple[str, ...], as_module: bool) -> Program | None:
 
 def _command(words: tuple[str, ...], as_module: bool) -> Program:
     if as_module:
-        raise UsageError("there is both -m and a command behind --", hint=USAGE)
+        raise UsageError("there is both -m and a command behind --", hint=_USAGE)
     if not words or not words[0]:
-        raise UsageError("there is no command behind --", hint=USAGE)
+        raise UsageError("there is no command behind --", hint=_USAGE)
     return Program("command", words)

@@ -19,10 +19,10 @@ from rallypoint.launch.options import (
     BY_NAME,
     OPTIONS,
     CommandLine,
-    Nodes,
     Program,
     split_arguments,
 )
+from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 
 TRAIN = Program("script", ("train.py",))
@@ -73,8 +73,8 @@ def test_variables_are_those_of_torchrun_and_five_of_our_own() -> None:
 
 
 ALLOWED = [
-    ("nnodes", "1:4", Nodes(1, 4)),
-    ("nnodes", " 3:3 ", Nodes(3, 3)),
+    ("nnodes", "1:4", Size(1, 4)),
+    ("nnodes", " 3:3 ", Size(3, 3)),
     ("nproc_per_node", "8", 8),
     ("nproc_per_node", "gpu", "gpu"),
     ("node_rank", "98", 98),

@@ -24,13 +24,13 @@ from rallypoint.launch.options import (
     BY_NAME,
     DEFAULT_MASTER_PORT,
     OPTIONS,
-    Nodes,
     Option,
     check_backend,
     flag_of,
     text_of,
     torchruns_option,
 )
+from rallypoint.launch.rendezvous.roster import Size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -76,7 +76,7 @@ class Settings:
     job on one machine that takes a free port. `node_rank`, `join_timeout` and `relay` count in rdzv_conf.
     """
 
-    nnodes: Setting[Nodes]
+    nnodes: Setting[Size]
     nproc_per_node: Setting[int | str]
     node_rank: Setting[int | None]
     rdzv_endpoint: Setting[Endpoint | None]
@@ -111,7 +111,7 @@ class Settings:
         """Value and source by name, of what JSON has: an endpoint and a range of machines are texts."""
         return {
             name: {
-                "value": each.text if isinstance(each.value, Nodes | Endpoint) else each.value,
+                "value": each.text if isinstance(each.value, Size | Endpoint) else each.value,
                 "source": each.source,
             }
             for name, each in self.everything().items()
@@ -312,7 +312,7 @@ def _meeting_place(said: Settings) -> Setting[Endpoint | None]:
 def _by_master(said: Settings) -> Setting[Endpoint | None]:
     """The endpoint by master_addr and master_port. A port alone is this machine's, if there is but one."""
     address, port = said.master_addr, said.master_port
-    if address.value is None and (port.value is None or said.nnodes.value.maximum > 1):
+    if address.value is None and (port.value is None or said.nnodes.value.most > 1):
         return Setting(None)
     endpoint = Endpoint(address.value or "127.0.0.1", port.value or DEFAULT_MASTER_PORT)
     if port.level < address.level:
@@ -337,13 +337,13 @@ def _or_by_conf(own: Setting[T], name: str, conf: Setting[Mapping[str, str]], ke
 def _check(settings: Settings) -> None:
     """UsageError for values that are right one by one but not together."""
     nodes, rank = settings.nnodes, settings.node_rank
-    if nodes.value.maximum > 1 and settings.rdzv_endpoint.value is None:
+    if nodes.value.most > 1 and settings.rdzv_endpoint.value is None:
         raise UsageError(
             f"nnodes is {nodes.value} by {nodes.source}, but nothing says where the machines meet",
             hint="add --rdzv-endpoint HOST[:PORT] with the name of one of them, the same on each",
         )
-    if rank.value is not None and rank.value >= nodes.value.maximum:
+    if rank.value is not None and rank.value >= nodes.value.most:
         raise UsageError(
             f"node_rank is {rank.value} by {rank.source}, but nnodes is {nodes.value} by {nodes.source}",
-            hint=f"machines have ranks from 0 to {nodes.value.maximum - 1}",
+            hint=f"machines have ranks from 0 to {nodes.value.most - 1}",
         )

@@ -19,6 +19,7 @@ from typing import Final, Literal
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import DEFAULT_PORT, IPV6, Endpoint, parse_endpoint
 from rallypoint.launch.endpoint import HOST as HOST_NAME
+from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.server.loops.backend import parse_switch
 
@@ -34,17 +35,6 @@ BACKEND: Final = "rallypoint"
 
 
 # What a value can be --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """How many machines a job takes: at least `minimum`, at most `maximum`."""
-
-    minimum: int
-    maximum: int
-
-    def __str__(self) -> str:
-        return str(self.maximum) if self.minimum == self.maximum else f"{self.minimum}:{self.maximum}"
 
 
 def text_of(value: object) -> str:
@@ -92,13 +82,13 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def _nodes(text: str) -> Nodes:
+def _nodes(text: str) -> Size:
     match = _match("([0-9]+)(?::([0-9]+))?", text)
-    minimum = int(match[1])
-    maximum = minimum if match[2] is None else int(match[2])
-    if not 1 <= minimum <= maximum:
+    least = int(match[1])
+    most = least if match[2] is None else int(match[2])
+    if not 1 <= least <= most:
         raise ValueError(text)
-    return Nodes(minimum, maximum)
+    return Size(least, most)
 
 
 def _ranks_per_node(text: str) -> int | str:
@@ -194,7 +184,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "nnodes",
         "N|MIN:MAX",
         _nodes,
-        Nodes(1, 1),
+        Size(1, 1),
         "How many machines, 1 or more, or from how many to how many.",
     ),
     Option(

@@ -15,10 +15,8 @@ from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.rollcall.words import headline, missing_text, owed_text, unseen_text
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look, look_through
+from rallypoint.stores.client.look import look, look_through, read_if_there
 from rallypoint.stores.client.pool import ConnectionPool
-from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.opcodes import READY, Op
 
 HEAD: Final = "rallypoint/head"
 """The key at which a launcher says where the store itself is, `[host, port]`, for ranks behind a relay."""
@@ -100,16 +98,14 @@ def find_roll(pool: ConnectionPool, server: str, deadline: Deadline) -> Roll | N
         snapshot = look_through(connection, server, Question(), deadline)
         if snapshot.kind != "relay":
             return judge(snapshot)
-        head = _read_head(connection, deadline)
+        head = read_head(connection, deadline)
     return judge(look(*head, Question(), deadline)) if head is not None else None
 
 
-def _read_head(connection: Connection, deadline: Deadline) -> tuple[str, int] | None:
-    key = b"/" + HEAD.encode()
-    connection.send(counted_request(Op.CHECK, [key]), deadline)
-    is_told = connection.read(1, deadline) == READY
-    if is_told:
-        connection.send(request(Op.GET, key), deadline)
-        host, port = json.loads(connection.read_blob(deadline))
-    connection.finish()
-    return (str(host), int(port)) if is_told else None
+def read_head(connection: Connection, deadline: Deadline) -> tuple[str, int] | None:
+    """Where the server of a relay is; None: nobody has said so. ValueError or TypeError for another value."""
+    value = read_if_there(connection, b"/" + HEAD.encode(), deadline)
+    if value is None:
+        return None
+    host, port = json.loads(value)
+    return str(host), int(port)

@@ -12,8 +12,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.patience import within
+from rallypoint.stores.client.deadline import Deadline, within
 from rallypoint.stores.client.pool import ConnectionPool
 
 if TYPE_CHECKING:

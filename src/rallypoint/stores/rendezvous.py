@@ -66,19 +66,14 @@ def rendezvous(
 
 
 def _meet_tcp(request: _Request) -> Rendezvous:
-    host, port = request.url.hostname, _port_of(request.url)
-    if not host or port is None:
-        raise UsageError(
-            f"{request.url.geturl()!r} lacks a host or a port",
-            hint="write tcp://HOST:PORT",
-        )
-    rank, world_size = _rank_and_size(request, {})
+    host, port = place_of(request.url)
+    rank, world_size = rank_and_size(request.query, {}, request.rank, request.world_size)
     return _meet_at(host, port, rank, world_size, rank == 0, request)
 
 
 def _meet_env(request: _Request) -> Rendezvous:
     environ = os.environ
-    rank, world_size = _rank_and_size(request, environ)
+    rank, world_size = rank_and_size(request.query, environ, request.rank, request.world_size)
     host = environ.get("MASTER_ADDR", "")
     if not host:
         raise UsageError("env:// needs the variable MASTER_ADDR", hint="a launcher sets it, or you do")
@@ -110,22 +105,29 @@ def _meet_file(request: _Request) -> Rendezvous:
         raise UsageError(f"{request.url.geturl()!r} names no file", hint="write file:///absolute/path")
     if os.name == "nt":
         path = path.lstrip("/")  # file:///C:/store
-    rank, world_size = _rank_and_size(request, {})
+    rank, world_size = rank_and_size(request.query, {}, request.rank, request.world_size)
     return Rendezvous(FileStore(path, world_size, request.timeout), rank, world_size)
 
 
-def _port_of(url: SplitResult) -> int | None:
+def place_of(url: SplitResult) -> tuple[str, int]:
+    """The host and the port in a URL; UsageError if it lacks one of them."""
     try:
-        return url.port
+        host, port = url.hostname, url.port
     except ValueError:
         raise UsageError(
             f"{url.geturl()!r} has no port that exists", hint="ports go from 1 to 65535"
         ) from None
+    if not host or port is None:
+        raise UsageError(f"{url.geturl()!r} lacks a host or a port", hint=f"write {url.scheme}://HOST:PORT")
+    return host, port
 
 
-def _rank_and_size(request: _Request, environ: Mapping[str, str]) -> tuple[int, int]:
-    rank = _number("rank", request.rank, request.query, environ)
-    world_size = _number("world_size", request.world_size, request.query, environ)
+def rank_and_size(
+    query: Mapping[str, str], environ: Mapping[str, str], rank: int = -1, world_size: int = -1
+) -> tuple[int, int]:
+    """Rank and world size: as given, else by the query of a URL, else by the variables of these names."""
+    rank = _number("rank", rank, query, environ)
+    world_size = _number("world_size", world_size, query, environ)
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} does not exist in a world of {world_size}")
     return rank, world_size

@@ -330,19 +330,17 @@ class TCPStore(Store):
             raise UsageError(f"the world size is {world_size}, but must be positive")
         self._add(_WORKERS, 1, deadline)
         if is_master:
-            self._await_workers(world_size, deadline)
-
-    def await_workers(self, world_size: int, timeout: Timeout | None = None) -> None:
-        """Wait, as a master does, until `world_size` workers have counted themselves in."""
-        self._await_workers(world_size, Deadline(self._seconds(timeout)))
+            self.await_workers(world_size, deadline)
 
     def count_workers(self) -> int:
         """How many workers have counted themselves in, as a store does that is given a world size."""
         return self._add(_WORKERS, 0)
 
-    def _await_workers(self, world_size: int, deadline: Deadline) -> None:
+    def await_workers(self, world_size: int, deadline: Deadline | None = None) -> None:
+        """Wait, as a master does, until `world_size` workers have counted themselves in."""
         import logging  # late, for the same reason
 
+        deadline = deadline or Deadline(self._timeout)
         place = format_address(self.host, self.port)
         next_report = _FIRST_REPORT
         moment = self._inquiry.moment(deadline)

@@ -44,6 +44,9 @@ class Size:
     least: int
     most: int
 
+    def __str__(self) -> str:
+        return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+
 
 @dataclass(frozen=True)
 class Roster:

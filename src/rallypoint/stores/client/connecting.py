@@ -21,9 +21,8 @@ from rallypoint.errors import (
 )
 from rallypoint.rollcall.identity import Identity
 from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.deadline import Deadline, within
 from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.client.patience import within
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0

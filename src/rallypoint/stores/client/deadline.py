@@ -1,8 +1,13 @@
-"""A point in time by which something has to be done."""
+"""A point in time by which something has to be done; and one for calls that know no deadline themselves."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Deadline:
@@ -26,3 +31,27 @@ class Deadline:
     @property
     def passed(self) -> bool:
         return self.elapsed >= self.seconds
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """The result or error of a call; TimeoutError if it takes longer, and then nobody waits for it.
+
+    It runs in a thread of its own, which ends with the process if it does not end before.
+    """
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True, name="rallypoint-patience")
+    thread.start()
+    thread.join(seconds)
+    if failures:
+        raise failures[0]
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return results[0]

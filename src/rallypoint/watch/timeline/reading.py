@@ -20,17 +20,17 @@ from rallypoint.watch.timeline.records import RunRecord, merge
 from rallypoint.watch.timeline.timeline import Timeline
 
 _LONGEST_LINE: Final = 16 << 20
-"""Bytes: what goes on for longer is no events file, and is not to fill the memory."""
+"""Bytes: a file with longer lines is no events file, and must not fill the memory."""
 _AT_ONCE: Final = 512
 
 
 @dataclass
 class Reading:
-    """What there is in one events file and its older parts."""
+    """The content of one events file and its older parts."""
 
     path: Path
     wanted: int | None
-    """Which run, from 1; None: the last."""
+    """The run to read, from 1; None: the last."""
     record: RunRecord = field(default_factory=RunRecord)
     """The run that is wanted, if it is there."""
     runs: int = 0
@@ -82,7 +82,7 @@ def _add(reading: Reading, content: Any) -> None:
 
 
 def _contents_of(lines: Sequence[bytes]) -> Iterator[object]:
-    """What `json` makes of lines; None for those of which it makes nothing. Twice as fast as one by one."""
+    """The lines as JSON; None for a line that is no JSON. All at once is twice as fast as one by one."""
     try:
         contents = json.loads(b"[%b]" % b",".join(lines))
         if len(contents) == len(lines):
@@ -100,7 +100,7 @@ def _content_of(line: bytes) -> object:
 
 
 def _parts_of(path: Path) -> list[Path]:
-    """An events file and what it was rotated to, the oldest first."""
+    """An events file and its older parts, the oldest first."""
     if not path.exists() or path.is_dir():
         raise UsageError(
             f"there is no file {path}", hint="name one that `rallypoint serve --events` has written"

@@ -1,4 +1,4 @@
-"""The application: which address is answered by what, and what a request has to bring along."""
+"""The application: the addresses and their answers, and the check of each request."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class EventStream:
                 message = {"type": "http.response.body", "body": event, "more_body": True}
                 await asyncio.wait_for(send(message), _TAKE_SECONDS)
         except asyncio.TimeoutError:
-            logger.warning("somebody who looks has taken nothing for %g s: disconnected", _TAKE_SECONDS)
+            logger.warning("a viewer has taken nothing for %g s: disconnected", _TAKE_SECONDS)
             return
         finally:
             await events.aclose()
@@ -108,7 +108,7 @@ _HEADERS: Final = {
 
 
 def make_app(watch: StoreWatch, access: Access) -> ASGIApp:
-    """The page about the store that is watched, for those who may see it."""
+    """The page about the store that is watched, behind the rules of `access`."""
     answers = _Answers(watch)
     files = read_page()
     no_file = PlainTextResponse("there is no such file\n", 404)
@@ -133,7 +133,7 @@ def make_app(watch: StoreWatch, access: Access) -> ASGIApp:
 
 
 class _Answers:
-    """What is asked beside the page and its events."""
+    """The answers beside the page and its events."""
 
     def __init__(self, watch: StoreWatch) -> None:
         self._watch = watch
@@ -180,7 +180,7 @@ class _Answers:
         return _json({"key": key, "size": found.value.size, "data": found.value.data})
 
     async def metrics(self, request: Request) -> Response:
-        """The figures for Prometheus; of a store that does not answer, that it does not."""
+        """The figures for Prometheus; if the store does not answer, only that."""
         sight = await self._watch.sight()
         content, media_type = metrics.encode(sight.found, request.headers.get("accept", ""))
         return Response(content, media_type=media_type)
@@ -202,7 +202,7 @@ def _failure(error: RallypointError | None) -> Response:
 
 
 class Guard:
-    """Lets only those requests through that may see the page, and puts safe headers on all answers."""
+    """Lets only requests through that may see the page, and puts safe headers on all answers."""
 
     def __init__(self, app: ASGIApp, access: Access, refusal: bytes) -> None:
         self._app = app
@@ -223,7 +223,7 @@ class Guard:
         await answer(scope, receive, send_safely)
 
     def _turn_away(self, request: Request) -> Response | None:
-        """The answer to who may not see the page, or has to come again; None for the others."""
+        """The answer to a request that is refused or redirected; None for a request that may see the page."""
         token = request.query_params.get("token")
         verdict = self._access.judge(request.headers, request.cookies, token)
         if verdict is AccessVerdict.STRANGE_NAME:

@@ -1,8 +1,8 @@
-"""Asking the store: once a second while somebody looks, and else only when a fresh answer is needed.
+"""Asking the store: once a second while a browser shows the page, and else only for a fresh answer.
 
-What comes of it are frames: a whole picture, and the patch from the one before. A viewer who has kept up is
-sent the patch, one who has not the whole of the latest: nothing is kept for those who are slow. A look is
-made in a thread, as it waits for the store; for pictures, there is never more than one at a time.
+Each look makes a frame: a whole picture, and the patch from the picture before. A viewer that has the
+picture before is sent the patch, any other viewer the whole picture: nothing is kept for slow viewers. A look
+runs in a thread, as it waits for the store. For pictures, there is never more than one look at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sight:
-    """What came of one look: a snapshot and its meaning, or an error."""
+    """The result of one look: a snapshot with its roll, or an error."""
 
     began: float
     ended: float
@@ -58,7 +58,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class Frame:
-    """One picture, for all who look."""
+    """One picture, for all viewers."""
 
     number: int
     content: Json
@@ -94,7 +94,7 @@ def next_frame(before: Frame | None, number: int, sight: Sight, address: str) ->
 
 
 class StoreWatch:
-    """One store, and those who look at it. To be used in one event loop."""
+    """One store, and the viewers of its page. To be used in one event loop."""
 
     def __init__(self, look: Look, address: str) -> None:
         self._look = look
@@ -114,13 +114,13 @@ class StoreWatch:
         return self._viewers
 
     async def sight(self, most_seconds: float = EVERY_SECONDS) -> Sight:
-        """What the store says now, or said at most `most_seconds` ago."""
+        """What the store answers now, or answered at most `most_seconds` ago."""
         last = self._last
         if last is not None and time.monotonic() - last.ended < most_seconds:
             return last
         if self._looking is None:
             self._looking = asyncio.create_task(self._take_sight())
-        # Others may wait for the same look: that one of them gives up does not end it.
+        # Other callers may wait for the same look: it goes on if this one gives up.
         return await asyncio.shield(self._looking)
 
     async def ask(self, question: Question) -> Snapshot:
@@ -163,10 +163,10 @@ class StoreWatch:
                 self._tell()
                 await asyncio.sleep(sight.pause)
         except Exception:
-            logger.exception("the page cannot be made")  # those who look are disconnected, and come back
+            logger.exception("the page cannot be made")  # viewers are disconnected, and come back
         finally:
             self._polling = None
-            self._frame = None  # who comes later is not shown what may be hours old
+            self._frame = None  # a viewer that comes later must not see a picture that is hours old
             self._tell()
 
     def _tell(self) -> None:
@@ -182,7 +182,7 @@ class StoreWatch:
 
 
 def take_sight(look: Look) -> Sight:
-    """Look once, and judge what is seen."""
+    """Look once, and judge the snapshot."""
     began = time.monotonic()
     try:
         snapshot = look(Question())
@@ -193,7 +193,7 @@ def take_sight(look: Look) -> Sight:
 
 
 def _in_thread(call: Callable[[], T]) -> Awaitable[T]:
-    """What a call returns or raises that takes its time; its thread ends with the process, if not before."""
+    """Run a slow call in a thread of its own, which ends with the process if not before."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # from now on nobody can cancel it
 

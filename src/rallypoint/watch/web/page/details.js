@@ -10,7 +10,7 @@ const SOURCES = {
   keys: "a key that only this rank writes",
   "": "not known",
 };
-const letterOf = (state) => Object.keys(STATES).find((letter) => STATES[letter].name === state);
+const letterOf = (state) => Object.keys(STATES).find((letter) => STATES[letter] === state);
 
 export class Details {
   constructor() {

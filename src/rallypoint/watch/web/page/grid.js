@@ -121,7 +121,7 @@ export class Grid {
   }
 
   describe(rank, { machine, letter }) {
-    return `rank ${rank}, ${nameOf(machine)}, ${STATES[letter]?.name ?? letter}`;
+    return `rank ${rank}, ${nameOf(machine)}, ${STATES[letter] ?? letter}`;
   }
 
   // How it is shown

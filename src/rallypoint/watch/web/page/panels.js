@@ -52,7 +52,7 @@ export class Panels {
     if (rank < 0) return;
     const found = this.grid.find(rank);
     const host = found?.machine.host;
-    const state = found ? STATES[found.letter]?.name : "not known";
+    const state = found ? STATES[found.letter] : "not known";
     const button = part(row, "rank");
     setText(button, host ? `rank ${rank} on ${visible(host)}` : `rank ${rank}`);
     button.onclick = () => this.grid.select(rank);

@@ -79,7 +79,7 @@ function showLongestWait(waits, stalledSince) {
 }
 
 function showTiles(counts, store, history) {
-  for (const { name } of Object.values(STATES)) {
+  for (const name of Object.values(STATES)) {
     // Those who wait have joined as well.
     const count = counts.get(name === "joined" ? "present" : name);
     setText(byId(`count-${name}`), number(count));

@@ -116,14 +116,14 @@ class _JoinLine:
     def __init__(self, found: Reports, *, from_start: bool) -> None:
         self._found = found
         self._from_start = from_start
-        """Whether it is there before the first rank is; a command may never have one."""
+        """Whether to show the line before the first rank has come; a command may never have ranks."""
         self._began = time.monotonic()
         self._live = sys.stderr.isatty()
         self._shown = ""
         self._remark_after = _FIRST_REMARK
 
     def look(self) -> bool:
-        """Show how far it is; False when all have joined."""
+        """Show how many ranks have joined; False when all have."""
         roll = self._found.roll()
         seconds = time.monotonic() - self._began
         is_long = roll.store and seconds > _FIRST_REMARK
@@ -150,7 +150,7 @@ class _JoinLine:
             self._shown = text
 
     def _write(self, text: str) -> None:
-        """A job does not end because nobody reads what is said about it."""
+        """Write to standard error. A job does not end because that is closed."""
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -167,14 +167,14 @@ def _progress(roll: reports.JoinProgress) -> str:
 
 
 def _tell_missing(found: Reports) -> None:
-    """Who has not joined by the end of a job that somebody has ended; nothing if all had, or nobody."""
+    """Print the missing ranks of a job that was told to end; nothing if all ranks had joined, or none."""
     roll = found.roll()
     if roll.joined and not roll.complete:
         print(f"rallypoint: {_progress(roll)}", file=sys.stderr)
 
 
 def _explain(found: Reports) -> None:
-    """Who failed first, apart from those who only followed."""
+    """Print which rank failed first, and which ranks only followed."""
     lines: list[str] = []
     roll = found.roll()
     if roll.expected and not roll.complete:

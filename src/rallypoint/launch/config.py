@@ -92,7 +92,7 @@ class Settings:
     passed_on: Mapping[str, Setting[object]] = field(default_factory=dict)
     """torchrun's other options by name, as they were given; True for one without a value."""
     variables: Mapping[str, Setting[str]] = field(default_factory=dict)
-    """What the file says of the environment; a variable that is set already is not among them."""
+    """The variables in the file, without those that are set already."""
 
     def everything(self) -> dict[str, Setting[object]]:
         """All settings by name, in the order in which they are shown."""
@@ -108,7 +108,7 @@ class Settings:
         ]
 
     def as_json(self) -> dict[str, dict[str, object]]:
-        """Value and source by name, of what JSON has: an endpoint and a range of machines are texts."""
+        """Value and source by name, for JSON: an endpoint and a range of machines are texts."""
         return {
             name: {
                 "value": each.text if isinstance(each.value, Size | Endpoint) else each.value,
@@ -164,7 +164,7 @@ FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "rallypoint.toml": (),
     "pyproject.toml": ("tool", "rallypoint"),
 }
-"""The files that are read, the first one first, and the table in which each has what is ours."""
+"""The files that are read, the first one first, and the table of each that is ours."""
 
 RUN: Final = "run"
 """The table with the options of `rallypoint run`."""
@@ -201,7 +201,7 @@ def _files_about_us(folder: Path) -> Iterator[tuple[Path, tuple[str, ...], objec
 
 
 def _our_table(path: Path, tables: tuple[str, ...]) -> object:
-    """What a file has for us, or None if it is not there or not about us."""
+    """Our table of a file, or None if the file is not there or not about us."""
     if not os.path.isfile(path):
         return None
     text = _text_of_file(path, tables[-1] if tables else "")
@@ -217,7 +217,7 @@ def _our_table(path: Path, tables: tuple[str, ...]) -> object:
 
 
 def _text_of_file(path: Path, mention: str) -> str | None:
-    """The text, or None if it lacks the mention: a file that is not about us may be as broken as it likes."""
+    """The text, or None if it lacks the mention: a file that is not about us may be broken in any way."""
     try:
         content = path.read_bytes()
         # Some editors begin a file with a byte order mark.
@@ -265,7 +265,7 @@ def _options_of_table(content: object, path: Path, tables: tuple[str, ...]) -> d
                 hint="write a text, a number, true or false; rdzv_conf also a table of these, without commas",
             )
         if name == "log_dir":
-            value = str(path.parent / str(value))  # of the file, wherever the job is started
+            value = str(path.parent / str(value))  # relative to the file, wherever the job is started
         found[name] = Setting(value, source, Level.FILE)
     check_backend(found.pop("rdzv_backend", Setting(BACKEND)).value)
     return found
@@ -310,7 +310,7 @@ def _meeting_place(said: Settings) -> Setting[Endpoint | None]:
 
 
 def _by_master(said: Settings) -> Setting[Endpoint | None]:
-    """The endpoint by master_addr and master_port. A port alone is this machine's, if there is but one."""
+    """The endpoint by master_addr and master_port. A port alone is this machine's, if it is the only one."""
     address, port = said.master_addr, said.master_port
     if address.value is None and (port.value is None or said.nnodes.value.most > 1):
         return Setting(None)

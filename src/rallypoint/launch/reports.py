@@ -69,14 +69,14 @@ class Failure:
 
     @property
     def name(self) -> str:
-        """Who failed."""
+        """The process that failed."""
         if self.who.rank < 0:
             return f"the launcher (process {self.who.pid} on {self.who.host})"
         return f"rank {self.who.rank} (process {self.who.pid} on {self.who.host})"
 
     @property
     def headline(self) -> str:
-        """What happened, in a line."""
+        """The exception, in a line."""
         lines = self.message.strip().splitlines()
         return f"{self.kind}: {lines[0]}" if lines else self.kind
 
@@ -98,10 +98,10 @@ class JoinProgress:
     joined: int
     expected: int
     absent: str = ""
-    """Who is missing, with their machines, in words; nothing: not known."""
+    """The missing ranks, with their machines, in words; empty: not known."""
     whole: bool = True
     store: str = ""
-    """Where the store is that knows more, HOST:PORT; nothing: not known."""
+    """Where the job's store is, HOST:PORT, for `rallypoint status`; empty: not known."""
 
     @property
     def complete(self) -> bool:
@@ -147,7 +147,7 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     """
     who = _identity()
     quiet = who.rank < 0 and bool(os.environ.get(QUIET_VARIABLE))
-    if kind.__name__ == "ChildFailedError":  # what torchrun's agent knows of its ranks
+    if kind.__name__ == "ChildFailedError":  # torchrun's agent reports on its ranks
         failures: dict[int, Any] = error.failures  # type: ignore[attr-defined]
         exits = tuple(
             Exit(int(rank), each.pid, each.exitcode, float(each.timestamp)) for rank, each in failures.items()
@@ -163,7 +163,7 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
 
 
 def _leave(name: str, report: object) -> None:
-    """Never an error: the folder may be on another machine, or gone, or full."""
+    """Write a report. This raises no error: the folder may be on another machine, or gone, or full."""
     folder = folder_of(os.environ)
     if folder is None:
         return

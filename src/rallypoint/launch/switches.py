@@ -1,4 +1,4 @@
-"""What the user has asked for: which server torch gets, and which client. Imports no torch.
+"""The user's choice of the server and the client that torch gets. Imports no torch.
 
 The variables reach every process of a job, so the launcher, the workers and what they spawn agree.
 """
@@ -57,7 +57,7 @@ def parse_client(text: str, source: str) -> ClientChoice:
 
 
 def enabling_file() -> Path:
-    """Its being there makes every torch of this Python environment use Rallypoint where it has to."""
+    """If this file exists, every torch of this Python environment uses Rallypoint where it has to."""
     return Path(sys.prefix) / "etc" / "rallypoint" / "enabled"
 
 

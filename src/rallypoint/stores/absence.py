@@ -1,4 +1,4 @@
-"""Who is missing, for the error of a wait: the words for it, and the question to the server."""
+"""The missing ranks, for the error of a wait: the words for them, and the question to the server."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def absent_at_barrier(roll: Roll | None, key: str, size: int) -> Absence:
 
 def absent_workers(roll: Roll | None, size: int) -> Absence:
     """The workers, of `size`, that have not come."""
-    if roll is None or roll.expected != size:  # they may be others than the ranks of the job
+    if roll is None or roll.expected != size:  # the workers may be others than the ranks of the job
         return NOT_KNOWN
     return Absence(absent_text(roll), tuple(each.rank for each in roll.missing))
 
@@ -83,7 +83,7 @@ def absent_text(roll: Roll) -> str:
 
 
 def _machines_of(roll: Roll, found: Gathering) -> str:
-    """The ranks that are missing at a barrier with their machines, whether they have joined or not."""
+    """The ranks that are missing at a barrier, with their machines; some of these ranks may have joined."""
     missing = set(found.missing or ())
     late = tuple(replace(each, state=RankState.LATE) for each in roll.ranks if each.rank in missing)
     return missing_text(replace(roll, ranks=late))
@@ -93,7 +93,7 @@ def _machines_of(roll: Roll, found: Gathering) -> str:
 
 
 def find_roll(pool: ConnectionPool, server: str, deadline: Deadline) -> Roll | None:
-    """The roll of the whole job; None behind a relay of which nobody says whose it is."""
+    """The roll of the whole job; None behind a relay, if no launcher has said where its server is."""
     with pool.lend(deadline) as connection:
         snapshot = look_through(connection, server, Question(), deadline)
         if snapshot.kind != "relay":
@@ -103,7 +103,7 @@ def find_roll(pool: ConnectionPool, server: str, deadline: Deadline) -> Roll | N
 
 
 def read_head(connection: Connection, deadline: Deadline) -> tuple[str, int] | None:
-    """Where the server of a relay is; None: nobody has said so. ValueError or TypeError for another value."""
+    """Where the server of a relay is; None if no launcher has said so. ValueError, TypeError for nonsense."""
     value = read_if_there(connection, b"/" + HEAD.encode(), deadline)
     if value is None:
         return None

@@ -54,7 +54,7 @@ class Process:
 
 @dataclass(frozen=True)
 class _World:
-    """What stands beside a process in the JSON of a member."""
+    """The other part of a member's JSON, beside the process."""
 
     world_size: int | None
 
@@ -89,7 +89,7 @@ class Member:
 
 
 def refusal(members: Collection[Member], world_size: int | None) -> str | None:
-    """Why a newcomer that names this world size may not join these members; None if it may."""
+    """Why a newcomer with this world size may not join these members; None if it may."""
     if not members:
         return None
     if all(member.is_gone for member in members):

@@ -309,7 +309,7 @@ class TCPStore(Store):
             raise absent_for_keys(roll, [key]).named_in(_still_empty(key, deadline))
 
     def _await_stop(self, connection: Connection, deadline: Deadline) -> tuple[bool, Roll | None]:
-        """Await the end of a wait: False at the deadline, with the roll of the job if the server told it."""
+        """Await the end of a wait. False if the deadline came first, then with the roll if it is known."""
         try:
             _expect(connection.read(1, self._inquiry.moment(deadline)), STOP_WAITING)
         except StoreTimeoutError:
@@ -333,7 +333,7 @@ class TCPStore(Store):
             self.await_workers(world_size, deadline)
 
     def count_workers(self) -> int:
-        """How many workers have counted themselves in, as a store does that is given a world size."""
+        """How many workers have counted themselves in. A store with a world size counts itself in."""
         return self._add(_WORKERS, 0)
 
     def await_workers(self, world_size: int, deadline: Deadline | None = None) -> None:

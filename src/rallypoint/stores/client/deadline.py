@@ -34,9 +34,9 @@ class Deadline:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """The result or error of a call; TimeoutError if it takes longer, and then nobody waits for it.
+    """The result or error of a call; TimeoutError if it takes longer than `seconds`.
 
-    It runs in a thread of its own, which ends with the process if it does not end before.
+    The call runs in a thread of its own, which ends with the process if not before.
     """
     results: list[T] = []
     failures: list[BaseException] = []

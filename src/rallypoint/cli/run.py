@@ -18,8 +18,10 @@ from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
 from rallypoint.launch.command import end_as, run_command
 from rallypoint.launch.config import Settings, settle
+from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.environment import inject, without_rank
 from rallypoint.launch.options import FLAGS, OPTIONS, Program, flag_of, split_arguments, text_of
+from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import Reports
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
@@ -214,7 +216,16 @@ def _print_help(prog: str) -> None:
 
 
 def _print_config(settings: Settings, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(settings.as_json(), indent=2))
+    found = settings.everything()
+    if not as_json:
+        texts = {name: each.text or ("-" if each.value == "" else "(none)") for name, each in found.items()}
+        print_rows([(name, texts[name], each.source) for name, each in found.items()])
         return
-    print_rows([(name, value or "-", source) for name, value, source in settings.describe()])
+    document = {
+        name: {
+            "value": each.text if isinstance(each.value, Size | Endpoint) else each.value,
+            "source": each.source,
+        }
+        for name, each in found.items()
+    }
+    print(json.dumps(document, indent=2))

@@ -100,23 +100,6 @@ class Settings:
         variables = {f"{ENV}.{name}": cast(Setting[object], each) for name, each in self.variables.items()}
         return {**known, **self.passed_on, **variables}
 
-    def describe(self) -> list[tuple[str, str, str]]:
-        """Rows of name, value and source, to be printed; an option without a value reads (none)."""
-        return [
-            (name, each.text or ("" if name.startswith(f"{ENV}.") else "(none)"), each.source)
-            for name, each in self.everything().items()
-        ]
-
-    def as_json(self) -> dict[str, dict[str, object]]:
-        """Value and source by name, for JSON: an endpoint and a range of machines are texts."""
-        return {
-            name: {
-                "value": each.text if isinstance(each.value, Size | Endpoint) else each.value,
-                "source": each.source,
-            }
-            for name, each in self.everything().items()
-        }
-
 
 def settle(arguments: Mapping[str, str | bool], environ: Mapping[str, str], folder: Path) -> Settings:
     """Find the value of every option, and check that they go together.

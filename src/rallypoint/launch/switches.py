@@ -43,17 +43,14 @@ _Switch = TypeVar("_Switch", Patch, ClientChoice)
 
 def patch_of(environ: Mapping[str, str] = os.environ) -> Patch:
     """What RALLYPOINT_PATCH says; UsageError if it says nothing that is known."""
-    return _parse(Patch, environ.get(PATCH_VARIABLE) or "auto", f"the variable {PATCH_VARIABLE}")
+    return parse_choice(Patch, environ.get(PATCH_VARIABLE) or "auto", f"the variable {PATCH_VARIABLE}")
 
 
 def client_of(environ: Mapping[str, str] = os.environ) -> ClientChoice:
     """What RALLYPOINT_CLIENT says; UsageError if it says nothing that is known."""
-    return parse_client(environ.get(CLIENT_VARIABLE) or "auto", f"the variable {CLIENT_VARIABLE}")
-
-
-def parse_client(text: str, source: str) -> ClientChoice:
-    """A client by its name; UsageError that names `source`."""
-    return _parse(ClientChoice, text, source)
+    return parse_choice(
+        ClientChoice, environ.get(CLIENT_VARIABLE) or "auto", f"the variable {CLIENT_VARIABLE}"
+    )
 
 
 def enabling_file() -> Path:
@@ -61,7 +58,8 @@ def enabling_file() -> Path:
     return Path(sys.prefix) / "etc" / "rallypoint" / "enabled"
 
 
-def _parse(kind: type[_Switch], text: str, source: str) -> _Switch:
+def parse_choice(kind: type[_Switch], text: str, source: str) -> _Switch:
+    """The member of `kind` with this name; UsageError that names `source`."""
     try:
         return kind(text.strip().lower())
     except ValueError:

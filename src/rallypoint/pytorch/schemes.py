@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from rallypoint.errors import UsageError
 from rallypoint.launch.options import parse_seconds
-from rallypoint.launch.switches import Patch, client_of, parse_client
+from rallypoint.launch.switches import ClientChoice, Patch, client_of, parse_choice
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.pytorch.substitution import StoreParameters, make_store
 from rallypoint.server.loops.backend import parse_switch
@@ -67,7 +67,7 @@ def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
         use_libuv=parse_switch(query["use_libuv"], "use_libuv in the URL") if "use_libuv" in query else None,
     )
     client = query.get("client")
-    chosen = parse_client(client, "client in the URL") if client else client_of()
+    chosen = parse_choice(ClientChoice, client, "client in the URL") if client else client_of()
     yield make_store(wanted, chosen, Patch.ALWAYS), rank, world_size
     raise RuntimeError("a rally:// rendezvous happens once")
 

@@ -19,7 +19,7 @@ from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.filelog import CALL_BYTES, MEMBER_BYTES, FileLog
 from rallypoint.stores.local import LocalStore
-from rallypoint.stores.membership import Member, Process, refusal
+from rallypoint.stores.membership import Member, refusal
 from rallypoint.wire.encoding import encode
 from rallypoint.wire.opcodes import Op
 
@@ -48,7 +48,7 @@ class _Seat:
             reason = refusal(self.log.members.values(), world_size)
             if reason is not None:
                 raise self.log.belongs_to_others(reason)
-            self.log.join(self.id, Member(Process.current(), world_size))
+            self.log.join(self.id, Member.current(world_size))
 
     def share(self) -> None:
         self._users.append(False)

@@ -21,6 +21,7 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
+from rallypoint.codec import to_text
 from rallypoint.engine import Engine
 from rallypoint.errors import ProtocolError, RallypointError, StaleFileError, StoreTimeoutError
 from rallypoint.stores.client.deadline import Deadline
@@ -143,7 +144,7 @@ class FileLog:
         self._append(_Kind.CHANGE, who, request)
 
     def join(self, member_id: bytes, member: Member) -> None:
-        self._append(_Kind.JOIN, member_id + _NO_CALL, member.to_json())
+        self._append(_Kind.JOIN, member_id + _NO_CALL, to_text(member).encode())
         self.members[member_id] = member
 
     def leave(self, member_id: bytes) -> None:

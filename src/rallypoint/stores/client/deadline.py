@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -33,25 +36,28 @@ class Deadline:
         return self.elapsed >= self.seconds
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """The result or error of a call; TimeoutError if it takes longer than `seconds`.
+def in_thread(call: Callable[[], T]) -> Future[T]:
+    """Run a call in a thread of its own, which ends with the process if not before."""
+    from concurrent.futures import Future  # late: it takes longer to import than the rest of a client
 
-    The call runs in a thread of its own, which ends with the process if not before.
-    """
-    results: list[T] = []
-    failures: list[BaseException] = []
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
 
     def work() -> None:
         try:
-            results.append(call())
+            future.set_result(call())
         except BaseException as error:
-            failures.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=work, daemon=True, name="rallypoint-patience")
-    thread.start()
-    thread.join(seconds)
-    if failures:
-        raise failures[0]
-    if not results:
+    threading.Thread(target=work, daemon=True, name="rallypoint-call").start()
+    return future
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """The result or error of a call; TimeoutError if it takes longer than `seconds`."""
+    from concurrent.futures import wait
+
+    future = in_thread(call)
+    if not wait([future], seconds).done:
         raise TimeoutError(f"no answer within {seconds:g} s")
-    return results[0]
+    return future.result()

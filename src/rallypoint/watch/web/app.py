@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,10 +42,6 @@ logger = logging.getLogger("rallypoint.web")
 
 MOST_VIEWERS: Final = 64
 _TAKE_SECONDS: Final = 30.0
-_STREAM_HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"x-accel-buffering", b"no"),  # a proxy in front is not to collect them
-]
 
 
 class EventStream:
@@ -59,34 +55,21 @@ class EventStream:
             text = f"{MOST_VIEWERS} look already: close a page somewhere\n"
             await PlainTextResponse(text, 503)(scope, receive, send)
             return
-        tasks = [asyncio.create_task(self._send(send)), asyncio.create_task(_await_leave(receive))]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        async def send_in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), _TAKE_SECONDS)
+
         events = self._watch.events()
+        # A proxy in front is not to collect the events.
+        response = StreamingResponse(
+            events, headers={"X-Accel-Buffering": "no"}, media_type="text/event-stream"
+        )
         try:
-            async for event in events:
-                message = {"type": "http.response.body", "body": event, "more_body": True}
-                await asyncio.wait_for(send(message), _TAKE_SECONDS)
+            await response(scope, receive, send_in_time)
         except asyncio.TimeoutError:
             logger.warning("a viewer has taken nothing for %g s: disconnected", _TAKE_SECONDS)
-            return
         finally:
             await events.aclose()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _await_leave(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 MOST_KEYS: Final = 200

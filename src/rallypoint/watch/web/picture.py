@@ -79,19 +79,19 @@ PROBLEM: Final = "problem"
 
 def picture(snapshot: Snapshot, roll: Roll) -> Json:
     """The picture of a snapshot and of the roll that was judged from it."""
-    clock = _Clock(snapshot.time)
+    now = snapshot.time
     return {
         "time": round(snapshot.time, 3),
-        "store": _store(snapshot, clock),
+        "store": _store(snapshot),
         "missing": missing_text(roll),
         "unseen": unseen_text(roll),
         "counts": _counts(roll),
         "remarks": list(roll.remarks),
         "machines": _machines(roll),
-        "waits": {each.key: _wait(each, clock) for each in roll.awaited[:MOST_WAITS]},
-        "barriers": {each.key: _barrier(each, clock) for each in _slowest(roll.gatherings)},
+        "waits": {each.key: _wait(each, now) for each in roll.awaited[:MOST_WAITS]},
+        "barriers": {each.key: _barrier(each, now) for each in _slowest(roll.gatherings)},
         "meetings": {each.job: _meeting(each) for each in roll.meetings[:MOST_MEETINGS]},
-        "relays": dict(_relays(snapshot, clock)),
+        "relays": dict(_relays(snapshot)),
         "operations": {each.name: _operation(each) for each in snapshot.operations},
         "history": {
             f"{each.time:.3f}": [each.operations, each.p99, each.clients, each.waiting]
@@ -109,41 +109,31 @@ def troubled(before: Json, message: str, hint: str, time: float) -> Json:
 
 def details(standing: Standing, snapshot: Snapshot) -> Json:
     """All that is known of one rank."""
-    clock = _Clock(snapshot.time)
-    moments = {SINCE: standing.seconds, "wait_since": standing.wait_seconds}
     known = {name: value for name, value in asdict(standing).items() if not name.endswith("seconds")}
     return {
         **known,
         "state": standing.state.value,
         "source": standing.source.value,
         "time": round(snapshot.time, 3),
-        **{name: clock.moment(seconds) for name, seconds in moments.items() if seconds >= 0},
+        **_since(snapshot.time, standing.seconds),
+        **_since(snapshot.time, standing.wait_seconds, "wait_since"),
     }
 
 
-class _Clock:
-    """Turns a number of seconds ago into a moment."""
-
-    def __init__(self, now: float) -> None:
-        self._now = now
-
-    def moment(self, seconds: float) -> float:
-        return round(self._now - seconds, 1)
-
-    def since(self, seconds: float) -> Json:
-        """The moment; empty if it is not known."""
-        return {SINCE: self.moment(seconds)} if seconds >= 0 else {}
+def _since(now: float, seconds: float, name: str = SINCE) -> Json:
+    """The moment `seconds` ago; empty if that is negative, which means: not known."""
+    return {name: round(now - seconds, 1)} if seconds >= 0 else {}
 
 
-def _store(snapshot: Snapshot, clock: _Clock) -> Json:
+def _store(snapshot: Snapshot) -> Json:
     return {
         "kind": snapshot.kind,
         "version": snapshot.version,
         "host": snapshot.host,
         "pid": snapshot.pid,
         "backend": snapshot.backend,
-        **clock.since(snapshot.seconds),
-        "stalled": clock.since(snapshot.stalled_seconds or -1.0),
+        **_since(snapshot.time, snapshot.seconds),
+        "stalled": _since(snapshot.time, snapshot.stalled_seconds or -1.0),
         "connections": connections(snapshot),
         "accepted": snapshot.accepted,
         "received": snapshot.received,
@@ -203,14 +193,14 @@ def _some(ranks: tuple[int, ...]) -> str:
     return ",".join(told if len(told) <= MOST_RANGES else [*told[:MOST_RANGES], "…"])
 
 
-def _wait(each: Awaited, clock: _Clock) -> Json:
+def _wait(each: Awaited, now: float) -> Json:
     return {
         "ranks": _some(each.ranks),
         "count": len(each.ranks),
         "others": each.others,
         "barrier": each.is_barrier,
         "owed_by": each.owed_by,
-        **clock.since(each.seconds),
+        **_since(now, each.seconds),
     }
 
 
@@ -218,14 +208,14 @@ def _slowest(gatherings: tuple[Gathering, ...]) -> list[Gathering]:
     return sorted(gatherings, key=lambda each: -each.seconds)[:MOST_BARRIERS]
 
 
-def _barrier(each: Gathering, clock: _Clock) -> Json:
+def _barrier(each: Gathering, now: float) -> Json:
     missing = {} if each.missing is None else {"missing": _some(each.missing)}
     return {
         "size": each.size,
         "arrived": each.arrived,
         "ranks": _some(each.ranks),
         **missing,
-        **clock.since(each.seconds),
+        **_since(now, each.seconds),
     }
 
 
@@ -245,11 +235,11 @@ def _named(hosts: tuple[str, ...]) -> list[str]:
     return [*hosts[:MOST_NAMED], *([f"{more:,} more"] if more > 0 else [])]
 
 
-def _relays(snapshot: Snapshot, clock: _Clock) -> Iterator[tuple[str, Json]]:
+def _relays(snapshot: Snapshot) -> Iterator[tuple[str, Json]]:
     """Relays of all levels, each named by a path of ids. Lost ones come first, in case the list is cut."""
     found = sorted(_walk(snapshot, ""), key=lambda pair: pair[1].present)
     for path, each in found[:MOST_RELAYS]:
-        yield path, _relay(each, clock)
+        yield path, _relay(each, snapshot.time)
 
 
 def _walk(snapshot: Snapshot, path: str) -> Iterator[tuple[str, Relay]]:
@@ -271,12 +261,12 @@ def connections(snapshot: Snapshot) -> int:
     return sum(each.who.role is not Role.TOOL for each in everybody)
 
 
-def _relay(each: Relay, clock: _Clock) -> Json:
-    told: Json = {"peer": each.peer, "present": each.present, **clock.since(each.seconds)}
+def _relay(each: Relay, now: float) -> Json:
+    told: Json = {"peer": each.peer, "present": each.present, **_since(now, each.seconds)}
     if each.part is not None:
         told |= {"host": each.part.host, "clients": len(each.part.clients), "errors": each.part.error_count}
         if not is_heard(each):
-            told["heard"] = clock.since(each.part_seconds)
+            told["heard"] = _since(now, each.part_seconds)
     return told
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final, TypeVar
@@ -22,6 +20,7 @@ from rallypoint.errors import RallypointError
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import Question, Snapshot
+from rallypoint.stores.client.deadline import in_thread
 from rallypoint.watch.web.picture import Json, difference, picture, settle, troubled
 
 logger = logging.getLogger("rallypoint.web")
@@ -126,7 +125,7 @@ class StoreWatch:
     async def ask(self, question: Question) -> Snapshot:
         """The answer to one question; RallypointError if there is none."""
         async with self._questions:
-            return await _in_thread(lambda: self._look(question))
+            return await _call(lambda: self._look(question))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Pictures for one viewer, as events, until `close`."""
@@ -159,7 +158,7 @@ class StoreWatch:
                 sight = await self.sight(most_seconds=0)
                 self._number += 1
                 make = partial(next_frame, self._frame, self._number, sight, self._address)
-                self._frame = await _in_thread(make)
+                self._frame = await _call(make)
                 self._tell()
                 await asyncio.sleep(sight.pause)
         except Exception:
@@ -175,7 +174,7 @@ class StoreWatch:
 
     async def _take_sight(self) -> Sight:
         try:
-            self._last = await _in_thread(lambda: take_sight(self._look))
+            self._last = await _call(lambda: take_sight(self._look))
         finally:
             self._looking = None
         return self._last
@@ -192,16 +191,5 @@ def take_sight(look: Look) -> Sight:
     return Sight(began, time.monotonic(), found, error)
 
 
-def _in_thread(call: Callable[[], T]) -> Awaitable[T]:
-    """Run a slow call in a thread of its own, which ends with the process if not before."""
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # from now on nobody can cancel it
-
-    def work() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, daemon=True, name="rallypoint-look").start()
-    return asyncio.wrap_future(future)
+def _call(call: Callable[[], T]) -> Awaitable[T]:
+    return asyncio.wrap_future(in_thread(call))

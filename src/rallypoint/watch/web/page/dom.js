@@ -46,6 +46,22 @@ export function syncList(list, entries, create, update) {
   for (const child of before.values()) child.remove();
 }
 
+/** The children of a list are these texts, a line each. */
+export function showLines(list, texts) {
+  const entries = texts.map((text, place) => [String(place), text]);
+  syncList(list, entries, () => document.createElement("li"), setText);
+}
+
+/** The answer to a question to the server, and whether it is one; null if the page has lost its server. */
+export async function ask(path) {
+  try {
+    const response = await fetch(path);
+    return { isAnswer: response.ok, told: await response.json() };
+  } catch {
+    return null; // the page says so elsewhere
+  }
+}
+
 const ages = new Set();
 
 let now = 0; // by the store's clock

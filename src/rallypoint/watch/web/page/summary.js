@@ -1,7 +1,7 @@
 // What it all comes to: the headline with those who are missing, the figures, the machines with trouble.
 
 import { MISSING, STATES } from "./cells.js";
-import { byId, clone, part, setText, show, showAge, syncList } from "./dom.js";
+import { byId, clone, part, setText, show, showAge, showLines, syncList } from "./dom.js";
 import { nameOf } from "./painting.js";
 import { bytes, counted, duration, latency, number, visible } from "./text.js";
 
@@ -22,9 +22,7 @@ export class Summary {
       setText(byId(`${name}-text`), picture.get(name));
     }
     showLongestWait(picture.get("waits"), picture.get("store").get("stalled").get("since"));
-    const remarks = picture.get("remarks").map((text, place) => [String(place), text]);
-    const line = () => document.createElement("li");
-    syncList(byId("remarks"), remarks, line, (item, text) => setText(item, visible(text)));
+    showLines(byId("remarks"), picture.get("remarks").map(visible));
     showTiles(picture.get("counts"), picture.get("store"), picture.get("history"));
     this.showTrouble();
   }

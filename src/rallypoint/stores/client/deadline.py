@@ -5,10 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -36,28 +33,34 @@ class Deadline:
         return self.elapsed >= self.seconds
 
 
-def in_thread(call: Callable[[], T]) -> Future[T]:
-    """Run a call in a thread of its own, which ends with the process if not before."""
-    from concurrent.futures import Future  # late: it takes longer to import than the rest of a client
+def in_thread(
+    call: Callable[[], T], done: Callable[[T], None], failed: Callable[[BaseException], None]
+) -> threading.Thread:
+    """Run a call in a thread of its own, which ends with the process if not before.
 
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+    The thread hands the result to `done`, or the error to `failed`.
+    """
 
     def work() -> None:
         try:
-            future.set_result(call())
+            result = call()
         except BaseException as error:
-            future.set_exception(error)
+            failed(error)
+        else:
+            done(result)
 
-    threading.Thread(target=work, daemon=True, name="rallypoint-call").start()
-    return future
+    thread = threading.Thread(target=work, daemon=True, name="rallypoint-call")
+    thread.start()
+    return thread
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
     """The result or error of a call; TimeoutError if it takes longer than `seconds`."""
-    from concurrent.futures import wait
-
-    future = in_thread(call)
-    if not wait([future], seconds).done:
+    results: list[T] = []
+    failures: list[BaseException] = []
+    in_thread(call, results.append, failures.append).join(seconds)
+    if failures:
+        raise failures[0]
+    if not results:
         raise TimeoutError(f"no answer within {seconds:g} s")
-    return future.result()
+    return results[0]

@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final, TypeVar
@@ -192,4 +193,7 @@ def take_sight(look: Look) -> Sight:
 
 
 def _call(call: Callable[[], T]) -> Awaitable[T]:
-    return asyncio.wrap_future(in_thread(call))
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+    in_thread(call, future.set_result, future.set_exception)
+    return asyncio.wrap_future(future)

@@ -5,7 +5,7 @@ export const byId = (id) => document.getElementById(id);
 /** A copy of what is in a template of the page. */
 export const clone = (id) => byId(id).content.firstElementChild.cloneNode(true);
 
-/** The part of such a copy that has a name. */
+/** The part of a copy that has a name. */
 export const part = (element, name) => element.querySelector(`[data-part="${name}"]`);
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -18,7 +18,7 @@ export function makeSvg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Set a text only if it is another one: who reads the page aloud is told of every change. */
+/** Set a text only if it is another one: a screen reader announces every change. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -31,7 +31,7 @@ export class Keys {
     });
   }
 
-  /** There are so many keys now: if that is news, ask again, but not too often. */
+  /** Take the number of keys: if it has changed, ask again, but not too often. */
   update(count, every) {
     if (count === this.count) return;
     this.count = count;

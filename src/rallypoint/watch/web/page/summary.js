@@ -1,4 +1,4 @@
-// What it all comes to: the headline with those who are missing, the figures, the machines with trouble.
+// The summary: the headline with the missing ranks, the figures, the machines with trouble.
 
 import { MISSING, STATES } from "./cells.js";
 import { byId, clone, part, setText, show, showAge, showLines, syncList } from "./dom.js";
@@ -6,7 +6,7 @@ import { nameOf } from "./painting.js";
 import { bytes, counted, duration, latency, number, visible } from "./text.js";
 
 const MOST_MACHINES = 12;
-const TILES_FROM = 25; // so many machines are not all named in the map
+const TILES_FROM = 25; // from this number on, the map does not name all machines
 const RECENT_SECONDS = 10;
 const STALLED_SECONDS = 10;
 
@@ -78,7 +78,7 @@ function showLongestWait(waits, stalledSince) {
 
 function showTiles(counts, store, history) {
   for (const name of Object.values(STATES)) {
-    // Those who wait have joined as well.
+    // Ranks that wait have joined as well.
     const count = counts.get(name === "joined" ? "present" : name);
     setText(byId(`count-${name}`), number(count));
     byId(`tile-${name}`).classList.toggle("none", !count);

@@ -102,7 +102,7 @@ def main() -> int:
             show(browser, page.url, TRAINING, target, select=None, wait_for="All 8 ranks joined")
             (Path(name) / "done").touch()
         finally:
-            page.stop()
+            page.server.release()
     return 0
 
 

@@ -18,7 +18,7 @@ _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:9952. This is typ
 
 
 def _failure(rank: int, time: float, message: str, kind: str = "RuntimeError", tries: int = 0) -> Failure:
-    who = RankIdentity(rank, rank, 4, 4, "node-a", 100 + rank, tries)
+    who = RankIdentity("node-a", 100 + rank, rank, rank, 4, local_world_size=4, tries=tries)
     return Failure(who, time, kind, message, f"Traceback\n{kind}: {message}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -19,10 +18,10 @@ from rallypoint.launch.options import (
     BY_NAME,
     OPTIONS,
     CommandLine,
-    Nodes,
     Program,
     split_arguments,
 )
+from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 
 TRAIN = Program("script", ("train.py",))
@@ -73,8 +72,8 @@ def test_variables_are_those_of_torchrun_and_five_of_our_own() -> None:
 
 
 ALLOWED = [
-    ("nnodes", "1:4", Nodes(1, 4)),
-    ("nnodes", " 3:3 ", Nodes(3, 3)),
+    ("nnodes", "1:4", Size(1, 4)),
+    ("nnodes", " 3:3 ", Size(3, 3)),
     ("nproc_per_node", "8", 8),
     ("nproc_per_node", "gpu", "gpu"),
     ("node_rank", "98", 98),
@@ -292,8 +291,7 @@ def test_the_file_has_variables_for_the_job(folder: Path, name: str, prefix: str
     source = f"{folder / name} ({prefix}env.%s)"
     rows = [(key, text, source % key) for key, text in (("IFNAME", "eth0"), ("THREADS", "4"), ("EMPTY", ""))]
     assert [(key, each.value, each.source) for key, each in found.variables.items()] == rows
-    assert found.describe()[-3:] == [(f"env.{key}", text, source) for key, text, source in rows]
-    assert found.as_json()["env.THREADS"]["value"] == "4"
+    assert list(found.everything())[-3:] == ["env.IFNAME", "env.THREADS", "env.EMPTY"]
 
 
 # What several options say together ------------------------------------------------------------------------
@@ -371,26 +369,6 @@ def test_contradictions(folder: Path) -> None:
         assert hint in error.hint, arguments
 
 
-# Shown ----------------------------------------------------------------------------------------------------
-
-
-def test_rows_and_json(folder: Path) -> None:
-    """Our options come first, then those of torchrun's that are set."""
-    shown = {"nnodes": "1:2", "rdzv_endpoint": "[::1]", "rdzv_conf": "a=1,b=2"}
-    found = settled(folder, {**shown, "no_python": True}, {"PET_TEE": "3"})
-    rows = {name: (value, source) for name, value, source in found.describe()}
-    document = json.loads(json.dumps(found.as_json()))
-    assert list(rows) == list(document) == [*(option.name for option in OPTIONS), "tee", "no_python"]
-    texts = {"nnodes": "1:2", "rdzv_endpoint": "[::1]:29400", "rdzv_conf": "a=1,b=2", "standalone": "false"}
-    texts |= {"master_addr": "(none)", "join_timeout": "600", "no_python": "true", "tee": "3"}
-    assert {name: rows[name][0] for name in texts} == texts
-    assert rows["tee"][1] == document["tee"]["source"] == "environment (PET_TEE)"
-    values = {name: each["value"] for name, each in document.items()}
-    assert (values["nnodes"], values["rdzv_endpoint"]) == ("1:2", "[::1]:29400")
-    assert values["rdzv_conf"] == {"a": "1", "b": "2"}
-    assert (values["node_rank"], values["standalone"], values["join_timeout"]) == (None, False, 600.0)
-
-
 # The command line -----------------------------------------------------------------------------------------
 
 
@@ -431,13 +409,13 @@ def test_command_lines_that_start_nothing() -> None:
 
 
 WRONG_LINES: list[tuple[list[str], str, str]] = [
-    (["--nnodes", "2"], "there is no script to start", "rallypoint run [options] script.py"),
-    ([""], "there is no script to start", "script.py"),
-    (["--json"], "there is no script", "script.py"),
-    (["-m"], "there is no module to start", "-m module"),
-    (["--"], "there is no command behind --", "-- command"),
-    (["--", ""], "there is no command behind --", "-- command"),
-    (["-m", "--", "x"], "both -m and a command", "-m module"),
+    (["--nnodes", "2"], "there is no script to start", "rallypoint run [OPTIONS] SCRIPT"),
+    ([""], "there is no script to start", "SCRIPT"),
+    (["--json"], "there is no script", "SCRIPT"),
+    (["-m"], "there is no module to start", "-m MODULE"),
+    (["--"], "there is no command behind --", "-- COMMAND"),
+    (["--", ""], "there is no command behind --", "-- COMMAND"),
+    (["-m", "--", "x"], "both -m and a command", "-m MODULE"),
     (["-m", "train.py"], "-m takes a module, but train.py is a script", "leave out -m"),
     (["-m", "pkg/train"], "-m takes a module, but pkg/train is a script", "leave out -m"),
     (["--nnodes"], "--nnodes needs a value", "--nnodes VALUE"),

@@ -402,7 +402,7 @@ def test_lines_that_look_like_a_cause() -> None:
 
 def _failure(rank: int, time: float, text: str, tries: int = 0) -> Failure:
     kind, _, message = text.partition(": ")
-    who = RankIdentity(rank, rank, 4, 4, "node-a", 100, tries)
+    who = RankIdentity("node-a", 100, rank, rank, 4, local_world_size=4, tries=tries)
     return Failure(who, time, kind, message, traceback(text).strip())
 
 
@@ -415,6 +415,12 @@ def test_reports_of_failures_are_logs() -> None:
 
 
 def test_a_report_whose_traceback_was_cut_is_read() -> None:
-    cut = Failure(RankIdentity(-1, -1, 1, 1, "a", 1, 0), 1.0, "ValueError", "x", "    step()\nValueError: x")
+    cut = Failure(
+        RankIdentity("a", 1, -1, -1, 1, local_world_size=1, tries=0),
+        1.0,
+        "ValueError",
+        "x",
+        "    step()\nValueError: x",
+    )
     assert _title(report_of(log_of_failure(cut))) == "ValueError: x"
     assert complete_stamp(1.0) == log_of_failure(cut).stamp

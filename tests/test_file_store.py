@@ -22,7 +22,7 @@ from rallypoint.stores import filelock, filelog
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.file import FileStore
 from rallypoint.stores.filelock import open_locked, remove_locked
-from rallypoint.stores.membership import Member, Process, refusal
+from rallypoint.stores.membership import Member, refusal
 from store_contract import PATIENCE, SHORT, times_out, together
 
 _MEMBER: Final = """
@@ -260,16 +260,15 @@ def test_what_cannot_be_a_store(tmp_path: Path) -> None:
 
 
 def test_who_lives_can_be_told_only_on_this_machine() -> None:
-    here = Process.current()
+    here = Member.current(None)
     assert not here.is_dead()
-    assert refusal([Member(here, None)], None) is None
+    assert refusal([here], None) is None
     another = replace(here, started=here.started - 1)  # had the same number, and has ended
     assert another.is_dead() == bool(here.started)
     elsewhere = [replace(another, host="elsewhere"), replace(another, boot="earlier")]
-    assert not any(process.is_dead() for process in elsewhere)
-    assert refusal([Member(another, None), Member(elsewhere[0], None)], None) is None
-    assert refusal([Member(another, None), Member(elsewhere[0], None, left=True)], None) is not None
-    assert Member.from_json(Member(here, 4).to_json()) == Member(here, 4)
+    assert not any(member.is_dead() for member in elsewhere)
+    assert refusal([another, elsewhere[0]], None) is None
+    assert refusal([another, replace(elsewhere[0], left=True)], None) is not None
 
 
 # Races

@@ -401,22 +401,38 @@ def test_an_option_that_torchrun_does_not_know_is_refused_by_torchrun(tmp_path: 
 def test_show_config_says_where_each_value_comes_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "rallypoint.toml").write_text("[run]\nmax-restarts = 3\n")
+    """Our options come first, then those of torchrun's that are set, then variables of the file."""
+    (tmp_path / "rallypoint.toml").write_text("[run]\nmax-restarts = 3\n[env]\nEMPTY = ''\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PET_TEE", "3")
-    lines = invoke("run", "--show-config", "--nnodes=1").stdout.splitlines()
-    rows = {line.split()[0]: line for line in lines}
-    assert "command line (--nnodes)" in rows["nnodes"]
-    assert "environment (PET_TEE)" in rows["tee"]
-    assert "rallypoint.toml" in rows["max_restarts"]
-    assert "built-in" in rows["join_timeout"]
-    document = json.loads(invoke("run", "--show-config", "--nnodes=1", "--json").stdout)
-    assert document["max_restarts"]["value"] == 3
+    given = ["--nnodes=1:2", "--rdzv-endpoint=[::1]", "--rdzv-conf=a=1,b=2", "--no-python"]
+    lines = invoke("run", "--show-config", *given).stdout.splitlines()
+    rows = {name: (text, source) for name, text, source in (line.split(maxsplit=2) for line in lines)}
+    others = ["max_restarts", "tee", "no_python", "env.EMPTY"]
+    assert list(rows) == [*(option.name for option in OPTIONS), *others]
+    assert rows["nnodes"] == ("1:2", "command line (--nnodes)")
+    assert rows["tee"] == ("3", "environment (PET_TEE)")
+    assert "rallypoint.toml" in rows["max_restarts"][1]
+    assert rows["join_timeout"] == ("600", "built-in")
+    texts = {"rdzv_endpoint": "[::1]:29400", "rdzv_conf": "a=1,b=2", "standalone": "false"}
+    texts |= {"master_addr": "(none)", "no_python": "true", "env.EMPTY": "-"}
+    assert {name: rows[name][0] for name in texts} == texts
+    document = json.loads(invoke("run", "--show-config", *given, "--json").stdout)
+    assert list(document) == list(rows)
+    assert document["tee"] == {"value": "3", "source": "environment (PET_TEE)"}
+    values: dict[str, object] = {
+        "nnodes": "1:2",
+        "rdzv_endpoint": "[::1]:29400",
+        "rdzv_conf": {"a": "1", "b": "2"},
+    }
+    values |= {"node_rank": None, "standalone": False, "join_timeout": 600.0, "max_restarts": 3}
+    assert {name: document[name]["value"] for name in values} == values
 
 
 def test_help_names_every_option() -> None:
     said = invoke("run", "--help")
     assert said.exit_code == 0
+    assert said.stdout.startswith("usage: rallypoint run [OPTIONS] SCRIPT [ARGS]...\n")
     flags = [*(each.flag for each in OPTIONS), *(each.flag for each in FLAGS)]
     assert [flag for flag in flags if flag not in said.stdout] == []
 

@@ -127,7 +127,7 @@ os.kill(os.getpid(), 9)
 
 
 _BAD = [
-    ("rally://localhost?rank=0&world_size=1", "names no store"),
+    ("rally://localhost?rank=0&world_size=1", "lacks a host or a port"),
     ("rally://localhost:1?rank=2&world_size=2", "rank 2 does not exist"),
     ("rally://localhost:1?rank=0", "the world size is not known"),
     ("rally://localhost:1?rank=x&world_size=2", "is no number"),

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rallypoint.server.machine import limits, names, packages, ports
-from rallypoint.stores.client.patience import within
+from rallypoint.stores.client.deadline import within
 from raw import SECONDS
 
 # Patience --------------------------------------------------------------------------------------------------

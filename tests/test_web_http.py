@@ -306,7 +306,7 @@ def hosted(store: tuple[str, int], **options: object) -> Iterator[HostedPage]:
     try:
         yield page
     finally:
-        page.stop()
+        page.server.release()
 
 
 def test_a_page_on_a_port_that_is_taken(url: str) -> None:
@@ -323,7 +323,7 @@ def test_a_page_in_a_process_of_its_own_for_others_needs_a_token(real_store: tup
         assert ask(local, "healthz").status == 401
         named = {"Authorization": f"Bearer {TOKEN}", "Host": "the-name-of-this-machine"}
         assert ask(local, "healthz", named).json == {"status": "ok"}
-        process = psutil.Process(page.pid)
+        process = psutil.Process(page.server.pid)
         assert TOKEN not in " ".join(process.cmdline())
     assert not process.is_running()
 
@@ -341,7 +341,7 @@ PARENT = """
 import sys
 from rallypoint.watch.web.hosting import host_web
 page = host_web((sys.argv[1], int(sys.argv[2])))
-print(page.url, page.pid, flush=True)
+print(page.url, page.server.pid, flush=True)
 sys.stdin.read()
 """
 

@@ -518,7 +518,7 @@ def random_picture(chance: random.Random, depth: int = 0) -> dict[str, Any]:
 
 
 _MERGE = """async (cases) => {
-    const { merge } = await import("./assets/merge.js");
+    const { merge } = await import("./assets/stream.js");
     const sorted = (value) => value instanceof Map
         ? [...value].map(([name, inner]) => [name, sorted(inner)]).sort()
         : value;

@@ -1,4 +1,4 @@
-"""What a command is made of: a function, the arguments it takes, and its help. Stands on argparse."""
+"""A command: a function, its arguments, and its help. Built on argparse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rallypoint.errors import UsageError
 
 
 class Argument:
-    """An option or a positional argument, with what argparse is told about it.
+    """An option or a positional argument, with argparse's keywords for it.
 
     `variable` is the environment variable that stands in for it.
     """
@@ -39,7 +39,7 @@ class Argument:
 
 
 def _describe(help: str, variable: str, keywords: Mapping[str, Any]) -> str:
-    """The help, and behind it what else is to know, unless it says so itself."""
+    """The help, with variable, default and `required` behind it; not the default if the help names it."""
     default = keywords.get("default")
     parts = [help.replace("%", "%%")]
     if variable:
@@ -52,7 +52,7 @@ def _describe(help: str, variable: str, keywords: Mapping[str, Any]) -> str:
 
 
 class Command:
-    """A function that takes what its arguments are parsed to, and returns the exit code.
+    """A function that takes the parsed arguments, and returns the exit code.
 
     Its docstring is the help. With `takes_dashes`, a word that looks like an option but is none is a value.
     """
@@ -140,6 +140,11 @@ def print_commands(
         commands.add_argument(name, help=summary.replace("%", "%%"))
     parser.print_help()
     return 0 if words else 2
+
+
+def print_help(prog: str, forms: Sequence[str], help: str, arguments: Sequence[Argument]) -> None:
+    """Print the help of a command that takes its words apart by itself; it can be called in several forms."""
+    _Parser(prog, f"\n{'':7}{prog} ".join(forms), _paragraphs(help), arguments).print_help()
 
 
 _HELP_OPTIONS = ("-h", "--help")

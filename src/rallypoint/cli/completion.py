@@ -1,4 +1,4 @@
-"""Completion on Tab: what a shell is told once, and what it asks on each Tab."""
+"""Completion on Tab: the script for a shell, and the answer to each Tab."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rallypoint.cli.command import Command, Group
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.options import FLAGS, OPTIONS
 
-# Files are completed too: paths are what most arguments are.
+# Files are completed too: most arguments are paths.
 _SCRIPTS = {
     "bash": """_rallypoint() {
     local words=$(rallypoint --complete "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)

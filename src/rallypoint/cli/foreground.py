@@ -1,4 +1,4 @@
-"""What the commands share that serve in the foreground: options, the loop, the line that says where."""
+"""The shared parts of commands that serve in the foreground: options, the loop, the line with the address."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def port_option(default: int) -> Argument:
 
 
 def open_loop(backend: str) -> Loop:
-    """The loop for `--backend`; what is not as asked for is logged."""
+    """The loop for `--backend`. If it is another one than was asked for, that is logged."""
     loop, warning = make_loop(choose() if backend == Choice.AUTO else Choice(backend))
     if warning:
         logger.warning("%s", warning)
@@ -42,6 +42,6 @@ def open_loop(backend: str) -> Loop:
 
 
 def announce(host: str, listeners: Sequence[socket.socket], loop: Loop) -> Callable[[], None]:
-    """What prints the one line on standard output, when it is time."""
+    """A function that prints the one line on standard output."""
     place = format_address(host, listeners[0].getsockname()[1])
     return partial(print, f"rallypoint: serving on {place} ({loop.name})")

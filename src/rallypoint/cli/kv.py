@@ -37,7 +37,7 @@ def _timeout(default: float) -> Argument:
     )
 
 
-@command(_KEY, _STORE, _timeout(0.0))
+@command(_KEY, _STORE, _timeout(0))
 def _get(key: str, store: str, timeout: float) -> None:
     """Print the value of KEY. Exit 1 if it is not there (after --timeout seconds).
 
@@ -75,7 +75,7 @@ def _add(key: str, amount: int, store: str) -> None:
         print(client.add(key, amount))
 
 
-@command(_KEYS, _STORE, _timeout(300.0))
+@command(_KEYS, _STORE, _timeout(300))
 def _wait(keys: list[str], store: str, timeout: float) -> None:
     """Wait until all KEYS are there. Exit 1 and name those that are missing after --timeout seconds."""
     with _open(store, timeout) as client:
@@ -130,7 +130,7 @@ def _push(key: str, value: str, store: str) -> None:
         client.queue_push(key, _read_value(value))
 
 
-@command(_KEY, _STORE, _timeout(0.0))
+@command(_KEY, _STORE, _timeout(0))
 def _pop(key: str, store: str, timeout: float) -> None:
     """Take the first value of the queue KEY and print it. Exit 1 if it is empty (after --timeout seconds)."""
     with _open(store, timeout) as client:

@@ -1,6 +1,6 @@
 """The `rallypoint` command: finds the subcommand, and turns errors into messages and exit codes.
 
-Whatever is imported here, every command waits for: so there is nothing of typing, argparse or any command.
+Every command waits for the imports of this module: so it imports neither typing, nor argparse, nor a command.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ COMMANDS = {
 def main() -> None:
     """Run the command line; an error of ours becomes a message on standard error and exit code 1 or 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Where both streams go to one log, what is said about a report comes behind the report. And a log or
-        # a key may hold what the encoding of a console has no place for.
+        # Lines: where both streams go to one log, messages about a report come behind the report.
+        # Backslashes: a log or a key may hold characters that the encoding of a console lacks.
         sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         try:
             code = call(sys.argv[1:])
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # at the interpreter's end, nobody could say what failed
+                sys.stdout.flush()  # here and not at the interpreter's end: an error must become a message
     except RallypointError as error:
         print(f"rallypoint: {error.message}", file=sys.stderr)
         if error.hint:
@@ -81,7 +81,7 @@ def call(words: list[str]) -> int:
 
 
 def _print_help(words: list[str]) -> int:
-    """Print what there is; UsageError, if something else was meant."""
+    """Print the commands; UsageError for words that are none."""
     from rallypoint.cli.command import Argument, print_commands
 
     helps = {

@@ -1,4 +1,4 @@
-"""What several commands print in the same way: rows in columns, and how far something is."""
+"""Output that several commands share: rows in columns, and a progress bar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # rich is for terminals alone: the other callers do not wait 
 
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows whose cells, but for the last ones, are as wide as their column."""
+    """Print rows in columns; the last column is as wide as it comes."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row[:-1], widths[:-1], strict=True)]

@@ -18,8 +18,10 @@ from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
 from rallypoint.launch.command import end_as, run_command
 from rallypoint.launch.config import Settings, settle
+from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.environment import inject, without_rank
-from rallypoint.launch.options import FLAGS, OPTIONS, USAGE, Program, flag_of, split_arguments
+from rallypoint.launch.options import FLAGS, OPTIONS, Program, flag_of, split_arguments, text_of
+from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import Reports
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
@@ -32,14 +34,24 @@ _TRACEBACK_LINES = 12
 _FIRST_REMARK = 30.0  # seconds; then twice as long each time
 
 
-def run(_: str, words: Sequence[str]) -> int:
+_FORMS = ("[OPTIONS] SCRIPT [ARGS]...", "[OPTIONS] -m MODULE [ARGS]...", "[OPTIONS] -- COMMAND [ARGS]...")
+_HELP = """Start a distributed job, so that it comes up.
+
+A script or a module runs through torchrun, on Rallypoint's rendezvous. A command runs as it is, with
+Rallypoint's help where torch needs it.
+
+Every other option goes to torchrun as it is: --max-restarts, --rdzv-id, --log-dir, --tee, ...
+"""
+
+
+def run(prog: str, words: Sequence[str]) -> int:
     """Start a script, a module (-m) or a command (--) as a distributed job; --help tells the options.
 
     The words are taken apart by `rallypoint.launch.options`, which knows what belongs to the script.
     """
     order = split_arguments(words)
     if order.help:
-        _print_help()
+        _print_help(prog)
         return 0
     settings = settle(order.options, os.environ, Path.cwd())
     if order.show_config:
@@ -106,14 +118,14 @@ class _JoinLine:
     def __init__(self, found: Reports, *, from_start: bool) -> None:
         self._found = found
         self._from_start = from_start
-        """Whether it is there before the first rank is; a command may never have one."""
+        """Whether to show the line before the first rank has come; a command may never have ranks."""
         self._began = time.monotonic()
         self._live = sys.stderr.isatty()
         self._shown = ""
         self._remark_after = _FIRST_REMARK
 
     def look(self) -> bool:
-        """Show how far it is; False when all have joined."""
+        """Show how many ranks have joined; False when all have."""
         roll = self._found.roll()
         seconds = time.monotonic() - self._began
         is_long = roll.store and seconds > _FIRST_REMARK
@@ -140,7 +152,7 @@ class _JoinLine:
             self._shown = text
 
     def _write(self, text: str) -> None:
-        """A job does not end because nobody reads what is said about it."""
+        """Write to standard error. A job does not end because that is closed."""
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -157,14 +169,14 @@ def _progress(roll: reports.JoinProgress) -> str:
 
 
 def _tell_missing(found: Reports) -> None:
-    """Who has not joined by the end of a job that somebody has ended; nothing if all had, or nobody."""
+    """Print the missing ranks of a job that was told to end; nothing if all ranks had joined, or none."""
     roll = found.roll()
     if roll.joined and not roll.complete:
         print(f"rallypoint: {_progress(roll)}", file=sys.stderr)
 
 
 def _explain(found: Reports) -> None:
-    """Who failed first, apart from those who only followed."""
+    """Print which rank failed first, and which ranks only followed."""
     lines: list[str] = []
     roll = found.roll()
     if roll.expected and not roll.complete:
@@ -190,20 +202,30 @@ def _explain(found: Reports) -> None:
             print(f"\n{advice}", file=sys.stderr)
 
 
-def _print_help() -> None:
-    print(f"Usage: {USAGE}\n")
-    print("Start a distributed job, so that it comes up. A script or a module runs through torchrun, on")
-    print("Rallypoint's rendezvous; a command runs as it is, with Rallypoint's help where torch needs it.\n")
-    for option in (*OPTIONS, *FLAGS):
-        value = f" {option.metavar}" if option.metavar else ""
-        short = f"{option.short}, " if option.short else ""
-        variable = f" [{option.variable}]" if option in OPTIONS else ""
-        print(f"  {short}{option.flag}{value}\n      {option.help}{variable}")
-    print("\nEvery other option goes to torchrun as it is: --max-restarts, --rdzv-id, --log-dir, --tee, ...")
+def _print_help(prog: str) -> None:
+    from rallypoint.cli.command import Argument, print_help  # late: only the help needs argparse
+
+    arguments = []
+    for each in (*OPTIONS, *(flag for flag in FLAGS if flag.name != "help")):
+        names = [name for name in (each.short, each.flag) if name]
+        value = {"metavar": each.metavar, "default": text_of(each.default)}
+        kind = value if each.metavar else {"action": "store_true"}
+        variable = each.variable if each in OPTIONS else ""
+        arguments.append(Argument(*names, help=each.help, variable=variable, **kind))
+    print_help(prog, _FORMS, _HELP, arguments)
 
 
 def _print_config(settings: Settings, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(settings.as_json(), indent=2))
+    found = settings.everything()
+    if not as_json:
+        texts = {name: each.text or ("-" if each.value == "" else "(none)") for name, each in found.items()}
+        print_rows([(name, texts[name], each.source) for name, each in found.items()])
         return
-    print_rows([(name, value or "-", source) for name, value, source in settings.describe()])
+    document = {
+        name: {
+            "value": each.text if isinstance(each.value, Size | Endpoint) else each.value,
+            "source": each.source,
+        }
+        for name, each in found.items()
+    }
+    print(json.dumps(document, indent=2))

@@ -54,6 +54,6 @@ def serve(host: str, port: int, backend: str, limit: list[str] | None, events: s
             from rallypoint.watch.web.hosting import host_web  # late: most servers have no page
 
             page = host_web(reachable_at(listeners[0]), port=web)
-            stack.callback(page.stop)
+            stack.callback(page.server.release)
             logger.info("the page is at %s", page.url)
         Pump(loop, core, listeners, log).serve(announce(host, listeners, loop))

@@ -1,4 +1,4 @@
-"""Being told to end is as Ctrl-C is: whatever a command has started is ended first."""
+"""SIGTERM and SIGHUP end a command as Ctrl-C does: the processes that it has started are ended first."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from types import FrameType
 def signals_as_interrupts(ends: str = "") -> Iterator[None]:
     """Raise KeyboardInterrupt, with the signal's number, for SIGTERM and SIGHUP as well.
 
-    A signal that was ignored when the command started stays ignored, as nohup asks for. `ends` is what has
-    been ended by then, for the message.
+    A signal that was ignored when the command started stays ignored, as under nohup. `ends` names the command
+    whose processes have been ended by then, for the message.
     """
 
     def interrupt(number: int, _: FrameType | None) -> None:
@@ -35,6 +35,6 @@ def signals_as_interrupts(ends: str = "") -> Iterator[None]:
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
-    """What a shell expects of a program that such a signal ended."""
+    """The exit code that a shell expects of a program that a signal has ended."""
     number: int = stop.args[0] if stop.args else signal.SIGINT
     return 128 + number

@@ -62,7 +62,7 @@ def _check(watch: bool, waits: bool, keys: bool, search: str, rank: int | None, 
 
 
 def _show(asked: Asked, as_json: bool) -> int:
-    """Print it once; 1 if somebody is missing."""
+    """Print the report once; 1 if ranks are missing."""
     report = report_on(asked)
     if as_json:
         print(json.dumps(report.content()))
@@ -85,7 +85,7 @@ def _watch(asked: Asked) -> NoReturn:
 
 
 def _repeat(asked: Asked, view: _Screen | _Lines) -> NoReturn:
-    """A store that goes away is no reason to end: it is said, and tried again."""
+    """Show the report again and again. A store that does not answer is asked again."""
     while True:
         begin = time.monotonic()
         try:
@@ -98,7 +98,7 @@ def _repeat(asked: Asked, view: _Screen | _Lines) -> NoReturn:
 
 
 class _Screen:
-    """On a terminal: the lines in their place; those of a store that is away stay, below the reason."""
+    """On a terminal: the lines are drawn over. While the store does not answer, the last lines stay."""
 
     def __init__(self, live: Live) -> None:
         self._live = live

@@ -30,7 +30,7 @@ from rallypoint.watch.web.hosting import open_listeners, url_of
         metavar="TEXT",
         variable="RALLYPOINT_WEB_TOKEN",
         default="",
-        help="Only who has it sees the page. Better in the variable: options can be seen by others.",
+        help="The page asks for it. Better in the variable: options can be seen by others.",
     ),
 )
 def web(store: str, host: str, port: int, token: str) -> None:

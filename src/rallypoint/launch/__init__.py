@@ -1,4 +1,4 @@
-"""What `rallypoint run` does: options and their sources, torchrun's command line, reports of failures.
+"""The work of `rallypoint run`: options and their sources, torchrun's command line, reports of failures.
 
-What it prints is in `cli`; what runs inside of torch's processes is in `pytorch`.
+The output is in `cli`; the code that runs inside of torch's processes is in `pytorch`.
 """

@@ -1,4 +1,4 @@
-"""Which rank of a job failed first, and what of the rest only followed from that. Pure.
+"""Which rank of a job failed first, and which failures only followed from that. Pure.
 
 When a rank dies, the others lose their connections to it and fail as well, often with longer messages. The
 first cause is the earliest failure that is not of that kind.
@@ -23,15 +23,15 @@ _BY_SIGNAL = {
 
 @dataclass(frozen=True)
 class FailureSummary:
-    """What to tell: which rank failed first and how, its own traceback, which ranks only followed."""
+    """Which rank failed first and how, its own traceback, and which ranks only followed."""
 
     headline: str
     detail: str
     followers: tuple[str, ...]
     cause: Failure | None = None
-    """The failure that came first; None if it was the end of a process that left no word."""
+    """The failure that came first; None if that process ended without a report."""
     hint: str = ""
-    """What it means that a process ended without a traceback."""
+    """Why a process may have ended without a traceback."""
 
 
 def find_blame(failures: Sequence[Failure], exits: Sequence[Exit]) -> FailureSummary | None:
@@ -66,7 +66,7 @@ def _of_crash(crash: Exit, told: Sequence[Failure]) -> FailureSummary:
 
 
 def _is_crash(each: Exit) -> bool:
-    """Whether a rank that left no word ended by itself; SIGTERM is how the agent ends the rest."""
+    """Whether a rank without a report ended by itself; the agent ends the other ranks by SIGTERM."""
     return each.code != 0 and each.code != -signal.SIGTERM
 
 

@@ -1,7 +1,7 @@
 """Starting a job's command, passing signals on to it, and ending as it ended.
 
-The command runs in this process's own group, so what a terminal sends (Ctrl-C) reaches it by itself; what is
-sent to this process alone is passed on. Nothing of its output is touched.
+The command runs in this process's own group, so the signals of a terminal (Ctrl-C) reach it by themselves;
+signals to this process alone are passed on. The output of the command is not touched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Ended(NamedTuple):
 
     code: int
     told_to: int
-    """The signal that this process was sent to end it all, or 0."""
+    """The SIGINT or SIGTERM that this process was sent, or 0."""
 
 
 def run_command(command: Sequence[str], environ: Mapping[str, str], on_look: Callable[[], bool]) -> Ended:
@@ -106,7 +106,7 @@ class _Relay:
 
     def open(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self._pass_on()  # what came while it was started
+        self._pass_on()  # the signals that came while the process was started
 
     def take(self, number: int, _: FrameType | None) -> None:
         self.seen.append(number)
@@ -123,7 +123,7 @@ class _Relay:
 
 @contextmanager
 def _passing_signals() -> Iterator[_Relay]:
-    """Take signals while the block runs, but not those that were to be ignored, as by nohup."""
+    """Take signals while the block runs, except those that are ignored, as under nohup."""
     relay = _Relay()
     previous = {}
     for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):

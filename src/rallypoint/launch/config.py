@@ -24,13 +24,13 @@ from rallypoint.launch.options import (
     BY_NAME,
     DEFAULT_MASTER_PORT,
     OPTIONS,
-    Nodes,
     Option,
     check_backend,
     flag_of,
     text_of,
     torchruns_option,
 )
+from rallypoint.launch.rendezvous.roster import Size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -76,7 +76,7 @@ class Settings:
     job on one machine that takes a free port. `node_rank`, `join_timeout` and `relay` count in rdzv_conf.
     """
 
-    nnodes: Setting[Nodes]
+    nnodes: Setting[Size]
     nproc_per_node: Setting[int | str]
     node_rank: Setting[int | None]
     rdzv_endpoint: Setting[Endpoint | None]
@@ -92,30 +92,13 @@ class Settings:
     passed_on: Mapping[str, Setting[object]] = field(default_factory=dict)
     """torchrun's other options by name, as they were given; True for one without a value."""
     variables: Mapping[str, Setting[str]] = field(default_factory=dict)
-    """What the file says of the environment; a variable that is set already is not among them."""
+    """The variables in the file, without those that are set already."""
 
     def everything(self) -> dict[str, Setting[object]]:
         """All settings by name, in the order in which they are shown."""
         known = {option.name: cast(Setting[object], getattr(self, option.name)) for option in OPTIONS}
         variables = {f"{ENV}.{name}": cast(Setting[object], each) for name, each in self.variables.items()}
         return {**known, **self.passed_on, **variables}
-
-    def describe(self) -> list[tuple[str, str, str]]:
-        """Rows of name, value and source, to be printed; an option without a value reads (none)."""
-        return [
-            (name, each.text or ("" if name.startswith(f"{ENV}.") else "(none)"), each.source)
-            for name, each in self.everything().items()
-        ]
-
-    def as_json(self) -> dict[str, dict[str, object]]:
-        """Value and source by name, of what JSON has: an endpoint and a range of machines are texts."""
-        return {
-            name: {
-                "value": each.text if isinstance(each.value, Nodes | Endpoint) else each.value,
-                "source": each.source,
-            }
-            for name, each in self.everything().items()
-        }
 
 
 def settle(arguments: Mapping[str, str | bool], environ: Mapping[str, str], folder: Path) -> Settings:
@@ -164,7 +147,7 @@ FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "rallypoint.toml": (),
     "pyproject.toml": ("tool", "rallypoint"),
 }
-"""The files that are read, the first one first, and the table in which each has what is ours."""
+"""The files that are read, the first one first, and the table of each that is ours."""
 
 RUN: Final = "run"
 """The table with the options of `rallypoint run`."""
@@ -201,7 +184,7 @@ def _files_about_us(folder: Path) -> Iterator[tuple[Path, tuple[str, ...], objec
 
 
 def _our_table(path: Path, tables: tuple[str, ...]) -> object:
-    """What a file has for us, or None if it is not there or not about us."""
+    """Our table of a file, or None if the file is not there or not about us."""
     if not os.path.isfile(path):
         return None
     text = _text_of_file(path, tables[-1] if tables else "")
@@ -217,7 +200,7 @@ def _our_table(path: Path, tables: tuple[str, ...]) -> object:
 
 
 def _text_of_file(path: Path, mention: str) -> str | None:
-    """The text, or None if it lacks the mention: a file that is not about us may be as broken as it likes."""
+    """The text, or None if it lacks the mention: a file that is not about us may be broken in any way."""
     try:
         content = path.read_bytes()
         # Some editors begin a file with a byte order mark.
@@ -265,7 +248,7 @@ def _options_of_table(content: object, path: Path, tables: tuple[str, ...]) -> d
                 hint="write a text, a number, true or false; rdzv_conf also a table of these, without commas",
             )
         if name == "log_dir":
-            value = str(path.parent / str(value))  # of the file, wherever the job is started
+            value = str(path.parent / str(value))  # relative to the file, wherever the job is started
         found[name] = Setting(value, source, Level.FILE)
     check_backend(found.pop("rdzv_backend", Setting(BACKEND)).value)
     return found
@@ -310,9 +293,9 @@ def _meeting_place(said: Settings) -> Setting[Endpoint | None]:
 
 
 def _by_master(said: Settings) -> Setting[Endpoint | None]:
-    """The endpoint by master_addr and master_port. A port alone is this machine's, if there is but one."""
+    """The endpoint by master_addr and master_port. A port alone is this machine's, if it is the only one."""
     address, port = said.master_addr, said.master_port
-    if address.value is None and (port.value is None or said.nnodes.value.maximum > 1):
+    if address.value is None and (port.value is None or said.nnodes.value.most > 1):
         return Setting(None)
     endpoint = Endpoint(address.value or "127.0.0.1", port.value or DEFAULT_MASTER_PORT)
     if port.level < address.level:
@@ -337,13 +320,13 @@ def _or_by_conf(own: Setting[T], name: str, conf: Setting[Mapping[str, str]], ke
 def _check(settings: Settings) -> None:
     """UsageError for values that are right one by one but not together."""
     nodes, rank = settings.nnodes, settings.node_rank
-    if nodes.value.maximum > 1 and settings.rdzv_endpoint.value is None:
+    if nodes.value.most > 1 and settings.rdzv_endpoint.value is None:
         raise UsageError(
             f"nnodes is {nodes.value} by {nodes.source}, but nothing says where the machines meet",
             hint="add --rdzv-endpoint HOST[:PORT] with the name of one of them, the same on each",
         )
-    if rank.value is not None and rank.value >= nodes.value.maximum:
+    if rank.value is not None and rank.value >= nodes.value.most:
         raise UsageError(
             f"node_rank is {rank.value} by {rank.source}, but nnodes is {nodes.value} by {nodes.source}",
-            hint=f"machines have ranks from 0 to {nodes.value.maximum - 1}",
+            hint=f"machines have ranks from 0 to {nodes.value.most - 1}",
         )

@@ -34,6 +34,6 @@ _OF_A_RANK = frozenset(
 
 
 def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what another launcher says of a rank: for one that starts ranks of its own."""
+    """The environment without another launcher's variables of a rank: for a launcher of other ranks."""
     dropped = {name for name in environ if name in _OF_A_RANK or name.startswith("TORCHELASTIC_")}
     return {name: value for name, value in environ.items() if name not in dropped}

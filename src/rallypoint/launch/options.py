@@ -19,10 +19,13 @@ from typing import Final, Literal
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import DEFAULT_PORT, IPV6, Endpoint, parse_endpoint
 from rallypoint.launch.endpoint import HOST as HOST_NAME
+from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.server.loops.backend import parse_switch
 
-USAGE: Final = "rallypoint run [options] script.py [arguments], or -m module [arguments], or -- command"
+_USAGE: Final = (
+    "write rallypoint run [OPTIONS] SCRIPT [ARGS]..., or -m MODULE [ARGS]..., or -- COMMAND [ARGS]..."
+)
 
 DEFAULT_MASTER_PORT: Final = 29500
 """The port beside a master_addr that comes without a master_port; torchrun's."""
@@ -32,17 +35,6 @@ BACKEND: Final = "rallypoint"
 
 
 # What a value can be --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """How many machines a job takes: at least `minimum`, at most `maximum`."""
-
-    minimum: int
-    maximum: int
-
-    def __str__(self) -> str:
-        return str(self.maximum) if self.minimum == self.maximum else f"{self.minimum}:{self.maximum}"
 
 
 def text_of(value: object) -> str:
@@ -90,13 +82,13 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def _nodes(text: str) -> Nodes:
+def _nodes(text: str) -> Size:
     match = _match("([0-9]+)(?::([0-9]+))?", text)
-    minimum = int(match[1])
-    maximum = minimum if match[2] is None else int(match[2])
-    if not 1 <= minimum <= maximum:
+    least = int(match[1])
+    most = least if match[2] is None else int(match[2])
+    if not 1 <= least <= most:
         raise ValueError(text)
-    return Nodes(minimum, maximum)
+    return Size(least, most)
 
 
 def _ranks_per_node(text: str) -> int | str:
@@ -192,7 +184,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "nnodes",
         "N|MIN:MAX",
         _nodes,
-        Nodes(1, 1),
+        Size(1, 1),
         "How many machines, 1 or more, or from how many to how many.",
     ),
     Option(
@@ -266,7 +258,7 @@ FLAGS: Final[tuple[Option, ...]] = (
     _flag("module", "What follows the options is a module, started as python -m does.", "-m"),
     _flag("show_config", "Print each setting with where it comes from, and start nothing."),
     _flag("json", "Print JSON."),
-    _flag("help", "Print this help.", "-h"),
+    _flag("help", "Show this message and exit.", "-h"),
 )
 """What the command line alone can say."""
 
@@ -338,7 +330,7 @@ def split_arguments(arguments: Sequence[str]) -> CommandLine:
     )
     target = _target(tuple(words), as_module)
     if target is None and not show_config:
-        raise UsageError(f"there is no {'module' if as_module else 'script'} to start", hint=USAGE)
+        raise UsageError(f"there is no {'module' if as_module else 'script'} to start", hint=_USAGE)
     return CommandLine(given, target, show_config, json)
 
 
@@ -399,7 +391,7 @@ def _target(words: tuple[str, ...], as_module: bool) -> Program | None:
 
 def _command(words: tuple[str, ...], as_module: bool) -> Program:
     if as_module:
-        raise UsageError("there is both -m and a command behind --", hint=USAGE)
+        raise UsageError("there is both -m and a command behind --", hint=_USAGE)
     if not words or not words[0]:
-        raise UsageError("there is no command behind --", hint=USAGE)
+        raise UsageError("there is no command behind --", hint=_USAGE)
     return Program("command", words)

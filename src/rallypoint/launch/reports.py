@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rallypoint.codec import from_text, to_text
+from rallypoint.rollcall.identity import Identity
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.text import ranks_text, shown
 
@@ -43,16 +44,11 @@ _FOLLOWERS = ("RendezvousClosedError",)
 
 
 @dataclass(frozen=True)
-class RankIdentity:
-    """Who a process is in its job, as the launcher's variables say; -1 where they say nothing."""
+class RankIdentity(Identity):
+    """The identity of a process, with what else the launcher's variables say; -1 where they say nothing."""
 
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    host: str
-    pid: int
-    tries: int
+    local_world_size: int = -1
+    tries: int = 0
     """How often the job had been started again when this process was started."""
 
 
@@ -73,14 +69,14 @@ class Failure:
 
     @property
     def name(self) -> str:
-        """Who failed."""
+        """The process that failed."""
         if self.who.rank < 0:
             return f"the launcher (process {self.who.pid} on {self.who.host})"
         return f"rank {self.who.rank} (process {self.who.pid} on {self.who.host})"
 
     @property
     def headline(self) -> str:
-        """What happened, in a line."""
+        """The exception, in a line."""
         lines = self.message.strip().splitlines()
         return f"{self.kind}: {lines[0]}" if lines else self.kind
 
@@ -96,26 +92,16 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class Exits:
-    exits: tuple[Exit, ...]
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    told: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class JoinProgress:
     """Ranks that have joined, of how many (0: not known yet): of the whole job, or of one machine."""
 
     joined: int
     expected: int
     absent: str = ""
-    """Who is missing, with their machines, in words; nothing: not known."""
+    """The missing ranks, with their machines, in words; empty: not known."""
     whole: bool = True
     store: str = ""
-    """Where the store is that knows more, HOST:PORT; nothing: not known."""
+    """Where the job's store is, HOST:PORT, for `rallypoint status`; empty: not known."""
 
     @property
     def complete(self) -> bool:
@@ -128,17 +114,8 @@ def folder_of(environ: Mapping[str, str]) -> Path | None:
 
 
 def _identity() -> RankIdentity:
-    """Who this process is: as it tells a store's server, and what else the launcher's variables say."""
-    who = who_am_i()
-    return RankIdentity(
-        rank=who.rank,
-        local_rank=who.local_rank,
-        world_size=who.world_size,
-        local_world_size=_number("LOCAL_WORLD_SIZE"),
-        host=who.host,
-        pid=who.pid,
-        tries=max(_number("TORCHELASTIC_RESTART_COUNT"), 0),
-    )
+    tries = max(_number("TORCHELASTIC_RESTART_COUNT"), 0)
+    return RankIdentity(**vars(who_am_i()), local_world_size=_number("LOCAL_WORLD_SIZE"), tries=tries)
 
 
 def _number(name: str) -> int:
@@ -160,7 +137,7 @@ def report_roll(roll: JoinProgress) -> None:
 
 def report_elsewhere(told: Sequence[str]) -> None:
     """Report what other machines say of their failures."""
-    _leave("elsewhere", Elsewhere(tuple(told)))
+    _leave("elsewhere", tuple(told))
 
 
 def report_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
@@ -170,12 +147,12 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     """
     who = _identity()
     quiet = who.rank < 0 and bool(os.environ.get(QUIET_VARIABLE))
-    if kind.__name__ == "ChildFailedError":  # what torchrun's agent knows of its ranks
+    if kind.__name__ == "ChildFailedError":  # torchrun's agent reports on its ranks
         failures: dict[int, Any] = error.failures  # type: ignore[attr-defined]
         exits = tuple(
             Exit(int(rank), each.pid, each.exitcode, float(each.timestamp)) for rank, each in failures.items()
         )
-        _leave(f"exits-{os.getpid()}", Exits(exits))
+        _leave(f"exits-{os.getpid()}", exits)
         return quiet
     if kind.__name__ in ("KeyboardInterrupt", "SignalException"):  # it was told to end
         return quiet
@@ -186,7 +163,7 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
 
 
 def _leave(name: str, report: object) -> None:
-    """Never an error: the folder may be on another machine, or gone, or full."""
+    """Write a report. This raises no error: the folder may be on another machine, or gone, or full."""
     folder = folder_of(os.environ)
     if folder is None:
         return
@@ -221,11 +198,11 @@ class Reports:
 
     def elsewhere(self) -> list[str]:
         """What other machines say of their failures."""
-        return [text for each in self._read("elsewhere", Elsewhere) for text in each.told]
+        return [text for each in self._read("elsewhere", tuple[str, ...]) for text in each]
 
     def exits(self) -> list[Exit]:
         """How ranks of the last try ended, as torchrun's agent on this machine saw it."""
-        found = [each for some in self._read("exits-*", Exits) for each in some.exits]
+        found = [each for some in self._read("exits-*", tuple[Exit, ...]) for each in some]
         return sorted(found, key=lambda each: each.time)
 
     def _read(self, pattern: str, kind: type[_T]) -> Iterator[_T]:

@@ -1,4 +1,4 @@
-"""What the user has asked for: which server torch gets, and which client. Imports no torch.
+"""The user's choice of the server and the client that torch gets. Imports no torch.
 
 The variables reach every process of a job, so the launcher, the workers and what they spawn agree.
 """
@@ -43,25 +43,23 @@ _Switch = TypeVar("_Switch", Patch, ClientChoice)
 
 def patch_of(environ: Mapping[str, str] = os.environ) -> Patch:
     """What RALLYPOINT_PATCH says; UsageError if it says nothing that is known."""
-    return _parse(Patch, environ.get(PATCH_VARIABLE) or "auto", f"the variable {PATCH_VARIABLE}")
+    return parse_choice(Patch, environ.get(PATCH_VARIABLE) or "auto", f"the variable {PATCH_VARIABLE}")
 
 
 def client_of(environ: Mapping[str, str] = os.environ) -> ClientChoice:
     """What RALLYPOINT_CLIENT says; UsageError if it says nothing that is known."""
-    return parse_client(environ.get(CLIENT_VARIABLE) or "auto", f"the variable {CLIENT_VARIABLE}")
-
-
-def parse_client(text: str, source: str) -> ClientChoice:
-    """A client by its name; UsageError that names `source`."""
-    return _parse(ClientChoice, text, source)
+    return parse_choice(
+        ClientChoice, environ.get(CLIENT_VARIABLE) or "auto", f"the variable {CLIENT_VARIABLE}"
+    )
 
 
 def enabling_file() -> Path:
-    """Its being there makes every torch of this Python environment use Rallypoint where it has to."""
+    """If this file exists, every torch of this Python environment uses Rallypoint where it has to."""
     return Path(sys.prefix) / "etc" / "rallypoint" / "enabled"
 
 
-def _parse(kind: type[_Switch], text: str, source: str) -> _Switch:
+def parse_choice(kind: type[_Switch], text: str, source: str) -> _Switch:
+    """The member of `kind` with this name; UsageError that names `source`."""
     try:
         return kind(text.strip().lower())
     except ValueError:

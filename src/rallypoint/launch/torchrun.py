@@ -42,7 +42,7 @@ def _conf(settings: Settings) -> dict[str, str]:
 
 
 def _passed_on(settings: Settings) -> list[str]:
-    """torchrun's other options, but those that it finds in its environment by itself."""
+    """torchrun's other options, except those that torchrun finds in its environment by itself."""
     given = {name: each for name, each in settings.passed_on.items() if each.level is not Level.ENVIRONMENT}
     return [
         flag_of(name) if each.value is True else f"{flag_of(name)}={each.text}"

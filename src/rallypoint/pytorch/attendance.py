@@ -1,10 +1,10 @@
-"""The roll call of a round: the first machine's agent tells the store who is expected, and asks who is there.
+"""The roll call of a round: the first machine's agent writes the plan into the store, and counts the ranks.
 
-Which machine has which ranks is told by the entries that torchrun's agents make for each other: that is the
-plan, which every tool that looks at the store finds there. The launcher is told how many have come, again and
-again: they count themselves in, so that costs nothing; where there is no launcher of ours, the log is told if
-it takes long. Who they are costs the store's server a tenth of a second with thousands of ranks, so that is
-asked when nobody has come for a while, and less and less often. Imports no torch.
+The plan says which machine has which ranks: torchrun's agents tell each other, and every tool that looks at
+the store finds the plan there. The agent reports again and again how many ranks have come: to the launcher;
+or to the log, if there is no launcher of ours and it takes long. Ranks count themselves in, so that costs
+nothing. The names of the missing ranks cost the server a tenth of a second with thousands of ranks: the agent
+asks for them only when no rank has come for a while, and less and less often. Imports no torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FIRST_REMARK: Final = 30.0  # seconds; then twice as long each time
 _COUNT_SECONDS: Final = 0.5
 _STILL_SECONDS: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
-_REST: Final = 50  # times as long as a question took, there is none after it
+_REST: Final = 50  # after a question, a pause of this many times the time that it took
 
 
 def plan_of(number: int, members: Sequence[Member], sizes: Sequence[int]) -> Plan:
@@ -56,15 +56,16 @@ def plan_of(number: int, members: Sequence[Member], sizes: Sequence[int]) -> Pla
 def named(roll: Roll, counted: int) -> reports.JoinProgress | None:
     """The report on a roll, with names; `counted` is how many ranks have counted themselves in.
 
-    A rank that has gone had joined: at the end of a round, all go. A rank that did not say who it was looks
-    as if it had never come. Then fewer have come than were counted: None, as no missing rank can be named.
+    A rank that has gone had joined: at the end of a round, all go. A client that never sent its rank makes
+    that rank look late, and fewer ranks seem here than were counted. Then the result is None, as no missing
+    rank can be named.
     """
     absent = tuple(each for each in roll.ranks if each.state in (RankState.LATE, RankState.UNSEEN))
     late = sum(each.state is RankState.LATE for each in absent)
     if counted > roll.expected - late:
         return None
     joined = max(counted, roll.expected - len(absent))
-    # Where none has come, the names of all would tell nothing.
+    # If no rank has come, a list of all of them helps nobody.
     return reports.JoinProgress(
         joined, roll.expected, absent_text(replace(roll, ranks=absent)) if joined else ""
     )
@@ -75,18 +76,18 @@ class AskingSchedule:
 
     def __init__(self, now: float) -> None:
         self.count = -1
-        """How many have come."""
+        """How many ranks have come."""
         self._came = now
         self._pause = 0.0
         self._due = now
 
     @property
     def is_satisfied(self) -> bool:
-        """Whether the names have been asked for since the last one came."""
+        """Whether the names have been asked for since the last rank came."""
         return self._pause > 0
 
     def note(self, count: int, now: float) -> bool:
-        """Note how many have come; whether that is news."""
+        """Note how many ranks have come; whether that is news."""
         is_news = count != self.count
         if is_news:
             self.count, self._came, self._pause = count, now, 0.0
@@ -102,7 +103,7 @@ class AskingSchedule:
 
 
 class RollCall:
-    """Tells the store who is expected; and the launcher, until all have joined, or until it is stopped."""
+    """Writes the plan, and reports to the launcher until all ranks have joined, or until it is stopped."""
 
     def __init__(self, place: Endpoint, number: int, members: Sequence[Member]) -> None:
         self._place = place
@@ -116,7 +117,7 @@ class RollCall:
         self._thread.start()
 
     def stop(self) -> None:
-        """The round is over: its store is asked once more who has come, and then not any more."""
+        """Ask the store once more for the missing ranks, as the round is over, and then no more."""
         self._stopped.set()
         self._thread.join()
 
@@ -133,7 +134,7 @@ class RollCall:
             pass  # the round's store has gone: others report that
 
     def _ranks_per_machine(self, store: TCPStore) -> list[int]:
-        """As torchrun's agents tell each other, if they do; nothing if it is stopped before."""
+        """The sizes that torchrun's agents tell each other; empty if the roll call is stopped before."""
         keys = [f"{AGENTS}/torchelastic/role_info/{rank}" for rank in range(len(self._members))]
         while not store.check(keys):
             if self._stopped.wait(_COUNT_SECONDS):
@@ -153,7 +154,7 @@ class RollCall:
                 return
             self._stopped.wait(_COUNT_SECONDS)
         if not attention.is_satisfied:
-            self._name(attention)  # the last word
+            self._name(attention)
 
     def _name(self, attention: AskingSchedule) -> bool:
         """Report the missing ranks, as far as they can be known; True if there are none."""

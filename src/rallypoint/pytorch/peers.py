@@ -64,15 +64,7 @@ def listening_socket(port: int) -> socket.socket:
     whose clients are ::ffff:127.0.0.1: that may take seconds each, and comparing with it would flatter
     Rallypoint.
     """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
-        listener.listen(BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    return socket.create_server((HOST, port), backlog=BACKLOG)
 
 
 def make_server(port: int, use_libuv: bool, as_is: bool) -> dist.TCPStore:

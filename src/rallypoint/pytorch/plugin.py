@@ -98,7 +98,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             local_address=params.local_addr,
             seconds=conf.times.join,
         )
-        # As ranks and relays name their machine, so that it goes by one name: not by its local_addr.
+        # The name that ranks and relays use for this machine, so that it has one name: not its local_addr.
         who = who_am_i(Role.AGENT)
         member = Member(secrets.token_hex(8), who.host, who.pid, conf.rank, self._place.is_here)
         self._meeting = Meeting(self._place.store, params.run_id, member, size, conf.times)
@@ -174,7 +174,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         wanted = StoreParameters(host, port, timeout=patience, use_libuv=False)
         store = make_store(wanted, client_of(), Patch.AUTO, Role.AGENT)
         self._agent_store = store  # C++ keeps no Python object alive
-        if met.rank == 0:  # others need not say and ask the same
+        if met.rank == 0:  # one machine is enough for the roll call
             self._roll_call = RollCall(store_place, met.number, met.members)
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),
@@ -205,7 +205,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
     def _ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         """An answer from the meeting place; `otherwise` if it is gone: ranks that run need not end for that.
 
-        Each question to one that is gone takes its time, so there is a pause before the next.
+        A question without an answer takes its time, so there is a pause before the next one.
         """
         if not self._pause.passed:
             return otherwise

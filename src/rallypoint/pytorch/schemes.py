@@ -19,11 +19,11 @@ import torch.distributed as dist
 
 from rallypoint.errors import UsageError
 from rallypoint.launch.options import parse_seconds
-from rallypoint.launch.switches import Patch, client_of, parse_client
+from rallypoint.launch.switches import ClientChoice, Patch, client_of, parse_choice
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.pytorch.substitution import StoreParameters, make_store
 from rallypoint.server.loops.backend import parse_switch
-from rallypoint.stores.rendezvous import rendezvous
+from rallypoint.stores.rendezvous import place_of, rank_and_size, rendezvous
 
 Yielded = Iterator[tuple[dist.Store, int, int]]
 
@@ -54,15 +54,12 @@ def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
     """What torch calls for a `rally://` URL."""
     parts = urlsplit(url)
     query = _query_of(parts)
-    rank, world_size = _number(query, "rank"), _number(query, "world_size")
-    if not parts.hostname or parts.port is None:
-        raise UsageError(f"{url!r} names no store", hint="write rally://HOST:PORT")
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} does not exist in a world of {world_size}")
+    host, port = place_of(parts)
+    rank, world_size = rank_and_size(query, {})
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     wanted = StoreParameters(
-        parts.hostname,
-        parts.port,
+        host,
+        port,
         world_size,
         is_master=rank == 0 and not hosted,
         timeout=timedelta(seconds=_seconds(query, timeout)),
@@ -70,7 +67,7 @@ def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
         use_libuv=parse_switch(query["use_libuv"], "use_libuv in the URL") if "use_libuv" in query else None,
     )
     client = query.get("client")
-    chosen = parse_client(client, "client in the URL") if client else client_of()
+    chosen = parse_choice(ClientChoice, client, "client in the URL") if client else client_of()
     yield make_store(wanted, chosen, Patch.ALWAYS), rank, world_size
     raise RuntimeError("a rally:// rendezvous happens once")
 
@@ -92,18 +89,6 @@ def _query_of(parts: SplitResult) -> dict[str, str]:
             hint=f"known are {', '.join(_KNOWN)}",
         )
     return query
-
-
-def _number(query: dict[str, str], name: str) -> int:
-    try:
-        return int(query[name])
-    except KeyError:
-        raise UsageError(
-            f"the {name.replace('_', ' ')} is not known",
-            hint=f"pass {name}= to init_process_group, or put it into the URL",
-        ) from None
-    except ValueError:
-        raise UsageError(f"{name} in the URL is {query[name]!r}, which is no number") from None
 
 
 def _seconds(query: dict[str, str], timeout: timedelta) -> float:

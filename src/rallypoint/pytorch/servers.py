@@ -2,7 +2,7 @@
 
 torch's server lives as long as the C++ store object, which process groups hold beyond its Python half.
 That life cannot be watched from Python, but the store's connection ends with it: so the client, once
-connected, deletes a key that only it knows, and the server ends when all such connections have closed.
+connected, deletes a key that only it knows, and the server ends when all connections that did so have closed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def open_server(
 ) -> OwnedServer:
     """A server for a master; with `multi_tenant` the one on that port, if this process has one.
 
-    Whoever opens it connects a client, and makes that its owner with `take`.
+    The caller connects a client, and makes that client its owner with `take`.
     """
     with _lock:
         known = _servers.get(port) if listen_fd is None else None

@@ -2,14 +2,14 @@
 
 The constructor tries torch's own first, with the caller's own arguments. Where that refuses, because torch
 was built without libuv, a client is made with `use_libuv=False`, which concerns servers alone, and a
-master gets our server and such a client. Where torch's client does not work at all, ours takes its place. A
-torch that works is left alone, unless RALLYPOINT_PATCH or RALLYPOINT_CLIENT ask for more.
+master gets our server and a client of that kind. Where torch's client does not work at all, ours takes its
+place. A torch that works is left alone, unless RALLYPOINT_PATCH or RALLYPOINT_CLIENT ask for more.
 
-Every store that comes up says who it is, as our own client does: one request, which torch's own server does
-not understand, and does not mind.
+Every store that comes up sends its identity, as our own client does: one request, which is harmless to
+torch's own server.
 
-It all happens in `__new__`, because only that can return an object of another type; and on the class
-itself, because other modules have their own references to it.
+The patch is in `__new__`, because only that can return an object of another type; and on the class itself,
+because other modules have their own references to it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Fault(Enum):
     BROKEN = auto()
 
 
-# What torch says when it is not the network's or the caller's fault. Older builds say "was build without".
+# torch's messages for faults of its own. Older builds say "was build without".
 _FAULTS = (
     ("without libuv", Fault.NO_LIBUV),
     ("unmatched '}' in format string", Fault.BROKEN),
@@ -152,7 +152,7 @@ def _patched_clone(self: Any) -> Any:
     _say_hello(twin, Role.UNKNOWN)
     owned = owned_at(self.port)
     if owned is not None:
-        twin.delete_key(owned.owner_key)  # a clone holds the server as well; elsewhere it is no key
+        twin.delete_key(owned.owner_key)  # a clone holds the server as well; other servers lack this key
     return twin
 
 
@@ -198,7 +198,7 @@ def _connect(store: Any, wanted: StoreParameters, role: Role) -> None:
 
 
 def _say_hello(store: Any, role: Role) -> None:
-    """Tell the server which process a C++ client belongs to; if that fails, the job goes on."""
+    """Tell the server which process a C++ client belongs to. If that fails, the job goes on."""
     try:
         store.delete_key(hello_key(who_am_i(role)))
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """The training that `rallypoint verify` runs: one rank of a small network in DDP, as a script.
 
-It takes no arguments, so that every launcher starts it alike. Who the ranks are and where they meet is as
-any script has it; the rest comes from the environment:
+It takes no arguments, so that every launcher starts it alike. Ranks and the meeting place are set as for any
+script; the rest comes from the environment:
 
     RALLYPOINT_VERIFY_FOLDER    where each rank leaves its report, rank-<rank>.json
     RALLYPOINT_VERIFY_DEVICE    cpu or cuda

@@ -1,4 +1,4 @@
-"""Who is missing, for the error of a wait: the words for it, and the question to the server."""
+"""The missing ranks, for the error of a wait: the words for them, and the question to the server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.rollcall.words import headline, missing_text, owed_text, unseen_text
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look, look_through
+from rallypoint.stores.client.look import look, look_through, read_if_there
 from rallypoint.stores.client.pool import ConnectionPool
-from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.opcodes import READY, Op
 
 HEAD: Final = "rallypoint/head"
 """The key at which a launcher says where the store itself is, `[host, port]`, for ranks behind a relay."""
@@ -73,7 +71,7 @@ def absent_at_barrier(roll: Roll | None, key: str, size: int) -> Absence:
 
 def absent_workers(roll: Roll | None, size: int) -> Absence:
     """The workers, of `size`, that have not come."""
-    if roll is None or roll.expected != size:  # they may be others than the ranks of the job
+    if roll is None or roll.expected != size:  # the workers may be others than the ranks of the job
         return NOT_KNOWN
     return Absence(absent_text(roll), tuple(each.rank for each in roll.missing))
 
@@ -85,7 +83,7 @@ def absent_text(roll: Roll) -> str:
 
 
 def _machines_of(roll: Roll, found: Gathering) -> str:
-    """The ranks that are missing at a barrier with their machines, whether they have joined or not."""
+    """The ranks that are missing at a barrier, with their machines; some of these ranks may have joined."""
     missing = set(found.missing or ())
     late = tuple(replace(each, state=RankState.LATE) for each in roll.ranks if each.rank in missing)
     return missing_text(replace(roll, ranks=late))
@@ -95,21 +93,19 @@ def _machines_of(roll: Roll, found: Gathering) -> str:
 
 
 def find_roll(pool: ConnectionPool, server: str, deadline: Deadline) -> Roll | None:
-    """The roll of the whole job; None behind a relay of which nobody says whose it is."""
+    """The roll of the whole job; None behind a relay, if no launcher has said where its server is."""
     with pool.lend(deadline) as connection:
         snapshot = look_through(connection, server, Question(), deadline)
         if snapshot.kind != "relay":
             return judge(snapshot)
-        head = _read_head(connection, deadline)
+        head = read_head(connection, deadline)
     return judge(look(*head, Question(), deadline)) if head is not None else None
 
 
-def _read_head(connection: Connection, deadline: Deadline) -> tuple[str, int] | None:
-    key = b"/" + HEAD.encode()
-    connection.send(counted_request(Op.CHECK, [key]), deadline)
-    is_told = connection.read(1, deadline) == READY
-    if is_told:
-        connection.send(request(Op.GET, key), deadline)
-        host, port = json.loads(connection.read_blob(deadline))
-    connection.finish()
-    return (str(host), int(port)) if is_told else None
+def read_head(connection: Connection, deadline: Deadline) -> tuple[str, int] | None:
+    """Where the server of a relay is; None if no launcher has said so. ValueError, TypeError for nonsense."""
+    value = read_if_there(connection, b"/" + HEAD.encode(), deadline)
+    if value is None:
+        return None
+    host, port = json.loads(value)
+    return str(host), int(port)

@@ -19,7 +19,7 @@ from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.filelog import CALL_BYTES, MEMBER_BYTES, FileLog
 from rallypoint.stores.local import LocalStore
-from rallypoint.stores.membership import Member, Process, refusal
+from rallypoint.stores.membership import Member, refusal
 from rallypoint.wire.encoding import encode
 from rallypoint.wire.opcodes import Op
 
@@ -41,14 +41,14 @@ class _Seat:
         self.id = os.urandom(MEMBER_BYTES)
         self.log = FileLog(path)
         self._owner = os.getpid()
-        # One entry for each user; only the last one to go takes the True. There is no lock, because a
-        # collection may call `give_up` in the midst of anything.
+        # One entry for each user; the last user to go pops the True. There is no lock, because garbage
+        # collection may call `give_up` at any point.
         self._users = [True]
         with self.log.locked(deadline, create=True):
             reason = refusal(self.log.members.values(), world_size)
             if reason is not None:
                 raise self.log.belongs_to_others(reason)
-            self.log.join(self.id, Member(Process.current(), world_size))
+            self.log.join(self.id, Member.current(world_size))
 
     def share(self) -> None:
         self._users.append(False)
@@ -63,7 +63,7 @@ class _Seat:
         try:
             self._leave()
         except RallypointError:
-            pass  # the file is gone already, or cannot be had: others will see that this process has ended
+            pass  # the file is gone, or cannot be locked: other members will see that this process has ended
 
     def _leave(self) -> None:
         with self.log.locked(Deadline(_LEAVE_SECONDS)):

@@ -26,7 +26,7 @@ if sys.platform == "win32":
 
     _FLAGS = os.O_RDWR | os.O_BINARY
 
-    # Nobody could read locked bytes there; so it is one that the file never gets to.
+    # Windows lets no other process read locked bytes: so the lock is on a byte beyond the end of the file.
     _LOCKED_BYTE = 0x7FFF_0000
 
     def _lock_or_raise(descriptor: int) -> None:
@@ -52,7 +52,7 @@ else:
 
 @contextmanager
 def open_locked(path: str, deadline: Deadline, *, create: bool) -> Iterator[int]:
-    """A descriptor of the file at `path`, locked; StoreTimeoutError if others hold it until the deadline.
+    """A descriptor of the file at `path`, locked; StoreTimeoutError if others hold the lock for too long.
 
     Raises FileNotFoundError if there is none, and it is not to be created; other OSErrors as they come.
     """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from enum import IntEnum
@@ -21,15 +21,15 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
+from rallypoint.codec import to_text
 from rallypoint.engine import Engine
 from rallypoint.errors import ProtocolError, RallypointError, StaleFileError, StoreTimeoutError
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.filelock import open_locked, remove_locked
+from rallypoint.stores.local import CHANGES
 from rallypoint.stores.membership import Member, describe
-from rallypoint.wire.encoding import unpack_i64
 from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
 
 _NAME: Final = b"rallypoint file store "
 _FORMAT: Final = _NAME + b"1 "
@@ -53,21 +53,7 @@ _LIMITS: Final = Limits(
     stored_entries=_ENDLESS,
 )
 
-_Change = Callable[[Engine[bytes], bytes, list[bytes], bytes], object]
-_CHANGES: Final[dict[Op, _Change]] = {
-    Op.SET: lambda engine, _, blobs, __: engine.set(*blobs),
-    Op.COMPARE_SET: lambda engine, _, blobs, __: engine.compare_set(*blobs),
-    Op.ADD: lambda engine, _, blobs, tail: engine.add(blobs[0], unpack_i64(tail)[0]),
-    Op.DELETE_KEY: lambda engine, _, blobs, __: engine.delete(blobs[0]),
-    Op.APPEND: lambda engine, _, blobs, __: engine.append(*blobs),
-    Op.MULTI_SET: lambda engine, _, blobs, __: engine.multi_set(blobs),
-    Op.QUEUE_PUSH: lambda engine, _, blobs, __: engine.push(*blobs),
-    Op.QUEUE_POP: lambda engine, who, blobs, _: engine.pop(who, blobs[0]),
-    Op.BARRIER: lambda engine, who, blobs, tail: engine.barrier(who, blobs[0], unpack_i64(tail)[0]),
-    Op.CANCEL_WAIT: lambda engine, who, _, __: engine.withdraw(who),
-}
-"""What each request does to the engine, by its writer, its blobs and its tail."""
-_REQUESTS: Final = WholeRequests(_LIMITS, _CHANGES)
+_REQUESTS: Final = WholeRequests(_LIMITS, CHANGES)
 
 _HINT: Final = "delete the file, or use another path for each run"
 
@@ -91,7 +77,7 @@ class _Replica:
         member = who[:MEMBER_BYTES]
         if kind == _Kind.CHANGE:
             op, blobs, tail = _REQUESTS.read(content, 0, len(content))
-            _CHANGES[op](self.engine, who, blobs, tail)
+            CHANGES[op](self.engine, who, blobs, tail)
         elif kind == _Kind.JOIN:
             self.members[member] = Member.from_json(content)
         elif kind == _Kind.LEAVE and member in self.members:
@@ -158,7 +144,7 @@ class FileLog:
         self._append(_Kind.CHANGE, who, request)
 
     def join(self, member_id: bytes, member: Member) -> None:
-        self._append(_Kind.JOIN, member_id + _NO_CALL, member.to_json())
+        self._append(_Kind.JOIN, member_id + _NO_CALL, to_text(member).encode())
         self.members[member_id] = member
 
     def leave(self, member_id: bytes) -> None:

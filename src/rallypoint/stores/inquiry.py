@@ -1,9 +1,8 @@
-"""Whether a client asks who is missing, and when: shortly before the time of a wait is over.
+"""Whether a client asks for the missing ranks, and when: shortly before the time of a wait is over.
 
-Not after it: then the ranks leave one after the other, barriers empty, and the error would come late. A
-snapshot of thousands of ranks costs the server a tenth of a second, and where one rank is missing, all
-others time out together. So only a few of them ask, and none asks often; and a short wait is a poll, which
-does not ask at all.
+After the wait it would be too late: the ranks leave one after the other, and barriers empty. A snapshot of
+thousands of ranks costs the server a tenth of a second, and where one rank is missing, all others time out
+together. So only a few ranks ask, and none asks often. A short wait is a poll: it does not ask at all.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.patience import within
+from rallypoint.stores.client.deadline import Deadline, within
 from rallypoint.stores.client.pool import ConnectionPool
 
 if TYPE_CHECKING:
@@ -24,15 +22,15 @@ ASKERS: Final = 16
 
 _SHORTEST_WAIT: Final = 1.0
 _AHEAD_SECONDS: Final = 2.0
-_AHEAD_PER_RANK: Final = 0.00025  # a snapshot of many takes its time to be made, sent and understood
+_AHEAD_PER_RANK: Final = 0.00025  # a snapshot of many ranks takes its time to be made, sent and read
 _AHEAD_SHARE: Final = 0.25  # of the whole time, at most
 _LEAST_PAUSE: Final = 0.5
 _FAILED_PAUSE: Final = 10.0  # after a question to which there was no answer
-_PAUSE_PER_RANK: Final = 0.002  # so that those who ask again and again take some percent of the server's time
+_PAUSE_PER_RANK: Final = 0.002  # so that repeated questions take only some percent of the server's time
 
 
 def is_asker(who: Identity) -> bool:
-    """Whether a client is among those who ask. Launchers and tools are not: their waits are polls."""
+    """Whether this client may ask. Launchers and tools may not: their waits are polls."""
     if who.role in (Role.AGENT, Role.TOOL):
         return False
     if who.rank < 0:
@@ -53,11 +51,11 @@ class Inquiry:
         self.is_asker = is_asker(who)
 
     def moment(self, deadline: Deadline) -> Deadline:
-        """When to ask about a wait that has so long."""
+        """When to ask about a wait with this deadline."""
         return Deadline(deadline.remaining - min(self._ahead, _AHEAD_SHARE * deadline.seconds))
 
     def ask(self, deadline: Deadline) -> Roll | None:
-        """Who is here; None if that is not told by the deadline, or was asked a moment ago."""
+        """The roll of the job; None without an answer by the deadline, or after a question a moment ago."""
         if deadline.seconds < _SHORTEST_WAIT or not self._pause.passed:
             return None
         self._pause = Deadline(_FAILED_PAUSE)

@@ -11,17 +11,33 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from rallypoint.engine import Engine
 from rallypoint.errors import QueueEmptyError, RallypointError, StoreTimeoutError
 from rallypoint.stores.base import Store, Timeout, Value, as_keys, as_pairs, keys_missing, to_bytes, to_i64
 from rallypoint.stores.client.deadline import Deadline
+from rallypoint.wire.encoding import unpack_i64
 from rallypoint.wire.opcodes import Op
 
 _Result = TypeVar("_Result")
 
 _NOBODY = b""
+
+Change = Callable[[Engine[bytes], bytes, Sequence[bytes], bytes], Any]  # each has the result of its operation
+CHANGES: Final[dict[Op, Change]] = {
+    Op.SET: lambda engine, _, blobs, __: engine.set(*blobs),
+    Op.COMPARE_SET: lambda engine, _, blobs, __: engine.compare_set(*blobs),
+    Op.ADD: lambda engine, _, blobs, tail: engine.add(blobs[0], unpack_i64(tail)[0]),
+    Op.DELETE_KEY: lambda engine, _, blobs, __: engine.delete(blobs[0]),
+    Op.APPEND: lambda engine, _, blobs, __: engine.append(*blobs),
+    Op.MULTI_SET: lambda engine, _, blobs, __: engine.multi_set(blobs),
+    Op.QUEUE_PUSH: lambda engine, _, blobs, __: engine.push(*blobs),
+    Op.QUEUE_POP: lambda engine, who, blobs, _: engine.pop(who, blobs[0]),
+    Op.BARRIER: lambda engine, who, blobs, tail: engine.barrier(who, blobs[0], unpack_i64(tail)[0]),
+    Op.CANCEL_WAIT: lambda engine, who, _, __: engine.withdraw(who),
+}
+"""What each request does to the engine, by its writer, its blobs and its tail."""
 
 
 class LocalStore(Store):
@@ -56,8 +72,7 @@ class LocalStore(Store):
     # Values
 
     def set(self, key: str, value: Value) -> None:
-        name, content = to_key(key), to_bytes(value)
-        self._change(lambda engine: engine.set(name, content), Op.SET, [name, content])
+        self._change(Op.SET, [to_key(key), to_bytes(value)])
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
@@ -77,8 +92,7 @@ class LocalStore(Store):
         return values
 
     def add(self, key: str, amount: int) -> int:
-        name, tail = to_key(key), to_i64(amount, "the amount to add")
-        total, _ = self._change(lambda engine: engine.add(name, amount), Op.ADD, [name], tail=tail)
+        total: int = self._change(Op.ADD, [to_key(key)], to_i64(amount, "the amount to add"))[0]
         return total
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
@@ -94,13 +108,11 @@ class LocalStore(Store):
         return self._act(act)
 
     def append(self, key: str, value: Value) -> None:
-        name, content = to_key(key), to_bytes(value)
-        self._change(lambda engine: engine.append(name, content), Op.APPEND, [name, content])
+        self._change(Op.APPEND, [to_key(key), to_bytes(value)])
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         pairs = as_pairs(keys, values)
-        contents = [part for key, value in pairs for part in (to_key(key), to_bytes(value))]
-        self._change(lambda engine: engine.multi_set(contents), Op.MULTI_SET, contents)
+        self._change(Op.MULTI_SET, [part for key, value in pairs for part in (to_key(key), to_bytes(value))])
 
     def delete_key(self, key: str) -> bool:
         name = to_key(key)
@@ -161,12 +173,10 @@ class LocalStore(Store):
             )
 
     def _arrive(self, engine: Engine[bytes], member: bytes, name: bytes, world_size: int) -> None:
-        engine.barrier(member, name, world_size)
-        self._record(Op.BARRIER, [name], tail=to_i64(world_size, "the barrier's size"), member=member)
+        self._apply(engine, Op.BARRIER, [name], to_i64(world_size, "the barrier's size"), member)
 
     def _withdraw(self, engine: Engine[bytes], member: bytes) -> None:
-        engine.withdraw(member)
-        self._record(Op.CANCEL_WAIT, [], member=member)
+        self._apply(engine, Op.CANCEL_WAIT, [], member=member)
 
     def _leave_barrier(self, engine: Engine[bytes], member: bytes, name: bytes, world_size: int) -> int:
         """How many were there when `member` gave up; 0 if it has been released at the last moment."""
@@ -185,8 +195,7 @@ class LocalStore(Store):
     # Queues
 
     def queue_push(self, key: str, value: Value) -> None:
-        name, content = to_key(key), to_bytes(value)
-        self._change(lambda engine: engine.push(name, content), Op.QUEUE_PUSH, [name, content])
+        self._change(Op.QUEUE_PUSH, [to_key(key), to_bytes(value)])
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         name = to_key(key)
@@ -215,22 +224,21 @@ class LocalStore(Store):
         self._check_open()
         return self._at_once(act)
 
-    def _change(
+    def _change(self, op: Op, contents: Sequence[bytes], tail: bytes = b"") -> Any:
+        return self._act(lambda engine: self._apply(engine, op, contents, tail))
+
+    def _apply(
         self,
-        change: Callable[[Engine[bytes]], _Result],
+        engine: Engine[bytes],
         op: Op,
         contents: Sequence[bytes],
-        *,
         tail: bytes = b"",
-    ) -> _Result:
-        """Change the engine, record that as a request, and return the result."""
-
-        def act(engine: Engine[bytes]) -> _Result:
-            result = change(engine)
-            self._record(op, contents, tail=tail)
-            return result
-
-        return self._act(act)
+        member: bytes = _NOBODY,
+    ) -> Any:
+        """Do to the engine what a request says, record the request, and return the result."""
+        result = CHANGES[op](engine, member, contents, tail)
+        self._record(op, contents, tail=tail, member=member)
+        return result
 
     def _check_open(self) -> None:
         if self._closed:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from rallypoint.codec import from_text, to_json, to_text
+from rallypoint.codec import from_text
 from rallypoint.errors import RallypointError
 
 _PROC = Path("/proc")
@@ -24,20 +24,24 @@ _ENDED = "ZX"  # states of processes that are only kept for their parents
 _MEMBERS_SHOWN = 8
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process, told apart from all others that ever had its number."""
+@dataclass
+class Member:
+    """A process that has opened the store, told apart from all others that ever had its number."""
 
     host: str
     boot: str  # of the host, and the namespace of its process numbers; empty where Linux is not there to tell
     pid: int
     started: int  # in clock ticks after the boot; 0 where Linux is not there to tell
+    world_size: int | None = None
+    """As the process named it."""
+    left: bool = False
 
     @classmethod
-    def current(cls) -> Process:
+    def current(cls, world_size: int | None) -> Member:
+        """This process."""
         pid = os.getpid()
         state = _state_of(pid)
-        return cls(socket.gethostname(), _boot(), pid, state[1] if state else 0)
+        return cls(socket.gethostname(), _boot(), pid, state[1] if state else 0, world_size)
 
     def is_dead(self) -> bool:
         """Whether it is known to have ended."""
@@ -48,48 +52,25 @@ class Process:
         state = _state_of(self.pid)
         return state is not None and (state[0] in _ENDED or state[1] != self.started)
 
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
-
-
-@dataclass(frozen=True)
-class _World:
-    """What stands beside a process in the JSON of a member."""
-
-    world_size: int | None
-
-
-@dataclass
-class Member:
-    """A process that has opened the store; with the world size that it named."""
-
-    process: Process
-    world_size: int | None
-    left: bool = False
-
     @property
     def is_gone(self) -> bool:
-        return self.left or self.process.is_dead()
-
-    def to_json(self) -> bytes:
-        return to_text({"world_size": self.world_size, **to_json(self.process)}).encode()
+        return self.left or self.is_dead()
 
     @classmethod
     def from_json(cls, text: bytes) -> Member:
         """Raises RallypointError if that is no member."""
         try:
-            return cls(from_text(Process, text), from_text(_World, text).world_size)
+            return from_text(cls, text)
         except ValueError as error:
             raise RallypointError(f"{text!r} describes no member of a file store") from error
 
     def __str__(self) -> str:
-        if self.left:
-            return f"{self.process} (has left)"
-        return f"{self.process} ({'dead' if self.process.is_dead() else 'alive, as far as is known'})"
+        state = "has left" if self.left else "dead" if self.is_dead() else "alive, as far as is known"
+        return f"process {self.pid} on {self.host} ({state})"
 
 
 def refusal(members: Collection[Member], world_size: int | None) -> str | None:
-    """Why a newcomer that names this world size may not join these members; None if it may."""
+    """Why a newcomer with this world size may not join these members; None if it may."""
     if not members:
         return None
     if all(member.is_gone for member in members):

@@ -7,7 +7,7 @@ Which backend serves is decided as in torch: the argument over the query over th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -17,6 +17,7 @@ from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Timeout
 from rallypoint.stores.file import FileStore
 from rallypoint.stores.tcp import TCPStore
 
+_SCHEMES: Final = ("tcp", "env", "file")
 _AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 
 
@@ -26,17 +27,6 @@ class Rendezvous(NamedTuple):
     store: Store
     rank: int
     world_size: int
-
-
-class _Request(NamedTuple):
-    """A rendezvous URL taken apart, with the arguments beside it."""
-
-    url: SplitResult
-    query: Mapping[str, str]
-    rank: int
-    world_size: int
-    timeout: Timeout
-    use_libuv: bool | None
 
 
 def rendezvous(
@@ -55,77 +45,63 @@ def rendezvous(
         parts = urlsplit(url)
     except ValueError as error:
         raise UsageError(f"{url!r} is no URL: {error}", hint="write for example tcp://HOST:PORT") from None
-    meet = _SCHEMES.get(parts.scheme)
-    if meet is None:
+    if parts.scheme not in _SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         raise UsageError(f"{url!r} is no rendezvous URL", hint=f"it begins with one of {known}")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    environ: Mapping[str, str] = os.environ if parts.scheme == "env" else {}
     choice = choose(use_libuv, query.get("use_libuv"))
-    backend = None if choice is Choice.AUTO else choice is Choice.LIBUV
-    return meet(_Request(parts, query, rank, world_size, timeout, backend))
-
-
-def _meet_tcp(request: _Request) -> Rendezvous:
-    host, port = request.url.hostname, _port_of(request.url)
-    if not host or port is None:
-        raise UsageError(
-            f"{request.url.geturl()!r} lacks a host or a port",
-            hint="write tcp://HOST:PORT",
-        )
-    rank, world_size = _rank_and_size(request, {})
-    return _meet_at(host, port, rank, world_size, rank == 0, request)
-
-
-def _meet_env(request: _Request) -> Rendezvous:
-    environ = os.environ
-    rank, world_size = _rank_and_size(request, environ)
-    host = environ.get("MASTER_ADDR", "")
-    if not host:
-        raise UsageError("env:// needs the variable MASTER_ADDR", hint="a launcher sets it, or you do")
-    port = _number("master_port", -1, {}, environ)
-    # Under torchrun, the agent holds the store, and every rank is a client.
-    is_master = rank == 0 and environ.get(_AGENT_STORE) != "True"
-    return _meet_at(host, port, rank, world_size, is_master, request)
-
-
-def _meet_at(
-    host: str, port: int, rank: int, world_size: int, is_master: bool, request: _Request
-) -> Rendezvous:
+    rank, world_size = rank_and_size(query, environ, rank, world_size)
+    if parts.scheme == "file":
+        return Rendezvous(FileStore(_path_of(parts), world_size, timeout), rank, world_size)
+    host, port = _place_in(environ) if parts.scheme == "env" else place_of(parts)
     store = TCPStore(
         host,
         port,
         world_size,
-        is_master,
-        request.timeout,
+        # Under torchrun, the agent holds the store, and every rank is a client.
+        is_master=rank == 0 and environ.get(_AGENT_STORE) != "True",
+        timeout=timeout,
         multi_tenant=True,
-        use_libuv=request.use_libuv,
+        use_libuv=None if choice is Choice.AUTO else choice is Choice.LIBUV,
         rank=rank,
     )
     return Rendezvous(store, rank, world_size)
 
 
-def _meet_file(request: _Request) -> Rendezvous:
-    path = unquote(request.url.path)
-    if request.url.netloc or not path:
-        raise UsageError(f"{request.url.geturl()!r} names no file", hint="write file:///absolute/path")
-    if os.name == "nt":
-        path = path.lstrip("/")  # file:///C:/store
-    rank, world_size = _rank_and_size(request, {})
-    return Rendezvous(FileStore(path, world_size, request.timeout), rank, world_size)
+def _place_in(environ: Mapping[str, str]) -> tuple[str, int]:
+    host = environ.get("MASTER_ADDR", "")
+    if not host:
+        raise UsageError("env:// needs the variable MASTER_ADDR", hint="a launcher sets it, or you do")
+    return host, _number("master_port", -1, {}, environ)
 
 
-def _port_of(url: SplitResult) -> int | None:
+def _path_of(url: SplitResult) -> str:
+    path = unquote(url.path)
+    if url.netloc or not path:
+        raise UsageError(f"{url.geturl()!r} names no file", hint="write file:///absolute/path")
+    return path.lstrip("/") if os.name == "nt" else path  # file:///C:/store
+
+
+def place_of(url: SplitResult) -> tuple[str, int]:
+    """The host and the port in a URL; UsageError if it lacks one of them."""
     try:
-        return url.port
+        host, port = url.hostname, url.port
     except ValueError:
         raise UsageError(
             f"{url.geturl()!r} has no port that exists", hint="ports go from 1 to 65535"
         ) from None
+    if not host or port is None:
+        raise UsageError(f"{url.geturl()!r} lacks a host or a port", hint=f"write {url.scheme}://HOST:PORT")
+    return host, port
 
 
-def _rank_and_size(request: _Request, environ: Mapping[str, str]) -> tuple[int, int]:
-    rank = _number("rank", request.rank, request.query, environ)
-    world_size = _number("world_size", request.world_size, request.query, environ)
+def rank_and_size(
+    query: Mapping[str, str], environ: Mapping[str, str], rank: int = -1, world_size: int = -1
+) -> tuple[int, int]:
+    """Rank and world size: as given, else by the query of a URL, else by the variables of these names."""
+    rank = _number("rank", rank, query, environ)
+    world_size = _number("world_size", world_size, query, environ)
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} does not exist in a world of {world_size}")
     return rank, world_size
@@ -145,10 +121,3 @@ def _number(name: str, argument: int, query: Mapping[str, str], environ: Mapping
         return int(text)
     except ValueError:
         raise UsageError(f"the {name.replace('_', ' ')} is {text!r}, which is no number") from None
-
-
-_SCHEMES: Final[dict[str, Callable[[_Request], Rendezvous]]] = {
-    "tcp": _meet_tcp,
-    "env": _meet_env,
-    "file": _meet_file,
-}

@@ -223,7 +223,7 @@ class TCPStore(Store):
                 if deadline.passed:
                     raise _still_empty(key, deadline)
                 time.sleep(min(pause, deadline.remaining))
-                self._wait_for_push(connection, key, deadline)
+                self._wait_for(connection, [key], deadline, _still_empty(key, deadline))
                 pause = min(pause + 0.001, _POLL_SECONDS)
             return value
 
@@ -287,7 +287,14 @@ class TCPStore(Store):
             connection.finish()
             return values
 
-    def _wait_for(self, connection: Connection, keys: Sequence[str], deadline: Deadline) -> None:
+    def _wait_for(
+        self,
+        connection: Connection,
+        keys: Sequence[str],
+        deadline: Deadline,
+        late: StoreTimeoutError | None = None,
+    ) -> None:
+        """Wait for keys; at the deadline raise `late`, or an error that names the missing ones."""
         connection.send(counted_request(Op.WAIT, _wire_keys(keys)), deadline)
         stopped, roll = self._await_stop(connection, deadline)
         if stopped:
@@ -297,19 +304,11 @@ class TCPStore(Store):
             from rallypoint.stores.absence import absent_for_keys
 
             place = f"the store {format_address(self.host, self.port)}"
-            late = keys_missing(place, missing, len(keys), deadline.seconds)
+            late = late or keys_missing(place, missing, len(keys), deadline.seconds)
             raise absent_for_keys(roll, missing).named_in(late)
 
-    def _wait_for_push(self, connection: Connection, key: str, deadline: Deadline) -> None:
-        connection.send(counted_request(Op.WAIT, [_wire_key(key)]), deadline)
-        stopped, roll = self._await_stop(connection, deadline)
-        if not stopped and _missing(connection, [key]):
-            from rallypoint.stores.absence import absent_for_keys
-
-            raise absent_for_keys(roll, [key]).named_in(_still_empty(key, deadline))
-
     def _await_stop(self, connection: Connection, deadline: Deadline) -> tuple[bool, Roll | None]:
-        """Await the end of a wait: False at the deadline, with the roll of the job if the server told it."""
+        """Await the end of a wait. False if the deadline came first, then with the roll if it is known."""
         try:
             _expect(connection.read(1, self._inquiry.moment(deadline)), STOP_WAITING)
         except StoreTimeoutError:
@@ -330,19 +329,17 @@ class TCPStore(Store):
             raise UsageError(f"the world size is {world_size}, but must be positive")
         self._add(_WORKERS, 1, deadline)
         if is_master:
-            self._await_workers(world_size, deadline)
-
-    def await_workers(self, world_size: int, timeout: Timeout | None = None) -> None:
-        """Wait, as a master does, until `world_size` workers have counted themselves in."""
-        self._await_workers(world_size, Deadline(self._seconds(timeout)))
+            self.await_workers(world_size, deadline)
 
     def count_workers(self) -> int:
-        """How many workers have counted themselves in, as a store does that is given a world size."""
+        """How many workers have counted themselves in. A store with a world size counts itself in."""
         return self._add(_WORKERS, 0)
 
-    def _await_workers(self, world_size: int, deadline: Deadline) -> None:
+    def await_workers(self, world_size: int, deadline: Deadline | None = None) -> None:
+        """Wait, as a master does, until `world_size` workers have counted themselves in."""
         import logging  # late, for the same reason
 
+        deadline = deadline or Deadline(self._timeout)
         place = format_address(self.host, self.port)
         next_report = _FIRST_REPORT
         moment = self._inquiry.moment(deadline)

@@ -15,7 +15,7 @@ from rallypoint.diagnose.doctor.situation import Situation, is_loopback
 from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, set_variable, unknown, warning
 from rallypoint.server.machine.names import LOCAL_CLIENT, look_up
 from rallypoint.server.machine.ports import listening_ports
-from rallypoint.stores.client.patience import within
+from rallypoint.stores.client.deadline import within
 
 GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 

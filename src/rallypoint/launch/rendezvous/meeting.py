@@ -48,7 +48,7 @@ class MeetingTimes:
 
 @dataclass(frozen=True)
 class Round:
-    """What a machine is in a round that is complete."""
+    """One machine's view of a complete round: its rank, all members, and the store."""
 
     number: int
     rank: int
@@ -224,7 +224,7 @@ class Meeting:
         self._change(lambda now: now.publish(place) if now.round == complete.round and now.complete else now)
 
     def _await_store(self, complete: Roster) -> Round | None:
-        """What this machine is in the round, once its store is up; None if its keeper went before that."""
+        """The round, once its store is up; None if its keeper went before that."""
         while True:
             roster = self.roster
             if not self._takes_part(roster, complete.round) or not roster.is_kept:
@@ -275,7 +275,7 @@ class Meeting:
     def _await_turn(self, roster: Roster, seconds: float) -> bool:
         """Whether there is a next change that others wait for, waiting for it as long as `seconds`.
 
-        Its maker may have died before it could say so: look again after a while.
+        The machine that made a change may have died before it could announce it: look again after a while.
         """
         try:
             self._store.wait([_turn_key(roster.turn + 1)], max(seconds, 0.001))

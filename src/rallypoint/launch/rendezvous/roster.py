@@ -3,7 +3,7 @@
 A round is open until it is complete: every machine that may take part has come, or enough have and no
 other came for a while. Then its members have ranks, and one of them, the keeper, starts a store for
 this round alone, so that no try reads the keys of the one before. A member that has to start
-again leaves, and waits; the others notice, and leave too; when the last has left, those who wait are
+again leaves, and waits; the others notice, and leave too; when the last has left, the waiting machines are
 the next round. A member that is lost (it gave no sign of life) is noted, so that the others start again.
 
 A roster never changes. Each rule returns a new one, or the same one where there is nothing to do. It is
@@ -44,13 +44,16 @@ class Size:
     least: int
     most: int
 
+    def __str__(self) -> str:
+        return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+
 
 @dataclass(frozen=True)
 class Roster:
     """The state of a job's meeting."""
 
     version: int = 0
-    """Counts changes. What writes the roster sees to it; the rules do not look at it."""
+    """Counts changes. `Meeting` sets it; the rules do not look at it."""
     turn: int = 0
     """Counts the changes that others wait for."""
     round: int = 0
@@ -93,7 +96,7 @@ class Roster:
 
     @property
     def keeper(self) -> Member | None:
-        """Who starts the round's store: a machine that the endpoint names, else rank 0."""
+        """The machine that starts the round's store: one that the endpoint names, else rank 0."""
         return next((each for each in self.members if each.keeps), self.members[0] if self.members else None)
 
     @property

@@ -21,9 +21,8 @@ from rallypoint.errors import (
 )
 from rallypoint.rollcall.identity import Identity
 from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.deadline import Deadline, within
 from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.client.patience import within
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
@@ -45,7 +44,7 @@ _HINTS = {
 def connect(host: str, port: int, deadline: Deadline, who: Identity | None = None) -> Connection:
     """A connection that has shaken hands; ConnectError when the deadline passes before.
 
-    It tells the server `who` this process is: by default, as the launcher's variables say.
+    It tells the server the identity of this process, `who`: by default, as the launcher's variables say.
     """
     attempts = _Attempts(host, port)
     pause = _FIRST_PAUSE
@@ -134,7 +133,7 @@ def _try_one(
             # A port of the range for clients, on which nobody listens: the socket has met itself.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         connection = Connection(sock, format_address(address[0], address[1]))
-        # One that accepts but says nothing must not use up the time of the addresses behind it.
+        # An address that accepts but never answers must not use up the time of the next addresses.
         patience = deadline if is_last else Deadline(min(deadline.remaining, _CONNECT_SECONDS))
         connection.shake_hands(who, patience)
     except BaseException:

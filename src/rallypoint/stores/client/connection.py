@@ -12,14 +12,14 @@ from rallypoint.wire.encoding import VALIDATE, request, unpack_i64, unpack_u64
 from rallypoint.wire.opcodes import Op
 
 _READ_BYTES = 1 << 16
-_MOST_BYTES = 1 << 20  # a length that the other side names is not a reason to ask for as much memory
+_MOST_BYTES = 1 << 20  # the other side names a length: it is no reason to reserve that much memory
 
 
 class Connection:
     """A connected socket. Not safe for threads.
 
-    After an error in the middle of an exchange nobody knows what the next byte means: `in_step` is
-    False from the first byte sent until the last byte expected has been read, and a connection
+    After an error in the middle of an exchange, the meaning of the next byte is not known. So `in_step` is
+    False from the first byte of a request until the last byte of the reply has been read, and a connection
     that is out of step must be closed.
     """
 
@@ -46,7 +46,7 @@ class Connection:
                 f"{self._server} answers, but not as a store does ({answer!r})",
                 hint="another service listens on that port",
             )
-        self.read_i64(deadline)  # whether there was such a key
+        self.read_i64(deadline)  # the answer to the hello, which means nothing
         self.finish()
 
     def send(self, data: bytes, deadline: Deadline) -> None:

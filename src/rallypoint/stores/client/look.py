@@ -1,4 +1,4 @@
-"""Asking a server or relay for a snapshot: its clients, and the keys that they wait for."""
+"""Asking a server or relay for a snapshot: its clients, and the keys that they wait for. Changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
-from rallypoint.wire.encoding import request
+from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, Op
 from rallypoint.wire.sessions import ASK
 
@@ -40,3 +40,14 @@ def look_through(connection: Connection, server: str, question: Question, deadli
     content = connection.read_blob(deadline)
     connection.finish()
     return Snapshot.from_json(content)
+
+
+def read_if_there(connection: Connection, wire_key: bytes, deadline: Deadline) -> bytes | None:
+    """The value of a key, over a connection that nobody else uses meanwhile; None if there is none."""
+    value = None
+    connection.send(counted_request(Op.CHECK, [wire_key]), deadline)
+    if connection.read(1, deadline) == READY:
+        connection.send(request(Op.GET, wire_key), deadline)
+        value = connection.read_blob(deadline)
+    connection.finish()
+    return value

@@ -1,1 +1,1 @@
-"""What `rallypoint status` says about a store, as lines and as JSON. It prints nothing itself."""
+"""The report of `rallypoint status`, as lines and as JSON. The command that prints it is in `cli`."""

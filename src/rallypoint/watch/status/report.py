@@ -1,12 +1,11 @@
-"""What `rallypoint status` has to say about a store, as lines and as JSON; it prints nothing itself."""
+"""The report of `rallypoint status` on a store, as lines and as JSON. It prints nothing itself."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rallypoint.codec import to_json
 from rallypoint.errors import NotOursError, RallypointError
@@ -17,12 +16,12 @@ from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.rollcall.words import headline
-from rallypoint.stores.absence import HEAD
+from rallypoint.stores.absence import read_head
 from rallypoint.stores.client.connecting import connect, format_address
+from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.client.look import look_through
-from rallypoint.stores.tcp import TCPStore
 from rallypoint.watch.status import summary as rolls
 from rallypoint.watch.status import torch_store as foreign
 
@@ -33,7 +32,7 @@ _ANSWER_SECONDS: Final = 20.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What is wanted of which store; at most one of `waits`, `keys` and `rank`."""
+    """The store to ask, and what to show; at most one of `waits`, `keys` and `rank`."""
 
     endpoint: Endpoint
     waits: bool = False
@@ -42,50 +41,28 @@ class Asked:
     rank: int | None = None
 
 
-class StatusReport(Protocol):
-    """What there is to say."""
-
-    @property
-    def is_good(self) -> bool:
-        """Whether nobody is missing, as far as that is known."""
-
-    @property
-    def essence(self) -> Hashable:
-        """What of it is news when it changes: all but the time that goes by."""
-
-    def lines(self, width: int | None = None) -> list[str]: ...
-
-    def content(self) -> dict[str, Any]:
-        """For JSON."""
-
-
 def report_on(asked: Asked) -> StatusReport:
     """Ask the store. Raises NotOursError if it cannot tell; ConnectError, StoreTimeoutError and the like."""
     question = Question(keys=_MOST_KEYS if asked.keys else 0, search=asked.search)
     try:
-        snapshot = _look(asked.endpoint, question)
+        # A server that is not there is soon found out; one that is there may have much to tell.
+        with closing(connect(*asked.endpoint, Deadline(_CONNECT_SECONDS), who_am_i(Role.TOOL))) as connection:
+            snapshot = look_through(connection, str(asked.endpoint), question, Deadline(_ANSWER_SECONDS))
+            head = _head_of(connection) if snapshot.kind == "relay" else ""
     except NotOursError:
         if asked.waits or asked.rank is not None:
             raise
         return ForeignReport(asked, foreign.examine(*asked.endpoint, _CONNECT_SECONDS))
-    head = _head_of(asked.endpoint) if snapshot.kind == "relay" else ""
     return RollReport(asked, snapshot, judge(snapshot), head)
 
 
-def _look(endpoint: Endpoint, question: Question) -> Snapshot:
-    """Who is not there is soon found out; who is may have much to tell."""
-    who = who_am_i(Role.TOOL)
-    with closing(connect(*endpoint, Deadline(_CONNECT_SECONDS), who)) as connection:
-        return look_through(connection, str(endpoint), question, Deadline(_ANSWER_SECONDS))
-
-
-def _head_of(relay: Endpoint) -> str:
-    """Where the server of a relay is; nothing: nobody has said so."""
+def _head_of(relay: Connection) -> str:
+    """Where the server of a relay is; empty if no launcher has said so."""
     try:
-        with TCPStore(*relay, timeout=_CONNECT_SECONDS, role=Role.TOOL) as store:
-            return format_address(*json.loads(store.get(HEAD))) if store.check([HEAD]) else ""
-    except (RallypointError, ValueError, TypeError):  # everybody who reaches a store can write its keys
+        head = read_head(relay, Deadline(_CONNECT_SECONDS))
+    except (RallypointError, ValueError, TypeError):  # any client can write any key
         return ""
+    return format_address(*head) if head is not None else ""
 
 
 @dataclass(frozen=True)
@@ -100,6 +77,7 @@ class RollReport:
 
     @property
     def is_good(self) -> bool:
+        """Whether no rank is missing, as far as that is known."""
         roll, rank = self.roll, self.asked.rank
         if rank is not None:
             return any(each.rank == rank and each.is_here for each in roll.ranks)
@@ -107,6 +85,7 @@ class RollReport:
 
     @property
     def essence(self) -> Hashable:
+        """What of it is news when it changes: all but the time that goes by."""
         roll = self.roll
         return (
             roll.expected,
@@ -129,6 +108,7 @@ class RollReport:
         return rolls.summary(self.snapshot, self.roll, width, head=self.head)
 
     def content(self) -> dict[str, Any]:
+        """For JSON."""
         roll = self.roll
         judged = {
             "headline": headline(roll),
@@ -142,7 +122,7 @@ class RollReport:
 
 @dataclass(frozen=True)
 class ForeignReport:
-    """Of torch's own server: it is not known who is expected."""
+    """Of torch's own server: it is not known which ranks are expected."""
 
     asked: Asked
     store: foreign.ForeignStore
@@ -162,3 +142,6 @@ class ForeignReport:
 
     def content(self) -> dict[str, Any]:
         return {"torch": to_json(self.store)}
+
+
+StatusReport = RollReport | ForeignReport

@@ -1,7 +1,7 @@
 """A store's snapshot and roll as lines of text: a summary of one screen, and the whole of one thing. Pure.
 
-In the summary no list is longer than its place on the screen: what is left out is counted. Nothing in a line
-is obeyed by a terminal, whoever has written it into the store.
+In the summary no list is longer than its place on the screen: the rest is counted. Texts come from the store,
+so any client may have written them: a terminal obeys nothing in a line.
 """
 
 from __future__ import annotations
@@ -174,12 +174,12 @@ def _remark_row(text: str) -> str:
 
 
 def all_waits(roll: Roll) -> list[str]:
-    """Every key and barrier that somebody waits for."""
+    """Every key and barrier that clients wait for."""
     return [_wait_row(roll, each) for each in roll.awaited] or ["nobody waits"]
 
 
 def all_keys(snapshot: Snapshot) -> list[str]:
-    """The keys that were asked for, with their sizes and who wrote them last."""
+    """The keys that were asked for, with their sizes and last writers."""
     if not snapshot.keys:
         return [f"{counted(snapshot.keys_found, 'key')} found"]
     rows = [("size", "last writer", "key"), *map(_key_row, snapshot.keys)]

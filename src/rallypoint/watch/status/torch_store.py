@@ -1,7 +1,8 @@
-"""What can be told of a store that torch serves itself: by its keys alone, and without changing any.
+"""The state of a store that torch serves itself: by its keys alone, and without changing any.
 
-Its protocol tells nobody who is connected, nor who waits for what. But torch counts the workers that know the
-size of their world, and each rank that uses gloo leaves its address, which begins with its machine's name.
+torch's protocol does not tell which clients are connected, nor what they wait for. But torch counts the
+workers that know the size of their world, and each rank that uses gloo leaves its address, which begins with
+its machine's name.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
+from rallypoint.stores.client.look import read_if_there
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.text import counted, printable, ranks_text, shown
-from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.opcodes import READY, Op
 
 _WORKERS: Final = b"init/"
 _ADDRESS: Final = "default_pg/0//cpu//0/{}"
@@ -36,23 +36,23 @@ _LONGEST_HOST: Final = 255
 
 @dataclass(frozen=True)
 class ForeignStore:
-    """What a store of torch's own tells."""
+    """What is known of a store of torch's own."""
 
     address: str
     key_count: int
     keys: tuple[str, ...] | None
-    """None: it does not list them."""
+    """None: the server cannot list them."""
     workers: int | None
-    """How many have counted themselves in; None: nobody has."""
+    """How many workers have counted themselves in; None: there is no counter."""
     writers: dict[int, str]
-    """Ranks that have left keys, and their machines; nothing: not known."""
+    """Ranks that have left keys, with their machines; an empty name: not known."""
 
 
 # Asking
 
 
 def examine(host: str, port: int, seconds: float) -> ForeignStore:
-    """Ask a store of torch's own for all that it tells; only to be read, nothing is changed."""
+    """Ask a store of torch's own for all that it tells. Nothing is changed."""
     workers = _count_workers(host, port, Deadline(seconds))
     with TCPStore(host, port, timeout=seconds, role=Role.TOOL) as store:
         key_count = store.num_keys()
@@ -63,14 +63,10 @@ def examine(host: str, port: int, seconds: float) -> ForeignStore:
 
 
 def _count_workers(host: str, port: int, deadline: Deadline) -> int | None:
-    """What the counter says. Not by an ADD of 0, which would make one where there is none."""
+    """The value of the counter. Not by an ADD of 0, which would make a counter where there is none."""
     with closing(connect(host, port, deadline, who_am_i(Role.TOOL))) as connection:
-        connection.send(counted_request(Op.CHECK, [_WORKERS]), deadline)
-        if connection.read(1, deadline) != READY:
-            return None
-        connection.send(request(Op.GET, _WORKERS), deadline)
-        text = connection.read_blob(deadline)
-    return int(text) if text.isdigit() else None
+        text = read_if_there(connection, _WORKERS, deadline)
+    return int(text) if text is not None and text.isdigit() else None
 
 
 def _list_keys(store: TCPStore) -> tuple[str, ...] | None:

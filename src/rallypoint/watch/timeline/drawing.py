@@ -1,7 +1,7 @@
-"""A timeline as a figure: a row for each member, from when it came; its waits; and who held up the others.
+"""A timeline as a figure: a row for each member, from when it came, with its waits; and the stragglers.
 
-Of a crowd, how many had come and how many waited is drawn over time, and below it the machines of the last
-ones. What a straggler was late by is in its own colour, with its name and its figure beside it.
+Of a crowd, the figure shows over time how many members had come and how many waited, and below it the
+machines of the last members. The time for which a straggler was late has a colour of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS: Final = 128
-"""Up to this number, each member has a row; more are a crowd."""
+"""Up to this number, each member has a row; more members are a crowd."""
 _CROWD_ROWS: Final = 40
 _OF_ONE_MACHINE: Final = 16
 """Rows of one machine, in a crowd."""
@@ -52,7 +52,7 @@ def is_crowd(timeline: Timeline) -> bool:
 
 
 def rows_of(timeline: Timeline) -> list[FigureRow]:
-    """All members, or of a crowd those on the machines of the last ones."""
+    """A row for each member; of a crowd, for the members on the machines of the last ones."""
     members = _last_of(timeline.members) if is_crowd(timeline) else timeline.members
     groups: dict[str, list[StartupMember]] = defaultdict(list)
     for each in sorted(members, key=lambda each: (each.rank < 0, each.rank, each.came or 0.0, each.name)):
@@ -62,7 +62,7 @@ def rows_of(timeline: Timeline) -> list[FigureRow]:
 
 
 def _last_of(members: Sequence[StartupMember]) -> list[StartupMember]:
-    """The last ones, and those who are on their machines: the members are in this order."""
+    """The last members, and the others on their machines. The last member is the first in the list."""
     of_host: dict[str, list[StartupMember]] = defaultdict(list)
     for each in members:
         if len(of_host[each.host]) < _OF_ONE_MACHINE:
@@ -86,7 +86,7 @@ def _arrange(groups: dict[str, list[StartupMember]], late: set[int]) -> Iterable
 
 
 def spans_of(timeline: Timeline, waits: Iterable[WaitRecord], *, met: bool) -> list[Span]:
-    """Waits, those that are too close to be told apart as one; either those that were met, or all others."""
+    """Waits as spans, either those that were met or all others. Waits too close to be told apart are one."""
     spans: list[Span] = []
     for wait in waits:
         if (wait.ending is WaitEnding.MET) is met:
@@ -154,7 +154,7 @@ def draw(timeline: Timeline) -> Figure:
 
 
 def _title(timeline: Timeline) -> str:
-    """The headline, on two lines or more if it is long: who was late, and what that cost."""
+    """The headline, on two lines or more if it is long."""
     text = _ascii(headline(timeline))
     parts = [text] if len(text) <= _TITLE_CHARACTERS else text.split("; ")
     return ";\n".join("\n".join(textwrap.wrap(part, _TITLE_CHARACTERS)) for part in parts)
@@ -199,14 +199,14 @@ def _paint_member(timeline: Timeline, axes: Axes, y: int, member: StartupMember,
 
 
 def _late_span(timeline: Timeline, member: StartupMember) -> Span:
-    """While it was not there; or, of one that came in time, while it kept others waiting."""
+    """Until the member came; if it came in time, while it kept others waiting."""
     if member.came is None:
         return 0.0, timeline.seconds
     return (0.0, member.came) if member.came_late else (member.came, member.late)
 
 
 def _label_late(axes: Axes, rows: Sequence[FigureRow], size: float) -> None:
-    """Beside the rows, where it covers nothing; once for rows that follow each other."""
+    """Label late rows at their right, where the text covers nothing; once for rows that follow each other."""
     for is_late, group in groupby(enumerate(rows), key=lambda item: item[1].is_late):
         if is_late:
             places, late = zip(*group, strict=True)

@@ -1,7 +1,7 @@
-"""What a record means: when the job had come up, who was last, and for whom the others waited. Pure.
+"""From a record to a timeline: when the job had come up, and which members the others waited for. Pure.
 
-A start-up is over when all have come and nobody has waited for a while. Who keeps the others waiting may have
-come late, or have come in time and have written late what they waited for.
+A start-up is over when all members have come and none has waited for a while. A straggler may have come late;
+or it came in time, but was late to write the keys that the others waited for.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from rallypoint.watch.timeline.records import RunRecord, WaitEnding, WaitRecord
 from rallypoint.watch.timeline.timeline import StartupMember, Straggling, Timeline
 
 _LATE: Final = 1.0
-"""Seconds: who is late by less is no straggler."""
+"""Seconds: a member that is late by less is no straggler."""
 _NOTABLE: Final = 0.1
-"""Seconds, and a part of the whole start-up: shorter waits have kept nobody from anything."""
+"""Seconds, and a part of the whole start-up: shorter waits do not matter."""
 _GAP: Final = 0.2
-"""Of the time until the last one: who is so much later than those before is a straggler."""
+"""Part of the time until the last member: after a gap of this length come the stragglers."""
 _NEARLY_ALL: Final = 0.9
 
 _ended: Final = attrgetter("ended")
@@ -68,7 +68,7 @@ def judge(record: RunRecord) -> Timeline:
     )
 
 
-# Who takes part
+# Members
 
 
 def _expected(record: RunRecord) -> int:
@@ -82,7 +82,7 @@ def _expected(record: RunRecord) -> int:
 
 
 def _missing(record: RunRecord, parties: Sequence[Participant], expected: int) -> list[int]:
-    """Ranks that never came; none if they may be among those whose rank is not known."""
+    """Ranks that never came; none if they may be among the clients whose rank is not known."""
     ranks = {each.who.rank for each in parties if each.who.is_rank}
     if len(ranks) < len(parties) or not record.clients:
         return []
@@ -96,17 +96,17 @@ def _names(record: RunRecord, parties: Sequence[Participant]) -> dict[int, str]:
     return names
 
 
-# Who was late
+# Stragglers
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """Who is to blame for which waits, by the numbers of members: first those who came, then the missing."""
+    """Which members are to blame for waits. Members are numbered: first those that came, then the missing."""
 
     until: dict[int, float]
-    """Until when each kept others waiting."""
+    """Until when a member kept others waiting."""
     seconds: dict[tuple[int, int], float]
-    """How long a member waited for another one: by (who waited, for whom)."""
+    """For how long one member waited for another: by the numbers of the two."""
 
 
 def _blame(course: Course, missing: Sequence[int]) -> _Verdict:
@@ -192,7 +192,11 @@ def _straggling(course: Course, members: Sequence[StartupMember], verdict: _Verd
 
 
 def _last_ones(members: Sequence[StartupMember]) -> set[int]:
-    """Who never came; else those, at most half, who were late by far; else the last one. By their numbers."""
+    """The numbers of the stragglers.
+
+    These are the members that never came. If all came: those behind the widest gap, at most half of all; or
+    the last one alone, if there is no wide gap.
+    """
     missing = {at for at, each in enumerate(members) if each.came is None}
     order = sorted(range(len(members)), key=lambda at: members[at].late)
     if missing or not order or members[order[-1]].late < _LATE:
@@ -203,7 +207,7 @@ def _last_ones(members: Sequence[StartupMember]) -> set[int]:
     return set(order[first:] if widest >= _GAP * late[-1] else order[-1:])
 
 
-# What is not known
+# Remarks
 
 
 def _remarks(course: Course, gathered: Participants, expected: int) -> tuple[str, ...]:
@@ -236,22 +240,22 @@ def _remarks(course: Course, gathered: Participants, expected: int) -> tuple[str
 
 
 _MOSTLY: Final = 0.5
-"""Of a wait: who waited for that much of it itself is not to blame."""
+"""A member that itself waited during this part of another's wait is not to blame for it."""
 
 
 @dataclass(frozen=True)
 class WaitBlame:
-    """Finds who is to blame. Members are numbered."""
+    """Finds the member that is to blame for a wait. Members are numbered."""
 
     owners: Mapping[int, int]
     """The member of each client."""
     ranks: Mapping[int, int]
     """The member of each rank."""
     waits: Sequence[Sequence[WaitRecord]]
-    """Of each member, those that are long enough to matter; none of those who never came."""
+    """The waits of each member that are long enough to matter; members that never came have no entry."""
 
     def culprit(self, wait: WaitRecord, owner: int) -> int:
-        """Who is to blame for a wait of the member `owner`; -1: not known."""
+        """The member that is to blame for a wait of the member `owner`; -1: not known."""
         seen = {owner}
         while True:
             member = self._ended_by(wait)
@@ -264,14 +268,14 @@ class WaitBlame:
             wait = cause
 
     def _ended_by(self, wait: WaitRecord) -> int:
-        """Who ended a wait, by the events, else who should, by the name of the key."""
+        """The member that ended a wait, by the events; else the one that should, by the name of the key."""
         if wait.by:
             return self.owners.get(wait.by, -1)
         rank = owing_rank(wait.keys[0]) if wait.key_count == 1 and wait.keys else -1
         return self.ranks.get(rank, -1)
 
     def _cause(self, member: int, wait: WaitRecord) -> WaitRecord | None:
-        """What a member itself waited for, most of the time in which it kept another waiting."""
+        """The wait of a member itself that lasted for most of the time in which another waited for it."""
         for each in self.waits[member] if member < len(self.waits) else ():
             if min(each.ended, wait.ended) - max(each.began, wait.began) >= _MOSTLY * wait.seconds:
                 return each

@@ -1,6 +1,6 @@
-"""Who took part in a start-up: ranks with all their connections, and clients that may be ranks. Pure.
+"""The members of a start-up: ranks with all their connections, and clients that may be ranks. Pure.
 
-A job may have been started several times at one server. What counts is the last try: a rank begins a new one
+A job may have been started several times at one server. Only the last try counts: a rank begins a new try
 when it comes again as another process, after all its connections were closed.
 """
 
@@ -19,7 +19,7 @@ from rallypoint.watch.timeline.records import ClientRecord, RunRecord, WaitEndin
 
 _NO_RANKS: Final = (Role.TOOL, Role.AGENT)
 _STAY: Final = 1.0
-"""Seconds: who left sooner, without having waited or been waited for, only had a look."""
+"""Seconds: a client that left sooner, and neither waited nor ended a wait, only had a look."""
 
 
 @dataclass
@@ -33,23 +33,23 @@ class Participant:
         return next((each.who for each in self.clients if each.who.is_rank), self.clients[0].who)
 
     def has_left(self, time: float) -> bool:
-        """Whether all its connections were closed by then."""
+        """Whether all its connections were closed by this time."""
         return all(each.left is not None and each.left <= time for each in self.clients)
 
 
 @dataclass(frozen=True)
 class Participants:
-    """Everybody who took part."""
+    """The members of the last try."""
 
     parties: list[Participant]
     tries: int
-    """How often the ranks were started, as far as it is known who they are."""
+    """How often the ranks were started, as far as clients are known as ranks."""
     others: int
-    """Connections of nobody who took part in the last try."""
+    """Connections that belong to no member of the last try."""
 
 
 def gather(record: RunRecord, expected: int) -> Participants:
-    """The members of the last try."""
+    """Find the members of the last try."""
     candidates = [each for each in record.clients.values() if each.who.role not in _NO_RANKS]
     candidates.sort(key=lambda each: came(record, each))
     tries = _tries(record, (each for each in candidates if each.who.is_rank))
@@ -78,7 +78,7 @@ def name_by_keys(record: RunRecord) -> RunRecord:
 
 
 def came(record: RunRecord, client: ClientRecord) -> float:
-    """When a client connected; if that is not in the file, at the latest when the file begins."""
+    """When a client connected; if that is not in the file, when the file begins."""
     return record.first if client.connected is None else client.connected
 
 
@@ -106,7 +106,7 @@ def _is_new_life(record: RunRecord, party: Participant, client: ClientRecord) ->
 
 
 def _strangers(record: RunRecord, clients: Sequence[ClientRecord], since: float) -> list[Participant]:
-    """Who may be a rank: those of one process together, else each connection by itself."""
+    """Clients that may be ranks: those of one process together, else each connection by itself."""
     active = _active_clients(record)
     found: dict[tuple[str, int], Participant] = defaultdict(Participant)
     for each in clients:
@@ -119,7 +119,7 @@ def _strangers(record: RunRecord, clients: Sequence[ClientRecord], since: float)
 
 
 def _active_clients(record: RunRecord) -> set[int]:
-    """Who waited, or ended the wait of another."""
+    """The clients that waited, or ended the wait of another client."""
     active = {each.last for each in record.barriers}
     for wait in [*record.waits, *record.open_waits]:
         active.add(wait.client)
@@ -138,7 +138,7 @@ def name_of(party: Participant) -> str:
 
 
 _QUIET: Final = 10.0
-"""Seconds: when all have come, and nobody has waited for this time, the start-up is over."""
+"""Seconds: when all members have come, and none has waited for this long, the start-up is over."""
 
 _beginning: Final = attrgetter("began")
 
@@ -150,14 +150,14 @@ class Course:
     record: RunRecord
     parties: Sequence[Participant]
     waits: Sequence[Sequence[WaitRecord]]
-    """Of each party, those of the start-up, by their beginnings."""
+    """The waits of each party during the start-up, by their beginnings."""
     origin: float
     """When the first party came."""
     end: float
 
 
 def follow(record: RunRecord, parties: Sequence[Participant], *, is_whole: bool) -> Course:
-    """The start-up of these parties; it lasts until the events end if they are not all."""
+    """The start-up of these parties; if some are missing, it lasts until the events end."""
     arrivals = [came(record, each.clients[0]) for each in parties]
     waits = _waits_of(record, parties)
     end = _end(max(arrivals, default=record.last), waits) if is_whole else record.last
@@ -171,7 +171,7 @@ def owners_of(parties: Sequence[Participant]) -> dict[int, int]:
 
 
 def union(waits: Sequence[WaitRecord], since: float, until: float) -> float:
-    """For how long at least one of the waits lasted, which are in the order of their beginnings."""
+    """For how long at least one of the waits lasted. The waits are in the order of their beginnings."""
     total, covered = 0.0, since
     for wait in waits:
         begin, end = wait.began, wait.ended
@@ -207,7 +207,7 @@ def _end(last_came: float, waits: Sequence[Sequence[WaitRecord]]) -> float:
 
 
 def _merged(waits: Sequence[WaitRecord], gap: float) -> Iterator[tuple[float, float]]:
-    """The waits of one party as spans; those between which there is no more than `gap` are one."""
+    """The waits of one party as spans; waits with no more than `gap` between them are one span."""
     if not waits:
         return
     begin, end = waits[0].began, waits[0].ended

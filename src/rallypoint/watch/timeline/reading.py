@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -20,17 +18,17 @@ from rallypoint.watch.timeline.records import RunRecord, merge
 from rallypoint.watch.timeline.timeline import Timeline
 
 _LONGEST_LINE: Final = 16 << 20
-"""Bytes: what goes on for longer is no events file, and is not to fill the memory."""
+"""Bytes: a file with longer lines is no events file, and must not fill the memory."""
 _AT_ONCE: Final = 512
 
 
 @dataclass
 class Reading:
-    """What there is in one events file and its older parts."""
+    """The content of one events file and its older parts."""
 
     path: Path
     wanted: int | None
-    """Which run, from 1; None: the last."""
+    """The run to read, from 1; None: the last."""
     record: RunRecord = field(default_factory=RunRecord)
     """The run that is wanted, if it is there."""
     runs: int = 0
@@ -82,7 +80,7 @@ def _add(reading: Reading, content: Any) -> None:
 
 
 def _contents_of(lines: Sequence[bytes]) -> Iterator[object]:
-    """What `json` makes of lines; None for those of which it makes nothing. Twice as fast as one by one."""
+    """The lines as JSON; None for a line that is no JSON. All at once is twice as fast as one by one."""
     try:
         contents = json.loads(b"[%b]" % b",".join(lines))
         if len(contents) == len(lines):
@@ -100,7 +98,7 @@ def _content_of(line: bytes) -> object:
 
 
 def _parts_of(path: Path) -> list[Path]:
-    """An events file and what it was rotated to, the oldest first."""
+    """An events file and its older parts, the oldest first."""
     if not path.exists() or path.is_dir():
         raise UsageError(
             f"there is no file {path}", hint="name one that `rallypoint serve --events` has written"
@@ -136,24 +134,10 @@ def _check(reading: Reading) -> None:
 
 def tell(paths: Sequence[Path], run: int | None = None) -> Timeline:
     """The start-up that these events files tell of, by default of their last runs."""
-    with _uncollected():
-        readings = [read_events(path, run) for path in paths]
-        record = readings[0].record if len(readings) == 1 else merge([each.record for each in readings])
-        timeline = judge(record)
+    readings = [read_events(path, run) for path in paths]
+    timeline = judge(readings[0].record if len(readings) == 1 else merge([each.record for each in readings]))
     remarks = [remark for each in readings for remark in _remarks(each)]
     return replace(timeline, remarks=(*timeline.remarks, *remarks))
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """A million small objects are made, and none is garbage: looking for some takes a fifth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _remarks(reading: Reading) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""What an events file tells of one run of a server or relay, put in order. Pure.
+"""The events of one run of a server or relay, in order. Pure.
 
-A file of a long run may have a million lines. So a record keeps what a start-up is judged by, client by
-client, and no event that another one has made obsolete.
+A file of a long run may have a million lines. So a record keeps only what a start-up is judged by, client by
+client, and no event that a later one has made obsolete.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class WaitEnding(str, Enum):
     """How a wait ended."""
 
     MET = "met"
-    """What it was for has come."""
+    """Its keys have come, or its barrier is complete."""
     GIVEN_UP = "given up"
     """It was cancelled, or the client left."""
     OPEN = "open"
-    """It had not ended when the events did."""
+    """It had not ended when the events ended."""
 
 
 class WaitRecord(NamedTuple):
@@ -47,7 +47,7 @@ class WaitRecord(NamedTuple):
     client: int
     began: float
     ended: float
-    """Of one that has not ended: the time of the last event that is known."""
+    """If it has not ended: the time of the last known event."""
     keys: tuple[str, ...]
     key_count: int
     ending: WaitEnding
@@ -77,13 +77,13 @@ class RunRecord:
     """One run."""
 
     writers: list[Started] = field(default_factory=list)
-    """Who wrote the events; nobody: the beginning of the run is not in the file any more."""
+    """The processes that wrote the events; empty: the beginning of the run is not in the file any more."""
     first: float = 0.0
-    """The time of its first event; 0: there is none."""
+    """The time of the first event; 0: there is none."""
     last: float = 0.0
     clients: dict[int, ClientRecord] = field(default_factory=dict)
     waits: list[WaitRecord] = field(default_factory=list)
-    """Those that have ended, as they ended."""
+    """Waits that have ended, in the order of their ends."""
     barriers: list[BarrierComplete] = field(default_factory=list)
     stalls: list[Stalled] = field(default_factory=list)
     errors: list[Erred] = field(default_factory=list)
@@ -92,11 +92,11 @@ class RunRecord:
     lost: int = 0
     """Events that could not be written."""
     _open: dict[int, dict[float, Waiting]] = field(default_factory=dict)
-    """By their clients and beginnings."""
+    """Waits that have not ended, by their clients and beginnings."""
 
     @property
     def open_waits(self) -> list[WaitRecord]:
-        """Those that have not ended, as far as the file goes."""
+        """The waits that have not ended by the end of the file."""
         return [
             WaitRecord(each.client, each.began, self.last, each.keys, each.count, WaitEnding.OPEN)
             for waits in self._open.values()
@@ -104,7 +104,7 @@ class RunRecord:
         ]
 
     def add(self, event: Event) -> None:
-        """Take the next event. Those of clients behind relays may come later than they happened."""
+        """Take the next event. An event of a client behind a relay may come later than it happened."""
         time = event.time
         if time > self.last:
             self.last = time
@@ -138,7 +138,7 @@ class RunRecord:
             case Lost():
                 self.lost += event.count
             case Stopped():
-                pass  # its time is all that it tells
+                pass  # only its time matters
 
     def _client(self, number: int) -> ClientRecord:
         found = self.clients.get(number)

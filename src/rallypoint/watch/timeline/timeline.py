@@ -13,46 +13,46 @@ from rallypoint.rollcall.events import BarrierComplete, Erred, Stalled, Started
 from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
 
 _LONG: Final = 1.0
-"""Seconds: a wait that was given up sooner has stopped nobody."""
+"""Seconds: a wait that was given up sooner has stopped no member."""
 _CAME_LATE: Final = 0.9
-"""Of its lateness: who came no sooner is late because it came late."""
+"""Part of its lateness: a member that came only after that is late because it came late."""
 
 
 @dataclass(frozen=True)
 class StartupMember:
-    """A rank, with all its connections; or a client that may be one, but nobody knows which."""
+    """A rank, with all its connections; or a client that may be a rank, but it is not known which."""
 
     name: str
     """`rank 3`, `process 12`, or its address."""
     host: str
-    """Its machine; nothing: not known. Of one that never came, as the plan says."""
+    """Its machine; empty: not known. For a member that never came, the machine in the plan."""
     came: float | None
     """When it connected; None: it never came."""
     rank: int = -1
     pid: int = 0
     known: float | None = None
-    """When it was known who it is; None: never."""
+    """When its client said which rank it is; None: never."""
     late: float = 0.0
-    """Until then others waited for it: until it came, or until it wrote what ended their waits."""
+    """Until when others waited for it: until it came, or until it wrote the keys that they waited for."""
     ready: float = 0.0
     """When its last wait of the start-up ended."""
     waited: float = 0.0
-    """For how long it waited in the start-up, in all."""
+    """For how many seconds of the start-up it waited."""
     waits: tuple[WaitRecord, ...] = ()
-    """Those of the start-up, by their beginnings; their times are unix times."""
+    """Its waits during the start-up, by their beginnings; their times are unix times."""
     left: float | None = None
     """When its last connection was closed; None: not yet."""
     why: str = ""
-    """Why, if not by itself."""
+    """Why the server closed it; empty if the member closed it itself."""
 
     @property
     def came_late(self) -> bool:
-        """Whether it was late because it came late; else it came, and then kept others waiting."""
+        """Whether it was late because it came late; else it came in time, and then kept others waiting."""
         return self.came is not None and self.came >= _CAME_LATE * self.late
 
     @property
     def ending(self) -> WaitEnding:
-        """How its last long wait of the start-up ended; as if met, if it never waited for long."""
+        """How its last long wait of the start-up ended; MET if it never waited for long."""
         long_ones = (each for each in self.waits if each.seconds >= _LONG)
         last = max(long_ones, key=lambda each: each.ended, default=None)
         return WaitEnding.MET if last is None else last.ending
@@ -60,16 +60,16 @@ class StartupMember:
 
 @dataclass(frozen=True)
 class Straggling:
-    """Who was last, and what that cost the others."""
+    """The members that came last, and how long the others waited."""
 
     members: tuple[StartupMember, ...]
-    """The last one first; several if they came together, long after all others. Or those who never came."""
+    """The last one first; several if they came together, long after all others. Or all that never came."""
     waiters: int
-    """Members that waited meanwhile."""
+    """How many members waited meanwhile."""
     waited: float
-    """For how many seconds, in sum."""
+    """For how many seconds they waited, in sum."""
     is_for_them: bool
-    """Whether it is known that they waited for these; else they only did so at the same time."""
+    """Whether it is known that they waited for the stragglers; else they only waited at the same time."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -86,31 +86,31 @@ class Timeline:
     """One start-up."""
 
     writers: tuple[Started, ...]
-    """Who wrote the events, as far as that is in the files."""
+    """The servers and relays that wrote the events, as far as the files name them."""
     origin: float
     """The unix time at which the first member came."""
     seconds: float
-    """Until the start-up was over: all had come, and nobody waited any more; or until the events end."""
+    """Until the start-up was over: all members had come, and none waited. Or until the events end."""
     is_over: bool
-    """False: somebody has not come, or has waited in vain and is not known to have gone on."""
+    """False: a member has not come, or has waited in vain and is not known to have gone on."""
     ended: float
     """When the events end."""
     expected: int
-    """Ranks; -1: not known."""
+    """How many ranks the job has; -1: not known."""
     members: tuple[StartupMember, ...]
-    """The last to come, or to keep others waiting, first. Those who never came are the very first."""
+    """First the members that never came, then the latest first."""
     straggling: Straggling | None
-    """None: nobody was late by a second."""
+    """None: no member was late by a second."""
     barriers: tuple[BarrierComplete, ...]
-    """Those of the whole run, as the events say; so with `stalls` and `errors`."""
+    """All barriers of the run, not only of the start-up; likewise `stalls` and `errors`."""
     stalls: tuple[Stalled, ...]
     errors: tuple[Erred, ...]
     names: Mapping[int, str]
-    """Of clients, by their numbers: what `WaitRecord.by` and `BarrierComplete.last` mean."""
+    """The names of clients by their numbers, which are in `WaitRecord.by` and `BarrierComplete.last`."""
     others: int = 0
-    """Clients that are no members: tools, launchers, and who did not take part."""
+    """How many clients are no members: tools, launchers, and clients of earlier tries."""
     remarks: tuple[str, ...] = ()
-    """What is not known, and why."""
+    """Sentences on gaps in the events, and on what is therefore not known."""
 
     @property
     def missing(self) -> tuple[StartupMember, ...]:

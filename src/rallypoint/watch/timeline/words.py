@@ -21,7 +21,7 @@ from rallypoint.watch.timeline.timeline import StartupMember, Straggling, Timeli
 _ROWS: Final = 8
 """Of the table of members."""
 _ITEMS: Final = 4
-"""Of every other list."""
+"""Of each other list."""
 _MACHINES_NAMED: Final = 2
 _LONGEST_LINE: Final = 160
 _SHORT: Final = 0.1
@@ -33,7 +33,7 @@ _ENDINGS: Final = {WaitEnding.GIVEN_UP: "in vain", WaitEnding.OPEN: "and still d
 
 
 def as_text(timeline: Timeline) -> str:
-    """The straggler first; then who came when, the waits, barriers, stalls and errors that matter."""
+    """The straggler first; then all members, and the waits, barriers, stalls and errors that matter."""
     parts = [
         [headline(timeline)],
         _summary(timeline),
@@ -48,7 +48,7 @@ def as_text(timeline: Timeline) -> str:
 
 
 def headline(timeline: Timeline) -> str:
-    """One line: who was last, and what that cost the others."""
+    """One line: the last members, and for how long the others waited."""
     straggling = timeline.straggling
     if not timeline.members:
         return "nobody came"
@@ -181,7 +181,7 @@ def _waits(timeline: Timeline) -> list[str]:
 
 
 def _long_waits(timeline: Timeline) -> Iterator[tuple[StartupMember, WaitRecord]]:
-    """There may be a million of them: those that are short beside the longest are not worth a line."""
+    """The waits that are not short beside the longest: of a million waits, most are not worth a line."""
     least = _SHORT * max(
         (wait.ended - wait.began for each in timeline.members for wait in each.waits), default=0.0
     )
@@ -269,12 +269,12 @@ def _on(host: str) -> str:
 
 
 def noun(members: Iterable[StartupMember]) -> str:
-    """What all of them are."""
+    """The noun for these members: rank, or client if the rank of one is not known."""
     return "rank" if all(each.rank >= 0 for each in members) else "client"
 
 
 def last_came(timeline: Timeline) -> float:
-    """When the last of those came who did."""
+    """When the last member came, of those that came at all."""
     return max((each.came for each in timeline.members if each.came is not None), default=0.0)
 
 

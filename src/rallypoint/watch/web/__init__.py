@@ -1,10 +1,10 @@
-"""A page, and figures for Prometheus, about one store: who is here, who is missing, who waits for what.
+"""A page, and figures for Prometheus, about one store: ranks that are here or missing, and their waits.
 
-A process of its own asks the store while somebody looks, and pushes what has changed to their browsers. It
-only reads. starlette, uvicorn and prometheus-client (the extra `web`) are imported by `app`, `metrics` and
+A process of its own asks the store while a browser shows the page, and pushes changes to the browser. It only
+reads. starlette, uvicorn and prometheus-client (the extra `web`) are imported by `app`, `metrics` and
 `serving` alone.
 
-`poller` asks the store; `picture` is what a browser is shown, as JSON, and how one picture becomes the next;
-`access` says who may see it: these two are pure. `hosting` starts the process, `serving` runs in it. `page/`
-is what runs in the browser.
+`poller` asks the store. `picture` makes the JSON for the browser, and the patch from one picture to the next.
+`access` decides which requests are answered. `picture` and `access` are pure. `hosting` starts the process,
+`serving` runs in it. `page/` runs in the browser.
 """

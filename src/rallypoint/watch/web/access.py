@@ -1,9 +1,9 @@
-"""Who may see the page. On loopback, everybody on this machine; anywhere else, who has the token.
+"""Which requests may see the page: on loopback, all of this machine; elsewhere, those with the token.
 
 A token comes in the header `Authorization: Bearer …`, or once as `?token=…`, which a browser exchanges for a
-cookie. The cookie is made from the token, and is not the token. Where only loopback is served, the name under
-which the page is asked for has to be one of loopback: else a page of somebody else's, whose name is made to
-lead here, could read this one.
+cookie. The cookie is made from the token, and is not the token. Where only loopback is served, the request
+has to name a host of loopback. Otherwise another site could let its own name lead to this machine, and its
+page could read this one.
 
 Pure.
 """
@@ -31,11 +31,11 @@ class AccessVerdict(Enum):
 
     ALLOW = "allow"
     ADMIT = "admit"
-    """It brought the token in its address: set the cookie, and send it on to the address without it."""
+    """The token is in the address: set the cookie, and redirect to the address without the token."""
     REFUSE = "refuse"
-    """It has no token, or a wrong one."""
+    """The request has no token, or a wrong one."""
     STRANGE_NAME = "strange name"
-    """It asks for a name that is not this machine's own."""
+    """The request names a host that is not this machine."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Access:
     """The rules for one page."""
 
     token: str = ""
-    """Nothing: everybody may see it."""
+    """Empty: no token is needed."""
     loopback: bool = True
-    """Whether only this machine reaches it."""
+    """Whether only this machine reaches the page."""
     cookie: str = "rallypoint"
-    """The name of the cookie: pages on other ports of the same machine need others."""
+    """The name of the cookie. Pages on other ports of this machine need cookies with other names."""
 
     @property
     def pass_(self) -> str:
-        """What the cookie says."""
+        """The value of the cookie."""
         return hmac.new(self.token.encode(), b"rallypoint web page", "sha256").hexdigest()
 
     def judge(
@@ -86,7 +86,7 @@ def check_token(token: str, *, loopback: bool, place: str) -> None:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether what a browser was told to ask (`Host`, with a port or without) can only be this machine."""
+    """Whether the header `Host`, with a port or without, can only mean this machine."""
     match = _HOST.fullmatch(host)
     name = (match[1] or match[2]).lower().rstrip(".") if match else ""
     if name == "localhost" or name.endswith(".localhost"):

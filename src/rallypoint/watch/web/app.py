@@ -1,4 +1,4 @@
-"""The application: which address is answered by what, and what a request has to bring along."""
+"""The application: the addresses and their answers, and the check of each request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,10 +42,6 @@ logger = logging.getLogger("rallypoint.web")
 
 MOST_VIEWERS: Final = 64
 _TAKE_SECONDS: Final = 30.0
-_STREAM_HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"x-accel-buffering", b"no"),  # a proxy in front is not to collect them
-]
 
 
 class EventStream:
@@ -59,34 +55,21 @@ class EventStream:
             text = f"{MOST_VIEWERS} look already: close a page somewhere\n"
             await PlainTextResponse(text, 503)(scope, receive, send)
             return
-        tasks = [asyncio.create_task(self._send(send)), asyncio.create_task(_await_leave(receive))]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        async def send_in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), _TAKE_SECONDS)
+
         events = self._watch.events()
+        # A proxy in front is not to collect the events.
+        response = StreamingResponse(
+            events, headers={"X-Accel-Buffering": "no"}, media_type="text/event-stream"
+        )
         try:
-            async for event in events:
-                message = {"type": "http.response.body", "body": event, "more_body": True}
-                await asyncio.wait_for(send(message), _TAKE_SECONDS)
+            await response(scope, receive, send_in_time)
         except asyncio.TimeoutError:
-            logger.warning("somebody who looks has taken nothing for %g s: disconnected", _TAKE_SECONDS)
-            return
+            logger.warning("a viewer has taken nothing for %g s: disconnected", _TAKE_SECONDS)
         finally:
             await events.aclose()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _await_leave(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 MOST_KEYS: Final = 200
@@ -108,7 +91,7 @@ _HEADERS: Final = {
 
 
 def make_app(watch: StoreWatch, access: Access) -> ASGIApp:
-    """The page about the store that is watched, for those who may see it."""
+    """The page about the store that is watched, behind the rules of `access`."""
     answers = _Answers(watch)
     files = read_page()
     no_file = PlainTextResponse("there is no such file\n", 404)
@@ -133,7 +116,7 @@ def make_app(watch: StoreWatch, access: Access) -> ASGIApp:
 
 
 class _Answers:
-    """What is asked beside the page and its events."""
+    """The answers beside the page and its events."""
 
     def __init__(self, watch: StoreWatch) -> None:
         self._watch = watch
@@ -180,7 +163,7 @@ class _Answers:
         return _json({"key": key, "size": found.value.size, "data": found.value.data})
 
     async def metrics(self, request: Request) -> Response:
-        """The figures for Prometheus; of a store that does not answer, that it does not."""
+        """The figures for Prometheus; if the store does not answer, only that."""
         sight = await self._watch.sight()
         content, media_type = metrics.encode(sight.found, request.headers.get("accept", ""))
         return Response(content, media_type=media_type)
@@ -202,7 +185,7 @@ def _failure(error: RallypointError | None) -> Response:
 
 
 class Guard:
-    """Lets only those requests through that may see the page, and puts safe headers on all answers."""
+    """Lets only requests through that may see the page, and puts safe headers on all answers."""
 
     def __init__(self, app: ASGIApp, access: Access, refusal: bytes) -> None:
         self._app = app
@@ -223,7 +206,7 @@ class Guard:
         await answer(scope, receive, send_safely)
 
     def _turn_away(self, request: Request) -> Response | None:
-        """The answer to who may not see the page, or has to come again; None for the others."""
+        """The answer to a request that is refused or redirected; None for a request that may see the page."""
         token = request.query_params.get("token")
         verdict = self._access.judge(request.headers, request.cookies, token)
         if verdict is AccessVerdict.STRANGE_NAME:

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Final
+from typing import Final, NamedTuple
 
 from rallypoint.errors import UsageError
 from rallypoint.server.loops.backend import Choice
@@ -31,20 +31,11 @@ def need_extra() -> None:
         )
 
 
-PAGE: Final = ServerKind("web page", "rallypoint.watch.web.serving")
+class HostedPage(NamedTuple):
+    """The process that serves the page, and the address of the page."""
 
-
-class HostedPage:
-    """A process that serves the page."""
-
-    def __init__(self, server: HostedServer, url: str) -> None:
-        self.url = url
-        self.pid = server.pid
-        self._server = server
-
-    def stop(self) -> None:
-        """End it, and wait for that."""
-        self._server.release()
+    server: HostedServer
+    url: str
 
 
 def host_web(store: tuple[str, int], host: str = "localhost", port: int = 0, token: str = "") -> HostedPage:
@@ -55,8 +46,9 @@ def host_web(store: tuple[str, int], host: str = "localhost", port: int = 0, tok
     """
     listeners = open_listeners(host, port, token)
     url = url_of(host, listeners)
+    kind = ServerKind("web page", "rallypoint.watch.web.serving")
     order: dict[str, object] = {"store": list(store), "token": token}
-    return HostedPage(host_on(listeners, PAGE, order, backend=Choice.AUTO), url)
+    return HostedPage(host_on(listeners, kind, order, backend=Choice.AUTO), url)
 
 
 def open_listeners(host: str, port: int, token: str) -> list[socket.socket]:

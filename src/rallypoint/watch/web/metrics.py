@@ -1,4 +1,4 @@
-"""The figures of a store for Prometheus: the same as those of the page, under lasting names.
+"""The figures of a store for Prometheus: the same as those of the page, under names that stay.
 
 The number of series is bounded, whatever a job does: only the first missing ranks are named.
 """
@@ -24,7 +24,7 @@ MOST_JOBS: Final = 16
 
 
 def encode(found: tuple[Snapshot, Roll] | None, accept: str = "") -> tuple[bytes, str]:
-    """What a scrape is answered, and its media type, in the format that it prefers."""
+    """The answer to a scrape, in the format that it prefers, and the media type."""
     registry = CollectorRegistry()
     registry.register(_Figures(found))
     encoder, media_type = choose_encoder(accept)
@@ -32,7 +32,7 @@ def encode(found: tuple[Snapshot, Roll] | None, accept: str = "") -> tuple[bytes
 
 
 class _Figures(Collector):
-    """One moment of a store; None: it does not answer."""
+    """One moment of a store; None if the store does not answer."""
 
     def __init__(self, found: tuple[Snapshot, Roll] | None) -> None:
         self._found = found
@@ -81,7 +81,7 @@ def _of_store(snapshot: Snapshot) -> Iterator[Metric]:
     started = snapshot.time - snapshot.seconds
     yield _gauge("start_time_seconds", "When the store was started, by its clock", round(started))
     yield _gauge(
-        "connections", "Clients, those behind relays included, but not who only looks", connections(snapshot)
+        "connections", "Clients, those behind relays included, tools excluded", connections(snapshot)
     )
     present = sum(each.present for each in snapshot.relays)
     relays = [(("present",), present), (("lost",), len(snapshot.relays) - present)]

@@ -1,9 +1,9 @@
-"""What a browser is shown of a store: one JSON object, made so that little of it changes with time.
+"""The picture of a store for the browser: one JSON object, made so that little of it changes with time.
 
-Moments (`since`) are by the store's own clock, `time` is what that clock says: the page counts the seconds
-between them itself. Ranks are told machine by machine, as ranges and runs of letters, so that 16,384 of them
-take some hundred kilobytes, and one that changes its state takes some ten bytes. Lists that a job can make
-long are cut, and their whole length is told.
+Moments (`since`) are by the store's own clock, and `time` is the time of that clock: the page counts the
+seconds between them itself. Ranks are listed machine by machine, as ranges and runs of letters: so 16,384
+ranks take some hundred kilobytes, and a rank that changes its state takes some ten bytes. Lists that a job
+can make long are cut, and the picture has their whole length.
 
 Pure.
 """
@@ -34,7 +34,7 @@ _SAME_SECONDS: Final = 1.0
 def settle(before: Json, after: Json) -> Json:
     """A picture whose moments are those of the one before, where they differ by less than a second.
 
-    A store tells how long something has been so, and answers a little sooner or later each time: without
+    A store says how many seconds ago something began, and answers a little sooner or later each time. Without
     this, all moments would change by some milliseconds in every picture.
     """
     settled: Json = {}
@@ -66,7 +66,7 @@ MOST_WAITS: Final = 50
 MOST_BARRIERS: Final = 50
 MOST_MEETINGS: Final = 20
 MOST_NAMED: Final = 16
-"""Of the machines of a round, and of what they have told."""
+"""Of the machines of a round, and of the failures that they have reported."""
 
 MOST_RELAYS: Final = 256
 MOST_ERRORS: Final = 50
@@ -74,24 +74,24 @@ MOST_RANGES: Final = 64
 """Of the ranks of one wait or barrier."""
 
 PROBLEM: Final = "problem"
-"""The name of what is wrong with the store; it is in a picture only then."""
+"""The name of the error of a store that does not answer; other pictures lack it."""
 
 
 def picture(snapshot: Snapshot, roll: Roll) -> Json:
-    """What a store tells of itself, and what that means."""
-    clock = _Clock(snapshot.time)
+    """The picture of a snapshot and of the roll that was judged from it."""
+    now = snapshot.time
     return {
         "time": round(snapshot.time, 3),
-        "store": _store(snapshot, clock),
+        "store": _store(snapshot),
         "missing": missing_text(roll),
         "unseen": unseen_text(roll),
         "counts": _counts(roll),
         "remarks": list(roll.remarks),
         "machines": _machines(roll),
-        "waits": {each.key: _wait(each, clock) for each in roll.awaited[:MOST_WAITS]},
-        "barriers": {each.key: _barrier(each, clock) for each in _slowest(roll.gatherings)},
+        "waits": {each.key: _wait(each, now) for each in roll.awaited[:MOST_WAITS]},
+        "barriers": {each.key: _barrier(each, now) for each in _slowest(roll.gatherings)},
         "meetings": {each.job: _meeting(each) for each in roll.meetings[:MOST_MEETINGS]},
-        "relays": dict(_relays(snapshot, clock)),
+        "relays": dict(_relays(snapshot)),
         "operations": {each.name: _operation(each) for each in snapshot.operations},
         "history": {
             f"{each.time:.3f}": [each.operations, each.p99, each.clients, each.waiting]
@@ -102,48 +102,38 @@ def picture(snapshot: Snapshot, roll: Roll) -> Json:
 
 
 def troubled(before: Json, message: str, hint: str, time: float) -> Json:
-    """The last picture of a store that does not answer any more, and why."""
+    """The last picture of a store that does not answer any more, with the error."""
     since = before.get(PROBLEM, {}).get(SINCE, time)
     return {**before, PROBLEM: {"message": message, "hint": hint, SINCE: since}}
 
 
 def details(standing: Standing, snapshot: Snapshot) -> Json:
-    """One rank, with all that is known of it."""
-    clock = _Clock(snapshot.time)
-    moments = {SINCE: standing.seconds, "wait_since": standing.wait_seconds}
+    """All that is known of one rank."""
     known = {name: value for name, value in asdict(standing).items() if not name.endswith("seconds")}
     return {
         **known,
         "state": standing.state.value,
         "source": standing.source.value,
         "time": round(snapshot.time, 3),
-        **{name: clock.moment(seconds) for name, seconds in moments.items() if seconds >= 0},
+        **_since(snapshot.time, standing.seconds),
+        **_since(snapshot.time, standing.wait_seconds, "wait_since"),
     }
 
 
-class _Clock:
-    """Turns "so long ago" into moments."""
-
-    def __init__(self, now: float) -> None:
-        self._now = now
-
-    def moment(self, seconds: float) -> float:
-        return round(self._now - seconds, 1)
-
-    def since(self, seconds: float) -> Json:
-        """The moment; nothing if it is not known."""
-        return {SINCE: self.moment(seconds)} if seconds >= 0 else {}
+def _since(now: float, seconds: float, name: str = SINCE) -> Json:
+    """The moment `seconds` ago; empty if that is negative, which means: not known."""
+    return {name: round(now - seconds, 1)} if seconds >= 0 else {}
 
 
-def _store(snapshot: Snapshot, clock: _Clock) -> Json:
+def _store(snapshot: Snapshot) -> Json:
     return {
         "kind": snapshot.kind,
         "version": snapshot.version,
         "host": snapshot.host,
         "pid": snapshot.pid,
         "backend": snapshot.backend,
-        **clock.since(snapshot.seconds),
-        "stalled": clock.since(snapshot.stalled_seconds or -1.0),
+        **_since(snapshot.time, snapshot.seconds),
+        "stalled": _since(snapshot.time, snapshot.stalled_seconds or -1.0),
         "connections": connections(snapshot),
         "accepted": snapshot.accepted,
         "received": snapshot.received,
@@ -192,7 +182,7 @@ def ranges(ranks: Iterable[int]) -> Iterator[str]:
 
 
 def runs(states: Iterable[RankState]) -> str:
-    """The first letters of states, equal ones together: `j6lw` is six that have joined, and two others."""
+    """The first letters of states, equal ones together: `j6lw` is six joined, one late and one waiting."""
     counted = ((state.value[0], sum(1 for _ in group)) for state, group in groupby(states))
     return "".join(letter if count == 1 else f"{letter}{count}" for letter, count in counted)
 
@@ -203,14 +193,14 @@ def _some(ranks: tuple[int, ...]) -> str:
     return ",".join(told if len(told) <= MOST_RANGES else [*told[:MOST_RANGES], "…"])
 
 
-def _wait(each: Awaited, clock: _Clock) -> Json:
+def _wait(each: Awaited, now: float) -> Json:
     return {
         "ranks": _some(each.ranks),
         "count": len(each.ranks),
         "others": each.others,
         "barrier": each.is_barrier,
         "owed_by": each.owed_by,
-        **clock.since(each.seconds),
+        **_since(now, each.seconds),
     }
 
 
@@ -218,14 +208,14 @@ def _slowest(gatherings: tuple[Gathering, ...]) -> list[Gathering]:
     return sorted(gatherings, key=lambda each: -each.seconds)[:MOST_BARRIERS]
 
 
-def _barrier(each: Gathering, clock: _Clock) -> Json:
+def _barrier(each: Gathering, now: float) -> Json:
     missing = {} if each.missing is None else {"missing": _some(each.missing)}
     return {
         "size": each.size,
         "arrived": each.arrived,
         "ranks": _some(each.ranks),
         **missing,
-        **clock.since(each.seconds),
+        **_since(now, each.seconds),
     }
 
 
@@ -245,11 +235,11 @@ def _named(hosts: tuple[str, ...]) -> list[str]:
     return [*hosts[:MOST_NAMED], *([f"{more:,} more"] if more > 0 else [])]
 
 
-def _relays(snapshot: Snapshot, clock: _Clock) -> Iterator[tuple[str, Json]]:
-    """Of all levels; a path of ids names each. Those that are not there come first, should they be many."""
+def _relays(snapshot: Snapshot) -> Iterator[tuple[str, Json]]:
+    """Relays of all levels, each named by a path of ids. Lost ones come first, in case the list is cut."""
     found = sorted(_walk(snapshot, ""), key=lambda pair: pair[1].present)
     for path, each in found[:MOST_RELAYS]:
-        yield path, _relay(each, clock)
+        yield path, _relay(each, snapshot.time)
 
 
 def _walk(snapshot: Snapshot, path: str) -> Iterator[tuple[str, Relay]]:
@@ -261,22 +251,22 @@ def _walk(snapshot: Snapshot, path: str) -> Iterator[tuple[str, Relay]]:
 
 
 def parts(snapshot: Snapshot) -> Iterator[tuple[str, Snapshot]]:
-    """What relays of all levels tell of themselves; a path of ids names each."""
+    """The snapshots of relays of all levels, each named by a path of ids."""
     return ((path, each.part) for path, each in _walk(snapshot, "") if each.part is not None)
 
 
 def connections(snapshot: Snapshot) -> int:
-    """Clients, those of relays of all levels included, but not who only looks."""
+    """The number of clients, those of relays of all levels included, tools excluded."""
     everybody = (each for part in (snapshot, *(part for _, part in parts(snapshot))) for each in part.clients)
     return sum(each.who.role is not Role.TOOL for each in everybody)
 
 
-def _relay(each: Relay, clock: _Clock) -> Json:
-    told: Json = {"peer": each.peer, "present": each.present, **clock.since(each.seconds)}
+def _relay(each: Relay, now: float) -> Json:
+    told: Json = {"peer": each.peer, "present": each.present, **_since(now, each.seconds)}
     if each.part is not None:
         told |= {"host": each.part.host, "clients": len(each.part.clients), "errors": each.part.error_count}
         if not is_heard(each):
-            told["heard"] = clock.since(each.part_seconds)
+            told["heard"] = _since(now, each.part_seconds)
     return told
 
 
@@ -285,7 +275,7 @@ def _operation(each: Operation) -> Json:
 
 
 def _errors(snapshot: Snapshot) -> list[tuple[str, Json]]:
-    """The last of all places. By its number since the start, the page knows each of them again."""
+    """The last errors of the server and its relays. The page knows an error again by its number."""
     found: list[tuple[str, Json]] = []
     for path, part in [("", snapshot), *parts(snapshot)]:
         first = max(part.error_count - len(part.errors), 0)

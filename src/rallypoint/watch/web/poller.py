@@ -1,8 +1,8 @@
-"""Asking the store: once a second while somebody looks, and else only when a fresh answer is needed.
+"""Asking the store: once a second while a browser shows the page, and else only for a fresh answer.
 
-What comes of it are frames: a whole picture, and the patch from the one before. A viewer who has kept up is
-sent the patch, one who has not the whole of the latest: nothing is kept for those who are slow. A look is
-made in a thread, as it waits for the store; for pictures, there is never more than one at a time.
+Each look makes a frame: a whole picture, and the patch from the picture before. A viewer that has the
+picture before is sent the patch, any other viewer the whole picture: nothing is kept for slow viewers. A look
+runs in a thread, as it waits for the store. For pictures, there is never more than one look at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
@@ -23,6 +22,7 @@ from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.stores.client.deadline import in_thread
 from rallypoint.watch.web.picture import Json, difference, picture, settle, troubled
 
 logger = logging.getLogger("rallypoint.web")
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sight:
-    """What came of one look: a snapshot and its meaning, or an error."""
+    """The result of one look: a snapshot with its roll, or an error."""
 
     began: float
     ended: float
@@ -59,7 +59,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class Frame:
-    """One picture, for all who look."""
+    """One picture, for all viewers."""
 
     number: int
     content: Json
@@ -95,7 +95,7 @@ def next_frame(before: Frame | None, number: int, sight: Sight, address: str) ->
 
 
 class StoreWatch:
-    """One store, and those who look at it. To be used in one event loop."""
+    """One store, and the viewers of its page. To be used in one event loop."""
 
     def __init__(self, look: Look, address: str) -> None:
         self._look = look
@@ -115,19 +115,19 @@ class StoreWatch:
         return self._viewers
 
     async def sight(self, most_seconds: float = EVERY_SECONDS) -> Sight:
-        """What the store says now, or said at most `most_seconds` ago."""
+        """What the store answers now, or answered at most `most_seconds` ago."""
         last = self._last
         if last is not None and time.monotonic() - last.ended < most_seconds:
             return last
         if self._looking is None:
             self._looking = asyncio.create_task(self._take_sight())
-        # Others may wait for the same look: that one of them gives up does not end it.
+        # Other callers may wait for the same look: it goes on if this one gives up.
         return await asyncio.shield(self._looking)
 
     async def ask(self, question: Question) -> Snapshot:
         """The answer to one question; RallypointError if there is none."""
         async with self._questions:
-            return await _in_thread(lambda: self._look(question))
+            return await _call(lambda: self._look(question))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Pictures for one viewer, as events, until `close`."""
@@ -160,14 +160,14 @@ class StoreWatch:
                 sight = await self.sight(most_seconds=0)
                 self._number += 1
                 make = partial(next_frame, self._frame, self._number, sight, self._address)
-                self._frame = await _in_thread(make)
+                self._frame = await _call(make)
                 self._tell()
                 await asyncio.sleep(sight.pause)
         except Exception:
-            logger.exception("the page cannot be made")  # those who look are disconnected, and come back
+            logger.exception("the page cannot be made")  # viewers are disconnected, and come back
         finally:
             self._polling = None
-            self._frame = None  # who comes later is not shown what may be hours old
+            self._frame = None  # a viewer that comes later must not see a picture that is hours old
             self._tell()
 
     def _tell(self) -> None:
@@ -176,14 +176,14 @@ class StoreWatch:
 
     async def _take_sight(self) -> Sight:
         try:
-            self._last = await _in_thread(lambda: take_sight(self._look))
+            self._last = await _call(lambda: take_sight(self._look))
         finally:
             self._looking = None
         return self._last
 
 
 def take_sight(look: Look) -> Sight:
-    """Look once, and judge what is seen."""
+    """Look once, and judge the snapshot."""
     began = time.monotonic()
     try:
         snapshot = look(Question())
@@ -193,16 +193,8 @@ def take_sight(look: Look) -> Sight:
     return Sight(began, time.monotonic(), found, error)
 
 
-def _in_thread(call: Callable[[], T]) -> Awaitable[T]:
-    """What a call returns or raises that takes its time; its thread ends with the process, if not before."""
+def _call(call: Callable[[], T]) -> Awaitable[T]:
     future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # from now on nobody can cancel it
-
-    def work() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, daemon=True, name="rallypoint-look").start()
+    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+    in_thread(call, future.set_result, future.set_exception)
     return asyncio.wrap_future(future)

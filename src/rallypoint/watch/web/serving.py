@@ -45,7 +45,7 @@ def watch_store(host: str, port: int) -> StoreWatch:
 
 
 class WebServer(uvicorn.Server):
-    """Serves the page; those who look are let go when it ends."""
+    """Serves the page. When it ends, it ends the events of all browsers first."""
 
     def __init__(self, watch: StoreWatch, access: Access, on_ready: Callable[[], None]) -> None:
         self._watch = watch
@@ -73,7 +73,7 @@ class WebServer(uvicorn.Server):
 
 
 def access_to(listeners: Sequence[socket.socket], token: str) -> Access:
-    """Who may see a page on these sockets."""
+    """The rules for a page on these sockets."""
     loopback = all(ipaddress.ip_address(each.getsockname()[0]).is_loopback for each in listeners)
     return Access(token, loopback, f"rallypoint_{listeners[0].getsockname()[1]}")
 
@@ -95,7 +95,7 @@ def main() -> None:
     commands = sys.stdin.buffer
     line = commands.readline()
     if not line:
-        return  # the parent has ended before it could say a word
+        return  # the parent has ended before it could send the order
     try:
         order = json.loads(line)
         listeners = take_listeners(order, commands)
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _watch_parent(commands: BinaryIO, server: WebServer) -> None:
-    """End the server with its parent, also if that has given our standard input to children that stay."""
+    """End the server with its parent, also if a child of the parent keeps our standard input open."""
     if sys.platform == "win32":
         commands.read()
     else:

@@ -1,11 +1,11 @@
 // How a rank is drawn: each state has a colour and a shape of its own, so that either will do.
 
 export const STATES = {
-  j: { name: "joined", means: "here" },
-  w: { name: "waiting", means: "here, and waits for a key or at a barrier" },
-  l: { name: "late", means: "expected, and has not come" },
-  g: { name: "gone", means: "was here, and has left" },
-  u: { name: "unseen", means: "expected; it may be a client whose rank is not known" },
+  j: "joined",
+  w: "waiting",
+  l: "late",
+  g: "gone",
+  u: "unseen",
 };
 
 /** Cells of this size have their rank in them. */
@@ -17,7 +17,7 @@ export const MISSING = new Set(["l", "g"]);
 export function readColours() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(`--${name}`).trim();
-  const ofState = ([letter, { name }]) => [letter, { fill: read(name), text: read(`on-${name}`) }];
+  const ofState = ([letter, name]) => [letter, { fill: read(name), text: read(`on-${name}`) }];
   return {
     ...Object.fromEntries(Object.entries(STATES).map(ofState)),
     focus: read("focus"),

@@ -1,7 +1,7 @@
 // All that is known of one rank.
 
 import { STATES, paintGlyph, readColours } from "./cells.js";
-import { byId, clone, part, setText, show, showAge } from "./dom.js";
+import { ask, byId, clone, part, setText, show, showAge } from "./dom.js";
 import { bytes, duration, number, visible } from "./text.js";
 
 const SOURCES = {
@@ -10,7 +10,7 @@ const SOURCES = {
   keys: "a key that only this rank writes",
   "": "not known",
 };
-const letterOf = (state) => Object.keys(STATES).find((letter) => STATES[letter].name === state);
+const letterOf = (state) => Object.keys(STATES).find((letter) => STATES[letter] === state);
 
 export class Details {
   constructor() {
@@ -29,15 +29,10 @@ export class Details {
   async refresh() {
     const rank = this.rank;
     if (rank === null) return;
-    try {
-      const response = await fetch(`api/ranks/${rank}`);
-      const told = await response.json();
-      if (rank !== this.rank) return;
-      if (response.ok) this.show(told);
-      else this.fail(told.message);
-    } catch {
-      // The page has lost its server, and says so elsewhere.
-    }
+    const answer = await ask(`api/ranks/${rank}`);
+    if (!answer || rank !== this.rank) return;
+    if (answer.isAnswer) this.show(answer.told);
+    else this.fail(answer.told.message);
   }
 
   fail(message) {

@@ -5,7 +5,7 @@ export const byId = (id) => document.getElementById(id);
 /** A copy of what is in a template of the page. */
 export const clone = (id) => byId(id).content.firstElementChild.cloneNode(true);
 
-/** The part of such a copy that has a name. */
+/** The part of a copy that has a name. */
 export const part = (element, name) => element.querySelector(`[data-part="${name}"]`);
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -18,7 +18,7 @@ export function makeSvg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Set a text only if it is another one: who reads the page aloud is told of every change. */
+/** Set a text only if it is another one: a screen reader announces every change. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -44,6 +44,22 @@ export function syncList(list, entries, create, update) {
     else list.insertBefore(child, place);
   }
   for (const child of before.values()) child.remove();
+}
+
+/** The children of a list are these texts, a line each. */
+export function showLines(list, texts) {
+  const entries = texts.map((text, place) => [String(place), text]);
+  syncList(list, entries, () => document.createElement("li"), setText);
+}
+
+/** The answer to a question to the server, and whether it is one; null if the page has lost its server. */
+export async function ask(path) {
+  try {
+    const response = await fetch(path);
+    return { isAnswer: response.ok, told: await response.json() };
+  } catch {
+    return null; // the page says so elsewhere
+  }
 }
 
 const ages = new Set();

@@ -108,7 +108,7 @@ export class Grid {
       .sort((one, other) => other.missing - one.missing || byFirstRank(one.machine, other.machine));
   }
 
-  /** The machine of a rank, and its state; nothing if there is no such rank. */
+  /** The machine of a rank, and its state; undefined if there is no rank of this number. */
   find(rank) {
     if (!this.byRank) {
       this.byRank = new Map();
@@ -121,7 +121,7 @@ export class Grid {
   }
 
   describe(rank, { machine, letter }) {
-    return `rank ${rank}, ${nameOf(machine)}, ${STATES[letter]?.name ?? letter}`;
+    return `rank ${rank}, ${nameOf(machine)}, ${STATES[letter] ?? letter}`;
   }
 
   // How it is shown
@@ -185,7 +185,7 @@ export class Grid {
     if (missing.length) this.select(missing.find((rank) => rank > (this.selected ?? -1)) ?? missing[0]);
   }
 
-  /** For those who do not see the map. */
+  /** For screen readers. */
   say(rank) {
     const found = this.find(rank);
     setText(this.said, found ? this.describe(rank, found) : "");

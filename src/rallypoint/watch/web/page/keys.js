@@ -1,6 +1,6 @@
 // Keys with search, and the beginning of a value: as text or hexadecimal digits, and never as anything else.
 
-import { byId, clone, part, setText, show, syncList } from "./dom.js";
+import { ask, byId, clone, part, setText, show, syncList } from "./dom.js";
 import { bytes, counted, number, visible } from "./text.js";
 
 const TYPING_PAUSE = 250; // milliseconds
@@ -31,7 +31,7 @@ export class Keys {
     });
   }
 
-  /** There are so many keys now: if that is news, ask again, but not too often. */
+  /** Take the number of keys: if it has changed, ask again, but not too often. */
   update(count, every) {
     if (count === this.count) return;
     this.count = count;
@@ -49,15 +49,10 @@ export class Keys {
     this.timer = null;
     this.asked = Date.now();
     const search = this.search.value;
-    try {
-      const response = await fetch(`api/keys?search=${encodeURIComponent(search)}`);
-      const told = await response.json();
-      if (search !== this.search.value) return;
-      if (response.ok) this.show(told, search);
-      else setText(byId("keys-summary"), told.message);
-    } catch {
-      // The page has lost its server, and says so elsewhere.
-    }
+    const answer = await ask(`api/keys?search=${encodeURIComponent(search)}`);
+    if (!answer || search !== this.search.value) return;
+    if (answer.isAnswer) this.show(answer.told, search);
+    else setText(byId("keys-summary"), answer.told.message);
   }
 
   show({ keys, found, count }, search) {
@@ -83,15 +78,15 @@ export class Keys {
       button.setAttribute("aria-pressed", String(button.closest("tr").dataset.key === key));
     }
     // As JSON, as a key may be bytes that are no text, which an address cannot hold.
-    const response = await fetch(`api/value?key=${encodeURIComponent(JSON.stringify(key))}`);
-    const told = await response.json();
-    if (key !== this.key) return;
+    const answer = await ask(`api/value?key=${encodeURIComponent(JSON.stringify(key))}`);
+    if (!answer || key !== this.key) return;
+    const { isAnswer, told } = answer;
     show(byId("value"), true);
     setText(byId("value-key"), visible(key));
-    this.value = response.ok ? fromDigits(told.data) : null;
+    this.value = isAnswer ? fromDigits(told.data) : null;
     const length = this.value?.length;
     const cut = length < told.size ? `the first ${number(length)} of ` : "";
-    setText(byId("value-size"), response.ok ? cut + bytes(told.size) : told.message);
+    setText(byId("value-size"), isAnswer ? cut + bytes(told.size) : told.message);
     const form = this.value && asText(this.value) === null ? "hex" : "text";
     for (const radio of document.getElementsByName("value-form")) radio.checked = radio.value === form;
     this.showValue();

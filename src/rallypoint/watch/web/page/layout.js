@@ -11,7 +11,7 @@ export const gapOf = (size) => (size >= 20 ? 4 : size >= 11 ? 3 : size >= 7 ? 2 
  * Lay out machines in a width; the cells are the largest with which all of it is at most so high.
  *
  * A few machines get a row each, with their names in front. Many are tiles side by side, with their names
- * above while the cells are large enough. `zoom` takes cells so many steps larger than fit.
+ * above while the cells are large enough. `zoom` makes the cells larger than fit, by this number of steps.
  */
 export function layOut(machines, width, height, zoom = 0) {
   let step = SIZES.findIndex((size) => heightOf(machines, width, size) <= height);
@@ -137,7 +137,7 @@ export function cellAt(layout, x, y) {
   return cell && x >= cell.x && x < cell.x + layout.size + gapOf(layout.size) ? found : -1;
 }
 
-/** The cell that is so many rows further up or down, as straight as can be. */
+/** The cell that is `rows` rows further down (up, if negative), as straight as can be. */
 export function moveRows(layout, index, rows) {
   const cell = layout.cells[index];
   const row = rowAt(layout, cell.y) + rows;

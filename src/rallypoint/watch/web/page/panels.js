@@ -1,7 +1,7 @@
 // The lists beside the map: waits, barriers, rounds, relays, errors, operations.
 
 import { STATES } from "./cells.js";
-import { byId, clone, part, setText, show, showAge, syncList } from "./dom.js";
+import { byId, clone, part, setText, show, showAge, showLines, syncList } from "./dom.js";
 import { counted, duration, number, ranks, timeOfDay, visible, waiting } from "./text.js";
 
 const sinceOf = ([, each]) => each.get("since") ?? Infinity;
@@ -52,7 +52,7 @@ export class Panels {
     if (rank < 0) return;
     const found = this.grid.find(rank);
     const host = found?.machine.host;
-    const state = found ? STATES[found.letter]?.name : "not known";
+    const state = found ? STATES[found.letter] : "not known";
     const button = part(row, "rank");
     setText(button, host ? `rank ${rank} on ${visible(host)}` : `rank ${rank}`);
     button.onclick = () => this.grid.select(rank);
@@ -88,9 +88,7 @@ function showMeeting(row, meeting, job) {
   setText(part(row, "name"), job ? `job ${visible(job)}` : "this job");
   setText(part(row, "figure"), round ? `round ${number(round)}, ${restarted}` : "first round");
   setText(part(row, "who"), describeMeeting(meeting));
-  const lines = meeting.get("told").map((text, place) => [String(place), text]);
-  const line = () => document.createElement("li");
-  syncList(part(row, "told"), lines, line, (item, text) => setText(item, visible(text)));
+  showLines(part(row, "told"), meeting.get("told").map(visible));
 }
 
 function describeMeeting(meeting) {

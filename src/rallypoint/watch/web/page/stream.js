@@ -1,7 +1,5 @@
 // The live picture of the store: events from the server, and coming back when they stop.
 
-import { merge } from "./merge.js";
-
 const FIRST_PAUSE = 0.5;
 const LONGEST_PAUSE = 8;
 const LEAST_SILENCE = 15; // seconds; the server asks the store once a second, and waits five for its answer
@@ -72,4 +70,19 @@ async function whyLost() {
   } catch {
     return "It does not answer: the process that serves this page has ended, or is out of reach.";
   }
+}
+
+// A JSON merge patch (RFC 7396), applied to Maps: names come from the network, and "__proto__" may be one.
+
+const isObject = (value) => typeof value === "object" && !Array.isArray(value);
+
+/** Patch a Map in place, and return it; what is no Map yet becomes one. */
+export function merge(target, patch) {
+  const result = target instanceof Map ? target : new Map();
+  for (const [name, value] of Object.entries(patch)) {
+    if (value === null) result.delete(name);
+    else if (isObject(value)) result.set(name, merge(result.get(name), value));
+    else result.set(name, value);
+  }
+  return result;
 }

@@ -1,12 +1,12 @@
-// What it all comes to: the headline with those who are missing, the figures, the machines with trouble.
+// The summary: the headline with the missing ranks, the figures, the machines with trouble.
 
 import { MISSING, STATES } from "./cells.js";
-import { byId, clone, part, setText, show, showAge, syncList } from "./dom.js";
+import { byId, clone, part, setText, show, showAge, showLines, syncList } from "./dom.js";
 import { nameOf } from "./painting.js";
 import { bytes, counted, duration, latency, number, visible } from "./text.js";
 
 const MOST_MACHINES = 12;
-const TILES_FROM = 25; // so many machines are not all named in the map
+const TILES_FROM = 25; // from this number on, the map does not name all machines
 const RECENT_SECONDS = 10;
 const STALLED_SECONDS = 10;
 
@@ -22,9 +22,7 @@ export class Summary {
       setText(byId(`${name}-text`), picture.get(name));
     }
     showLongestWait(picture.get("waits"), picture.get("store").get("stalled").get("since"));
-    const remarks = picture.get("remarks").map((text, place) => [String(place), text]);
-    const line = () => document.createElement("li");
-    syncList(byId("remarks"), remarks, line, (item, text) => setText(item, visible(text)));
+    showLines(byId("remarks"), picture.get("remarks").map(visible));
     showTiles(picture.get("counts"), picture.get("store"), picture.get("history"));
     this.showTrouble();
   }
@@ -79,8 +77,8 @@ function showLongestWait(waits, stalledSince) {
 }
 
 function showTiles(counts, store, history) {
-  for (const { name } of Object.values(STATES)) {
-    // Those who wait have joined as well.
+  for (const name of Object.values(STATES)) {
+    // Ranks that wait have joined as well.
     const count = counts.get(name === "joined" ? "present" : name);
     setText(byId(`count-${name}`), number(count));
     byId(`tile-${name}`).classList.toggle("none", !count);

@@ -13,7 +13,7 @@ from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
-from rallypoint.server.core.outbox import Close, Other
+from rallypoint.server.core.outbox import Close, GoOn, Other, Pause, Work
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
@@ -140,6 +140,15 @@ def read_upstream(data: bytes) -> list[Batch | bytes]:
     return found
 
 
+def serve(core: Front[Any], client: Client, data: bytes) -> bytes:
+    """All replies of a core that has no other client at work; it may stop and go on as often as it likes."""
+    replies = client.receive(data)
+    while (on := GoOn(client)) in core.outbox.others:
+        core.outbox.others.remove(on)
+        replies += client.receive(b"")
+    return replies
+
+
 class End:
     """A client's end of a connection. What it is sent is kept until `take`."""
 
@@ -151,12 +160,16 @@ class End:
         self._got = b""
 
     def send(self, data: bytes) -> None:
+        self.receive(data)
+        self.desk.settle()
+
+    def receive(self, data: bytes) -> None:
+        """The server reads this, or goes on with what it has read before."""
         try:
             self._got += self.connection.receive(data)
         except ProtocolError as error:
             self._got += error.replies
             self.be_closed(error)
-        self.desk.settle()
 
     def ask(self, data: bytes) -> bytes:
         self.send(data)
@@ -168,6 +181,8 @@ class End:
 
     def notice(self) -> None:
         self._got += self.connection.take_notice()
+        while self.connection.has_notice:
+            self._got += self.connection.take_notice()
 
     def be_closed(self, error: ProtocolError | None) -> None:
         self.error = error
@@ -208,11 +223,22 @@ class Desk:
         self.front.check_invariants()
 
     def do(self, other: Other) -> None:
-        """What the core wants; all but clients to be closed is kept for the test."""
-        if not isinstance(other, Close):
+        """What the core wants; all but clients to be closed or gone on with is kept for the test."""
+        if isinstance(other, Close):
+            if other.client in self.ends:
+                self.ends[other.client].be_closed(other.error)
+        elif isinstance(other, GoOn):
+            if other.client in self.ends:
+                self.ends[other.client].receive(b"")
+        elif isinstance(other, Pause):
+            pass  # what is sent is read at once here, however much is under way
+        elif other is Work.LIGHTEN:
+            self.front.lighten()
+        elif other is Work.REST:
+            if self.front.go_on():
+                self.front.outbox.others.append(other)
+        else:
             self.wanted.append(other)
-        elif other.client in self.ends:
-            self.ends[other.client].be_closed(other.error)
 
     def take(self) -> list[Other]:
         """What the core has wanted besides since it was last asked."""

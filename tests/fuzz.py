@@ -31,6 +31,7 @@ from random import Random
 
 import psutil
 
+from ends import serve
 from rallypoint.rollcall.identity import HELLO
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, blob, counted_request, pack_i64, pack_u64, request
@@ -131,7 +132,8 @@ def _valid(rng: Random, number: int) -> Stream:
     sent += [request(Op.QUEUE_POP, key) for key in keys for one in sent if one[0] == Op.QUEUE_PUSH]
     sent += [request(Op.DELETE_KEY, key) for key in keys]
     whole = b"".join(sent)
-    replies = Core(Limits(**LIMITS)).open("oracle").receive(whole)
+    core = Core(Limits(**LIMITS))
+    replies = serve(core, core.open("oracle"), whole)
     waits = any(one[0] in (Op.WAIT, Op.BARRIER) for one in sent)
     return Stream(number, "valid", cut(rng, whole), replies, waits)
 

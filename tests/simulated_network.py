@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from rallypoint.relay.core.relay import RelayCore
 from rallypoint.relay.core.upstream import SessionLostError
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
-from rallypoint.server.core.outbox import Close, Other, Work
+from rallypoint.server.core.outbox import Close, GoOn, Other, Work
 from simulated_ranks import FailedError, Rank
 
 Task = Callable[[], None]
@@ -204,6 +205,8 @@ class Node:
                 link = self.links.get(client)
                 if link is not None:
                     link.down.write(client.take_notice())
+                    if client.has_notice:
+                        outbox.woken.append(client)
             if outbox.woken:
                 continue
             for other in outbox.take_others():
@@ -213,6 +216,29 @@ class Node:
         """What the core wants besides."""
         if isinstance(other, Close) and other.client in self.links:
             self._close(other.client, other.error, None)
+        elif isinstance(other, GoOn) and other.client in self.links:
+            self._later(partial(self._go_on, self.links[other.client]))
+        elif other is Work.LIGHTEN:
+            self.front.lighten()
+        elif other is Work.REST:
+            self._later(self._go_on_with_rest)
+
+    def _later(self, task: Task) -> None:
+        """Others have their turn before it."""
+        self.net.moving += 1
+        self.net.after(self.net.rng.randint(1, 3), task)
+
+    def _go_on(self, link: Link) -> None:
+        self.net.moving -= 1
+        self.front.turn.now = self.net.now
+        self.receive(link, b"")
+
+    def _go_on_with_rest(self) -> None:
+        self.net.moving -= 1
+        self.front.turn.now = self.net.now
+        if self.front.go_on():
+            self._later(self._go_on_with_rest)
+        self.settle()
 
     def _close(self, client: Client, error: ProtocolError, excuse: str | None) -> None:
         link = self.links.pop(client)

@@ -90,9 +90,6 @@ def test_what_a_request_has_joined_counts_for_the_order_of_its_line(bench: Bench
         (Op.DELETE_KEY, [b"k"]),
         (Op.QUEUE_PUSH, [b"q", b"v"]),
         (Op.QUEUE_POP, [b"q"]),
-        (Op.QUEUE_LEN, [b"q"]),
-        (Op.GETNUMKEYS, []),
-        (Op.LIST_KEYS, []),
     ],
 )
 def test_everything_else_goes_one_by_one(bench: Bench, op: Op, blobs: list[bytes]) -> None:

@@ -167,19 +167,6 @@ def test_a_write_that_is_refused_writes_nothing() -> None:
     assert writers_of(desk) == {"k": 1}
 
 
-def test_of_very_many_keys_that_are_written_at_once_the_writer_is_not_known(core: Core, desk: Desk) -> None:
-    first, second = desk.open(2)
-    few = [b"/few/%d" % number for number in range(256)]
-    many = [b"/many/%d" % number for number in range(256)]
-    first.send(multi_set(*few))
-    second.send(multi_set(*many, few[0]))  # more than are noted
-    found = writers_of(desk)
-    assert {found[f"many/{number}"] for number in range(256)} == {0}
-    assert found["few/0"] == 0, "not the first, any more"
-    assert {found[f"few/{number}"] for number in range(1, 256)} == {1}
-    assert len(core.writers) == 255
-
-
 def test_a_key_that_is_deleted_has_no_writer(core: Core, desk: Desk) -> None:
     first, second = desk.open(2)
     first.send(set_(b"/k"))

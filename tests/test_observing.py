@@ -35,7 +35,7 @@ from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.question import PLAN
 from rallypoint.server.core.about import About
-from rallypoint.server.core.outbox import Close, CoreFault, Work
+from rallypoint.server.core.outbox import Close, CoreFault, GoOn, Pause, Work
 from rallypoint.server.core.store import Core
 from rallypoint.server.process.startup import EVENTS_VARIABLE
 from rallypoint.stores.client.connecting import connect
@@ -59,7 +59,9 @@ class Observed:
     def take(self, *kinds: type[Event]) -> list[Event]:
         """The events since; only those of some kinds, if they are named."""
         self.desk.settle()
-        events = [each for each in self.desk.take() if not isinstance(each, Work | CoreFault | Close)]
+        events = [
+            each for each in self.desk.take() if not isinstance(each, Work | CoreFault | Close | GoOn | Pause)
+        ]
         return [event for event in events if not kinds or isinstance(event, kinds)]
 
     def open(self, count: int = 1) -> list[End]:

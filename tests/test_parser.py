@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.wire import parser
 from rallypoint.wire.handlers import SERVED, RequestHandler
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.parser import Forms, RequestParser
@@ -37,6 +38,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.is_postponed = False
+
+    def postpone(self) -> None:
+        self.is_postponed = True
+
+    def hold(self, count: int, is_cut: bool) -> None:
+        """What the parser keeps is not among the calls."""
 
     def __getattr__(self, method: str) -> Callable[..., bytes]:
         return partial(self.note, method.upper())
@@ -45,6 +53,15 @@ class Recorder:
         flat = [part for each in arguments for part in (each if isinstance(each, list) else [each])]
         self.calls.append((name, *flat))
         return b"[%d]" % len(self.calls)
+
+
+def feed_all(feed: Callable[[bytes], bytes], recorder: Recorder, data: bytes) -> bytes:
+    """All replies, as often as the parser stops to let others have their turn."""
+    replies = feed(data)
+    while recorder.is_postponed:
+        recorder.is_postponed = False
+        replies += feed(b"")
+    return replies
 
 
 class Bench:
@@ -62,7 +79,7 @@ class Bench:
         return self.recorder.calls
 
     def feed(self, *pieces: bytes) -> bytes:
-        return b"".join([self.parser.feed(piece) for piece in pieces])
+        return b"".join([feed_all(self.parser.feed, self.recorder, piece) for piece in pieces])
 
 
 @dataclass(frozen=True)
@@ -226,6 +243,28 @@ def test_any_split_gives_the_same_and_each_request_with_its_last_byte(
         assert len(split.calls) == complete
         assert replies == b"".join(b"[%d]" % number for number in range(max(before, 1) + 1, complete + 1))
     assert split.calls == whole.calls
+
+
+@repeatable
+@given(split_streams(), st.integers(0, 3), st.integers(1, 60), st.data())
+def test_a_parser_that_stops_and_goes_on_gives_the_same(
+    drawn: tuple[list[Sent], list[bytes]], steps: int, size: int, data: st.DataObject
+) -> None:
+    """Others have their turn whenever a client has had enough; more may come from it meanwhile."""
+    stream, pieces = drawn
+    bench, replies = Bench(validated=False), b""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parser, "STEPS_AT_ONCE", steps)
+        patch.setattr(parser, "BYTES_AT_ONCE", size)
+        for piece in pieces:
+            before = len(bench.calls)
+            replies += bench.parser.feed(piece)
+            assert len(bench.calls) - before <= max(steps + 1, size)
+            if bench.recorder.is_postponed and data.draw(st.booleans()):
+                replies += feed_all(bench.parser.feed, bench.recorder, b"")
+        replies += feed_all(bench.parser.feed, bench.recorder, b"")
+    assert bench.calls == [sent.call for sent in stream]
+    assert replies == b"".join(b"[%d]" % number for number in range(2, len(stream) + 1))
 
 
 # Linear work
@@ -532,9 +571,9 @@ def test_what_is_said_again_gives_the_same_as_in_bytes(said: list[list[Sent]], d
             expected = b"".join(bench.feed(byte) for byte in in_bytes(piece))
         except ProtocolError as error:
             with pytest.raises(type(error)):
-                feed(piece)
+                feed_all(feed, recorder, piece)
             break
-        assert feed(piece) == expected
+        assert feed_all(feed, recorder, piece) == expected
     assert recorder.calls == bench.calls
 
 

@@ -225,7 +225,7 @@ def test_a_batch_that_is_sent_again_is_carried_out_once_though_its_taken_is_old(
     end.close()
     (end,) = desk.open()
     # It has got both frames, but its third batch says what was so when it was first sent.
-    assert end.ask(session(known=True, taken=2)) == b"\x01" + i64(60_000) + i64(2) + i64(4 << 30)
+    assert end.ask(session(known=True, taken=2)) == b"\x01" + i64(60_000) + i64(2) + i64(64 << 20)
     (answer,) = read_frames(end.ask(batch(3, 0, add(b"n", 1))))
     assert answer == (3, 3, [(2, DONE, i64(3))])
 
@@ -259,7 +259,7 @@ def test_a_session_taken_up_while_its_connection_seems_alive_goes_on_over_the_ne
     relay = Played(desk)
     relay.send(add(b"n", 1))
     old = relay.end
-    assert relay.open() == (1, 60_000, 1, 4 << 30)
+    assert relay.open() == (1, 60_000, 1, 64 << 20)
     assert "another connection" in str(old.error)
     relay.present()
     assert relay.send(add(b"n", 1)) == [(1, DONE, i64(2))]

@@ -22,8 +22,10 @@ from linearizability import (
 from rallypoint.relay.core.combining import Combiner
 from rallypoint.relay.core.ranks import Rank
 from rallypoint.relay.core.slots import AddSlot, Asker, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
+from rallypoint.server.core import sessions
 from rallypoint.server.core.sessions import Party, Session
-from rallypoint.server.core.tickets import StoreCarrier
+from rallypoint.server.core.tickets import Rest, StoreCarrier
+from rallypoint.wire import parser
 from rallypoint.wire.encoding import unpack_i64
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import Status
@@ -49,6 +51,15 @@ def test_every_run_could_have_been_one_store(seeds: range) -> None:
 def test_a_seed_gives_the_same_run_again() -> None:
     for seed in range(5):
         assert simulate(seed).report() == simulate(seed).report()
+
+
+def test_requests_that_are_carried_out_in_slices_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server does as little as possible at once, so that clients come and go in the midst of requests."""
+    monkeypatch.setattr(sessions, "STEPS_AT_ONCE", 1)
+    monkeypatch.setattr(parser, "STEPS_AT_ONCE", 1)
+    monkeypatch.setattr(parser, "BYTES_AT_ONCE", 20)
+    for seed in range(150):
+        simulate(seed)
 
 
 # Broken rules
@@ -123,18 +134,18 @@ def test_sums_that_are_dealt_out_backwards_are_caught(monkeypatch: pytest.Monkey
 
 def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     last: dict[bytes, list[tuple[bytes, int]]] = {}
-    batch, carry, attach = Session.batch, StoreCarrier.carry, Session.attach
+    batch, carry, attach = Session.begin_batch, StoreCarrier.carry, Session.attach
 
-    def begin(self: Session, payload: bytes) -> bytes:
+    def begin(self: Session, payload: bytes) -> None:
         last[self.token] = []
-        return batch(self, payload)
+        batch(self, payload)
 
     def remember(
         self: StoreCarrier, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes
-    ) -> None:
+    ) -> Rest | None:
         if op is Op.ADD:
             last[session.token].append((blobs[0], unpack_i64(tail)[0]))
-        carry(self, session, tag, op, blobs, tail)
+        return carry(self, session, tag, op, blobs, tail)
 
     def repeat_adds(self: Session, connection: Party, taken: int) -> None:
         attach(self, connection, taken)
@@ -143,7 +154,7 @@ def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyP
                 if key.startswith(b"c"):  # the others are no numbers
                     self._carrier._requester(self).add(key, amount)
 
-    monkeypatch.setattr(Session, "batch", begin)
+    monkeypatch.setattr(Session, "begin_batch", begin)
     monkeypatch.setattr(StoreCarrier, "carry", remember)
     monkeypatch.setattr(Session, "attach", repeat_adds)
     _must_catch("should be one of", mix="adds")

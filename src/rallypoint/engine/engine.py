@@ -7,9 +7,9 @@ ProtocolError and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from rallypoint.engine.barriers import Barriers
 from rallypoint.engine.calls import Calls
@@ -19,6 +19,9 @@ from rallypoint.errors import LimitError
 from rallypoint.wire.limits import Limits
 
 Member = TypeVar("Member")
+
+_BARRIERS_AT_ONCE: Final = 1_024
+"""A client waits at one. To leave very many would hold up others."""
 
 
 class Engine(Generic[Member]):
@@ -46,10 +49,23 @@ class Engine(Generic[Member]):
         return self._waiters.arrive(key) if key in self._awaited else ()
 
     def multi_set(self, keys_and_values: Sequence[bytes]) -> Sequence[Member]:
-        """Set keys to values, which alternate in the argument."""
-        self._space.put_all(keys_and_values)
+        """Set keys to values, which alternate in the argument, all at one moment."""
+        return self.set_all(dict(zip(keys_and_values[::2], keys_and_values[1::2], strict=True)))
+
+    def set_all(self, new: Mapping[bytes, bytes]) -> Sequence[Member]:
+        """Set keys to values, all at one moment."""
+        self._space.put_all(new)
         arrive, awaited = self._waiters.arrive, self._awaited
-        return [member for key in keys_and_values[::2] if key in awaited for member in arrive(key)]
+        return [member for key in new if key in awaited for member in arrive(key)] if awaited else ()
+
+    def multi_get(self, keys: Iterable[bytes]) -> list[bytes]:
+        """The values of keys at one moment, those that are missing as empty. They do not change later."""
+        return [value if type(value) is bytes else bytes(value or b"") for value in map(self.get, keys)]
+
+    def has_all(self, keys: Iterable[bytes]) -> bool:
+        """Whether none of `keys` is missing."""
+        wanted = set(keys)
+        return wanted <= self._space.values.keys() or not self.missing(wanted)
 
     def append(self, key: bytes, value: bytes) -> Sequence[Member]:
         self._space.append(key, value)
@@ -112,9 +128,8 @@ class Engine(Generic[Member]):
 
     def wait(self, member: Member, keys: Sequence[bytes], now: float = 0.0) -> bool:
         """Let `member` wait until all keys are there; True if they are, and it need not."""
-        missing: Sequence[bytes]
         if len(keys) == 1:
-            missing = () if keys[0] in self._space.values or keys[0] in self._space.queues else keys
+            missing = [] if keys[0] in self._space.values or keys[0] in self._space.queues else [keys[0]]
         else:
             missing = self.missing(keys)
         if not missing:
@@ -122,6 +137,39 @@ class Engine(Generic[Member]):
         self._check_waits(member, len(missing))
         self._waiters.add(member, missing, now)
         return False
+
+    def wait_in_slices(
+        self, member: Member, slices: Iterable[Sequence[bytes]], now: float
+    ) -> Generator[None, None, bool]:
+        """As `wait`, for very many keys: others may go on behind each slice of them.
+
+        If it raises ProtocolError, `member` is to be withdrawn.
+        """
+        wait = self._waiters.begin(member, now)
+        for keys in slices:
+            missing = self.missing(keys)
+            self._check_waits(member, len(missing))
+            self._waiters.extend(wait, missing)
+            yield
+        return self._waiters.settle(wait)
+
+    @property
+    def waits_held(self) -> int:
+        """Bytes that all waits for keys take."""
+        return self._waiters.held
+
+    def waits_held_by(self, member: Member) -> int:
+        """Bytes that the waits of `member` take."""
+        return self._waiters.held_by(member)
+
+    @property
+    def is_untidy(self) -> bool:
+        """Whether `sweep` has something to do."""
+        return self._waiters.is_untidy
+
+    def sweep(self) -> bool:
+        """Go on tidying up behind members that waited for very many keys; return whether there is more."""
+        return self._waiters.sweep()
 
     def wait_in_turn(self, member: Member, keys: Sequence[bytes], now: float = 0.0) -> bool:
         """As `wait`, for a member that was passed over: values for which others were called are not there.
@@ -251,8 +299,11 @@ class Engine(Generic[Member]):
     def _check_waits(self, member: Member, more: int) -> None:
         if more == 1 and member not in self._waiters.by_member and member not in self._barriers.by_member:
             return  # as nearly always: no limit is less than one
+        barriers = self._barriers.count_of(member)
+        if barriers >= _BARRIERS_AT_ONCE:
+            raise LimitError(f"waits at {barriers:,} barriers at a time, which is the limit")
         limit = self._limits.keys_per_request
-        count = self._waiters.count_of(member) + self._barriers.count_of(member) + more
+        count = self._waiters.count_of(member) + barriers + more
         if count > limit:
             raise LimitError(f"waits for {count:,} keys at a time; the limit keys_per_request is {limit:,}")
 

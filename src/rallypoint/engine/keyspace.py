@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from rallypoint.errors import LimitError, ProtocolError
 
@@ -45,13 +45,13 @@ class Keyspace:
             self._take(len(value) - len(old))
         self.values[key] = value
 
-    def put_all(self, keys_and_values: Sequence[bytes]) -> None:
-        """Put keys and values, which alternate; all of them, or none when they do not fit."""
+    def put_all(self, new: Mapping[bytes, bytes]) -> None:
+        """Put all of these, or none when they do not fit. There may be very many."""
         values = self.values
-        new = dict(zip(keys_and_values[::2], keys_and_values[1::2], strict=True))
-        known = [key for key in new if key in values]
-        old = sum(len(key) + len(values[key]) for key in known)
-        self._take(sum(len(key) + len(value) for key, value in new.items()) - old, len(new) - len(known))
+        known = values.keys() & new.keys()
+        before = sum(map(len, known)) + sum(map(len, map(values.__getitem__, known)))
+        after = sum(map(len, new)) + sum(map(len, new.values()))
+        self._take(after - before, len(new) - len(known))
         values.update(new)
 
     def append(self, key: bytes, value: bytes) -> None:

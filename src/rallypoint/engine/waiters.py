@@ -1,46 +1,60 @@
 """Who waits for which keys, indexed both ways.
 
 From a key to its waits, so that the key's arrival wakes them in one pass; from a member to its waits, so
-that a cancel or a close costs that member's own keys and no more.
+that a cancel or a close costs that member's own keys and no more. If those are very many, the waits are over
+at once, but the index of keys is tidied up a slice at a time, by `sweep`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Container, Sequence
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 Member = TypeVar("Member")
 
+_WAIT_BYTES: Final = 400
+"""What a wait takes in memory, with its entries in both indexes; and each of its keys, besides its bytes."""
+_KEY_BYTES: Final = 300
+_AT_ONCE: Final = 1_024
+"""How many keys are taken out of the index at a time."""
 
-class _Wait(Generic[Member]):
+
+def size_of(keys: Sequence[bytes]) -> int:
+    """What it takes in memory to wait for these keys, about."""
+    return sum(map(len, keys)) + _KEY_BYTES * len(keys)
+
+
+class Wait(Generic[Member]):
     """One WAIT of one member: `left` of its keys have not arrived."""
 
-    __slots__ = ("keys", "left", "member", "since")
+    __slots__ = ("keys", "left", "member", "since", "size")
 
-    def __init__(self, member: Member, keys: Sequence[bytes], since: float) -> None:
+    def __init__(self, member: Member, keys: list[bytes], since: float) -> None:
         self.member = member
         self.keys = keys
         self.left = len(keys)
         self.since = since
+        self.size = _WAIT_BYTES + size_of(keys)
 
 
-class _Waits(dict[_Wait[Member], None]):
+class _Waits(dict[Wait[Member], None]):
     """Several waits of one member, as an ordered set, and how many keys they name, arrived or not."""
 
     __slots__ = ("keys_named",)
 
     keys_named: int
 
-    def __init__(self, first: _Wait[Member]) -> None:
+    def __init__(self, first: Wait[Member]) -> None:
         super().__init__({first: None})
         self.keys_named = len(first.keys)
 
-    def add(self, wait: _Wait[Member]) -> None:
+    def add(self, wait: Wait[Member]) -> None:
         self[wait] = None
         self.keys_named += len(wait.keys)
 
-    def remove(self, wait: _Wait[Member]) -> None:
+    def remove(self, wait: Wait[Member]) -> None:
         del self[wait]
         self.keys_named -= len(wait.keys)
 
@@ -48,18 +62,21 @@ class _Waits(dict[_Wait[Member], None]):
 class Waiters(Generic[Member]):
     """All waits. A wait disappears when its last key arrives, or with `cancel`."""
 
-    __slots__ = ("awaited", "by_member")
+    __slots__ = ("_abandoned", "awaited", "by_member", "held")
 
     def __init__(self) -> None:
+        self._abandoned: deque[list[Wait[Member]]] = deque()  # that are over, and still in the index of keys
+        self.held = 0
+        """Bytes that all waits take."""
         # Dicts serve as ordered sets: the first to come is woken first.
-        self.awaited: dict[bytes, dict[_Wait[Member], None]] = {}
+        self.awaited: dict[bytes, dict[Wait[Member], None]] = {}
         """The keys that somebody waits for, with their waits; only to be read from outside."""
-        self.by_member: dict[Member, _Wait[Member] | _Waits[Member]] = {}
+        self.by_member: dict[Member, Wait[Member] | _Waits[Member]] = {}
         """Who waits, and the one wait that nearly all have, or several; only to be read from outside."""
 
-    def add(self, member: Member, missing: Sequence[bytes], now: float = 0.0) -> None:
+    def add(self, member: Member, missing: list[bytes], now: float = 0.0) -> None:
         """Let `member` wait for all of `missing`: distinct keys, at least one."""
-        wait = _Wait(member, missing, now)
+        wait = Wait(member, missing, now)
         awaited = self.awaited
         for key in missing:
             waits = awaited.get(key)
@@ -67,9 +84,40 @@ class Waiters(Generic[Member]):
                 awaited[key] = {wait: None}
             else:
                 waits[wait] = None
+        self._own(wait)
+
+    def begin(self, member: Member, now: float) -> Wait[Member]:
+        """A wait whose keys are named in pieces, by `extend`. It does not end before `settle`."""
+        wait = Wait(member, [], now)
+        wait.left = 1
+        self._own(wait)
+        return wait
+
+    def extend(self, wait: Wait[Member], missing: Sequence[bytes]) -> None:
+        """Let a wait that is not settled wait for these keys, too. It may wait for some of them already."""
+        new = [key for key in missing if wait not in self.awaited.get(key, ())]
+        for key in new:
+            self.awaited.setdefault(key, {})[wait] = None
+        size = size_of(new)
+        wait.size += size
+        self.held += size
+        wait.keys += new
+        wait.left += len(new)
+        own = self.by_member[wait.member]
+        if isinstance(own, _Waits):
+            own.keys_named += len(new)
+
+    def settle(self, wait: Wait[Member]) -> bool:
+        """All keys of a wait have been named: return whether they are all there, and it is over."""
+        wait.left -= 1
+        return not wait.left and self._forget(wait)
+
+    def _own(self, wait: Wait[Member]) -> None:
+        member = wait.member
+        self.held += wait.size
         own = self.by_member.setdefault(member, wait)
         if own is not wait:
-            if isinstance(own, _Wait):
+            if isinstance(own, Wait):
                 own = self.by_member[member] = _Waits(own)
             own.add(wait)
 
@@ -78,8 +126,7 @@ class Waiters(Generic[Member]):
         woken = []
         for wait in self.awaited.pop(key):
             wait.left -= 1
-            if not wait.left:
-                self._forget(wait)
+            if not wait.left and self._forget(wait):
                 woken.append(wait.member)
         return woken
 
@@ -96,8 +143,7 @@ class Waiters(Generic[Member]):
                 break
             del waits[wait]
             wait.left -= 1
-            if not wait.left:
-                self._forget(wait)
+            if not wait.left and self._forget(wait):
                 woken.append(wait.member)
         if not waits:
             del self.awaited[key]
@@ -105,15 +151,42 @@ class Waiters(Generic[Member]):
 
     def cancel(self, member: Member) -> None:
         """End all waits of `member`."""
+        self.held -= self.held_by(member)
+        if self.count_of(member) > _AT_ONCE:
+            self._abandoned.append(list(self._waits_of(member)))
+            del self.by_member[member]
+            return
         own = self._waits_of(member)
         self.by_member.pop(member, None)
         for wait in own:
             for key in wait.keys:
-                waits = self.awaited.get(key)
-                if waits is not None and wait in waits:
-                    del waits[wait]
-                    if not waits:
-                        del self.awaited[key]
+                self._take_out(wait, key)
+
+    @property
+    def is_untidy(self) -> bool:
+        """Whether `sweep` has something to do."""
+        return bool(self._abandoned)
+
+    def sweep(self) -> bool:
+        """Go on with taking waits out of the index that were cancelled; return whether there are more."""
+        for _ in range(_AT_ONCE):
+            if not self._abandoned:
+                return False
+            waits = self._abandoned[0]
+            if not waits:
+                self._abandoned.popleft()
+            elif waits[-1].keys:
+                self._take_out(waits[-1], waits[-1].keys.pop())
+            else:
+                waits.pop()
+        return True
+
+    def _take_out(self, wait: Wait[Member], key: bytes) -> None:
+        waits = self.awaited.get(key)
+        if waits is not None and wait in waits:
+            del waits[wait]
+            if not waits:
+                del self.awaited[key]
 
     def awaited_by(self, member: Member) -> list[bytes]:
         """The keys that `member` waits for and that have not arrived."""
@@ -128,32 +201,48 @@ class Waiters(Generic[Member]):
             pending.append((list(islice(missing, most)), wait.left, wait.since))
         return pending
 
+    def held_by(self, member: Member) -> int:
+        """Bytes that the waits of `member` take."""
+        return sum(wait.size for wait in self._waits_of(member))
+
     def count_of(self, member: Member) -> int:
         """How many keys the waits of `member` name, arrived or not."""
         own = self.by_member.get(member)
         if own is None:
             return 0
-        return len(own.keys) if isinstance(own, _Wait) else own.keys_named
+        return len(own.keys) if isinstance(own, Wait) else own.keys_named
 
-    def _waits_of(self, member: Member) -> Collection[_Wait[Member]]:
+    def _waits_of(self, member: Member) -> Collection[Wait[Member]]:
         own = self.by_member.get(member, ())
-        return (own,) if isinstance(own, _Wait) else own
+        return (own,) if isinstance(own, Wait) else own
 
-    def _forget(self, wait: _Wait[Member]) -> None:
-        own = self.by_member[wait.member]
-        if not isinstance(own, _Wait):
+    def _forget(self, wait: Wait[Member]) -> bool:
+        """A wait is complete: return whether its member still waits for that."""
+        own = self.by_member.get(wait.member, ())
+        if isinstance(own, _Waits):
+            if wait not in own:
+                return False
+            self.held -= wait.size
             own.remove(wait)
             if own:
-                return
+                return True
+        elif own is wait:
+            self.held -= wait.size
+        else:
+            return False
         del self.by_member[wait.member]
+        return True
 
     def check_invariants(self) -> None:
-        left: dict[_Wait[Member], int] = {}
+        left: dict[Wait[Member], int] = {}
         for key, waits in self.awaited.items():
             assert waits, f"an empty set of waits is kept for {key!r}"
             for wait in waits:
                 assert key in wait.keys
                 left[wait] = left.get(wait, 0) + 1
+        over = {wait for waits in self._abandoned for wait in waits}
+        left = {wait: count for wait, count in left.items() if wait not in over}
+        assert self.held == sum(wait.size for wait in left)
         known = {wait for member in self.by_member for wait in self._waits_of(member)}
         assert known == set(left), "the two indexes disagree"
         for member in self.by_member:

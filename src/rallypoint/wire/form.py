@@ -13,6 +13,7 @@ from rallypoint.wire.opcodes import SHAPES, Op
 
 _HELLO_BYTES: Final = 1_024  # whatever the limit of keys is
 _QUESTION_BYTES: Final = 16_384
+_REPORT_BYTES: Final = 16 << 20  # of a relay with some 50,000 clients
 _OTHER_BLOBS: Final = {"T": "token", "R": "report", "Q": "question"}
 
 
@@ -24,7 +25,8 @@ class Form(Generic[HandlerT]):
     def __init__(self, op: Op, deliver: Deliver[HandlerT], limits: Limits) -> None:
         shape = SHAPES[op]
         whole = limits.request_bytes
-        caps = {"K": limits.key_bytes, "V": limits.value_bytes, "T": 64, "B": whole, "R": whole}
+        caps = {"K": limits.key_bytes, "V": limits.value_bytes, "T": 64, "B": limits.batch_bytes}
+        caps["R"] = min(whole, _REPORT_BYTES)
         caps["H"] = max(limits.key_bytes, _HELLO_BYTES)
         caps["Q"] = _QUESTION_BYTES
         self.op = op

@@ -27,7 +27,7 @@ class Limits:
     value_bytes: int = 8 * _MIB
     """Length of one value in a request. What APPENDs add up to is bounded by `stored_bytes` alone."""
 
-    keys_per_request: int = 1_048_576
+    keys_per_request: int = 131_072
     """Keys in one CHECK, WAIT, MULTI_GET or MULTI_SET."""
 
     request_bytes: int = 4 * _GIB
@@ -46,13 +46,22 @@ class Limits:
     """Keys with a value and values in queues; bounds what short ones take beside their bytes."""
 
     handshake_seconds: float = 60.0
-    """Time from the connect until a complete VALIDATE, and from a client's end until it has its replies."""
+    """Time from the connect until a complete VALIDATE, from one piece of a request to the next, and from a
+    client's end until it has its replies."""
 
     session_seconds: float = 60.0
     """How long a relay's session is kept without a connection, and how long its clients wait for one."""
 
     stall_seconds: float = 60.0
     """How long nobody may make progress while clients wait, before the log says who waits for what."""
+
+    batch_bytes: int = 64 * _MIB
+    """Size of one batch of a relay, and of one request behind a relay."""
+
+    held_bytes: int = 4 * _GIB
+    """What all clients together can make the server hold besides keys and values: replies that they do not
+    read, requests that are not complete, waits, and relays' sessions. Beyond it, the client that holds the
+    most is closed. A server process takes a quarter of the machine's memory, unless it is told otherwise."""
 
     relayed_bytes: int = 256 * _MIB
     """What a relay holds of its clients' requests until they are answered; it reads no more meanwhile."""

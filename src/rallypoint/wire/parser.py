@@ -9,6 +9,11 @@ two requests a parser holds nothing.
 Only the hot path departs from that: a GET that is all of the data, as a client that waits for its answer
 sends it, is answered from its first nine bytes; if more is behind it, those nine are read again. So is a
 relay's batch. And what all ranks say at a barrier is the same, byte by byte: see `repeated`.
+
+A few bytes may ask for much work. So `feed` stops after about `STEPS_AT_ONCE` steps, behind `BYTES_AT_ONCE`
+of whole requests, and when a handler says that a request will take longer (it returns None). It keeps the
+rest, and calls the handler's `postpone`. The driver then serves others, and feeds the parser again, be it
+with nothing: it goes on where it has stopped.
 """
 
 from __future__ import annotations
@@ -30,12 +35,22 @@ _COUNT: Final = 1
 _LENGTH: Final = 2
 _BODY: Final = 3
 _TAIL: Final = 4
+_REST: Final = 5  # whole requests, for which there was no time
 
 _GET: Final = int(Op.GET)
 _BATCH: Final = int(Op.BATCH)
 
-# Shorter replies are not counted against the limit: one read holds too few requests for that.
+# Shorter replies are not counted as steps of their own.
 _LARGE_REPLY: Final = 4096
+
+STEPS_AT_ONCE: Final = 256
+"""How much one client may have done at a time, while others wait: about a quarter of a millisecond. A request
+is a step, each key of it is one, and so are 64 bytes of a large reply."""
+BYTES_AT_ONCE: Final = 2_048
+"""No more short requests than these are read at a time. So GETs, the hot path, need not be counted."""
+STEP_BYTES: Final = 64
+BLOB_BYTES: Final = 48
+"""What a key or a value takes in memory besides its bytes."""
 
 
 class Forms(Generic[HandlerT]):
@@ -78,6 +93,8 @@ class RequestParser(Generic[HandlerT]):
         "_forms",
         "_get_cap",
         "_handler",
+        "_held",
+        "_is_unfinished",
         "_kept",
         "_known",
         "_need",
@@ -99,11 +116,15 @@ class RequestParser(Generic[HandlerT]):
         self._blobs: list[bytes] = []
         self._blobs_left = 0
         self._size = 0
+        self._held = 0  # what the handler was told last
+        self._is_unfinished = False  # whether the handler has not finished the last request
         self.operations = 0
         """Requests that it has handed over, but for the GETs of a read that ends in a violation."""
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the stream, and return the replies of the requests that they complete.
+
+        There may be work left: the handler's `postpone` has been called then.
 
         Raises ProtocolError, whose `replies` are those of the requests before the violation.
         """
@@ -117,24 +138,64 @@ class RequestParser(Generic[HandlerT]):
             elif size > 8 and data[0] == _BATCH:
                 batch = self._forms.by_opcode[_BATCH]
                 (length,) = unpack_u64(data, 1)
-                if batch is not None and length == size - 9 and size <= self._forms.request_cap:
+                if batch is not None and length == size - 9 and length <= batch.caps[0]:
                     self.operations += 1
                     batch.count += 1
-                    return batch.deliver(self._handler, [data[9:]], b"")
+                    reply = batch.deliver(self._handler, [data[9:]], b"")
+                    return reply if reply is not None else self._stop(b"", is_unfinished=True)
             elif size <= REPEATED_BYTES:
                 known = self._known.get(data)
                 if known:
                     deliver, blobs, tail, operations, tally = known
                     tally.count += 1
                     self.operations += operations
-                    return deliver(self._handler, blobs, tail)
+                    return deliver(self._handler, blobs, tail) or b""
                 if known is None:
                     self._forms.repeated.notice(data)
+        elif self._atom == _REST:
+            return self._feed_rest(data)
         else:
             data = self._gather(data)
             if not data:
                 return b""
+        return self._read_all(data, [])
+
+    def _feed_rest(self, data: bytes) -> bytes:
+        """Go on where the parser stopped to let others have their turn."""
+        self._kept += data
         replies: list[bytes] = []
+        if self._is_unfinished:
+            reply = self._handler.go_on()
+            if reply is None:
+                self._hold()
+                self._handler.postpone()
+                return b""
+            replies.append(reply)
+            self._is_unfinished = False
+        rest = bytes(self._kept)
+        self._kept = bytearray()
+        self._need = 0
+        return self._read_all(rest, replies)
+
+    def _stop(self, rest: bytes, *, is_unfinished: bool) -> bytes:
+        """Let others have their turn: what is left of the data is for another feed. Returns nothing."""
+        self._expect(_REST, 1)
+        self._kept += rest
+        self._is_unfinished = is_unfinished
+        self._hold()
+        self._handler.postpone()
+        return b""
+
+    def _hold(self) -> None:
+        """Tell how many bytes are kept of requests that are not complete, or not carried out."""
+        held = len(self._kept)
+        if self._form is not None:
+            held += self._size + BLOB_BYTES * len(self._blobs)
+        if held != self._held:
+            self._held = held
+            self._handler.hold(held, self._form is not None)
+
+    def _read_all(self, data: bytes, replies: list[bytes]) -> bytes:
         try:
             self._read(data, replies)
         except ProtocolError as error:
@@ -150,11 +211,14 @@ class RequestParser(Generic[HandlerT]):
         position = self._go_on(data) if self._need else 0
         form, blobs, left = self._form, self._blobs, self._blobs_left
         end = len(data)
-        large = 0  # bytes of the large ones among the replies
-        others = 0  # replies that are not to a GET
+        pause = min(end, BYTES_AT_ONCE)
+        others = len(replies)  # replies that are not to a GET
+        steps = STEPS_AT_ONCE
         while True:
             if form is None:
-                if position == end:
+                if position >= pause:
+                    if position < end:
+                        self._stop(data[position:], is_unfinished=False)
                     break
                 begin = position
                 opcode = data[position]
@@ -166,9 +230,12 @@ class RequestParser(Generic[HandlerT]):
                     if stop <= end and length <= get_cap:
                         reply = handler.get(data[position:stop])
                         replies.append(reply)
-                        if len(reply) >= _LARGE_REPLY:
-                            large = self._checked_replies(large + len(reply))
                         position = stop
+                        if len(reply) >= _LARGE_REPLY:
+                            steps -= len(reply) // STEP_BYTES
+                            if steps < 0 and position < end:
+                                self._stop(data[position:], is_unfinished=False)
+                                break
                         continue
                     form, blobs, left = self._cut_get(length), [], 1
                     break
@@ -206,20 +273,28 @@ class RequestParser(Generic[HandlerT]):
                 raise self._too_long(form)
             form.count += 1
             self.operations += 1
-            reply = form.deliver(handler, blobs, data[position:stop])
-            if reply:
-                others += 1
-                replies.append(reply)
-                if len(reply) >= _LARGE_REPLY:
-                    large = self._checked_replies(large + len(reply))
+            answer = form.deliver(handler, blobs, data[position:stop])
             position = stop
+            steps -= 1 + len(blobs)
+            if answer:
+                others += 1
+                replies.append(answer)
+                if len(answer) >= _LARGE_REPLY:
+                    steps -= len(answer) // STEP_BYTES
             form = None
+            if answer is None or (steps < 0 and position < end):
+                self._stop(data[position:], is_unfinished=answer is None)
+                break
         self._form, self._blobs, self._blobs_left = form, blobs, left
         self.operations += len(replies) - others  # the GETs
         if form is not None:
             # The data ends within a request: keep the bytes of the atom that is not complete.
             self._size = position - begin
             self._kept += data[position:]
+            if len(blobs) > STEPS_AT_ONCE:
+                self._handler.postpone()  # to read so many keys takes its time, too
+        if form is not None or self._held:
+            self._hold()
 
     def _gather(self, data: bytes) -> bytes:
         """All pieces of the next atom, and what is behind it, once they are there; else nothing."""
@@ -227,7 +302,9 @@ class RequestParser(Generic[HandlerT]):
             return data
         self._kept += data
         if len(self._kept) < self._need:
-            if self._atom == _HANDSHAKE and self._kept and self._kept[0] != Op.VALIDATE:
+            if self._atom != _HANDSHAKE:
+                self._hold()
+            elif self._kept and self._kept[0] != Op.VALIDATE:
                 self._shake_hands(self._kept)
             return b""
         data = bytes(self._kept)
@@ -277,13 +354,6 @@ class RequestParser(Generic[HandlerT]):
         if count > limit:
             raise form.too_many_keys(count, limit)
         return form.period * count
-
-    def _checked_replies(self, count: int) -> int:
-        """Bound the replies to one feed: short requests for long values could ask for any amount."""
-        limit = self._forms.limits.unsent_bytes
-        if count > limit:
-            raise LimitError(f"asked for more than {limit:,} bytes at once, the limit unsent_bytes")
-        return count
 
     def _expect(self, atom: int, need: int) -> None:
         self._atom, self._need = atom, need

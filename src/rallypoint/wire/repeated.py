@@ -11,6 +11,7 @@ from rallypoint.wire.handlers import Deliver, HandlerT
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 
+# None of them takes long: so few keys are in so few bytes.
 REPEATED: Final = (Op.SET, Op.ADD, Op.CHECK, Op.WAIT, Op.CANCEL_WAIT, Op.PING, Op.BARRIER)
 """The requests that may be known by their bytes. Their replies are short, so nothing has to count them: at
 most a byte for each wait of the client's own that one of them ends."""
@@ -106,7 +107,7 @@ def _in_turn(calls: Sequence[_Call[HandlerT]]) -> Deliver[HandlerT]:
         replies: list[bytes] = []
         try:
             for deliver, blobs, tail in calls:
-                replies.append(deliver(handler, blobs, tail))
+                replies.append(deliver(handler, blobs, tail) or b"")
         except ProtocolError as error:
             error.replies = b"".join(replies)
             raise

@@ -39,7 +39,9 @@ from rallypoint.wire.encoding import pack_u64, unpack_i64
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import Status, pack_pair, parse_end_of_wait
 
-_SHARED: Final = frozenset({Op.GET, Op.CHECK, Op.MULTI_GET, Op.SET})
+_SHARED: Final = frozenset(
+    {Op.GET, Op.CHECK, Op.MULTI_GET, Op.SET, Op.GETNUMKEYS, Op.LIST_KEYS, Op.QUEUE_LEN}
+)
 _SHORT: Final = 256  # the longest value of a SET that is compared with others
 _REQUEST_COST: Final = 256  # what a request takes besides its bytes, roughly
 _JOIN_COST: Final = 128  # and one that joins it

@@ -17,13 +17,18 @@ from rallypoint.rollcall.question import Question
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Pending
-from rallypoint.server.core.outbox import Close
+from rallypoint.server.core.outbox import Close, Pause
 from rallypoint.wire.encoding import blob, pack_i64, unpack_i64
 from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.wire.parser import Forms, RequestParser
 from rallypoint.wire.sessions import ANNOUNCED, Status
 
 _ANNOUNCED: Final = [ANNOUNCED]
+
+_MOST_DUE: Final = 64
+"""A client that waits for so many replies is not read until half of them are there."""
+_NOTICE_BYTES: Final = 1 << 20
+"""What is sent at a time. Replies that many clients share take room only when they are sent."""
 
 
 class _Reply:
@@ -123,7 +128,7 @@ class Rank(Client):
 
     __slots__ = (
         *("_arrivals", "_calls", "_is_ending", "_keys", "_look", "_out", "_out_bytes"),
-        *("_relay", "_replies", "_requests", "_waits", "is_present", "last"),
+        *("_is_paused", "_relay", "_replies", "_requests", "_waits", "is_present", "last"),
     )
 
     def __init__(self, relay: Front[Rank], requests: Requests, forms: Forms[Rank], peer: str) -> None:
@@ -134,7 +139,8 @@ class Rank(Client):
         self._relay = relay
         self._requests = requests
         self._replies: deque[_Reply] = deque()
-        self._out: list[bytes] = []
+        self._out: deque[bytes] = deque()
+        self._is_paused = False
         self._out_bytes = 0
         self._waits: dict[_Wait, None] = {}
         self._keys = 0  # that it waits for
@@ -148,9 +154,18 @@ class Rank(Client):
         return bool(self._replies)
 
     def take_notice(self) -> bytes:
-        notice = b"".join(self._out)
-        self._out.clear()
+        notices: list[bytes] = []
+        count = 0
+        while self._out and count < _NOTICE_BYTES:
+            notices.append(self._out.popleft())
+            count += len(notices[-1])
+        self._out_bytes -= count
+        notice = b"".join(notices)
         return notice if self.session is None else notice + self.session.flush()
+
+    @property
+    def has_notice(self) -> bool:
+        return bool(self._out)
 
     # Requests; what is known at once is returned
 
@@ -329,6 +344,9 @@ class Rank(Client):
         reply = _Reply(self)
         reply.is_queued = True
         self._replies.append(reply)
+        if len(self._replies) > _MOST_DUE and not self._is_paused:
+            self._is_paused = True
+            self._relay.outbox.others.append(Pause(self))
         self._requests.replies_due += 1
         self._requests.check_pressure()
         return reply
@@ -350,6 +368,9 @@ class Rank(Client):
             self._requests.replies_due -= 1
             if reply.content:
                 self._send(reply.content)
+        if self._is_paused and len(replies) <= _MOST_DUE // 2:
+            self._is_paused = False
+            self._relay.outbox.others.append(Pause(self, is_over=True))
         if replies and replies[0].refusal is not None:
             self._be_closed(ProtocolError(replies[0].refusal.decode(errors="replace")))
         if self._is_ending and not replies:
@@ -358,12 +379,12 @@ class Rank(Client):
     def _send(self, content: bytes) -> None:
         if not self._out:
             self._relay.outbox.woken.append(self)
-            self._out_bytes = 0
         self._out.append(content)
         self._out_bytes += len(content)
         limit = self._relay.limits.unsent_bytes
         if self._out_bytes > limit:
             self._out.clear()
+            self._out_bytes = 0
             self._be_closed(
                 LimitError(f"asked for more than {limit:,} bytes at once, the limit unsent_bytes")
             )

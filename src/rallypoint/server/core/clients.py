@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import NOBODY, Identity, Role, parse_hello
 from rallypoint.server.core.context import Context
+from rallypoint.server.core.outbox import GoOn, Work
 from rallypoint.server.core.sessions import Party, Sessions
 from rallypoint.wire.parser import RequestParser
 
@@ -23,7 +24,10 @@ _NO_HANDSHAKE: Final = "no VALIDATE"
 class Client(Party, ABC):
     """One connection."""
 
-    __slots__ = ("_clients", "_parser", "receive", "received", "sent", "tries", "who", "why")
+    __slots__ = (
+        *("_clients", "_parser", "_unread", "_unserved", "receive", "received", "sent"),
+        *("tries", "who", "why"),
+    )
 
     receive: Callable[[bytes], bytes]
     """Takes the bytes that the client sent, and returns the bytes to send it, in one write.
@@ -35,6 +39,8 @@ class Client(Party, ABC):
         super().__init__(sessions, peer)
         self._clients = clients
         self._parser: RequestParser[Any] | None = None
+        self._unread = 0  # bytes of replies that the client has not taken
+        self._unserved = 0  # bytes of requests that are not complete, or not carried out
         self.received = 0
         """Bytes that came from it and went to it, as the driver has counted them last."""
         self.sent = 0
@@ -57,6 +63,7 @@ class Client(Party, ABC):
         """The parser refers back to the connection: without this, only a collection would free them."""
         self._parser = None
         self.receive = _receive_nothing
+        self._unread = self._unserved = 0
 
     @property
     def operations(self) -> int:
@@ -72,6 +79,11 @@ class Client(Party, ABC):
     def take_notice(self) -> bytes:
         """The bytes to send it now that it stands in the outbox. There may be none."""
 
+    @property
+    def has_notice(self) -> bool:
+        """Whether `take_notice` has left something, as it was very much: call it again when that is sent."""
+        return False
+
     def validate(self) -> None:
         """The parser calls this when the client has shaken hands."""
         self._clients.complete_handshake(self)
@@ -82,11 +94,28 @@ class Client(Party, ABC):
         if who is not None and self in self._clients:  # a relay keeps the hellos of its clients to itself
             self._clients.name(self, who)
 
-    def open_session(self, token: bytes, tail: bytes) -> bytes:
-        welcome = super().open_session(token, tail)
-        if self.session is not None:  # then it is a relay's
-            self._clients.name(self, replace(self.who, role=Role.AGENT))
-        return welcome
+    def has_session(self) -> None:
+        self._clients.name(self, replace(self.who, role=Role.AGENT))
+
+    def hold(self, count: int, is_cut: bool) -> None:
+        """The parser calls this when it keeps that many bytes for later."""
+        self._clients.expect_rest(self, is_cut)
+        self._clients.count_held(count - self._unserved)
+        self._unserved = count
+
+    def leave_unread(self, count: int) -> None:
+        """The driver calls this when that many bytes wait to be sent, as the client does not read."""
+        self._clients.count_held(count - self._unread)
+        self._unread = count
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held for it, without its waits and its session."""
+        return self._unread + self._unserved
+
+    def postpone(self) -> None:
+        """The parser calls this when it keeps requests for another turn."""
+        self._clients.postpone(self)
 
 
 def _receive_nothing(_: bytes) -> bytes:
@@ -117,7 +146,7 @@ class Clients(Generic[ClientT]):
         self._context = context
         self._by_id: dict[int, ClientT] = {}
         # When a connection is late, and with what; the deadlines come in the order of insertion.
-        self._deadlines: dict[ClientT, tuple[float, str]] = {}
+        self._deadlines: dict[Any, tuple[float, str]] = {}
         self.gone: deque[Departed] = deque(maxlen=_GONE_KEPT)
         self.opened = 0
         """Connections so far."""
@@ -156,12 +185,29 @@ class Clients(Generic[ClientT]):
         self.arrivals += 1
         self._context.journal.connected(client, client.peer)
 
+    def expect_rest(self, client: Client, is_cut: bool) -> None:
+        """A client has sent a part of a request; or the rest of it has come."""
+        self._deadlines.pop(client, None)
+        if is_cut:
+            self._set_deadline(client, "no more of a request that is not complete")
+
     def name(self, client: Client, who: Identity) -> None:
         """The name of a client has become known."""
         if who.role is Role.TOOL is not client.who.role:
             self.arrivals -= 1
         client.who = who
         self._context.journal.named(client, who)
+
+    def count_held(self, count: int) -> None:
+        """More bytes are held for a client, or less."""
+        budget = self._context.budget
+        budget.held += count
+        if budget.held > budget.limit and count > 0:
+            self._context.outbox.others.append(Work.LIGHTEN)
+
+    def postpone(self, client: Client) -> None:
+        """A client has asked for more than what is done at once."""
+        self._context.outbox.others.append(GoOn(client))
 
     def end(self, client: ClientT) -> None:
         """A client has sent its last request; it stays to take its replies."""
@@ -174,6 +220,7 @@ class Clients(Generic[ClientT]):
         self.received_before += client.received
         self.sent_before += client.sent
         self.operations_before += client.operations
+        self._context.budget.held -= client.held
         client.read_no_more()
         if client.who.is_rank:
             self.gone.append(Departed(client.id, client.who, self._context.turn.now, client.why))
@@ -196,7 +243,7 @@ class Clients(Generic[ClientT]):
         parsers = [each._parser for each in self._by_id.values()]  # the property takes thrice as long
         return self.operations_before + sum([each.operations for each in parsers if each is not None])
 
-    def _set_deadline(self, client: ClientT, what: str) -> None:
+    def _set_deadline(self, client: Client, what: str) -> None:
         deadline = self._context.turn.now + self._context.limits.handshake_seconds
         self._deadlines[client] = (deadline, what)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rallypoint.server.core.about import About
+from rallypoint.server.core.budget import Budget
 from rallypoint.server.core.journal import Journal
 from rallypoint.server.core.outbox import Outbox
 from rallypoint.server.core.turn import Turn
@@ -14,7 +15,7 @@ from rallypoint.wire.limits import Limits
 class Context:
     """The limits, the time, the outbox and the journal of one core. Nothing in it is ever exchanged."""
 
-    __slots__ = ("about", "journal", "limits", "outbox", "turn")
+    __slots__ = ("about", "budget", "journal", "limits", "outbox", "turn")
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class Context:
         self.limits = limits or Limits()
         self.turn = turn or Turn()
         self.about = about or About()
+        self.budget = Budget(self.limits)
         self.outbox: Outbox[Any] = Outbox()
         self.journal = Journal()
         if wants_events:

@@ -19,12 +19,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic
 
+from rallypoint.errors import LimitError
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.clients import Clients, ClientT
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.looks import Fields, Looks, Pending
-from rallypoint.server.core.outbox import Outbox, Work
+from rallypoint.server.core.outbox import Close, Outbox, Work
 from rallypoint.server.core.progress import Progress
 from rallypoint.server.core.sessions import Carrier, Session, Sessions
 from rallypoint.server.core.traffic import Traffic
@@ -41,12 +42,13 @@ class Front(ABC, Generic[ClientT]):
     """What it is called in snapshots."""
 
     __slots__ = (
-        *("about", "began", "clients", "is_finding", "journal", "limits", "looks"),
+        *("_budget", "about", "began", "clients", "is_finding", "journal", "limits", "looks"),
         *("outbox", "progress", "sessions", "traffic", "turn"),
     )
 
     def __init__(self, context: Context, carrier: Carrier) -> None:
         self.limits = context.limits
+        self._budget = context.budget
         self.turn = context.turn
         self.about = context.about
         self.outbox: Outbox[ClientT] = context.outbox
@@ -92,10 +94,46 @@ class Front(ABC, Generic[ClientT]):
         self.traffic.end_second(
             self.turn, turns or Durations(), counts, clients=len(self.clients), waiting=waiting
         )
+        self.lighten()
         self.progress.look(self.turn.now, self.clients.arrivals, counts, self.oldest_wait, waiting)
         if self.journal.is_wanted:
             self.journal.look(self.plan)
             self.find_processes()
+
+    def go_on(self) -> bool:
+        """Go on with what no client waits for, a slice at a time; return whether there is more to do."""
+        return self.sessions.go_on()
+
+    def lighten(self) -> None:
+        """Close the client, or end the session, that holds the most, if all together hold too much."""
+        limit, held = self.limits.held_bytes, self.held
+        if held <= limit:
+            return
+        client = max(self.clients, key=self.held_by, default=None)
+        session = max(self.sessions, key=self.held_behind, default=None)
+        why = f"all clients hold {held:,} bytes, and it holds the most; the limit held_bytes is {limit:,}"
+        if session is not None and (client is None or self.held_behind(session) > self.held_by(client)):
+            connection = session.connection
+            self.sessions.end(session)
+            if connection is not None:
+                self.outbox.others.append(Close(connection, LimitError(why), at_once=True))
+            else:
+                self.note_error(session.peer, why)
+        elif client is not None:
+            self.outbox.others.append(Close(client, LimitError(why), at_once=True))
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held for clients, besides what is stored."""
+        return self._budget.held
+
+    def held_by(self, client: ClientT) -> int:
+        """What is held for one client, but for its session."""
+        return client.held
+
+    def held_behind(self, session: Session) -> int:
+        """What is held for one session."""
+        return session.held
 
     def note_error(self, peer: str, reason: str) -> None:
         """A client was refused, or is about to be closed because of what it did or did not do."""
@@ -196,3 +234,5 @@ class Front(ABC, Generic[ClientT]):
         """Assert that all parts agree; for tests."""
         self.sessions.check_invariants()
         self.clients.check_invariants()
+        held = sum(client.held for client in self.clients) + sum(session.held for session in self.sessions)
+        assert self._budget.held == held

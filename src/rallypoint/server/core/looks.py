@@ -7,7 +7,7 @@ it or not; each row is right by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
@@ -30,6 +30,8 @@ _PATIENCE_SECONDS: Final = 1.0
 _FRESH_SECONDS: Final = 0.5
 _AT_ONCE: Final = 4
 """How many are made at a time. The others wait for their turn, and take no room until then."""
+
+_QUOTED_AT_ONCE: Final = 1 << 16
 
 Deliver = Callable[[bytes], None]
 """Takes a snapshot as JSON; nothing if it could not be made."""
@@ -193,7 +195,8 @@ class Looks:
         yield "clients", as_list(clients)
         relays: list[str] = []
         for session in list(subject.sessions):
-            relays.append(relay_row(session, subject.waits_behind(session), now))
+            part = "" if session.told is None else (yield from quoted(session.told))
+            relays.append(relay_row(session, part, subject.waits_behind(session), now))
             yield None
         yield "relays", as_list(relays)
         gone: dict[int, str] = {}
@@ -221,12 +224,19 @@ def client_row(client: Client, pending: Sequence[Pending], now: float) -> str:
     )
 
 
-def relay_row(session: Session, pending: Sequence[Pending], now: float) -> str:
-    """A `rollcall.snapshot.Relay` as JSON."""
-    part = ""
-    if session.told is not None:
-        told = _quote(session.told.decode(errors="replace"))
-        part = f',"part":{told},"part_seconds":{now - session.told_at:.3f}'
+def quoted(told: bytes) -> Generator[None, None, str]:
+    """What a relay has told, as a JSON text, a slice at a time: it may be long."""
+    parts = []
+    for start in range(0, len(told), _QUOTED_AT_ONCE):
+        # Relays write ASCII. If this one does not, a character may be torn, and is shown as unreadable.
+        parts.append(_quote(told[start : start + _QUOTED_AT_ONCE].decode(errors="replace"))[1:-1])
+        yield
+    return f'"{"".join(parts)}"'
+
+
+def relay_row(session: Session, told: str, pending: Sequence[Pending], now: float) -> str:
+    """A `rollcall.snapshot.Relay` as JSON; `told` is what it has told, if it has, as JSON."""
+    part = f',"part":{told},"part_seconds":{now - session.told_at:.3f}' if told else ""
     return (
         f'{{"id":{session.id},"peer":{_quote(session.peer)},"seconds":{now - session.since:.3f},'
         f'"present":{"true" if session.is_present else "false"}{part}{_waits(pending, now)}}}'

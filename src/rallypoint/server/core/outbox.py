@@ -23,6 +23,8 @@ class Work(Enum):
     HOLD = "read nothing more from the clients"
     READ_ON = "read from the clients again"
     ABANDONED = "end: the last owner of the server has left"
+    LIGHTEN = "call Front.lighten: more is held than the limit held_bytes"
+    REST = "call Front.go_on until it returns False, with turns for the clients in between"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,25 @@ class Close(Generic[T]):
 
     client: T
     error: ProtocolError
+    at_once: bool = False
+    """Whether it gets nothing more, not even what it has not read yet."""
+
+
+@dataclass(frozen=True)
+class GoOn(Generic[T]):
+    """A client has asked for more than what is done at once: call its `receive`, be it with nothing, when
+    others have had their turn. Until then, nothing more is to be read from it."""
+
+    client: T
+
+
+@dataclass(frozen=True)
+class Pause(Generic[T]):
+    """A client has as much under way as it may have: read nothing more from it, and do not go on with its
+    requests, until the same comes with `is_over`."""
+
+    client: T
+    is_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,7 +61,7 @@ class CoreFault:
     error: Exception
 
 
-Other: TypeAlias = "Work | Close[Any] | CoreFault | Event"
+Other: TypeAlias = "Work | Close[Any] | GoOn[Any] | Pause[Any] | CoreFault | Event"
 
 
 class Outbox(Generic[T]):

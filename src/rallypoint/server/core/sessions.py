@@ -6,15 +6,18 @@ is kept until the relay says that it has come. Pure: bytes in, bytes out, and ti
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict, deque
+from collections.abc import Generator, Iterator
 from typing import Any, Final, Protocol
 
 from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.server.core.budget import Budget
 from rallypoint.server.core.context import Context
-from rallypoint.server.core.outbox import Close, Outbox
+from rallypoint.server.core.outbox import Close, CoreFault, Outbox, Work
+from rallypoint.server.core.slices import Slices, Worker
 from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.opcodes import Op
+from rallypoint.wire.parser import STEP_BYTES, STEPS_AT_ONCE
 from rallypoint.wire.sessions import (
     REMEMBERED,
     REMEMBERED_BYTES,
@@ -47,10 +50,13 @@ _SPARE: Final = 4096
 class Carrier(Protocol):
     """Who carries the requests of sessions out: the store, or a relay that passes them on.
 
-    `carry` answers with `Session.answer`, once (ARRIVE: once for each release), now or later.
+    `carry` answers with `Session.answer`, once (ARRIVE: once for each release), now or later. What it
+    returns, if anything, is the rest of a request that takes long: its slices come before the next request.
     """
 
-    def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> None: ...
+    def carry(
+        self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes
+    ) -> Generator[None, None, None] | None: ...
 
     def suspend(self, session: Session) -> None:
         """The session has lost its connection: its ranks do not count, but may come back."""
@@ -66,9 +72,10 @@ class Session:
     """One relay's session. Made by `Sessions` alone."""
 
     __slots__ = (
-        *("_batching", "_carrier", "_items", "_items_bytes", "_most_bytes", "_outbox", "_remembered"),
-        *("_remembered_bytes", "_requests", "_tags", "connection", "expires", "is_broken", "is_present"),
-        *("id", "keeps_ms", "kept", "notes", "peer", "since", "taken", "token", "told", "told_at"),
+        *("_batching", "_budget", "_carrier", "_has_ended", "_items", "_items_bytes", "_most_bytes"),
+        *("_outbox", "_remembered", "_remembered_bytes", "_requests", "_tags", "_under_way", "connection"),
+        *("expires", "id", "is_present", "keeps_ms", "kept", "notes", "peer", "since", "taken"),
+        *("token", "told", "told_at"),
     )
 
     def __init__(
@@ -77,8 +84,10 @@ class Session:
         carrier: Carrier,
         requests: WholeRequests,
         outbox: Outbox[Any],
+        budget: Budget,
     ) -> None:
         self.token = token
+        self._budget = budget
         self.connection: Party | None = None
         self.is_present = False
         """Whether it has a connection, over which it has said that nothing is missing."""
@@ -105,47 +114,95 @@ class Session:
         self._most_bytes = max(requests.limits.unsent_bytes - _SPARE, 0)
         self.kept = Kept()
         self._batching = False
-        self.is_broken = False
-        """Whether it was left in the middle of a batch: it cannot go on."""
+        self._has_ended = False
+        self._under_way: Generator[None, None, None] | None = None
         self._remembered: OrderedDict[bytes, tuple[object, int]] = OrderedDict()  # with their lengths
         self._remembered_bytes = 0
 
     # Requests
 
-    def batch(self, payload: bytes) -> bytes:
-        """Carry out a batch; return what is to be sent now."""
+    def begin_batch(self, payload: bytes) -> None:
+        """Take a batch. `step` carries it out."""
+        assert self._under_way is None
         number, taken = parse_head(payload)
         if number != self.taken + 1:
             raise ProtocolError(f"batch {number} of a session comes after batch {self.taken}")
-        self.kept.let_go(taken)
+        self._let_go(taken)
         limit = self._requests.limits.unsent_bytes
         if self.kept.bytes > limit:
             raise LimitError(f"a session has not taken {limit:,} bytes of answers, the limit unsent_bytes")
         self.taken = number
+        self._under_way = self._carry_out(payload)
+
+    def step(self) -> bool:
+        """Carry out the next slice of the batch under way; return whether there is none left.
+
+        If it raises, the session cannot go on: a part of the batch is lost.
+        """
+        if self._under_way is not None:
+            self._batching = True
+            try:
+                next(self._under_way)
+            except StopIteration:
+                self._under_way = None
+            finally:
+                self._batching = False
+        return self._under_way is None
+
+    def _carry_out(self, payload: bytes) -> Generator[None, None, None]:
         read, carry = self._requests.read, self._carrier.carry
-        self._batching = True
-        try:
-            for start, stop in parse_requests(payload):
-                tag = self._tags
-                self._tags = tag + 1
-                try:
-                    op, blobs, tail = read(payload, start, stop)
-                except ProtocolError as error:
-                    # That one breaks a limit, or is no request: the others of the batch are not to blame.
-                    self.answer(tag, Status.REFUSED, error.message.encode())
-                else:
-                    carry(self, tag, op, blobs, tail)
-        except BaseException:
-            self.is_broken = True
-            raise
-        finally:
-            self._batching = False
-        return self.flush()
+        steps = STEPS_AT_ONCE
+        for start, stop in parse_requests(payload):
+            tag = self._tags
+            self._tags = tag + 1
+            before = self._items_bytes
+            try:
+                op, blobs, tail = read(payload, start, stop)
+            except ProtocolError as error:
+                # That one breaks a limit, or is no request: the others of the batch are not to blame.
+                self.answer(tag, Status.REFUSED, error.message.encode())
+            else:
+                rest = carry(self, tag, op, blobs, tail)
+                if rest is not None:
+                    yield from rest
+                steps -= len(blobs)
+            steps -= 1 + max(self._items_bytes - before, 0) // STEP_BYTES
+            if steps < 0:
+                yield
+                steps = STEPS_AT_ONCE
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held for it, without its waits."""
+        told = len(self.told) if self.told is not None else 0
+        return self.kept.bytes + self._items_bytes + self._remembered_bytes + told
+
+    def _let_go(self, taken: int) -> None:
+        """The relay has taken all frames up to this one."""
+        before = self.kept.bytes
+        self.kept.let_go(taken)
+        self._budget.held += self.kept.bytes - before
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a part of a batch is still to be carried out."""
+        return self._under_way is not None
+
+    def give_up(self) -> None:
+        """The session has ended: the rest of its batch, and what it is answered, is for nobody."""
+        self._has_ended = True
+        self._under_way = None
+        self._budget.held -= self.held
+        self.kept, self._items, self._items_bytes, self.told = Kept(), [], 0, None
+        self._remembered.clear()
+        self._remembered_bytes = 0
 
     # Answers
 
     def answer(self, tag: int, status: Status, content: bytes) -> None:
         """Put an answer into the next frame; a large one that there is no room for becomes a refusal."""
+        if self._has_ended:
+            return
         if len(content) > _LARGE and not self._has_room_for(content):
             limit = self._requests.limits.unsent_bytes
             message = f"more answers than {limit:,} bytes wait to be taken, the limit unsent_bytes"
@@ -153,7 +210,8 @@ class Session:
         data = item(tag, status, content)
         self._items.append(data)
         self._items_bytes += len(data)
-        if not self._batching and self.connection is not None:
+        self._budget.held += len(data)
+        if self._under_way is None and not self._batching and self.connection is not None:
             self._outbox.woken.append(self.connection)
 
     def ask_to_tell(self) -> None:
@@ -162,6 +220,7 @@ class Session:
 
     def take_told(self, told: bytes, now: float) -> None:
         """The relay has told of itself."""
+        self._budget.held += len(told) - (len(self.told) if self.told is not None else 0)
         self.told, self.told_at = told, now
 
     def _has_room_for(self, content: bytes) -> bool:
@@ -170,6 +229,8 @@ class Session:
     def answer_read(self, tag: int, key: bytes, value: object, content: bytes, *, recalled: bool) -> None:
         """Answer a GET with `content`; or, if it is a RECALL, not even that if `value` was sent last."""
         remembered = self._remembered
+        if self._has_ended:
+            return
         if recalled and key in remembered and remembered[key][0] is value:
             remembered.move_to_end(key)
             self.answer(tag, Status.UNCHANGED, b"")
@@ -178,6 +239,7 @@ class Session:
         if len(content) >= WORTH_REMEMBERING and self._has_room_for(content):
             remembered[key] = value, len(content)
             self._remembered_bytes += len(content)
+            self._budget.held += len(content)
             while len(remembered) > REMEMBERED or self._remembered_bytes > REMEMBERED_BYTES:
                 self._forget_read(next(iter(remembered)))
         self.answer(tag, Status.DONE, content)
@@ -186,12 +248,14 @@ class Session:
         before = self._remembered.pop(key, None)
         if before is not None:
             self._remembered_bytes -= before[1]
+            self._budget.held -= before[1]
 
     def flush(self) -> bytes:
         """A frame with the answers so far, if there is a connection to send it on."""
         if not self._items or self.connection is None:
             return b""
         data = frame(self.kept.number + 1, self.taken, self._items)
+        self._budget.held += len(data) - self._items_bytes
         self._items = []
         self._items_bytes = 0
         self.kept.add(data)
@@ -200,11 +264,12 @@ class Session:
     # Coming and going
 
     def attach(self, connection: Party, taken: int) -> None:
-        self.kept.let_go(taken)
+        self._let_go(taken)
         self.connection = connection
         self.peer = connection.peer
         connection.session = self
         self.expires = None
+        connection.has_session()
 
     def detach(self) -> None:
         if self.connection is not None:
@@ -226,7 +291,6 @@ class Session:
     def check_invariants(self) -> None:
         self.kept.check_invariants()
         assert self._items_bytes == sum(map(len, self._items))
-        assert not self.is_broken
         assert len(self._remembered) <= REMEMBERED
         assert self._remembered_bytes == sum(length for _, length in self._remembered.values())
         assert self.connection is None or self.connection.session is self
@@ -237,12 +301,15 @@ class Session:
 class Sessions:
     """All sessions of a server or a relay, by their token."""
 
-    __slots__ = ("_by_token", "_carrier", "_outbox", "_requests")
+    __slots__ = ("_budget", "_by_token", "_carrier", "_orphans", "_outbox", "_requests")
 
     def __init__(self, context: Context, carrier: Carrier) -> None:
         self._by_token: dict[bytes, Session] = {}
+        # Sessions that have lost their connection in the middle of a batch: that is carried out all the same.
+        self._orphans: deque[Session] = deque()
         self._carrier = carrier
         self._outbox = context.outbox
+        self._budget = context.budget
         self._requests = WholeRequests(context.limits, IN_BATCHES)
 
     def __len__(self) -> int:
@@ -251,8 +318,36 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_token.values())
 
-    def open(self, connection: Party, token: bytes, tail: bytes) -> bytes:
-        """Open a session on a connection, or take it up; return the answer, and what was not taken."""
+    def carry_out(self, session: Session) -> Slices:
+        """The batch that a session has begun; returns what is to be sent then."""
+        while not self._step(session):
+            yield
+        return session.flush()
+
+    def _step(self, session: Session) -> bool:
+        """Carry out a slice of a batch; return whether there is none left. If it fails, the session ends."""
+        try:
+            return session.step()
+        except Exception:
+            self.end(session)
+            raise
+
+    def go_on(self) -> bool:
+        """Go on with a batch whose session has no connection; return whether there is more to do."""
+        if self._orphans:
+            session = self._orphans.popleft()
+            try:
+                if session.connection is None and not self._step(session):
+                    self._orphans.append(session)
+            except Exception as error:
+                self._outbox.others.append(CoreFault(error))
+        return bool(self._orphans)
+
+    def open(self, connection: Party, token: bytes, tail: bytes) -> Slices:
+        """Open a session on a connection, or take it up; return the answer, and what was not taken.
+
+        A batch that is under way is carried out before.
+        """
         if connection.session is not None:
             raise ProtocolError("a second SESSION on one connection")
         if len(token) != TOKEN_BYTES:
@@ -260,6 +355,9 @@ class Sessions:
         keep_ms, taken, known = parse_session(tail)
         limits = self._requests.limits
         session = self._by_token.get(token)
+        while session is not None and not self._step(session):
+            yield
+            session = self._by_token.get(token)
         answer = Answer.NEW if session is None else Answer.TAKEN_UP
         if session is None:
             if known:
@@ -268,7 +366,9 @@ class Sessions:
                 raise ProtocolError(f"a new session has taken frame {taken}")
             if len(self._by_token) >= limits.connections:
                 raise LimitError(f"one more session than {limits.connections:,}, the limit connections")
-            session = self._by_token[token] = Session(token, self._carrier, self._requests, self._outbox)
+            session = self._by_token[token] = Session(
+                token, self._carrier, self._requests, self._outbox, self._budget
+            )
             session.id, session.since = connection.id, connection.since
         elif not session.kept.reaches_back_to(taken):
             raise ProtocolError(f"a session has taken frame {taken}, but goes on elsewhere")
@@ -278,7 +378,7 @@ class Sessions:
             session.detach()
         session.attach(connection, taken)
         session.keeps_ms = min(keep_ms, int(limits.session_seconds * 1000))
-        most = limits.request_bytes
+        most = min(limits.batch_bytes, limits.request_bytes)
         welcome = pack_welcome(Welcome(answer, session.keeps_ms, session.taken, most))
         return b"".join([welcome, *session.kept.all()])
 
@@ -291,11 +391,15 @@ class Sessions:
         session.detach()
         if not session.keeps_ms:
             self.end(session)
+        elif session.is_under_way:
+            self._orphans.append(session)
+            self._outbox.others.append(Work.REST)
 
     def end(self, session: Session) -> None:
         """Give a session up."""
         session.detach()
         if self._by_token.pop(session.token, None) is not None:
+            session.give_up()
             self._carrier.forget(session)
 
     def expire(self, now: float) -> None:
@@ -314,12 +418,13 @@ class Sessions:
             session.check_invariants()
 
 
-class Party:
+class Party(Worker):
     """A connection that may carry a session: what the parser calls for that."""
 
     __slots__ = ("_sessions", "id", "peer", "session", "since")
 
     def __init__(self, sessions: Sessions, peer: str = "") -> None:
+        super().__init__()
         self._sessions = sessions
         self.peer = peer
         """Its name in messages."""
@@ -328,16 +433,16 @@ class Party:
         self.since = 0.0
         self.session: Session | None = None
 
-    def open_session(self, token: bytes, tail: bytes) -> bytes:
-        return self._sessions.open(self, token, tail)
+    def open_session(self, token: bytes, tail: bytes) -> bytes | None:
+        return self.begin(self._sessions.open(self, token, tail))
 
-    def batch(self, payload: bytes) -> bytes:
+    def has_session(self) -> None:
+        """It carries a session from now on."""
+
+    def batch(self, payload: bytes) -> bytes | None:
         session = self._own_session()
-        try:
-            return session.batch(payload)
-        finally:
-            if session.is_broken:
-                self._sessions.end(session)
+        session.begin_batch(payload)
+        return self.begin(self._sessions.carry_out(session))
 
     def present(self) -> bytes:
         return self._own_session().be_present()

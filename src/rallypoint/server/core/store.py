@@ -6,6 +6,7 @@ Both loops and the tests drive this same object; `front` says how.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 from rallypoint.engine import Engine
@@ -20,8 +21,10 @@ from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Fields, Pending
 from rallypoint.server.core.members import Member, wake
+from rallypoint.server.core.outbox import Work
 from rallypoint.server.core.owners import Owners
 from rallypoint.server.core.sessions import Session
+from rallypoint.server.core.slices import SLICE, Slices, sliced
 from rallypoint.server.core.tickets import StoreCarrier
 from rallypoint.server.core.turn import Turn
 from rallypoint.server.core.writers import Writers
@@ -33,6 +36,8 @@ from rallypoint.wire.parser import Forms, RequestParser
 from rallypoint.wire.sessions import ANNOUNCED
 
 _ANNOUNCED: Final = [ANNOUNCED]
+_WAITS_TOLD: Final = 2_048
+"""Of one relay; more would hold up others."""
 
 
 class Connection(Client):
@@ -80,22 +85,35 @@ class Connection(Client):
         if value is None:
             return EMPTY_BLOB
         length = len(value)  # from here on as in `blob`, but without the call: this is the hot path
-        return (SHORT_LENGTHS[length] if length < SHORT else pack_u64(length)) + value
+        if length >= SHORT:
+            self._core.check_reply(length)
+            return pack_u64(length) + value
+        return SHORT_LENGTHS[length] + value
 
-    def multi_get(self, keys: list[bytes]) -> bytes:
-        get = self._get
-        values = [get(key) or b"" for key in keys]
+    def multi_get(self, keys: list[bytes]) -> bytes | None:
+        return self.begin(self._multi_get(keys))
+
+    def _multi_get(self, keys: list[bytes]) -> Slices:
+        values = self._engine.multi_get(keys)
         self._core.check_reply(8 * len(values) + sum(map(len, values)))
-        return blobs(values)
+        return (yield from _in_blobs(values))
 
     def set(self, key: bytes, value: bytes) -> bytes:
         woken = self._engine.set(key, value)
         self._writers[key] = self.id
         return wake(woken, self, self._journal) if woken else b""
 
-    def multi_set(self, keys_and_values: list[bytes]) -> bytes:
-        woken = self._engine.multi_set(keys_and_values)
-        self._writers.note_all(keys_and_values[::2], self.id)
+    def multi_set(self, keys_and_values: list[bytes]) -> bytes | None:
+        return self.begin(self._multi_set(keys_and_values))
+
+    def _multi_set(self, keys_and_values: list[bytes]) -> Slices:
+        new: dict[bytes, bytes] = {}
+        for some in sliced(keys_and_values):
+            if new:
+                yield
+            new.update(zip(some[::2], some[1::2], strict=True))
+        woken = self._engine.set_all(new)
+        self._writers.update(dict.fromkeys(new, self.id))
         return wake(woken, self, self._journal) if woken else b""
 
     def append(self, key: bytes, value: bytes) -> bytes:
@@ -131,10 +149,13 @@ class Connection(Client):
     def num_keys(self) -> bytes:
         return pack_i64(self._engine.num_keys())
 
-    def list_keys(self) -> bytes:
+    def list_keys(self) -> bytes | None:
+        return self.begin(self._list_keys())
+
+    def _list_keys(self) -> Slices:
         keys = list(self._engine.keys())
         self._core.check_reply(8 * len(keys) + sum(map(len, keys)))
-        return pack_i64(len(keys)) + blobs(keys)
+        return pack_i64(len(keys)) + (yield from _in_blobs(keys))
 
     def queue_push(self, key: bytes, value: bytes) -> bytes:
         woken = self._engine.push(key, value)
@@ -143,6 +164,8 @@ class Connection(Client):
 
     def queue_pop(self, key: bytes) -> bytes:
         length, value = self._engine.pop(self, key)
+        if length <= 1:
+            self._core.pushers.pop(key, None)
         return pack_i64(length) if value is None else pack_i64(length) + blob(value)
 
     def queue_len(self, key: bytes) -> bytes:
@@ -151,10 +174,19 @@ class Connection(Client):
     def check(self, keys: list[bytes]) -> bytes:
         if keys == _ANNOUNCED:
             return READY
-        return NOT_READY if self._engine.missing(keys) else READY
+        return READY if self._engine.has_all(keys) else NOT_READY
 
-    def wait(self, keys: list[bytes]) -> bytes:
+    def wait(self, keys: list[bytes]) -> bytes | None:
+        if len(keys) > SLICE:
+            return self.begin(self._wait(keys))
         if self._engine.wait(self, keys, self._turn.now):
+            return STOP_WAITING
+        self._journal.waits(self, keys)
+        return b""
+
+    def _wait(self, keys: list[bytes]) -> Slices:
+        is_over = yield from self._engine.wait_in_slices(self, sliced(keys), self._turn.now)
+        if is_over:
             return STOP_WAITING
         self._journal.waits(self, keys)
         return b""
@@ -189,6 +221,16 @@ class Connection(Client):
             self._woken.append(self)
 
 
+def _in_blobs(values: list[bytes]) -> Slices:
+    """A reply with all of these."""
+    replies: list[bytes] = []
+    for some in sliced(values):
+        if replies:
+            yield
+        replies.append(blobs(some))
+    return b"".join(replies)
+
+
 class Core(Front[Connection]):
     """Parser and engine for all connections of one server. Not safe for threads."""
 
@@ -209,7 +251,7 @@ class Core(Front[Connection]):
         self.writers = Writers()
         self.pushers = Writers()
         self._framed = b"", blob(b"")
-        super().__init__(context, StoreCarrier(self.engine, context, self._act_for))
+        super().__init__(context, StoreCarrier(self.engine, context, self._act_for, self.pushers))
         self.forms: Forms[Connection] = Forms(context.limits, {**SERVED, **SESSIONS, **LOOKS})
         self.owners = Owners(owner_key, context.outbox.others)
         self._contents = Contents(
@@ -247,6 +289,21 @@ class Core(Front[Connection]):
         super().end_second(turns)
         self.writers.trim()
         self.pushers.trim()
+        if self.engine.is_untidy:
+            self.outbox.others.append(Work.REST)
+
+    @property
+    def held(self) -> int:
+        return super().held + self.engine.waits_held
+
+    def held_by(self, client: Connection) -> int:
+        return super().held_by(client) + self.engine.waits_held_by(client)
+
+    def held_behind(self, session: Session) -> int:
+        return super().held_behind(session) + sum(map(self.engine.waits_held_by, session.notes.values()))
+
+    def go_on(self) -> bool:
+        return super().go_on() | self.engine.sweep()
 
     def has_key(self, name: str) -> bool:
         try:
@@ -280,8 +337,8 @@ class Core(Front[Connection]):
         return self.engine.waits_of(client, KEYS_NAMED)
 
     def waits_behind(self, session: Session) -> Sequence[Pending]:
-        waits_of = self.engine.waits_of
-        return [each for ticket in session.notes.values() for each in waits_of(ticket, KEYS_NAMED)]
+        waits_of, tickets = self.engine.waits_of, islice(session.notes.values(), _WAITS_TOLD)
+        return [each for ticket in tickets for each in waits_of(ticket, KEYS_NAMED)]
 
     def frame(self, snapshot: bytes) -> bytes:
         """A snapshot as a reply: made once for all clients that share it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Final, Protocol
 
 from rallypoint.engine import Engine
@@ -10,10 +10,15 @@ from rallypoint.errors import ProtocolError
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.members import Member, wake
 from rallypoint.server.core.sessions import Session
+from rallypoint.server.core.slices import SLICE, sliced
+from rallypoint.server.core.writers import Writers
 from rallypoint.wire.encoding import blob, pack_i64, unpack_u64
 from rallypoint.wire.handlers import SERVED, RequestHandler
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import Status, end_of_wait, parse_arrive, unpack_pair
+
+Rest = Generator[None, None, None]
+"""What is left of a request that takes long."""
 
 
 class Requester(RequestHandler, Member, Protocol):
@@ -45,26 +50,46 @@ class Ticket:
 class StoreCarrier:
     """Carries out the requests of all sessions of one server."""
 
-    __slots__ = ("_engine", "_journal", "_make_requester", "_requesters", "_turn")
+    __slots__ = ("_engine", "_journal", "_make_requester", "_pushers", "_requesters", "_turn")
 
     def __init__(
-        self, engine: Engine[Member], context: Context, make_requester: Callable[[Session], Requester]
+        self,
+        engine: Engine[Member],
+        context: Context,
+        make_requester: Callable[[Session], Requester],
+        pushers: Writers,
     ) -> None:
+        self._pushers = pushers
         self._engine = engine
         self._turn = context.turn
         self._journal = context.journal
         self._make_requester = make_requester
         self._requesters: dict[Session, Requester] = {}
 
-    def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> None:
+    def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> Rest | None:
         own = _OWN.get(op)
         try:
             if own is not None:
-                own(self, session, tag, blobs, tail)
-            else:
-                session.answer(tag, Status.DONE, SERVED[op](self._requester(session), blobs, tail))
+                return own(self, session, tag, blobs, tail)
+            reply = SERVED[op](self._requester(session), blobs, tail)
+            if reply is None:
+                return self._finish(session, tag)
+            session.answer(tag, Status.DONE, reply)
         except ProtocolError as error:
             session.answer(tag, Status.REFUSED, error.message.encode())
+        return None
+
+    def _finish(self, session: Session, tag: int) -> Rest:
+        """The rest of a request that takes long."""
+        requester = self._requester(session)
+        try:
+            yield
+            while (reply := requester.go_on()) is None:
+                yield
+        except ProtocolError as error:
+            session.answer(tag, Status.REFUSED, error.message.encode())
+        else:
+            session.answer(tag, Status.DONE, reply)
 
     def _requester(self, session: Session) -> Requester:
         requester = self._requesters.get(session)
@@ -129,12 +154,28 @@ class StoreCarrier:
         same = value if type(value) is bytes else object()
         session.answer_read(tag, key, same, content, recalled=recalled)
 
-    def _wait(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
+    def _wait(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> Rest | None:
         ticket = Ticket(self, session, tag, self._turn.now)
+        if len(blobs) > SLICE:
+            return self._wait_in_slices(ticket, blobs)
         if self._engine.wait(ticket, blobs, self._turn.now):
             session.answer(tag, Status.DONE, end_of_wait(session.taken))
         else:
             session.notes[tag] = ticket
+        return None
+
+    def _wait_in_slices(self, ticket: Ticket, keys: list[bytes]) -> Rest:
+        session, tag = ticket.session, ticket.tag
+        session.notes[tag] = ticket
+        try:
+            is_over = yield from self._engine.wait_in_slices(ticket, sliced(keys), self._turn.now)
+        except ProtocolError as error:
+            del session.notes[tag]
+            self._engine.withdraw(ticket)
+            session.answer(tag, Status.REFUSED, error.message.encode())
+        else:
+            if is_over:
+                self._end_wait(ticket)
 
     def _wait_in_turn(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
         ticket = Ticket(self, session, tag, self._turn.now)
@@ -174,6 +215,8 @@ class StoreCarrier:
     def _pop_called(self, session: Session, tag: int, blobs: list[bytes], tail: bytes) -> None:
         ticket = session.notes.get(unpack_u64(tail)[0])
         length, value = self._engine.pop(ticket or Ticket(self, session, tag, 0.0), blobs[0])
+        if length <= 1:
+            self._pushers.pop(blobs[0], None)
         if ticket is not None:
             # Whatever else it was called to, its relay counts the call as answered.
             del session.notes[ticket.tag]
@@ -186,7 +229,7 @@ class StoreCarrier:
         session.answer(tag, Status.DONE, b"")
 
 
-_OWN: Final = {
+_OWN: Final[dict[Op, Callable[[StoreCarrier, Session, int, list[bytes], bytes], Rest | None]]] = {
     Op.GET: StoreCarrier._get,
     Op.RECALL: StoreCarrier._recall,
     Op.WAIT: StoreCarrier._wait,

@@ -24,13 +24,17 @@ _FEW_BYTES = 448
 # For a client that has sent more at a time. Less than what makes the C library tidy up its heap for each
 # buffer (64 KiB).
 _MANY_BYTES = 1 << 15
+# A client that has so much to read is not served until it does.
+_ENOUGH_UNSENT = 4 << 20
+# What is sent of that at a time: the others wait meanwhile.
+_SENT_AT_ONCE = 1 << 18
 NOT_NOW = (BlockingIOError, InterruptedError)
 """What a socket raises that would have to wait."""
 
 # Reading a descriptor costs less than reading a socket object; only Windows cannot do it.
 _READS_SOCKETS_ONLY = sys.platform == "win32"
 _read: Callable[[Any, int], bytes] = socket.socket.recv if _READS_SOCKETS_ONLY else os.read
-_write: Callable[[Any, bytes | bytearray], int] = socket.socket.send if _READS_SOCKETS_ONLY else os.write
+_write: Callable[[Any, bytes | memoryview], int] = socket.socket.send if _READS_SOCKETS_ONLY else os.write
 
 # Linux counts bytes for each connection, so nobody here needs to: `struct tcp_info` has them since Linux 4.1.
 _BYTE_COUNTS = Struct("=QQ")
@@ -62,6 +66,12 @@ class LinkOwner(Protocol[ClientT]):
     def drop(self, link: Link[ClientT]) -> None:
         """Close at once, whatever is unsent."""
 
+    def park(self, link: Link[ClientT]) -> None:
+        """A client does not read: do not read from it, and do not go on with its requests."""
+
+    def unpark(self, link: Link[ClientT]) -> None:
+        """It does read."""
+
     def note_error(self, client: ClientT, reason: str) -> None:
         """A client is about to be closed because of what it did or did not do."""
 
@@ -71,7 +81,7 @@ class Link(Generic[ClientT]):
 
     __slots__ = (
         *("_file", "_others", "_pump", "_receive", "_room", "_unanswered", "_woken"),
-        *("client", "ending", "sock", "unsent"),
+        *("client", "ending", "is_parked", "sock", "unsent"),
     )
 
     def __init__(self, pump: LinkOwner[ClientT], sock: Socket, client: ClientT) -> None:
@@ -86,44 +96,58 @@ class Link(Generic[ClientT]):
         self.client = client
         self.unsent: bytearray | None = None
         self.ending = False  # it is read no more, and is closed as soon as all is sent
+        self.is_parked = False  # it has too much to read, and is not served until it has read it
 
-    def on_readable(self) -> None:
-        """Read once, answer with one write, and have others told what that means to them. The hot path."""
+    def on_readable(self, data: bytes | None = None) -> None:
+        """Read once, answer with one write, and have others told what that means to them. The hot path.
+
+        If `data` is given, nothing is read: the client has requests left from before.
+        """
         try:
-            data = _read(self._file, self._room)
-        except OSError as error:
-            if not isinstance(error, NOT_NOW):
-                self._pump.drop(self)
-            return
-        if not data:
-            self._pump.end(self)
-            return
-        if len(data) == self._room:
-            data = self._read_on(data)
-        receive = self._receive  # `self._receive(data)` would look for a method first, and cost more
-        try:
+            if data is None:
+                try:
+                    data = _read(self._file, self._room)
+                except OSError as error:
+                    if not isinstance(error, NOT_NOW):
+                        self._pump.drop(self)
+                    return
+                if not data:
+                    self._pump.end(self)
+                    return
+                if len(data) == self._room:
+                    data = self._read_on(data)
+            receive = self._receive  # `self._receive(data)` would look for a method first, and cost more
             reply = receive(data)
+            if not reply:
+                self._unanswered.add(self)
+            elif self.unsent is None:
+                try:
+                    sent = _write(self._file, reply)
+                except OSError as error:
+                    self._send_failed(error, reply)
+                else:
+                    if sent < len(reply):
+                        self._hold(reply[sent:])
+            else:
+                self._hold(reply)
         except ProtocolError as error:
             self._pump.refuse(self, error)
             return
-        except Exception:  # out of memory, or a fault of ours: this client alone pays for it
-            logger.exception("closed %s: the server failed to serve it", self.client.peer)
-            self._pump.drop(self)
-            return
-        if not reply:
-            self._unanswered.add(self)
-        elif self.unsent is None:
-            try:
-                sent = _write(self._file, reply)
-            except OSError as error:
-                self._send_failed(error, reply)
-            else:
-                if sent < len(reply):
-                    self._hold(reply[sent:])
-        else:
-            self._hold(reply)
+        except Exception:
+            self.fail()
         if self._woken or self._others:
             self._pump.deliver()
+
+    def fail(self) -> None:
+        """Out of memory, or a fault of ours: this client alone pays for it.
+
+        Its connection is closed, as nobody knows how much of its last reply has been sent.
+        """
+        self._pump.drop(self)
+        try:
+            logger.exception("closed %s: the server failed to serve it", self.client.peer)
+        except MemoryError:  # there is not even room for the words
+            pass
 
     def _read_on(self, data: bytes) -> bytes:
         """The room was filled: if it was small, read again, and with more room from now on."""
@@ -139,16 +163,29 @@ class Link(Generic[ClientT]):
 
     def send(self, data: bytes) -> None:
         """Send, or hold what cannot be sent now."""
-        if self.unsent is not None:
-            self._hold(data)
-            return
         try:
-            sent = _write(self._file, data)
-        except OSError as error:
-            self._send_failed(error, data)
-        else:
-            if sent < len(data):
-                self._hold(data[sent:])
+            if self.unsent is not None:
+                self._hold(data)
+                return
+            try:
+                sent = _write(self._file, data)
+            except OSError as error:
+                self._send_failed(error, data)
+            else:
+                if sent < len(data):
+                    self._hold(data[sent:])
+        except Exception:
+            self.fail()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the client has said that it sends nothing more, behind what is not read yet, as far as the
+        system tells."""
+        try:
+            info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        except (OSError, AttributeError):
+            return False
+        return info[:1] == bytes([_CLOSE_WAIT])
 
     def count_bytes(self) -> None:
         """Note the bytes received and sent, as the system counts them; nothing where it does not."""
@@ -176,11 +213,20 @@ class Link(Generic[ClientT]):
         if unsent is None:
             return
         try:
-            del unsent[: _write(self._file, unsent)]
-        except OSError as error:
-            if not isinstance(error, NOT_NOW):
-                self._pump.drop(self)
+            sent = _write(self._file, memoryview(unsent)[:_SENT_AT_ONCE])
+            del unsent[:sent]
+        except NOT_NOW:
             return
+        except OSError:
+            self._pump.drop(self)
+            return
+        except Exception:
+            self.fail()
+            return
+        self.client.leave_unread(len(unsent))
+        if self.is_parked and len(unsent) <= _ENOUGH_UNSENT:
+            self.is_parked = False
+            self._pump.unpark(self)
         if not unsent:
             self.unsent = None
             self._pump.loop.watch_writable(self.sock, None)
@@ -192,6 +238,7 @@ class Link(Generic[ClientT]):
             self.unsent = bytearray()
             self._pump.loop.watch_writable(self.sock, self.on_writable)
         self.unsent += data
+        self.client.leave_unread(len(self.unsent))
         limit = self._pump.core.limits.unsent_bytes
         if len(self.unsent) > limit:
             self._pump.note_error(
@@ -199,3 +246,6 @@ class Link(Generic[ClientT]):
                 f"it does not read; more than {limit:,} bytes wait for it, the limit unsent_bytes",
             )
             self._pump.drop(self)
+        elif len(self.unsent) > _ENOUGH_UNSENT and not self.is_parked and not self.ending:
+            self.is_parked = True
+            self._pump.park(self)

@@ -22,7 +22,8 @@ from rallypoint.server.core.about import About
 from rallypoint.server.core.clients import Client, ClientT
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import LookStep
-from rallypoint.server.core.outbox import Close, CoreFault, Other, Work
+from rallypoint.server.core.outbox import Close, CoreFault, GoOn, Other, Pause, Work
+from rallypoint.server.loops.backlog import Backlog, Reason
 from rallypoint.server.loops.link import Link, Socket
 from rallypoint.server.loops.listening import Listening
 from rallypoint.server.loops.loop import Callback, Loop
@@ -64,6 +65,7 @@ class Pump(Generic[ClientT]):
         self._events = events or Events()
         self._relay_events = RelayEvents(core, self._events)
         self._stalls = StallReports(core, self._events)
+        self._backlog = Backlog(loop, self._watch)
         self._delivering = False
         self._holding = False
         self._closed = False
@@ -130,6 +132,12 @@ class Pump(Generic[ClientT]):
                 self.note_error(client, why)
                 self.drop(self._links[client])
         self._listening.resume()
+        self._backlog.forgive()
+        seconds = self.core.limits.handshake_seconds
+        for link in self._backlog.deaf(seconds):
+            why = f"it has ended, but did not read its last replies within {seconds:g} s"
+            self.note_error(link.client, f"{why}, the limit handshake_seconds")
+            self.drop(link)
         self.core.end_second(self.loop.turns.copy())
         self._stalls.look()
         self._relay_events.look()
@@ -178,9 +186,15 @@ class Pump(Generic[ClientT]):
             link = links.get(client)
             if link is None:  # it has gone because of one before it
                 continue
-            notice = client.take_notice()
+            try:
+                notice = client.take_notice()
+            except Exception:
+                link.fail()
+                continue
             if notice:
                 link.send(notice)
+                if client.has_notice and not link.is_parked:
+                    self.core.outbox.woken.append(client)
             if link.ending and link.unsent is None and not client.is_owed:
                 self.drop(link)
 
@@ -189,6 +203,16 @@ class Pump(Generic[ClientT]):
             self._work(other)
         elif isinstance(other, Close):
             self._close_client(other)
+        elif isinstance(other, GoOn):
+            link = self._links.get(other.client)
+            if link is not None and not link.ending:
+                self._backlog.postpone(link)
+        elif isinstance(other, Pause):
+            link = self._links.get(other.client)
+            if link is not None and other.is_over:
+                self._backlog.unpark(link, Reason.UNDER_WAY)
+            elif link is not None:
+                self._backlog.park(link, Reason.UNDER_WAY)
         elif isinstance(other, CoreFault):
             logger.error("what this server knows could not be put together", exc_info=other.error)
         else:
@@ -203,10 +227,17 @@ class Pump(Generic[ClientT]):
             self.loop.stop()
         elif work is Work.HOLD or work is Work.READ_ON:
             self._hold_readers(work is Work.HOLD)
+        elif work is Work.LIGHTEN:
+            self.core.lighten()
+        elif work is Work.REST:
+            self.loop.later(0, self._go_on)
 
     def _close_client(self, close: Close[Any]) -> None:
         link = self._links.get(close.client)
-        if link is not None and not link.ending:
+        if link is not None and close.at_once:
+            self.note_error(link.client, close.error.message)
+            self.drop(link)
+        elif link is not None and not link.ending:
             self.refuse(link, close.error)
 
     def _make_snapshots(self) -> None:
@@ -223,12 +254,34 @@ class Pump(Generic[ClientT]):
             self.loop.later(_SNAPSHOT_PAUSE if step is LookStep.IDLE else 0, self._make_snapshots)
         self.deliver()
 
+    def _go_on(self) -> None:
+        """Go on with what the core has left to do; the rest is for the next turns."""
+        if not self._closed:
+            if self.core.go_on():
+                self.loop.later(0, self._go_on)
+            self.deliver()
+
     def _hold_readers(self, hold: bool) -> None:
         """Read nothing more from the clients while there is no room: what they send stays with them."""
         self._holding = hold
         for link in self._links.values():
-            if not link.ending:
-                self.loop.watch_readable(link.sock, None if hold else link.on_readable)
+            self._watch(link)
+
+    def park(self, link: Link[ClientT]) -> None:
+        """A client does not read: do not read from it, and do not go on with its requests."""
+        self._backlog.park(link, Reason.UNREAD)
+
+    def unpark(self, link: Link[ClientT]) -> None:
+        """It does read."""
+        self._backlog.unpark(link, Reason.UNREAD)
+        if link.client.has_notice:
+            self.core.outbox.woken.append(link.client)
+            self.deliver()
+
+    def _watch(self, link: Link[ClientT]) -> None:
+        """Read what comes from a client, unless there is a reason not to."""
+        if not link.ending and link.client in self._links:
+            self.loop.watch_readable(link.sock, None if self._holding else self._backlog.reader(link))
 
     # Clients
 
@@ -243,8 +296,7 @@ class Pump(Generic[ClientT]):
             sock.close()
             return
         link = self._links[client] = Link(self, sock, client)
-        if not self._holding:
-            self.loop.watch_readable(sock, link.on_readable)
+        self._watch(link)
 
     def note_error(self, client: ClientT, reason: str) -> None:
         """A client is about to be closed because of what it did or did not do."""
@@ -258,6 +310,7 @@ class Pump(Generic[ClientT]):
             self.drop(link)
         elif not link.ending:
             link.ending = True
+            self._backlog.forget(link)
             self.loop.watch_readable(link.sock, None)
             self.core.end(link.client)
             self.deliver()
@@ -279,6 +332,7 @@ class Pump(Generic[ClientT]):
             self.loop.watch_writable(link.sock, None)
             link.unsent = None
         del self._links[link.client]
+        self._backlog.forget(link)
         self.unanswered.discard(link)
         link.count_bytes()
         self.core.close(link.client)

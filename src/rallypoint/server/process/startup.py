@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from rallypoint.errors import UsageError
+from rallypoint.server.machine.memory import memory_bytes
 from rallypoint.wire.limits import Limits
 
 _LINE_CHARACTERS = 3_000
@@ -77,9 +78,14 @@ def settle_in(log_level: int) -> None:
 
 
 def limits_of_environment() -> Limits:
-    """The limits as the variable RALLYPOINT_LIMITS changes them: NAME=VALUE pairs, commas between them."""
+    """The limits for this machine, as the variable RALLYPOINT_LIMITS changes them.
+
+    That has NAME=VALUE pairs, with commas between them.
+    """
+    memory = memory_bytes()
+    limits = Limits() if memory is None else Limits(held_bytes=max(memory // 4, 1))
     try:
-        return Limits().override(filter(None, os.environ.get(LIMITS_VARIABLE, "").split(",")))
+        return limits.override(filter(None, os.environ.get(LIMITS_VARIABLE, "").split(",")))
     except UsageError as error:
         raise UsageError(f"the variable {LIMITS_VARIABLE}: {error.message}", hint=error.hint) from None
 

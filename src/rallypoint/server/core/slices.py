@@ -1,0 +1,47 @@
+"""Requests that take long, carried out a slice at a time, so that other clients need not wait for them. Pure.
+
+What a request reads or writes, it reads or writes at one moment. To prepare that, or to put the reply
+together, is what takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Final
+
+from rallypoint.wire.parser import STEPS_AT_ONCE
+
+Slices = Generator[None, None, bytes]
+"""A request under way: it stops behind each slice but the last, and returns the reply."""
+
+SLICE: Final = STEPS_AT_ONCE
+"""How many keys are a slice; an even number, as keys and values alternate in some requests."""
+
+
+def sliced(keys: list[bytes]) -> Iterator[list[bytes]]:
+    return (keys[start : start + SLICE] for start in range(0, len(keys), SLICE))
+
+
+class Worker:
+    """Carries out one request at a time, in slices."""
+
+    __slots__ = ("_slices",)
+
+    def __init__(self) -> None:
+        self._slices: Slices | None = None
+
+    def begin(self, slices: Slices) -> bytes | None:
+        """The first slice of a request; returns its reply if that was all of it, else None."""
+        self._slices = slices
+        return self.go_on()
+
+    def go_on(self) -> bytes | None:
+        """The next slice; returns the reply behind the last one."""
+        assert self._slices is not None, "there is a request under way"
+        try:
+            next(self._slices)
+        except StopIteration as end:
+            self._slices = None
+            reply: bytes = end.value
+            return reply
+        return None

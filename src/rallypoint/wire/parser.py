@@ -44,10 +44,11 @@ _BATCH: Final = int(Op.BATCH)
 _LARGE_REPLY: Final = 4096
 
 STEPS_AT_ONCE: Final = 256
-"""How much one client may have done at a time, while others wait: about a quarter of a millisecond. A request
-is a step, each key of it is one, and so are 64 bytes of a large reply."""
+"""How much one client may have done at a time, while others wait: about a quarter of a millisecond. A reply
+is a step, and so are 64 bytes of a large one."""
 BYTES_AT_ONCE: Final = 2_048
-"""No more short requests than these are read at a time. So GETs, the hot path, need not be counted."""
+"""No more short requests than these are read at a time. So requests without a reply, and GETs, which are the
+hot path, need not be counted."""
 STEP_BYTES: Final = 64
 BLOB_BYTES: Final = 48
 """What a key or a value takes in memory besides its bytes."""
@@ -275,15 +276,17 @@ class RequestParser(Generic[HandlerT]):
             self.operations += 1
             answer = form.deliver(handler, blobs, data[position:stop])
             position = stop
-            steps -= 1 + len(blobs)
+            form = None
             if answer:
                 others += 1
                 replies.append(answer)
                 if len(answer) >= _LARGE_REPLY:
                     steps -= len(answer) // STEP_BYTES
-            form = None
-            if answer is None or (steps < 0 and position < end):
-                self._stop(data[position:], is_unfinished=answer is None)
+                if others > steps and position < end:
+                    self._stop(data[position:], is_unfinished=False)
+                    break
+            elif answer is None:
+                self._stop(data[position:], is_unfinished=True)
                 break
         self._form, self._blobs, self._blobs_left = form, blobs, left
         self.operations += len(replies) - others  # the GETs

@@ -113,9 +113,9 @@ class Job:
         host, _, port = endpoint.rpartition(":")
         TCPStore(host, int(port), timeout=SECONDS).close()
 
-    def wait(self) -> list[int]:
+    def wait(self, seconds: float = SECONDS) -> list[int]:
         """The exit codes of all agents."""
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + seconds
         for agent in self.agents:
             try:
                 agent.wait(max(deadline - time.monotonic(), 0.1))
@@ -173,7 +173,13 @@ def own_servers() -> set[int]:
 
 def patch_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patch the torch of this process, until the end of the test."""
-    for name in ("__new__", "__init__", *(["clone"] if hasattr(dist.TCPStore, "clone") else [])):
+    for name in (
+        "__new__",
+        "__init__",
+        "host",
+        "port",
+        *(["clone"] if hasattr(dist.TCPStore, "clone") else []),
+    ):
         monkeypatch.setattr(dist.TCPStore, name, getattr(dist.TCPStore, name))
     substitution.install()
 

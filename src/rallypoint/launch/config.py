@@ -19,6 +19,7 @@ from typing import Final, Generic, TypeVar, cast
 
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.environment import without_rank
 from rallypoint.launch.options import (
     BACKEND,
     BY_NAME,
@@ -113,7 +114,7 @@ def settle(arguments: Mapping[str, str | bool], environ: Mapping[str, str], fold
         name: Setting(value, f"command line ({flag_of(name)})", Level.COMMAND_LINE)
         for name, value in arguments.items()
     }
-    said = {**of_file, **_of_environment(environ), **of_command_line}
+    said = {**of_file, **_of_environment(without_rank(environ)), **of_command_line}
     settings = Settings(
         **{option.name: _read(option, said.get(option.name)) for option in OPTIONS},  # type: ignore[arg-type]
         passed_on={name: each for name, each in said.items() if name not in BY_NAME},

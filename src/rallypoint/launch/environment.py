@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.stores.client.relayed import RELAY_VARIABLE, STORE_VARIABLE
 
 INJECTION = Path(__file__).parents[1] / "pytorch" / "injection"
 """The folder whose `sitecustomize` every process of a job runs first."""
@@ -25,6 +28,14 @@ def inject(environ: Mapping[str, str]) -> dict[str, str]:
     return put_on_path(environ, INJECTION)
 
 
+def name_relay(environ: MutableMapping[str, str], relay: Endpoint | None, store: Endpoint) -> None:
+    """Put the relay of this machine, and the store that it is for, into an environment; None: no relay."""
+    if relay is not None:
+        environ[RELAY_VARIABLE], environ[STORE_VARIABLE] = str(relay), str(store)
+    elif environ.pop(STORE_VARIABLE, ""):  # then there was a relay in the round before
+        del environ[RELAY_VARIABLE]
+
+
 _OF_A_RANK = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -36,4 +47,6 @@ _OF_A_RANK = frozenset(
 def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without another launcher's variables of a rank: for a launcher of other ranks."""
     dropped = {name for name in environ if name in _OF_A_RANK or name.startswith("TORCHELASTIC_")}
+    if STORE_VARIABLE in environ:  # else the relay's variable is the user's choice for `rallypoint run`
+        dropped |= {RELAY_VARIABLE, STORE_VARIABLE}
     return {name: value for name, value in environ.items() if name not in dropped}

@@ -3,8 +3,8 @@
     torchrun --rdzv-backend=rallypoint --rdzv-endpoint=HOST:PORT --rdzv-conf=NAME=VALUE,… script.py
 
 The machine that the endpoint names holds the meeting place, a store server. Each round gets a store server
-of its own. With several machines, each machine has a relay for it, which is its workers' MASTER_ADDR and
-MASTER_PORT; else the store is. A job of one machine needs no meeting place: its store is at the endpoint.
+of its own, which is its workers' MASTER_ADDR and MASTER_PORT. With several machines, each has a relay for it,
+to which its workers connect. A job of one machine needs no meeting place: its store is at the endpoint.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from rallypoint.errors import (
 )
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import parse_endpoint
-from rallypoint.launch.environment import inject
+from rallypoint.launch.environment import inject, name_relay
 from rallypoint.launch.options import BACKEND, parse_seconds
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.roster import Member, Size
 from rallypoint.launch.rendezvous.servers import open_place
-from rallypoint.launch.switches import Patch, client_of, patch_of
+from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
 from rallypoint.pytorch.attendance import AGENTS, RollCall
 from rallypoint.pytorch.substitution import StoreParameters, find_fault, make_store
 from rallypoint.rollcall.identity import Role
@@ -162,16 +162,18 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def _enter(self, met: Round) -> RendezvousInfo:
         store_place = parse_endpoint(met.store)
-        wants_relay = len(met.members) > 1 if self._relay is None else self._relay
-        host, port = self._place.start_relay(store_place) if wants_relay else store_place
-        fault = find_fault(host, port)
-        if fault is not None and patch_of() is not Patch.NEVER:
-            logger.info(
-                "this torch's TCPStore is no good (%s): the workers get Rallypoint's help", fault.name
-            )
+        relay = self._place.start_relay(store_place) if self._wants_relay(met) else None
+        name_relay(os.environ, relay, store_place)
+        place = relay or store_place
+        fault = find_fault(*place)
+        if patch_of() is not Patch.NEVER and (fault is not None or relay is not None):
+            if fault is not None:
+                logger.info(
+                    "this torch's TCPStore is no good (%s): the workers get Rallypoint's help", fault.name
+                )
             os.environ.update(inject(os.environ))
         patience = timedelta(seconds=self._meeting.times.join)
-        wanted = StoreParameters(host, port, timeout=patience, use_libuv=False)
+        wanted = StoreParameters(*place, timeout=patience, use_libuv=False)
         store = make_store(wanted, client_of(), Patch.AUTO, Role.AGENT)
         self._agent_store = store  # C++ keeps no Python object alive
         if met.rank == 0:  # one machine is enough for the roll call
@@ -180,8 +182,15 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             dist.PrefixStore(AGENTS, store),
             met.rank,
             len(met.members),
-            RendezvousStoreInfo(host, port),
+            RendezvousStoreInfo(*store_place),
         )
+
+    def _wants_relay(self, met: Round) -> bool:
+        if patch_of() is Patch.NEVER:  # the workers' torch would not find the relay
+            if self._relay:
+                logger.warning("no relay: %s=never keeps the workers from one", PATCH_VARIABLE)
+            return False
+        return len(met.members) > 1 if self._relay is None else self._relay
 
     def _exchange_failures(self) -> None:
         """Tell the other machines what failed here first; if it only followed, hear what failed there."""

@@ -5,6 +5,9 @@ was built without libuv, a client is made with `use_libuv=False`, which concerns
 master gets our server and a client of that kind. Where torch's client does not work at all, ours takes its
 place. A torch that works is left alone, unless RALLYPOINT_PATCH or RALLYPOINT_CLIENT ask for more.
 
+Where the launcher has started a relay on this machine, a client of the job's store connects to the relay,
+and goes on naming the store as its host and port. All other stores are where the caller says.
+
 Every store that comes up sends its identity, as our own client does: one request, which is harmless to
 torch's own server.
 
@@ -32,6 +35,7 @@ from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.rollcall.identity import Role, hello_key
 from rallypoint.server.loops.backend import Choice, choose
 from rallypoint.stores.client.hello import who_am_i
+from rallypoint.stores.client.relayed import STORE_VARIABLE, relay_for, relay_hint
 from rallypoint.stores.tcp import TCPStore
 
 logger = logging.getLogger("rallypoint.torch")
@@ -40,6 +44,8 @@ _TorchStore: Any = dist.TCPStore
 _new: Any = _TorchStore.__new__
 _init: Any = _TorchStore.__init__
 _clone: Any = getattr(_TorchStore, "clone", None)
+_host: Any = _TorchStore.host
+_port: Any = _TorchStore.port
 
 _TRIAL_SECONDS = 10.0
 
@@ -105,6 +111,8 @@ def install() -> None:
     if _TorchStore.__init__ is not _patched_init:
         _TorchStore.__new__ = _patched_new
         _TorchStore.__init__ = _patched_init
+        _TorchStore.host = property(lambda self: _place_of(self)[0])
+        _TorchStore.port = property(lambda self: _place_of(self)[1])
         if _clone is not None:
             _TorchStore.clone = _patched_clone
 
@@ -156,6 +164,11 @@ def _patched_clone(self: Any) -> Any:
     return twin
 
 
+def _place_of(store: Any) -> tuple[str, int]:
+    place = (_host.fget(store), _port.fget(store))
+    return _stores_of_relays.get(place, place)
+
+
 def _make(
     args: tuple[Any, ...], kwargs: dict[str, Any], client: ClientChoice, patch: Patch, role: Role
 ) -> Any:
@@ -172,7 +185,29 @@ def _make(
     return _make_python_store(StoreParameters(*args, **kwargs), role)
 
 
+_stores_of_relays: dict[tuple[str, int], tuple[str, int]] = {}
+"""The store behind each relay that this process has gone to."""
+
+
 def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch, role: Role) -> None:
+    """Initialise a C++ store; a client of the job's store goes to the relay of this machine."""
+    wanted = StoreParameters(*args, **kwargs) if STORE_VARIABLE in os.environ else None
+    if wanted is None or wanted.is_master or patch is Patch.NEVER:
+        relay = None
+    else:
+        relay = relay_for(wanted.host_name, wanted.port, role)
+    if wanted is None or relay is None:
+        _initialise(store, args, kwargs, patch, role)
+        return
+    place = _stores_of_relays[relay] = (wanted.host_name, wanted.port)
+    there = replace(wanted, host_name=relay[0], port=relay[1])
+    try:
+        _initialise(store, (), there.as_given(), patch, role)
+    except RuntimeError as error:
+        raise type(error)(f"{error}\nhint: {relay_hint(relay, place)}") from error
+
+
+def _initialise(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch, role: Role) -> None:
     """Initialise a C++ store: as torch does, or in our way."""
     if patch is not Patch.ALWAYS:
         try:

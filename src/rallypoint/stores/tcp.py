@@ -40,6 +40,7 @@ from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.client.pool import ConnectionPool
+from rallypoint.stores.client.relayed import connect_to_relay, relay_for
 from rallypoint.stores.inquiry import Inquiry
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
@@ -62,8 +63,8 @@ class TCPStore(Store):
 
     Parameters as torch's. `use_libuv=None` leaves the backend to the variable USE_LIBUV, then to what is
     installed. The store tells the server the rank of this process: `rank`, or the variable RANK; `role` is
-    for launchers and tools, which have no rank. Close it, or use it with `with`; the master's server ends
-    with it.
+    for launchers and tools, which have no rank. A client of the job's store connects to the relay of its
+    machine, if there is one. Close the store, or use it with `with`; the master's server ends with it.
     """
 
     def __init__(
@@ -114,10 +115,13 @@ class TCPStore(Store):
         self.port = server.port if server else port
         self._choice = choice
         self._server = server
-        self._address = server.address if server else (host, port)
-        address = self._address
-        self._pool = ConnectionPool(lambda deadline: connect(*address, deadline, who()))
-        self._inquiry = Inquiry(self._pool, format_address(*address), who())
+        address = server.address if server else (host, port)
+        relay = relay_for(host, port, who().role) if server is None else None
+        if relay is None:
+            self._pool = ConnectionPool(lambda deadline: connect(*address, deadline, who()))
+        else:
+            self._pool = ConnectionPool(lambda deadline: connect_to_relay(relay, address, deadline, who()))
+        self._inquiry = Inquiry(self._pool, format_address(*(relay or address)), who())
         self._let_go = weakref.finalize(self, _let_go, self._pool, server)
 
     @property

@@ -64,17 +64,17 @@ class MeetingPlace:
             logger.warning("%s: taking a free port instead", error.message)
             return host_server(self._reachable, 0, backend=choose(), lifespan=_LIFESPAN)
 
-    def start_relay(self, store: Endpoint) -> Endpoint:
+    def start_relay(self, store: Endpoint) -> Endpoint | None:
         """Start a relay for the ranks of this machine, and end the last round's; where they reach it.
 
-        A machine whose relay does not come up connects to the store itself.
+        None if the relay does not come up: then the ranks connect to the store itself.
         """
         self.end_relay()
         try:
             self._relay = host_relay(store, backend=choose(), lifespan=_LIFESPAN)
         except (ServerStartError, BindError) as error:
             logger.warning("no relay: %s; the ranks of this machine connect to %s", error.message, store)
-            return store
+            return None
         logger.info("the ranks of this machine reach %s through a relay on %s", store, self._relay.places)
         return Endpoint(*self._relay.address)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rallypoint.cli.printing import print_rows
+from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
@@ -54,6 +54,7 @@ def run(prog: str, words: Sequence[str]) -> int:
         _print_help(prog)
         return 0
     settings = settle(order.options, os.environ, Path.cwd())
+    tell_file(settings.file, settings.warnings)
     if order.show_config:
         _print_config(settings, as_json=order.json)
         return 0
@@ -98,7 +99,9 @@ def _command(settings: Settings, target: Program) -> list[str]:
             hint="pip install torch, or run the job's own command: rallypoint run -- COMMAND",
         )
     arguments = to_torchrun(settings, target)
-    return [sys.executable, "-m", "rallypoint.pytorch.agent", *arguments]
+    # Without the folder it happens to stand in, where another user's torch.py may lie. Python 3.10 cannot.
+    options = ["-P"] if sys.version_info >= (3, 11) else []
+    return [sys.executable, *options, "-m", "rallypoint.pytorch.agent", *arguments]
 
 
 def _environment(settings: Settings, target: Program, folder: str) -> dict[str, str]:

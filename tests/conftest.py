@@ -18,8 +18,10 @@ from raw import empty
 def pytest_configure() -> None:
     """Undo what the caller's shell has set: nohup ignores SIGHUP, a job in the background ignores SIGINT.
 
-    And most people's output is buffered, which matters to what cannot be written.
+    And most people's output is buffered, which matters to what cannot be written. A file that a group may
+    write is no file of settings.
     """
+    os.umask(0o022)
     os.environ.pop("PYTHONUNBUFFERED", None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGCHLD"):

@@ -32,9 +32,10 @@ from rallypoint.diagnose.doctor import all_machines as everyone
 from rallypoint.diagnose.doctor.all_machines import visit
 from rallypoint.diagnose.doctor.checks import CHECKS
 from rallypoint.diagnose.doctor.exchange import Gathered
+from rallypoint.diagnose.doctor.network import interfaces_out
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, unknown, warning
-from rallypoint.errors import ConnectionLostError, UsageError
+from rallypoint.errors import ConnectionLostError, RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import put_on_path, without_rank
 from rallypoint.stores.prefix import PrefixStore
@@ -492,6 +493,28 @@ def test_a_file_that_cannot_be_written_is_named(
     assert "rallypoint.toml" in err
 
 
+def test_a_file_that_others_may_write_is_not_replaced(
+    findings: list[Finding], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "rallypoint.toml"
+    path.write_text("[run]\nclient = 'torch'\n")
+    path.chmod(0o666)
+    with pytest.raises(RallypointError, match=r"rallypoint\.toml cannot be written: File exists"):
+        examining.mend(HERE, as_json=False)
+    assert path.read_text() == "[run]\nclient = 'torch'\n"
+    assert "rallypoint.toml is not used: everybody may write" in capsys.readouterr().err
+
+
+def test_a_file_that_is_written_where_others_may_write_says_that_it_does_not_count(
+    findings: list[Finding], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o777)
+    examining.mend(HERE, as_json=False)
+    wrote, warning = capsys.readouterr().err.splitlines()[:2]
+    assert wrote.startswith("rallypoint: wrote ")
+    assert f"rallypoint.toml is not used: everybody may write {tmp_path.resolve()};" in warning
+
+
 def test_what_is_written_counts_for_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()  # of the range for clients
     environ = environment(tmp_path, QUICK, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -521,6 +544,11 @@ def test_a_file_that_is_there_is_not_edited_but_it_is_said_what_belongs_there(
 # Listening -------------------------------------------------------------------------------------------------
 
 
+needs_network = pytest.mark.skipif(
+    not interfaces_out(), reason="loopback is never dialled, and this machine has no other address"
+)
+
+
 @contextmanager
 def listening(
     folder: Path, *words: str, prefix: Sequence[str] = (), environ: Mapping[str, str] | None = None
@@ -545,6 +573,7 @@ def listening(
         end(process)
 
 
+@needs_network
 def test_a_listening_doctor_tells_of_visitors_and_ends_well_while_one_is_there(tmp_path: Path) -> None:
     """A second visitor comes, and nothing of it but the beginning: no thread leaves a traceback."""
     with listening(tmp_path, "--endpoint", f"127.0.0.1:{free_port()}", "--json") as (process, endpoint):
@@ -566,6 +595,7 @@ def test_a_listening_doctor_tells_of_visitors_and_ends_well_while_one_is_there(t
     assert err == "rallypoint: done\n"
 
 
+@needs_network
 def test_a_visitor_tells_of_both_machines_and_its_own(tmp_path: Path) -> None:
     with listening(tmp_path) as (process, endpoint):
         done = doctor("--endpoint", str(endpoint), environ=environment(tmp_path, QUICK), folder=tmp_path)

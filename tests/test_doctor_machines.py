@@ -17,7 +17,7 @@ import pytest
 from rallypoint.codec import from_text, to_text
 from rallypoint.diagnose.doctor import all_machines as everyone
 from rallypoint.diagnose.doctor import exchange as gathering
-from rallypoint.diagnose.doctor import network, reachability
+from rallypoint.diagnose.doctor import network, reachability, situation
 from rallypoint.diagnose.doctor.all_machines import Launched, by_launcher, receive, visit
 from rallypoint.diagnose.doctor.between_machines import judge_machines
 from rallypoint.diagnose.doctor.exchange import Gathered, Participant, gather
@@ -276,7 +276,7 @@ def test_ways_are_tried_some_at_a_time_in_threads_that_end_with_the_process(
         return Way(start, goal.number, HERE)
 
     monkeypatch.setattr(gathering, "reach", try_one)
-    found = gathering._try_all(3, {number: card(number, 1) for number in range(100)})
+    found = gathering._try_all(3, [card(number, 1) for number in range(100) if number != 3])
     assert [way.goal for way in found] == [number for number in range(100) if number != 3]
     assert len(threads) == 16
     assert all(each.daemon for each in threads)
@@ -389,6 +389,9 @@ def practice(monkeypatch: pytest.MonkeyPatch) -> Iterator[Practice]:
     """It ends as an interrupt ends it: while it waits for a visitor."""
     monkeypatch.setattr(everyone, "_LOOK_S", 0.02)
     monkeypatch.setattr(everyone, "own_address", lambda: HERE)
+    # Visitors of tests come over loopback, and not every machine has another address.
+    monkeypatch.setattr(everyone, "is_loopback", lambda _: False)
+    monkeypatch.setattr(everyone, "leads_elsewhere", lambda _: True)
     ending = threading.Event()
     wait = PrefixStore.wait
 
@@ -470,6 +473,55 @@ def test_a_visit_to_one_that_ends_meanwhile_is_an_error(monkeypatch: pytest.Monk
             practice.wait(["visit/1/card/1"], SECONDS)
         with pytest.raises(RallypointError):
             future.result(SECONDS)
+
+
+def test_a_listener_dials_only_the_address_from_which_a_visitor_came(
+    practice: Practice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its card says: with and without the addresses that are never dialled."""
+    monkeypatch.setattr(everyone, "_VISIT_S", 0.5)
+    dialled = list[str]()
+
+    def dial(start: int, goal: Card, address: str) -> Way:
+        dialled.append(address)
+        return Way(start, goal.number, address)
+
+    monkeypatch.setattr(reachability, "_try", dial)
+    told = to_text(card(1, 22, "10.0.0.9", HERE, "169.254.169.254"))
+    with TCPStore(*practice.endpoint, timeout=SECONDS) as store:
+        room = PrefixStore(everyone._PREFIX, store)
+        for visitor in ("1", "2"):
+            room.set(f"visit/{visitor}/card/1", told)
+            room.queue_push(everyone._VISITORS, visitor)
+            [way] = practice.next_visit().ways
+            assert dialled == [HERE]
+            monkeypatch.setattr(everyone, "leads_elsewhere", situation.leads_elsewhere)
+    assert way.error == f"not tried: it came from {HERE}, and that proves no address on its card"
+
+
+CARDS_AND_ORIGINS: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = [
+    (("10.0.0.9", "10.0.0.8"), "10.0.0.8", ("10.0.0.8",)),
+    (("fd00::9", "10.0.0.8"), "fd00::9", ("fd00::9",)),
+    (("10.0.0.9",), "203.0.113.5", ()),  # addresses are translated
+    (("10.0.0.9",), "", ()),
+    ((HERE, "10.0.0.7", "10.0.0.9"), HERE, ("10.0.0.7",)),  # on this machine
+    ((HERE, "::1", "10.0.0.9"), "::1", ()),
+    (("169.254.169.254",), "169.254.169.254", ()),
+    (("fe80::1%eth0", "fe80::1"), "fe80::1%eth0", ()),
+    (("0.0.0.0", "224.0.0.1"), "0.0.0.0", ()),
+    (("::ffff:127.0.0.1",), "::ffff:127.0.0.1", ()),
+]
+
+
+def test_the_addresses_of_a_visitor_that_may_be_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everyone, "interfaces_out", lambda: [Interface("eth7", True, ("10.0.0.7",))])
+    for addresses, origin, expected in CARDS_AND_ORIGINS:
+        found = everyone.narrow_visitor(card(1, 22, *addresses), origin)
+        if expected:
+            assert found == card(1, 22, *expected)
+        else:
+            assert isinstance(found, Way)
+            assert found.error.startswith(f"not tried: it came from {origin or 'an address'}"), origin
 
 
 # The addresses of this machine -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import JobRound
-from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, RankState, Roll, Standing
+from rallypoint.rollcall.roll import MachineRanks, RankState, Standing
 from rallypoint.rollcall.snapshot import Barrier, Gone, Key, Mishap, Operation, Second, Snapshot
 from rallypoint.watch.status.report import Asked, ForeignReport, RollReport
 from rallypoint.watch.status.summary import all_keys, all_waits, one_rank, summary
@@ -117,50 +117,6 @@ def test_sixteen_thousand_ranks_fit_on_a_screen() -> None:
         assert all(len(line) <= width for line in lines)
         assert lines[0].startswith("16,215 of 16,384 ranks joined"[:width])
         assert any(line.strip().startswith("and 2,045 more") for line in lines)
-
-
-EVIL = "\x1b[2J\n\u202e" * 50
-
-
-def test_no_text_that_came_over_the_network_is_printed_as_it_is() -> None:
-    who = Identity(EVIL, 5, rank=0)
-    roll = Roll(
-        expected=2,
-        ranks=(
-            Standing(0, RankState.WAITING, EVIL, waits=(EVIL,)),
-            Standing(1, RankState.GONE, EVIL, why=EVIL),
-        ),
-        unknown=0,
-        machines=(MachineRanks(EVIL, (0, 1)),),
-        awaited=(Awaited(EVIL, (0,), 0, 1.0, owed_by=1, owed=EVIL),),
-        gatherings=(Gathering(EVIL, 2, 1, (0,), (1,), 1.0),),
-        meetings=(JobRound(EVIL, 0, 1, (EVIL,), (EVIL,), (EVIL,), (EVIL,), EVIL, EVIL),),
-        remarks=(EVIL,),
-    )
-    told = snapshot(
-        kind=EVIL,
-        version=EVIL,
-        host=EVIL,
-        backend=EVIL,
-        clients=(client(1, who, peer=EVIL),),
-        keys=(Key(EVIL, 1, 0, 1, EVIL),),
-        operations=(Operation(EVIL, 1, 1.0),),
-        errors=(Mishap(0.0, EVIL, EVIL),),
-    )
-    lines = [
-        *summary(told, roll, head=EVIL),
-        *all_waits(roll),
-        *all_keys(told),
-        *one_rank(told, roll, 0),
-        *one_rank(told, roll, 1),
-        *one_rank(told, roll, 2),
-        *describe(ForeignStore(EVIL, 0, (EVIL,), 1, {0: EVIL})),
-        *describe_keys(ForeignStore(EVIL, 0, (EVIL,), 1, {0: EVIL}), ""),
-    ]
-    assert [line for line in lines if not line.isprintable()] == []
-    narrow = summary(told, roll, 80)
-    assert len(narrow) <= 24
-    assert max(map(len, narrow)) <= 80
 
 
 # The whole of one thing

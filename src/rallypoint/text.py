@@ -9,7 +9,12 @@ from typing import Final
 _TIMES: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 _SIZES: Final = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 _LONGEST_SECONDS: Final = 1e10
-_LONGEST_NAME: Final = 80
+LONGEST_NAME: Final = 80
+"""Characters of a name from elsewhere that are shown, if nothing else is said."""
+LONGEST_SENTENCE: Final = 500
+"""Characters of a sentence from elsewhere, such as a reason or a traceback's last line."""
+LONGEST_KEY: Final = 1000
+"""Characters of a key where keys are listed: such a list is read to find a key again."""
 _MOST_RUNS: Final = 8
 
 
@@ -122,14 +127,23 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
-def shown(name: str) -> str:
-    """A name that came over the network, printable, and with its middle left out if it is long."""
-    text = printable(name if len(name) <= _LONGEST_NAME else _ends(name))
-    return text if len(text) <= _LONGEST_NAME else _ends(text)
+def printable_lines(text: str) -> str:
+    """As `printable`, but lines stay lines: for a text of several, whose parts are printable already."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
-def _ends(text: str) -> str:
-    half = _LONGEST_NAME // 2
+def shown(name: str, most: int = LONGEST_NAME) -> str:
+    """A name or a text from elsewhere, printable, in one line, and with its middle left out if it is long.
+
+    Elsewhere is the network, another process, or another user's file. Everything that comes from there goes
+    through this function before it is put into a message, a log or a table.
+    """
+    text = printable(name if len(name) <= most else _ends(name, most))
+    return text if len(text) <= most else _ends(text, most)
+
+
+def _ends(text: str, most: int) -> str:
+    half = most // 2
     return f"{text[: half - 2]}...{text[1 - half :]}"
 
 

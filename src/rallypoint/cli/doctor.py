@@ -15,7 +15,7 @@ from typing import Any, Final
 import rallypoint
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.findings import conclude, print_findings, print_heading, print_matrix, print_outlook
-from rallypoint.cli.printing import progress_bar
+from rallypoint.cli.printing import progress_bar, tell_file
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.codec import to_json
 from rallypoint.diagnose.doctor.all_machines import attend_job, by_launcher, open_practice, own_address, visit
@@ -28,10 +28,11 @@ from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
 from rallypoint.diagnose.doctor.situation import Situation, endpoint_of
 from rallypoint.diagnose.findings import Finding, Fix, State, failure, ok
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.launch.config import FILES, find_file, read_file
+from rallypoint.launch.config import FILES, read_file
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import without_rank
 from rallypoint.server.machine.packages import ABSENT
+from rallypoint.text import printable
 
 _QUIET: Final = (State.OK, State.NOTE)
 
@@ -211,8 +212,9 @@ def mend(situation: Situation, *, as_json: bool) -> bool:
         document = _document(findings, _outlook(findings), time.monotonic() - begun)
         print(json.dumps({**document, "written": written}, indent=2))
     elif tables:
-        print(f"\n{path} would be:\n\n{textwrap.indent(_as_toml(tables), '    ')}")
-        if sys.stdin.isatty() and not _confirm(f"write {path}?"):
+        name = printable(str(path))
+        print(f"\n{name} would be:\n\n{textwrap.indent(_as_toml(tables), '    ')}")
+        if sys.stdin.isatty() and not _confirm(f"write {name}?"):
             print("rallypoint: nothing was written", file=sys.stderr)
         else:
             _write(path, _as_toml(tables))
@@ -224,17 +226,17 @@ def mend(situation: Situation, *, as_json: bool) -> bool:
 
 def _not_in_file(fixes: Sequence[Fix]) -> dict[str, dict[str, str]]:
     """The fixes that no file of settings has, by table. UsageError names them if there is a file already."""
-    options, variables = read_file(Path.cwd())
-    known = {*options, *variables}
+    file = read_file(Path.cwd())
+    tell_file(file.path, file.warnings)
+    known = {*file.options, *file.variables}
     missing = [each for each in fixes if not known & {each.key, each.key.replace("-", "_")}]
-    path = find_file(Path.cwd())
-    if path is not None and missing:
+    if file.path is not None and missing:
         lines = [
-            f"{_as_line(each.key, each.value)} below [{'.'.join((*FILES[path.name], each.table))}]"
+            f"{_as_line(each.key, each.value)} below [{'.'.join((*FILES[file.path.name], each.table))}]"
             for each in missing
         ]
         hint = f"put in: {'; '.join(lines)}"
-        raise UsageError(f"{path} has settings already, and is not edited", hint=hint)
+        raise UsageError(f"{file.path} has settings already, and is not edited", hint=hint)
     tables: dict[str, dict[str, str]] = {}
     for each in missing:
         tables.setdefault(each.table, {})[each.key] = each.value
@@ -254,11 +256,15 @@ def _as_line(key: str, value: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a new file. One that is there is left alone: it does not count, but somebody may want it."""
     try:
-        path.write_text(text, encoding="utf-8")
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise RallypointError(f"{path} cannot be written: {error.strerror or error}") from error
-    print(f"rallypoint: wrote {path}; to undo it, delete {path}", file=sys.stderr)
+    name = printable(str(path))
+    print(f"rallypoint: wrote {name}; to undo it, delete {name}", file=sys.stderr)
+    tell_file(None, read_file(path.parent).warnings)
 
 
 def _confirm(question: str) -> bool:

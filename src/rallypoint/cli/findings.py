@@ -15,7 +15,7 @@ from rallypoint.diagnose.doctor.between_machines import matrix
 from rallypoint.diagnose.doctor.exchange import Gathered
 from rallypoint.diagnose.doctor.outlook import Outlook, Prospect
 from rallypoint.diagnose.findings import Finding, State
-from rallypoint.text import printable
+from rallypoint.text import shown
 
 _STYLES: Final = {
     State.OK: "green",
@@ -31,24 +31,26 @@ _STYLES: Final = {
 _STATE_WIDTH: Final = max(len(state.value) for state in State)
 _WORDS: Final = {State.FAILURE: "failed", State.WARNING: "with a warning", State.UNKNOWN: "not known"}
 _WIDEST: Final = 110
+_LONGEST_TEXT: Final = 4000
 _MATRIX_MOST: Final = 16
 """More machines than these do not fit on a screen; the findings name the pairs that fail."""
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    names = max((len(each.name) for each in findings), default=0)
+    """Findings of this machine or of others: nothing in their texts is obeyed, and none fills the screen."""
+    names = max((len(shown(each.name)) for each in findings), default=0)
     for each in findings:
-        _print_row(each.state, f"{each.name:<{names}}", each.found)
+        _print_row(each.state, f"{shown(each.name):<{names}}", each.found)
         if each.hint and each.state is not State.OK:
-            # Whole, so that it can be pasted.
-            print(f"{'':<{_STATE_WIDTH}}  {'':<{names}}  hint: {printable(each.hint)}")
+            # Not wrapped, so that it can be pasted.
+            print(f"{'':<{_STATE_WIDTH}}  {'':<{names}}  hint: {shown(each.hint, _LONGEST_TEXT)}")
 
 
 def _print_row(state: State, name: str, text: str) -> None:
     """A state, a name, and a text that is wrapped beside them; paths and commands are kept whole."""
     margin = f"{'':<{_STATE_WIDTH}}  {'':<{len(name)}}  "
     lines = textwrap.wrap(
-        printable(" ".join(text.split())),
+        shown(" ".join(text.split()), _LONGEST_TEXT),
         max(_width() - len(margin), 30),
         break_long_words=False,
         break_on_hyphens=False,
@@ -59,7 +61,7 @@ def _print_row(state: State, name: str, text: str) -> None:
 
 
 def print_heading(text: str) -> None:
-    print(f"\n{printable(text)}")
+    print(f"\n{shown(text, _LONGEST_TEXT)}")
 
 
 def print_matrix(gathered: Gathered) -> None:
@@ -78,7 +80,9 @@ def print_outlook(outlook: Sequence[Outlook]) -> None:
     width = max(len(each.value) for each in Prospect)
     for each in outlook:
         text = Text("  ") + Text(f"{each.prospect.value:<{width}}", style=_STYLES[each.prospect])
-        _console().print(text + f"  {each.name:<{names}}  {printable(each.why)}".rstrip(), soft_wrap=True)
+        _console().print(
+            text + f"  {each.name:<{names}}  {shown(each.why, _LONGEST_TEXT)}".rstrip(), soft_wrap=True
+        )
 
 
 def conclude(findings: Sequence[Finding], seconds: float) -> bool:

@@ -16,6 +16,7 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import parse_place
 from rallypoint.rollcall.identity import Role
 from rallypoint.stores.tcp import TCPStore
+from rallypoint.text import LONGEST_KEY, printable_lines, shown
 
 _CONNECT_SECONDS = 10.0
 
@@ -112,15 +113,15 @@ def _delete(key: str, store: str) -> None:
     JSON,
 )
 def _list(prefix: str, store: str, as_json: bool) -> None:
-    """Print the keys, a line each, sorted. Queues are not listed."""
+    """Print the keys, a line each, sorted. Queues are not listed.
+
+    Characters that a terminal would obey are written out, and of a very long key the middle is left out;
+    --json has every key as it is.
+    """
     with _open(store) as client:
         keys = sorted(key for key in client.list_keys() if key.startswith(prefix))
-    lines = [json.dumps(keys)] if as_json else keys
-    for line in lines:
-        # A key may be any bytes; a terminal gets nothing that it would obey.
-        shown = line if not sys.stdout.isatty() or line.isprintable() else repr(line)[1:-1]
-        sys.stdout.buffer.write(shown.encode(errors="surrogateescape") + b"\n")
-    sys.stdout.flush()
+    for line in [json.dumps(keys)] if as_json else (shown(key, LONGEST_KEY) for key in keys):
+        print(line)
 
 
 @command(_KEY, _VALUE, _STORE, takes_dashes=True)
@@ -169,6 +170,9 @@ def _read_value(text: str) -> bytes:
 
 
 def _print_value(value: bytes) -> None:
-    """The value as it is; on a terminal or not, a line end behind it if it has none."""
+    """The value as it is, with a line end behind it if it has none; a terminal gets nothing that it obeys."""
+    if sys.stdout.isatty():
+        print(printable_lines(value.decode(errors="surrogateescape").removesuffix("\n")))
+        return
     sys.stdout.buffer.write(value if value.endswith(b"\n") else value + b"\n")
     sys.stdout.buffer.flush()

@@ -46,9 +46,12 @@ def main() -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here and not at the interpreter's end: an error must become a message
     except RallypointError as error:
-        print(f"rallypoint: {error.message}", file=sys.stderr)
+        from rallypoint.text import printable_lines
+
+        # A file name, or what the other side of a connection said, may be part of it.
+        print(f"rallypoint: {printable_lines(error.message)}", file=sys.stderr)
         if error.hint:
-            print(f"\nhint: {error.hint}", file=sys.stderr)
+            print(f"\nhint: {printable_lines(error.hint)}", file=sys.stderr)
         code = 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt as stop:
         from rallypoint.cli.signals import exit_code

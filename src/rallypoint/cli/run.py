@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rallypoint.cli.printing import print_rows
+from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
@@ -26,7 +26,7 @@ from rallypoint.launch.reports import Reports
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
-from rallypoint.text import printable
+from rallypoint.text import LONGEST_SENTENCE, printable, shown
 
 _FOR_COMMANDS = ("patch", "client", "use_libuv")
 
@@ -54,6 +54,7 @@ def run(prog: str, words: Sequence[str]) -> int:
         _print_help(prog)
         return 0
     settings = settle(order.options, os.environ, Path.cwd())
+    tell_file(settings.file, settings.warnings)
     if order.show_config:
         _print_config(settings, as_json=order.json)
         return 0
@@ -98,7 +99,9 @@ def _command(settings: Settings, target: Program) -> list[str]:
             hint="pip install torch, or run the job's own command: rallypoint run -- COMMAND",
         )
     arguments = to_torchrun(settings, target)
-    return [sys.executable, "-m", "rallypoint.pytorch.agent", *arguments]
+    # Without the folder it happens to stand in, where another user's torch.py may lie. Python 3.10 cannot.
+    options = ["-P"] if sys.version_info >= (3, 11) else []
+    return [sys.executable, *options, "-m", "rallypoint.pytorch.agent", *arguments]
 
 
 def _environment(settings: Settings, target: Program, folder: str) -> dict[str, str]:
@@ -129,7 +132,7 @@ class _JoinLine:
         roll = self._found.roll()
         seconds = time.monotonic() - self._began
         is_long = roll.store and seconds > _FIRST_REMARK
-        advice = f"; see `rallypoint status {roll.store}`" if is_long else ""
+        advice = f"; see `rallypoint status {shown(roll.store)}`" if is_long else ""
         if roll.complete:
             self.clear()
             self._write(f"rallypoint: {_progress(roll)} after {seconds:.1f} s\n")
@@ -165,7 +168,7 @@ def _progress(roll: reports.JoinProgress) -> str:
         return "no rank has joined yet"
     whose = "" if roll.whole else " of this machine"
     text = f"{roll.joined} of {roll.expected} ranks{whose} have joined"
-    return f"{text}; {roll.absent}" if roll.absent else text
+    return f"{text}; {shown(roll.absent, LONGEST_SENTENCE)}" if roll.absent else text
 
 
 def _tell_missing(found: Reports) -> None:
@@ -181,14 +184,15 @@ def _explain(found: Reports) -> None:
     roll = found.roll()
     if roll.expected and not roll.complete:
         lines.append(_progress(roll))
-    lines += [f"on another machine: {printable(text)}" for text in found.elsewhere()]
+    lines += [f"on another machine: {shown(text, LONGEST_SENTENCE)}" for text in found.elsewhere()]
     blame = find_blame(found.failures(), found.exits())
     if blame is not None:
-        lines.append(blame.headline)
-        lines += [f"  {line}" for line in blame.detail.splitlines()[-_TRACEBACK_LINES:]]
+        lines.append(printable(blame.headline))
+        detail = blame.detail.splitlines()[-_TRACEBACK_LINES:]
+        lines += [f"  {shown(line, LONGEST_SENTENCE)}" for line in detail]
         if blame.followers:
             lines.append("what followed from that:")
-            lines += [f"  {each}" for each in blame.followers[:8]]
+            lines += [f"  {printable(each)}" for each in blame.followers[:8]]
     if lines:
         print("\nrallypoint: " + "\n".join(lines), file=sys.stderr)
     if blame is not None and blame.hint:

@@ -16,7 +16,7 @@ from rallypoint.cli.command import JSON, Argument, command, not_negative
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.errors import NotOursError, RallypointError, UsageError
 from rallypoint.launch.endpoint import parse_place
-from rallypoint.text import duration, printable
+from rallypoint.text import LONGEST_SENTENCE, duration, shown
 from rallypoint.watch.status.report import Asked, StatusReport, report_on
 
 _PAUSE_SECONDS: Final = 1.0
@@ -141,4 +141,4 @@ class _Lines:
 
 
 def _in_a_line(error: RallypointError) -> str:
-    return printable(" ".join(error.message.split()))
+    return shown(" ".join(error.message.split()), LONGEST_SENTENCE)

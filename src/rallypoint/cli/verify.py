@@ -24,6 +24,7 @@ from rallypoint.diagnose.verify.routes import ONE_GPU, Build, Route, select
 from rallypoint.diagnose.verify.trainings import Equipment, Result, TrainingSettings
 from rallypoint.diagnose.verify.verdict import RankHealth, health_of
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.text import printable
 
 _LOG_LINES: Final = 40
 _STYLES: Final = {"ok": "green", "FAILED": "bold red"}
@@ -189,7 +190,7 @@ def _print_verdict(results: Sequence[Result], seconds: float) -> None:
 def _print_failure(result: Result) -> None:
     print(f"\n{result.route}, {result.build.value}: FAILED: {'; '.join(result.problems)}", file=sys.stderr)
     for line in result.log.splitlines()[-_LOG_LINES:]:
-        print(f"  | {line}", file=sys.stderr)
+        print(f"  | {printable(line.expandtabs())}", file=sys.stderr)
     print(f"hint: {result.hint}", file=sys.stderr)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rallypoint.launch.reports import Exit, Failure
+from rallypoint.text import shown
 
 # An exception has words, which `rallypoint explain` knows; a signal has none.
 _BY_SIGNAL = {
@@ -71,7 +72,7 @@ def _is_crash(each: Exit) -> bool:
 
 
 def _followers(told: Sequence[Failure], cause: Failure | None) -> tuple[str, ...]:
-    return tuple(f"{failure.name}: {failure.kind}" for failure in told if failure is not cause)
+    return tuple(f"{failure.name}: {shown(failure.kind)}" for failure in told if failure is not cause)
 
 
 def _signal_name(number: int) -> str:

@@ -1,10 +1,10 @@
 """Where the value of each option comes from: command line over environment over file over built-in.
 
 The file is the nearest `rallypoint.toml`, or `pyproject.toml` with a table `[tool.rallypoint]`, in the
-folder or one above it; its table `run` has the options, its table `env` variables for the job. Each value
-keeps its source, to be shown and to be named in errors. Two options may speak of the same thing: an endpoint
-can also be said by master_addr and standalone, and three settings by rdzv_conf. There, too, the higher source
-wins. No torch, no output.
+folder or one above it, that `trust` lets us obey; its table `run` has the options, its table `env` variables
+for the job. Each value keeps its source, to be shown and to be named in errors. Two options may speak of the
+same thing: an endpoint can also be said by master_addr and standalone, and three settings by rdzv_conf.
+There, too, the higher source wins. No torch, no output.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from rallypoint.launch.options import (
     torchruns_option,
 )
 from rallypoint.launch.rendezvous.roster import Size
+from rallypoint.launch.trust import doubt_about
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -94,6 +95,10 @@ class Settings:
     """torchrun's other options by name, as they were given; True for one without a value."""
     variables: Mapping[str, Setting[str]] = field(default_factory=dict)
     """The variables in the file, without those that are set already."""
+    file: Path | None = None
+    """The file that was used."""
+    warnings: tuple[str, ...] = ()
+    """Files that were not used, and why."""
 
     def everything(self) -> dict[str, Setting[object]]:
         """All settings by name, in the order in which they are shown."""
@@ -109,16 +114,18 @@ def settle(arguments: Mapping[str, str | bool], environ: Mapping[str, str], fold
     counts as not set. The search for a file begins in `folder`. UsageError says which value of which source
     cannot be meant, and what would be right.
     """
-    of_file, variables = read_file(folder)
+    file = read_file(folder)
     of_command_line: dict[str, Setting[object]] = {
         name: Setting(value, f"command line ({flag_of(name)})", Level.COMMAND_LINE)
         for name, value in arguments.items()
     }
-    said = {**of_file, **_of_environment(without_rank(environ)), **of_command_line}
+    said = {**file.options, **_of_environment(without_rank(environ)), **of_command_line}
     settings = Settings(
         **{option.name: _read(option, said.get(option.name)) for option in OPTIONS},  # type: ignore[arg-type]
         passed_on={name: each for name, each in said.items() if name not in BY_NAME},
-        variables={name: each for name, each in variables.items() if name not in environ},
+        variables={name: each for name, each in file.variables.items() if name not in environ},
+        file=file.path,
+        warnings=file.warnings,
     )
     settings = _combine(settings)
     _check(settings)
@@ -150,6 +157,8 @@ FILES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The files that are read, the first one first, and the table of each that is ours."""
 
+_MOST_BYTES: Final = 1 << 20
+
 RUN: Final = "run"
 """The table with the options of `rallypoint run`."""
 
@@ -157,37 +166,65 @@ ENV: Final = "env"
 """The table with variables for the jobs that it starts."""
 
 
-def find_file(folder: Path) -> Path | None:
+_REFUSED: Final = ("BASH_ENV", "ENV", "PATH")
+_REFUSED_PREFIXES: Final = ("LD_", "DYLD_", "PYTHON")
+"""Variables that no file may set, and how others begin: they decide which code programs load."""
+
+
+@dataclass(frozen=True)
+class SettingsFile:
+    """The options and the variables in the file that counts; empty if there is no such file."""
+
+    path: Path | None = None
+    options: Mapping[str, Setting[object]] = field(default_factory=dict)
+    variables: Mapping[str, Setting[str]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    """Nearer files that do not count, since others may write them, each with the reason."""
+
+
+def read_file(folder: Path) -> SettingsFile:
     """The file that counts for jobs that are started in a folder."""
-    return next((path for path, _, _ in _files_about_us(folder)), None)
-
-
-def read_file(folder: Path) -> tuple[dict[str, Setting[object]], dict[str, Setting[str]]]:
-    """The options and the variables in the file that counts; nothing if there is no file."""
-    for path, tables, content in _files_about_us(folder):
-        known = _checked_table(content, path, tables)
-        for key in known:
-            if key not in (RUN, ENV):
-                raise _unknown_table(key, path, tables)
-        options = _options_of_table(known.get(RUN, {}), path, (*tables, RUN))
-        return options, _variables_of_table(known.get(ENV, {}), path, (*tables, ENV))
-    return {}, {}
-
-
-def _files_about_us(folder: Path) -> Iterator[tuple[Path, tuple[str, ...], object]]:
-    """Files with something for us, the nearest first: the path, the names of our table, and what it holds."""
     start = folder.resolve()
+    warnings: list[str] = []
+    for path, tables in _candidates(start):
+        doubt = doubt_about(path, start)
+        if doubt:
+            if _mentions_us(path, tables):
+                warnings.append(f"{path} is not used: {doubt}")
+            continue
+        content = _our_table(path, tables)
+        if content is not None:
+            known = _checked_table(content, path, tables)
+            for key in known:
+                if key not in (RUN, ENV):
+                    raise _unknown_table(key, path, tables)
+            options = _options_of_table(known.get(RUN, {}), path, (*tables, RUN))
+            variables = _variables_of_table(known.get(ENV, {}), path, (*tables, ENV))
+            return SettingsFile(path, options, variables, tuple(warnings))
+    return SettingsFile(warnings=tuple(warnings))
+
+
+def _candidates(start: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Files that may be about us, the nearest first, and the names of the table that would be ours."""
     for place in (start, *start.parents):
         for name, tables in FILES.items():
-            content = _our_table(place / name, tables)
-            if content is not None:
-                yield place / name, tables, content
+            if os.path.isfile(place / name):
+                yield place / name, tables
+
+
+def _mentions_us(path: Path, tables: tuple[str, ...]) -> bool:
+    """Whether a file seems to be about us. It is not read any further, as it may be anybody's."""
+    if not tables:
+        return True
+    try:
+        with path.open("rb") as file:
+            return tables[-1].encode() in file.read(_MOST_BYTES)
+    except OSError:
+        return False
 
 
 def _our_table(path: Path, tables: tuple[str, ...]) -> object:
-    """Our table of a file, or None if the file is not there or not about us."""
-    if not os.path.isfile(path):
-        return None
+    """Our table of a file, or None if the file is not about us."""
     text = _text_of_file(path, tables[-1] if tables else "")
     if text is None:
         return None
@@ -232,6 +269,11 @@ def _variables_of_table(content: object, path: Path, tables: tuple[str, ...]) ->
         source = f"{path} ({'.'.join((*tables, name))})"
         if type(value) not in (str, int) or not name or "=" in name or "\0" in f"{name}{value}":
             raise UsageError(f"{source} is {value!r}", hint='write NAME = "text" or a whole number')
+        if name.upper() in _REFUSED or name.upper().startswith(_REFUSED_PREFIXES):
+            raise UsageError(
+                f"{source}: no file may set {name}, which decides which code programs load",
+                hint=f"take it out, and set it where the job is started: export {name}=...",
+            )
         found[name] = Setting(str(value), source, Level.FILE)
     return found
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from rallypoint.codec import from_text, to_text
 from rallypoint.rollcall.identity import Identity
 from rallypoint.stores.client.hello import who_am_i
-from rallypoint.text import ranks_text, shown
+from rallypoint.text import LONGEST_SENTENCE, ranks_text, shown
 
 _T = TypeVar("_T")
 
@@ -71,14 +71,14 @@ class Failure:
     def name(self) -> str:
         """The process that failed."""
         if self.who.rank < 0:
-            return f"the launcher (process {self.who.pid} on {self.who.host})"
-        return f"rank {self.who.rank} (process {self.who.pid} on {self.who.host})"
+            return f"the launcher (process {self.who.pid} on {shown(self.who.host)})"
+        return f"rank {self.who.rank} (process {self.who.pid} on {shown(self.who.host)})"
 
     @property
     def headline(self) -> str:
         """The exception, in a line."""
         lines = self.message.strip().splitlines()
-        return f"{self.kind}: {lines[0]}" if lines else self.kind
+        return shown(f"{self.kind}: {lines[0]}" if lines else self.kind, LONGEST_SENTENCE)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rallypoint.rollcall.question import KEYS_NAMED
 from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Gone, Relay, Snapshot
 from rallypoint.rollcall.waits import waits_in, waits_of
-from rallypoint.text import joined_by_and
+from rallypoint.text import LONGEST_SENTENCE, joined_by_and, shown
 
 _RELIABILITY: Final = {source: order for order, source in enumerate(Source)}
 _SECONDS: Final = itemgetter(1)
@@ -143,19 +143,21 @@ def _remarks(snapshot: Snapshot, crowd: Crowd, plan: Plan | None, expected: int)
     for node in crowd.nodes:
         told = node.told
         if told.incomplete:
-            yield f"the {told.kind} on {told.host} could not tell all: {told.incomplete}"
+            what = shown(told.incomplete, LONGEST_SENTENCE)
+            yield f"the {shown(told.kind)} on {shown(told.host)} could not tell all: {what}"
     for relay in crowd.relays:
         if not is_heard(relay):
             yield _on_silence(relay)
     for meeting in meetings_of(None, snapshot.rosters):
         if meeting.store:
-            yield f"here machines meet; the ranks of the job {meeting.job} are at {meeting.store}: ask there"
+            job, store = shown(meeting.job), shown(meeting.store)
+            yield f"here machines meet; the ranks of the job {job} are at {store}: ask there"
     yield from _on_sizes(crowd, plan, expected)
     yield from _on_claims(crowd)
 
 
 def _on_silence(relay: Relay) -> str:
-    name = f"the relay at {relay.peer}" + (f" on {relay.part.host}" if relay.part else "")
+    name = f"the relay at {shown(relay.peer)}" + (f" on {shown(relay.part.host)}" if relay.part else "")
     told = f"told of its clients {relay.part_seconds:.0f} s ago for the last time"
     how = "has told nothing of its clients yet" if relay.part is None else told
     return f"{name} {'' if relay.present else 'has lost its connection, and '}{how}"
@@ -181,7 +183,9 @@ def _on_claims(crowd: Crowd) -> Iterator[str]:
         whos = [each.who for each in crowd.by_rank[rank]]
         claims = sorted({(who.host, who.pid) for who in whos if who.pid})
         if len(claims) > 1:
-            names = _listed([f"process {pid} on {host or 'a machine not known'}" for host, pid in claims])
+            names = _listed(
+                [f"process {pid} on {shown(host) or 'a machine not known'}" for host, pid in claims]
+            )
             yield f"rank {rank} is claimed by {names}: do two jobs use this store?"
 
 

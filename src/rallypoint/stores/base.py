@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from rallypoint.errors import StoreTimeoutError, UsageError
+from rallypoint.text import LONGEST_SENTENCE, shown
 from rallypoint.wire.encoding import I64_MAX, I64_MIN, pack_i64
 
 Timeout = timedelta | float
@@ -56,9 +57,10 @@ def as_pairs(keys: Sequence[str], values: Sequence[Value]) -> Iterator[tuple[str
 
 def keys_missing(place: str, missing: Sequence[str], count: int, seconds: float) -> StoreTimeoutError:
     """The error for `count` keys, of which some did not come to the store at `place` in time."""
-    shown = ", ".join(missing[:_KEYS_SHOWN]) + (", …" if len(missing) > _KEYS_SHOWN else "")
+    named = ", ".join(shown(key, LONGEST_SENTENCE) for key in missing[:_KEYS_SHOWN])
+    more = ", …" if len(missing) > _KEYS_SHOWN else ""
     return StoreTimeoutError(
-        f"waited {seconds:g} s at {place}; {len(missing)} of {count} keys are missing: {shown}",
+        f"waited {seconds:g} s at {place}; {len(missing)} of {count} keys are missing: {named}{more}",
         hint="the rank that should set them is late or gone: see its log",
         keys=tuple(missing),
     )

@@ -18,10 +18,12 @@ from pathlib import Path
 
 from rallypoint.codec import from_text
 from rallypoint.errors import RallypointError
+from rallypoint.text import shown
 
 _PROC = Path("/proc")
 _ENDED = "ZX"  # states of processes that are only kept for their parents
 _MEMBERS_SHOWN = 8
+_TEXT_SHOWN = 80
 
 
 @dataclass
@@ -62,11 +64,11 @@ class Member:
         try:
             return from_text(cls, text)
         except ValueError as error:
-            raise RallypointError(f"{text!r} describes no member of a file store") from error
+            raise RallypointError(f"{text[:_TEXT_SHOWN]!r} describes no member of a file store") from error
 
     def __str__(self) -> str:
         state = "has left" if self.left else "dead" if self.is_dead() else "alive, as far as is known"
-        return f"process {self.pid} on {self.host} ({state})"
+        return f"process {self.pid} on {shown(self.host)} ({state})"
 
 
 def refusal(members: Collection[Member], world_size: int | None) -> str | None:
@@ -88,9 +90,9 @@ def refusal(members: Collection[Member], world_size: int | None) -> str | None:
 
 def describe(members: Collection[Member]) -> str:
     """The members and their state, in one line."""
-    shown = [str(member) for member in list(members)[:_MEMBERS_SHOWN]]
-    more = len(members) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    named = [str(member) for member in list(members)[:_MEMBERS_SHOWN]]
+    more = len(members) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
 
 
 def _exists(pid: int) -> bool:

@@ -6,17 +6,27 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from rallypoint.diagnose.doctor.exchange import Gathered, Participant, gather
+from rallypoint.diagnose.doctor.exchange import CARD, Gathered, Participant, gather
 from rallypoint.diagnose.doctor.network import interfaces_out
-from rallypoint.diagnose.doctor.situation import MOST_RANKS, endpoint_of, number_in
+from rallypoint.diagnose.doctor.reachability import Card, Way
+from rallypoint.diagnose.doctor.situation import (
+    MOST_RANKS,
+    endpoint_of,
+    is_loopback,
+    leads_elsewhere,
+    number_in,
+)
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import RallypointError, StoreTimeoutError, UsageError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.question import Question
 from rallypoint.server.process.binding import is_this_machine
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
 from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.tcp import TCPStore
 
@@ -30,6 +40,7 @@ _VISIT_S: Final = 20.0
 _JOB_S: Final = 120.0  # machines of a job do not start at the same second
 _LOOK_S: Final = 1.0
 _MOST_AT_ONCE: Final = 16
+_KEYS_ASKED: Final = 64
 
 
 # One that listens -------------------------------------------------------------------------------------------
@@ -68,9 +79,40 @@ def _attend(
     try:
         with suppress(RallypointError), store:  # it is an error if the store is closed meanwhile
             room = PrefixStore(f"{_PREFIX}/visit/{visitor}", store)
-            on_visit(gather(room, Participant(0, 2, own_address(), _VISIT_S), ()))
+            key = f"{_PREFIX}/visit/{visitor}/{CARD}/1"
+            own = Participant(0, 2, own_address(), _VISIT_S)
+            on_visit(gather(room, own, (), lambda card: narrow_visitor(card, _writer_of(store, key))))
     finally:
         places.release()
+
+
+def _writer_of(store: TCPStore, key: str) -> str:
+    """The address of the client that wrote a key, as the server sees it; empty if that is not known."""
+    question = Question(keys=_KEYS_ASKED, search=key)
+    try:
+        snapshot = look(store.host or "localhost", store.port, question, Deadline(_CONNECT_S))
+    except RallypointError:
+        return ""
+    writer = next((each.writer for each in snapshot.keys if each.key == key), 0)
+    peer = next((each.peer for each in snapshot.clients if each.id == writer), "")
+    return peer.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+
+
+def narrow_visitor(card: Card, origin: str) -> Card | Way:
+    """The card of a visitor, with only the address from which it came: it is proven that it has that one.
+
+    Otherwise anybody who reaches this machine could make it connect to any port of any machine, its own
+    loopback included. A visitor that came over loopback is on this machine: it is dialled at an address by
+    which other machines know this one.
+    """
+    own = [address for each in interfaces_out() for address in each.addresses]
+    proven = own if is_loopback(origin) else [origin]
+    addresses = tuple(each for each in card.addresses if each in proven and leads_elsewhere(each))
+    if addresses:
+        return replace(card, addresses=addresses)
+    where = origin or "an address that is not known"
+    error = f"not tried: it came from {where}, and that proves no address on its card"
+    return Way(0, card.number, card.addresses[0], error)
 
 
 def visit(endpoint: Endpoint, findings: Sequence[Finding]) -> Gathered | None:
@@ -88,8 +130,8 @@ def visit(endpoint: Endpoint, findings: Sequence[Finding]) -> Gathered | None:
             return None
         number = practice.add(_VISITS, 1)
         practice.queue_push(_VISITORS, str(number))
-        place = Participant(1, 2, address_towards(endpoint), _VISIT_S)
-        return gather(PrefixStore(f"visit/{number}", practice), place, findings)
+        own = Participant(1, 2, address_towards(endpoint), _VISIT_S)
+        return gather(PrefixStore(f"visit/{number}", practice), own, findings)
 
 
 # A job that a launcher began --------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def _judge_ways(gathered: Gathered) -> Iterator[Finding]:
 def _judge_detours(gathered: Gathered) -> Iterator[Finding]:
     for way in gathered.ways:
         first = gathered.cards[way.goal].addresses[0]
-        if not way.error and way.address != first:
+        if not way.error and way.address != first and not is_loopback(first):
             yield warning(
                 "ways",
                 f"{gathered.name(way.start)} reaches {gathered.name(way.goal)} at {way.address}, "

@@ -9,12 +9,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
-from rallypoint.codec import ReadBy, from_text, to_json, to_text
+from rallypoint.codec import ReadBy, at_most, from_text, to_json, to_text
 from rallypoint.diagnose.doctor.reachability import Card, Way, own_card, probe_server, reach
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import StoreTimeoutError
@@ -23,11 +23,12 @@ from rallypoint.stores.base import Store
 _AT_A_TIME: Final = 16
 _FAREWELL_S: Final = 5.0
 _LONGEST: Final = 8 << 20
+_MOST_FINDINGS: Final = 256
 _MOST_TO_TELL: Final = 16
 """Up to this many machines, all get the whole result. Among more, it would be too large for one value."""
 
 # Keys of the store. All but the last one are followed by a slash and the machine's number.
-_CARD: Final = "card"
+CARD: Final = "card"
 _ROW: Final = "row"
 _LEFT: Final = "left"
 _END: Final = "end"
@@ -54,7 +55,7 @@ class MachineRow:
     """The ways that one machine has tried, and its findings about itself."""
 
     ways: tuple[Way, ...]
-    findings: tuple[Finding, ...]
+    findings: Annotated[tuple[Finding, ...], at_most(_MOST_FINDINGS)]
 
 
 @dataclass(frozen=True)
@@ -86,21 +87,29 @@ class Gathered:
         return [number for number in self.cards if number not in told]
 
 
-def gather(store: Store, own: Participant, findings: Sequence[Finding]) -> Gathered:
+Narrow = Callable[[Card], Card | Way]
+"""Leaves those addresses on a card that may be dialled; if there are none, a way that says so."""
+
+
+def gather(
+    store: Store, own: Participant, findings: Sequence[Finding], narrow: Narrow = lambda card: card
+) -> Gathered:
     """Take part in an exchange. Machines that do not come in time are missing in the result.
 
     In large exchanges only the first one gets the whole result; the others get what they tried themselves.
-    `findings` are about this machine; all participants get them.
+    `findings` are about this machine; all participants get them. `narrow` is for machines that others have
+    not called together: it keeps this one from dialling whatever a card says.
     """
     with probe_server(own.number) as port:
         card = own_card(own.number, own.address, port)
-        store.set(f"{_CARD}/{own.number}", to_text(card))
+        store.set(f"{CARD}/{own.number}", to_text(card))
         others = [number for number in range(own.count) if number != own.number]
-        came = _collect(store, _CARD, others, own.seconds, Card)
+        came = _collect(store, CARD, others, own.seconds, Card)
         cards = {own.number: card} | {
             each.number: each for number, each in came.items() if each.number == number
         }
-        seen = Gathered(own.count, cards, tuple(_try_all(own.number, cards)), {own.number: tuple(findings)})
+        goals = [narrow(each) for number, each in cards.items() if number != own.number]
+        seen = Gathered(own.count, cards, tuple(_try_all(own.number, goals)), {own.number: tuple(findings)})
         store.set(f"{_ROW}/{own.number}", to_text(MachineRow(seen.ways, tuple(findings))))
         if own.number == 0:
             gathered = _with_rows_of_others(store, own, seen)
@@ -127,9 +136,10 @@ def _collect(store: Store, key: str, numbers: Iterable[int], seconds: float, kin
     return found
 
 
-def _try_all(start: int, cards: dict[int, Card]) -> list[Way]:
-    """All ways from here, several at a time, in daemon threads."""
-    others = [card for number, card in cards.items() if number != start]
+def _try_all(start: int, goals: Sequence[Card | Way]) -> list[Way]:
+    """All ways from here, several at a time, in daemon threads; those that may not be tried as they are."""
+    closed = [each for each in goals if isinstance(each, Way)]
+    others = [each for each in goals if isinstance(each, Card)]
     # Each machine begins with the one behind it, so that not all of them try the same one first.
     others.sort(key=lambda card: (card.number < start, card.number))
     todo: queue.SimpleQueue[Card] = queue.SimpleQueue()
@@ -144,7 +154,7 @@ def _try_all(start: int, cards: dict[int, Card]) -> list[Way]:
 
     for _ in range(min(_AT_A_TIME, len(others))):
         threading.Thread(target=work, daemon=True, name="doctor-ways").start()
-    return sorted((done.get() for _ in others), key=lambda way: way.goal)
+    return sorted([*closed, *(done.get() for _ in others)], key=lambda way: way.goal)
 
 
 def _with_rows_of_others(store: Store, own: Participant, seen: Gathered) -> Gathered:

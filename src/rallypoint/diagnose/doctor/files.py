@@ -25,9 +25,12 @@ _SHARED: Final = (
 )
 _HELD: Final = "held"
 
-# The test needs a second process: a process may get a lock again that it holds itself.
+# The test needs a second process: a process may get a lock again that it holds itself. It imports nothing
+# from the folder it happens to stand in.
 _INTRUDER: Final = f"""
 import sys
+if not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.stores.filelock import open_locked

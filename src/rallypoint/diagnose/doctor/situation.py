@@ -63,6 +63,13 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def leads_elsewhere(address: str) -> bool:
+    """Whether an address can be another machine's: it is neither loopback nor link-local, nor for many."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    return not (found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified)
+
+
 def endpoint_of(environ: Mapping[str, str]) -> Endpoint | None:
     """The endpoint in MASTER_ADDR and MASTER_PORT; None if they are not set, or make no sense."""
     host = environ.get("MASTER_ADDR", "").strip()

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rallypoint.diagnose.explain.evidence import Incident
 from rallypoint.diagnose.explain.explanation import Explanation, Verdict
 from rallypoint.diagnose.explain.suspects import Suspect
-from rallypoint.text import excerpt, printable, ranks_text
+from rallypoint.text import excerpt, printable, ranks_text, shown
 
 WIDTH: Final = 80
 _OWN_ERROR: Final = "It is an ordinary error of Python code, and not one of distributed training."
@@ -47,9 +47,9 @@ def describe_ranks(ranks: Sequence[int]) -> str:
 def describe_writers(incident: Incident) -> str:
     """The writers: ranks, else machines, else nothing."""
     if incident.ranks:
-        where = f" on {printable(incident.hosts[0])}" if len(incident.hosts) == 1 else ""
+        where = f" on {shown(incident.hosts[0])}" if len(incident.hosts) == 1 else ""
         return describe_ranks(incident.ranks) + where
-    hosts = [printable(host) for host in incident.hosts]
+    hosts = [shown(host) for host in incident.hosts]
     more = f" and {len(hosts) - 3:,} more" if len(hosts) > 3 else ""
     return ", ".join(hosts[:3]) + more
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
+from rallypoint.text import LONGEST_SENTENCE, shown
 
 _GONE_KEPT = 16
 _TOLD_KEPT = 64
@@ -34,7 +35,7 @@ class Member:
 
     def __str__(self) -> str:
         asked = f"machine rank {self.rank} on " if self.rank >= 0 else ""
-        return f"{asked}{self.host} (process {self.pid})"
+        return f"{asked}{shown(self.host)} (process {self.pid})"
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class Roster:
         # On the same host it is an agent started again, which waits until its predecessor counts as lost.
         if rival is not None and rival.host != member.host:
             raise UsageError(
-                f"{member.host} (process {member.pid}) asks for a rank that is taken: {rival}",
+                f"{shown(member.host)} (process {member.pid}) asks for a rank that is taken: {rival}",
                 hint="give every machine a rank of its own (rank= in --rdzv-conf), or none to any",
             )
 
@@ -231,7 +232,7 @@ class Roster:
 def closed_error(reason: str) -> MeetingClosedError:
     """The error for a machine that wants to join a meeting that is closed."""
     return MeetingClosedError(
-        f"the job's meeting is closed: {reason}",
+        f"the job's meeting is closed: {shown(reason, LONGEST_SENTENCE)}",
         hint="a job that has ended does not come back: start it with another --rdzv-id",
     )
 

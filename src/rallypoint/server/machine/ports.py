@@ -6,11 +6,15 @@ import socket
 import sys
 from pathlib import Path
 
+from rallypoint.text import shown
+
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # What systems give to clients unless told otherwise; only Linux says by a file what it has been told.
 _OF_LINUX = (32_768, 60_999)
 _OF_OTHERS = (49_152, 65_535)
+
+_LONGEST_COMMAND = 120
 
 
 def client_ports() -> tuple[int, int]:
@@ -66,4 +70,4 @@ def _command_of(pid: int) -> str:
         return "ended"
     # Of a program on the command line (python -c), the first line.
     text = " ".join(word.partition("\n")[0] for word in words)
-    return " ".join(text.split())[:120]
+    return shown(" ".join(text.split()), _LONGEST_COMMAND)

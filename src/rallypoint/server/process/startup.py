@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rallypoint.errors import UsageError
 from rallypoint.server.machine.memory import memory_bytes
+from rallypoint.text import printable_lines
 from rallypoint.wire.limits import Limits
 
 _LINE_CHARACTERS = 3_000
@@ -25,7 +26,8 @@ else:
 class DroppingHandler(_StreamHandler):
     """Logs to standard error, but drops lines that nobody reads: a server must not stand still for its log.
 
-    A pipe that can be written takes at least 4,096 bytes at once, so lines are cut to less than that.
+    A pipe that can be written takes at least 4,096 bytes at once, so lines are cut to less than that. What
+    clients have sent may be part of a line: a terminal obeys nothing in it.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,7 @@ class DroppingHandler(_StreamHandler):
         super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = printable_lines(super().format(record)[: 2 * _LINE_CHARACTERS])
         return text if len(text) <= _LINE_CHARACTERS else text[:_LINE_CHARACTERS] + " …"
 
     def _has_room(self) -> bool:

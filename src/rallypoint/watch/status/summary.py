@@ -17,7 +17,7 @@ from rallypoint.rollcall.plan import JobRound
 from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Key, Mishap, Snapshot
 from rallypoint.rollcall.words import headline, owed_text, waiting_text
-from rallypoint.text import counted, duration, fine_duration, printable, ranks_text, rate, shown, size
+from rallypoint.text import LONGEST_KEY, counted, duration, fine_duration, ranks_text, rate, shown, size
 
 _HEADLINE_ROWS: Final = 4
 _WAIT_ROWS: Final = 5
@@ -84,7 +84,7 @@ def _section(label: str, items: Sequence[_T], row: Callable[[_T], str], most: in
     if not fits:
         rows.append(f"and {len(items) - len(rows):,} more")
     for at, text in enumerate(rows):
-        yield f"{printable(label) if not at else '':<{_MARGIN}}{text}"
+        yield f"{shown(label) if not at else '':<{_MARGIN}}{text}"
 
 
 def cut(line: str, width: int | None) -> str:
@@ -147,7 +147,7 @@ def _traffic_row(snapshot: Snapshot) -> str:
     timed = [each.p99 for each in snapshot.history if each.p99 >= 0]
     p99 = f"; p99 {fine_duration(timed[-1])}" if timed else ""
     busiest = sorted(snapshot.operations, key=lambda each: -each.per_second)[:_KINDS_SHOWN]
-    kinds = [f"{printable(each.name)} {rate(each.per_second)}" for each in busiest if each.per_second]
+    kinds = [f"{shown(each.name)} {rate(each.per_second)}" for each in busiest if each.per_second]
     total = sum(each.per_second for each in snapshot.operations)
     bulk = f"received {size(snapshot.received)}, sent {size(snapshot.sent)}"
     most = f"; most: {', '.join(kinds)}" if kinds else ""
@@ -167,7 +167,7 @@ def _about_row(snapshot: Snapshot, head: str) -> str:
 
 
 def _remark_row(text: str) -> str:
-    return printable(text[:_LONGEST_REMARK])
+    return shown(text, _LONGEST_REMARK)
 
 
 # The whole of one thing
@@ -192,7 +192,7 @@ def all_keys(snapshot: Snapshot) -> list[str]:
 def _key_row(each: Key) -> tuple[str, str, str]:
     queued = f" in {each.queued:,}" if each.queued else ""
     bulk = f"{size(each.size)}{queued}" if each.size >= 0 else f"{each.queued:,} queued"
-    return bulk, shown(each.writer_is) or "not known", printable(each.key)
+    return bulk, shown(each.writer_is) or "not known", shown(each.key, LONGEST_KEY)
 
 
 def one_rank(snapshot: Snapshot, roll: Roll, rank: int) -> list[str]:

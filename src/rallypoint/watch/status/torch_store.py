@@ -21,7 +21,7 @@ from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.client.look import read_if_there
 from rallypoint.stores.tcp import TCPStore
-from rallypoint.text import counted, printable, ranks_text, shown
+from rallypoint.text import LONGEST_KEY, counted, ranks_text, shown
 
 _WORKERS: Final = b"init/"
 _ADDRESS: Final = "default_pg/0//cpu//0/{}"
@@ -131,4 +131,4 @@ def describe_keys(store: ForeignStore, search: str) -> Iterator[str]:
     """The names of the keys that hold a text: torch's protocol does not tell sizes or writers."""
     if store.keys is None:
         yield f"{counted(store.key_count, 'key')}; this version of torch's server does not list them"
-    yield from (printable(key) for key in store.keys or () if search in key)
+    yield from (shown(key, LONGEST_KEY) for key in store.keys or () if search in key)

@@ -234,7 +234,7 @@ def _errors(timeline: Timeline) -> list[str]:
 
 
 def _first_line(text: str) -> str:
-    return printable(text.strip().partition("\n")[0])[:_LONGEST_LINE]
+    return shown(text.strip().partition("\n")[0], _LONGEST_LINE)
 
 
 # Names and numbers

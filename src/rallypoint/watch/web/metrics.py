@@ -76,7 +76,7 @@ def _of_waits(snapshot: Snapshot, roll: Roll) -> Iterator[Metric]:
 
 
 def _of_store(snapshot: Snapshot) -> Iterator[Metric]:
-    about = {"kind": snapshot.kind, "version": snapshot.version, "backend": snapshot.backend}
+    about = {name: shown(getattr(snapshot, name)) for name in ("kind", "version", "backend")}
     yield InfoMetricFamily("rallypoint_store", "What answers", about)
     started = snapshot.time - snapshot.seconds
     yield _gauge("start_time_seconds", "When the store was started, by its clock", round(started))
@@ -98,7 +98,7 @@ def _of_store(snapshot: Snapshot) -> Iterator[Metric]:
 def _of_operations(snapshot: Snapshot) -> Iterator[Metric]:
     counter = CounterMetricFamily("rallypoint_operations", "Requests by kind", labels=("operation",))
     for each in snapshot.operations:
-        counter.add_metric((each.name,), each.count)
+        counter.add_metric((shown(each.name),), each.count)
     yield counter
     turns = (("0.5", snapshot.turn_p50), ("0.99", snapshot.turn_p99))
     timed = [((quantile,), seconds) for quantile, seconds in turns if seconds >= 0]

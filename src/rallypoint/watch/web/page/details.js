@@ -2,7 +2,7 @@
 
 import { STATES, paintGlyph, readColours } from "./cells.js";
 import { ask, byId, clone, part, setText, show, showAge } from "./dom.js";
-import { bytes, duration, number, visible } from "./text.js";
+import { bytes, duration, number } from "./text.js";
 
 const SOURCES = {
   hello: "it has said so itself",
@@ -64,21 +64,21 @@ function factRow(name, text, moment) {
 function factsOf(told) {
   const isHere = told.state === "joined" || told.state === "waiting";
   const facts = [
-    ["Machine", told.host ? visible(told.host) : "not known"],
+    ["Machine", told.host || "not known"],
     ["Process", told.pid ? String(told.pid) : "not known"],
   ];
   if (told.local_rank >= 0) facts.push(["Local rank", String(told.local_rank)]);
   if (told.since !== undefined) {
     facts.push(isHere ? ["Connected", "for %", told.since] : ["Left", "% ago", told.since]);
   }
-  if (told.why) facts.push(["Why", visible(told.why)]);
+  if (told.why) facts.push(["Why", told.why]);
   if (told.wait_since !== undefined) facts.push(["Waits", "for %", told.wait_since]);
-  if (told.waits.length) facts.push(["Waits for", told.waits.map(visible).join("\n")]);
+  if (told.waits.length) facts.push(["Waits for", told.waits.join("\n")]);
   if (isHere) {
     facts.push(["Operations", number(told.operations)]);
     facts.push(["Received", bytes(told.received)], ["Sent", bytes(told.sent)]);
   }
-  if (isHere || told.source) facts.push(["Known by", SOURCES[told.source] ?? visible(told.source)]);
+  if (isHere || told.source) facts.push(["Known by", SOURCES[told.source] ?? told.source]);
   if (told.state === "late") facts.push(["Expected by", "the plan of the job, or the ranks that have come"]);
   return facts;
 }

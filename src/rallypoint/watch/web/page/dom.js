@@ -1,5 +1,9 @@
 // Elements. Text is always set as text: nothing that comes from a store is ever read as HTML.
 
+import { visible } from "./text.js";
+
+const LONGEST_TEXT = 20000;
+
 export const byId = (id) => document.getElementById(id);
 
 /** A copy of what is in a template of the page. */
@@ -18,9 +22,13 @@ export function makeSvg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Set a text only if it is another one: a screen reader announces every change. */
+/**
+ * Set a text. It may come from any client of the store: control characters are made visible, and a long text
+ * is cut. It is set only if it is another one: a screen reader announces every change.
+ */
 export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const safe = visible(text.length > LONGEST_TEXT ? `${text.slice(0, LONGEST_TEXT)} …` : text);
+  if (element.textContent !== safe) element.textContent = safe;
 }
 
 /** Show an element or not. */

@@ -63,12 +63,12 @@ export class Keys {
     const entries = keys.map((each) => [each.key, each]).sort(([one], [other]) => byName.compare(one, other));
     syncList(byId("keys-list"), entries, () => clone("keys-row"), (row, each, key) => {
       const button = part(row, "key");
-      setText(button, visible(key) || "(no name)");
+      setText(button, key || "(no name)");
       button.onclick = () => this.open(key);
       button.setAttribute("aria-pressed", String(key === this.key));
       const queued = each.queued ? `${counted(each.queued, "value")}, ` : "";
       setText(part(row, "size"), queued + bytes(each.size));
-      setText(part(row, "writer"), visible(each.writer) || "not known");
+      setText(part(row, "writer"), each.writer || "not known");
     });
   }
 
@@ -82,7 +82,7 @@ export class Keys {
     if (!answer || key !== this.key) return;
     const { isAnswer, told } = answer;
     show(byId("value"), true);
-    setText(byId("value-key"), visible(key));
+    setText(byId("value-key"), key);
     this.value = isAnswer ? fromDigits(told.data) : null;
     const length = this.value?.length;
     const cut = length < told.size ? `the first ${number(length)} of ` : "";

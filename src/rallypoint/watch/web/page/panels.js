@@ -43,7 +43,7 @@ export class Panels {
   }
 
   showWait(row, wait, key) {
-    setText(part(row, "key"), visible(key));
+    setText(part(row, "key"), key);
     showSince(part(row, "age"), wait.get("since"));
     const who = waiting(wait.get("ranks"), wait.get("count"), wait.get("others"));
     setText(part(row, "who"), wait.get("barrier") ? `at this barrier: ${who}` : who);
@@ -54,7 +54,7 @@ export class Panels {
     const host = found?.machine.host;
     const state = found ? STATES[found.letter] : "not known";
     const button = part(row, "rank");
-    setText(button, host ? `rank ${rank} on ${visible(host)}` : `rank ${rank}`);
+    setText(button, host ? `rank ${rank} on ${host}` : `rank ${rank}`);
     button.onclick = () => this.grid.select(rank);
     const why = wait.get("barrier") ? "is missing there" : "should have written it";
     setText(part(row, "why"), ` (${state}) ${why}`);
@@ -69,7 +69,7 @@ function showSince(element, moment, words = (text) => text) {
 function showBarrier(row, barrier, key) {
   const [size, arrived] = [barrier.get("size"), barrier.get("arrived")];
   const bar = part(row, "bar");
-  setText(part(row, "key"), visible(key));
+  setText(part(row, "key"), key);
   showSince(part(row, "age"), barrier.get("since"));
   bar.setAttribute("aria-label", `arrived at ${visible(key)}`);
   bar.max = Math.max(size, 1);
@@ -85,10 +85,10 @@ function showBarrier(row, barrier, key) {
 function showMeeting(row, meeting, job) {
   const round = meeting.get("round");
   const restarted = round === 1 ? "restarted once" : `restarted ${number(round)} times`;
-  setText(part(row, "name"), job ? `job ${visible(job)}` : "this job");
+  setText(part(row, "name"), job ? `job ${job}` : "this job");
   setText(part(row, "figure"), round ? `round ${number(round)}, ${restarted}` : "first round");
   setText(part(row, "who"), describeMeeting(meeting));
-  showLines(part(row, "told"), meeting.get("told").map(visible));
+  showLines(part(row, "told"), meeting.get("told"));
 }
 
 function describeMeeting(meeting) {
@@ -97,15 +97,15 @@ function describeMeeting(meeting) {
   const whole = expected >= 0 ? `${number(joined)} of ${counted(expected, "machine")}` : null;
   const named = ["waiting", "lost"]
     .filter((name) => meeting.get(name).length)
-    .map((name) => `${name}: ${meeting.get(name).map(visible).join(", ")}`);
-  const closed = meeting.get("closed") ? [`closed: ${visible(meeting.get("closed"))}`] : [];
+    .map((name) => `${name}: ${meeting.get(name).join(", ")}`);
+  const closed = meeting.get("closed") ? [`closed: ${meeting.get("closed")}`] : [];
   return [`${whole ?? counted(joined, "machine")} joined`, ...named, ...closed].join("; ");
 }
 
 function showRelay(row, relay, path) {
   const depth = path.split("/").length - 1;
   const clients = relay.has("clients") ? counted(relay.get("clients"), "client") : "has told nothing yet";
-  setText(part(row, "name"), "· ".repeat(depth) + visible(relay.get("host") ?? relay.get("peer")));
+  setText(part(row, "name"), "· ".repeat(depth) + (relay.get("host") ?? relay.get("peer")));
   setText(part(row, "figure"), clients);
   row.classList.toggle("bad", !relay.get("present") || relay.has("heard"));
   const age = part(row, "age");
@@ -115,10 +115,10 @@ function showRelay(row, relay, path) {
 }
 
 function showError(row, error) {
-  const relay = error.has("at") ? ` (relay on ${visible(error.get("at"))})` : "";
-  setText(part(row, "peer"), visible(error.get("peer")) + relay);
+  const relay = error.has("at") ? ` (relay on ${error.get("at")})` : "";
+  setText(part(row, "peer"), error.get("peer") + relay);
   setText(part(row, "time"), timeOfDay(error.get("since")));
-  setText(part(row, "reason"), visible(error.get("reason")));
+  setText(part(row, "reason"), error.get("reason"));
 }
 
 function showOperation(row, each, name) {

@@ -3,7 +3,7 @@
 import { MISSING, STATES } from "./cells.js";
 import { byId, clone, part, setText, show, showAge, showLines, syncList } from "./dom.js";
 import { nameOf } from "./painting.js";
-import { bytes, counted, duration, latency, number, visible } from "./text.js";
+import { bytes, counted, duration, latency, number } from "./text.js";
 
 const MOST_MACHINES = 12;
 const TILES_FROM = 25; // from this number on, the map does not name all machines
@@ -22,7 +22,7 @@ export class Summary {
       setText(byId(`${name}-text`), picture.get(name));
     }
     showLongestWait(picture.get("waits"), picture.get("store").get("stalled").get("since"));
-    showLines(byId("remarks"), picture.get("remarks").map(visible));
+    showLines(byId("remarks"), picture.get("remarks"));
     showTiles(picture.get("counts"), picture.get("store"), picture.get("history"));
     this.showTrouble();
   }
@@ -69,7 +69,7 @@ function showLongestWait(waits, stalledSince) {
   const longest = [...waits].sort((one, other) => since(one) - since(other))[0];
   show(byId("longest"), longest !== undefined);
   if (!longest) return;
-  setText(byId("longest-key"), visible(longest[0]));
+  setText(byId("longest-key"), longest[0]);
   showAge(byId("longest-age"), since(longest), duration);
   showAge(byId("stalled"), stalledSince, (seconds) =>
     seconds < STALLED_SECONDS ? "" : `nobody has progressed for ${duration(seconds)}`,

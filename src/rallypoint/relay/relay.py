@@ -86,11 +86,7 @@ class Relay(Pump[Rank]):
         self._steady_ticks = 0
 
     def start(self, on_tick: Callback = lambda: None) -> None:
-        def tick() -> None:
-            self._tick()
-            on_tick()
-
-        super().start(tick)
+        super().start(on_tick)
         self._dial()
 
     def close(self) -> None:
@@ -213,6 +209,7 @@ class Relay(Pump[Rank]):
 
     def _tick(self) -> None:
         self._send(self._relay.upstream.tick())
+        super()._tick()
         if self._relay.upstream.is_up:
             self._steady_ticks += 1
             if self._steady_ticks > 1:

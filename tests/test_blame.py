@@ -57,7 +57,7 @@ LOST = [
     _CLOSED,
     'Failed to check the "should dump" flag on TCPStore',
     "sendBytes failed on SocketImpl(fd=3): Broken pipe",
-    "failed to recv, got 0 bytes",
+    "Failed to recv, got 0 bytes",
     "NCCL error: remote process exited or there was a network error",
 ]
 _BAD = _failure(3, 2.0, "bad", "ValueError")

@@ -45,7 +45,7 @@ _TRACEBACK_LINES = 60
 
 _FOLLOWS = re.compile(
     r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|should dump"
-    r"|failed to recv, got 0 bytes|recvValue failed|sendBytes failed|[Rr]emote process exited"
+    r"|[Ff]ailed to recv, got 0 bytes|recvValue failed|sendBytes failed|[Rr]emote process exited"
     r"|ncclRemoteError|Application timeout caused pair closure|Stop_waiting response is expected"
     r"|closed the connection|was lost: the server closed it"
 )

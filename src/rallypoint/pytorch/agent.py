@@ -18,7 +18,7 @@ from rallypoint.launch.options import BACKEND
 
 _DEVICES = "--nproc-per-node=devices"
 
-_GRACE_SECONDS = 3.0  # for ranks that want to end in order
+_GRACE_SECONDS = 2.0  # for ranks that want to end in order
 _PARTING_SECONDS = 0.5  # for the agent, once they have ended
 
 

@@ -12,7 +12,7 @@ from rallypoint.diagnose.explain import explain
 from rallypoint.diagnose.explain.reading import log_of_failure
 from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
-from rallypoint.launch.reports import Exit, Failure, JoinProgress, RankIdentity, Reports
+from rallypoint.launch.reports import Exit, Failure, JoinProgress, LostServer, RankIdentity, Reports
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:9952. This is typically caused by ..."
 
@@ -39,11 +39,25 @@ def test_the_first_failure_is_the_cause() -> None:
     assert blame.detail.endswith("RuntimeError: a")
 
 
+def test_a_store_that_died_is_the_cause_of_lost_connections_and_of_what_came_later() -> None:
+    lost = LostServer("the job's store (process 7 on node-a)", "has ended by signal SIGKILL", 2.0)
+    followed = _failure(0, 1.9, _CLOSED)
+    for failures in ([followed], [followed, _failure(1, 3.0, "the key is missing")]):
+        blame = find_blame(failures, [], [lost])
+        assert blame is not None
+        assert blame.headline == "the job's store (process 7 on node-a) has ended by signal SIGKILL"
+        assert len(blame.followers) == len(failures)
+        assert "memory" in blame.hint
+    blame = find_blame([_failure(1, 1.0, "bad"), followed], [], [lost])
+    assert blame is not None
+    assert blame.headline.startswith("rank 1 ")
+
+
 LOST = [
     _CLOSED,
     'Failed to check the "should dump" flag on TCPStore',
     "sendBytes failed on SocketImpl(fd=3): Broken pipe",
-    "failed to recv, got 0 bytes",
+    "Failed to recv, got 0 bytes",
     "NCCL error: remote process exited or there was a network error",
 ]
 _BAD = _failure(3, 2.0, "bad", "ValueError")

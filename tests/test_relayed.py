@@ -24,7 +24,7 @@ from rallypoint.launch.environment import INJECTION, name_relay, without_rank
 from rallypoint.pytorch.plugin import create_handler
 from rallypoint.pytorch.schemes import meet_at_server
 from rallypoint.rollcall.identity import Role
-from rallypoint.stores.client.relayed import RELAY_VARIABLE, STORE_VARIABLE
+from rallypoint.stores.client.connection import RELAY_VARIABLE, STORE_VARIABLE
 from rallypoint.stores.tcp import TCPStore
 
 _HOST = "127.0.0.1"

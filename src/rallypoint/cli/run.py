@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -76,13 +75,14 @@ def _check_for_command(given: Mapping[str, object]) -> None:
 
 
 def _run(settings: Settings, target: Program) -> int:
-    with tempfile.TemporaryDirectory(prefix="rallypoint-", ignore_cleanup_errors=True) as folder:
-        environ = _environment(settings, target, folder)
-        found = Reports(Path(folder))
-        line = _JoinLine(found, from_start=target.kind != "command")
-        ended = run_command(_command(settings, target), environ, line.look)
+    with reports.new_folder() as folder:
+        environ = _environment(settings, target, str(folder))
+        found = Reports(folder)
+        is_agent = target.kind != "command"
+        line = _JoinLine(found, from_start=is_agent)
+        ended = run_command(_command(settings, target), environ, line.look, is_agent=is_agent)
         line.clear()
-        if ended.code and ended.told_to and target.kind != "command":
+        if ended.code and ended.told_to and is_agent:
             _tell_missing(found)
             return -ended.told_to  # torchrun ends with 1, and that is no failure of a rank
         if ended.code:
@@ -185,7 +185,7 @@ def _explain(found: Reports) -> None:
     if roll.expected and not roll.complete:
         lines.append(_progress(roll))
     lines += [f"on another machine: {shown(text, LONGEST_SENTENCE)}" for text in found.elsewhere()]
-    blame = find_blame(found.failures(), found.exits())
+    blame = find_blame(found.failures(), found.exits(), found.lost())
     if blame is not None:
         lines.append(printable(blame.headline))
         detail = blame.detail.splitlines()[-_TRACEBACK_LINES:]

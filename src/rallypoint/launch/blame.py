@@ -1,7 +1,7 @@
-"""Which rank of a job failed first, and which failures only followed from that. Pure.
+"""Which rank or server of a job failed first, and which failures only followed from that. Pure.
 
-When a rank dies, the others lose their connections to it and fail as well, often with longer messages. The
-first cause is the earliest failure that is not of that kind.
+When a rank or the store dies, the others lose their connections to it and fail as well, often with longer
+messages. The first cause is the earliest failure that is not of that kind.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rallypoint.launch.reports import Exit, Failure
+from rallypoint.launch.reports import Exit, Failure, LostServer
 from rallypoint.text import shown
 
 # An exception has words, which `rallypoint explain` knows; a signal has none.
@@ -35,8 +35,10 @@ class FailureSummary:
     """Why a process may have ended without a traceback."""
 
 
-def find_blame(failures: Sequence[Failure], exits: Sequence[Exit]) -> FailureSummary | None:
-    """The first cause; None if no process has reported a failure. Both come in the order of time."""
+def find_blame(
+    failures: Sequence[Failure], exits: Sequence[Exit], lost: Sequence[LostServer] = ()
+) -> FailureSummary | None:
+    """The first cause; None if no process has reported a failure. All come in the order of time."""
     last_try = max((failure.who.tries for failure in failures), default=0)
     # The launcher itself does not count tries.
     told = [failure for failure in failures if failure.who.tries == last_try or failure.who.rank < 0]
@@ -46,6 +48,8 @@ def find_blame(failures: Sequence[Failure], exits: Sequence[Exit]) -> FailureSum
     # torchrun notes whole seconds: in the same second, an exception is the likelier cause.
     if crash is not None and (cause is None or crash.time < int(cause.time)):
         return _of_crash(crash, told)
+    if lost and (cause is None or lost[0].time < cause.time):
+        return _of_server(lost[0], told)
     cause = cause or (told[0] if told else None)
     return _of_exception(cause, told) if cause is not None else None
 
@@ -64,6 +68,11 @@ def _of_crash(crash: Exit, told: Sequence[Failure]) -> FailureSummary:
     return FailureSummary(
         f"rank {crash.rank} (process {crash.pid}) {how}", "", _followers(told, None), hint=hint
     )
+
+
+def _of_server(lost: LostServer, told: Sequence[Failure]) -> FailureSummary:
+    hint = next((hint for name, hint in _BY_SIGNAL.items() if name in lost.how), "")
+    return FailureSummary(f"{lost.server} {lost.how}", "", _followers(told, None), hint=hint)
 
 
 def _is_crash(each: Exit) -> bool:

@@ -1,7 +1,9 @@
 """Starting a job's command, passing signals on to it, and ending as it ended.
 
 The command runs in this process's own group, so the signals of a terminal (Ctrl-C) reach it by themselves;
-signals to this process alone are passed on. The output of the command is not touched.
+signals to this process alone are passed on. The output of the command is not touched. If this process is
+killed, the command ends as well: torchrun's agent (`pytorch.agent`) sees a pipe end, any other command is
+sent SIGTERM, on Linux.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCO
 
 LOOK_SECONDS = 0.1
 
+LAUNCHER_VARIABLE = "RALLYPOINT_LAUNCHER"
+"""For the agent: the descriptor of a pipe that ends when its launcher does."""
+
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
 
 class Ended(NamedTuple):
     """How a command ended: its exit code, or minus the number of the signal that ended it."""
@@ -30,10 +37,12 @@ class Ended(NamedTuple):
     """The SIGINT or SIGTERM that this process was sent, or 0."""
 
 
-def run_command(command: Sequence[str], environ: Mapping[str, str], on_look: Callable[[], bool]) -> Ended:
+def run_command(
+    command: Sequence[str], environ: Mapping[str, str], on_look: Callable[[], bool], *, is_agent: bool
+) -> Ended:
     """Run a command to its end. `on_look` is called every tenth of a second, until it returns False."""
-    with _passing_signals() as relay:
-        process = _start(command, environ)
+    with _passing_signals() as relay, _lifeline() as pipe:
+        process = _start(command, environ, pipe if is_agent else None)
         relay.open(process)
         try:
             code = _await_end(process, on_look)
@@ -85,14 +94,48 @@ def has_terminal() -> bool:
         return False
 
 
-def _start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """A descriptor for a child, which reads its end when this process ends, however it ends."""
+    theirs, ours = os.pipe()
     try:
-        return subprocess.Popen(command, env=dict(environ))
+        yield theirs
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
+def _start(
+    command: Sequence[str], environ: Mapping[str, str], lifeline: int | None
+) -> subprocess.Popen[bytes]:
+    try:
+        if sys.platform == "win32":  # neither descriptors nor signals pass there
+            return subprocess.Popen(command, env=dict(environ))
+        if lifeline is not None:
+            environ = {**environ, LAUNCHER_VARIABLE: str(lifeline)}
+            return subprocess.Popen(command, env=environ, pass_fds=[lifeline])
+        return subprocess.Popen(command, env=dict(environ), preexec_fn=_ending_with(os.getpid()))
     except OSError as error:
         raise UsageError(
             f"cannot start {command[0]!r}: {error.strerror}",
             hint="is it installed, and on the PATH?" if isinstance(error, FileNotFoundError) else "",
         ) from error
+
+
+def _ending_with(parent: int) -> Callable[[], None] | None:
+    """What a new process calls before it becomes a command, to be sent SIGTERM when its parent ends."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    libc = ctypes.CDLL(None)  # before the fork: nothing may be loaded behind it
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent has ended before that took effect
+
+    return prepare
 
 
 class _Relay:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.stores.client.relayed import RELAY_VARIABLE, STORE_VARIABLE
+from rallypoint.stores.client.connection import RELAY_VARIABLE, STORE_VARIABLE
 
 INJECTION = Path(__file__).parents[1] / "pytorch" / "injection"
 """The folder whose `sitecustomize` every process of a job runs first."""

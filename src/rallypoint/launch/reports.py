@@ -4,7 +4,9 @@
     failed-<rank>-<pid>.json     an exception has ended a process: when, and its traceback
     exits-<pid>.json             torchrun's agent: which of its ranks ended how
     roll.json                    the whole job, seen from its first machine: which ranks have joined
+    lost.json                    the servers of the job that are gone
     elsewhere.json               what the launchers of other machines say of their failures
+    owner                        empty; the launcher has it locked as long as it lives
 
 Files, because they need no server: they also tell of a rank that fails before there is one. Imports no torch.
 """
@@ -13,9 +15,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import socket
+import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +30,9 @@ from typing import Any, TypeVar
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.rollcall.identity import Identity
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
+from rallypoint.stores.filelock import open_locked
 from rallypoint.text import LONGEST_SENTENCE, ranks_text, shown
 
 _T = TypeVar("_T")
@@ -36,9 +45,9 @@ _TRACEBACK_LINES = 60
 
 _FOLLOWS = re.compile(
     r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|should dump"
-    r"|failed to recv, got 0 bytes|recvValue failed|sendBytes failed|[Rr]emote process exited"
+    r"|[Ff]ailed to recv, got 0 bytes|recvValue failed|sendBytes failed|[Rr]emote process exited"
     r"|ncclRemoteError|Application timeout caused pair closure|Stop_waiting response is expected"
-    r"|closed the connection"
+    r"|closed the connection|was lost: the server closed it"
 )
 _FOLLOWERS = ("RendezvousClosedError",)
 
@@ -92,6 +101,17 @@ class Exit:
 
 
 @dataclass(frozen=True)
+class LostServer:
+    """A server that the job needs, and that is gone although nobody has told it to end."""
+
+    server: str
+    """Which server, on which machine."""
+    how: str
+    """What happened to it: `has ended by signal SIGKILL`."""
+    time: float
+
+
+@dataclass(frozen=True)
 class JoinProgress:
     """Ranks that have joined, of how many (0: not known yet): of the whole job, or of one machine."""
 
@@ -140,6 +160,24 @@ def report_elsewhere(told: Sequence[str]) -> None:
     _leave("elsewhere", tuple(told))
 
 
+WITHOUT_STORE = (
+    "ranks that do not need it go on; one that does fails, and then the job ends, or starts again with a new "
+    "store if --max-restarts allows that"
+)
+"""What becomes of a job whose store is gone."""
+
+
+def lost_server(what: str, pid: int, places: str, how: str) -> LostServer:
+    """A server process of this machine that has just ended, where it served, and how it ended."""
+    name = f"{what} (process {pid} on {socket.gethostname()}, at {places})"
+    return LostServer(name, f"has ended {how}", time.time())
+
+
+def report_lost(lost: Sequence[LostServer]) -> None:
+    """Report which servers of the last round are gone, first come first."""
+    _leave("lost", tuple(lost))
+
+
 def report_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
     """Report an exception that ends this process.
 
@@ -177,6 +215,37 @@ def _leave(name: str, report: object) -> None:
 
 # The launcher's side ----------------------------------------------------------------------------------------
 
+_PREFIX = "rallypoint-"
+_OWNER = "owner"
+
+
+@contextmanager
+def new_folder() -> Iterator[Path]:
+    """A folder for the reports of one job, which is removed at the end.
+
+    If this process is killed, the folder stays, and the next call of this user removes it. A lock tells that
+    its owner is gone, and not a process number: other containers may share the folder for temporary files.
+    """
+    _remove_abandoned()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name, ExitStack() as held:
+        draft = Path(name, f"{_OWNER}.draft")
+        try:
+            held.enter_context(open_locked(str(draft), Deadline(0.0), create=True))
+            draft.rename(draft.with_name(_OWNER))  # locked before anybody can find it
+        except OSError:
+            pass  # no locks here, or Windows, which renames no open file: this folder would stay
+        yield Path(name)
+
+
+def _remove_abandoned() -> None:
+    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
+        try:
+            if sys.platform == "win32" or owner.parent.lstat().st_uid == os.getuid():
+                with open_locked(str(owner), Deadline(0.0), create=False):
+                    shutil.rmtree(owner.parent, ignore_errors=True)
+        except OSError:
+            continue  # its launcher lives and has the lock, or the folder is gone by now
+
 
 class Reports:
     """What the processes of one job have reported, in a folder."""
@@ -204,6 +273,10 @@ class Reports:
         """How ranks of the last try ended, as torchrun's agent on this machine saw it."""
         found = [each for some in self._read("exits-*", tuple[Exit, ...]) for each in some]
         return sorted(found, key=lambda each: each.time)
+
+    def lost(self) -> list[LostServer]:
+        """Servers of the job that are gone, first come first."""
+        return [each for some in self._read("lost", tuple[LostServer, ...]) for each in some]
 
     def _read(self, pattern: str, kind: type[_T]) -> Iterator[_T]:
         """The reports of a kind, by their names without the ending."""

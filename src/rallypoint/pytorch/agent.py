@@ -1,23 +1,62 @@
 """torchrun, as `rallypoint run` starts it: `python -m rallypoint.pytorch.agent` and torchrun's arguments.
 
-It is torchrun's own main function. All that is added is what only torch can tell: how many ranks
-`--nproc-per-node=devices` means on this machine.
+It is torchrun's own main function. Two things are added: how many ranks `--nproc-per-node=devices` means on
+this machine, which only torch can tell; and that agent and ranks end when `rallypoint run` is killed.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 
-import torch
-
+from rallypoint.launch.command import LAUNCHER_VARIABLE
 from rallypoint.launch.options import BACKEND
 
 _DEVICES = "--nproc-per-node=devices"
 
+_GRACE_SECONDS = 2.0  # for ranks that want to end in order
+_PARTING_SECONDS = 0.5  # for the agent, once they have ended
+
+
+def end_with_launcher() -> None:
+    """From now on, end this agent and its ranks when the launcher that started it is gone.
+
+    Not what ranks have started in sessions of their own: torchrun leaves that alone, too.
+    """
+    pipe = os.environ.pop(LAUNCHER_VARIABLE, "")
+    if pipe:
+        threading.Thread(target=_outlive_briefly, args=(int(pipe),), daemon=True).start()
+
+
+def _outlive_briefly(pipe: int) -> None:
+    while os.read(pipe, 1):
+        pass  # nobody writes to it: this waits for its end
+    os.kill(os.getpid(), signal.SIGTERM)  # torchrun tells its ranks to end, and ends
+    time.sleep(_GRACE_SECONDS)
+    _kill_ranks()
+    time.sleep(_PARTING_SECONDS)
+    os._exit(1)  # the servers that it holds end with their last client
+
+
+def _kill_ranks() -> None:
+    import psutil
+
+    for child in psutil.Process().children():
+        try:
+            if "RANK" in child.environ():  # else it is a server
+                os.killpg(child.pid, signal.SIGKILL)
+        except (psutil.Error, OSError):
+            pass  # it has just ended
+
 
 def count_devices() -> int:
     """One rank per accelerator, else one."""
+    import torch
+
     accelerator = getattr(torch, "accelerator", None)  # torch 2.6 and later
     count = accelerator.device_count() if accelerator is not None else torch.cuda.device_count()
     return max(int(count), 1)
@@ -32,6 +71,8 @@ def settle_ranks(arguments: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Run torchrun; it raises when a rank has failed, and `reports` sees to the rest."""
+    end_with_launcher()  # before torch is imported, which takes seconds
+    import torch
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.run import main as run_torchrun
 

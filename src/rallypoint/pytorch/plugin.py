@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
@@ -40,12 +40,13 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch import reports
-from rallypoint.launch.endpoint import parse_endpoint
+from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import inject, name_relay
 from rallypoint.launch.options import BACKEND, parse_seconds
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.roster import Member, Size
 from rallypoint.launch.rendezvous.servers import open_place
+from rallypoint.launch.reports import LostServer
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
 from rallypoint.pytorch.attendance import AGENTS, RollCall
 from rallypoint.pytorch.substitution import StoreParameters, find_fault, make_store
@@ -53,13 +54,17 @@ from rallypoint.rollcall.identity import Role
 from rallypoint.server.loops.backend import parse_switch
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
+from rallypoint.stores.tcp import TCPStore
 
 logger = logging.getLogger("rallypoint.torchrun")
 
 _TOLD_SECONDS = 5.0
 _RECENT_SECONDS = 120.0
 _LOOK_SECONDS = 1.0
+_PROBE_SECONDS = 1.0
 _PAUSE_SECONDS = 60.0
+
+_TORCHS_AGENT = "torch.distributed.elastic.agent.server.api"
 
 _Answer = TypeVar("_Answer")
 
@@ -106,6 +111,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._look = Deadline(0.0)
         self._pause = Deadline(0.0)
         self._agent_store: Any = None
+        self._lost: list[LostServer] = []
+        self._head: Endpoint | None = None  # the store of the round, if its ranks know a relay alone
         self._roll_call: RollCall | None = None
 
     def get_backend(self) -> str:
@@ -119,6 +126,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         return str(self._run_id)
 
     def next_rendezvous(self) -> RendezvousInfo:
+        self._tell_lost()
+        self._lost.clear()  # the launcher's last words are about the last round
         self._stop_roll_call()
         self._place.end_relay()  # before the store that it asks is ended, which it would report
         try:
@@ -142,6 +151,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
         The agent asks ten times a second; with thousands of machines, once is enough for the store.
         """
+        self._tell_lost()
         if self._look.passed:
             self._look = Deadline(_LOOK_SECONDS)
             return self._ask(lambda: int(self._meeting.wants_restart()), 0)
@@ -149,10 +159,15 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def shutdown(self) -> bool:
         """Leave. The machine with the stores stays until the others have left."""
+        self._tell_lost()
         self._stop_roll_call()
         if self._heart is not None:
             self._heart.stop()  # before it leaves: the machine with the store may end it then
-        self._ask(self._exchange_failures, None)
+        failures = _recent_failures()
+        if failures and all(failure.follows for failure in failures):
+            self._look_for_head()
+        reports.report_lost(self._lost)
+        self._ask(lambda: self._exchange_failures(failures), None)
         self._ask(lambda: self._meeting.close("the job has ended"), None)
         self._ask(self._meeting.leave, None)
         alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True
@@ -164,6 +179,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         store_place = parse_endpoint(met.store)
         relay = self._place.start_relay(store_place) if self._wants_relay(met) else None
         name_relay(os.environ, relay, store_place)
+        self._head = store_place if relay is not None else None
         place = relay or store_place
         fault = find_fault(*place)
         if patch_of() is not Patch.NEVER and (fault is not None or relay is not None):
@@ -192,12 +208,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             return False
         return len(met.members) > 1 if self._relay is None else self._relay
 
-    def _exchange_failures(self) -> None:
+    def _exchange_failures(self, failures: Sequence[reports.Failure]) -> None:
         """Tell the other machines what failed here first; if it only followed, hear what failed there."""
-        folder = reports.folder_of(os.environ)
-        recent = time.time() - _RECENT_SECONDS  # not those of a try before the one that went well
-        known = reports.Reports(folder).failures() if folder is not None else []
-        failures = [failure for failure in known if failure.time > recent]
         if not failures or self._heart is None:
             return
         cause = next((failure for failure in failures if not failure.follows), None)
@@ -205,6 +217,23 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             self._meeting.tell(f"{cause.name} failed: {cause.headline}")
         else:
             reports.report_elsewhere(self._meeting.await_told(_TOLD_SECONDS))
+
+    def _tell_lost(self) -> None:
+        """Say at once which servers of this machine have died."""
+        for lost, then in self._place.take_lost():
+            logger.error("rallypoint: %s %s: %s", lost.server, lost.how, then)
+            self._lost.append(lost)
+            logging.getLogger(_TORCHS_AGENT).addFilter(_is_no_consequence)
+
+    def _look_for_head(self) -> None:
+        """Note that the store is gone, if it is: ranks behind a relay name the relay in their errors."""
+        if self._head is None:
+            return
+        try:
+            TCPStore(*self._head, timeout=_PROBE_SECONDS, role=Role.AGENT).close()
+        except RallypointError:
+            store = f"the job's store at {self._head}"
+            self._lost.append(LostServer(store, "cannot be reached any more", time.time()))
 
     def _stop_roll_call(self) -> None:
         if self._roll_call is not None:
@@ -224,6 +253,18 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             logger.warning("the meeting place does not answer: %s", error.message)
             self._pause = Deadline(_PAUSE_SECONDS)
             return otherwise
+
+
+def _recent_failures() -> list[reports.Failure]:
+    """What ranks of this machine have reported; not those of a try before one that went well."""
+    folder = reports.folder_of(os.environ)
+    known = reports.Reports(folder).failures() if folder is not None else []
+    return [failure for failure in known if failure.time > time.time() - _RECENT_SECONDS]
+
+
+def _is_no_consequence(record: logging.LogRecord) -> bool:
+    """Whether a line of torch's agent is news where the store is gone: its traceback of the end is not."""
+    return not str(record.msg).startswith("Error waiting on exit barrier")
 
 
 # What --rdzv-conf may say -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ connected, deletes a key that only it knows, and the server ends when all connec
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
@@ -14,11 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rallypoint.errors import ConnectionLostError, PortInUseError, RallypointError
+from rallypoint.launch.reports import WITHOUT_STORE, lost_server, report_lost
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.hosting import HostedServer, Lifespan, host_server
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.tcp import TCPStore
+
+logger = logging.getLogger("rallypoint.torch")
 
 _END_SECONDS = 5.0
 _PROBE_SECONDS = 0.1
@@ -98,4 +102,14 @@ def _host(host: str, port: int, backend: Choice, listen_fd: int | None) -> Owned
     )
     owned = OwnedServer(server, key)
     _servers[server.port] = owned
+    threading.Thread(target=_tell_death, args=(server,), name="rallypoint server", daemon=True).start()
     return owned
+
+
+def _tell_death(server: HostedServer) -> None:
+    """Say at once that a server was killed: torch's own errors name an address alone."""
+    server.await_end(None)
+    if (how := server.how_it_ended()) != "with exit code 0":  # it has not ended with its owners
+        lost = lost_server("the job's store", server.pid, server.places, how)
+        logger.error("rallypoint: %s %s: %s", lost.server, lost.how, WITHOUT_STORE)
+        report_lost([lost])

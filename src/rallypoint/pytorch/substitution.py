@@ -34,8 +34,9 @@ from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.rollcall.identity import Role, hello_key
 from rallypoint.server.loops.backend import Choice, choose
+from rallypoint.stores.client.connection import STORE_VARIABLE
 from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.client.relayed import STORE_VARIABLE, relay_for, relay_hint
+from rallypoint.stores.client.relayed import relay_for, relay_hint
 from rallypoint.stores.tcp import TCPStore
 
 logger = logging.getLogger("rallypoint.torch")

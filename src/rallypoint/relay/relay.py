@@ -86,11 +86,7 @@ class Relay(Pump[Rank]):
         self._steady_ticks = 0
 
     def start(self, on_tick: Callback = lambda: None) -> None:
-        def tick() -> None:
-            self._tick()
-            on_tick()
-
-        super().start(tick)
+        super().start(on_tick)
         self._dial()
 
     def close(self) -> None:
@@ -191,7 +187,8 @@ class Relay(Pump[Rank]):
             self._down_since = now
             seconds = self._relay.upstream.keeps_seconds
             logger.warning(
-                "lost the connection to %s: %s; trying again for %g s", self._upstream.name, why, seconds
+                "lost the connection to the store at %s: %s; trying again for %g s",
+                *(self._upstream.name, why, seconds),
             )
         self._dial_later()
 
@@ -204,7 +201,7 @@ class Relay(Pump[Rank]):
     def _give_up(self, why: str) -> None:
         """What was asked has no answer any more: the clients are told by a closed connection."""
         count = len(self._relay.clients)
-        logger.error("%s: %s; closing %d clients", self._upstream.name, why, count)
+        logger.error("the store at %s is lost: %s; closing %d clients", self._upstream.name, why, count)
         self.drop_all()
         self._drop_connection()
         self._relay.reset(_new_token())
@@ -212,6 +209,7 @@ class Relay(Pump[Rank]):
         self._dial_later()
 
     def _tick(self) -> None:
+        super()._tick()
         self._send(self._relay.upstream.tick())
         if self._relay.upstream.is_up:
             self._steady_ticks += 1

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Iterator
 
 from rallypoint.errors import BindError, ConnectError, PortInUseError, ServerStartError, UsageError
 from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.reports import WITHOUT_STORE, LostServer, lost_server
 from rallypoint.relay.hosting import host_relay
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.loops.backend import choose
@@ -26,6 +28,8 @@ _ANSWER_SECONDS = 10.0
 _PARTING_SECONDS = 3.0  # for a server that has no clients left to end
 _TENANT_SECONDS = 10.0  # to reach what holds the endpoint's port on this machine
 
+_WITHOUT_MEETING_PLACE = "ranks go on; but if a rank or a machine fails, the job cannot start again, and ends"
+
 
 class MeetingPlace:
     """The store in which the machines meet, and the store server of the round that this machine keeps."""
@@ -37,6 +41,7 @@ class MeetingPlace:
         self._reachable = reachable
         self._round: HostedServer | None = None
         self._relay: HostedServer | None = None
+        self._told_lost: set[int] = set()
 
     @property
     def is_here(self) -> bool:
@@ -83,6 +88,20 @@ class MeetingPlace:
         if self._relay is not None:
             self._relay.release()
             self._relay = None
+
+    def take_lost(self) -> Iterator[tuple[LostServer, str]]:
+        """The servers that have ended although this machine still holds them, and what becomes of the job.
+
+        Each comes once.
+        """
+        for what, server, then in (
+            ("the job's store", self._round, WITHOUT_STORE),
+            ("this machine's relay to the job's store", self._relay, WITHOUT_STORE),
+            ("the job's meeting place", self._server, _WITHOUT_MEETING_PLACE),
+        ):
+            if server is not None and server.pid not in self._told_lost and (how := server.how_it_ended()):
+                self._told_lost.add(server.pid)
+                yield lost_server(what, server.pid, server.places, how), then
 
     def close(self, *, alone: bool) -> None:
         """Let go. Servers end; unless others still use them: then they stay until those have gone."""

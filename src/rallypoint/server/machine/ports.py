@@ -41,6 +41,20 @@ def holder_of(port: int) -> str | None:
     return f"process {pid} ({_command_of(pid)})" if pid is not None else None
 
 
+def out_of_files(port: int) -> str | None:
+    """The process that listens on `port`, if it may open no more files; only Linux tells its limit."""
+    import psutil
+
+    try:
+        process = psutil.Process(_listening()[port] or 0)
+        most = process.rlimit(psutil.RLIMIT_NOFILE)[0]
+        if process.num_fds() < most:
+            return None
+    except (KeyError, AttributeError, psutil.Error, OSError):
+        return None
+    return f"process {process.pid} ({_command_of(process.pid)}) has all of its {most} files open"
+
+
 def listening_ports() -> set[int]:
     """The ports on which processes of this machine listen, as far as the system tells."""
     return set(_listening())

@@ -97,13 +97,18 @@ class HostedServer:
                 if not self.await_end(seconds):
                     self._process.returncode = 0  # or Python would complain that it still runs
 
-    def await_end(self, seconds: float) -> bool:
-        """Whether the process ends within `seconds`."""
+    def await_end(self, seconds: float | None) -> bool:
+        """Whether the process ends within `seconds`; None: wait as long as it takes."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def how_it_ended(self) -> str:
+        """How the process has ended: `by signal SIGKILL`, `with exit code 1`; empty while it runs."""
+        code = self._process.poll()
+        return "" if code is None else _ending(code)
 
     def listens_for(self, host: str) -> bool:
         """Whether it listens wherever a server for `host` would."""
@@ -334,6 +339,10 @@ def _exit_of(process: subprocess.Popen[bytes]) -> str:
         code = process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         return "with its output closed"
+    return _ending(code)
+
+
+def _ending(code: int) -> str:
     if code >= 0:
         return f"with exit code {code}"
     names = {number.value: number.name for number in signal.Signals}

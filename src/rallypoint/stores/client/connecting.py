@@ -32,7 +32,8 @@ _NOT_RESOLVED = "name not resolved"
 _NO_ROUTE = "there is no route to that machine: another network, or an address that leads nowhere"
 _SILENT = -1  # no error of the system: connected, but no answer
 _HINTS = {
-    _SILENT: "something listens there, but it is no store, or one that is stopped: check the port",
+    _SILENT: "something listens there, but gives no answer: a store that is stopped, or that may open no "
+    "more files (its log says so), or no store at all: check the port",
     errno.ECONNREFUSED: "nothing listens there: is the process that holds the store up, on this port?",
     errno.ETIMEDOUT: "no answer at all: a firewall, or an address that leads nowhere",
     errno.EHOSTUNREACH: _NO_ROUTE,
@@ -64,7 +65,7 @@ class _Attempts:
     """The attempts so far: the last error of each address, and how often."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._server = format_address(host, port)
+        self._host, self._port = host, port
         self._last: dict[str, str] = {}
         self._codes: Counter[int] = Counter()
         self.rounds = 0
@@ -82,7 +83,8 @@ class _Attempts:
         tried = "".join(f"\n  {address}: {reason}" for address, reason in self._last.items())
         times = f"{self.rounds} tries" if self.rounds != 1 else "1 try"
         return ConnectError(
-            f"cannot reach the store at {self._server} within {deadline.seconds:g} s ({times}):{tried}",
+            f"cannot reach the store at {format_address(self._host, self._port)} within "
+            f"{deadline.seconds:g} s ({times}):{tried}",
             hint=self._hint(),
         )
 
@@ -90,9 +92,20 @@ class _Attempts:
         if any(reason.startswith(_NOT_RESOLVED) for reason in self._last.values()):
             return "the name is not known here: use an IP address, or add it to the hosts file"
         for code, _ in self._codes.most_common():
+            if code == _SILENT and (reason := self._out_of_files()):
+                return reason
             if code in _HINTS:
                 return _HINTS[code]
         return "check the address and the port, and that a store listens there"
+
+    def _out_of_files(self) -> str:
+        """That a server of this machine may open no more files; empty if it may, or if it is not known."""
+        from rallypoint.server.machine.ports import out_of_files  # late: it asks the whole machine
+        from rallypoint.server.process.binding import is_this_machine
+
+        holder = out_of_files(self._port) if is_this_machine(self._host) else None
+        then = "and takes no client before another one leaves: start it with a higher limit (ulimit -n)"
+        return f"{holder}, {then}" if holder else ""
 
 
 def format_address(host: str, port: int) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Final
 
-from rallypoint.errors import ConnectionLostError, ProtocolError, StoreTimeoutError
+from rallypoint.errors import ConnectionLostError, LimitError, ProtocolError, StoreTimeoutError, UsageError
 from rallypoint.rollcall.identity import Identity, hello_key
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.wire.encoding import VALIDATE, request, unpack_i64, unpack_u64
@@ -13,6 +14,10 @@ from rallypoint.wire.opcodes import Op
 
 _READ_BYTES = 1 << 16
 _MOST_BYTES = 1 << 20  # the other side names a length: it is no reason to reserve that much memory
+
+RELAY_VARIABLE: Final = "RALLYPOINT_RELAY"
+"""For the ranks of a launcher: the relay of this machine, as HOST:PORT; and the store that it is for."""
+STORE_VARIABLE: Final = "RALLYPOINT_RELAY_OF"
 
 
 class Connection:
@@ -27,6 +32,8 @@ class Connection:
         self._sock = sock
         self._server = server
         self._buffer = bytearray()
+        self._sent = b""
+        """The request that has no complete reply yet."""
         self.in_step = True
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -52,6 +59,7 @@ class Connection:
     def send(self, data: bytes, deadline: Deadline) -> None:
         """Send all of a request."""
         self.in_step = False
+        self._sent = data
         try:
             self._sock.settimeout(deadline.remaining or 1e-6)
             self._sock.sendall(data)
@@ -79,6 +87,7 @@ class Connection:
     def finish(self) -> None:
         """All that was expected has been read."""
         self.in_step = not self._buffer
+        self._sent = b""
 
     def close(self) -> None:
         self._sock.close()
@@ -109,13 +118,66 @@ class Connection:
 
     def _late(self, deadline: Deadline) -> StoreTimeoutError:
         return StoreTimeoutError(
-            f"the store at {self._server} gave no answer within {deadline.seconds:g} s",
+            f"the store at {_with_head(self._server)} gave no answer within {deadline.seconds:g} s",
             hint="the server is overloaded, stopped, or cut off; the operation may or may not have been done",
         )
 
     def _lost(self, reason: str | None) -> ConnectionLostError:
+        lost = f"the connection to the store at {_with_head(self._server)} was lost"
+        broken = _broken_limit(self._sent)
+        if broken:
+            return ConnectionLostError(
+                f"{lost} behind a request that is over a limit: {broken}",
+                hint="send less at once; or raise the limit where the server is started, with `rallypoint "
+                "serve --limit` or the variable RALLYPOINT_LIMITS",
+            )
         return ConnectionLostError(
-            f"the connection to the store at {self._server} was lost: {reason or 'unknown error'}",
+            f"{lost}: {reason or 'unknown error'}",
             hint="if the process that holds the store ended first, its log has the cause; a server that "
             "closes a connection because of a bad request says so in its own log",
         )
+
+
+def _with_head(server: str) -> str:
+    """The address of a server; for a relay of the launcher's, with that of the store behind it."""
+    head = os.environ.get(STORE_VARIABLE)
+    is_relay = head and os.environ.get(RELAY_VARIABLE) == server
+    return f"{server}, a relay of the store at {head}," if is_relay else server
+
+
+class _Nobody:
+    """Carries no request out."""
+
+    def validate(self) -> None: ...
+    def hold(self, _: int, __: bool, /) -> None: ...
+    def postpone(self) -> None: ...
+    def get(self, _: bytes, /) -> bytes:
+        return b""
+
+    def go_on(self) -> bytes:
+        return b""
+
+
+def _broken_limit(sent: bytes) -> str:
+    """The limit that a request breaks, in the words of the server's log; empty if it breaks none.
+
+    The server may have other limits than the variable and the defaults say: its log has the last word.
+    """
+    # Late: only an error needs the server's half of the protocol.
+    from rallypoint.server.process.startup import limits_of_environment
+    from rallypoint.wire.handlers import SERVED
+    from rallypoint.wire.limits import Limits
+    from rallypoint.wire.parser import Forms, RequestParser
+
+    try:
+        limits = limits_of_environment()
+    except UsageError:
+        limits = Limits()
+    parser = RequestParser(_Nobody(), Forms(limits, dict.fromkeys(SERVED, lambda *_: b"")))
+    try:
+        parser.feed(VALIDATE + sent)
+    except LimitError as error:
+        return error.message
+    except ProtocolError:  # not one of the store's own requests: a handshake, or a question
+        pass
+    return ""

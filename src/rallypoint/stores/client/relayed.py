@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Final
 
 from rallypoint.errors import ConnectError
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.stores.client.connecting import connect, format_address
-from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.connection import RELAY_VARIABLE, STORE_VARIABLE, Connection
 from rallypoint.stores.client.deadline import Deadline
-
-RELAY_VARIABLE: Final = "RALLYPOINT_RELAY"
-STORE_VARIABLE: Final = "RALLYPOINT_RELAY_OF"
 
 
 def relay_for(

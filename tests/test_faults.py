@@ -100,7 +100,8 @@ def test_a_job_that_does_not_need_its_store_any_more_ends_well_without_it(tmp_pa
 def test_a_store_that_is_killed_on_another_machine_is_named_there(tmp_path: Path) -> None:
     script = (
         TRAIN
-        + "say('head', os.environ['RALLYPOINT_RELAY'], os.environ['RALLYPOINT_RELAY_OF'])\ndist.new_group([0, 1])\n"
+        + "say('head', os.environ['RALLYPOINT_RELAY'], os.environ['RALLYPOINT_RELAY_OF'])\n"
+        + "dist.new_group([0, 1])\n"
         + ("while not os.path.exists('go'): time.sleep(0.01)\ndist.new_group([0, 1])\ntime.sleep(600)" + DONE)
     )
     options = ["--nnodes=2", f"--rdzv-endpoint=localhost:{free_port()}", "--nproc-per-node=1"]

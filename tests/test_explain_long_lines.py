@@ -46,6 +46,15 @@ def test_no_line_keeps_a_known_cause_busy() -> None:
             assert any(took < 0.05 for took in tries), (pattern.pattern, text)
 
 
+def test_what_matters_is_found_among_many_parts_of_a_line() -> None:
+    log = Log("log", [b"1\r" * 100_000 + b"EADDRINUSE on port 29500\r" + b"1\r" * 100_000 + b"\n"])
+    began = time.thread_time()
+    report = explain([log])
+    assert time.thread_time() - began < 2
+    assert report.verdict is not None
+    assert report.verdict.incident.facts == {"port": "29500"}
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -248,7 +248,7 @@ def test_many_barriers_of_all_ranks_do_not_each_list_all_ranks() -> None:
     listed = [each.key for each in roll.gatherings if each.missing is not None]
     assert len(roll.gatherings) == 200
     assert listed == [key.removesuffix(":last_worker") for key in reversed(keys)][: len(listed)]
-    assert 0 < len(listed) < 100
+    assert 0 < len(listed) < 50
 
 
 def test_those_who_have_gone_said_how_many_they_were() -> None:

@@ -17,7 +17,7 @@ from rallypoint.rollcall.snapshot import Relay
 from rallypoint.rollcall.torch_keys import barrier_of, is_of_all, owing_rank, owing_whom
 
 _UNKNOWN: Final = -1
-_BARRIERS_LISTED: Final = 64
+_BARRIERS_LISTED: Final = 16
 """For how many barriers the missing ranks are listed. Each list may be as long as there are ranks."""
 
 

@@ -46,6 +46,11 @@ class PeerLimit:
         self._left_out[address if known else _OTHERS] += 1
         return False
 
+    @property
+    def has_left_out(self) -> bool:
+        """Whether something was left out that has not been taken."""
+        return bool(self._left_out)
+
     def take_left_out(self, now: float) -> list[tuple[str, int]]:
         """Addresses and how many of theirs were left out, once the second is over; then they are forgotten.
 

@@ -76,8 +76,8 @@ class DroppingHandler(_StreamHandler):
     def _on_timer(self) -> None:
         self.acquire()
         try:
-            self._timer = None
             self._tell_left_out()
+            self._timer = self._start_timer() if self._limit.has_left_out else None
         finally:
             self.release()
 

@@ -9,6 +9,7 @@ keep nobody from the page.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Final, Protocol, TypeVar
 
@@ -52,7 +53,7 @@ class PageProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
-        self.since = self.loop.time()
+        self.since = time.monotonic()  # the time of uvloop stands still while it accepts
         self._seen: tuple[object, int] = (None, 0)
         self._next_look = self.loop.call_later(_REQUEST_SECONDS, self._look)
         everybody = (each for each in self.connections if isinstance(each, PageProtocol) and each.is_open)

@@ -54,20 +54,20 @@ class PageProtocol(H11Protocol):
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         self.since = time.monotonic()  # the time of uvloop stands still while it accepts
+        self.is_leaving = False
         self._seen: tuple[object, int] = (None, 0)
         self._next_look = self.loop.call_later(_REQUEST_SECONDS, self._look)
-        everybody = (each for each in self.connections if isinstance(each, PageProtocol) and each.is_open)
+        everybody = (
+            each for each in self.connections if isinstance(each, PageProtocol) and not each.is_leaving
+        )
         leaving = one_too_many(everybody, self)
         if leaving is not None:
+            leaving.is_leaving = True  # it is among the connections until the loop's next turn
             leaving.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._next_look.cancel()
         super().connection_lost(exc)
-
-    @property
-    def is_open(self) -> bool:
-        return not self.transport.is_closing()
 
     @property
     def is_waiting(self) -> bool:

@@ -170,22 +170,32 @@ def test_a_disk_that_has_room_again_is_told_how_many_are_lost(tmp_path: Path) ->
     """In a process of its own, whose files may not grow beyond some size."""
     path = tmp_path / "events.jsonl"
     subprocess.run([sys.executable, "-c", _FULL_FOR_A_WHILE, str(path)], check=True, timeout=60)
-    garbage, events = 0, []
-    for line in path.read_bytes().splitlines():
-        try:
-            events.append(from_line(line))
-        except ValueError:
-            garbage += 1
+    events = [from_line(line) for line in path.read_bytes().splitlines()]  # no line is torn
     lost = [event for event in events if isinstance(event, Lost)]
     left = [event.client for event in events if isinstance(event, Left)]
     assert len(lost) == 1
     assert left[-1] == 1_000  # the one after the disk had room again
     assert lost[0].count + len(left) == 1_001
     assert left[:-1] == list(range(len(left) - 1))
-    assert garbage <= 1  # the line that was torn
 
 
-_FULL_FOR_A_WHILE = """
+@needs_posix
+def test_what_was_lost_is_told_without_another_event(tmp_path: Path) -> None:
+    """As soon as there is room again, in the file and in the log."""
+    path = tmp_path / "events.jsonl"
+    command = [sys.executable, "-c", _FULL_AND_THEN_SILENT, str(path)]
+    log = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stderr
+    events = [from_line(line) for line in path.read_bytes().splitlines()]
+    assert isinstance(lost := events[-1], Lost)
+    assert lost.count + len(events) - 1 == 1_000
+    assert [line.split(str(path))[0] for line in log.splitlines()] == [
+        "cannot write events to ",
+        "events are written to ",
+    ]
+    assert f"again; {lost.count} events lost" in log
+
+
+_FULL = """
 import resource, sys
 from pathlib import Path
 from rallypoint.rollcall.events import Left
@@ -199,9 +209,22 @@ for number in range(1_000):
 while path.read_bytes().count(b"\\n") + log._lost < 1_000:
     pass
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+"""
+_FULL_AND_THEN_SILENT = (
+    _FULL
+    + """
+while b'"lost"' not in path.read_bytes():
+    pass
+log.close()
+"""
+)
+_FULL_FOR_A_WHILE = (
+    _FULL
+    + """
 log.put(Left(1.0, 1_000))
 log.close()
 """
+)
 
 
 @pytest.mark.parametrize("name", ["nowhere/events.jsonl", "."])

@@ -231,6 +231,37 @@ def test_jobs_at_one_place_do_not_meet(hall: Hall) -> None:
     assert names(two.enter().members) == "b"
 
 
+@pytest.mark.usefixtures("_looks_seldom")
+def test_a_turn_that_has_not_come_makes_no_machine_spin(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any client can write its key. Then a machine looks as often as if it had not been woken."""
+    first, second = hall.machines("ab", Size(2, 2))
+    place = PrefixStore(f"rallypoint/meeting/{hall.run_id}", hall.store())
+    for turn in range(1, 9):
+        place.set(f"turn/{turn}", "")
+    naps, wakers, reads = Counter[float](), threading.Semaphore(0), Counter[str]()
+    read = first._store.compare_set
+
+    def compare_set(key: str, expected: str, wanted: str) -> bytes:
+        reads[key] += 1
+        return read(key, expected, wanted)
+
+    def sleep(seconds: float) -> None:
+        naps[seconds] += 1
+        wakers.acquire(timeout=SECONDS)
+
+    monkeypatch.setattr(first._store, "compare_set", compare_set)
+    first._sleep = sleep
+    coming = first.coming()
+    for count in range(1, 6):
+        until(lambda: naps.total() == count, "it sleeps")  # noqa: B023
+        assert reads["roster"] <= 6 + 2 * count
+        wakers.release()
+    assert naps.keys() == {10 * SECONDS}
+    wakers.release(100)
+    monkeypatch.setattr(second, "_sleep", lambda _: None)
+    agreed([second, first], [second.enter(), coming.result()])
+
+
 # Starting again
 
 

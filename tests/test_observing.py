@@ -104,6 +104,19 @@ def test_who_has_never_shaken_hands_has_not_been_here(observed: Observed) -> Non
     assert observed.take() == [Erred(1_010.0, "scanner", "no VALIDATE")]
 
 
+def test_the_errors_of_one_peer_are_told_a_few_times_a_second(observed: Observed) -> None:
+    for number in range(1_000):
+        observed.core.note_error(f"10.0.0.5:{number}", "there is no operation 71")
+    observed.core.note_error("10.0.0.6:1", "there is no operation 71")
+    told = observed.take()
+    assert len(told) < 20
+    assert told[-1] == Erred(1_010.0, "10.0.0.6:1", "there is no operation 71")
+    observed.clock.now += 1.0
+    observed.core.end_second()
+    left_out = 1_001 - len(told)
+    assert observed.take(Erred) == [Erred(1_011.0, "10.0.0.5", f"{left_out} more errors left out")]
+
+
 def test_a_hello_that_cannot_be_read_is_no_event(observed: Observed) -> None:
     (client,) = observed.open()
     client.send(request(Op.DELETE_KEY, b"/rallypoint/hello/1/x"))
@@ -122,6 +135,25 @@ def test_a_wait_is_told_when_it_has_ended_with_who_ended_it(observed: Observed) 
     observed.clock.now += 0.25
     second.send(set_(b"/l"))
     assert observed.take() == [Waited(1_010.75, 1, ("k", "l"), 1_010.0, 0.75, 2, by=2)]
+
+
+@pytest.mark.parametrize("hour", [3600.0, -3600.0])
+def test_the_length_of_a_wait_does_not_depend_on_the_time_of_day(observed: Observed, hour: float) -> None:
+    """The clock is set, by an hour, while clients wait."""
+    first, second, third = observed.open(3)
+    first.send(wait(b"/k"))
+    second.send(barrier(b"/b", 2))
+    observed.clock.now += 2.0
+    observed.clock.wall_ahead += hour
+    observed.core.end_second()
+    third.send(set_(b"/k") + barrier(b"/b", 2))
+    lengths = [each.seconds for each in observed.take(Waiting, Waited, BarrierComplete)]  # type: ignore[union-attr]
+    assert lengths == [2.0] * 5
+    first.send(wait(b"/l"))
+    observed.clock.now += 0.5
+    third.send(set_(b"/l"))
+    began = 1_012.0 + hour
+    assert observed.take() == [Waited(began + 0.5, 1, ("l",), began, 0.5, 1, by=3)]
 
 
 @pytest.mark.parametrize(

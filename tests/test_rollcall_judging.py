@@ -194,9 +194,9 @@ def test_ranks_say_how_many_they_are() -> None:
     ("told", "expected", "missing", "remark"),
     [
         (
-            snapshot(clients=(*ranks([0, 2, 3], world_size=2), *ranks([1], world_size=4))),
+            snapshot(clients=(*ranks([0], world_size=2), *ranks([1], world_size=4))),
             4,
-            [],
+            [2, 3],
             "ranks disagree about how many they are: 2 and 4",
         ),
         (
@@ -215,7 +215,7 @@ def test_ranks_say_how_many_they_are() -> None:
             snapshot(clients=ranks([0], world_size=MOST_RANKS + 1)),
             -1,
             [],
-            "a rank says that there are 131,073 of them, which was not believed",
+            "a rank says that there are 131,073 of them, which is not believed of 1 client",
         ),
     ],
 )
@@ -228,6 +228,27 @@ def test_what_does_not_fit_together_is_remarked(
         missing,
         (remark,),
     )
+
+
+def test_one_forged_hello_changes_little() -> None:
+    """What the others say counts more, and a large number counts only with many clients."""
+    forged = ranks([9], world_size=4096)
+    assert judge(snapshot(clients=(*ranks(range(8), world_size=8), *forged))).expected == 8
+    for size, count in ((MOST_RANKS, 1), (4096 + 64 * 9, 8)):
+        roll = judge(snapshot(clients=ranks(range(count), world_size=size)))
+        assert (roll.expected, len(roll.ranks)) == (-1, count)
+    assert judge(snapshot(clients=ranks(range(8), world_size=4096 + 64 * 8))).expected == 4096 + 64 * 8
+
+
+def test_many_barriers_of_all_ranks_do_not_each_list_all_ranks() -> None:
+    """A client can wait at many of them at once, under names that it makes up."""
+    keys = [f"{number}/store_based_barrier_key:0:last_worker" for number in range(200)]
+    waits = [wait(key, seconds=float(at)) for at, key in enumerate(keys)]
+    roll = judge(snapshot(clients=(client(1, rank(0, world_size=1000), *waits),)))
+    listed = [each.key for each in roll.gatherings if each.missing is not None]
+    assert len(roll.gatherings) == 200
+    assert listed == [key.removesuffix(":last_worker") for key in reversed(keys)][: len(listed)]
+    assert 0 < len(listed) < 50
 
 
 def test_those_who_have_gone_said_how_many_they_were() -> None:

@@ -79,6 +79,7 @@ NO_PLANS = [
     '{"round":0,"machines":[["a",0,8],["b",8,-4]]}',
     '{"round":0,"machines":[["a",0]]}',
     f'{{"round":0,"machines":[["a",0,{MOST_RANKS + 1}]]}}',
+    f'{{"round":0,"machines":[["a",0,{MOST_RANKS}]]}}',  # of one machine
 ]
 
 

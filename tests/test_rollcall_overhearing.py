@@ -21,9 +21,9 @@ def client(number: int = 1, seconds: float = 1.0, who: Identity = RANK, wait: fl
 
 
 def server(time: float, *parts: Snapshot) -> Snapshot:
-    """A server with a client of its own, and relays that have told of themselves."""
+    """A server with a client of its own, and relays that have told of themselves. It started at 50."""
     relays = tuple(rolls.relay(number, each, part_seconds=0.0) for number, each in enumerate(parts, 4))
-    return rolls.snapshot(time=time, clients=(client(99),), relays=relays)
+    return rolls.snapshot(time=time, seconds=time - 50.0, clients=(client(99),), relays=relays)
 
 
 def head(time: float, *clients: Client) -> Snapshot:
@@ -85,6 +85,22 @@ def test_a_wait_is_told_when_it_is_long_and_when_it_ends() -> None:
     assert isinstance(waited, Waited)
     assert waited.seconds == pytest.approx(3.4)
     assert not waited.gave_up
+
+
+@pytest.mark.parametrize("hour", [3600.0, -3600.0])
+def test_the_length_of_a_wait_does_not_depend_on_the_time_of_day(hour: float) -> None:
+    """The clock is set, by an hour, while a client waits."""
+    ear = Ear()
+    ear.hear(head(10_000.0, client(wait=0.4)))
+    after = replace(head(10_001.0, client(wait=1.4)), time=10_001.0 + hour)
+    (waiting,) = ear.hear(after)
+    assert isinstance(waiting, Waiting)
+    (waited,) = ear.hear(replace(head(10_002.0, client()), time=10_002.0 + hour))
+    assert isinstance(waited, Waited)
+    assert waiting.seconds == pytest.approx(1.4)
+    assert waited.seconds == pytest.approx(2.4)
+    assert waiting.began == waited.began == pytest.approx(9_999.6)
+    assert waited.time == 10_002.0 + hour
 
 
 def test_another_wait_ends_the_one_before() -> None:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -25,6 +25,7 @@ from rallypoint.cli.main import main
 from rallypoint.errors import ConnectError, PortInUseError, UsageError
 from rallypoint.server.process import startup as process
 from rallypoint.watch.web import app as web_app
+from rallypoint.watch.web import connections as web_connections
 from rallypoint.watch.web import hosting
 from rallypoint.watch.web import poller as watching
 from rallypoint.watch.web.app import MOST_VIEWERS, EventStream
@@ -245,6 +246,81 @@ def test_who_takes_nothing_any_more_is_dropped(
     assert asyncio.run(work()).viewers == 0
     assert len(sent) == 2 + takes
     assert "has taken nothing for 0.05 s" in caplog.text
+
+
+# Too many, and too slow
+
+
+HALF = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@contextmanager
+def sending(url: str, *requests: bytes) -> Iterator[list[socket.socket]]:
+    """Connections on which these bytes were sent."""
+    sockets = [socket.create_connection(("127.0.0.1", urlsplit(url).port or 0), SECONDS) for _ in requests]
+    try:
+        for each, data in zip(sockets, requests, strict=True):
+            with suppress(OSError):  # the page may have closed it already
+                each.sendall(data)
+        yield sockets
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the page has ended the connection; if it has sent something, that is read instead."""
+    try:
+        return connection.recv(1 << 16) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_requests_that_are_sent_in_part_keep_nobody_from_the_page(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_connections, "MOST_PER_ADDRESS", 8)
+    with viewing(url) as response, sending(url, *[HALF] * 20) as halves:
+        assert ask(url, "healthz").status == 200
+        for each in halves:
+            each.setblocking(False)
+        until(lambda: sum(map(is_closed, halves)) >= 12, "all but the last few are closed")
+        assert response.readline() == b"event: whole\n"
+
+
+def test_a_request_has_to_come_in_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one of a connection, and those after it."""
+    monkeypatch.setattr(web_connections, "_REQUEST_SECONDS", 0.1)
+    whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with viewing(url) as response, sending(url, b"", HALF, whole + HALF) as (silent, half, second):
+        assert is_closed(silent)
+        assert is_closed(half)
+        assert second.recv(12) == b"HTTP/1.1 200"
+        until(lambda: is_closed(second), "the page closes it")
+        assert response.readline() == b"event: whole\n"
+
+
+@dataclass
+class Guest:
+    address: str
+    since: float
+    is_waiting: bool = True
+
+
+def test_who_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_connections, "MOST_PER_ADDRESS", 2)
+    monkeypatch.setattr(web_connections, "MOST_CONNECTIONS", 3)
+    old, busy, new = Guest("a", 1.0), Guest("b", 2.0, is_waiting=False), Guest("b", 3.0)
+    leaves = web_connections.one_too_many
+    assert leaves([old, busy, new], new) is None
+    third = Guest("b", 4.0)
+    assert leaves([old, busy, new, third], third) is new, "of its own address"
+    other = Guest("c", 5.0)
+    assert leaves([new, old, busy, other], other) is old, "of all"
+    one, two = Guest("b", 1.0, is_waiting=False), Guest("b", 6.0, is_waiting=False)
+    assert leaves([one, busy, two], two) is two, "nobody can be asked to go for it"
 
 
 # Who may see it

@@ -7,7 +7,7 @@ A key that came by way of a relay tells that the rank is one of the clients ther
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -81,6 +81,12 @@ class Crowd:
     @property
     def relays(self) -> Iterator[Relay]:
         return (relay for node in self.nodes for relay in node.told.relays)
+
+    @property
+    def witnesses(self) -> int:
+        """Connections that are of ranks or may be, and ranks that have gone."""
+        known = sum(map(len, self.by_rank.values()))
+        return known + sum(len(node.unknown) for node in self.nodes) + len(self.gone)
 
     @property
     def unknown(self) -> int:
@@ -195,7 +201,11 @@ def doubtful_hosts(crowd: Crowd) -> set[str]:
     return hosts
 
 
-def sizes_told(crowd: Crowd) -> set[int]:
-    """How many ranks there are, as the clients here say; else as clients said that have gone."""
-    here = {each.who.world_size for known in crowd.by_rank.values() for each in known}
-    return (here - {-1}) or ({each.who.world_size for each in crowd.gone.values()} - {-1})
+def sizes_told(crowd: Crowd) -> Counter[int]:
+    """How many ranks there are, as the ranks here say, else as ranks said that have gone.
+
+    For each of these numbers, the result has how many ranks say it.
+    """
+    sizes = ({each.who.world_size for each in known} - {-1} for known in crowd.by_rank.values())
+    here = Counter(size for told in sizes for size in told)
+    return here or Counter(each.who.world_size for each in crowd.gone.values() if each.who.world_size >= 0)

@@ -13,12 +13,12 @@ from typing import Final
 
 from rallypoint.rollcall.clients import Crowd, KnownClient, doubtful_hosts, gather, is_heard, sizes_told
 from rallypoint.rollcall.identity import Source
-from rallypoint.rollcall.plan import MOST_RANKS, Plan, meetings_of
+from rallypoint.rollcall.plan import Plan, believed_size, is_believable, meetings_of
 from rallypoint.rollcall.question import KEYS_NAMED
 from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Gone, Relay, Snapshot
 from rallypoint.rollcall.waits import waits_in, waits_of
-from rallypoint.text import LONGEST_SENTENCE, joined_by_and, shown
+from rallypoint.text import LONGEST_SENTENCE, counted, joined_by_and, shown
 
 _RELIABILITY: Final = {source: order for order, source in enumerate(Source)}
 _SECONDS: Final = itemgetter(1)
@@ -44,12 +44,12 @@ def judge(snapshot: Snapshot) -> Roll:
 
 
 def _expected(snapshot: Snapshot, crowd: Crowd, plan: Plan | None) -> int:
-    """How many ranks should be here: as the launcher planned, else as the ranks say themselves."""
+    """How many ranks should be here: as the launcher planned, else as most ranks say."""
     if snapshot.kind == "relay":
         return -1  # only some of them come to a relay, and nobody tells it which
     if plan is not None:
         return plan.world_size
-    return max((size for size in sizes_told(crowd) if size <= MOST_RANKS), default=-1)
+    return believed_size(sizes_told(crowd), crowd.witnesses)
 
 
 def _standings(crowd: Crowd, plan: Plan | None, expected: int) -> tuple[Standing, ...]:
@@ -165,8 +165,9 @@ def _on_silence(relay: Relay) -> str:
 
 def _on_sizes(crowd: Crowd, plan: Plan | None, expected: int) -> Iterator[str]:
     sizes = sorted(sizes_told(crowd))
-    if sizes and sizes[-1] > MOST_RANKS:
-        yield f"a rank says that there are {sizes[-1]:,} of them, which was not believed"
+    if sizes and not is_believable(sizes[-1], crowd.witnesses):
+        known = counted(crowd.witnesses, "client")
+        yield f"a rank says that there are {sizes[-1]:,} of them, which is not believed of {known}"
     if len(sizes) > 1:
         yield f"ranks disagree about how many they are: {_listed([f'{size:,}' for size in sizes])}"
     elif plan is not None and sizes and sizes[0] != plan.world_size:

@@ -5,17 +5,37 @@ Every client of the store can write it, so its parts are checked, and bounded. P
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
 from rallypoint.codec import Within, at_most, from_text, to_text
 
 MOST_RANKS: Final = 1 << 17
-"""A plan of more ranks is not believed: each of them would be listed as missing."""
+"""No job has more ranks."""
+_RANKS_WITHOUT_PROOF: Final = 4096
+_RANKS_PER_WITNESS: Final = 64
 _MOST_ROUNDS: Final = (1 << 31) - 1
 _MOST_CHARACTERS: Final = 255
 _MOST_MEETINGS: Final = 64
+
+
+def is_believable(size: int, witnesses: int) -> bool:
+    """Whether a job may have `size` ranks; `witnesses` is how many clients or machines of it are known.
+
+    Each rank that is expected, and not here, is listed as missing. Any client can claim any number, and this
+    must not cost much more than what is there.
+    """
+    return size <= min(MOST_RANKS, _RANKS_WITHOUT_PROOF + _RANKS_PER_WITNESS * witnesses)
+
+
+def believed_size(told: Mapping[int, int], witnesses: int) -> int:
+    """How many ranks there are, as most ranks say, and the larger number if they are divided; -1: not known.
+
+    `told` has the numbers, and how many ranks say each of them.
+    """
+    sizes = [size for size in told if is_believable(size, witnesses)]
+    return max(sizes, key=lambda size: (told[size], size), default=-1)
 
 
 class PlannedMachine(NamedTuple):
@@ -37,7 +57,7 @@ def _whole(machines: tuple[PlannedMachine, ...]) -> tuple[PlannedMachine, ...]:
         if each.first != free:
             raise ValueError(f"rank {free} is on no machine, or on two")
         free += each.size
-    if not 0 < free <= MOST_RANKS:
+    if not free or not is_believable(free, len(machines)):
         raise ValueError(f"{free} ranks are none, or too many")
     return machines
 

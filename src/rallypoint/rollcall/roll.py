@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 
 from rallypoint.rollcall.identity import Source
 from rallypoint.rollcall.plan import JobRound
@@ -110,6 +112,11 @@ class Roll:
     meetings: tuple[JobRound, ...]
     remarks: tuple[str, ...] = ()
     """What cannot be told, and why."""
+
+    def standing(self, rank: int) -> Standing | None:
+        """One rank; None: nothing is known of it."""
+        at = bisect_left(self.ranks, rank, key=attrgetter("rank"))
+        return self.ranks[at] if at < len(self.ranks) and self.ranks[at].rank == rank else None
 
     @property
     def joined(self) -> int:

@@ -17,6 +17,8 @@ from rallypoint.rollcall.snapshot import Relay
 from rallypoint.rollcall.torch_keys import barrier_of, is_of_all, owing_rank, owing_whom
 
 _UNKNOWN: Final = -1
+_BARRIERS_LISTED: Final = 16
+"""For how many barriers the missing ranks are listed. Each list may be as long as there are ranks."""
 
 
 @dataclass
@@ -63,7 +65,12 @@ def waits_in(crowd: Crowd, expected: int) -> tuple[tuple[Awaited, ...], tuple[Ga
         name = barrier_of(key)
         barriers[name, expected if is_of_all(name) else _UNKNOWN] = keys.pop(key)
     known = expected if all(map(is_heard, crowd.relays)) else _UNKNOWN
-    gatherings = [_gathering(*name, each, known) for name, each in barriers.items() if each.count]
+    longest = sorted(barriers.items(), key=lambda item: -item[1].seconds)
+    gatherings = [
+        _gathering(*name, each, known if at < _BARRIERS_LISTED else _UNKNOWN)
+        for at, (name, each) in enumerate(longest)
+        if each.count
+    ]
     awaited = [*(_awaited(key, each) for key, each in keys.items()), *map(_awaited_barrier, gatherings)]
     return (
         tuple(sorted(awaited, key=lambda each: (-each.seconds, each.owed_by, each.key))),

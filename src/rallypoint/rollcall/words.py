@@ -92,7 +92,7 @@ def owed_text(roll: Roll, each: Awaited) -> str:
     """Who should have written the key or come to the barrier, and how it stands; nothing: not known."""
     if not each.owed:
         return ""
-    standing = next((known for known in roll.ranks if known.rank == each.owed_by), None)
+    standing = roll.standing(each.owed_by)
     where = f" on {shown(standing.host)}" if standing and standing.host else ""
     how = f": {_STANDS[standing.state]}" if standing else ""
     verb = "should come" if each.is_barrier else "should write it"

@@ -3,7 +3,8 @@
 An entry says by which lines it is known, what happened, why, and what to do. The file is data, so an entry
 can be added without code. tests/test_explain_knowledge.py checks all of it: the names of keys, the regular
 expressions, the facts that texts ask for, the entries that others refer to. Every pattern must contain some
-fixed text, since that is how a log of gigabytes is searched (see `sieve`).
+fixed text, since that is how a log of gigabytes is searched (see `sieve`). And no line may make a pattern
+look at the same characters over and over: so a gap is `.{0,500}` and not `.*`.
 """
 
 from __future__ import annotations

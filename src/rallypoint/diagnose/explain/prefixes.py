@@ -89,7 +89,7 @@ _BRACKETED: Final = (
     # torch, in front of each line of a traceback: the rank in the whole job
     _rule(r"\[rank(?P<rank>\d+)\]: ?"),
     # torchrun's and accelerate's tee: the role and the rank within the machine
-    _rule(r"\[[A-Za-z_][\w-]*?(?P<rank>\d+)\]:", weak_rank=True),
+    _rule(r"\[[A-Za-z_](?:[\w-]*(?:[^\W\d]|-))?(?P<rank>\d+)\]:", weak_rank=True),
     # ProcessGroupNCCL, Lightning
     _rule(r"\[(?:PG [^\[\]]*?)?(?i:rank)[ :=_]{0,2}(?P<rank>\d+)\]:? ?"),
     # torch's C++ logging, of today and of before 2.2
@@ -150,7 +150,9 @@ _AFTER_LABEL: Final = re.compile(r"Traceback \(most recent call last\):|  File \
 
 
 # A progress bar does not end its line: the next message stands right behind it.
-_BAR: Final = re.compile(r"[^|]{0,200}?\d+%\|[^|]*\|[^\[]{0,80}\[[^\]]*(?:it/s|s/it)[^\]]*\](?=\S)")
+_BAR: Final = re.compile(
+    r"[^|]{0,200}?\d{1,3}%\|[^|]*\|[^\[]{0,80}\[[^\]]{0,200}(?:it/s|s/it)[^\]]{0,200}\](?=\S)"
+)
 
 
 _MILD_LEVELS: Final = ("D", "V", "I", "W", "DEBUG", "INFO", "NOTICE", "WARN", "WARNING")

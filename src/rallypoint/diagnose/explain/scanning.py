@@ -46,9 +46,9 @@ def scan(log: Log, evidence: Evidence, sieve: Sieve, progress: Callable[[int], N
     """Add what a log tells to the evidence; `progress` is called with the number of bytes of each block."""
     source = Source(log.name, log.modified, log.attempt)
     evidence.sources.append(source)
-    scanner = _Scanner(log, evidence, source)
+    scanner = _Scanner(log, evidence, source, sieve)
     for block in blocks(log.chunks):
-        scanner.take_block(block, sieve.select(block))
+        scanner.take_block(block)
         progress(len(block))
     scanner.close()
 
@@ -71,8 +71,9 @@ class _Pending:
 
 
 class _Scanner:
-    def __init__(self, log: Log, evidence: Evidence, source: Source) -> None:
+    def __init__(self, log: Log, evidence: Evidence, source: Source, sieve: Sieve) -> None:
         self._log = log
+        self._sieve = sieve
         self._evidence = evidence
         self._source = source
         self._index = len(evidence.sources) - 1
@@ -88,23 +89,24 @@ class _Scanner:
 
     # Which lines -------------------------------------------------------------------------------------------
 
-    def take_block(self, block: bytes, selected: Sequence[int]) -> None:
-        """The selected lines; and all those between, while something is open."""
+    def take_block(self, block: bytes) -> None:
+        """The lines that the sieve selects; and all those between, while something is open."""
+        selected = self._sieve.select(block)
         if selected or self._busy:
             self._lines = block.split(b"\n")
-            self._take_selected(selected)
+            self._take_selected(selected, len(self._lines), self._take)
         self._source.lines += block.count(b"\n")
         self._tail = (block if len(block) > _TAIL_BYTES else self._tail + block)[-_TAIL_BYTES:]
 
-    def _take_selected(self, selected: Sequence[int]) -> None:
+    def _take_selected(self, selected: Sequence[int], count: int, take: Callable[[int], None]) -> None:
         done = -1
-        for index in (*selected, len(self._lines)):
+        for index in (*selected, count):
             while self._busy and done + 1 < index:
                 done += 1
-                self._take(done)
-            if done < index < len(self._lines):
+                take(done)
+            if done < index < count:
                 done = index
-                self._take(index)
+                take(index)
 
     def close(self) -> None:
         """The log is at its end: exceptions that still wait for more are unknown ones."""
@@ -116,9 +118,11 @@ class _Scanner:
         return bool(self._tracebacks or not self._source.table.idle)
 
     def _take(self, index: int) -> None:
+        """A line, or what matters of its parts: a progress bar may write a hundred thousand into one line."""
         self._at = index
-        for part in self._lines[index].split(b"\r"):
-            self._take_line(self._split(part))
+        parts = self._lines[index].split(b"\r")
+        selected = self._sieve.select(b"\n".join(parts)) if len(parts) > 1 else [0]
+        self._take_selected(selected, len(parts), lambda at: self._take_line(self._split(parts[at])))
 
     def _split(self, raw: bytes) -> Line:
         line = self._prefixes.split(decode(raw))

@@ -17,7 +17,7 @@ _WORDS: Final = (
     (r"\bkilled\b", 4),
     (
         r"(?<![\w-])(?:\w+)?(?:error|exception)(?:s?\b)"
-        r"(?!(?: rate)?\s*(?:[:=|]|is|of)?\s*-?[\d.]+(?:e-?\d+)?\b)",
+        r"(?!(?: rate)?\s*(?:(?:[:=|]|is|of)\s*)?-?[\d.]+(?:e-?\d+)?\b)",
         3,
     ),
     (r"\bfailed\b|\bfailure\b", 3),

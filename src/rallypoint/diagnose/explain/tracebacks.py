@@ -22,7 +22,8 @@ _CHAINED: Final = (
 _FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 # A class, perhaps with its module, and a message. `INFO: x` or `Epoch: 3`, of another writer, is none.
 _EXCEPTION: Final = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?: ?:(?: (?P<message>.*))?)?$")
-_NAMED: Final = re.compile(r"(?:[Ee]rror|Exception|[Tt]imeout)$|\.[A-Z]\w*$|[A-Z]\w*[a-z]\w*[A-Z]\w*$")
+_ENDS_OF_NAMES: Final = ("Error", "error", "Exception", "Timeout", "timeout")
+_CAPITALS: Final = re.compile(r"[^A-Z]*[A-Z][^a-z]*[a-z][^A-Z]*[A-Z]")
 _LIBRARIES: Final = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|<frozen |[/\\]bin[/\\]"
 )
@@ -141,10 +142,17 @@ class Traceback:
 
     def _take_end(self, text: str) -> Raised | None:
         found = _EXCEPTION.match(text)
-        if found is None or not _NAMED.search(found["kind"]):
+        if found is None or not _is_class(found["kind"]):
             self._foreign += 1  # another writer's line that does not say whose it is
             return None
         place = self._own_place or self._place
         raised = Raised(found["kind"], found["message"] or "", place, self._chained)
         self._body, self._after, self._chained = False, _AFTER_LINES, False
         return raised
+
+
+def _is_class(kind: str) -> bool:
+    """Whether a name looks like that of an exception: `KeyError`, `queue.Empty`, `StopIteration`."""
+    _, dot, name = kind.rpartition(".")
+    is_of_module = bool(dot) and "A" <= name[:1] <= "Z"
+    return kind.endswith(_ENDS_OF_NAMES) or is_of_module or _CAPITALS.match(name) is not None

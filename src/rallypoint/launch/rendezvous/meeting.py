@@ -71,16 +71,19 @@ class Meeting:
         size: Size,
         times: MeetingTimes,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._store = PrefixStore(f"rallypoint/meeting/{run_id}", store)
         self.member = member
         self.size = size
         self.times = times
         self._clock = clock
+        self._sleep = sleep
         self._lock = threading.RLock()
         self._text = b""  # the roster as it was last read
         self._roster = Roster()
         self._round: Round | None = None
+        self._turn_seen = -1  # the last turn whose key was there when this machine waited for it
         self._beats = 0
         self._neighbour = _NOBODY  # the machine that this one watches, and its last sign of life
         self._looks_in_vain = 0
@@ -276,11 +279,17 @@ class Meeting:
         """Whether there is a next change that others wait for, waiting for it as long as `seconds`.
 
         The machine that made a change may have died before it could announce it: look again after a while.
+        And any client can write the key of a turn that has not come. Then it takes the whole time: otherwise
+        the caller, who reads the same roster again, would be back at once, thousands of times a second.
         """
+        turn = roster.turn + 1
         try:
-            self._store.wait([_turn_key(roster.turn + 1)], max(seconds, 0.001))
+            self._store.wait([_turn_key(turn)], max(seconds, 0.001))
         except StoreTimeoutError:
             return False
+        if turn == self._turn_seen:
+            self._sleep(max(seconds, 0.001))
+        self._turn_seen = turn
         return True
 
 

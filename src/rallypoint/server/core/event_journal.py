@@ -1,7 +1,8 @@
 """What happens to the clients of a server, as events for its events file. Pure.
 
-A wait is told of when it ends, and while it lasts only if it is long. What happens behind relays is not seen
-here: `rollcall/relay_events.py` finds it out from snapshots.
+A wait is told of when it ends, and while it lasts only if it is long. Of the errors of one peer, only a few
+are told in a second, and then how many were left out. What happens behind relays is not seen here:
+`rollcall/relay_events.py` finds it out from snapshots.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ from rallypoint.rollcall.question import KEYS_NAMED, key_name
 from rallypoint.server.core.about import About
 from rallypoint.server.core.journal import Journal, Numbered
 from rallypoint.server.core.outbox import Outbox
+from rallypoint.server.core.peer_limit import PeerLimit
 from rallypoint.server.core.turn import Turn
+from rallypoint.text import counted
 
 _PLAN_BYTES: Final = 1 << 18
 """Enough for thousands of machines. A longer plan would hold up the server."""
 
 
 class _Wait:
-    __slots__ = ("began", "is_told", "keys")
+    __slots__ = ("began", "is_told", "keys", "since")
 
-    def __init__(self, keys: Sequence[bytes], began: float) -> None:
+    def __init__(self, keys: Sequence[bytes], turn: Turn) -> None:
         self.keys = keys
-        self.began = began
+        self.since = turn.now  # its length comes from this clock: the time of day may be set meanwhile
+        self.began = turn.wall
         self.is_told = False  # whether an event has said already that it is under way
 
 
@@ -53,6 +57,7 @@ class EventJournal(Journal):
         self._turn = turn
         self._put = outbox.others.append
         self._waits: dict[Numbered, _Wait] = {}
+        self._errors = PeerLimit()
         self._plan = b""
 
     # The server
@@ -64,6 +69,7 @@ class EventJournal(Journal):
     def stopped(self) -> None:
         for client in list(self._waits):
             self._end(client, by=0, gave_up=True)
+        self._tell_left_out(float("inf"))
         self._put(Stopped(self._turn.wall))
 
     # Clients
@@ -79,12 +85,17 @@ class EventJournal(Journal):
         self._put(Left(self._turn.wall, client.id, why))
 
     def erred(self, peer: str, reason: str) -> None:
-        self._put(Erred(self._turn.wall, peer, reason))
+        if self._errors.admits("", peer, self._turn.now):
+            self._put(Erred(self._turn.wall, peer, reason))
+
+    def _tell_left_out(self, now: float) -> None:
+        for address, count in self._errors.take_left_out(now):
+            self._put(Erred(self._turn.wall, address, f"{counted(count, 'more error')} left out"))
 
     # Waits
 
     def waits(self, client: Numbered, keys: Sequence[bytes]) -> None:
-        self._waits.setdefault(client, _Wait(keys, self._turn.wall))
+        self._waits.setdefault(client, _Wait(keys, self._turn))
 
     def woken(self, waiters: Sequence[Numbered], by: Numbered) -> None:
         for waiter in waiters:
@@ -94,38 +105,38 @@ class EventJournal(Journal):
         self._end(client, by=0, gave_up=True)
 
     def gathered(self, key: bytes, size: int, waiters: Sequence[Numbered], last: Numbered) -> None:
-        wall = self._turn.wall
-        began = min(map(self._arrived, waiters))
-        self._put(BarrierComplete(wall, key_name(key), size, wall - began, last.id))
+        seconds = self._turn.now - min(map(self._arrived, waiters))
+        self._put(BarrierComplete(self._turn.wall, key_name(key), size, seconds, last.id))
 
     def _arrived(self, waiter: Numbered) -> float:
         wait = self._waits.get(waiter)
-        return wait.began if wait is not None else waiter.since + self._turn.wall_ahead
+        return wait.since if wait is not None else waiter.since
 
     # Once a second
 
     def look(self, plan: bytes | bytearray | None) -> None:
-        """Tell of waits that have become long, and of a launcher's plan if it is a new one."""
-        now = self._turn.wall
+        """Tell of waits that have become long, of errors left out, and of a launcher's plan if it is new."""
+        now, wall = self._turn.now, self._turn.wall
+        self._tell_left_out(now)
         for client, wait in self._waits.items():
-            if not wait.is_told and now - wait.began >= STILL_WAITING:
+            seconds = now - wait.since
+            if not wait.is_told and seconds >= STILL_WAITING:
                 wait.is_told = True
-                self._put(Waiting(now, client.id, _names(wait), wait.began, now - wait.began, len(wait.keys)))
+                self._put(Waiting(wall, client.id, _names(wait), wait.began, seconds, len(wait.keys)))
         if plan is not None and len(plan) <= _PLAN_BYTES and plan != self._plan:
             self._plan = bytes(plan)
             read = Plan.from_json(self._plan.decode(errors="replace"))
             if read is not None:
-                self._put(RoundPlanned(now, read))
+                self._put(RoundPlanned(wall, read))
 
     def _end(self, client: Numbered, *, by: int, gave_up: bool) -> None:
         wait = self._waits.pop(client, None)
         if wait is None:
             return
-        now = self._turn.wall
-        seconds = now - wait.began
+        seconds = self._turn.now - wait.since
         if seconds >= MIN_WAIT:
-            count = len(wait.keys)
-            self._put(Waited(now, client.id, _names(wait), wait.began, seconds, count, by, gave_up=gave_up))
+            wall, count = self._turn.wall, len(wait.keys)
+            self._put(Waited(wall, client.id, _names(wait), wait.began, seconds, count, by, gave_up=gave_up))
 
 
 def _names(wait: _Wait) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ class Numbered(Protocol):
     """A client's connection, or the ticket of a relay."""
 
     since: float
-    """When the client connected, or when the ticket began to wait."""
+    """When the client connected, or when the ticket began to wait; by the monotonic clock."""
 
     @property
     def id(self) -> int:

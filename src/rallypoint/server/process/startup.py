@@ -7,14 +7,20 @@ import logging
 import os
 import select
 import sys
+import threading
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from rallypoint.errors import UsageError
+from rallypoint.server.core.peer_limit import PeerLimit, address_of
 from rallypoint.server.machine.memory import memory_bytes
-from rallypoint.text import printable_lines
+from rallypoint.text import counted, printable_lines
 from rallypoint.wire.limits import Limits
 
+_LOGGER = "rallypoint.server"
 _LINE_CHARACTERS = 3_000
+_TELL_SECONDS = 1.1  # a little later than the second in which lines were left out
 
 
 if TYPE_CHECKING:
@@ -24,28 +30,64 @@ else:
 
 
 class DroppingHandler(_StreamHandler):
-    """Logs to standard error, but drops lines that nobody reads: a server must not stand still for its log.
+    """Logs to standard error, and drops what would stop the server, or fill the disk.
 
-    A pipe that can be written takes at least 4,096 bytes at once, so lines are cut to less than that. What
-    clients have sent may be part of a line: a terminal obeys nothing in it.
+    Lines that nobody reads are dropped: a server must not stand still for its log. A pipe that can be written
+    takes at least 4,096 bytes at once, so lines are cut to less than that. Of lines that differ only in their
+    values, a few a second are written for each peer. What was dropped is counted, and said later. A line may
+    hold what clients have sent: a terminal obeys nothing in it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(sys.stderr)
-        self._dropped = 0
+        self._clock = clock
+        self._unread = 0
+        self._limit = PeerLimit()
+        self._timer: threading.Timer | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self._has_room():
-            self._dropped += 1
-            return
-        if self._dropped:
-            record.msg = f"({self._dropped} lines were lost, as nobody read them) {record.msg}"
-            self._dropped = 0
-        super().emit(record)
+        self._tell_left_out()
+        if self._limit.admits(str(record.msg), _peer_in(record), self._clock()):
+            self._write(record)
+        elif self._timer is None:
+            self._timer = self._start_timer()
 
     def format(self, record: logging.LogRecord) -> str:
         text = printable_lines(super().format(record)[: 2 * _LINE_CHARACTERS])
         return text if len(text) <= _LINE_CHARACTERS else text[:_LINE_CHARACTERS] + " …"
+
+    def _write(self, record: logging.LogRecord) -> None:
+        if not self._has_room():
+            self._unread += 1
+            return
+        if self._unread:
+            record.msg = f"({self._unread} lines were lost, as nobody read them) {record.msg}"
+            self._unread = 0
+        super().emit(record)
+
+    def _start_timer(self) -> threading.Timer | None:
+        """Have it told that lines were left out, also if no other line comes."""
+        timer = threading.Timer(_TELL_SECONDS, self._on_timer)
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:  # the system has no thread to give: the next line tells it
+            return None
+        return timer
+
+    def _on_timer(self) -> None:
+        self.acquire()
+        try:
+            self._tell_left_out()
+            self._timer = self._start_timer() if self._limit.has_left_out else None
+        finally:
+            self.release()
+
+    def _tell_left_out(self) -> None:
+        for address, count in self._limit.take_left_out(self._clock()):
+            of = f" of {address}" if address else ""
+            text = f"{counted(count, 'more such line')}{of} {'was' if count == 1 else 'were'} left out"
+            self._write(logging.LogRecord(_LOGGER, logging.WARNING, "", 0, text, None, None))
 
     def _has_room(self) -> bool:
         if sys.stderr is None:
@@ -56,6 +98,12 @@ class DroppingHandler(_StreamHandler):
             return bool(select.select([], [sys.stderr], [], 0)[1])
         except (OSError, ValueError):
             return False
+
+
+def _peer_in(record: logging.LogRecord) -> str:
+    """The peer that a line is about: its first value, if that is an address with a port."""
+    first = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    return first if isinstance(first, str) and address_of(first) != first else ""
 
 
 LIMITS_VARIABLE = "RALLYPOINT_LIMITS"

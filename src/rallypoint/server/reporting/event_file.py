@@ -5,7 +5,8 @@ slices so small that the loop never waits long for the interpreter, and appends 
 beyond its size, it becomes `FILE.1`, the file that was `FILE.1` becomes `FILE.2`, and so on.
 
 Events are for people who ask afterwards, the store is for the job. So an event that finds the queue full, or
-that the disk refuses, is dropped and counted: the next line that can be written says how many are missing.
+that the disk refuses, is dropped and counted. A line that the disk took only in part is taken back. When
+there is room again, a line says how many events are missing.
 
 The handlers of `logging` do not do this: servers of one job share the file, so they have to notice when
 another one rotates it; and a handler keeps lines in a buffer, for which the process would wait at its end,
@@ -20,12 +21,14 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
 from rallypoint.errors import UsageError
 from rallypoint.rollcall.events import Event, Lost, to_line
+from rallypoint.text import counted
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -36,6 +39,8 @@ _BATCH_SECONDS: Final = 0.1
 """How long the first event of a batch waits for others."""
 _SLICE: Final = 64
 _SLICE_PAUSE: Final = 0.0005
+_RETRY_SECONDS: Final = 1.0
+"""How often a disk that has refused events is tried again, also if no event comes."""
 _CLOSE_SECONDS: Final = 5.0
 
 
@@ -90,14 +95,23 @@ class EventLog:
     def _write_all(self) -> None:
         is_open = True
         while is_open:
-            events = [self._pending.get()]
+            events = self._await_events()
             self._closing.wait(_BATCH_SECONDS)
-            while events:
+            while True:
                 is_open = is_open and None not in events
                 self._write([to_line(event, self._pid) for event in events if event is not None])
                 time.sleep(_SLICE_PAUSE)  # the loop's turn
                 events = self._take_slice()
+                if not events:
+                    break
         self._file.close()
+
+    def _await_events(self) -> list[Event | None]:
+        """The next event; none if it does not come while there are lost ones to tell of."""
+        try:
+            return [self._pending.get(timeout=_RETRY_SECONDS if self._lost else None)]
+        except Empty:
+            return []
 
     def _take_slice(self) -> list[Event | None]:
         events: list[Event | None] = []
@@ -117,15 +131,17 @@ class EventLog:
         if refused:
             # The line that tells of the lost is the last, so it is among the refused.
             self._lose(refused + (lost - 1 if lost else 0))
-            self._complain(reason)
+        self._say(refused, lost, reason)
 
-    def _complain(self, reason: str) -> None:
-        """Once: a full disk stays full, and a log on it would only fill it further."""
-        if not self._complained:
-            self._complained = True
+    def _say(self, refused: int, lost: int, reason: str) -> None:
+        """In the log, once when the disk begins to refuse events, and once when it takes them again."""
+        if refused and not self._complained:
             logger.warning(
                 "cannot write events to %s: %s; they are dropped until that works again", self._path, reason
             )
+        elif self._complained and not refused:
+            logger.warning("events are written to %s again; %s lost", self._path, counted(lost, "event"))
+        self._complained = bool(refused)
 
 
 class _RotatingFile:
@@ -148,7 +164,8 @@ class _RotatingFile:
             self._file.write(b"\n")
 
     def append(self, lines: bytes) -> tuple[int, str]:
-        """Write whole lines; how many the disk has refused, of which the first may be torn, and why."""
+        """Write lines; how many of them the disk has refused, and why. No line is written in part."""
+        whole = lines
         try:
             self._follow()
             if self._rotates and self._size() > 0 and self._size() + len(lines) > self._most_bytes:
@@ -156,12 +173,27 @@ class _RotatingFile:
             while lines:
                 lines = lines[self._file.write(lines) :]
         except OSError as error:
-            self._file.close()  # a line that was torn is ended when it is opened again
+            written = whole[: len(whole) - len(lines)]
+            self._take_back(len(written) - (written.rfind(b"\n") + 1))
+            self.close()
             return lines.count(b"\n"), error.strerror or str(error)
         return 0, ""
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # a disk over the network may say only now that it is full
+            self._file.close()
+
+    def _take_back(self, torn: int) -> None:
+        """Cut off the bytes of a line that was written in part, unless another server has written behind it.
+
+        If it cannot be cut off, the line is ended when the file is opened again.
+        """
+        if not torn or not self._rotates:
+            return
+        with suppress(OSError):
+            end = self._file.tell()
+            if self._size() == end:
+                self._file.truncate(end - torn)
 
     def _size(self) -> int:
         return os.fstat(self._file.fileno()).st_size

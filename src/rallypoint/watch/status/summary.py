@@ -197,7 +197,7 @@ def _key_row(each: Key) -> tuple[str, str, str]:
 
 def one_rank(snapshot: Snapshot, roll: Roll, rank: int) -> list[str]:
     """All that is known about a rank."""
-    standing = next((each for each in roll.ranks if each.rank == rank), None)
+    standing = roll.standing(rank)
     if standing is None:
         return [f"rank {rank}: nothing is known of it", *map(_remark_row, roll.remarks)]
     presences = gather(snapshot).by_rank.get(rank, [])

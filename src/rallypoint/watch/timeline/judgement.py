@@ -6,13 +6,14 @@ or it came in time, but was late to write the keys that the others waited for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from typing import Final
 
-from rallypoint.rollcall.plan import MOST_RANKS
+from rallypoint.rollcall.plan import believed_size
 from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.text import counted, duration
 from rallypoint.watch.timeline.members import (
@@ -72,13 +73,13 @@ def judge(record: RunRecord) -> Timeline:
 
 
 def _expected(record: RunRecord) -> int:
-    """How many ranks should come: as the launcher planned, else as the ranks say themselves."""
+    """How many ranks should come: as the launcher planned, else as most ranks say."""
     if record.plan is not None:
         return record.plan.world_size
     if record.writers and all(each.kind == "relay" for each in record.writers):
         return -1  # only some of them come to a relay
-    sizes = (each.who.world_size for each in record.clients.values() if each.who.is_rank)
-    return max((size for size in sizes if size <= MOST_RANKS), default=-1)
+    ranks = (each.who for each in record.clients.values() if each.who.is_rank and each.who.world_size >= 0)
+    return believed_size(Counter(who.world_size for who in ranks), len(record.clients))
 
 
 def _missing(record: RunRecord, parties: Sequence[Participant], expected: int) -> list[int]:

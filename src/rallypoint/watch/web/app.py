@@ -128,7 +128,7 @@ class _Answers:
             return _failure(sight.error)
         snapshot, roll = sight.found
         wanted = request.path_params["rank"]
-        standing = next((each for each in roll.ranks if each.rank == wanted), None)
+        standing = roll.standing(wanted)
         if standing is None:
             return _json({"message": f"nothing is known of a rank {wanted}"}, 404)
         return _json(details(standing, snapshot))

@@ -26,12 +26,12 @@ from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
 from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.app import make_app
+from rallypoint.watch.web.connections import PageProtocol
 from rallypoint.watch.web.poller import StoreWatch
 
 LOOK_SECONDS: Final = 5.0
 """How long the store may take to answer before the page says that it does not."""
 
-_MOST_CONNECTIONS: Final = 512
 _GOODBYE_SECONDS: Final = 3
 
 
@@ -57,8 +57,8 @@ class WebServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 lifespan="off",
+                http=PageProtocol,
                 ws="none",
-                limit_concurrency=_MOST_CONNECTIONS,
                 timeout_graceful_shutdown=_GOODBYE_SECONDS,
             )
         )

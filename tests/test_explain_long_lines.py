@@ -1,0 +1,74 @@
+"""Lines that are made to be slow: what a line costs grows with its length, and not with its square.
+
+Times are those that this thread has worked: other processes of the machine hardly change them. A pattern
+whose time grows with the square of the length takes several times as long as is allowed here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rallypoint.diagnose.explain import explain
+from rallypoint.diagnose.explain.knowledge import causes
+from rallypoint.diagnose.explain.scanning import Log
+
+LENGTH = 4096
+LINES = 100
+FILLERS = ("1", "a", "1 ", "a.", "/", "1:", "Error", ".so", "a=[", "1%|", "- ")
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+def filled(text: str) -> str:
+    return (text * LENGTH)[:LENGTH]
+
+
+def literals(pattern: str) -> list[str]:
+    """The fixed texts of a pattern, and all of them as one."""
+    plain = re.sub(r"\(\?P<\w+>|\(\?[:!<=]+|\{[\d,]+\}|\\[a-zA-Z]\+?", "1", pattern)
+    found = re.findall(r"[A-Za-z0-9:,=\[\] ()'/._-]{4,}", plain)
+    return [*found, "".join(found)]
+
+
+def test_no_line_keeps_a_known_cause_busy() -> None:
+    for pattern in {each for cause in causes() for each in (*cause.patterns, *cause.context)}:
+        for text in (*FILLERS, *literals(pattern.pattern)):
+            line = filled(text) + "\0"
+            tries = (seconds(lambda: pattern.search(line)) for _ in range(3))  # noqa: B023
+            assert any(took < 0.05 for took in tries), (pattern.pattern, text)
+
+
+def test_what_matters_is_found_among_many_parts_of_a_line() -> None:
+    log = Log("log", [b"1\r" * 100_000 + b"EADDRINUSE on port 29500\r" + b"1\r" * 100_000 + b"\n"])
+    began = time.thread_time()
+    report = explain([log])
+    assert time.thread_time() - began < 2
+    assert report.verdict is not None
+    assert report.verdict.incident.text == "EADDRINUSE on port 29500"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *map(filled, FILLERS),
+        "[a" + "1" * LENGTH,
+        "loss 1 error" + " " * LENGTH + "x",
+        "1%|" + "a|[" + "it/s" * LENGTH,
+        "_" + filled("AaError") + "_",
+    ],
+    ids=lambda line: line[:12],
+)
+def test_a_long_line_in_parts_is_explained_soon(line: str) -> None:
+    """One line of 400 KB, in parts as a progress bar writes them, where each part is looked at."""
+    known = "1 of 2 machines came within 5 s: node-a"
+    parts = "\r".join([line[: LENGTH - len(known) - 1] + " " + known] * LINES)
+    log = [b"Traceback (most recent call last):\n", parts.encode(), b"\n"]
+    assert seconds(lambda: explain([Log("log", log)])) < 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
@@ -9,20 +10,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ends import Desk, batch, serve, session
 from hostile import KINDS, LARGE, STORED, attack_of, stored_key
-from processes import Server, relaying, serving
+from processes import BACKENDS, Server, relaying, serving
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.outbox import Close, GoOn, Work
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
-from raw import SECONDS, RawClient
+from raw import SECONDS, RawClient, await_log
 from test_looking import told
 from test_parser import count_calls
 from test_replay import DATA
@@ -199,6 +201,36 @@ def test_a_client_that_stops_in_the_midst_of_a_request_is_closed() -> None:
 
 
 # Real servers
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_out_of_memory_a_reply_is_whole_or_the_connection_ends(backend: str, tmp_path: Path) -> None:
+    value = random.Random(0).randbytes(8 << 20)
+    expected = (len(value).to_bytes(8, "little") + value) * 4
+    with (tmp_path / "log").open("w+") as log, serving(backend, log) as server, ExitStack() as stack:
+        bystander, writer = (stack.enter_context(RawClient(server.port)) for _ in range(2))
+        writer.set(b"/large", value)
+        process = psutil.Process(server.process.pid)
+        most = process.memory_info().vms + (120 << 20)
+        process.rlimit(psutil.RLIMIT_AS, (most, most))
+        greedy = [stack.enter_context(RawClient(server.port)) for _ in range(30)]
+        for client in greedy:  # none of them reads, until all have asked
+            client.send(request(Op.GET, b"/large") * 4)
+        assert bystander.answers()
+        ended = 0
+        for client in greedy:
+            got = bytearray()
+            try:
+                while len(got) < len(expected) and (data := client.sock.recv(1 << 20)):
+                    got += data
+            except ConnectionResetError:
+                pass
+            assert got == expected[: len(got)], "a reply was cut, and another one came behind it"
+            ended += len(got) < len(expected)
+        assert bystander.answers()
+        assert ended, "there was memory enough"
+        await_log(server, "the server failed to serve it")
 
 
 @contextmanager

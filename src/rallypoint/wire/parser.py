@@ -192,7 +192,7 @@ class RequestParser(Generic[HandlerT]):
         held = len(self._kept)
         if self._form is not None:
             held += self._size + BLOB_BYTES * len(self._blobs)
-        if held != self._held:
+        if held != self._held or self._form is not None:  # a piece more has come, be it of the same size
             self._held = held
             self._handler.hold(held, self._form is not None)
 

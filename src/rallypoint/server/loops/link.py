@@ -145,7 +145,8 @@ class Link(Generic[ClientT]):
         """
         self._pump.drop(self)
         try:
-            logger.exception("closed %s: the server failed to serve it", self.client.peer)
+            peer = self.client.peer
+            logger.exception("closed %s: the server failed to serve it", peer, extra={"peer": peer})
         except MemoryError:  # there is not even room for the words
             pass
 

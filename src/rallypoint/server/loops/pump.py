@@ -291,7 +291,7 @@ class Pump(Generic[ClientT]):
                 raise LimitError(f"this system's select() watches no more than {self.loop.capacity} clients")
             client = self.core.open(peer)
         except LimitError as error:
-            logger.warning("refused %s: %s", peer, error.message)
+            logger.warning("refused %s: %s", peer, error.message, extra={"peer": peer})
             self.core.note_error(peer, f"refused: {error.message}")
             sock.close()
             return
@@ -301,7 +301,7 @@ class Pump(Generic[ClientT]):
     def note_error(self, client: ClientT, reason: str) -> None:
         """A client is about to be closed because of what it did or did not do."""
         client.why = reason
-        logger.warning("closed %s: %s", client.peer, reason)
+        logger.warning("closed %s: %s", client.peer, reason, extra={"peer": client.peer})
         self.core.note_error(client.peer, reason)
 
     def end(self, link: Link[ClientT]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from rallypoint.errors import UsageError
-from rallypoint.server.core.peer_limit import PeerLimit, address_of
+from rallypoint.server.core.peer_limit import PeerLimit
 from rallypoint.server.machine.memory import memory_bytes
 from rallypoint.text import counted, printable_lines
 from rallypoint.wire.limits import Limits
@@ -33,9 +33,9 @@ class DroppingHandler(_StreamHandler):
     """Logs to standard error, and drops what would stop the server, or fill the disk.
 
     Lines that nobody reads are dropped: a server must not stand still for its log. A pipe that can be written
-    takes at least 4,096 bytes at once, so lines are cut to less than that. Of lines that differ only in their
-    values, a few a second are written for each peer. What was dropped is counted, and said later. A line may
-    hold what clients have sent: a terminal obeys nothing in it.
+    takes at least 4,096 bytes at once, so lines are cut to less than that. Of lines about trouble with a
+    client, which have a `peer`, a few a second are written for each kind and peer. What was dropped is counted,
+    and said later. A line may hold what clients have sent: a terminal obeys nothing in it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,7 +47,8 @@ class DroppingHandler(_StreamHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._tell_left_out()
-        if self._limit.admits(str(record.msg), _peer_in(record), self._clock()):
+        peer: str | None = getattr(record, "peer", None)
+        if peer is None or self._limit.admits(str(record.msg), peer, self._clock()):
             self._write(record)
         elif self._timer is None:
             self._timer = self._start_timer()
@@ -98,12 +99,6 @@ class DroppingHandler(_StreamHandler):
             return bool(select.select([], [sys.stderr], [], 0)[1])
         except (OSError, ValueError):
             return False
-
-
-def _peer_in(record: logging.LogRecord) -> str:
-    """The peer that a line is about: its first value, if that is an address with a port."""
-    first = record.args[0] if isinstance(record.args, tuple) and record.args else None
-    return first if isinstance(first, str) and address_of(first) != first else ""
 
 
 LIMITS_VARIABLE = "RALLYPOINT_LIMITS"

@@ -34,8 +34,8 @@ class DroppingHandler(_StreamHandler):
 
     Lines that nobody reads are dropped: a server must not stand still for its log. A pipe that can be written
     takes at least 4,096 bytes at once, so lines are cut to less than that. Of lines about trouble with a
-    client, which have a `peer`, a few a second are written for each kind and peer. What was dropped is counted,
-    and said later. A line may hold what clients have sent: a terminal obeys nothing in it.
+    client, which have a `peer`, a few a second are written for each kind and peer. What was dropped is
+    counted, and said later. A line may hold what clients have sent: a terminal obeys nothing in it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -17,18 +17,20 @@ from hypothesis import strategies as st
 from ends import batch, session, u64
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.relay import RelayCore
+from rallypoint.server.core import sessions
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import LookStep
-from rallypoint.server.core.outbox import Close, CoreFault
+from rallypoint.server.core.outbox import Close, CoreFault, GoOn, Work
 from rallypoint.server.core.store import Core
 from rallypoint.server.core.turn import Turn
+from rallypoint.wire import parser
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 
-LIMITS = Limits(key_bytes=64, value_bytes=512, handshake_seconds=2.0, session_seconds=1.0)
+LIMITS = Limits(key_bytes=64, value_bytes=512, handshake_seconds=2.0, session_seconds=1.0, held_bytes=5_000)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Replay:
     def __init__(self, front: Front[Any]) -> None:
         self._front = front
         self._clients: dict[int, Client] = {}
+        self._left: list[Client] = []  # those that have requests left
         self.outputs: list[object] = []
 
     def run(self, inputs: list[Input]) -> list[object]:
@@ -64,6 +67,18 @@ class Replay:
     def _receive(self, each: Input) -> None:
         if client := self._pick(each):
             self._feed(client, each.data)
+
+    def _go_on(self, _: Input) -> None:
+        """Goes on with what was put off, in its order."""
+        left, self._left = self._left, []
+        for client in left:
+            if client.id in self._clients:
+                self._feed(client, b"")
+        self.outputs.append(self._front.go_on())
+
+    def _unread(self, each: Input) -> None:
+        if client := self._pick(each):
+            client.leave_unread(int(1_000 * each.seconds))
 
     def _end(self, each: Input) -> None:
         if client := self._pick(each):
@@ -113,7 +128,12 @@ class Replay:
                     self.outputs.append((client.id, "notice", client.take_notice()))
             for other in outbox.take_others():
                 assert not isinstance(other, CoreFault), other
-                if not isinstance(other, Close):
+                if isinstance(other, GoOn):
+                    self._left.append(other.client)
+                    self.outputs.append((other.client.id, "left"))
+                elif other is Work.LIGHTEN:
+                    self._front.lighten()
+                elif not isinstance(other, Close):
                     self.outputs.append(other)
                 elif other.client.id in self._clients:
                     self._drop(other.client, other.error.message)
@@ -150,8 +170,8 @@ INPUTS = st.lists(
             DATA,
             st.integers(0, 20),
         ),
-        st.builds(Input, st.sampled_from(["end", "close", "snapshot"]), st.integers(0, 5)),
-        st.builds(Input, st.just("time"), seconds=st.floats(0.0, 3.0)),
+        st.builds(Input, st.sampled_from(["end", "close", "snapshot", "go_on"]), st.integers(0, 5)),
+        st.builds(Input, st.sampled_from(["time", "unread"]), st.integers(0, 5), seconds=st.floats(0.0, 3.0)),
     ),
     max_size=40,
 )
@@ -168,7 +188,12 @@ def replay(kind: str, inputs: list[Input]) -> list[object]:
 @settings(deadline=None, max_examples=150)
 @given(inputs=INPUTS)
 def test_the_same_inputs_give_the_same_outputs(kind: str, inputs: list[Input]) -> None:
-    assert replay(kind, inputs) == replay(kind, inputs)
+    """Also where a client is put off after a few requests, and the one that holds the most is closed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "STEPS_AT_ONCE", 1)
+        patch.setattr(parser, "STEPS_AT_ONCE", 1)
+        patch.setattr(parser, "BYTES_AT_ONCE", 40)
+        assert replay(kind, inputs) == replay(kind, inputs)
 
 
 IN_ANOTHER_PROCESS = """

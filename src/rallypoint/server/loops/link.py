@@ -127,7 +127,7 @@ class Link(Generic[ClientT]):
                     self._send_failed(error, reply)
                 else:
                     if sent < len(reply):
-                        self._hold(reply[sent:])
+                        self._hold(memoryview(reply)[sent:])  # a copy less, of what may be long
             else:
                 self._hold(reply)
         except ProtocolError as error:
@@ -174,7 +174,7 @@ class Link(Generic[ClientT]):
                 self._send_failed(error, data)
             else:
                 if sent < len(data):
-                    self._hold(data[sent:])
+                    self._hold(memoryview(data)[sent:])
         except Exception:
             self.fail()
 
@@ -234,7 +234,7 @@ class Link(Generic[ClientT]):
             if self.ending and not self.client.is_owed:
                 self._pump.drop(self)
 
-    def _hold(self, data: bytes) -> None:
+    def _hold(self, data: bytes | memoryview) -> None:
         if self.unsent is None:
             self.unsent = bytearray()
             self._pump.loop.watch_writable(self.sock, self.on_writable)

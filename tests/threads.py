@@ -42,7 +42,7 @@ def serving_in_a_thread(relays: int) -> Iterator[int]:
     listeners = listen("127.0.0.1", 0)
     pumps: list[Pump[Any]] = [Pump(loop, Core(turn=loop.turn), listeners)]
     for _ in range(relays):
-        upstream = StoreAddress("the one before", [(socket.AF_INET, listeners[0].getsockname())], True)
+        upstream = StoreAddress("the one before", "", [(socket.AF_INET, listeners[0].getsockname())], True)
         listeners = listen("127.0.0.1", 0)
         pumps.append(Relay(loop, upstream, listeners))
     with _turning(loop, pumps):

@@ -93,3 +93,7 @@ class ProtocolError(RallypointError):
 
 class LimitError(ProtocolError):
     """The peer went over one of the limits of `rallypoint.wire.limits`."""
+
+
+class AccessError(ProtocolError):
+    """The peer did not prove that it belongs to the job, or it refused this process."""

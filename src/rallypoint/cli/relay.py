@@ -10,8 +10,9 @@ from rallypoint.launch.endpoint import parse_place
 from rallypoint.relay.hosting import UPSTREAM_SECONDS
 from rallypoint.relay.passing import make_relay
 from rallypoint.relay.relay import find_upstream
+from rallypoint.server.guard.secret import take_secret
 from rallypoint.server.process.binding import describe, listen
-from rallypoint.server.process.startup import limits_of_environment, settle_in
+from rallypoint.server.process.startup import door_for, limits_of_environment, settle_in
 
 
 @command(
@@ -35,9 +36,11 @@ def relay(upstream: str, host: str, port: int, backend: str, limit: list[str] | 
     """
     settle_in(logging.INFO)
     limits = limits_of_environment().override(limit or ())
+    take_secret()
     place = find_upstream(*parse_place(upstream, "--upstream"), UPSTREAM_SECONDS)
     listeners = listen(host, port)
     loop = open_loop(backend)
     pump = make_relay(loop, place, listeners, limits)
+    pump.door = door_for(listeners)
     logger.info("listening on %s, for %s", describe(listeners), place.name)
     pump.serve(announce(host, listeners, loop))

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from rallypoint.cli.command import Argument, command
 from rallypoint.cli.foreground import BACKEND, LIMIT, announce, host_option, logger, open_loop, port_option
 from rallypoint.server.core.store import Core
+from rallypoint.server.guard.secret import take_secret
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.process.binding import describe, listen, reachable_at
-from rallypoint.server.process.startup import EVENTS_VARIABLE, limits_of_environment, settle_in
+from rallypoint.server.process.startup import EVENTS_VARIABLE, door_for, limits_of_environment, settle_in
 from rallypoint.server.reporting.events import Events
 
 
@@ -44,6 +45,7 @@ def serve(host: str, port: int, backend: str, limit: list[str] | None, events: s
     """
     settle_in(logging.INFO)
     limits = limits_of_environment().override(limit or ())
+    take_secret()
     listeners = listen(host, port)
     log = Events(events)
     loop = open_loop(backend)
@@ -56,4 +58,6 @@ def serve(host: str, port: int, backend: str, limit: list[str] | None, events: s
             page = host_web(reachable_at(listeners[0]), port=web)
             stack.callback(page.server.release)
             logger.info("the page is at %s", page.url)
-        Pump(loop, core, listeners, log).serve(announce(host, listeners, loop))
+        pump = Pump(loop, core, listeners, log)
+        pump.door = door_for(listeners)
+        pump.serve(announce(host, listeners, loop))

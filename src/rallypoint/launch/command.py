@@ -18,13 +18,14 @@ from types import FrameType
 from typing import NamedTuple, NoReturn
 
 from rallypoint.errors import UsageError
+from rallypoint.server.guard.secret import SECRET_VARIABLE
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGBREAK")
 
 LOOK_SECONDS = 0.1
 
 LAUNCHER_VARIABLE = "RALLYPOINT_LAUNCHER"
-"""For the agent: the descriptor of a pipe that ends when its launcher does."""
+"""For the agent: the descriptor of a pipe. The job's secret is in it; and it ends when its launcher does."""
 
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -41,7 +42,7 @@ def run_command(
     command: Sequence[str], environ: Mapping[str, str], on_look: Callable[[], bool], *, is_agent: bool
 ) -> Ended:
     """Run a command to its end. `on_look` is called every tenth of a second, until it returns False."""
-    with _passing_signals() as relay, _lifeline() as pipe:
+    with _passing_signals() as relay, _lifeline(environ.get(SECRET_VARIABLE, "")) as pipe:
         process = _start(command, environ, pipe if is_agent else None)
         relay.open(process)
         try:
@@ -95,9 +96,10 @@ def has_terminal() -> bool:
 
 
 @contextmanager
-def _lifeline() -> Iterator[int]:
-    """A descriptor for a child, which reads its end when this process ends, however it ends."""
+def _lifeline(secret: str) -> Iterator[int]:
+    """A descriptor for a child: a line with the job's secret, if any, and the end when this process ends."""
     theirs, ours = os.pipe()
+    os.write(ours, f"{secret}\n".encode(errors="replace"))
     try:
         yield theirs
     finally:
@@ -113,6 +115,7 @@ def _start(
             return subprocess.Popen(command, env=dict(environ))
         if lifeline is not None:
             environ = {**environ, LAUNCHER_VARIABLE: str(lifeline)}
+            environ.pop(SECRET_VARIABLE, None)  # it is in the pipe, and ranks do not need it
             return subprocess.Popen(command, env=environ, pass_fds=[lifeline])
         return subprocess.Popen(command, env=dict(environ), preexec_fn=_ending_with(os.getpid()))
     except OSError as error:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from rallypoint.launch.command import LAUNCHER_VARIABLE
 from rallypoint.launch.options import BACKEND
+from rallypoint.server.guard.secret import SECRET_VARIABLE, Secret, hold
 
 _DEVICES = "--nproc-per-node=devices"
 
@@ -29,7 +30,17 @@ def end_with_launcher() -> None:
     """
     pipe = os.environ.pop(LAUNCHER_VARIABLE, "")
     if pipe:
+        _take_secret(int(pipe))
         threading.Thread(target=_outlive_briefly, args=(int(pipe),), daemon=True).start()
+
+
+def _take_secret(pipe: int) -> None:
+    """The launcher has written the secret that it had in a variable, or an empty line."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(pipe, 1)):
+        line += byte
+    if text := line.decode().strip():
+        hold(Secret(text, f"the variable {SECRET_VARIABLE}"))
 
 
 def _outlive_briefly(pipe: int) -> None:

@@ -51,7 +51,9 @@ from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_o
 from rallypoint.pytorch.attendance import AGENTS, RollCall
 from rallypoint.pytorch.substitution import StoreParameters, find_fault, make_store
 from rallypoint.rollcall.identity import Role
+from rallypoint.server.guard.secret import job_secret, take_secret
 from rallypoint.server.loops.backend import parse_switch
+from rallypoint.server.process.binding import is_this_machine
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.tcp import TCPStore
@@ -86,6 +88,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
     """One agent's side of the rendezvous; see torch's `RendezvousHandler` for what each method is for."""
 
     def __init__(self, params: RendezvousParameters) -> None:
+        take_secret()
         conf = Conf.parse(params.config)
         size = Size(params.min_nodes, params.max_nodes)
         endpoint = parse_endpoint(params.endpoint)
@@ -178,6 +181,11 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
     def _enter(self, met: Round) -> RendezvousInfo:
         store_place = parse_endpoint(met.store)
         relay = self._place.start_relay(store_place) if self._wants_relay(met) else None
+        if relay is None and job_secret() is not None and not is_this_machine(store_place.host):
+            raise UsageError(
+                f"the workers of this machine need a relay to reach {store_place}, as this job has a secret",
+                hint=f"leave out --relay=off and {PATCH_VARIABLE}=never: they are for jobs without a secret",
+            )
         name_relay(os.environ, relay, store_place)
         self._head = store_place if relay is not None else None
         place = relay or store_place

@@ -7,11 +7,17 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from rallypoint.errors import AccessError
+from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.link import NOT_NOW
 from rallypoint.server.loops.listening import set_options
 from rallypoint.server.loops.loop import Loop
+from rallypoint.server.machine.addresses import goes_plain
+
+if TYPE_CHECKING:
+    from rallypoint.server.guard.channel import Channel
 
 Address = tuple[int, Any]
 """The family and the address of a socket."""
@@ -41,13 +47,17 @@ class Outgoing:
     def __init__(
         self,
         loop: Loop,
+        host: str,
         addresses: Sequence[Address],
         *,
         on_open: Callable[[], None],
         on_data: Callable[[bytes], None],
         on_closed: Callable[[str], None],
     ) -> None:
+        """`host` is the name of the machine that has the addresses."""
         self._loop = loop
+        self._host = host
+        self._channel: Channel | None = None
         self._left = list(addresses)
         self._on_open = on_open
         self._on_data = on_data
@@ -55,18 +65,25 @@ class Outgoing:
         self._sock: socket.socket | None = None
         self._is_open = False
         self._is_closed = False
+        self._early = bytearray()  # what was to be said before it was open
         self._unsent = bytearray()
         self._dial("there is no address to connect to")
 
     @property
     def unsent_bytes(self) -> int:
-        return len(self._unsent)
+        return len(self._unsent) + len(self._early)
 
     def send(self, data: bytes) -> None:
         """Send, or hold what cannot be sent now."""
         if not data:
             return
-        if self._unsent or not self._is_open:
+        if not self._is_open:
+            self._early += data
+        else:
+            self._write(data if self._channel is None else self._channel.seal(data))
+
+    def _write(self, data: bytes) -> None:
+        if self._unsent:
             self._unsent += data
             return
         assert self._sock is not None
@@ -132,14 +149,24 @@ class Outgoing:
         if code:
             self._try_next(os.strerror(code))
             return
-        self._is_open = True
         self._left = []
         set_options(sock, _TIMES)
         self._loop.watch_writable(sock, None)
         self._loop.watch_readable(sock, self._on_readable)
-        unsent, self._unsent = bytes(self._unsent), bytearray()
+        secret = job_secret()
+        if secret is None or goes_plain(sock):
+            self._open()
+        else:
+            from rallypoint.server.guard.channel import client_channel  # late: few jobs have a secret
+
+            self._channel = client_channel(self._host, secret)
+            self._write(self._channel.begin())
+
+    def _open(self) -> None:
+        self._is_open = True
+        early, self._early = bytes(self._early), bytearray()
         self._on_open()
-        self.send(unsent)
+        self.send(early)
 
     def _on_readable(self) -> None:
         assert self._sock is not None
@@ -150,10 +177,25 @@ class Outgoing:
         except OSError as error:
             self._fail(error)
             return
-        if data:
+        if not data:
+            self._end("it was closed at the other end")
+        elif self._channel is None:
             self._on_data(data)
         else:
-            self._end("it was closed at the other end")
+            self._unseal(self._channel, data)
+
+    def _unseal(self, channel: Channel, data: bytes) -> None:
+        try:
+            said = channel.receive(data)
+        except AccessError as error:
+            self._write(channel.take())
+            self._end(error.message)
+            return
+        self._write(channel.take())
+        if channel.is_open and not self._is_open:
+            self._open()
+        if said and self._is_open:
+            self._on_data(said)
 
     def _on_writable(self) -> None:
         assert self._sock is not None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.outgoing import Address, Outgoing
+from rallypoint.relay.outgoing import Outgoing
 from rallypoint.relay.relay import Relay, StoreAddress
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.context import Context
@@ -39,7 +39,8 @@ class Passenger(Client):
         self.receive = self._receive
         self.outgoing = Outgoing(
             core.loop,
-            core.addresses,
+            core.upstream.host,
+            core.upstream.addresses,
             on_open=lambda: None,
             on_data=self._on_data,
             on_closed=self._on_closed,
@@ -82,15 +83,15 @@ class PassingCore(Front[Passenger]):
 
     kind = "relay"
 
-    __slots__ = ("_is_pressed", "addresses", "deliver", "loop")
+    __slots__ = ("_is_pressed", "deliver", "loop", "upstream")
 
     def __init__(
-        self, loop: Loop, addresses: Sequence[Address], limits: Limits, deliver: Callable[[], None]
+        self, loop: Loop, upstream: StoreAddress, limits: Limits, deliver: Callable[[], None]
     ) -> None:
         """`deliver` empties the outbox: data comes from upstream without a call of the driver's."""
         super().__init__(Context(limits, loop.turn, about_this_process(loop)), _Nobody())
         self.loop = loop
-        self.addresses = addresses
+        self.upstream = upstream
         self.deliver = deliver
         self._is_pressed = False
 
@@ -122,7 +123,7 @@ class PassingRelay(Pump[Passenger]):
     def __init__(
         self, loop: Loop, upstream: StoreAddress, listeners: Sequence[socket.socket], limits: Limits
     ) -> None:
-        super().__init__(loop, PassingCore(loop, upstream.addresses, limits, self.deliver), listeners)
+        super().__init__(loop, PassingCore(loop, upstream, limits, self.deliver), listeners)
 
 
 def make_relay(

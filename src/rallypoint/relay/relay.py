@@ -41,6 +41,7 @@ class StoreAddress(NamedTuple):
     """The store or relay upstream of a relay: where it is, and what it can do."""
 
     name: str
+    host: str
     addresses: list[Address]
     knows_sessions: bool
 
@@ -54,7 +55,7 @@ def find_upstream(host: str, port: int, seconds: float) -> StoreAddress:
         knows_sessions = connection.read(1, deadline) == READY
     finally:
         connection.close()
-    return StoreAddress(format_address(host, port), list(resolve(host, port, deadline)), knows_sessions)
+    return StoreAddress(format_address(host, port), host, list(resolve(host, port, deadline)), knows_sessions)
 
 
 def _new_token() -> bytes:
@@ -136,6 +137,7 @@ class Relay(Pump[Rank]):
             return
         self._connection = Outgoing(
             self.loop,
+            self._upstream.host,
             self._upstream.addresses,
             on_open=self._on_open,
             on_data=self._on_data,

@@ -30,6 +30,14 @@ WAIT_CANCELED: Final = b"\x01"
 READY: Final = b"\x00"
 NOT_READY: Final = b"\x01"
 
+TLS_BYTE: Final = 0x16
+"""The first byte of a connection that begins with TLS; see `preface`."""
+NO_TLS: Final = b"\x15\x03\x03\x00\x02\x02\x31"
+"""The answer of a server without a secret to TLS: an alert, `access_denied`."""
+LOCKED: Final = b"\x15TLS"
+"""The answer of a server with a secret to a client of another machine that begins without TLS. It is as long
+as what a client reads first, the answer to its PING."""
+
 
 class Op(IntEnum):
     """Opcodes, named as in torch."""

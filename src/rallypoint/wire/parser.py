@@ -26,7 +26,7 @@ from rallypoint.wire.encoding import VALIDATE, unpack_u32, unpack_u64
 from rallypoint.wire.form import Form
 from rallypoint.wire.handlers import Deliver, HandlerT
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import MAGIC, SHAPES, Op
+from rallypoint.wire.opcodes import MAGIC, NO_TLS, SHAPES, TLS_BYTE, Op
 from rallypoint.wire.repeated import REPEATED_BYTES, Repeated
 
 # What the next atom of a request is, when the data so far has ended within one.
@@ -200,7 +200,7 @@ class RequestParser(Generic[HandlerT]):
         try:
             self._read(data, replies)
         except ProtocolError as error:
-            error.replies = b"".join(replies)
+            error.replies = b"".join(replies) + error.replies
             raise
         return replies[0] if len(replies) == 1 else b"".join(replies)
 
@@ -331,6 +331,10 @@ class RequestParser(Generic[HandlerT]):
         return need
 
     def _shake_hands(self, data: bytes | bytearray) -> None:
+        if data[0] == TLS_BYTE:
+            error = ProtocolError("it speaks TLS, as with a job's secret, but this store has none")
+            error.replies = NO_TLS
+            raise error
         if data[0] != Op.VALIDATE:
             name = Op(data[0]).name if data[0] in SHAPES else f"operation {data[0]}"
             raise ProtocolError(f"{name} before VALIDATE")

@@ -14,6 +14,7 @@ from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.reports import WITHOUT_STORE, LostServer, lost_server
 from rallypoint.relay.hosting import host_relay
 from rallypoint.rollcall.identity import Role
+from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import choose
 from rallypoint.server.process.binding import is_this_machine
 from rallypoint.server.process.hosting import HostedServer, Lifespan, host_server
@@ -72,12 +73,15 @@ class MeetingPlace:
     def start_relay(self, store: Endpoint) -> Endpoint | None:
         """Start a relay for the ranks of this machine, and end the last round's; where they reach it.
 
-        None if the relay does not come up: then the ranks connect to the store itself.
+        None if the relay does not come up: then the ranks connect to the store itself. Not in a job with a
+        secret: there, the error is raised.
         """
         self.end_relay()
         try:
             self._relay = host_relay(store, backend=choose(), lifespan=_LIFESPAN)
         except (ServerStartError, BindError) as error:
+            if job_secret() is not None:
+                raise
             logger.warning("no relay: %s; the ranks of this machine connect to %s", error.message, store)
             return None
         logger.info("the ranks of this machine reach %s through a relay on %s", store, self._relay.places)

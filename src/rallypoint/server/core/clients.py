@@ -13,6 +13,7 @@ from rallypoint.rollcall.identity import NOBODY, Identity, Role, parse_hello
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.outbox import GoOn, Work
 from rallypoint.server.core.sessions import Party, Sessions
+from rallypoint.wire.limits import Limits
 from rallypoint.wire.parser import RequestParser
 
 _GONE_KEPT: Final = 16_384
@@ -58,6 +59,17 @@ class Client(Party, ABC):
     def read_with(self, parser: RequestParser[Any]) -> None:
         self._parser = parser
         self.receive = parser.feed
+
+    def only_look(self) -> None:
+        """From now on it may ask who is here, and nothing else."""
+        from rallypoint.server.core.lookers import Looker  # late: few servers have a secret
+
+        self._parser = None
+        self.receive = Looker(self, self._clients.limits).receive
+
+    def look(self, _: bytes, /) -> bytes:
+        """It asks what is known here; the answer is a notice."""
+        raise ProtocolError("there is nothing to look at here")
 
     def read_no_more(self) -> None:
         """The parser refers back to the connection: without this, only a collection would free them."""
@@ -165,6 +177,10 @@ class Clients(Generic[ClientT]):
 
     def __contains__(self, client: Client) -> bool:
         return client.id in self._by_id and self._by_id[client.id] is client
+
+    @property
+    def limits(self) -> Limits:
+        return self._context.limits
 
     def check_room(self) -> None:
         """LimitError if one more is one too many."""

@@ -33,7 +33,7 @@ NOT_NOW = (BlockingIOError, InterruptedError)
 
 # Reading a descriptor costs less than reading a socket object; only Windows cannot do it.
 _READS_SOCKETS_ONLY = sys.platform == "win32"
-_read: Callable[[Any, int], bytes] = socket.socket.recv if _READS_SOCKETS_ONLY else os.read
+read_some: Callable[[Any, int], bytes] = socket.socket.recv if _READS_SOCKETS_ONLY else os.read
 _write: Callable[[Any, bytes | memoryview], int] = socket.socket.send if _READS_SOCKETS_ONLY else os.write
 
 # Linux counts bytes for each connection, so nobody here needs to: `struct tcp_info` has them since Linux 4.1.
@@ -75,6 +75,9 @@ class LinkOwner(Protocol[ClientT]):
     def note_error(self, client: ClientT, reason: str) -> None:
         """A client is about to be closed because of what it did or did not do."""
 
+    def admit(self, link: Link[ClientT], data: bytes) -> None:
+        """A client behind a door is of this machine, speaks plainly, and has sent this."""
+
 
 class Link(Generic[ClientT]):
     """One client's socket and what is still to be sent on it."""
@@ -106,7 +109,7 @@ class Link(Generic[ClientT]):
         try:
             if data is None:
                 try:
-                    data = _read(self._file, self._room)
+                    data = read_some(self._file, self._room)
                 except OSError as error:
                     if not isinstance(error, NOT_NOW):
                         self._pump.drop(self)
@@ -156,7 +159,7 @@ class Link(Generic[ClientT]):
             return data
         self._room = _MANY_BYTES
         try:
-            return data + _read(self._file, _MANY_BYTES)
+            return data + read_some(self._file, _MANY_BYTES)
         except OSError as error:
             if not isinstance(error, NOT_NOW):  # what it sent before still counts
                 self._pump.loop.later(0, partial(self._pump.drop, self))

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from types import FrameType
-from typing import Any, Final, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 import rallypoint
 from rallypoint.errors import LimitError, ProtocolError
@@ -30,6 +30,9 @@ from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.reporting.events import Events, RelayEvents
 from rallypoint.server.reporting.process_names import ProcessNames
 from rallypoint.server.reporting.stalls import StallReports
+
+if TYPE_CHECKING:
+    from rallypoint.server.loops.guarded import Door
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -66,6 +69,8 @@ class Pump(Generic[ClientT]):
         self._relay_events = RelayEvents(core, self._events)
         self._stalls = StallReports(core, self._events)
         self._backlog = Backlog(loop, self._watch)
+        self.door: Door | None = None
+        """What new clients come through; None: everybody comes in."""
         self._delivering = False
         self._holding = False
         self._closed = False
@@ -295,8 +300,15 @@ class Pump(Generic[ClientT]):
             self.core.note_error(peer, f"refused: {error.message}")
             sock.close()
             return
-        link = self._links[client] = Link(self, sock, client)
+        link = Link(self, sock, client) if self.door is None else self.door.link(self, sock, client)
+        self._links[client] = link
         self._watch(link)
+
+    def admit(self, link: Link[ClientT], data: bytes) -> None:
+        """A client of this machine speaks plainly, and has sent this."""
+        plain = self._links[link.client] = Link(self, link.sock, link.client)
+        self._watch(plain)
+        plain.on_readable(data)
 
     def note_error(self, client: ClientT, reason: str) -> None:
         """A client is about to be closed because of what it did or did not do."""

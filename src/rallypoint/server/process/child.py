@@ -20,10 +20,11 @@ from typing import Any, BinaryIO
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.server.core.store import Core
+from rallypoint.server.guard.secret import Secret, hold
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
-from rallypoint.server.process.startup import ANSWER_MARK, EVENTS_VARIABLE, settle_in
+from rallypoint.server.process.startup import ANSWER_MARK, EVENTS_VARIABLE, door_for, settle_in
 from rallypoint.server.reporting.events import Events
 from rallypoint.wire.limits import Limits
 
@@ -68,8 +69,10 @@ def run(build: Builder) -> None:
     try:
         order = json.loads(line)
         listeners = take_listeners(order, commands)
+        hold(Secret(order["secret"], "the order") if order["secret"] else None)
         loop, warning = make_loop(Choice(order["backend"]))
         pump = build(order, loop, listeners)
+        pump.door = door_for(listeners)
     except RallypointError as error:
         report({"error": str(error)})
         sys.exit(1)

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import IO
 
 from rallypoint.errors import ServerStartError
+from rallypoint.server.guard.secret import SECRET_VARIABLE, job_secret
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
 from rallypoint.server.process.startup import ANSWER_MARK, limits_of_environment
@@ -175,8 +176,9 @@ def host_on(
     `order` is passed on to its module.
     """
     try:
-        limits = asdict(limits_of_environment())
+        limits, secret = asdict(limits_of_environment()), job_secret()
         whole = {**order, "backend": backend.value, "limits": limits, **asdict(lifespan)}
+        whole["secret"] = secret.text if secret is not None else ""  # a pipe: nobody else reads it
         server = _start(listeners, kind, whole)
         # At the end of this process it loses its standard input, and decides for itself.
         server._stop.atexit = not lifespan.stays_for_clients
@@ -263,14 +265,17 @@ def _spawn(kind: ServerKind, descriptors: Sequence[int]) -> subprocess.Popen[byt
     path = json.dumps([entry for entry in sys.path if entry])
     command = [sys.executable, "-c", _BOOTSTRAP, kind.module, path]
     errors = subprocess.DEVNULL if sys.stderr is None else None
+    environ = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
     try:
         if sys.platform == "win32":
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            return subprocess.Popen(command, **pipes, stderr=errors, env=environ)
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
+            env=environ,
             bufsize=0,  # so that what can be read is in the pipe, where it can be waited for
             pass_fds=descriptors,
             start_new_session=True,  # what a terminal or a launcher does to its group is not meant for it

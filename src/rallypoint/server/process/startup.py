@@ -6,14 +6,17 @@ import gc
 import logging
 import os
 import select
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from rallypoint.errors import UsageError
 from rallypoint.server.core.peer_limit import PeerLimit
+from rallypoint.server.guard.secret import job_secret
+from rallypoint.server.machine.addresses import TELLS_OWNERS, is_loopback
 from rallypoint.server.machine.memory import memory_bytes
 from rallypoint.text import counted, printable_lines
 from rallypoint.wire.limits import Limits
@@ -24,6 +27,8 @@ _TELL_SECONDS = 1.1  # a little later than the second in which lines were left o
 
 
 if TYPE_CHECKING:
+    from rallypoint.server.loops.guarded import Door
+
     _StreamHandler = logging.StreamHandler[TextIO]
 else:
     _StreamHandler = logging.StreamHandler  # not subscriptable before Python 3.11
@@ -133,6 +138,19 @@ def limits_of_environment() -> Limits:
         return limits.override(filter(None, os.environ.get(LIMITS_VARIABLE, "").split(",")))
     except UsageError as error:
         raise UsageError(f"the variable {LIMITS_VARIABLE}: {error.message}", hint=error.hint) from None
+
+
+def door_for(listeners: Iterable[socket.socket]) -> Door | None:
+    """What clients of these sockets come through, if this process has a secret.
+
+    UsageError if there can be no certificate, which TLS needs.
+    """
+    secret = job_secret()
+    if secret is None or (TELLS_OWNERS and all(map(is_loopback, listeners))):
+        return None
+    from rallypoint.server.loops.guarded import Door  # late: few servers have a secret
+
+    return Door(secret)
 
 
 def _raise_file_limit() -> None:

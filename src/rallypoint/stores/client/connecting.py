@@ -20,7 +20,9 @@ from rallypoint.errors import (
     StoreTimeoutError,
 )
 from rallypoint.rollcall.identity import Identity
-from rallypoint.stores.client.connection import Connection
+from rallypoint.server.guard.secret import job_secret
+from rallypoint.server.machine.addresses import goes_plain
+from rallypoint.stores.client.connection import Connection, Stream
 from rallypoint.stores.client.deadline import Deadline, within
 from rallypoint.stores.client.hello import who_am_i
 
@@ -125,7 +127,7 @@ def _try_all(
     stranger: ProtocolError | None = None
     for number, (family, address) in enumerate(addresses, 1):
         try:
-            return _try_one(family, address, who, deadline, is_last=number == len(addresses))
+            return _try_one(host, family, address, who, deadline, is_last=number == len(addresses))
         except (OSError, ConnectionLostError, StoreTimeoutError) as error:
             attempts.note(format_address(address[0], port), error)
         except ProtocolError as error:
@@ -136,7 +138,7 @@ def _try_all(
 
 
 def _try_one(
-    family: int, address: tuple[str, int], who: Identity, deadline: Deadline, *, is_last: bool
+    host: str, family: int, address: tuple[str, int], who: Identity, deadline: Deadline, *, is_last: bool
 ) -> Connection:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -145,9 +147,16 @@ def _try_one(
         if sock.getsockname() == sock.getpeername():
             # A port of the range for clients, on which nobody listens: the socket has met itself.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        connection = Connection(sock, format_address(address[0], address[1]))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # An address that accepts but never answers must not use up the time of the next addresses.
         patience = deadline if is_last else Deadline(min(deadline.remaining, _CONNECT_SECONDS))
+        server, secret = format_address(address[0], address[1]), job_secret()
+        stream: Stream = sock
+        if secret is not None and not goes_plain(sock):
+            from rallypoint.stores.client.guarded import guard  # late: few jobs have a secret
+
+            stream = guard(sock, host, server, secret, patience)
+        connection = Connection(stream, server)
         connection.shake_hands(who, patience)
     except BaseException:
         sock.close()

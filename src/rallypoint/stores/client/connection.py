@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Final
+from typing import Final, Protocol
 
-from rallypoint.errors import ConnectionLostError, LimitError, ProtocolError, StoreTimeoutError, UsageError
+from rallypoint.errors import (
+    AccessError,
+    ConnectionLostError,
+    LimitError,
+    ProtocolError,
+    StoreTimeoutError,
+    UsageError,
+)
 from rallypoint.rollcall.identity import Identity, hello_key
+from rallypoint.server.guard.secret import job_secret
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.wire.encoding import VALIDATE, request, unpack_i64, unpack_u64
-from rallypoint.wire.opcodes import Op
+from rallypoint.wire.opcodes import LOCKED, Op
 
 _READ_BYTES = 1 << 16
 _MOST_BYTES = 1 << 20  # the other side names a length: it is no reason to reserve that much memory
@@ -18,6 +26,16 @@ _MOST_BYTES = 1 << 20  # the other side names a length: it is no reason to reser
 RELAY_VARIABLE: Final = "RALLYPOINT_RELAY"
 """For the ranks of a launcher: the relay of this machine, as HOST:PORT; and the store that it is for."""
 STORE_VARIABLE: Final = "RALLYPOINT_RELAY_OF"
+
+
+class Stream(Protocol):
+    """A socket, or what stands for one (see `guarded`). It may give more bytes than asked for."""
+
+    def settimeout(self, seconds: float, /) -> None: ...
+    def sendall(self, data: bytes, /) -> None: ...
+    def recv(self, count: int, flags: int = 0, /) -> bytes: ...
+    def setblocking(self, blocks: bool, /) -> None: ...
+    def close(self) -> None: ...
 
 
 class Connection:
@@ -28,14 +46,13 @@ class Connection:
     that is out of step must be closed.
     """
 
-    def __init__(self, sock: socket.socket, server: str) -> None:
+    def __init__(self, sock: Stream, server: str) -> None:
         self._sock = sock
         self._server = server
         self._buffer = bytearray()
         self._sent = b""
         """The request that has no complete reply yet."""
         self.in_step = True
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def shake_hands(self, who: Identity, deadline: Deadline) -> None:
         """VALIDATE, a PING that shows that a store is at the other end, and a hello."""
@@ -48,6 +65,11 @@ class Connection:
             raise StoreTimeoutError(
                 f"connected, but it gave no answer as a store does within {deadline.seconds:g} s"
             ) from None
+        if answer == LOCKED:
+            raise AccessError(
+                f"the store at {self._server} takes nobody from another machine without the job's secret",
+                hint="give it to this process, in RALLYPOINT_SECRET_FILE or RALLYPOINT_SECRET",
+            )
         if answer != nonce:
             raise ProtocolError(
                 f"{self._server} answers, but not as a store does ({answer!r})",
@@ -130,6 +152,12 @@ class Connection:
                 f"{lost} behind a request that is over a limit: {broken}",
                 hint="send less at once; or raise the limit where the server is started, with `rallypoint "
                 "serve --limit` or the variable RALLYPOINT_LIMITS",
+            )
+        secret = job_secret()
+        if secret is not None and secret.may_only_look:
+            return ConnectionLostError(
+                f"{lost}: this process has a token that may only look",
+                hint="that is enough for `rallypoint status` and `rallypoint web`; all else needs the secret",
             )
         return ConnectionLostError(
             f"{lost}: {reason or 'unknown error'}",

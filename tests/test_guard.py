@@ -1,0 +1,450 @@
+"""The locked door: TLS and a secret, against real sockets, with somebody in the middle as well.
+
+A connection of loopback stays within the machine, where no TLS is spoken. `elsewhere` makes both ends take it
+for one between two machines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from processes import BACKENDS
+from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, RallypointError, UsageError
+from rallypoint.relay.relay import Relay, find_upstream
+from rallypoint.rollcall.question import Question
+from rallypoint.server.core.store import Core
+from rallypoint.server.guard import certificate
+from rallypoint.server.guard import secret as guard
+from rallypoint.server.guard.certificate import server_tls
+from rallypoint.server.guard.secret import Secret, job_secret
+from rallypoint.server.loops import guarded
+from rallypoint.server.loops.guarded import Door
+from rallypoint.server.loops.loop import Loop
+from rallypoint.server.loops.pump import Pump
+from rallypoint.server.machine import addresses
+from rallypoint.server.process.hosting import host_server
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
+from rallypoint.stores.tcp import TCPStore
+from rallypoint.wire.encoding import VALIDATE, pack_i64, request
+from rallypoint.wire.opcodes import Op
+from raw import RawClient
+from threads import running_here
+
+_TEXT, _OTHER = "5e" * 32, "07" * 32
+
+
+@pytest.fixture(autouse=True)
+def _no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_held", [])
+    for name in (guard.SECRET_VARIABLE, guard.FILE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients and servers take each other for processes of another machine."""
+    monkeypatch.setattr(addresses, "TELLS_OWNERS", False)
+    monkeypatch.setattr(guarded, "is_local", lambda _: False)
+
+
+def _locked(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
+    pump = Pump(loop, Core(turn=loop.turn), listeners)
+    pump.door = Door(Secret(_TEXT, "the test"))
+    return pump
+
+
+@pytest.fixture
+def have(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    return partial(monkeypatch.setenv, guard.SECRET_VARIABLE)
+
+
+def _store(port: int, seconds: float = 5.0) -> TCPStore:
+    return TCPStore("127.0.0.1", port, timeout=seconds)
+
+
+# Who comes in ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_with_the_secret_all_is_as_ever(backend: str, have: Callable[[str], None]) -> None:
+    large = os.urandom(3 << 20)
+    have(_TEXT)
+    with running_here(_locked, backend=backend) as port, _store(port) as store, _store(port) as other:
+        store.set("large", large)
+        assert other.get("large") == large
+        assert store.add("n", 2) + other.add("n", 3) == 7
+        waiter = threading.Thread(target=other.wait, args=(["late"],))
+        waiter.start()
+        store.set("late", "x")
+        waiter.join(5)
+        assert not waiter.is_alive()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_without_the_secret_nobody_comes_in(have: Callable[[str], None]) -> None:
+    with running_here(_locked) as port:
+        with pytest.raises(AccessError, match="takes nobody from another machine without the job's secret"):
+            _store(port)
+        with RawClient(port, shake_hands=False) as raw:  # as torch's own client
+            raw.send(VALIDATE)
+            assert raw.read_rest() == b"\x15TLS"
+        have(_OTHER)
+        with pytest.raises(AccessError, match=r"127.0.0.1:\d+ is not trusted: it does not prove"):
+            _store(port)
+        have(_TEXT)
+        with _store(port) as store:
+            assert store.num_keys() == 0
+        seen = look("127.0.0.1", port, Question(), Deadline(5.0))
+    reasons = " ".join(error.reason for error in seen.errors)
+    assert "without the job's secret" in reasons
+    assert "it has another secret" in reasons
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_store_without_a_secret_gets_nothing_from_a_client_with_one(have: Callable[[str], None]) -> None:
+    have(_TEXT)
+    with (
+        running_here(lambda loop, listeners: Pump(loop, Core(turn=loop.turn), listeners)) as port,
+        pytest.raises(AccessError, match="it has no secret, and takes nobody's"),
+    ):
+        _store(port)
+    with _babbling() as port, pytest.raises(AccessError, match="it speaks no TLS"):
+        _store(port)
+
+
+@contextmanager
+def _babbling() -> Iterator[int]:
+    """A server that answers whatever comes with bytes that mean nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def babble() -> None:
+            caller, _ = listener.accept()
+            with closing(caller):
+                caller.recv(1)
+                caller.sendall(b"no tls here")
+                caller.recv(1 << 16)
+
+        thread = threading.Thread(target=babble)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            thread.join()
+
+
+def test_a_client_of_this_machine_needs_none() -> None:
+    """A rank speaks plain TCP, and has nothing to show."""
+    with running_here(_locked) as port, _store(port) as store:
+        assert store.add("n", 1) == 1
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_token_may_look_and_nothing_else(have: Callable[[str], None]) -> None:
+    have(Secret(_TEXT, "the test").look_token)
+    with running_here(_locked) as port:
+        assert look("127.0.0.1", port, Question(), Deadline(5.0)).kind == "server"
+        store = _store(port)
+        asked: list[Callable[[], object]] = [
+            lambda: store.set("k", "v"),
+            lambda: store.check(["k"]),
+            store.num_keys,
+            store.list_keys,
+            lambda: store.delete_key("k"),
+        ]
+        for ask in asked:
+            with pytest.raises(ConnectionLostError, match="a token that may only look"):
+                ask()
+        store.close()
+        with pytest.raises(UsageError, match="a token that may only look"):
+            Door(Secret(Secret(_TEXT, "the test").look_token, "the test"))
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_relay_proves_the_secret_upstream(have: Callable[[str], None]) -> None:
+    """Ranks speak plainly to their relay; the relay does not to the store."""
+    have(_TEXT)
+    with running_here(_locked) as port, _recording(port) as (between, seen):
+        upstream = find_upstream("127.0.0.1", between, 5.0)
+        with running_here(lambda loop, listeners: Relay(loop, upstream, listeners)) as here:
+            with RawClient(here) as rank:
+                rank.send(request(Op.ADD, b"/a-key-of-a-rank", tail=pack_i64(7)))
+                assert rank.read_number() == 7
+            with _store(port) as store:
+                assert store.add("a-key-of-a-rank", 0) == 7
+    assert b"a-key-of-a-rank" not in b"".join(seen)
+
+
+# Somebody in the middle ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _recording(
+    port: int, change: Callable[[bytes], bytes] = lambda data: data
+) -> Iterator[tuple[int, list[bytes]]]:
+    """A port that passes all on, and what it has seen. `change` may change what the clients send."""
+    seen: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            while True:
+                try:
+                    caller, _ = listener.accept()
+                except OSError:
+                    return
+                there = socket.create_connection(("127.0.0.1", port))
+                ends.extend((caller, there))
+                threads.extend((_pump(caller, there, change), _pump(there, caller, lambda data: data)))
+
+        def _pump(
+            source: socket.socket, sink: socket.socket, through: Callable[[bytes], bytes]
+        ) -> threading.Thread:
+            def run() -> None:
+                try:
+                    while data := source.recv(1 << 16):
+                        seen.append(data)
+                        sink.sendall(through(data))
+                except OSError:
+                    pass
+                for sock in (source, sink):
+                    try:
+                        sock.shutdown(socket.SHUT_RDWR)
+                    except OSError:
+                        pass
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            return thread
+
+        ends: list[socket.socket] = []
+        threads: list[threading.Thread] = []
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield listener.getsockname()[1], seen
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+            for thread in threads:
+                thread.join(5)
+            for sock in ends:
+                sock.close()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_listener_in_the_middle_learns_nothing_and_changes_nothing(have: Callable[[str], None]) -> None:
+    flip: list[int] = []
+
+    def change(data: bytes) -> bytes:
+        if not flip:
+            return data
+        flip.pop()
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    have(_TEXT)
+    with running_here(_locked) as port, _recording(port, change) as (between, seen):
+        with _store(between) as store:
+            store.set("a-very-long-key-name", "a-very-secret-value")
+            assert store.get("a-very-long-key-name") == b"a-very-secret-value"
+            flip.append(1)
+            with pytest.raises(RallypointError):
+                store.set("a-very-long-key-name", "changed")
+        with _store(port) as store:
+            assert store.get("a-very-long-key-name") == b"a-very-secret-value"
+        whole = b"".join(seen)
+        for word in (b"a-very-long-key", b"secret-value", b"rallypoint/hello", bytes.fromhex(_TEXT)):
+            assert word not in whole
+
+
+def _believing() -> ssl.SSLContext:
+    """For a client that takes any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_certificate_in_the_middle_is_not_enough(have: Callable[[str], None]) -> None:
+    """Somebody with a certificate of his own, who passes on all that is said, the proofs included."""
+    have(_TEXT)
+    mine = server_tls().context
+    outward = _believing()
+    heard: list[bytes] = []
+    with running_here(_locked) as port, socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def in_the_middle() -> None:
+            caller, _ = listener.accept()
+            with (
+                mine.wrap_socket(caller, server_side=True) as client,
+                socket.create_connection(("127.0.0.1", port)) as sock,
+                outward.wrap_socket(sock) as server,
+            ):
+                server.sendall(client.recv(1 << 10))  # hello
+                client.sendall(server.recv(1 << 10))  # nonce and proof
+                heard.append(client.recv(1 << 10))
+
+        thread = threading.Thread(target=in_the_middle)
+        thread.start()
+        with pytest.raises(AccessError, match="somebody is in between"):
+            _store(listener.getsockname()[1])
+        thread.join(5)
+    assert heard == [b"\x00"]  # no proof, no key
+
+
+# Certificates ----------------------------------------------------------------------------------------------
+
+
+def _signed(folder: Path, name: str, *, days: int, host: str = "127.0.0.1") -> Path:
+    """A certificate and its key, in one file, which is its own authority."""
+    import ipaddress
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(timezone.utc)
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=30))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / f"{name}.pem"
+    pem = serialization.Encoding.PEM
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(pem, *form) + made.public_bytes(pem))
+    return path
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(
+    ("days", "host", "told"),
+    [
+        (30, "127.0.0.1", ""),
+        (-1, "127.0.0.1", "certificate has expired"),
+        (30, "127.0.0.9", "IP address mismatch"),
+    ],
+    ids=["good", "expired", "of-another-host"],
+)
+def test_the_users_own_certificate_is_verified(
+    days: int,
+    host: str,
+    told: str,
+    have: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    have(_TEXT)
+    path = _signed(tmp_path, "mine", days=days, host=host)
+    monkeypatch.setenv(certificate.CERTIFICATE_VARIABLE, str(path))
+    monkeypatch.setenv(certificate.AUTHORITY_VARIABLE, str(path))
+    with running_here(_locked) as port:
+        if told:
+            with pytest.raises(AccessError, match=f"its certificate is refused: .*{told}"):
+                _store(port)
+        else:
+            with _store(port) as store:
+                assert store.add("n", 1) == 1
+            monkeypatch.setenv(certificate.AUTHORITY_VARIABLE, str(_signed(tmp_path, "other", days=9)))
+            with pytest.raises(AccessError, match="its certificate is refused"):
+                _store(port)
+
+
+def test_a_certificate_is_made_by_the_package_or_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    for make in (certificate._make_by_package, certificate._make_by_program):
+        monkeypatch.setattr(certificate, "_make", make)
+        assert len(server_tls().certificate) == 32
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match="no certificate could be made"):
+        server_tls()
+    monkeypatch.setenv(certificate.CERTIFICATE_VARIABLE, "/no/such/file")
+    with pytest.raises(UsageError, match=r"'/no/such/file' .* cannot be used: No such file"):
+        server_tls()
+
+
+# The secret itself -----------------------------------------------------------------------------------------
+
+
+def _run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "rallypoint", *words], capture_output=True, text=True, env=environ, timeout=60
+    )
+
+
+def test_the_command_makes_a_secret_and_its_token(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    made = _run("secret", "--output", str(path))
+    assert (made.returncode, made.stdout, made.stderr) == (0, "", "")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert _run("secret", "--output", str(path)).returncode == 1  # none is written over
+    token = _run("secret", "--look", RALLYPOINT_SECRET_FILE=str(path)).stdout.strip()
+    assert token == Secret(path.read_text(), "the file").look_token
+    assert re.fullmatch(r"[0-9a-f]{64}", _run("secret").stdout.strip())
+    assert _run("secret", "--look").returncode == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell who may read a file")
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_file_that_others_may_read_is_no_secret(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "secret"
+    path.write_text(_TEXT)
+    monkeypatch.setenv(guard.FILE_VARIABLE, str(path))
+    path.chmod(0o600)
+    found = job_secret()
+    assert found is not None
+    assert found.text == _TEXT
+    path.chmod(mode)
+    with pytest.raises(UsageError, match="others than its owner may read or write it"):
+        job_secret()
+
+
+@pytest.mark.parametrize("text", ["abc", _TEXT[:-1], _TEXT + "0", "x" * 64, "look-5e", "token-" + _TEXT])
+def test_what_is_no_secret_is_not_repeated(text: str) -> None:
+    with pytest.raises(UsageError, match="holds no secret") as refused:
+        Secret(text, "the variable")
+    assert text not in str(refused.value)
+
+
+def test_a_server_process_gets_it_through_a_pipe(have: Callable[[str], None]) -> None:
+    """It is neither in the command line nor in the environment of the process; and it is on no `repr`."""
+    have(_TEXT)
+    server = host_server("0.0.0.0", 0)
+    try:
+        if sys.platform == "linux":
+            for name in ("cmdline", "environ"):
+                assert _TEXT.encode() not in Path(f"/proc/{server.pid}/{name}").read_bytes()
+        with socket.create_connection(server.address) as sock, _believing().wrap_socket(sock) as tls:
+            assert tls.version() == "TLSv1.3"  # so it has the secret
+    finally:
+        server.release()
+    assert _TEXT not in repr(job_secret())
+
+
+def test_a_store_that_cannot_be_reached_is_no_matter_of_trust(have: Callable[[str], None]) -> None:
+    have(_TEXT)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ConnectError, match="nothing listens there"):
+        _store(port, 0.3)

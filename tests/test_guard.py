@@ -25,7 +25,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from processes import BACKENDS
+from jobs import free_port, job
+from namespaces import two_machines
+from processes import BACKENDS, end
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, RallypointError, UsageError
 from rallypoint.relay.relay import Relay, find_upstream
 from rallypoint.rollcall.question import Question
@@ -33,7 +35,7 @@ from rallypoint.server.core.store import Core
 from rallypoint.server.guard import certificate
 from rallypoint.server.guard import secret as guard
 from rallypoint.server.guard.certificate import server_tls
-from rallypoint.server.guard.secret import Secret, job_secret
+from rallypoint.server.guard.secret import Secret, job_secret, make_secret
 from rallypoint.server.loops import guarded
 from rallypoint.server.loops.guarded import Door
 from rallypoint.server.loops.loop import Loop
@@ -45,7 +47,7 @@ from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import VALIDATE, pack_i64, request
 from rallypoint.wire.opcodes import Op
-from raw import RawClient
+from raw import RawClient, until
 from threads import running_here
 
 _TEXT, _OTHER = "5e" * 32, "07" * 32
@@ -448,3 +450,67 @@ def test_a_store_that_cannot_be_reached_is_no_matter_of_trust(have: Callable[[st
         port = listener.getsockname()[1]
     with pytest.raises(ConnectError, match="nothing listens there"):
         _store(port, 0.3)
+
+
+# A whole job -----------------------------------------------------------------------------------------------
+
+_RANK = """
+import os, socket
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+store = dist.distributed_c10d._get_default_store()
+store.set(f"the-key-of-{rank}", f"the-value-of-{rank}")
+others = store.get(f"the-key-of-{1 - rank}").decode()
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
+    plain.sendto(b"seen on the wire", (os.environ["MASTER_ADDR"], 9))
+print("got", others, "secret", os.environ.get("RALLYPOINT_SECRET"), flush=True)
+dist.barrier()
+"""
+
+# Prints all that passes an interface, until it is ended.
+_CAPTURE = """
+import os, socket, sys
+with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as wire:
+    wire.bind((sys.argv[1], 0))
+    os.write(1, b"ready")
+    while True:
+        os.write(1, wire.recv(1 << 17))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+def test_a_job_with_a_secret_tells_the_wire_nothing(tmp_path: Path) -> None:
+    """Two machines, unmodified ranks; a capture of the cable; and a stranger at the meeting place."""
+    secret = make_secret()
+    with two_machines() as machines, job(tmp_path) as running, (tmp_path / "wire").open("w+b") as wire:
+        if machines[0] == machines[1]:
+            pytest.skip("network namespaces need root")
+        capture = subprocess.Popen(
+            [*machines[1].prefix, sys.executable, "-c", _CAPTURE, machines[1].interface], stdout=wire
+        )
+        try:
+            until(lambda: os.fstat(wire.fileno()).st_size, "the capture")
+            endpoint = f"{machines[0].address}:{free_port()}"
+            options = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint)
+            for machine in machines:
+                environ = {"RALLYPOINT_SECRET": secret, "GLOO_SOCKET_IFNAME": machine.interface}
+                running.start(_RANK, options, environ, ("-m", "rallypoint", "run"), machine.prefix)
+            stranger = [*machines[1].prefix, sys.executable, "-m", "rallypoint", "kv", "list"]
+            until(lambda: "got" in running.logs(), "a rank", 90.0)
+            refused = subprocess.run(
+                [*stranger, "--store", endpoint], capture_output=True, text=True, timeout=60
+            )
+            assert running.wait() == [0, 0], running.logs()
+            for number in (0, 1):
+                assert f"got the-value-of-{1 - number} secret None" in running.log(number)
+        finally:
+            end(capture)
+        wire.seek(0)
+        seen = wire.read()
+    assert refused.returncode == 1
+    assert "takes nobody from another machine without the job's secret" in refused.stderr
+    assert b"seen on the wire" in seen  # so the capture works
+    for word in (b"the-key-of", b"the-value-of", b"rallypoint/", secret.encode(), bytes.fromhex(secret)):
+        assert word not in seen

@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -60,9 +61,13 @@ def server_tls(environ: Mapping[str, str] = os.environ) -> ServerTls:
 
 def client_context(environ: Mapping[str, str] = os.environ) -> ssl.SSLContext:
     """For clients: certificates are verified if RALLYPOINT_TLS_CA names who signs them."""
+    return _client_context(environ.get(AUTHORITY_VARIABLE))
+
+
+@lru_cache(maxsize=1)  # to make one takes as long as a fifth of a handshake
+def _client_context(authority: str | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    authority = environ.get(AUTHORITY_VARIABLE)
     if not authority:  # the proof of the secret decides
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -512,5 +512,11 @@ def test_a_job_with_a_secret_tells_the_wire_nothing(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "takes nobody from another machine without the job's secret" in refused.stderr
     assert b"seen on the wire" in seen  # so the capture works
-    for word in (b"the-key-of", b"the-value-of", b"rallypoint/", secret.encode(), bytes.fromhex(secret)):
+    for word in (
+        b"the-key-of",
+        b"the-value-of",
+        b"rallypoint/meeting",
+        secret.encode(),
+        bytes.fromhex(secret),
+    ):
         assert word not in seen

@@ -9,6 +9,7 @@ TYPE_CHECKING = False  # as in typing, which takes almost as long to import as P
 
 if TYPE_CHECKING:
     from rallypoint.errors import (
+        AccessError,
         BindError,
         ConnectError,
         ConnectionLostError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rallypoint.stores.tcp import TCPStore
 
 __all__ = [
+    "AccessError",
     "BindError",
     "ConnectError",
     "ConnectionLostError",

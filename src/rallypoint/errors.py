@@ -46,6 +46,10 @@ class ConnectError(RallypointError, ConnectionError):
     """No store server could be reached. The message lists each address that was tried."""
 
 
+class OtherUserError(RallypointError):
+    """The process at the other end belongs to another user of this machine, who is not trusted."""
+
+
 class ConnectionLostError(RallypointError, ConnectionError):
     """The connection ended in the middle of an operation, which may or may not have been carried out."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.cli.command import Argument
 from rallypoint.server.loops.backend import Choice, choose, make_loop
 from rallypoint.server.loops.loop import Loop
@@ -21,6 +23,27 @@ BACKEND = Argument(
     help="libuv (uvloop, winloop), legacy (standard library), or as USE_LIBUV says and what is there.",
 )
 LIMIT = Argument("--limit", action="append", metavar="NAME=VALUE", help="Change a limit; may be repeated.")
+
+ALLOW_USER = Argument(
+    "--allow-user",
+    action="append",
+    metavar="NAME|UID",
+    help="Another user of this machine who may connect, besides yourself and root; may be repeated. "
+    f"[env var: {USERS_VARIABLE}]",
+)
+INSECURE = Argument(
+    "--insecure",
+    action="store_true",
+    help=f"Let every user of this machine connect. [env var: {INSECURE_VARIABLE}]",
+)
+
+
+def set_access(allow_user: list[str] | None, insecure: bool) -> None:
+    """Let these options hold for this process and all that it starts."""
+    if allow_user:
+        os.environ[USERS_VARIABLE] = ",".join(allow_user)
+    if insecure:
+        os.environ[INSECURE_VARIABLE] = "1"
 
 
 def host_option(default: str, help: str) -> Argument:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import logging
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.foreground import BACKEND, LIMIT, announce, host_option, logger, open_loop, port_option
+from rallypoint.cli.foreground import (
+    ALLOW_USER,
+    BACKEND,
+    INSECURE,
+    LIMIT,
+    announce,
+    host_option,
+    logger,
+    open_loop,
+    port_option,
+    set_access,
+)
 from rallypoint.launch.endpoint import parse_place
 from rallypoint.relay.hosting import UPSTREAM_SECONDS
 from rallypoint.relay.passing import make_relay
@@ -27,13 +38,24 @@ from rallypoint.server.process.startup import limits_of_environment, settle_in
     port_option(0),
     BACKEND,
     LIMIT,
+    ALLOW_USER,
+    INSECURE,
 )
-def relay(upstream: str, host: str, port: int, backend: str, limit: list[str] | None) -> None:
+def relay(
+    upstream: str,
+    host: str,
+    port: int,
+    backend: str,
+    limit: list[str] | None,
+    allow_user: list[str] | None,
+    insecure: bool,
+) -> None:
     """Relay between clients here and a store elsewhere, until SIGINT or SIGTERM.
 
     Prints one line on standard output when it is ready; logs to standard error.
     """
     settle_in(logging.INFO)
+    set_access(allow_user, insecure)
     limits = limits_of_environment().override(limit or ())
     place = find_upstream(*parse_place(upstream, "--upstream"), UPSTREAM_SECONDS)
     listeners = listen(host, port)

@@ -6,7 +6,18 @@ import logging
 from contextlib import ExitStack
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.foreground import BACKEND, LIMIT, announce, host_option, logger, open_loop, port_option
+from rallypoint.cli.foreground import (
+    ALLOW_USER,
+    BACKEND,
+    INSECURE,
+    LIMIT,
+    announce,
+    host_option,
+    logger,
+    open_loop,
+    port_option,
+    set_access,
+)
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.process.binding import describe, listen, reachable_at
@@ -36,13 +47,25 @@ from rallypoint.server.reporting.events import Events
         metavar="PORT",
         help="Show who is here on a page at this port of localhost; 0 takes a free one.",
     ),
+    ALLOW_USER,
+    INSECURE,
 )
-def serve(host: str, port: int, backend: str, limit: list[str] | None, events: str, web: int | None) -> None:
+def serve(
+    host: str,
+    port: int,
+    backend: str,
+    limit: list[str] | None,
+    events: str,
+    web: int | None,
+    allow_user: list[str] | None,
+    insecure: bool,
+) -> None:
     """Serve a TCPStore until SIGINT or SIGTERM.
 
     Prints one line on standard output when it is ready; logs to standard error.
     """
     settle_in(logging.INFO)
+    set_access(allow_user, insecure)
     limits = limits_of_environment().override(limit or ())
     listeners = listen(host, port)
     log = Events(events)

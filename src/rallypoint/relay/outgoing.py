@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from rallypoint.errors import ConnectionLostError, OtherUserError
+from rallypoint.server.guard import check_server
 from rallypoint.server.loops.link import NOT_NOW
 from rallypoint.server.loops.listening import set_options
 from rallypoint.server.loops.loop import Loop
+from rallypoint.stores.client.connecting import format_address
 
 Address = tuple[int, Any]
 """The family and the address of a socket."""
@@ -54,6 +57,7 @@ class Outgoing:
         self._on_closed = on_closed
         self._sock: socket.socket | None = None
         self._is_open = False
+        self._has_answered = False
         self._is_closed = False
         self._unsent = bytearray()
         self._dial("there is no address to connect to")
@@ -129,8 +133,9 @@ class Outgoing:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not code and _has_met_itself(sock):
             code = errno.ECONNREFUSED
-        if code:
-            self._try_next(os.strerror(code))
+        why = os.strerror(code) if code else _objection(sock)
+        if why:
+            self._try_next(why)
             return
         self._is_open = True
         self._left = []
@@ -150,10 +155,13 @@ class Outgoing:
         except OSError as error:
             self._fail(error)
             return
-        if data:
-            self._on_data(data)
-        else:
+        if not data:
             self._end("it was closed at the other end")
+        elif not self._has_answered and (why := _objection(self._sock)):
+            self._end(why)
+        else:
+            self._has_answered = True
+            self._on_data(data)
 
     def _on_writable(self) -> None:
         assert self._sock is not None
@@ -178,6 +186,17 @@ class Outgoing:
         if not self._is_closed:
             self._is_closed = True
             self._on_closed(why)
+
+
+def _objection(sock: socket.socket) -> str:
+    """Why a server is not to be used; empty if it is. To be asked again when the server has answered."""
+    try:
+        check_server(sock, format_address(*sock.getpeername()[:2]))
+    except (OtherUserError, ConnectionLostError) as error:
+        return error.message
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _has_met_itself(sock: socket.socket) -> bool:

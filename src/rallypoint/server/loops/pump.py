@@ -17,12 +17,13 @@ from types import FrameType
 from typing import Any, Final, Generic
 
 import rallypoint
-from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.errors import LimitError, OtherUserError, ProtocolError
 from rallypoint.server.core.about import About
 from rallypoint.server.core.clients import Client, ClientT
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Close, CoreFault, GoOn, Other, Pause, Work
+from rallypoint.server.guard import ClientGuard, access_of_environment
 from rallypoint.server.loops.backlog import Backlog, Reason
 from rallypoint.server.loops.link import Link, Socket
 from rallypoint.server.loops.listening import Listening
@@ -60,6 +61,7 @@ class Pump(Generic[ClientT]):
         self.core = core
         self.unanswered: set[Link[ClientT]] = set()
         self._links: dict[Client, Link[ClientT]] = {}
+        self._guard = ClientGuard(access_of_environment())
         self._listening = Listening(loop, listeners, self._links, self._welcome)
         self._names = ProcessNames(loop, core, listeners)
         self._events = events or Events()
@@ -105,6 +107,7 @@ class Pump(Generic[ClientT]):
         self.drop_all()
         self._names.close()
         self._listening.close()
+        self._guard.close()
         self.core.journal.stopped()
         self.deliver()
         self._events.close()
@@ -289,9 +292,11 @@ class Pump(Generic[ClientT]):
         try:
             if self.loop.capacity is not None and len(self._links) >= self.loop.capacity:
                 raise LimitError(f"this system's select() watches no more than {self.loop.capacity} clients")
+            self._guard.check(sock)
             client = self.core.open(peer)
-        except LimitError as error:
-            logger.warning("refused %s: %s", peer, error.message, extra={"peer": peer})
+        except (LimitError, OtherUserError) as error:
+            hint = f". hint: {error.hint}" if error.hint else ""
+            logger.warning("refused %s: %s%s", peer, error.message, hint, extra={"peer": peer})
             self.core.note_error(peer, f"refused: {error.message}")
             sock.close()
             return

@@ -40,9 +40,10 @@ _HEAD: Final = struct.Struct("=IHHII")
 """Of each message: length, type, flags, number, port."""
 _KIND: Final = struct.Struct("=BBxxI")
 """Of a question: family, protocol, states."""
-_PORTS: Final = struct.Struct("!HH")
-_TAIL: Final = struct.Struct("=III")
-"""Interface and cookie, behind both addresses."""
+_ENDS: Final = struct.Struct("!HH16s16s")
+"""The ports and the addresses of both ends."""
+_REST: Final = struct.Struct("=III")
+"""Interface and cookie."""
 _ANSWER: Final = struct.Struct("=xB62xII")
 """State, user and inode; the addresses and counts between them are of no interest."""
 _STATUS: Final = struct.Struct("=i")
@@ -138,7 +139,7 @@ class SocketTable:
     def _is_there(self) -> bool:
         """Whether this kernel has the table: it says ENOENT as well if it does not."""
         if not self._answers:
-            nothing = _KIND.pack(socket.AF_INET, socket.IPPROTO_TCP, 0) + bytes(48)
+            nothing = _KIND.pack(socket.AF_INET, socket.IPPROTO_TCP, 0) + bytes(_ENDS.size + _REST.size)
             kind, content = self._ask(_REQUEST | _DUMP, nothing)
             self._answers = kind == _DONE and _STATUS.unpack_from(content)[0] >= 0
         return self._answers
@@ -170,22 +171,23 @@ def _open_netlink() -> socket.socket | None:
 
 
 def _question(local: Address, remote: Address) -> bytes:
-    sides = _plain(local), _plain(remote)
-    family = socket.AF_INET6 if ":" in sides[0] else socket.AF_INET
-    addresses = b"".join(socket.inet_pton(family, each).ljust(16, b"\0") for each in sides)
+    hosts = _plain(local), _plain(remote)
+    family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
+    addresses = (socket.inet_pton(family, host) for host in hosts)
     interface = local[3] if len(local) > 3 else 0  # of a link-local address
     return (
         _KIND.pack(family, socket.IPPROTO_TCP, _ALL_STATES)
-        + _PORTS.pack(local[1], remote[1])
-        + addresses
-        + _TAIL.pack(interface, _NO_COOKIE, _NO_COOKIE)
+        + _ENDS.pack(local[1], remote[1], *addresses)
+        + _REST.pack(interface, _NO_COOKIE, _NO_COOKIE)
     )
 
 
 def _plain(address: Address) -> str:
     """The host, without its scope. IPv4 as it is, also on a socket of IPv6: the ends may differ in that."""
-    host: str = address[0].partition("%")[0]
-    return host.removeprefix("::ffff:") if "." in host else host
+    host: str = address[0]
+    if ":" not in host:
+        return host
+    return host.removeprefix("::ffff:") if "." in host else host.partition("%")[0]
 
 
 def _within_machine(local: Address, remote: Address) -> bool:

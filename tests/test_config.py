@@ -63,10 +63,12 @@ OWN_VARIABLES = {
     "patch": "RALLYPOINT_PATCH",
     "client": "RALLYPOINT_CLIENT",
     "use_libuv": "USE_LIBUV",
+    "allow_user": "RALLYPOINT_ALLOW_USER",
+    "insecure": "RALLYPOINT_INSECURE",
 }
 
 
-def test_variables_are_those_of_torchrun_and_five_of_our_own() -> None:
+def test_variables_are_those_of_torchrun_and_seven_of_our_own() -> None:
     expected = {option.name: f"PET_{option.name.upper()}" for option in OPTIONS} | OWN_VARIABLES
     assert {option.name: option.variable for option in OPTIONS} == expected
 
@@ -92,6 +94,7 @@ ALLOWED = [
     ("use_libuv", "AUTO", "auto"),
     ("use_libuv", "On", "1"),
     ("use_libuv", "False", "0"),
+    ("allow_user", "ada, 1001", "ada, 1001"),
 ]
 
 
@@ -116,6 +119,8 @@ REFUSED = {
     "patch": ("Always", "autoalways"),
     "client": ("c++",),
     "use_libuv": ("", "2", "libuv"),
+    "allow_user": ("", "ada,", "ada bob"),
+    "insecure": ("", "yes"),
 }
 
 

@@ -28,19 +28,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jobs import free_port, job
 from namespaces import two_machines
 from processes import BACKENDS, end
+from rallypoint.access import NoUser
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, RallypointError, UsageError
 from rallypoint.relay.relay import Relay, find_upstream
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.store import Core
-from rallypoint.server.guard import certificate
+from rallypoint.server.guard import certificate, other_users
 from rallypoint.server.guard import secret as guard
 from rallypoint.server.guard.certificate import server_tls
 from rallypoint.server.guard.secret import Secret, job_secret, make_secret
-from rallypoint.server.loops import guarded
+from rallypoint.server.loops import pump
 from rallypoint.server.loops.guarded import Door
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
-from rallypoint.server.machine import addresses
+from rallypoint.server.machine.socket_owner import SocketTable
 from rallypoint.server.process.hosting import host_server
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
@@ -63,14 +64,15 @@ def _no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients and servers take each other for processes of another machine."""
-    monkeypatch.setattr(addresses, "TELLS_OWNERS", False)
-    monkeypatch.setattr(guarded, "is_local", lambda _: False)
+    monkeypatch.setattr(other_users, "_system_tells", lambda: False)
+    monkeypatch.setattr(pump, "is_local", lambda _: False)
+    monkeypatch.setattr(SocketTable, "client_of", lambda *_: NoUser.ELSEWHERE)
 
 
 def _locked(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
-    pump = Pump(loop, Core(turn=loop.turn), listeners)
-    pump.door = Door(Secret(_TEXT, "the test"))
-    return pump
+    server = Pump(loop, Core(turn=loop.turn), listeners)
+    server.door = Door(Secret(_TEXT, "the test"))
+    return server
 
 
 @pytest.fixture

@@ -96,4 +96,4 @@ class LimitError(ProtocolError):
 
 
 class AccessError(ProtocolError):
-    """The peer did not prove that it belongs to the job, or it refused this process."""
+    """The peer did not prove that it belongs to the job, is another user's, or refused this process."""

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.cli.command import Argument
+from rallypoint.errors import UsageError
+from rallypoint.server.guard.other_users import access_of_environment
+from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import Choice, choose, make_loop
 from rallypoint.server.loops.loop import Loop
+from rallypoint.server.machine.addresses import is_loopback
+from rallypoint.server.process.binding import addresses_for, listen
 from rallypoint.stores.client.connecting import format_address
 
 logger = logging.getLogger("rallypoint.server")
@@ -21,6 +28,40 @@ BACKEND = Argument(
     help="libuv (uvloop, winloop), legacy (standard library), or as USE_LIBUV says and what is there.",
 )
 LIMIT = Argument("--limit", action="append", metavar="NAME=VALUE", help="Change a limit; may be repeated.")
+
+ALLOW_USER = Argument(
+    "--allow-user",
+    action="append",
+    metavar="NAME|UID",
+    help="Another user of this machine who may connect, besides yourself and root; may be repeated. "
+    f"[env var: {USERS_VARIABLE}]",
+)
+INSECURE = Argument(
+    "--insecure",
+    action="store_true",
+    help="Let every user of this machine connect; and, without a secret, every machine that can reach it. "
+    f"[env var: {INSECURE_VARIABLE}]",
+)
+
+
+def set_access(allow_user: list[str] | None, insecure: bool) -> None:
+    """Let these options hold for this process and all that it starts."""
+    if allow_user:
+        os.environ[USERS_VARIABLE] = ",".join(allow_user)
+    if insecure:
+        os.environ[INSECURE_VARIABLE] = "1"
+
+
+def listen_safely(host: str, port: int) -> list[socket.socket]:
+    """As `listen` does; UsageError if other machines could come in unproved, and nobody has said they may."""
+    is_open = not all(map(is_loopback, addresses_for(host).addresses))
+    if is_open and job_secret() is None and not access_of_environment().insecure:
+        raise UsageError(
+            f"with --host {host}, whoever reaches this machine could read and change the store",
+            hint="give it a secret (`rallypoint secret --help`); or say --insecure, if all who reach it are "
+            "trusted; or serve this machine alone, with --host localhost",
+        )
+    return listen(host, port)
 
 
 def host_option(default: str, help: str) -> Argument:

@@ -5,13 +5,25 @@ from __future__ import annotations
 import logging
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.foreground import BACKEND, LIMIT, announce, host_option, logger, open_loop, port_option
+from rallypoint.cli.foreground import (
+    ALLOW_USER,
+    BACKEND,
+    INSECURE,
+    LIMIT,
+    announce,
+    host_option,
+    listen_safely,
+    logger,
+    open_loop,
+    port_option,
+    set_access,
+)
 from rallypoint.launch.endpoint import parse_place
 from rallypoint.relay.hosting import UPSTREAM_SECONDS
 from rallypoint.relay.passing import make_relay
 from rallypoint.relay.relay import find_upstream
 from rallypoint.server.guard.secret import take_secret
-from rallypoint.server.process.binding import describe, listen
+from rallypoint.server.process.binding import describe
 from rallypoint.server.process.startup import door_for, limits_of_environment, settle_in
 
 
@@ -28,17 +40,28 @@ from rallypoint.server.process.startup import door_for, limits_of_environment, s
     port_option(0),
     BACKEND,
     LIMIT,
+    ALLOW_USER,
+    INSECURE,
 )
-def relay(upstream: str, host: str, port: int, backend: str, limit: list[str] | None) -> None:
+def relay(
+    upstream: str,
+    host: str,
+    port: int,
+    backend: str,
+    limit: list[str] | None,
+    allow_user: list[str] | None,
+    insecure: bool,
+) -> None:
     """Relay between clients here and a store elsewhere, until SIGINT or SIGTERM.
 
     Prints one line on standard output when it is ready; logs to standard error.
     """
     settle_in(logging.INFO)
+    set_access(allow_user, insecure)
     limits = limits_of_environment().override(limit or ())
     take_secret()
     place = find_upstream(*parse_place(upstream, "--upstream"), UPSTREAM_SECONDS)
-    listeners = listen(host, port)
+    listeners = listen_safely(host, port)
     loop = open_loop(backend)
     pump = make_relay(loop, place, listeners, limits)
     pump.door = door_for(listeners)

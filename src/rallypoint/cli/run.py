@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import reports
@@ -24,10 +25,11 @@ from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import Reports
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
+from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
 
-_FOR_COMMANDS = ("patch", "client", "use_libuv")
+_FOR_COMMANDS = ("patch", "client", "use_libuv", "allow_user", "insecure")
 
 _TRACEBACK_LINES = 12
 _FIRST_REMARK = 30.0  # seconds; then twice as long each time
@@ -112,6 +114,11 @@ def _environment(settings: Settings, target: Program, folder: str) -> dict[str, 
     switches = {PATCH_VARIABLE: settings.patch.text, CLIENT_VARIABLE: settings.client.text}
     if settings.use_libuv.value != "auto":
         switches[LIBUV_VARIABLE] = settings.use_libuv.text
+    if settings.insecure.value:
+        switches[INSECURE_VARIABLE] = "1"
+    if settings.allow_user.value:
+        switches[USERS_VARIABLE] = settings.allow_user.text
+        access_of_environment(switches)  # a user who does not exist is told here, and not by every process
     return {**inject(environ), **switches, reports.VARIABLE: folder}
 
 

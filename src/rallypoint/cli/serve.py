@@ -6,11 +6,23 @@ import logging
 from contextlib import ExitStack
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.foreground import BACKEND, LIMIT, announce, host_option, logger, open_loop, port_option
+from rallypoint.cli.foreground import (
+    ALLOW_USER,
+    BACKEND,
+    INSECURE,
+    LIMIT,
+    announce,
+    host_option,
+    listen_safely,
+    logger,
+    open_loop,
+    port_option,
+    set_access,
+)
 from rallypoint.server.core.store import Core
 from rallypoint.server.guard.secret import take_secret
 from rallypoint.server.loops.pump import Pump, about_this_process
-from rallypoint.server.process.binding import describe, listen, reachable_at
+from rallypoint.server.process.binding import describe, reachable_at
 from rallypoint.server.process.startup import EVENTS_VARIABLE, door_for, limits_of_environment, settle_in
 from rallypoint.server.reporting.events import Events
 
@@ -37,16 +49,28 @@ from rallypoint.server.reporting.events import Events
         metavar="PORT",
         help="Show who is here on a page at this port of localhost; 0 takes a free one.",
     ),
+    ALLOW_USER,
+    INSECURE,
 )
-def serve(host: str, port: int, backend: str, limit: list[str] | None, events: str, web: int | None) -> None:
+def serve(
+    host: str,
+    port: int,
+    backend: str,
+    limit: list[str] | None,
+    events: str,
+    web: int | None,
+    allow_user: list[str] | None,
+    insecure: bool,
+) -> None:
     """Serve a TCPStore until SIGINT or SIGTERM.
 
     Prints one line on standard output when it is ready; logs to standard error.
     """
     settle_in(logging.INFO)
+    set_access(allow_user, insecure)
     limits = limits_of_environment().override(limit or ())
     take_secret()
-    listeners = listen(host, port)
+    listeners = listen_safely(host, port)
     log = Events(events)
     loop = open_loop(backend)
     core = Core(limits, loop.turn, about_this_process(loop), wants_events=log.are_wanted)

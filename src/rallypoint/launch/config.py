@@ -91,6 +91,8 @@ class Settings:
     patch: Setting[str]
     client: Setting[str]
     use_libuv: Setting[str]
+    allow_user: Setting[str]
+    insecure: Setting[bool]
     passed_on: Mapping[str, Setting[object]] = field(default_factory=dict)
     """torchrun's other options by name, as they were given; True for one without a value."""
     variables: Mapping[str, Setting[str]] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import DEFAULT_PORT, IPV6, Endpoint, parse_endpoint
 from rallypoint.launch.endpoint import HOST as HOST_NAME
@@ -146,6 +147,8 @@ class Option:
     help: str
     variable: str = ""
     short: str = ""
+    repeats: bool = False
+    """Whether an option given twice has both values, with a comma between them; else the last counts."""
 
     def __post_init__(self) -> None:
         if not self.variable:
@@ -251,6 +254,24 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "Which backend serves: 1 libuv, 0 the standard library, auto what is there.",
         LIBUV_VARIABLE,
     ),
+    Option(
+        "allow_user",
+        "NAME|UID,...",
+        _like(r"[^\s,]+(\s*,\s*[^\s,]+)*"),
+        "",
+        "Other users of this machine who may take part, and whose servers may be joined, besides yourself "
+        "and root; may be repeated.",
+        USERS_VARIABLE,
+        repeats=True,
+    ),
+    Option(
+        "insecure",
+        "",
+        _switch,
+        False,
+        "Let every user of this machine take part, and join a server whoever holds it.",
+        INSECURE_VARIABLE,
+    ),
 )
 """What the command line, the environment and a file can say."""
 
@@ -312,10 +333,10 @@ def split_arguments(arguments: Sequence[str]) -> CommandLine:
     """Take apart what follows `rallypoint run`.
 
     Options end at the first word that is none: it is the script, or with -m the module, and all that
-    follows belongs to it; behind a `--` stands a command. Of an option given twice, the last counts. An
-    option that is not in the table takes the next word as its value, unless that begins with - or ends in
-    .py. UsageError for an option of the table that lacks its value, and for a missing or double target.
-    The values themselves are not looked at: `rallypoint.launch.config.settle` does that.
+    follows belongs to it; behind a `--` stands a command. Of an option given twice, the last counts, unless
+    it `repeats`. An option that is not in the table takes the next word as its value, unless that begins
+    with - or ends in .py. UsageError for an option of the table that lacks its value, and for a missing or
+    double target. The values themselves are not looked at: `rallypoint.launch.config.settle` does that.
     """
     words = deque(arguments)
     given: dict[str, str | bool] = {}
@@ -323,7 +344,9 @@ def split_arguments(arguments: Sequence[str]) -> CommandLine:
         name, value = _take_option(words)
         if name == "help":
             return CommandLine(help=True)
-        given[name] = value
+        option = _KNOWN.get(name)
+        repeats = option is not None and option.repeats and name in given
+        given[name] = f"{given[name]},{value}" if repeats else value
     check_backend(given.pop("rdzv_backend", BACKEND))
     as_module, show_config, json = (
         bool(given.pop(name, False)) for name in ("module", "show_config", "json")

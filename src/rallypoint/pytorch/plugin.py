@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from rallypoint.access import INSECURE_VARIABLE
 from rallypoint.errors import (
     ConnectError,
     ConnectionLostError,
@@ -51,6 +52,7 @@ from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_o
 from rallypoint.pytorch.attendance import AGENTS, RollCall
 from rallypoint.pytorch.substitution import StoreParameters, find_fault, make_store
 from rallypoint.rollcall.identity import Role
+from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.guard.secret import job_secret, take_secret
 from rallypoint.server.loops.backend import parse_switch
 from rallypoint.server.process.binding import is_this_machine
@@ -117,6 +119,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._lost: list[LostServer] = []
         self._head: Endpoint | None = None  # the store of the round, if its ranks know a relay alone
         self._roll_call: RollCall | None = None
+        self._has_warned = False
 
     def get_backend(self) -> str:
         return BACKEND
@@ -200,7 +203,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         wanted = StoreParameters(*place, timeout=patience, use_libuv=False)
         store = make_store(wanted, client_of(), Patch.AUTO, Role.AGENT)
         self._agent_store = store  # C++ keeps no Python object alive
-        if met.rank == 0:  # one machine is enough for the roll call
+        if met.rank == 0:  # one machine is enough to warn, and for the roll call
+            self._warn_of_openness(met, store_place)
             self._roll_call = RollCall(store_place, met.number, met.members)
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),
@@ -208,6 +212,16 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             len(met.members),
             RendezvousStoreInfo(*store_place),
         )
+
+    def _warn_of_openness(self, met: Round, store: Endpoint) -> None:
+        if len(met.members) > 1 and not self._has_warned and job_secret() is None:
+            self._has_warned = True
+            if not access_of_environment().insecure:
+                logger.warning(
+                    "whoever reaches %s can read and change this job's store; `rallypoint secret` helps, and "
+                    "%s=1 ends this warning",
+                    *(store, INSECURE_VARIABLE),
+                )
 
     def _wants_relay(self, met: Round) -> bool:
         if patch_of() is Patch.NEVER:  # the workers' torch would not find the relay

@@ -8,6 +8,9 @@ place. A torch that works is left alone, unless RALLYPOINT_PATCH or RALLYPOINT_C
 Where the launcher has started a relay on this machine, a client of the job's store connects to the relay,
 and goes on naming the store as its host and port. All other stores are where the caller says.
 
+Another user of this machine may hold the port at which a client looks for its store. So the user who listens
+there is looked at first; see `rallypoint.server.guard.other_users`.
+
 Every store that comes up sends its identity, as our own client does: one request, which is harmless to
 torch's own server.
 
@@ -20,6 +23,8 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
@@ -34,7 +39,9 @@ from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.rollcall.identity import Role, hello_key
 from rallypoint.server.loops.backend import Choice, choose
+from rallypoint.stores.client.connecting import check_listeners
 from rallypoint.stores.client.connection import STORE_VARIABLE
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.client.relayed import relay_for, relay_hint
 from rallypoint.stores.tcp import TCPStore
@@ -131,6 +138,7 @@ def find_fault(host: str, port: int) -> Fault | None:
 
     Found by trying it: a version number does not tell how a torch was built.
     """
+    check_listeners(host, port, Deadline(_TRIAL_SECONDS))
     try:
         # A client as torch makes it by default, which is dropped again.
         _init(_new(_TorchStore), host, port, None, False, timedelta(seconds=_TRIAL_SECONDS))
@@ -210,20 +218,41 @@ def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: P
 
 def _initialise(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch, role: Role) -> None:
     """Initialise a C++ store: as torch does, or in our way."""
-    if patch is not Patch.ALWAYS:
-        try:
-            _init(store, *args, **kwargs)
-        except RuntimeError as error:
-            if patch is Patch.NEVER or fault_in(error) is not Fault.NO_LIBUV:
-                raise
+    with _watching_the_user(args, kwargs):
+        if patch is not Patch.ALWAYS:
+            try:
+                _init(store, *args, **kwargs)
+            except RuntimeError as error:
+                if patch is Patch.NEVER or fault_in(error) is not Fault.NO_LIBUV:
+                    raise
+            else:
+                _say_hello(store, role)
+                return
+        wanted = StoreParameters(*args, **kwargs)
+        if wanted.is_master:
+            _become_master(store, wanted, role)
         else:
-            _say_hello(store, role)
-            return
-    wanted = StoreParameters(*args, **kwargs)
-    if wanted.is_master:
-        _become_master(store, wanted, role)
-    else:
-        _connect(store, wanted, role)
+            _connect(store, wanted, role)
+
+
+@contextmanager
+def _watching_the_user(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """Look at the user whose server a client joins: before, and again then, as it may not have been up."""
+    try:
+        wanted = StoreParameters(*args, **kwargs)
+    except TypeError:  # torch says better what is wrong
+        yield
+        return
+    _check_user(wanted)
+    yield
+    _check_user(wanted)
+
+
+def _check_user(wanted: StoreParameters) -> None:
+    is_place = isinstance(wanted.host_name, str) and isinstance(wanted.port, int)  # else torch will say so
+    if is_place and not wanted.is_master:
+        with as_torch_errors():
+            check_listeners(wanted.host_name, wanted.port, Deadline(_TRIAL_SECONDS))
 
 
 def _connect(store: Any, wanted: StoreParameters, role: Role) -> None:

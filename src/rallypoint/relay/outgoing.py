@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from rallypoint.errors import AccessError
+from rallypoint.errors import AccessError, ConnectionLostError
+from rallypoint.server.guard.other_users import check_server, goes_plain
 from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.link import NOT_NOW
 from rallypoint.server.loops.listening import set_options
 from rallypoint.server.loops.loop import Loop
-from rallypoint.server.machine.addresses import goes_plain
+from rallypoint.stores.client.connecting import format_address
 
 if TYPE_CHECKING:
     from rallypoint.server.guard.channel import Channel
@@ -64,6 +65,7 @@ class Outgoing:
         self._on_closed = on_closed
         self._sock: socket.socket | None = None
         self._is_open = False
+        self._has_answered = False
         self._is_closed = False
         self._early = bytearray()  # what was to be said before it was open
         self._unsent = bytearray()
@@ -146,8 +148,9 @@ class Outgoing:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not code and _has_met_itself(sock):
             code = errno.ECONNREFUSED
-        if code:
-            self._try_next(os.strerror(code))
+        why = os.strerror(code) if code else _objection(sock)
+        if why:
+            self._try_next(why)
             return
         self._left = []
         set_options(sock, _TIMES)
@@ -179,9 +182,13 @@ class Outgoing:
             return
         if not data:
             self._end("it was closed at the other end")
+        elif not self._has_answered and (why := _objection(self._sock)):
+            self._end(why)
         elif self._channel is None:
+            self._has_answered = True
             self._on_data(data)
         else:
+            self._has_answered = True
             self._unseal(self._channel, data)
 
     def _unseal(self, channel: Channel, data: bytes) -> None:
@@ -220,6 +227,17 @@ class Outgoing:
         if not self._is_closed:
             self._is_closed = True
             self._on_closed(why)
+
+
+def _objection(sock: socket.socket) -> str:
+    """Why a server is not to be used; empty if it is. To be asked again when the server has answered."""
+    try:
+        check_server(sock, format_address(*sock.getpeername()[:2]))
+    except (AccessError, ConnectionLostError) as error:
+        return error.message
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _has_met_itself(sock: socket.socket) -> bool:

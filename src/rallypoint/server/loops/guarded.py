@@ -12,7 +12,6 @@ from rallypoint.server.guard.certificate import server_tls
 from rallypoint.server.guard.channel import Channel, server_channel
 from rallypoint.server.guard.secret import Secret
 from rallypoint.server.loops.link import NOT_NOW, Link, LinkOwner, Socket, read_some
-from rallypoint.server.machine.addresses import is_local
 from rallypoint.wire.opcodes import LOCKED, TLS_BYTE
 from rallypoint.wire.preface import Right
 
@@ -28,9 +27,11 @@ class Door:
         self._tls = server_tls()
         self.channel()  # so that what is wrong with the secret shows now
 
-    def link(self, pump: LinkOwner[ClientT], sock: Socket, client: ClientT) -> Link[ClientT]:
-        """The link of a client that comes to this door."""
-        return GuardedLink(pump, sock, client, self)
+    def link(
+        self, pump: LinkOwner[ClientT], sock: Socket, client: ClientT, *, is_here: bool
+    ) -> Link[ClientT]:
+        """The link of a client that comes to this door; `is_here`: from this machine."""
+        return GuardedLink(pump, sock, client, self, is_here=is_here)
 
     def channel(self) -> Channel:
         return server_channel(self._tls, self._secret)
@@ -39,11 +40,14 @@ class Door:
 class GuardedLink(Link[ClientT]):
     """A client that has not said yet how it speaks, or speaks TLS."""
 
-    __slots__ = ("_channel", "_door")
+    __slots__ = ("_channel", "_door", "_is_here")
 
-    def __init__(self, pump: LinkOwner[ClientT], sock: Socket, client: ClientT, door: Door) -> None:
+    def __init__(
+        self, pump: LinkOwner[ClientT], sock: Socket, client: ClientT, door: Door, *, is_here: bool
+    ) -> None:
         super().__init__(pump, sock, client)
         self._door = door
+        self._is_here = is_here
         self._channel: Channel | None = None
 
     def on_readable(self, data: bytes | None = None) -> None:
@@ -98,7 +102,7 @@ class GuardedLink(Link[ClientT]):
         return said or None
 
     def _admit(self, data: bytes) -> None:
-        if is_local(self.sock):
+        if self._is_here:
             self._pump.admit(self, data)
             return
         error = AccessError(

@@ -17,16 +17,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 import rallypoint
-from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.errors import AccessError, LimitError, ProtocolError
 from rallypoint.server.core.about import About
 from rallypoint.server.core.clients import Client, ClientT
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Close, CoreFault, GoOn, Other, Pause, Work
+from rallypoint.server.guard.other_users import ClientGuard, access_of_environment
 from rallypoint.server.loops.backlog import Backlog, Reason
 from rallypoint.server.loops.link import Link, Socket
 from rallypoint.server.loops.listening import Listening
 from rallypoint.server.loops.loop import Callback, Loop
+from rallypoint.server.machine.addresses import is_local
 from rallypoint.server.reporting.events import Events, RelayEvents
 from rallypoint.server.reporting.process_names import ProcessNames
 from rallypoint.server.reporting.stalls import StallReports
@@ -63,6 +65,7 @@ class Pump(Generic[ClientT]):
         self.core = core
         self.unanswered: set[Link[ClientT]] = set()
         self._links: dict[Client, Link[ClientT]] = {}
+        self._guard = ClientGuard(access_of_environment())
         self._listening = Listening(loop, listeners, self._links, self._welcome)
         self._names = ProcessNames(loop, core, listeners)
         self._events = events or Events()
@@ -110,6 +113,7 @@ class Pump(Generic[ClientT]):
         self.drop_all()
         self._names.close()
         self._listening.close()
+        self._guard.close()
         self.core.journal.stopped()
         self.deliver()
         self._events.close()
@@ -294,13 +298,18 @@ class Pump(Generic[ClientT]):
         try:
             if self.loop.capacity is not None and len(self._links) >= self.loop.capacity:
                 raise LimitError(f"this system's select() watches no more than {self.loop.capacity} clients")
+            user = self._guard.check(sock)
             client = self.core.open(peer)
-        except LimitError as error:
-            logger.warning("refused %s: %s", peer, error.message, extra={"peer": peer})
+        except (LimitError, AccessError) as error:
+            hint = f". hint: {error.hint}" if error.hint else ""
+            logger.warning("refused %s: %s%s", peer, error.message, hint, extra={"peer": peer})
             self.core.note_error(peer, f"refused: {error.message}")
             sock.close()
             return
-        link = Link(self, sock, client) if self.door is None else self.door.link(self, sock, client)
+        if self.door is None:
+            link = Link(self, sock, client)
+        else:
+            link = self.door.link(self, sock, client, is_here=isinstance(user, int) or is_local(sock))
         self._links[client] = link
         self._watch(link)
 

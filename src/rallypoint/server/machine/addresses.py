@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import socket
-import sys
+from typing import Any
 
-TELLS_OWNERS = sys.platform == "linux"
-"""Whether the system tells whose process is at the other end of a connection within this machine."""
+Address = Any
+"""As `getsockname` gives it: a tuple of two or of four."""
+
+
+def plain_host(address: Address) -> str:
+    """The host, without its scope. IPv4 as it is, also on a socket of IPv6: the ends may differ in that."""
+    host: str = address[0]
+    if ":" not in host:
+        return host
+    return host.removeprefix("::ffff:") if "." in host else host.partition("%")[0]
+
+
+def is_within_machine(one: Address, other: Address) -> bool:
+    """Whether a connection with these ends is within this machine, as far as they tell."""
+    hosts = plain_host(one), plain_host(other)
+    return hosts[0] == hosts[1] or any(map(is_loopback, hosts))
 
 
 def is_local(sock: socket.SocketType) -> bool:
-    """Whether both ends of a connection are on this machine, as far as their addresses tell."""
-    ours, theirs = _host(sock.getsockname()), _host(sock.getpeername())
-    return ours == theirs or _is_loopback(theirs)
+    """Whether a connection is within this machine, as far as its addresses tell."""
+    return is_within_machine(sock.getsockname(), sock.getpeername())
 
 
-def goes_plain(sock: socket.SocketType) -> bool:
-    """Whether a process with a secret connects without TLS: the system tells who is at the other end."""
-    return TELLS_OWNERS and is_local(sock)
-
-
-def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can reach a listening socket."""
-    return _is_loopback(_host(listener.getsockname()))
-
-
-def _host(name: tuple[str, int]) -> str:
-    return name[0].removeprefix("::ffff:")
-
-
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
     return host == "::1" or host.startswith("127.")

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from rallypoint.errors import UsageError
 from rallypoint.server.core.peer_limit import PeerLimit
+from rallypoint.server.guard.other_users import looks_at_users
 from rallypoint.server.guard.secret import job_secret
-from rallypoint.server.machine.addresses import TELLS_OWNERS, is_loopback
+from rallypoint.server.machine.addresses import is_loopback, plain_host
 from rallypoint.server.machine.memory import memory_bytes
 from rallypoint.text import counted, printable_lines
 from rallypoint.wire.limits import Limits
@@ -146,7 +147,8 @@ def door_for(listeners: Iterable[socket.socket]) -> Door | None:
     UsageError if there can be no certificate, which TLS needs.
     """
     secret = job_secret()
-    if secret is None or (TELLS_OWNERS and all(map(is_loopback, listeners))):
+    hosts = [plain_host(listener.getsockname()) for listener in listeners]
+    if secret is None or (all(map(is_loopback, hosts)) and looks_at_users()):
         return None
     from rallypoint.server.loops.guarded import Door  # late: few servers have a secret
 

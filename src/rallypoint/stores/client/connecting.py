@@ -20,8 +20,8 @@ from rallypoint.errors import (
     StoreTimeoutError,
 )
 from rallypoint.rollcall.identity import Identity
+from rallypoint.server.guard.other_users import check_listener, check_server, goes_plain
 from rallypoint.server.guard.secret import job_secret
-from rallypoint.server.machine.addresses import goes_plain
 from rallypoint.stores.client.connection import Connection, Stream
 from rallypoint.stores.client.deadline import Deadline, within
 from rallypoint.stores.client.hello import who_am_i
@@ -46,6 +46,8 @@ _HINTS = {
 
 def connect(host: str, port: int, deadline: Deadline, who: Identity | None = None) -> Connection:
     """A connection that has shaken hands; ConnectError when the deadline passes before.
+
+    AccessError, at once, if an address of this machine is held by another user.
 
     It tells the server the identity of this process, `who`: by default, as the launcher's variables say.
     """
@@ -148,9 +150,10 @@ def _try_one(
             # A port of the range for clients, on which nobody listens: the socket has met itself.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        server, secret = format_address(address[0], address[1]), job_secret()
+        check_server(sock, server)
         # An address that accepts but never answers must not use up the time of the next addresses.
         patience = deadline if is_last else Deadline(min(deadline.remaining, _CONNECT_SECONDS))
-        server, secret = format_address(address[0], address[1]), job_secret()
         stream: Stream = sock
         if secret is not None and not goes_plain(sock):
             from rallypoint.stores.client.guarded import guard  # late: few jobs have a secret
@@ -158,10 +161,29 @@ def _try_one(
             stream = guard(sock, host, server, secret, patience)
         connection = Connection(stream, server)
         connection.shake_hands(who, patience)
+        check_server(sock, server)  # now it has accepted: before, only the user who listens was known
     except BaseException:
         sock.close()
         raise
     return connection
+
+
+def check_listeners(host: str, port: int, deadline: Deadline) -> None:
+    """AccessError if another user listens at an address of this machine that the host has.
+
+    For clients that are not ours, before they connect and when they have.
+    """
+    from rallypoint.server.process.binding import (
+        is_this_machine,
+    )  # late: ranks of most machines have no server
+
+    try:
+        addresses = [address for _, address in resolve(host, port, deadline)]
+    except OSError:  # the client will say so itself
+        return
+    for address in addresses:
+        if is_this_machine(address[0]):
+            check_listener(address, format_address(address[0], port))
 
 
 def resolve(host: str, port: int, deadline: Deadline) -> list[tuple[int, tuple[str, int]]]:

@@ -507,6 +507,7 @@ def test_a_job_with_a_secret_tells_the_wire_nothing(tmp_path: Path) -> None:
             assert running.wait() == [0, 0], running.logs()
             for number in (0, 1):
                 assert f"got the-value-of-{1 - number} secret None" in running.log(number)
+            assert secret not in running.logs()
         finally:
             end(capture)
         wire.seek(0)

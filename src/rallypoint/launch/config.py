@@ -33,6 +33,7 @@ from rallypoint.launch.options import (
 )
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.trust import doubt_about
+from rallypoint.server.guard.secret import FILE_VARIABLE, SECRET_VARIABLE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -275,6 +276,11 @@ def _variables_of_table(content: object, path: Path, tables: tuple[str, ...]) ->
             raise UsageError(
                 f"{source}: no file may set {name}, which decides which code programs load",
                 hint=f"take it out, and set it where the job is started: export {name}=...",
+            )
+        if name.upper() == SECRET_VARIABLE:
+            raise UsageError(
+                f"{source}: a file of settings is no place for a secret: others may read it, and it is shown",
+                hint=f"put the secret into a file of its own, and name that here: {FILE_VARIABLE}",
             )
         found[name] = Setting(str(value), source, Level.FILE)
     return found

@@ -55,6 +55,13 @@ class Backlog(Generic[ClientT]):
             return None
         return link.on_readable if link not in self._since else partial(self._enqueue, link, has_rest=False)
 
+    def expect_much(self, link: Link[ClientT], much: bool = True) -> None:
+        """A new client will ask for much: TLS takes a millisecond to begin. Or it has done so."""
+        if much:
+            self._since[link] = self._loop.turn.now
+        else:
+            self._since.pop(link, None)
+
     def postpone(self, link: Link[ClientT]) -> None:
         """A client has requests left."""
         self._since[link] = self._loop.turn.now

@@ -94,10 +94,12 @@ class GuardedLink(Link[ClientT]):
         finally:
             if going := channel.take():
                 super().send(going)
-        if channel.is_open and not was_open and channel.right is not Right.ALL:
-            self.client.only_look()
-            self._receive = self.client.receive
-        if channel.has_ended:
+        if channel.is_open and not was_open:
+            self._pump.has_proved(self)
+            if channel.right is not Right.ALL:
+                self.client.only_look()
+                self._receive = self.client.receive
+        if channel.has_ended and not said:
             self._pump.end(self)
         return said or None
 

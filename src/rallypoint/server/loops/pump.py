@@ -309,9 +309,16 @@ class Pump(Generic[ClientT]):
         if self.door is None:
             link = Link(self, sock, client)
         else:
-            link = self.door.link(self, sock, client, is_here=isinstance(user, int) or is_local(sock))
+            is_here = isinstance(user, int) or is_local(sock)
+            link = self.door.link(self, sock, client, is_here=is_here)
+            if not is_here:
+                self._backlog.expect_much(link)
         self._links[client] = link
         self._watch(link)
+
+    def has_proved(self, link: Link[ClientT]) -> None:
+        """A client behind a door has proved that it may come in: it is served as all others from now on."""
+        self._backlog.expect_much(link, False)
 
     def admit(self, link: Link[ClientT], data: bytes) -> None:
         """A client of this machine speaks plainly, and has sent this."""

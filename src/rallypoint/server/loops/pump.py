@@ -288,11 +288,12 @@ class Pump(Generic[ClientT]):
 
     # Clients
 
-    def _welcome(self, sock: Socket, peer: str) -> None:
+    def _welcome(self, sock: Socket, address: Any) -> None:
+        peer = f"{address[0]}:{address[1]}"
         try:
             if self.loop.capacity is not None and len(self._links) >= self.loop.capacity:
                 raise LimitError(f"this system's select() watches no more than {self.loop.capacity} clients")
-            self._guard.check(sock)
+            self._guard.check(sock, address)
             client = self.core.open(peer)
         except (LimitError, OtherUserError) as error:
             hint = f". hint: {error.hint}" if error.hint else ""

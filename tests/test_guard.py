@@ -65,8 +65,8 @@ def _no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients and servers take each other for processes of another machine."""
     monkeypatch.setattr(other_users, "_system_tells", lambda: False)
-    monkeypatch.setattr(pump, "is_local", lambda _: False)
-    monkeypatch.setattr(SocketTable, "client_of", lambda *_: NoUser.ELSEWHERE)
+    monkeypatch.setattr(pump, "is_within_machine", lambda *_: False)
+    monkeypatch.setattr(SocketTable, "owner_of", lambda *_: NoUser.ELSEWHERE)
 
 
 def _locked(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:

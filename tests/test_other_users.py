@@ -372,19 +372,6 @@ def socket_row(state: int, user: int, inode: int) -> tuple[int, bytes]:
 NOT_FOUND = (2, struct.pack("=i", -2))
 
 
-class Ends:
-    """A socket, as far as its addresses go."""
-
-    def __init__(self, own: str, other: str) -> None:
-        self._own, self._other = own, other
-
-    def getsockname(self) -> tuple[str, int]:
-        return self._own, 29500
-
-    def getpeername(self) -> tuple[str, int]:
-        return self._other, 40000
-
-
 @pytest.mark.parametrize(
     ("answer", "other", "owner"),
     [
@@ -408,17 +395,15 @@ def test_what_the_kernel_says(
 ) -> None:
     monkeypatch.setattr(socket_owner, "_overflow_user", lambda: 65_534)
     monkeypatch.setattr(socket_owner, "_open_netlink", lambda: Kernel(*answer))
-    own = {"127.0.0.1": "127.0.0.1", "::ffff:127.0.0.1": "::ffff:127.0.0.1"}.get(other, "10.0.0.5")
-    found: Any = Ends(own, other)
-    assert SocketTable().client_of(found) == owner
+    own = "10.0.0.5" if other.startswith("10.") else other
+    assert SocketTable().owner_of((other, 40_000), (own, 29_500)) == owner
 
 
 def test_a_kernel_without_the_table_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says the same of the table as of a socket that is not there."""
     monkeypatch.setattr(socket_owner, "_DUMP", 0)  # so that this is answered alike
     monkeypatch.setattr(socket_owner, "_open_netlink", lambda: Kernel(*NOT_FOUND))
-    found: Any = Ends("127.0.0.1", "127.0.0.1")
-    assert SocketTable().client_of(found) is NoUser.UNTOLD
+    assert SocketTable().owner_of(("127.0.0.1", 40_000), ("127.0.0.1", 29_500)) is NoUser.UNTOLD
 
 
 def test_a_server_that_has_not_accepted_yet_is_the_user_who_listens() -> None:
@@ -426,15 +411,9 @@ def test_a_server_that_has_not_accepted_yet_is_the_user_who_listens() -> None:
         with socket.create_connection(listener.getsockname()) as sock:
             assert table.server_of(sock) == os.getuid()
         assert table.listener_at(listener.getsockname()) == os.getuid()
+        address = listener.getsockname()
     with SocketTable() as table:
-        assert table.listener_at(listener_address(listener)) is NoUser.GONE
-
-
-def listener_address(closed: socket.socket) -> tuple[str, int]:
-    del closed
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address: tuple[str, int] = listener.getsockname()
-    return address
+        assert table.listener_at(address) is NoUser.GONE
 
 
 # Settings

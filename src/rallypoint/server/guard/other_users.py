@@ -63,14 +63,17 @@ class ClientGuard:
         self._access = access
         self._table = SocketTable()
 
-    def check(self, sock: socket.SocketType) -> Owner:
-        """The user of a client that has just been accepted; AccessError if it is to be closed.
+    def check(self, sock: socket.SocketType, address: Address) -> Owner:
+        """The user of a client that has just been accepted from an address; AccessError: close it.
 
         A caller that has other means to know its clients needs them where this is NoUser.UNTOLD.
         """
         if self._access.insecure:
             return NoUser.UNTOLD
-        owner = self._table.client_of(sock)
+        try:
+            owner = self._table.owner_of(address, sock.getsockname())
+        except OSError:  # only on other systems: on Linux, a socket that was reset keeps its address
+            return NoUser.UNTOLD
         if not self._access.refuses(owner) or (owner is NoUser.GONE and _has_ended_silently(sock)):
             return owner
         if isinstance(owner, NoUser):

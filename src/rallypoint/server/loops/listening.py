@@ -35,8 +35,8 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 # Linux hands the options of a listening socket on to those that it accepts: no system call per client.
 _INHERITS_OPTIONS = sys.platform == "linux"
 
-Welcome = Callable[[Socket, str], None]
-"""Takes a new socket, which does not block, and the address of its client."""
+Welcome = Callable[[Socket, Any], None]
+"""Takes a new socket, which does not block, and the address of its client, as the system gives it."""
 
 
 class Listening:
@@ -90,7 +90,7 @@ class Listening:
                 except OSError:  # the client has gone already
                     sock.close()
                 else:
-                    self._welcome(sock, f"{address[0]}:{address[1]}")
+                    self._welcome(sock, address)
 
     def _accept_some(self, listener: socket.socket) -> list[tuple[Socket, Any]]:
         arrivals: list[tuple[Socket, Any]] = []

@@ -28,7 +28,7 @@ from rallypoint.server.loops.backlog import Backlog, Reason
 from rallypoint.server.loops.link import Link, Socket
 from rallypoint.server.loops.listening import Listening
 from rallypoint.server.loops.loop import Callback, Loop
-from rallypoint.server.machine.addresses import is_local
+from rallypoint.server.machine.addresses import is_within_machine
 from rallypoint.server.reporting.events import Events, RelayEvents
 from rallypoint.server.reporting.process_names import ProcessNames
 from rallypoint.server.reporting.stalls import StallReports
@@ -294,11 +294,12 @@ class Pump(Generic[ClientT]):
 
     # Clients
 
-    def _welcome(self, sock: Socket, peer: str) -> None:
+    def _welcome(self, sock: Socket, address: Any) -> None:
+        peer = f"{address[0]}:{address[1]}"
         try:
             if self.loop.capacity is not None and len(self._links) >= self.loop.capacity:
                 raise LimitError(f"this system's select() watches no more than {self.loop.capacity} clients")
-            user = self._guard.check(sock)
+            user = self._guard.check(sock, address)
             client = self.core.open(peer)
         except (LimitError, AccessError) as error:
             hint = f". hint: {error.hint}" if error.hint else ""
@@ -309,7 +310,7 @@ class Pump(Generic[ClientT]):
         if self.door is None:
             link = Link(self, sock, client)
         else:
-            is_here = isinstance(user, int) or is_local(sock)
+            is_here = isinstance(user, int) or is_within_machine(sock.getsockname(), address)
             link = self.door.link(self, sock, client, is_here=is_here)
             if not is_here:
                 self._backlog.expect_much(link)

@@ -81,27 +81,24 @@ class SocketTable:
             self._netlink.close()
             self._netlink = None
 
-    def client_of(self, sock: socket.SocketType) -> Owner:
-        """The user at the other end of an accepted socket."""
-        try:
-            own, other = sock.getsockname(), sock.getpeername()
-        except OSError:  # it is reset
-            return NoUser.GONE
-        return self._at(other, own)
+    def owner_of(self, local: Address, remote: Address) -> Owner:
+        """The user of the socket with these ends: what is local to that socket is remote to ours."""
+        row = self._find(local, remote)
+        if isinstance(row, _Row) and row.state != _LISTEN:
+            return _owner(row)
+        if row is NoUser.UNTOLD:
+            return NoUser.UNTOLD
+        return NoUser.GONE if is_within_machine(local, remote) else NoUser.ELSEWHERE
 
     def server_of(self, sock: socket.SocketType) -> Owner:
         """The user at the other end of a connected socket, also if it has not been accepted yet.
 
         Then it is the user of the socket that listens there. Ask again when an answer has come: what answers
-        has accepted.
+        has accepted. OSError if the connection is reset.
         """
-        owner = self.client_of(sock)
-        if owner is not NoUser.GONE:
-            return owner
-        try:
-            return self.listener_at(sock.getpeername())
-        except OSError:
-            return owner
+        server = sock.getpeername()
+        owner = self.owner_of(server, sock.getsockname())
+        return self.listener_at(server) if owner is NoUser.GONE else owner
 
     def listener_at(self, address: Address) -> Owner:
         """The user who listens at an address of this machine; GONE if nobody does."""
@@ -110,15 +107,6 @@ class SocketTable:
         if isinstance(row, NoUser):
             return row
         return _owner(row) if row.state == _LISTEN else NoUser.GONE
-
-    def _at(self, local: Address, remote: Address) -> Owner:
-        """The user of the socket with these ends."""
-        row = self._find(local, remote)
-        if isinstance(row, _Row) and row.state != _LISTEN:
-            return _owner(row)
-        if row is NoUser.UNTOLD:
-            return NoUser.UNTOLD
-        return NoUser.GONE if is_within_machine(local, remote) else NoUser.ELSEWHERE
 
     def _find(self, local: Address, remote: Address) -> _Row | NoUser:
         if self._netlink is None:

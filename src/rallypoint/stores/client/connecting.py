@@ -173,9 +173,7 @@ def check_listeners(host: str, port: int, deadline: Deadline) -> None:
 
     For clients that are not ours, before they connect and when they have.
     """
-    from rallypoint.server.process.binding import (
-        is_this_machine,
-    )  # late: ranks of most machines have no server
+    from rallypoint.server.process.binding import is_this_machine  # late: only these clients need it
 
     try:
         addresses = [address for _, address in resolve(host, port, deadline)]

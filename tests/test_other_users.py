@@ -272,32 +272,44 @@ def test_the_user_who_answers_counts_and_not_only_the_one_who_listens() -> None:
         TCPStore("127.0.0.1", port, timeout=SECONDS)
 
 
+def outcome_of_outgoing(port: int, sent: bytes) -> list[str]:
+    """What a relay's connection hears from a store: data, and why it has ended."""
+    loop = LegacyLoop()
+    heard: list[str] = []
+
+    def ended(why: str) -> None:
+        heard.append(why)
+        loop.stop()
+
+    outgoing = Outgoing(
+        loop,
+        "127.0.0.1",
+        [(socket.AF_INET, ("127.0.0.1", port))],
+        on_open=lambda: None,
+        on_data=lambda data: heard.append(f"data: {data!r}"),
+        on_closed=ended,
+    )
+    outgoing.send(sent)
+    loop.later(SECONDS, loop.stop)
+    loop.run()
+    loop.close()
+    return heard
+
+
 @pytest.mark.usefixtures("not_theirs")
 def test_a_relay_sends_nothing_to_a_store_of_another_user() -> None:
     """A port that the store had may be another user's when the relay connects again."""
     with their_store() as (store, port):
-        loop = LegacyLoop()
-        ends: list[str] = []
-
-        def ended(why: str) -> None:
-            ends.append(why)
-            loop.stop()
-
-        outgoing = Outgoing(
-            loop,
-            "127.0.0.1",
-            [(socket.AF_INET, ("127.0.0.1", port))],
-            on_open=lambda: None,
-            on_data=lambda _: None,
-            on_closed=ended,
-        )
-        outgoing.send(b"a batch of the job's requests")
-        loop.later(SECONDS, loop.stop)
-        loop.run()
-        loop.close()
-        assert len(ends) == 1
-        assert f"uid {OTHER}" in ends[0]
+        [why] = outcome_of_outgoing(port, b"a batch of the job's requests")
+        assert f"uid {OTHER}" in why
         assert line_of(store) == "got"
+
+
+@needs_root
+def test_a_relay_looks_again_at_the_user_who_answers() -> None:
+    with their_store("by root") as (_, port):
+        [why] = outcome_of_outgoing(port, _PING)
+        assert f"uid {OTHER}" in why
 
 
 @pytest.mark.usefixtures("not_theirs")

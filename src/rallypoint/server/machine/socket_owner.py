@@ -2,7 +2,8 @@
 
 The kernel is asked over a netlink socket (NETLINK_SOCK_DIAG) for one TCP socket by its four addresses: those
 of our own, with the ends exchanged. That needs no privilege, and the answer is there when the question has
-been sent. With the netlink socket kept, a question takes 13 µs of CPU time; with one opened for it, 25 µs.
+been sent. It takes 17 µs of CPU time per accept, for which a server keeps the netlink socket, and twice 42 µs
+per connect, for which a client opens one each time; measured on 2 cores that were busy with other work.
 
 What the kernel says, as tried out on Linux 6.18 and read in the sources of older ones:
 

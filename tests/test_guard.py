@@ -395,6 +395,13 @@ def _run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("words", [("serve", "--port", "0"), ("relay", "--upstream", "localhost:9")])
+def test_a_token_is_too_little_for_a_server(words: tuple[str, ...]) -> None:
+    said = _run(*words, RALLYPOINT_SECRET=Secret(_TEXT, "the test").look_token)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert "this is a token that may only look" in said.stderr
+
+
 def test_the_command_makes_a_secret_and_its_token(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     made = _run("secret", "--output", str(path))

@@ -72,12 +72,16 @@ class Secret:
         """For a server: the key of each right. UsageError if this may only look."""
         from rallypoint.wire.preface import Right, key_for
 
+        self.check_whole()
+        return {right: key_for(right, self._bytes) for right in Right}
+
+    def check_whole(self) -> None:
+        """UsageError if this may only look."""
         if self.may_only_look:
             raise UsageError(
                 "this is a token that may only look, and no secret",
                 hint="a server, a relay and a launcher need the secret that it was derived from",
             )
-        return {right: key_for(right, self._bytes) for right in Right}
 
 
 def make_secret() -> str:
@@ -107,8 +111,14 @@ def job_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
 
 
 def take_secret() -> None:
-    """Hold the secret of the variables, and keep it from processes that this one starts: they get no copy."""
-    hold(job_secret())
+    """For servers, relays and launchers: hold the secret, and leave no copy for processes that they start.
+
+    UsageError if it is only a token.
+    """
+    secret = job_secret()
+    if secret is not None:
+        secret.check_whole()
+    hold(secret)
     os.environ.pop(SECRET_VARIABLE, None)
 
 

@@ -13,7 +13,7 @@ from rallypoint.server.guard.secret import FILE_VARIABLE, SECRET_VARIABLE, job_s
     Argument(
         "--look",
         action="store_true",
-        help="The token for this process's secret, which may only look: for `status`, `web` and /metrics.",
+        help="The token of this process's secret: in RALLYPOINT_TOKEN, it is enough for `status` and `web`.",
     ),
     Argument(
         "--output",
@@ -50,4 +50,4 @@ def _token() -> str:
             "there is no secret to make a token of",
             hint=f"name its file in {FILE_VARIABLE}, or give the secret in {SECRET_VARIABLE}",
         )
-    return found.look_token
+    return found.token

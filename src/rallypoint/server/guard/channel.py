@@ -9,7 +9,7 @@ from typing import Final
 
 from rallypoint.errors import AccessError
 from rallypoint.server.guard.certificate import ServerTls, client_context, hash_of
-from rallypoint.server.guard.secret import Secret
+from rallypoint.server.guard.secret import Secret, Token
 from rallypoint.wire.preface import NONCE_BYTES, ClientPreface, Right, ServerPreface
 
 _RECORD_BYTES: Final = 1 << 14
@@ -122,7 +122,7 @@ def server_channel(tls: ServerTls, secret: Secret) -> Channel:
     return Channel(tls.context, lambda _: ServerPreface(keys, tls.certificate, os.urandom(NONCE_BYTES)))
 
 
-def client_channel(host: str, secret: Secret) -> Channel:
+def client_channel(host: str, secret: Secret | Token) -> Channel:
     """For a client that has connected to `host`."""
 
     def preface(certificate: bytes) -> ClientPreface:

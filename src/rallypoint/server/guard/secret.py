@@ -1,8 +1,8 @@
-"""The job's secret: where a process has it from, and what is derived from it.
+"""The job's secret: where a process has it from, and the token that is derived from it.
 
-It is 32 random bytes, written as 64 hexadecimal digits. Processes find it in a file, which nobody else may
-read, or in a variable; those that our own processes start get it through a pipe (`hold`). It is in no command
-line, no message and no `repr`.
+The secret is 32 random bytes, written as 64 hexadecimal digits. Processes find it in a file, which nobody
+else may read, or in a variable; those that our own processes start get it through a pipe (`hold`). It is in
+no command line, no message and no `repr`. Whoever has the token alone may look, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,68 +20,71 @@ if TYPE_CHECKING:
 
 SECRET_VARIABLE: Final = "RALLYPOINT_SECRET"  # noqa: S105 - a name
 FILE_VARIABLE: Final = "RALLYPOINT_SECRET_FILE"
+TOKEN_VARIABLE: Final = "RALLYPOINT_TOKEN"  # noqa: S105 - a name
 
-_TOKEN: Final = "look-"  # noqa: S105 - a mark
-"""Stands before a token that may only look."""
+_TOKEN: Final = "look-"  # noqa: S105 - it stands before a token
 _BYTES: Final = 32
 _MOST_READ: Final = 4096
 _MAKE_ONE: Final = "make one with `rallypoint secret`"
 
 
+class Token:
+    """What a client proves to have that may only look."""
+
+    def __init__(self, text: str) -> None:
+        """UsageError, which does not repeat the text, if it is none."""
+        digits = text.strip()
+        if not digits.startswith(_TOKEN):
+            raise UsageError(
+                f"the variable {TOKEN_VARIABLE} holds no token", hint="`rallypoint secret --look` prints it"
+            )
+        self._bytes = _parse(digits.removeprefix(_TOKEN), f"the variable {TOKEN_VARIABLE}")
+
+    @property
+    def proof(self) -> tuple[Right, bytes]:
+        """The right that a client asks for, and the key that it proves to have."""
+        from rallypoint.wire.preface import Right  # late: most jobs have no secret, and need no hashes
+
+        return Right.LOOK, self._bytes
+
+
 class Secret:
-    """A job's secret, or a token that was derived from one and may only look."""
+    """A job's secret."""
 
     def __init__(self, text: str, source: str) -> None:
         """UsageError, which does not repeat the text, if it is none; `source` says where it comes from."""
-        text = text.strip()
-        self.may_only_look = text.startswith(_TOKEN)
-        try:
-            self._bytes = bytes.fromhex(text.removeprefix(_TOKEN))
-        except ValueError:
-            self._bytes = b""
-        if len(self._bytes) != _BYTES:
+        if text.strip().startswith(_TOKEN):
             raise UsageError(
-                f"{source} holds no secret: that is {2 * _BYTES} hexadecimal digits, perhaps with {_TOKEN!r} "
-                "before them",
-                hint=_MAKE_ONE,
+                f"{source} holds a token, which may only look, and no secret",
+                hint=f"a token belongs into {TOKEN_VARIABLE}; `rallypoint status` and `web` use it",
             )
+        self._bytes = _parse(text.strip(), source)
 
     @property
     def text(self) -> str:
         """As it is written, for a file or a pipe."""
-        return (_TOKEN if self.may_only_look else "") + self._bytes.hex()
+        return self._bytes.hex()
 
     @property
-    def look_token(self) -> str:
-        """What to give somebody who may only look. UsageError if this is no more than that."""
-        from rallypoint.wire.preface import Right  # late: most jobs have no secret, and need no hashes
+    def token(self) -> str:
+        """What to give somebody who may only look."""
+        from rallypoint.wire.preface import Right
 
         return _TOKEN + self.keys[Right.LOOK].hex()
 
     @property
     def proof(self) -> tuple[Right, bytes]:
-        """For a client: the right that it asks for, and the key that it proves to have."""
-        from rallypoint.wire.preface import Right, key_for
+        """The right that a client asks for, and the key that it proves to have."""
+        from rallypoint.wire.preface import Right
 
-        if self.may_only_look:
-            return Right.LOOK, self._bytes
-        return Right.ALL, key_for(Right.ALL, self._bytes)
+        return Right.ALL, self.keys[Right.ALL]
 
     @property
     def keys(self) -> dict[Right, bytes]:
-        """For a server: the key of each right. UsageError if this may only look."""
+        """For a server: the key of each right."""
         from rallypoint.wire.preface import Right, key_for
 
-        self.check_whole()
         return {right: key_for(right, self._bytes) for right in Right}
-
-    def check_whole(self) -> None:
-        """UsageError if this may only look."""
-        if self.may_only_look:
-            raise UsageError(
-                "this is a token that may only look, and no secret",
-                hint="a server, a relay and a launcher need the secret that it was derived from",
-            )
 
 
 def make_secret() -> str:
@@ -110,16 +113,32 @@ def job_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
     return Secret(text, f"the variable {SECRET_VARIABLE}") if text else None
 
 
-def take_secret() -> None:
-    """For servers, relays and launchers: hold the secret, and leave no copy for processes that they start.
+def looking_glass(environ: Mapping[str, str] = os.environ) -> Secret | Token | None:
+    """What this process proves to have when it only looks: its secret, or its token."""
+    secret = job_secret(environ)
+    text = environ.get(TOKEN_VARIABLE)
+    return Token(text) if secret is None and text else secret
 
-    UsageError if it is only a token.
-    """
+
+def take_secret() -> None:
+    """For servers and launchers: hold the secret, and leave to what they start a token, in its place."""
     secret = job_secret()
-    if secret is not None:
-        secret.check_whole()
     hold(secret)
     os.environ.pop(SECRET_VARIABLE, None)
+    if secret is not None:
+        os.environ[TOKEN_VARIABLE] = secret.token
+
+
+def _parse(digits: str, source: str) -> bytes:
+    try:
+        found = bytes.fromhex(digits)
+    except ValueError:
+        found = b""
+    if len(found) != _BYTES:
+        raise UsageError(
+            f"{source} does not hold {2 * _BYTES} hexadecimal digits, as a secret has", hint=_MAKE_ONE
+        )
+    return found
 
 
 def _read(path: str) -> str:

@@ -21,10 +21,13 @@ from rallypoint.errors import (
 )
 from rallypoint.rollcall.identity import Identity
 from rallypoint.server.guard.other_users import check_listener, check_server, goes_plain
-from rallypoint.server.guard.secret import job_secret
+from rallypoint.server.guard.secret import Secret, Token, job_secret, looking_glass
 from rallypoint.stores.client.connection import Connection, Stream
 from rallypoint.stores.client.deadline import Deadline, within
 from rallypoint.stores.client.hello import who_am_i
+
+Proof = Secret | Token | None
+"""What a client proves to have, if anything."""
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
@@ -44,18 +47,22 @@ _HINTS = {
 }
 
 
-def connect(host: str, port: int, deadline: Deadline, who: Identity | None = None) -> Connection:
+def connect(
+    host: str, port: int, deadline: Deadline, who: Identity | None = None, *, to_look: bool = False
+) -> Connection:
     """A connection that has shaken hands; ConnectError when the deadline passes before.
 
     AccessError, at once, if an address of this machine is held by another user.
 
     It tells the server the identity of this process, `who`: by default, as the launcher's variables say.
+    With `to_look`, nothing but a LOOK is to be asked: for that, a token is enough.
     """
+    proof = looking_glass() if to_look else job_secret()
     attempts = _Attempts(host, port)
     pause = _FIRST_PAUSE
     who = who or who_am_i()
     while True:
-        connection = _try_all(host, port, who, deadline, attempts)
+        connection = _try_all(host, port, who, proof, deadline, attempts)
         if connection is not None:
             return connection
         nap = pause * random.uniform(0.5, 1.0)
@@ -118,7 +125,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def _try_all(
-    host: str, port: int, who: Identity, deadline: Deadline, attempts: _Attempts
+    host: str, port: int, who: Identity, proof: Proof, deadline: Deadline, attempts: _Attempts
 ) -> Connection | None:
     attempts.rounds += 1
     try:
@@ -129,7 +136,8 @@ def _try_all(
     stranger: ProtocolError | None = None
     for number, (family, address) in enumerate(addresses, 1):
         try:
-            return _try_one(host, family, address, who, deadline, is_last=number == len(addresses))
+            is_last = number == len(addresses)
+            return _try_one(host, family, address, who, proof, deadline, is_last=is_last)
         except (OSError, ConnectionLostError, StoreTimeoutError) as error:
             attempts.note(format_address(address[0], port), error)
         except ProtocolError as error:
@@ -140,7 +148,14 @@ def _try_all(
 
 
 def _try_one(
-    host: str, family: int, address: tuple[str, int], who: Identity, deadline: Deadline, *, is_last: bool
+    host: str,
+    family: int,
+    address: tuple[str, int],
+    who: Identity,
+    proof: Proof,
+    deadline: Deadline,
+    *,
+    is_last: bool,
 ) -> Connection:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -150,15 +165,15 @@ def _try_one(
             # A port of the range for clients, on which nobody listens: the socket has met itself.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        server, secret = format_address(address[0], address[1]), job_secret()
+        server = format_address(address[0], address[1])
         check_server(sock, server)
         # An address that accepts but never answers must not use up the time of the next addresses.
         patience = deadline if is_last else Deadline(min(deadline.remaining, _CONNECT_SECONDS))
         stream: Stream = sock
-        if secret is not None and not goes_plain(sock):
+        if proof is not None and not goes_plain(sock):
             from rallypoint.stores.client.guarded import guard  # late: few jobs have a secret
 
-            stream = guard(sock, host, server, secret, patience)
+            stream = guard(sock, host, server, proof, patience)
         connection = Connection(stream, server)
         connection.shake_hands(who, patience)
         check_server(sock, server)  # now it has accepted: before, only the user who listens was known

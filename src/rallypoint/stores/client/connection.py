@@ -15,7 +15,6 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.rollcall.identity import Identity, hello_key
-from rallypoint.server.guard.secret import job_secret
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.wire.encoding import VALIDATE, request, unpack_i64, unpack_u64
 from rallypoint.wire.opcodes import LOCKED, Op
@@ -68,7 +67,8 @@ class Connection:
         if answer == LOCKED:
             raise AccessError(
                 f"the store at {self._server} takes nobody from another machine without the job's secret",
-                hint="give it to this process, in RALLYPOINT_SECRET_FILE or RALLYPOINT_SECRET",
+                hint="give it to this process, in RALLYPOINT_SECRET_FILE or RALLYPOINT_SECRET; to look, the "
+                "token of `rallypoint secret --look` is enough, in RALLYPOINT_TOKEN",
             )
         if answer != nonce:
             raise ProtocolError(
@@ -152,12 +152,6 @@ class Connection:
                 f"{lost} behind a request that is over a limit: {broken}",
                 hint="send less at once; or raise the limit where the server is started, with `rallypoint "
                 "serve --limit` or the variable RALLYPOINT_LIMITS",
-            )
-        secret = job_secret()
-        if secret is not None and secret.may_only_look:
-            return ConnectionLostError(
-                f"{lost}: this process has a token that may only look",
-                hint="that is enough for `rallypoint status` and `rallypoint web`; all else needs the secret",
             )
         return ConnectionLostError(
             f"{lost}: {reason or 'unknown error'}",

@@ -7,7 +7,7 @@ from typing import Final
 
 from rallypoint.errors import AccessError, ConnectionLostError
 from rallypoint.server.guard.channel import Channel, client_channel
-from rallypoint.server.guard.secret import Secret
+from rallypoint.server.guard.secret import Secret, Token
 from rallypoint.stores.client.deadline import Deadline
 
 _READ_BYTES: Final = 1 << 16
@@ -55,12 +55,14 @@ class GuardedSocket:
                 self._sock.sendall(self._channel.take())
 
 
-def guard(sock: socket.socket, host: str, server: str, secret: Secret, deadline: Deadline) -> GuardedSocket:
+def guard(
+    sock: socket.socket, host: str, server: str, proof: Secret | Token, deadline: Deadline
+) -> GuardedSocket:
     """Speak TLS with the server, and prove the secret to each other.
 
     AccessError, which names `server`, if either has not the same secret.
     """
-    guarded = GuardedSocket(sock, client_channel(host, secret))
+    guarded = GuardedSocket(sock, client_channel(host, proof))
     sock.settimeout(deadline.remaining or 1e-6)
     try:
         guarded.open()

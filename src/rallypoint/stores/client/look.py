@@ -22,7 +22,7 @@ def look(host: str, port: int, question: Question, deadline: Deadline) -> Snapsh
 
     Raises ConnectError, StoreTimeoutError, or NotOursError if it is a store of torch's own.
     """
-    with closing(connect(host, port, deadline, who_am_i(Role.TOOL))) as connection:
+    with closing(connect(host, port, deadline, who_am_i(Role.TOOL), to_look=True)) as connection:
         return look_through(connection, format_address(host, port), question, deadline)
 
 

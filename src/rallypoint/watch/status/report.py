@@ -46,7 +46,8 @@ def report_on(asked: Asked) -> StatusReport:
     question = Question(keys=_MOST_KEYS if asked.keys else 0, search=asked.search)
     try:
         # A server that is not there is soon found out; one that is there may have much to tell.
-        with closing(connect(*asked.endpoint, Deadline(_CONNECT_SECONDS), who_am_i(Role.TOOL))) as connection:
+        patience, who = Deadline(_CONNECT_SECONDS), who_am_i(Role.TOOL)
+        with closing(connect(*asked.endpoint, patience, who, to_look=True)) as connection:
             snapshot = look_through(connection, str(asked.endpoint), question, Deadline(_ANSWER_SECONDS))
             head = _head_of(connection) if snapshot.kind == "relay" else ""
     except NotOursError:

@@ -78,7 +78,7 @@ def test_a_variable_stands_in_for_an_option(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_command_that_is_none() -> None:
     assert invoke("--version").stdout.startswith("rallypoint ")
     for words, message in {
-        ("serv",): "there is no command serv; did you mean serve?",
+        ("statu",): "there is no command statu; did you mean status?",
         ("--nothing",): "there is no option --nothing",
         ("kv", "gte"): "there is no command gte; did you mean get?",
     }.items():

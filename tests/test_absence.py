@@ -32,7 +32,7 @@ from rallypoint.stores.inquiry import ASKERS, Inquiry, is_asker
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import pack_i64, request
 from rallypoint.wire.opcodes import Op
-from rolls import GLOO, client, plan, rank, ranks, snapshot, wait
+from rolls import GLOO, client, part, plan, rank, ranks, relay, snapshot, wait
 from threads import serving_in_a_thread
 
 SECONDS = 30.0
@@ -110,6 +110,21 @@ def test_where_strangers_have_come_to_a_barrier_nobody_is_named_who_may_be_there
     assert told.text.startswith("3 of 4 have arrived; 2 of 4 ranks joined, and 1 client whose rank is not")
     assert "missing" not in told.text
     assert told.ranks == ()
+
+
+def test_a_relay_that_is_silent_is_named_where_no_rank_is_known_to_be_missing() -> None:
+    """It was killed or cut off in the midst of a job: its ranks have joined, and are heard of no more."""
+    behind = part("node-b", clients=ranks([2, 3], "node-b"))
+    here = snapshot(
+        clients=ranks([0, 1], "node-a"),
+        relays=(relay(7, behind, present=False, part_seconds=14.0),),
+        barriers=(Barrier("meet", 4, 2, ((1, 5.0), (2, 5.0))),),
+        plan=TWO_MACHINES,
+    )
+    silence = "the relay at 10.0.1.7:4000 on node-b has lost its connection, and told of its clients 14 s ago"
+    told = absent_at_barrier(judge(here), "meet", 4)
+    assert told.text.startswith(f"2 of 4 have arrived; all 4 ranks joined; {silence}")
+    assert silence in absent_for_keys(judge(here), ["key"]).text
 
 
 @pytest.mark.parametrize(("key", "size"), [("other", 4), ("meet", 3)])

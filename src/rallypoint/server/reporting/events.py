@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
+from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import ProtocolError
@@ -66,19 +66,23 @@ class RelayEvents:
             self._core.looks.start(Question(), self._take)
 
     def _take(self, snapshot: bytes) -> None:
-        """In a thread: to follow thousands of clients takes longer than the loop may stand still."""
+        """In a thread: to follow thousands of clients takes longer than the loop may stand still.
+
+        Not by `threading`: out of memory, its threads may die before they have said that they run, and their
+        `start` waits for that word for ever.
+        """
         try:
-            threading.Thread(target=self._follow, args=(snapshot,), daemon=True).start()
+            start_new_thread(self._follow, (snapshot,))
         except RuntimeError:  # the system has no thread to give: the next look may get one
             self._is_looking = False
 
     def _follow(self, snapshot: bytes) -> None:
-        from rallypoint.rollcall.relay_events import Overheard
-        from rallypoint.rollcall.snapshot import Snapshot
-
         began = time.monotonic()
-        self._heard = self._heard or Overheard()
         try:
+            from rallypoint.rollcall.relay_events import Overheard
+            from rallypoint.rollcall.snapshot import Snapshot
+
+            self._heard = self._heard or Overheard()
             for event in self._heard.hear(Snapshot.from_json(snapshot), self._core.has_key):
                 self._events.put(event)
         except ProtocolError as error:

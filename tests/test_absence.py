@@ -25,7 +25,7 @@ from rallypoint.rollcall.snapshot import Barrier
 from rallypoint.stores import absence, inquiry
 from rallypoint.stores.absence import HEAD, NOT_KNOWN, absent_at_barrier, absent_for_keys, absent_workers
 from rallypoint.stores.client.connecting import connect
-from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.connection import RELAY_VARIABLE, STORE_VARIABLE, Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.pool import ConnectionPool
 from rallypoint.stores.inquiry import ASKERS, Inquiry, is_asker
@@ -268,7 +268,7 @@ def test_a_barrier_names_who_has_not_come(store: TCPStore, port: int, join: Join
     late = _late(lambda: store.barrier("meet", 4))
     there = "2 of 4 have arrived; missing there: 1 on node-a; 2 on node-b"
     assert late.message == (
-        f"not all 4 members came to the barrier 'meet' within 1 s; {there}; "
+        f"not all 4 members came to the barrier 'meet' at the store 127.0.0.1:{port} within 1 s; {there}; "
         "3 of 4 ranks joined; missing: 1 on node-a"
     )
     assert late.missing == (1, 2)
@@ -329,6 +329,11 @@ def test_behind_a_relay_the_store_itself_is_asked(
         with _rank_0(relay.port, monkeypatch) as store:
             store.set(PLAN, TWO_MACHINES)
             assert _late(lambda: store.get("key")).missing == (), "a relay does not know who is expected"
+            with monkeypatch.context() as launched:
+                launched.setenv(RELAY_VARIABLE, relay.address)
+                launched.setenv(STORE_VARIABLE, f"127.0.0.1:{port}")
+                with _rank_0(port, monkeypatch) as knowing:
+                    assert _late(lambda: knowing.get("key")).missing == (1, 3)
             store.set(HEAD, f'["127.0.0.1", {port}]')
         with _rank_0(relay.port, monkeypatch) as store:
             late = _late(lambda: store.get("key"))

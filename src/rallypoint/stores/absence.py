@@ -106,7 +106,12 @@ def find_roll(pool: ConnectionPool, server: str, deadline: Deadline) -> Roll | N
         if snapshot.kind != "relay":
             return judge(snapshot)
         head = read_head(connection, deadline)
-    return judge(look(*head, Question(), deadline)) if head is not None else None
+    return roll_at(head, deadline) if head is not None else None
+
+
+def roll_at(server: tuple[str, int], deadline: Deadline) -> Roll:
+    """The roll of the job whose store this is."""
+    return judge(look(*server, Question(), deadline))
 
 
 def read_head(connection: Connection, deadline: Deadline) -> tuple[str, int] | None:

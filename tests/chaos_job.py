@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from chaos_plan import MACHINES, RANKS, RANKS_PER_MACHINE, TIMEOUT, Fault
+from chaos_plan import MACHINES, RANKS, RANKS_PER_MACHINE, SESSION_SECONDS, TIMEOUT, Fault
 from tun_cable import GOOD, Quality, TunCable
 
 _RANK_SCRIPT = Path(__file__).with_name("chaos_rank.py")
@@ -27,7 +27,7 @@ _ENDPOINT_PORT = 29400
 _DISK_BYTES = 2 << 20
 _SET_HOST_NAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
 _OPTIONS = ("--join-timeout=60", "--rdzv-conf=close_timeout=10")
-_LIMITS = "session_seconds=20"
+_LIMITS = f"session_seconds={SESSION_SECONDS:g}"
 
 
 class NotInjectedError(Exception):
@@ -197,6 +197,7 @@ class Job:
             "loss": self._worsen,
             "unplug": self._unplug,
             "reset": self._reset,
+            "sever": self._sever,
             "fill": self._fill,
             "starve": self._starve,
         }[fault.kind](fault)
@@ -231,9 +232,23 @@ class Job:
 
     def _reset(self, fault: Fault) -> Callable[[], None]:
         end, other = ("a", "b") if fault.strength < 0.5 else ("b", "a")
+        self._abort_connections(end, other)
+        return _nothing
+
+    def _sever(self, fault: Fault) -> Callable[[], None]:
+        """Unplugged, and both ends know it."""
+        plug_in = self._unplug(fault)
+        try:
+            self._abort_connections("a", "b")
+            self._abort_connections("b", "a")
+        except BaseException:
+            plug_in()
+            raise
+        return plug_in
+
+    def _abort_connections(self, end: str, other: str) -> None:
         if not self._run_on(end, "ss", "-HK", "dst", self.machines[other].address):
             raise NotInjectedError("this kernel aborts no connections for ss -K")
-        return _nothing
 
     def _fill(self, fault: Fault) -> Callable[[], None]:
         filler = self.machines[fault.machine].disk / "filler"

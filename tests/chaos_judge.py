@@ -253,6 +253,7 @@ def causes_of(job: Job, fault: Fault) -> dict[str, str]:
         "stop rank": (missing, missing),
         "cut link": (job.store, missing),
         "unplug link": (job.store, missing),
+        "sever link": (rf"{job.store} is lost: no connection for \d+ s, the limit session_seconds", missing),
         "starve store": ("out of memory|MemoryError", job.store),
         "starve relay": ("out of memory|MemoryError", missing),
         "starve agent": ("out of memory|MemoryError|has ended by signal", missing),

@@ -15,6 +15,9 @@ from typing import Final, TypeVar
 TIMEOUT: Final = 15.0
 """How long a rank waits for an answer of its store, in seconds."""
 
+SESSION_SECONDS: Final = 8.0
+"""The limit session_seconds of the jobs: how long a relay may be without its store."""
+
 RANKS_PER_MACHINE: Final = 4
 MACHINES: Final = ("a", "b")
 """The first has the job's store and its meeting place."""
@@ -102,9 +105,8 @@ PASSING: Final = (
     *_cards("delay", ("link",), _A_WHILE, Verdict.GOES_ON),
     *_cards("loss", ("link",), _A_WHILE, Verdict.GOES_ON),
     *_cards("fill", ("disk-a", "disk-b"), _A_WHILE, Verdict.GOES_ON),
-    *_cards("starve", (*_SERVERS, "agent-a", "agent-b", _ANY_RANK), _A_WHILE, Verdict.EITHER),
 )
-"""What a job has to live through, or may."""
+"""What a job has to live through."""
 
 LAST: Final = (
     *_cards("kill", (*_SERVERS, *_LAUNCHERS, _ANY_RANK), _FOR_GOOD, Verdict.ENDS),
@@ -112,9 +114,11 @@ LAST: Final = (
     *_cards("stop", (*_SERVERS, _ANY_RANK), _LONG, Verdict.ENDS),
     *_cards("cut", ("link",), _LONG, Verdict.ENDS),
     *_cards("unplug", ("link",), _LONG, Verdict.ENDS),
+    *_cards("sever", ("link",), (SESSION_SECONDS + 2, TIMEOUT), Verdict.ENDS),
+    *_cards("starve", (*_SERVERS, "agent-a", "agent-b", _ANY_RANK), _A_WHILE, Verdict.EITHER),
     None,
 )
-"""What comes last in the life of a job; None: it may end in peace."""
+"""What comes last in the life of a job, which ends in peace if it may: None is no fault at all."""
 
 
 def plan(seed: int, number: int) -> list[Fault]:

@@ -29,7 +29,7 @@ from itertools import count
 from pathlib import Path
 
 from chaos_job import what_is_missing
-from chaos_judge import HaltedError, Life, Outcome
+from chaos_judge import PEACE, HaltedError, Life, Outcome
 
 _LANES = 2
 
@@ -149,7 +149,9 @@ def _judge(run: Run, seed: int) -> int:
     for outcome in failed:
         again = f"again: --seed {seed} --job {outcome.job}"
         print(f"chaos: WRONG: {_in_words(outcome)}; logs: {run.folder / f'job-{outcome.job}'}; {again}")
-    print(f"chaos: seed {seed}: {len(run.outcomes)} faults, {len(failed)} wrong", file=sys.stderr)
+    jobs = len({each.job for each in run.outcomes})
+    faults = sum(each.fault != PEACE for each in run.outcomes)
+    print(f"chaos: seed {seed}: {jobs} jobs, {faults} faults, {len(failed)} wrong", file=sys.stderr)
     if run.halt.is_set():
         return 130
     return 1 if failed else 0

@@ -24,7 +24,8 @@ _START_SECONDS: Final = 60.0
 _PARTING_SECONDS: Final = 60.0
 """For launchers and servers, once the ranks have ended: they wait for each other, and for relays."""
 _STEPS_BEYOND: Final = 3
-_PEACE: Final = "end in peace"
+PEACE: Final = "end in peace"
+"""In place of a fault: the job is told to end."""
 
 _WORDS_OF_SURVIVAL: Final = {
     "fill disk-a": (
@@ -93,7 +94,7 @@ class Life:
                     group, text = fault.group, str(fault)
                     if self._suffer(job, fault):
                         return True
-                group = text = _PEACE
+                group = text = PEACE
                 self._part(job)
             except WrongError as error:
                 self._note(group, text, "failed", time.monotonic() - self._began, str(error))
@@ -137,8 +138,10 @@ class Life:
         mended = time.monotonic()
         if fault.verdict is not Verdict.ENDS and self._await_steps(job, fault.verdict):
             seconds = time.monotonic() - mended
-            for word in _WORDS_OF_SURVIVAL.get(f"{fault.kind} {fault.victim}", ()):
-                self._await(lambda: self._says(job, "a", word), _SLACK, f"nobody says /{word}/")  # noqa: B023
+            words = _WORDS_OF_SURVIVAL.get(f"{fault.kind} {fault.victim}", ())
+            self._await(
+                lambda: all(self._says(job, "a", word) for word in words), _SLACK, f"nobody says {words}"
+            )
             self._note(fault.group, str(fault), "went on", seconds)
             return False
         self._check_end(job, fault)
@@ -159,7 +162,8 @@ class Life:
         if min(job.steps()) >= wanted:
             return True
         if verdict is Verdict.GOES_ON:
-            raise WrongError("it has ended, but should go on")
+            errors = [f"{rank}: {error}" for rank in RANKS if (error := job.error_of(rank))]
+            raise WrongError("; ".join(["it has ended, but should go on", *errors[:1]]))
         return False
 
     def _see_who_ends(self, job: Job) -> bool:
@@ -212,7 +216,7 @@ class Life:
             raise WrongError(f"the launchers ended with {job.exit_codes()}, but nothing had happened to them")
         seconds = time.monotonic() - self._began
         self._check_rest(job, None)
-        self._note(_PEACE, _PEACE, "went on", seconds)
+        self._note(PEACE, PEACE, "went on", seconds)
 
     def _check_rest(self, job: Job, fault: Fault | None) -> None:
         self._await(lambda: not job.processes(), _PARTING_SECONDS, "processes are left")

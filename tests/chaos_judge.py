@@ -83,6 +83,7 @@ class Life:
     def live(self, name: str, folder: Path) -> bool:
         """Whether all was right; else the last outcome says what was not, and the folder has the logs."""
         group = text = "start"
+        self._began = time.monotonic()
         with new_job(name, folder) as job:
             try:
                 job.start()
@@ -250,7 +251,7 @@ def causes_of(job: Job, fault: Fault) -> dict[str, str]:
             missing,
         ),
         "kill launcher": ("", missing),
-        "kill agent": (rf"\nrallypoint: torchrun's agent {who}\) has ended by signal SIGKILL", missing),
+        "kill agent": (rf"torchrun's agent {who}\) has ended by signal SIGKILL", missing),
         "kill rank": (rf"rank {rank} \(process {job.parts.get(fault.victim)}\) ended by SIGKILL", missing),
         "stop store": (job.store, job.store),
         "stop relay": (job.store, missing),

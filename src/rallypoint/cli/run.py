@@ -84,13 +84,15 @@ def _run(settings: Settings, target: Program) -> int:
         command = _command(settings, target, str(folder / "torchrun"))
         ended = run_command(command, environ, line.look, is_agent=is_agent)
         line.clear()
+        lost = []
         if ended.code < 0 and is_agent:
             end_ranks(str(folder))
+            lost.append(lost_agent(ended))
         if ended.code and ended.told_to and is_agent:
             _tell_missing(found)
             return -ended.told_to  # torchrun ends with 1, and that is no failure of a rank
         if ended.code:
-            _explain(found, lost_agent(ended) if ended.code < 0 and is_agent else None)
+            _explain(found, lost)
         return ended.code
 
 
@@ -182,15 +184,14 @@ def _tell_missing(found: Reports) -> None:
         print(f"rallypoint: {_progress(roll)}", file=sys.stderr)
 
 
-def _explain(found: Reports, lost_agent: LostServer | None = None) -> None:
+def _explain(found: Reports, lost: Sequence[LostServer] = ()) -> None:
     """Print which rank, server or agent failed first, and which ranks only followed."""
     lines: list[str] = []
     roll = found.roll()
     if roll.expected and not roll.complete:
         lines.append(_progress(roll))
     lines += [f"on another machine: {shown(text, LONGEST_SENTENCE)}" for text in found.elsewhere()]
-    lost = [*found.lost(), *([lost_agent] if lost_agent else [])]
-    blame = find_blame(found.failures(), found.exits(), lost)
+    blame = find_blame(found.failures(), found.exits(), [*found.lost(), *lost])
     if blame is not None:
         lines.append(printable(blame.headline))
         detail = blame.detail.splitlines()[-_TRACEBACK_LINES:]

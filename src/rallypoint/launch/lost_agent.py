@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from rallypoint.launch.blame import signal_name
 from rallypoint.launch.command import Ended
 from rallypoint.launch.reports import VARIABLE, LostServer
 
@@ -21,7 +22,7 @@ _GRACE_SECONDS = 2.0  # for ranks that want to end in order
 def lost_agent(ended: Ended) -> LostServer:
     """An agent that a signal has ended, for the report."""
     name = f"torchrun's agent (process {ended.pid} on {socket.gethostname()})"
-    return LostServer(name, f"has ended by signal {signal.Signals(-ended.code).name}", time.time())
+    return LostServer(name, f"has ended by signal {signal_name(-ended.code)}", time.time())
 
 
 def end_ranks(folder: str) -> None:

@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SEEDS  ?= 20000
+SECONDS ?= 600
 
 # Three tests at a time keep two cores busy, since many wait for processes. A worker that is done takes over half of
 # what another one has left.
@@ -15,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tools are installed while pip installs.
 MAKEFLAGS += --jobs=2
 
-.PHONY: help demo tools test test-all check docs bench bench-full fuzz simulate clean
+.PHONY: help demo tools test test-all check docs bench bench-full fuzz simulate chaos clean
 .DEFAULT_GOAL := help
 
 help:                 ## this list
@@ -63,6 +64,9 @@ fuzz: $(STAMP)        ## 100,000 random and mutated streams against a live serve
 
 simulate: $(STAMP)    ## relays on a failing network, with 20,000 seeds, or SEEDS=...
 	$(BIN)/python tests/simulation.py --seeds $(SEEDS)
+
+chaos: $(STAMP) tools ## real jobs under faults, for 10 minutes, or SECONDS=... SEED=...; as root, on Linux
+	$(BIN)/python tests/chaos.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 clean:                ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

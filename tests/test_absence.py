@@ -25,14 +25,14 @@ from rallypoint.rollcall.snapshot import Barrier
 from rallypoint.stores import absence, inquiry
 from rallypoint.stores.absence import HEAD, NOT_KNOWN, absent_at_barrier, absent_for_keys, absent_workers
 from rallypoint.stores.client.connecting import connect
-from rallypoint.stores.client.connection import Connection
+from rallypoint.stores.client.connection import RELAY_VARIABLE, STORE_VARIABLE, Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.pool import ConnectionPool
 from rallypoint.stores.inquiry import ASKERS, Inquiry, is_asker
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import pack_i64, request
 from rallypoint.wire.opcodes import Op
-from rolls import GLOO, client, plan, rank, ranks, snapshot, wait
+from rolls import GLOO, client, part, plan, rank, ranks, relay, snapshot, wait
 from threads import serving_in_a_thread
 
 SECONDS = 30.0
@@ -110,6 +110,21 @@ def test_where_strangers_have_come_to_a_barrier_nobody_is_named_who_may_be_there
     assert told.text.startswith("3 of 4 have arrived; 2 of 4 ranks joined, and 1 client whose rank is not")
     assert "missing" not in told.text
     assert told.ranks == ()
+
+
+def test_a_relay_that_is_silent_is_named_where_no_rank_is_known_to_be_missing() -> None:
+    """It was killed or cut off in the midst of a job: its ranks have joined, and are heard of no more."""
+    behind = part("node-b", clients=ranks([2, 3], "node-b"))
+    here = snapshot(
+        clients=ranks([0, 1], "node-a"),
+        relays=(relay(7, behind, present=False, part_seconds=14.0),),
+        barriers=(Barrier("meet", 4, 2, ((1, 5.0), (2, 5.0))),),
+        plan=TWO_MACHINES,
+    )
+    silence = "the relay at 10.0.1.7:4000 on node-b has lost its connection, and told of its clients 14 s ago"
+    told = absent_at_barrier(judge(here), "meet", 4)
+    assert told.text.startswith(f"2 of 4 have arrived; all 4 ranks joined; {silence}")
+    assert silence in absent_for_keys(judge(here), ["key"]).text
 
 
 @pytest.mark.parametrize(("key", "size"), [("other", 4), ("meet", 3)])
@@ -253,7 +268,7 @@ def test_a_barrier_names_who_has_not_come(store: TCPStore, port: int, join: Join
     late = _late(lambda: store.barrier("meet", 4))
     there = "2 of 4 have arrived; missing there: 1 on node-a; 2 on node-b"
     assert late.message == (
-        f"not all 4 members came to the barrier 'meet' within 1 s; {there}; "
+        f"not all 4 members came to the barrier 'meet' at the store 127.0.0.1:{port} within 1 s; {there}; "
         "3 of 4 ranks joined; missing: 1 on node-a"
     )
     assert late.missing == (1, 2)
@@ -314,6 +329,11 @@ def test_behind_a_relay_the_store_itself_is_asked(
         with _rank_0(relay.port, monkeypatch) as store:
             store.set(PLAN, TWO_MACHINES)
             assert _late(lambda: store.get("key")).missing == (), "a relay does not know who is expected"
+            with monkeypatch.context() as launched:
+                launched.setenv(RELAY_VARIABLE, relay.address)
+                launched.setenv(STORE_VARIABLE, f"127.0.0.1:{port}")
+                with _rank_0(port, monkeypatch) as knowing:
+                    assert _late(lambda: knowing.get("key")).missing == (1, 3)
             store.set(HEAD, f'["127.0.0.1", {port}]')
         with _rank_0(relay.port, monkeypatch) as store:
             late = _late(lambda: store.get("key"))

@@ -349,7 +349,7 @@ IN_RDZV_CONF: list[tuple[list[tuple[Level, str, str]], dict[str, str]]] = [
 
 def test_rdzv_conf_may_say_rank_and_join_timeout(folder: Path) -> None:
     for said, expected in IN_RDZV_CONF:
-        parsed = get_args_parser().parse_args(to_torchrun(settled_from(folder, *said), TRAIN))
+        parsed = get_args_parser().parse_args(to_torchrun(settled_from(folder, *said), TRAIN, "files"))
         assert dict(pair.split("=") for pair in parsed.rdzv_conf.split(",")) == expected, said
 
 
@@ -458,7 +458,7 @@ def test_what_stands_behind_the_target_is_untouched(
     assert target is not None
     assert (target.kind, target.words) == (kind, (first, *rest))
     if kind != "command":
-        parsed = get_args_parser().parse_args(to_torchrun(NOTHING_SAID, target))
+        parsed = get_args_parser().parse_args(to_torchrun(NOTHING_SAID, target, "files"))
         assert (parsed.training_script, *parsed.training_script_args) == target.words
         assert (parsed.module, parsed.rdzv_backend) == (kind == "module", "rallypoint")
 
@@ -488,20 +488,22 @@ GIVEN_ON: list[tuple[str, dict[str, object]]] = [
     ("--master_addr ::1 --master_port 7", {"rdzv_endpoint": "[::1]:7", "master_port": None}),
     ("--nproc-per-node=2 --max-restarts 3 --rdzv-id=a_b", {"nproc_per_node": "2", "max_restarts": 3}),
     ("-t 3 --log-dir=-l --virtual-local-rank", {"tee": "3", "log_dir": "-l", "virtual_local_rank": True}),
-    ("--patch never --client python --use-libuv 0", {"nnodes": "1"}),
+    ("--patch never --client python --use-libuv 0", {"nnodes": "1", "log_dir": "files"}),
+    ("--tee 3", {"log_dir": None}),
+    ("-r 3", {"redirects": "3", "log_dir": None}),
 ]
 
 
 def test_what_torchrun_makes_of_what_it_is_given(folder: Path) -> None:
     for line, expected in GIVEN_ON:
         order = split_arguments([*line.split(), "train.py"])
-        parsed = get_args_parser().parse_args(to_torchrun(settled(folder, order.options), TRAIN))
+        parsed = get_args_parser().parse_args(to_torchrun(settled(folder, order.options), TRAIN, "files"))
         assert {name: getattr(parsed, name) for name in expected} == expected, line
 
 
 def test_torchrun_gets_what_the_file_says_unless_it_finds_it_in_its_environment(folder: Path) -> None:
     (folder / OURS).write_text("[run]\ntee = 3\nmax-restarts = 2\nno-python = true\nrun-path = false\n")
-    words = to_torchrun(settled(folder, {}, {"PET_TEE": "1"}), TRAIN)
+    words = to_torchrun(settled(folder, {}, {"PET_TEE": "1"}), TRAIN, "files")
     assert words[5 : words.index("--")] == ["--max-restarts=2", "--no-python"]
 
 

@@ -168,6 +168,24 @@ def test_all_end_when_the_launcher_is_killed_but_not_the_daemons_of_the_script(t
         assert list(tmp_path.glob("rallypoint-*")) == []
 
 
+def test_ranks_end_when_the_agent_is_killed_and_the_launcher_says_so(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    with job(tmp_path) as running:
+        environ = {**os.environ, "TMPDIR": str(files)}
+        launcher = running.start(_STUBBORN, ["--nproc-per-node=2"], environ, command=_RUN)
+        running.await_text("up", count=2)
+        running.await_text(" .")
+        daemon = int(re.findall(r"daemon (\d+)", running.log())[0])
+        [agent] = [each for each in running.processes() if "rallypoint.pytorch.agent" in each.cmdline()]
+        agent.kill()
+        until(lambda: [each.pid for each in running.processes()] == [daemon], "only the daemon is left")
+        assert launcher.wait() == -signal.SIGKILL
+        assert f"torchrun's agent (process {agent.pid} on " in running.log()
+        assert "has ended by signal SIGKILL\n\nhint: it was killed from outside" in running.log()
+        assert list(files.iterdir()) == [], "torchrun's own files are gone, too"
+
+
 @linux
 def test_a_command_ends_when_the_launcher_is_killed(tmp_path: Path) -> None:
     with job(tmp_path) as running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from command_line import invoke
 from processes import Server, end, relaying, serving, torch_serving
 from rallypoint.errors import ConnectionLostError, ServerStartError, StoreTimeoutError, UsageError
 from rallypoint.relay import relay as running
+from rallypoint.relay.core.relay import RelayCore
 from rallypoint.relay.hosting import host_relay
 from rallypoint.relay.relay import Relay, find_upstream
 from rallypoint.server.core.store import Core
@@ -306,6 +308,26 @@ def test_ranks_are_told_soon_when_the_store_is_gone_for_good(
         with pytest.raises(ConnectionLostError):
             rank.get("key")
         assert "nothing has listened there for 0.5 s; closing 1 clients" in caplog.text
+
+
+def test_a_relay_that_runs_out_of_memory_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run_out(*_: object) -> bytes:
+        raise MemoryError
+
+    with (
+        running_here(server_with()) as upstream,
+        running_here(relay_of(upstream)) as port,
+        TCPStore("127.0.0.1", port, timeout=SECONDS) as rank,
+    ):
+        rank.set("key", "value")
+        with monkeypatch.context() as patch:
+            patch.setattr(RelayCore, "receive_upstream", run_out)
+            with pytest.raises(ConnectionLostError):
+                rank.get("key")
+        assert f"its relay, process {os.getpid()} on this machine, is out of memory; closing 1" in caplog.text
+        assert rank.get("key") == b"value"
 
 
 def test_a_store_that_started_anew_is_not_taken_for_the_old_one(caplog: pytest.LogCaptureFixture) -> None:

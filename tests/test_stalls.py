@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.store import Core
-from rallypoint.server.reporting.events import Events
+from rallypoint.server.reporting.events import Events, RelayEvents
 from rallypoint.server.reporting.stalls import StallReports
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
@@ -187,6 +188,15 @@ def test_while_launchers_and_tools_wait_there_is_nothing_to_report(
         watched.desk.open()[0].send(wait(b"/k"))
         reports._judge(_snapshot(watched.core), 60.0)
     assert "no progress for" in caplog.text
+
+
+def test_a_thread_that_dies_at_its_birth_does_not_hold_up_the_loop(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does for want of memory; whoever waits for its first word waits for ever."""
+    monkeypatch.setattr(threading.Thread, "_bootstrap", lambda _: None)
+    StallReports(watched.core, Events())._report(60.0, _snapshot(watched.core))
+    RelayEvents(watched.core, Events())._take(_snapshot(watched.core))
 
 
 def test_who_polls_does_not_hide_who_waits_at_a_barrier(watched: Watched) -> None:

@@ -20,9 +20,10 @@ from rallypoint.launch.command import end_as, run_command
 from rallypoint.launch.config import Settings, settle
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.environment import inject, without_rank
+from rallypoint.launch.lost_agent import end_ranks, lost_agent
 from rallypoint.launch.options import FLAGS, OPTIONS, Program, flag_of, split_arguments, text_of
 from rallypoint.launch.rendezvous.roster import Size
-from rallypoint.launch.reports import Reports
+from rallypoint.launch.reports import LostServer, Reports
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 from rallypoint.server.guard.other_users import access_of_environment
@@ -82,17 +83,22 @@ def _run(settings: Settings, target: Program) -> int:
         found = Reports(folder)
         is_agent = target.kind != "command"
         line = _JoinLine(found, from_start=is_agent)
-        ended = run_command(_command(settings, target), environ, line.look, is_agent=is_agent)
+        command = _command(settings, target, str(folder / "torchrun"))
+        ended = run_command(command, environ, line.look, is_agent=is_agent)
         line.clear()
+        lost = []
+        if ended.code < 0 and is_agent:
+            end_ranks(str(folder))
+            lost.append(lost_agent(ended))
         if ended.code and ended.told_to and is_agent:
             _tell_missing(found)
             return -ended.told_to  # torchrun ends with 1, and that is no failure of a rank
         if ended.code:
-            _explain(found)
+            _explain(found, lost)
         return ended.code
 
 
-def _command(settings: Settings, target: Program) -> list[str]:
+def _command(settings: Settings, target: Program, files: str) -> list[str]:
     if target.kind == "command":
         return list(target.words)
     if find_spec("torch") is None:
@@ -100,7 +106,7 @@ def _command(settings: Settings, target: Program) -> list[str]:
             f"torch is not installed in the environment of {sys.executable}",
             hint="pip install torch, or run the job's own command: rallypoint run -- COMMAND",
         )
-    arguments = to_torchrun(settings, target)
+    arguments = to_torchrun(settings, target, files)
     # Without the folder it happens to stand in, where another user's torch.py may lie. Python 3.10 cannot.
     options = ["-P"] if sys.version_info >= (3, 11) else []
     return [sys.executable, *options, "-m", "rallypoint.pytorch.agent", *arguments]
@@ -185,14 +191,14 @@ def _tell_missing(found: Reports) -> None:
         print(f"rallypoint: {_progress(roll)}", file=sys.stderr)
 
 
-def _explain(found: Reports) -> None:
-    """Print which rank failed first, and which ranks only followed."""
+def _explain(found: Reports, lost: Sequence[LostServer] = ()) -> None:
+    """Print which rank, server or agent failed first, and which ranks only followed."""
     lines: list[str] = []
     roll = found.roll()
     if roll.expected and not roll.complete:
         lines.append(_progress(roll))
     lines += [f"on another machine: {shown(text, LONGEST_SENTENCE)}" for text in found.elsewhere()]
-    blame = find_blame(found.failures(), found.exits(), found.lost())
+    blame = find_blame(found.failures(), found.exits(), [*found.lost(), *lost])
     if blame is not None:
         lines.append(printable(blame.headline))
         detail = blame.detail.splitlines()[-_TRACEBACK_LINES:]

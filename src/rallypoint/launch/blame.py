@@ -63,8 +63,8 @@ def _of_exception(cause: Failure, told: Sequence[Failure]) -> FailureSummary:
 
 
 def _of_crash(crash: Exit, told: Sequence[Failure]) -> FailureSummary:
-    how = f"ended by {_signal_name(-crash.code)}" if crash.code < 0 else f"ended with exit code {crash.code}"
-    hint = _BY_SIGNAL.get(_signal_name(-crash.code), "it left no traceback: see what it printed above")
+    how = f"ended by {signal_name(-crash.code)}" if crash.code < 0 else f"ended with exit code {crash.code}"
+    hint = _BY_SIGNAL.get(signal_name(-crash.code), "it left no traceback: see what it printed above")
     return FailureSummary(
         f"rank {crash.rank} (process {crash.pid}) {how}", "", _followers(told, None), hint=hint
     )
@@ -84,6 +84,7 @@ def _followers(told: Sequence[Failure], cause: Failure | None) -> tuple[str, ...
     return tuple(f"{failure.name}: {shown(failure.kind)}" for failure in told if failure is not cause)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """SIGKILL for 9, and so on."""
     names = {each.value: each.name for each in signal.Signals}
     return names.get(number, f"signal {number}")

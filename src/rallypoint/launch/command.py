@@ -33,6 +33,7 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 class Ended(NamedTuple):
     """How a command ended: its exit code, or minus the number of the signal that ended it."""
 
+    pid: int
     code: int
     told_to: int
     """The SIGINT or SIGTERM that this process was sent, or 0."""
@@ -52,7 +53,7 @@ def run_command(
             process.wait()
             raise
     endings = [number for number in relay.seen if number in (signal.SIGINT, signal.SIGTERM)]
-    return Ended(code, endings[0] if endings else 0)
+    return Ended(process.pid, code, endings[0] if endings else 0)
 
 
 def _await_end(process: subprocess.Popen[bytes], on_look: Callable[[], bool]) -> int:

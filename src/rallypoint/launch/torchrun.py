@@ -9,14 +9,16 @@ from rallypoint.launch.config import Level, Settings
 from rallypoint.launch.options import BACKEND, Program, flag_of, text_of, torchruns_option
 
 _MODE: Final = {"script": (), "module": ("--module",)}
+_LOGS: Final = frozenset({"log_dir", "redirects", "tee"})
+"""torchrun's options about files with what ranks print."""
 
 
-def to_torchrun(settings: Settings, target: Program) -> list[str]:
+def to_torchrun(settings: Settings, target: Program, folder: str) -> list[str]:
     """The arguments of a torchrun that meets on Rallypoint and starts a script or a module.
 
     The number of ranks may be `devices`, which torchrun does not know: `rallypoint.pytorch.agent` puts a
-    number in. torchrun reads variables as well: start it with `torchrun_environment`. KeyError for a command,
-    which is not torchrun's to start.
+    number in. torchrun reads variables as well: start it with `torchrun_environment`. Its own files go to
+    `folder`, unless logs are asked for. KeyError for a command, which is not torchrun's to start.
     """
     return [
         f"--rdzv-backend={BACKEND}",
@@ -25,6 +27,7 @@ def to_torchrun(settings: Settings, target: Program) -> list[str]:
         f"--rdzv-conf={text_of(_conf(settings))}",
         f"--nnodes={settings.nnodes.text}",
         f"--nproc-per-node={settings.nproc_per_node.text}",
+        *_files(settings, folder),
         *_passed_on(settings),
         *_MODE[target.kind],
         "--",  # torchrun's parser leaves alone what follows, another -- included
@@ -49,6 +52,14 @@ def _passed_on(settings: Settings) -> list[str]:
         for name, each in given.items()
         if each.value is not False
     ]
+
+
+def _files(settings: Settings, folder: str) -> list[str]:
+    """Where torchrun puts its files. By itself it leaves a folder among the temporary files at every start.
+
+    With logs in it, that folder is for the user to find, wherever torchrun makes it.
+    """
+    return [] if _LOGS & settings.passed_on.keys() else [f"--log-dir={folder}"]
 
 
 def torchrun_environment(environ: Mapping[str, str]) -> dict[str, str]:

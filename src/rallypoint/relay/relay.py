@@ -111,12 +111,17 @@ class Relay(Pump[Rank]):
         try:
             self._send(self._relay.flush())
             self.deliver()  # what no batch has room for is refused
-        except Exception:  # a fault of ours: what was asked has no answer any more
-            self._fail()
+        except Exception as error:
+            self._fail(error)
 
-    def _fail(self) -> None:
-        logger.exception("the relay failed")
-        self._give_up("the relay has lost track of what it asked")
+    def _fail(self, error: Exception) -> None:
+        """Out of memory, or a fault of ours: what was asked has no answer any more."""
+        if isinstance(error, MemoryError):
+            why = f"its relay, process {os.getpid()} on this machine, is out of memory"
+        else:
+            logger.exception("the relay failed")
+            why = "the relay has lost track of what it asked"
+        self._give_up(why)
 
     def _send(self, data: bytes) -> None:
         if self._connection is not None:
@@ -157,8 +162,8 @@ class Relay(Pump[Rank]):
         except ProtocolError as error:
             self._on_closed(error.message)
             return
-        except Exception:
-            self._fail()
+        except Exception as error:
+            self._fail(error)
             return
         self._send(reply)
         if self._down_since is not None and self._relay.upstream.is_up:

@@ -21,6 +21,9 @@ from rallypoint.stores.client.pool import ConnectionPool
 HEAD: Final = "rallypoint/head"
 """The key at which a launcher says where the store itself is, `[host, port]`, for ranks behind a relay."""
 
+_REMARKS: Final = 2
+"""How many of a roll's remarks an error has."""
+
 
 @dataclass(frozen=True)
 class Absence:
@@ -44,13 +47,17 @@ NOT_KNOWN: Final = Absence()
 
 
 def absent_for_keys(roll: Roll | None, keys: Iterable[str]) -> Absence:
-    """The ranks that have not joined, and the rank that is here and should have written one of the keys."""
+    """The ranks that have not joined, and the rank that is here and should have written one of the keys.
+
+    If nobody is missing, also what else is odd: a relay that is silent, for one, with all ranks behind it.
+    """
     if roll is None or roll.expected < 0:
         return NOT_KNOWN
     missing = tuple(each.rank for each in roll.missing)
     wanted = {key for key in keys if owing_rank(key) not in missing}
     owed = next((owed_text(roll, each) for each in roll.awaited if each.key in wanted and each.owed), "")
-    return Absence("; ".join(filter(None, (headline(replace(roll, awaited=())), owed))), missing)
+    odd = () if missing else roll.remarks[:_REMARKS]
+    return Absence("; ".join(filter(None, (headline(replace(roll, awaited=())), owed, *odd))), missing)
 
 
 def absent_at_barrier(roll: Roll | None, key: str, size: int) -> Absence:
@@ -63,7 +70,7 @@ def absent_at_barrier(roll: Roll | None, key: str, size: int) -> Absence:
         return joined
     arrived = f"{found.arrived:,} of {size:,} have arrived"
     if found.missing is None:
-        return replace(joined, text="; ".join(filter(None, (arrived, joined.text))))
+        return replace(joined, text="; ".join(filter(None, (arrived, joined.text, *roll.remarks[:_REMARKS]))))
     there = f"{arrived}; missing there: {_machines_of(roll, found)}"
     more = "" if found.missing == joined.ranks else f"; {joined.text}"
     return Absence(there + more, found.missing)
@@ -99,7 +106,12 @@ def find_roll(pool: ConnectionPool, server: str, deadline: Deadline) -> Roll | N
         if snapshot.kind != "relay":
             return judge(snapshot)
         head = read_head(connection, deadline)
-    return judge(look(*head, Question(), deadline)) if head is not None else None
+    return roll_at(head, deadline) if head is not None else None
+
+
+def roll_at(server: tuple[str, int], deadline: Deadline) -> Roll:
+    """The roll of the job whose store this is."""
+    return judge(look(*server, Question(), deadline))
 
 
 def read_head(connection: Connection, deadline: Deadline) -> tuple[str, int] | None:

@@ -41,11 +41,18 @@ def is_asker(who: Identity) -> bool:
 
 
 class Inquiry:
-    """The questions of one store, over its connections, to the server at an address."""
+    """The questions of one store, over its connections, to the server at an address.
 
-    def __init__(self, pool: ConnectionPool, server: str, who: Identity) -> None:
+    If that is a relay, and it is known where the store behind it is, the store itself is asked: a relay does
+    not know who is expected.
+    """
+
+    def __init__(
+        self, pool: ConnectionPool, server: str, who: Identity, head: tuple[str, int] | None = None
+    ) -> None:
         self._pool = pool
         self._server = server
+        self._head = head
         self._ahead = _AHEAD_SECONDS + _AHEAD_PER_RANK * max(who.world_size, 0)
         self._pause = Deadline(0.0)
         self.is_asker = is_asker(who)
@@ -60,11 +67,14 @@ class Inquiry:
             return None
         self._pause = Deadline(_FAILED_PAUSE)
         try:
-            from rallypoint.stores.absence import find_roll  # late, since most waits end well
-
-            roll = within(deadline.remaining, lambda: find_roll(self._pool, self._server, deadline))
+            roll = within(deadline.remaining, lambda: self._find_roll(deadline))
         except Exception:  # whatever goes wrong: the error of the wait is the one to be told
             return None
         if roll is not None:
             self._pause = Deadline(max(_LEAST_PAUSE, _PAUSE_PER_RANK * (len(roll.ranks) + roll.unknown)))
         return roll
+
+    def _find_roll(self, deadline: Deadline) -> Roll | None:
+        from rallypoint.stores.absence import find_roll, roll_at  # late, since most waits end well
+
+        return roll_at(self._head, deadline) if self._head else find_roll(self._pool, self._server, deadline)

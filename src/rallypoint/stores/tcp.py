@@ -121,7 +121,8 @@ class TCPStore(Store):
             self._pool = ConnectionPool(lambda deadline: connect(*address, deadline, who()))
         else:
             self._pool = ConnectionPool(lambda deadline: connect_to_relay(relay, address, deadline, who()))
-        self._inquiry = Inquiry(self._pool, format_address(*(relay or address)), who())
+        head = None if relay is None else address
+        self._inquiry = Inquiry(self._pool, format_address(*(relay or address)), who(), head)
         self._let_go = weakref.finalize(self, _let_go, self._pool, server)
 
     @property
@@ -130,6 +131,10 @@ class TCPStore(Store):
         if self._server is None:
             return self._choice is not Choice.LEGACY
         return self._server.backend == "libuv"
+
+    @property
+    def _place(self) -> str:
+        return f"the store {format_address(self.host, self.port)}"
 
     def __repr__(self) -> str:
         role = "master" if self._server else "client"
@@ -204,7 +209,8 @@ class TCPStore(Store):
             from rallypoint.stores.absence import absent_at_barrier
 
             late = StoreTimeoutError(
-                f"not all {world_size} members came to the barrier {key!r} within {deadline.seconds:g} s",
+                f"not all {world_size} members came to the barrier {key!r} at {self._place} within "
+                f"{deadline.seconds:g} s",
                 hint="one of them is late or gone, or names another key or size",
                 keys=(key,),
             )
@@ -307,8 +313,7 @@ class TCPStore(Store):
         if missing or len(keys) > _KEYS_NAMED:  # else they came in the last moment
             from rallypoint.stores.absence import absent_for_keys
 
-            place = f"the store {format_address(self.host, self.port)}"
-            late = late or keys_missing(place, missing, len(keys), deadline.seconds)
+            late = late or keys_missing(self._place, missing, len(keys), deadline.seconds)
             raise absent_for_keys(roll, missing).named_in(late)
 
     def _await_stop(self, connection: Connection, deadline: Deadline) -> tuple[bool, Roll | None]:

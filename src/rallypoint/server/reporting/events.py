@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
+from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import ProtocolError
@@ -20,6 +20,8 @@ logger = logging.getLogger("rallypoint.server")
 
 _LOOKING_SHARE: Final = 20
 """Following the clients behind relays takes no more than a twentieth of the time."""
+_LONGEST_LOOK: Final = 60.0
+"""After so many seconds a look has failed, and another one is begun: out of memory, nobody may say so."""
 
 
 class Events:
@@ -54,31 +56,35 @@ class RelayEvents:
         self._core = core
         self._events = events
         self._heard: Overheard | None = None
-        self._is_looking = False
         self._next_look = 0.0
 
     def look(self) -> None:
         """About once a second."""
-        if not self._events.are_wanted or not len(self._core.sessions) or self._is_looking:
+        if not self._events.are_wanted or not len(self._core.sessions):
             return
-        if time.monotonic() >= self._next_look:
-            self._is_looking = True
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LONGEST_LOOK
             self._core.looks.start(Question(), self._take)
 
     def _take(self, snapshot: bytes) -> None:
-        """In a thread: to follow thousands of clients takes longer than the loop may stand still."""
+        """In a thread: to follow thousands of clients takes longer than the loop may stand still.
+
+        Not by `threading`: out of memory, its threads may die before they have said that they run, and their
+        `start` waits for that word for ever.
+        """
         try:
-            threading.Thread(target=self._follow, args=(snapshot,), daemon=True).start()
+            start_new_thread(self._follow, (snapshot,))
         except RuntimeError:  # the system has no thread to give: the next look may get one
-            self._is_looking = False
+            self._next_look = 0.0
 
     def _follow(self, snapshot: bytes) -> None:
-        from rallypoint.rollcall.relay_events import Overheard
-        from rallypoint.rollcall.snapshot import Snapshot
-
         began = time.monotonic()
-        self._heard = self._heard or Overheard()
         try:
+            from rallypoint.rollcall.relay_events import Overheard
+            from rallypoint.rollcall.snapshot import Snapshot
+
+            self._heard = self._heard or Overheard()
             for event in self._heard.hear(Snapshot.from_json(snapshot), self._core.has_key):
                 self._events.put(event)
         except ProtocolError as error:
@@ -88,4 +94,3 @@ class RelayEvents:
         finally:
             now = time.monotonic()
             self._next_look = now + _LOOKING_SHARE * (now - began)
-            self._is_looking = False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
+from _thread import start_new_thread
 from functools import partial
 from typing import Any
 
@@ -35,9 +35,12 @@ class StallReports:
             core.looks.start(Question(), partial(self._report, lasted))
 
     def _report(self, seconds: float, snapshot: bytes) -> None:
-        """In a thread: what a snapshot of thousands means takes longer than the loop may stand still."""
+        """In a thread: what a snapshot of thousands means takes longer than the loop may stand still.
+
+        `RelayEvents` says why it is not one of `threading`.
+        """
         try:
-            threading.Thread(target=self._judge, args=(snapshot, seconds), daemon=True).start()
+            start_new_thread(self._judge, (snapshot, seconds))
         except RuntimeError as error:  # the system has none to give
             logger.warning("no progress for %.0f s; who waits cannot be told: %s", seconds, error)
 

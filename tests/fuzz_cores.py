@@ -1,0 +1,480 @@
+"""Scripts for the store's core and the relay's, all in memory, and what has to hold whatever they say.
+
+A script is what clients do, step by step: who sends what, ends, leaves, does not read, and when time passes.
+It is run twice: with what each client sends in one piece, and cut at other places. What is asserted:
+
+- nothing is raised but the ProtocolError that closes a connection;
+- both runs give every client the same bytes, and the same error;
+- all parts of the core agree after every step (`check_invariants`), and no more is held than is said;
+- when all have left, nothing is held for anybody.
+
+The limits are small, and so is what is done at once, so that scripts get there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise, zip_longest
+from random import Random
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+from ends import PRESENT, Desk, End, frame, session, welcome
+from rallypoint.engine import engine
+from rallypoint.errors import ProtocolError
+from rallypoint.relay.core import ranks, relay, upstream
+from rallypoint.relay.core.relay import RelayCore
+from rallypoint.relay.core.upstream import SessionLostError
+from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.rollcall.words import stall_text
+from rallypoint.server.core import sessions, slices, store
+from rallypoint.server.core.front import Front
+from rallypoint.server.core.looks import LookStep
+from rallypoint.server.core.outbox import CoreFault, GoOn, Work
+from rallypoint.server.core.store import Core
+from rallypoint.server.core.turn import Turn
+from rallypoint.wire import parser
+from rallypoint.wire.encoding import VALIDATE
+from rallypoint.wire.form import WholeRequests
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import Op
+from rallypoint.wire.parser import Forms
+from rallypoint.wire.repeated import Repeated
+from rallypoint.wire.sessions import batch
+
+LIMITS: Final = Limits(
+    key_bytes=300,
+    value_bytes=1_000,
+    keys_per_request=40,
+    request_bytes=3_000,
+    connections=6,
+    unsent_bytes=12_000,
+    stored_bytes=10_000,
+    stored_entries=50,
+    handshake_seconds=2.0,
+    session_seconds=1.0,
+    batch_bytes=2_500,
+    held_bytes=6_000,
+    relayed_bytes=4_000,
+)
+MOST_TURNS: Final = 5_000
+"""How often a client may be gone on with after one step; far more than any needs."""
+
+
+class Step(NamedTuple):
+    """One line of a script."""
+
+    verb: str
+    who: int
+    data: bytes = b""
+
+
+Script = list[Step]
+
+
+def make_small() -> None:
+    """Have little done at once and little kept, in this process, and make what all cores share only once."""
+    requests = WholeRequests(LIMITS, sessions.IN_BATCHES)
+    for module, names in {
+        parser: {"STEPS_AT_ONCE": 6, "BYTES_AT_ONCE": 250, "_LARGE_REPLY": 200},
+        sessions: {
+            "WholeRequests": lambda *_: requests,
+            "STEPS_AT_ONCE": 6,
+            "REMEMBERED": 2,
+            "REMEMBERED_BYTES": 1_500,
+            "_LARGE": 300,
+            "_SPARE": 400,
+        },
+        slices: {"SLICE": 4},
+        store: {"SLICE": 4, "Forms": _shared_forms()},
+        engine: {"_BARRIERS_AT_ONCE": 6},
+        ranks: {"_MOST_DUE": 6, "_NOTICE_BYTES": 500},
+        relay: {"Forms": _shared_forms()},
+        upstream: {"_BATCH_BYTES": 900, "_UNTOLD_BYTES": 300, "_TICKS": 2},
+    }.items():
+        for name, value in names.items():  # type: ignore[attr-defined]
+            assert hasattr(module, name)
+            setattr(module, name, value)
+
+
+def _shared_forms() -> Callable[..., Forms[Any]]:
+    """Makes forms that share all but what they have noticed: to make them all takes longer than a script."""
+    made: list[Forms[Any]] = []
+
+    def make(limits: Limits, deliveries: Any) -> Forms[Any]:
+        if not made:
+            made.append(Forms(limits, deliveries))
+        forms: Forms[Any] = object.__new__(Forms)
+        for name in ("limits", "request_cap", "get_cap", "by_opcode"):
+            setattr(forms, name, getattr(made[0], name))
+        forms.repeated = Repeated(limits, forms.by_opcode)
+        return forms
+
+    return make
+
+
+class _Store(Core):
+    """It tells nobody how many requests there were, as GETs before a violation are not counted; and it is
+    checked by `check`, and not whenever the outbox has been emptied, which would take most of the time."""
+
+    def counts(self) -> dict[Op, int]:
+        return {}
+
+    def check_invariants(self) -> None:
+        pass
+
+    def check(self) -> None:
+        super().check_invariants()
+
+
+class _Relay(RelayCore):
+    """As above."""
+
+    def counts(self) -> dict[Op, int]:
+        return {}
+
+    def check_invariants(self) -> None:
+        pass
+
+    def check(self) -> None:
+        super().check_invariants()
+
+
+class Stage:
+    """A front and its clients, as a script moves them."""
+
+    def __init__(self, core: _Store | _Relay, cuts: Random | None) -> None:
+        self._core: Front[Any] = core
+        self._check = core.check
+        self.desk = Desk(core)
+        self._cuts = cuts
+        self._ends: dict[int, End] = {}
+        self._ending: set[End] = set()
+        self.outputs: list[tuple[object, ...]] = []
+
+    def run(self, script: Script, *, with_look: bool) -> list[tuple[object, ...]]:
+        for step in script:
+            getattr(self, step.verb)(step.who, step.data)
+            self.settle()
+        outputs = self.outputs[:]
+        self._check()
+        self._check_held()
+        if with_look:
+            self._look()
+        self.leave_all()
+        self._check()
+        return outputs
+
+    def settle(self) -> None:
+        """What the core wants is done, and all that came out of it is written down."""
+        core = self._core
+        self.move()
+        while core.held > LIMITS.held_bytes:  # one client is closed at a time
+            core.lighten()
+            assert core.outbox.others, f"{core.held} bytes are held, and nobody is closed for it"
+            self.move()
+        for other in self.desk.take():
+            assert not isinstance(other, CoreFault), other
+            if other is Work.SNAPSHOTS:
+                self._make_snapshots()
+            elif other is Work.PROCESSES:
+                core.processes_found()
+        if core.outbox.woken or core.outbox.others:
+            self.move()
+        for who, end in list(self._ends.items()):
+            if got := end.take():
+                self.outputs.append((who, got))
+            if end.connection not in self.desk.ends:
+                self.outputs.append((who, end.error and end.error.message))
+                del self._ends[who]
+
+    def move(self) -> None:
+        self.desk.settle()
+
+    def _check_held(self) -> None:
+        """What the parsers keep is no more than they say, and not much less."""
+        most = 2 * LIMITS.request_bytes + 2 * parser.BLOB_BYTES * LIMITS.keys_per_request
+        for client in self._core.clients:
+            read = client._parser
+            assert read is not None
+            kept = len(read._kept) + sum(map(len, read._blobs if read._form is not None else ()))
+            if read._atom == parser._HANDSHAKE:
+                kept = 0  # less than a VALIDATE
+            assert kept <= client.held - client._unread <= most, f"{client.held} for {kept} bytes"
+
+    def _make_snapshots(self) -> None:
+        for _ in range(MOST_TURNS):
+            if (step := self._core.looks.step()) is LookStep.DONE:
+                return
+            if step is LookStep.IDLE:  # it waits for relays, or for time to pass
+                self.desk.wanted.append(Work.SNAPSHOTS)
+                return
+        raise AssertionError("a snapshot takes too long")
+
+    def _look(self) -> None:
+        """What the core tells of itself can be read, and be put into words."""
+        answers: list[bytes] = []
+        self._core.looks.start(Question(keys=9, value="k1"), answers.append)
+        for _ in range(3):
+            self.settle()
+            self.time(4, b"")
+        self.settle()
+        (answer,) = answers
+        stall_text(judge(Snapshot.from_json(answer)), 1.0)
+
+    def leave_all(self) -> None:
+        """All leave: nothing may be left of them."""
+        core = self._core
+        for end in list(self.desk.ends.values()):
+            end.be_closed(None)
+        for each in list(core.sessions):
+            core.sessions.end(each)
+        self.settle()
+        assert core.held == 0, f"{core.held} bytes are held for nobody"
+        assert not core.waiting, f"{core.waiting} wait that have left"
+
+    # What clients do
+
+    def send(self, who: int, data: bytes) -> None:
+        end = self._ends.get(who)
+        if end is None or end in self._ending:
+            end = self._open(who)
+            if end is not None:
+                end.receive(VALIDATE)
+        if end is not None:
+            self._feed(end, data)
+
+    def raw(self, who: int, data: bytes) -> None:
+        """Sends on a new connection, without a handshake."""
+        end = self._open(who)
+        if end is not None:
+            self._feed(end, data)
+
+    def batch(self, who: int, data: bytes) -> None:
+        """Sends the requests in `data`, which stand there as blobs, as the next batch of a session."""
+        end = self._ends.get(who)
+        known = end.connection.session if end is not None else None
+        if known is None:
+            self.send(who, session(bytes([who % 3]) * 16, keep=500 * (who % 4)) + PRESENT)
+            end = self._ends.get(who)
+            known = end.connection.session if end is not None else None
+        if known is not None:
+            head = batch(known.taken + 1, known.kept.number, [])
+            size = len(head) - 9 + len(data)
+            self.send(who, head[:1] + size.to_bytes(8, "little") + head[9:] + data)
+
+    def _open(self, who: int) -> End | None:
+        self.close(who, b"")
+        try:
+            connection = self._core.open(f"client {who}")
+        except ProtocolError as error:
+            self.outputs.append((who, error.message))
+            return None
+        end = self._ends[who] = End(self.desk, connection)
+        self.desk.ends[connection] = end
+        return end
+
+    def pieces(self, data: bytes) -> list[bytes]:
+        """All in one piece, or cut."""
+        cuts, size = self._cuts, len(data)
+        if cuts is None or not size:
+            return [data]
+        is_bytewise = size < 100 and cuts.random() < 0.05
+        places = range(size) if is_bytewise else {0, *cuts.choices(range(size), k=cuts.choice((1, 1, 2, 4)))}
+        return [data[start:stop] for start, stop in pairwise([*sorted(places), size])]
+
+    def _feed(self, end: End, data: bytes) -> None:
+        """What the core wants, apart from going on with this client, has to wait until all is fed."""
+        others, on = self._core.outbox.others, GoOn(end.connection)
+        turns = 0
+        for piece in self.pieces(data):
+            is_due = True
+            while is_due and end.connection in self.desk.ends:
+                end.receive(piece)
+                turns += 1
+                assert turns < MOST_TURNS + len(data), "a client is gone on with for ever"
+                piece, is_due = b"", on in others
+                while on in others:
+                    others.remove(on)
+
+    def end(self, who: int, _: bytes) -> None:
+        end = self._ends.get(who)
+        if end is not None and end not in self._ending:
+            self._ending.add(end)
+            self._core.end(end.connection)
+
+    def close(self, who: int, _: bytes) -> None:
+        end = self._ends.pop(who, None)
+        if end is not None and end.connection in self.desk.ends:
+            end.be_closed(None)
+
+    def unread(self, who: int, data: bytes) -> None:
+        end = self._ends.get(who)
+        if end is not None:
+            end.connection.leave_unread(40 * len(data))
+
+    def time(self, who: int, _: bytes) -> None:
+        self._core.turn.now += who / 2
+        for client, why in self._core.overdue():
+            if client in self.desk.ends:
+                client.why = why
+                self.desk.ends[client].be_closed(ProtocolError(why))
+        self._core.end_second()
+
+
+class OnStore(Stage):
+    """A relay and its clients, on a store."""
+
+    def __init__(self, cuts: Random | None) -> None:
+        turn = Turn(100.0)
+        relay = self._relay = _Relay(bytes(16), LIMITS, turn)
+        super().__init__(relay, cuts)
+        self._store = Desk(_Store(LIMITS, turn))
+        self._tokens = 0
+        self._connect()
+        self.move()
+
+    def _connect(self) -> None:
+        self._link = End(self._store, self._store.front.open("relay"))
+        self._store.ends[self._link.connection] = self._link
+        self._up = self._relay.connect()
+
+    def move(self) -> None:
+        for _ in range(MOST_TURNS):
+            self.desk.settle()
+            self._up += self._relay.flush()
+            self._push(len(self._up))
+            if self._link.connection not in self._store.ends:
+                self._lost()
+            got = self._link.take()
+            if not got and not self._up and not self._relay.outbox.others:
+                return
+            self._pull(got)
+        raise AssertionError("a relay and its store do not come to rest")
+
+    def _push(self, count: int) -> None:
+        """Let that many bytes come to the store."""
+        data, self._up = self._up[:count], self._up[count:]
+        if data and self._link.connection in self._store.ends:
+            self._link.send(data)
+        self._store.settle()
+        for other in self._store.take():
+            assert not isinstance(other, CoreFault), other
+            while other is Work.SNAPSHOTS and self._store.front.looks.step() is LookStep.MORE:
+                pass
+        error = self._link.error
+        assert error is None or "held_bytes" in error.message, f"the store refused the relay: {error}"
+
+    def _pull(self, data: bytes) -> None:
+        try:
+            self._up += self._relay.receive_upstream(data)
+        except SessionLostError:
+            self._renew()
+            self._lost()
+
+    def _renew(self) -> None:
+        """The session is lost, and with it all clients."""
+        for end in list(self.desk.ends.values()):
+            end.be_closed(None)
+        self.desk.settle()
+        self._tokens += 1
+        self._relay.lose_upstream()
+        self._relay.reset(self._tokens.to_bytes(16, "big"))
+
+    def _lost(self) -> None:
+        self._relay.lose_upstream()
+        if self._link.connection in self._store.ends:
+            self._link.close()
+        self._connect()
+
+    def lose(self, who: int, _: bytes) -> None:
+        """The connection breaks, with some of what was under way."""
+        self._up += self._relay.flush()
+        self._push(20 * who)
+        self._pull(self._link.take()[: 10 * who])
+        self._lost()
+
+    def time(self, who: int, data: bytes) -> None:
+        super().time(who, data)
+        for client, _ in self._store.front.overdue():
+            self._store.ends[client].be_closed(None)
+        self._store.front.end_second()
+        self._store.settle()
+        self._up += self._relay.upstream.tick()
+
+    def leave_all(self) -> None:
+        super().leave_all()
+        combiner = self._relay.requests.combiner
+        assert not combiner.held_bytes
+        assert not combiner.parked
+        assert not combiner.has_unsent
+
+
+class UnderUpstream(Stage):
+    """A relay and its clients, and an upstream that the script plays."""
+
+    def __init__(self, cuts: Random | None) -> None:
+        relay = self._relay = _Relay(bytes(16), LIMITS, Turn(100.0))
+        super().__init__(relay, cuts)
+        self._connect(0)
+
+    def _connect(self, answer: int) -> None:
+        self._relay.connect()
+        self._take([welcome(answer, self._relay.upstream._kept.number, LIMITS.batch_bytes)])
+
+    def _take(self, pieces: list[bytes]) -> None:
+        relay = self._relay
+        try:
+            self.outputs.append(("up", b"".join(map(relay.receive_upstream, pieces))))
+            return
+        except SessionLostError as error:
+            self.outputs.append(("lost", error.message))
+            for end in list(self.desk.ends.values()):
+                end.be_closed(None)
+            self.desk.settle()
+            relay.lose_upstream()
+            relay.reset(bytes(16))
+            answer = 0
+        except ProtocolError as error:
+            self.outputs.append(("closed", error.message))
+            relay.lose_upstream()
+            answer = 1
+        self._connect(answer)
+
+    def move(self) -> None:
+        self.desk.settle()
+        self.outputs.append(("up", self._relay.flush()))
+        self.desk.settle()
+
+    def lose(self, who: int, _: bytes) -> None:
+        self._relay.lose_upstream()
+        self._connect(1)
+
+    def up(self, _: int, data: bytes) -> None:
+        """Bytes as they are. Each frame that is complete may lead to a batch: so this is never cut."""
+        self._take([data])
+
+    def items(self, _: int, data: bytes) -> None:
+        """The next frame, with these items."""
+        here = self._relay.upstream
+        head = frame(here._taken + 1, here._kept.number)[8:]
+        self._take(self.pieces(len(head + data).to_bytes(8, "little") + head + data))
+
+
+STAGES: Final[dict[str, Callable[[Random | None], Stage]]] = {
+    "store": lambda cuts: Stage(_Store(LIMITS, Turn(100.0), wants_events=True, owner_key=b"/k9"), cuts),
+    "relay": OnStore,
+    "upstream": UnderUpstream,
+}
+
+
+def play(stage: str, script: Script) -> None:
+    """Run a script; what it raises is a finding."""
+    seed = crc32(b"".join([step.data for step in script]))
+    whole = STAGES[stage](None).run(script, with_look=seed % 16 == 0)
+    cut = STAGES[stage](Random(seed)).run(script, with_look=False)
+    if whole != cut:
+        one, other = next(pair for pair in zip_longest(whole, cut) if pair[0] != pair[1])
+        raise AssertionError(f"in one piece {one!r}, cut {other!r}")

@@ -144,7 +144,8 @@ def _run_guided(piece: Piece, goes_on: Callable[[int], bool]) -> Outcome:
             script = _shortened(
                 script, lambda each: (broken_rule(piece.target, each) or [""])[0] == broken[0]
             )
-            outcome.findings.append(_save_finding(piece, to_text(piece.target, script), *broken))
+            why = f"stream {outcome.streams} of piece {piece.number}\n{broken[1]}"
+            outcome.findings.append(_save_finding(piece, to_text(piece.target, script), broken[0], why))
         return 0
 
     # The shortest first: a longer one that adds nothing to them is not needed any more.
@@ -260,18 +261,17 @@ class Run:
         self._began = self._told = time.monotonic()
 
     def work(self) -> None:
-        """Until all is done, or Ctrl-C."""
+        """Until all is done, or Ctrl-C, or SIGTERM."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._stopping.set())
         while True:
-            try:
-                while len(self._under_way) < self._jobs and self._start_one():
-                    pass
-                if not self._under_way:
-                    return
-                self._tell()
-                time.sleep(0.1)
-                self._collect()
-            except KeyboardInterrupt:
-                self._stopping.set()
+            while len(self._under_way) < self._jobs and self._start_one():
+                pass
+            if not self._under_way:
+                return
+            self._tell()
+            time.sleep(0.1)
+            self._collect()
 
     def _start_one(self) -> bool:
         claimed = dict(self.streams)

@@ -164,7 +164,6 @@ class Stage:
         if with_look:
             self._look()
         self.leave_all()
-        self._check()
         return outputs
 
     def settle(self) -> None:

@@ -37,34 +37,35 @@ def test_a_server_survives_random_and_mutated_streams(target: str, streams: int)
     assert summary.witness_checks >= streams // AT_ONCE // 4
 
 
+def run_fuzz(*options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, fuzz_command.__file__, *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 def test_guided_streams_break_no_rule_and_a_run_goes_on_where_it_has_stopped(tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
-    for streams in (600, 900):
-        command = [sys.executable, fuzz_command.__file__, "--streams", str(streams), "--jobs", "2", "--json"]
-        done = subprocess.run(
-            [*command, "--state", str(tmp_path), "--target", "store", "relay", "upstream", "texts"],
-            capture_output=True,
-            text=True,
+    for streams, targets in ((400, ["store", "relay", "upstream", "texts"]), (300, ["store"])):
+        done = run_fuzz(
+            "--streams", streams, "--jobs", 2, "--json", "--state", tmp_path, "--target", *targets
         )
         assert done.returncode == 0, done.stdout + done.stderr
         told.append(json.loads(done.stdout))
     first, second = told
-    assert first["streams"] <= 604 < 900 <= second["streams"] <= 904
+    assert first["streams"] in range(400, 404)
+    before = first["targets"]["store"]["streams"]
+    assert second["targets"]["store"]["streams"] == 300
+    assert second["streams"] == first["streams"] + 300 - before
     assert second["seed"] == first["seed"]
-    assert second["streams_now"] <= 300
-    assert all(second["targets"][name]["kept"] > 10 for name in ("store", "relay", "upstream", "texts"))
-    assert second["branches"] >= first["branches"] > first["all_branches"] / 3
+    assert all(second["targets"][name]["kept"] > 3 for name in ("store", "relay", "upstream", "texts"))
+    assert second["branches"] > second["all_branches"] / 3
 
 
-def test_a_stream_that_breaks_a_rule_is_named_and_can_be_replayed(tmp_path: Path) -> None:
-    script = [Step("send", 0, request(Op.SET, b"/k", b"v")), Step("send", 0, request(Op.GET, b"/k"))]
+def test_a_stream_that_breaks_a_rule_can_be_replayed(tmp_path: Path) -> None:
+    script = [Step("send", 0, request(Op.SET, b"/k", b"v")), Step("no-such-verb", 0)]
     path = tmp_path / "script"
     path.write_text(to_text("store", script))
     assert from_text(path.read_text()) == ("store", script)
-    replay = [sys.executable, fuzz_command.__file__, "--replay", str(path)]
-    assert subprocess.run(replay, capture_output=True).returncode == 0
-    path.write_text(to_text("store", [*script, Step("no-such-verb", 0)]))
-    done = subprocess.run(replay, capture_output=True, text=True)
+    done = run_fuzz("--replay", path)
     assert done.returncode == 1
     assert "AttributeError" in done.stdout
 

@@ -51,7 +51,7 @@ SHARES: Final = {
     "live-relay": 0.003,
 }
 """The targets, and how many of the streams are for each."""
-PIECE: Final = 100_000
+PIECE: Final = 40_000
 """Streams of a piece for all targets together."""
 CPU_SECONDS: Final = 20.0
 """What one stream may take; far more than any does."""

@@ -22,7 +22,7 @@ from zlib import crc32
 from ends import PRESENT, Desk, End, frame, session, welcome
 from rallypoint.engine import engine
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.core import ranks, relay, upstream
+from rallypoint.relay.core import long_values, ranks, relay, upstream
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.relay.core.upstream import SessionLostError
 from rallypoint.rollcall.judgement import judge
@@ -45,19 +45,19 @@ from rallypoint.wire.repeated import Repeated
 from rallypoint.wire.sessions import batch
 
 LIMITS: Final = Limits(
-    key_bytes=300,
-    value_bytes=1_000,
-    keys_per_request=40,
-    request_bytes=3_000,
+    key_bytes=100,
+    value_bytes=300,
+    keys_per_request=20,
+    request_bytes=900,
     connections=6,
-    unsent_bytes=12_000,
-    stored_bytes=10_000,
-    stored_entries=50,
+    unsent_bytes=4_000,
+    stored_bytes=3_000,
+    stored_entries=30,
     handshake_seconds=2.0,
     session_seconds=1.0,
-    batch_bytes=2_500,
-    held_bytes=6_000,
-    relayed_bytes=4_000,
+    batch_bytes=800,
+    held_bytes=2_500,
+    relayed_bytes=1_500,
 )
 MOST_TURNS: Final = 5_000
 """How often a client may be gone on with after one step; far more than any needs."""
@@ -77,22 +77,18 @@ Script = list[Step]
 def make_small() -> None:
     """Have little done at once and little kept, in this process, and make what all cores share only once."""
     requests = WholeRequests(LIMITS, sessions.IN_BATCHES)
+    remembered = {"REMEMBERED": 2, "REMEMBERED_BYTES": 500, "WORTH_REMEMBERING": 40}
     for module, names in {
-        parser: {"STEPS_AT_ONCE": 6, "BYTES_AT_ONCE": 250, "_LARGE_REPLY": 200},
-        sessions: {
-            "WholeRequests": lambda *_: requests,
-            "STEPS_AT_ONCE": 6,
-            "REMEMBERED": 2,
-            "REMEMBERED_BYTES": 1_500,
-            "_LARGE": 300,
-            "_SPARE": 400,
-        },
+        parser: {"STEPS_AT_ONCE": 6, "BYTES_AT_ONCE": 120, "_LARGE_REPLY": 60},
+        sessions: {"STEPS_AT_ONCE": 6, "_LARGE": 100, "_SPARE": 200, "WholeRequests": lambda *_: requests}
+        | remembered,
+        long_values: remembered,
         slices: {"SLICE": 4},
         store: {"SLICE": 4, "Forms": _shared_forms()},
         engine: {"_BARRIERS_AT_ONCE": 6},
-        ranks: {"_MOST_DUE": 6, "_NOTICE_BYTES": 500},
+        ranks: {"_MOST_DUE": 6, "_NOTICE_BYTES": 150},
         relay: {"Forms": _shared_forms()},
-        upstream: {"_BATCH_BYTES": 900, "_UNTOLD_BYTES": 300, "_TICKS": 2},
+        upstream: {"_BATCH_BYTES": 300, "_UNTOLD_BYTES": 100, "_TICKS": 2},
     }.items():
         for name, value in names.items():  # type: ignore[attr-defined]
             assert hasattr(module, name)

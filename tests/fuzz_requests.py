@@ -45,6 +45,16 @@ HELLOS = [b'{"rank":3,"role":"rank"}', b'{"role":"tool","pid":1}', b'{"rank":-9}
 TOLD = [b"{}", b'{"kind":"relay","relays":[{"part":"{}"}]}', b"null", b"\xff", b"[" * 2_000]
 
 
+def some_value(rng: Random) -> bytes:
+    size = rng.choices([0, 4, 30, 300, 5000, 1 * MIB], [10, 30, 30, 20, 3, 0.02])[0]
+    return rng.randbytes(rng.randrange(size + 1)) if size < MIB else bytes(size)
+
+
+def short_value(rng: Random) -> bytes:
+    """For cores whose limits are small."""
+    return rng.randbytes(rng.randrange(rng.choices([1, 5, 30, 120, 310], [10, 30, 30, 10, 3])[0]))
+
+
 def some_requests(rng: Random, keys: list[bytes], sizes: tuple[int, ...] = (1,)) -> list[bytes]:
     """Valid requests. ADDs go to the last of the keys, which is given no other values.
 
@@ -53,17 +63,22 @@ def some_requests(rng: Random, keys: list[bytes], sizes: tuple[int, ...] = (1,))
     return [one_request(rng, keys, sizes) for _ in range(rng.randrange(1, 12))]
 
 
-def one_request(rng: Random, keys: list[bytes], sizes: tuple[int, ...] = (1,)) -> bytes:
+def one_request(
+    rng: Random,
+    keys: list[bytes],
+    sizes: tuple[int, ...] = (1,),
+    value: Callable[[Random], bytes] = some_value,
+) -> bytes:
     op = Op(rng.randrange(1, 19)) if rng.random() >= LOOKS else Op.LOOK
     *words, number = keys
     if op is Op.LOOK:
         return request(op, rng.choice(QUESTIONS))
     if op is Op.DELETE_KEY and rng.random() < 0.3:
-        return request(op, b"/" + HELLO.encode() + rng.choice([some_value(rng)[:900], *HELLOS]))
+        return request(op, b"/" + HELLO.encode() + rng.choice([value(rng)[:900], *HELLOS]))
     if op in (Op.SET, Op.APPEND, Op.QUEUE_PUSH):
-        return request(op, rng.choice(words), some_value(rng))
+        return request(op, rng.choice(words), value(rng))
     if op is Op.COMPARE_SET:
-        return request(op, rng.choice(words), rng.choice([b"", some_value(rng)]), some_value(rng))
+        return request(op, rng.choice(words), rng.choice([b"", value(rng)]), value(rng))
     if op in (Op.GET, Op.DELETE_KEY, Op.QUEUE_POP, Op.QUEUE_LEN):
         return request(op, rng.choice(keys))
     if op is Op.ADD:
@@ -72,7 +87,7 @@ def one_request(rng: Random, keys: list[bytes], sizes: tuple[int, ...] = (1,)) -
         return counted_request(op, rng.choices(keys, k=rng.choice([0, 1, 2, 3, 10])))
     if op is Op.MULTI_SET:
         chosen = rng.choices(words, k=rng.choice([0, 1, 2, 5]))
-        return counted_request(op, [part for key in chosen for part in (key, some_value(rng))], blobs_each=2)
+        return counted_request(op, [part for key in chosen for part in (key, value(rng))], blobs_each=2)
     if op is Op.BARRIER:
         return request(op, rng.choice(keys), tail=pack_i64(rng.choice(sizes)))
     return request(op, tail=rng.randbytes(4) if op is Op.PING else b"")
@@ -88,14 +103,9 @@ def relayed_requests(rng: Random, keys: list[bytes]) -> list[bytes]:
         counted_request(Op.WAIT_IN_TURN, rng.choices(keys, k=rng.randrange(3))),
         request(Op.RECALL, key),
         request(Op.POP_CALLED, key, tail=pack_u64(tag)),
-        request(Op.TOLD, rng.choice([b"", some_value(rng), *TOLD])),
+        request(Op.TOLD, rng.choice([b"", short_value(rng), *TOLD])),
     ]
     return rng.choices(some, k=rng.randrange(1, 4))
-
-
-def some_value(rng: Random) -> bytes:
-    size = rng.choices([0, 4, 30, 300, 5000, 1 * MIB], [10, 30, 30, 20, 3, 0.02])[0]
-    return rng.randbytes(rng.randrange(size + 1)) if size < MIB else bytes(size)
 
 
 # Mutations of bytes, in place

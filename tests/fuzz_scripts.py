@@ -8,7 +8,7 @@ from typing import Final
 
 from ends import BYE, CALLED, DONE, PRESENT, REFUSED, UNCHANGED, blob, end_of_wait, i64, session, u64
 from fuzz_cores import STAGES, Script, Step
-from fuzz_requests import BOUNDARIES, mutate_bytes, one_request, relayed_requests, some_value
+from fuzz_requests import BOUNDARIES, mutate_bytes, one_request, relayed_requests, short_value
 from fuzz_texts import TEXTS, WORDS
 
 KEYS: Final = [
@@ -26,7 +26,7 @@ KEYS: Final = [
 SIZES: Final = (1, 2, 2, 3, 0, -1)
 LONGEST: Final = 20
 """Steps of a script."""
-MOST_BYTES: Final = 8_000
+MOST_BYTES: Final = 6_000
 
 _VERBS: Final = {
     "store": (("send", "batch", "raw", "end", "close", "unread", "time"), (60, 25, 2, 3, 4, 4, 6)),
@@ -56,7 +56,7 @@ def _step(rng: Random, target: str) -> Step:
 
 
 def _data(rng: Random, verb: str) -> bytes:
-    requests = [one_request(rng, KEYS, SIZES) for _ in range(rng.choice((1, 1, 2, 4)))]
+    requests = [one_request(rng, KEYS, SIZES, short_value) for _ in range(rng.choice((1, 1, 2, 4)))]
     if verb == "batch":
         requests += relayed_requests(rng, KEYS) if rng.random() < 0.6 else []
         return b"".join(map(blob, requests))
@@ -76,7 +76,7 @@ def _item(rng: Random) -> bytes:
         (
             (DONE, i64(rng.randrange(-1, 4))),
             (DONE, end_of_wait(rng.randrange(4))),
-            (DONE, blob(some_value(rng))),
+            (DONE, blob(short_value(rng))),
             (DONE, b"\x00"),
             (DONE, i64(1) + blob(b"value")),
             (CALLED, end_of_wait(rng.randrange(3))),

@@ -1,4 +1,4 @@
-"""Random, mutated and guided streams, against the cores in memory and against live servers.
+"""Random, mutated and guided streams, for the cores in memory and for live servers.
 
     python tests/fuzz.py [--streams N] [--jobs N] [--target T ...] [--state FOLDER] [--json]
     python tests/fuzz.py --replay FILE
@@ -191,7 +191,7 @@ def broken_rule(target: str, script: Script) -> tuple[str, str] | None:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Raise what a rule of time or memory is broken by, where the system can tell."""
+    """Raise an error if a stream takes too long or too much memory, where the system can tell."""
     if not hasattr(signal, "SIGVTALRM"):
         yield
         return
@@ -302,9 +302,8 @@ class Run:
                 outcome: Outcome = receiver.recv()
             except EOFError:
                 process.join()
-                what = f"{piece.target}\n{piece.seed} {piece.number} {piece.streams}\n"
-                _save_finding(piece, what, "died", f"its process ended with {process.exitcode}")
-                outcome = Outcome()
+                why = f"the process of {piece} ended with {process.exitcode}"
+                outcome = Outcome(findings=[_save_finding(piece, "", "died", why)])
             process.join()
             self._under_way.remove(each)
             self._add(piece, outcome)
@@ -317,9 +316,9 @@ class Run:
             self._all_branches = outcome.all_branches
             self._branches[piece.target] = outcome.branches
         for path in outcome.findings:
-            print(f"\nfound: {path}; its reason is in {path}.txt", file=sys.stderr)
-        if not outcome.streams and not self._stopping.is_set():
-            self._stopping.set()  # it would never end
+            print(f"\nfound: {path}; the reason is in {path}.txt", file=sys.stderr)
+        if not outcome.streams:
+            self._stopping.set()  # or it would never end
         self.save()
 
     def save(self) -> None:
@@ -397,7 +396,7 @@ class Run:
         rows.append(
             f"now {told['streams_now']:,} in {told['seconds_now']:,} s, {rate:,.0f}/s; seed {told['seed']}"
         )
-        rows += [f"FOUND {each}; python tests/fuzz.py --replay {each}" for each in told["findings"]]
+        rows += [f"FOUND, see {each}.txt: python tests/fuzz.py --replay {each}" for each in told["findings"]]
         return "\n".join(rows)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
-from typing import Any
 
 MARKED = (
     *("codec", "text", "wire", "engine", "rollcall", "server.core", "relay.core", "stores.client.connection"),
@@ -52,7 +51,8 @@ class _Finder(MetaPathFinder):
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         tree = ast.parse(self.get_data(self.path), self.path)
-        code: CodeType = compile(ast.fix_missing_locations(_Marker().visit(tree)), self.path, "exec")
+        _put_marks(tree)
+        code: CodeType = compile(tree, self.path, "exec")
         return code
 
     def exec_module(self, module: ModuleType) -> None:
@@ -60,17 +60,14 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
 
-class _Marker(ast.NodeTransformer):
-    """Puts marks into a tree."""
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        found: Any = super().generic_visit(node)
+def _put_marks(tree: ast.AST) -> None:
+    for node in list(ast.walk(tree)):
         if isinstance(node, ast.FunctionDef | ast.ExceptHandler | ast.match_case):
-            found.body = self._marked(found.body)
+            node.body = _marked(node.body)
         elif isinstance(node, ast.If | ast.For | ast.While):
-            found.body, found.orelse = self._marked(found.body), self._marked(found.orelse)
-        return node
+            node.body, node.orelse = _marked(node.body), _marked(node.orelse)
 
-    def _marked(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        MARKS.append(0)
-        return [*ast.parse(f"__marks__[{len(MARKS) - 1}] = 1").body, *body]
+
+def _marked(body: list[ast.stmt]) -> list[ast.stmt]:
+    MARKS.append(0)
+    return [*ast.parse(f"__marks__[{len(MARKS) - 1}] = 1").body, *body]

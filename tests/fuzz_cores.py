@@ -222,8 +222,7 @@ class Stage:
     def leave_all(self) -> None:
         """All leave: nothing may be left of them."""
         core = self._core
-        for end in list(self.desk.ends.values()):
-            end.be_closed(None)
+        self.close_all()
         for each in list(core.sessions):
             core.sessions.end(each)
         self.settle()
@@ -300,6 +299,10 @@ class Stage:
             self._ending.add(end)
             self._core.end(end.connection)
 
+    def close_all(self) -> None:
+        for end in list(self.desk.ends.values()):
+            end.be_closed(None)
+
     def close(self, who: int, _: bytes) -> None:
         end = self._ends.pop(who, None)
         if end is not None and end.connection in self.desk.ends:
@@ -366,17 +369,12 @@ class OnStore(Stage):
         try:
             self._up += self._relay.receive_upstream(data)
         except SessionLostError:
-            self._renew()
+            self._tokens += 1
+            self.close_all()
+            self.desk.settle()
+            self._relay.lose_upstream()
+            self._relay.reset(self._tokens.to_bytes(16, "big"))
             self._lost()
-
-    def _renew(self) -> None:
-        """The session is lost, and with it all clients."""
-        for end in list(self.desk.ends.values()):
-            end.be_closed(None)
-        self.desk.settle()
-        self._tokens += 1
-        self._relay.lose_upstream()
-        self._relay.reset(self._tokens.to_bytes(16, "big"))
 
     def _lost(self) -> None:
         self._relay.lose_upstream()
@@ -426,8 +424,7 @@ class UnderUpstream(Stage):
             return
         except SessionLostError as error:
             self.outputs.append(("lost", error.message))
-            for end in list(self.desk.ends.values()):
-                end.be_closed(None)
+            self.close_all()
             self.desk.settle()
             relay.lose_upstream()
             relay.reset(bytes(16))

@@ -1,6 +1,6 @@
 """Random, mutated and guided streams, for the cores in memory and for live servers.
 
-    python tests/fuzz.py [--streams N] [--jobs N] [--target T ...] [--state FOLDER] [--json]
+    python tests/fuzz.py [--streams N] [--jobs N] [--target T ...] [--state FOLDER] [--seed N] [--json]
     python tests/fuzz.py --replay FILE
 
 It goes on where it has stopped, until that many streams have been run in all; Ctrl-C stops it. Each piece
@@ -237,11 +237,11 @@ def _save_finding(piece: Piece, what: str, rule: str, why: str) -> str:
 class Run:
     """What has been done so far, in a folder, and the processes that do the rest."""
 
-    def __init__(self, state: Path, wanted: int, targets: list[str], jobs: int) -> None:
+    def __init__(self, state: Path, wanted: int, targets: list[str], jobs: int, seed: int | None) -> None:
         self._folder = state
         self._file = state / "state.json"
         found: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else {}
-        self._seed: int = found.get("seed", Random().randrange(1 << 32))
+        self._seed: int = found.get("seed", Random().randrange(1 << 32)) if seed is None else seed
         self._pieces: int = found.get("pieces", 0)
         self.streams: dict[str, int] = dict.fromkeys(SHARES, 0) | found.get("streams", {})
         self._branches: dict[str, int] = {
@@ -432,6 +432,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--state", type=Path, default=Path("build/fuzz"), help="where it is written how far it is"
     )
+    parser.add_argument("--seed", type=int, help="with the same one, a new run of one job is the same")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run one stream that broke a rule")
     return parser.parse_args()
@@ -441,7 +442,7 @@ def main() -> int:
     arguments = _arguments()
     if arguments.replay is not None:
         return replay(arguments.replay)
-    run = Run(arguments.state, arguments.streams, arguments.target, arguments.jobs)
+    run = Run(arguments.state, arguments.streams, arguments.target, arguments.jobs, arguments.seed)
     run.work()
     print(json.dumps(run.as_json()) if arguments.json else run.as_text())
     return 1 if run.findings else 0

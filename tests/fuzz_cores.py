@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from ends import PRESENT, Desk, End, frame, session, welcome
-from rallypoint.engine import engine
+from rallypoint.engine import engine, waiters
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core import long_values, ranks, relay, upstream
 from rallypoint.relay.core.relay import RelayCore
@@ -33,6 +33,7 @@ from rallypoint.server.core import sessions, slices, store
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import CoreFault, GoOn, Work
+from rallypoint.server.core.sessions import Session
 from rallypoint.server.core.store import Core
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire import parser
@@ -56,7 +57,7 @@ LIMITS: Final = Limits(
     handshake_seconds=2.0,
     session_seconds=1.0,
     batch_bytes=800,
-    held_bytes=2_500,
+    held_bytes=6_000,
     relayed_bytes=1_500,
 )
 MOST_TURNS: Final = 5_000
@@ -86,6 +87,7 @@ def make_small() -> None:
         slices: {"SLICE": 4},
         store: {"SLICE": 4, "Forms": _shared_forms()},
         engine: {"_BARRIERS_AT_ONCE": 6},
+        waiters: {"_AT_ONCE": 4},
         ranks: {"_MOST_DUE": 6, "_NOTICE_BYTES": 150},
         relay: {"Forms": _shared_forms()},
         upstream: {"_BATCH_BYTES": 300, "_UNTOLD_BYTES": 100, "_TICKS": 2},
@@ -255,9 +257,17 @@ class Stage:
             end = self._ends.get(who)
             known = end.connection.session if end is not None else None
         if known is not None:
-            head = batch(known.taken + 1, known.kept.number, [])
-            size = len(head) - 9 + len(data)
-            self.send(who, head[:1] + size.to_bytes(8, "little") + head[9:] + data)
+            self.send(who, _next_batch(known, data))
+
+    def drop(self, who: int, data: bytes) -> None:
+        """Sends a batch, and is gone before all of it is carried out. Not cut: more would be then."""
+        cuts, self._cuts = self._cuts, None
+        self.batch(who, b"")
+        end = self._ends.get(who)
+        if end is not None and end.connection.session is not None:
+            end.receive(_next_batch(end.connection.session, data))
+        self.close(who, b"")
+        self._cuts = cuts
 
     def _open(self, who: int) -> End | None:
         self.close(who, b"")
@@ -320,6 +330,12 @@ class Stage:
                 client.why = why
                 self.desk.ends[client].be_closed(ProtocolError(why))
         self._core.end_second()
+
+
+def _next_batch(known: Session, data: bytes) -> bytes:
+    head = batch(known.taken + 1, known.kept.number, [])
+    size = len(head) - 9 + len(data)
+    return head[:1] + size.to_bytes(8, "little") + head[9:] + data
 
 
 class OnStore(Stage):

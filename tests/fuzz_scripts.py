@@ -19,7 +19,7 @@ KEYS: Final = [
         b"/k9",
         b"/rallypoint/roll",
         b"/default_pg/0//cpu//0/1",
-        b"/rallypoint/job/j/roster",
+        b"/rallypoint/meeting/j/roster",
     ),
     b"/number",
 ]
@@ -29,7 +29,7 @@ LONGEST: Final = 20
 MOST_BYTES: Final = 6_000
 
 _VERBS: Final = {
-    "store": (("send", "batch", "raw", "end", "close", "unread", "time"), (60, 25, 2, 3, 4, 4, 6)),
+    "store": (("send", "batch", "drop", "raw", "end", "close", "unread", "time"), (60, 25, 3, 2, 3, 4, 4, 6)),
     "relay": (("send", "batch", "end", "close", "lose", "time"), (60, 20, 3, 5, 6, 6)),
     "upstream": (("send", "batch", "items", "up", "lose", "close", "time"), (40, 12, 40, 3, 3, 3, 4)),
 }
@@ -57,7 +57,7 @@ def _step(rng: Random, target: str) -> Step:
 
 def _data(rng: Random, verb: str) -> bytes:
     requests = [one_request(rng, KEYS, SIZES, short_value) for _ in range(rng.choice((1, 1, 2, 4)))]
-    if verb == "batch":
+    if verb in ("batch", "drop"):
         requests += relayed_requests(rng, KEYS) if rng.random() < 0.6 else []
         return b"".join(map(blob, requests))
     if verb in ("send", "raw"):

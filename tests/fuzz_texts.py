@@ -58,6 +58,7 @@ def _question(data: bytes) -> None:
 
 def _snapshot(data: bytes) -> None:
     told = Snapshot.from_json(data)
+    told = Snapshot.from_json(told.to_json())  # times are rounded
     assert Snapshot.from_json(told.to_json()) == told
     roll = judge(told)
     _say(*summary(told, roll), stall_text(roll, 3.0))

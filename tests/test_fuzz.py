@@ -45,9 +45,8 @@ def run_fuzz(*options: object) -> subprocess.CompletedProcess[str]:
 def test_guided_streams_break_no_rule_and_a_run_goes_on_where_it_has_stopped(tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     for streams, targets in ((240, ["store", "relay", "upstream", "texts"]), (200, ["store"])):
-        done = run_fuzz(
-            "--streams", streams, "--jobs", 2, "--json", "--state", tmp_path, "--target", *targets
-        )
+        options = ["--jobs", 2, "--json", "--seed", SEED, "--state", tmp_path, "--target", *targets]
+        done = run_fuzz("--streams", streams, *options)
         assert done.returncode == 0, done.stdout + done.stderr
         told.append(json.loads(done.stdout))
     first, second = told
@@ -55,7 +54,6 @@ def test_guided_streams_break_no_rule_and_a_run_goes_on_where_it_has_stopped(tmp
     before = first["targets"]["store"]["streams"]
     assert second["targets"]["store"]["streams"] == 200
     assert second["streams"] == first["streams"] + 200 - before
-    assert second["seed"] == first["seed"]
     assert all(second["targets"][name]["kept"] > 3 for name in ("store", "relay", "upstream", "texts"))
     assert second["branches"] > second["all_branches"] / 3
 

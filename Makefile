@@ -59,7 +59,7 @@ bench-full: $(STAMP) tools ## all measurements in full, to 98,304 ranks, and the
 	$(BIN)/rallypoint bench all --json docs/benchmarks.json
 	$(BIN)/rallypoint bench page docs/benchmarks.json --output docs/benchmarks.md
 
-fuzz: $(STAMP)        ## random, mutated and guided streams up to 10,000,000, or STREAMS=...; goes on where it stopped
+fuzz: $(STAMP)        ## 10,000,000 hostile streams, or STREAMS=..., on all cores; goes on where it was stopped
 	$(BIN)/python tests/fuzz.py --streams $(STREAMS)
 
 simulate: $(STAMP)    ## relays on a failing network, with 20,000 seeds, or SEEDS=...

@@ -28,11 +28,13 @@ LONGEST: Final = 20
 """Steps of a script."""
 MOST_BYTES: Final = 6_000
 
+_CLIENTS: Final = {"send": 60, "batch": 25, "drop": 3, "raw": 2, "end": 3, "close": 4, "unread": 4, "time": 6}
 _VERBS: Final = {
-    "store": (("send", "batch", "drop", "raw", "end", "close", "unread", "time"), (60, 25, 3, 2, 3, 4, 4, 6)),
-    "relay": (("send", "batch", "end", "close", "lose", "time"), (60, 20, 3, 5, 6, 6)),
-    "upstream": (("send", "batch", "items", "up", "lose", "close", "time"), (40, 12, 40, 3, 3, 3, 4)),
+    "store": _CLIENTS,
+    "relay": _CLIENTS | {"lose": 6},
+    "upstream": _CLIENTS | {"items": 60, "up": 4, "lose": 4},
 }
+"""What happens in a script, and how often."""
 
 
 def make_script(rng: Random, target: str, known: Sequence[Script]) -> Script:
@@ -50,8 +52,7 @@ def _step(rng: Random, target: str) -> Step:
     if target not in STAGES:
         kind = "log" if target == "logs" else rng.choice([kind for kind in TEXTS if kind != "log"])
         return Step(kind, 0, rng.choice(TEXTS[kind].seeds))
-    verbs, weights = _VERBS[target]
-    verb = rng.choices(verbs, weights)[0]
+    verb = rng.choices(list(_VERBS[target]), list(_VERBS[target].values()))[0]
     return Step(verb, rng.randrange(5), _data(rng, verb))
 
 

@@ -5,6 +5,7 @@ It is run twice: with what each client sends in one piece, and cut at other plac
 
 - nothing is raised but the ProtocolError that closes a connection;
 - both runs give every client the same bytes, and the same error;
+- a batch or a frame that the tests' own reader cannot read is refused;
 - all parts of the core agree after every step (`check_invariants`), and no more is held than is said;
 - when all have left, nothing is held for anybody.
 
@@ -13,13 +14,14 @@ The limits are small, and so is what is done at once, so that scripts get there.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from itertools import pairwise, zip_longest
 from random import Random
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from ends import PRESENT, Desk, End, frame, session, welcome
+from ends import PRESENT, Desk, End, frame, read_frames, read_upstream, session, welcome
 from rallypoint.engine import engine, waiters
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core import long_values, ranks, relay, upstream
@@ -232,7 +234,10 @@ class Stage:
             end = self._ends.get(who)
             known = end.connection.session if end is not None else None
         if known is not None:
-            self.send(who, _next_batch(known, data))
+            whole = _next_batch(known, data)
+            self.send(who, whole)
+            is_closed = who not in self._ends or self._ends[who].connection not in self.desk.ends
+            assert is_closed or _can_be_read(read_upstream, whole), "a batch is taken that is none"
 
     def drop(self, who: int, data: bytes) -> None:
         """Sends a batch, and is gone before all of it is carried out. Not cut: more would be then."""
@@ -305,6 +310,15 @@ class Stage:
                 client.why = why
                 self.desk.ends[client].be_closed(ProtocolError(why))
         self._core.end_second()
+
+
+def _can_be_read(read: Callable[[bytes], object], data: bytes) -> bool:
+    """Whether a reader that was written by the docs, and not by the code, can read it."""
+    try:
+        read(data)
+    except (AssertionError, OverflowError, struct.error):
+        return False
+    return True
 
 
 def _next_batch(known: Session, data: bytes) -> bytes:
@@ -443,7 +457,11 @@ class UnderUpstream(Stage):
         """The next frame, with these items."""
         here = self._relay.upstream
         head = frame(here._taken + 1, here._kept.number)[8:]
-        self._take(self.pieces(len(head + data).to_bytes(8, "little") + head + data))
+        whole = len(head + data).to_bytes(8, "little") + head + data
+        is_next = not here._reader._kept  # or it is a part of what `up` has begun
+        self._take(self.pieces(whole))
+        is_refused = here is not self._relay.upstream
+        assert is_refused or not is_next or _can_be_read(read_frames, whole), "a frame is taken that is none"
 
 
 STAGES: Final[dict[str, Callable[[Random | None], Stage]]] = {

@@ -83,8 +83,10 @@ def _roster(data: bytes) -> None:
 
 
 def _events(data: bytes) -> None:
-    _EVENTS.write_bytes(data)
-    timeline = tell([_EVENTS])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events"
+        path.write_bytes(data)
+        timeline = tell([path])
     _say(timeline_words.as_text(timeline))
 
 
@@ -184,7 +186,6 @@ def _words(texts: dict[str, Text]) -> list[bytes]:
 
 _CAUSES: Final = causes()
 _SIEVE: Final = Sieve(Evidence(_CAUSES).texts())
-_EVENTS: Final = Path(tempfile.mkdtemp()) / "events"
 TEXTS: Final = _seeds()
 WORDS: Final = _words(TEXTS)
 

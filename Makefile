@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SEEDS  ?= 20000
 SECONDS ?= 600
+STREAMS ?= 10000000
 
 # Three tests at a time keep two cores busy, since many wait for processes. A worker that is done takes over half of
 # what another one has left.
@@ -59,8 +60,8 @@ bench-full: $(STAMP) tools ## all measurements in full, to 98,304 ranks, and the
 	$(BIN)/rallypoint bench all --json docs/benchmarks.json
 	$(BIN)/rallypoint bench page docs/benchmarks.json --output docs/benchmarks.md
 
-fuzz: $(STAMP)        ## 100,000 random and mutated streams against a live server
-	$(BIN)/python tests/fuzz.py --streams 100000
+fuzz: $(STAMP)        ## 10,000,000 hostile streams, or STREAMS=..., on all cores; goes on where it was stopped
+	$(BIN)/python tests/fuzz.py --streams $(STREAMS)
 
 simulate: $(STAMP)    ## relays on a failing network, with 20,000 seeds, or SEEDS=...
 	$(BIN)/python tests/simulation.py --seeds $(SEEDS)

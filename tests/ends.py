@@ -212,6 +212,10 @@ class Desk:
         return opened
 
     def settle(self) -> None:
+        self.empty_outbox()
+        self.front.check_invariants()
+
+    def empty_outbox(self) -> None:
         outbox = self.front.outbox
         while outbox.woken or outbox.others:
             for client in outbox.take_woken():
@@ -220,7 +224,6 @@ class Desk:
             if not outbox.woken:
                 for other in outbox.take_others():
                     self.do(other)
-        self.front.check_invariants()
 
     def do(self, other: Other) -> None:
         """What the core wants; all but clients to be closed or gone on with is kept for the test."""

@@ -1,731 +1,451 @@
-"""Random and mutated streams against a live server, beside a client that must not notice.
+"""Random, mutated and guided streams, for the cores in memory and for live servers.
 
-    python tests/fuzz.py --streams 100000 [--seed N] [--first N] [--target libuv|legacy|relay|all]
+    python tests/fuzz.py [--streams N] [--jobs N] [--target T ...] [--state FOLDER] [--seed N] [--json]
+    python tests/fuzz.py --replay FILE
 
-Stream number n of seed s is always the same bytes in the same pieces. What is asserted:
+It goes on where it has stopped, until that many streams have been run in all; Ctrl-C stops it. Each piece
+of the work is a process of its own. The targets:
 
-- the server process lives, and never logs a traceback;
-- a well-behaved client, on one connection for the whole run, gets exactly the right answers;
-- a valid stream is answered with exactly the bytes that a core in this process answers;
-- every stream is over in bounded time: once it ends, the server ends the connection;
-- memory stays within GROWTH_MIB of where it began, and no socket is left behind.
+    store, relay, upstream    scripts for the cores: fuzz_cores says what is asserted
+    texts, logs               texts from elsewhere, and their parsers: fuzz_texts
+    live-...                  a server process on each backend, and a relay: fuzz_live
 
-Exit code 0 if all of that holds, 1 with the seed and the number of the stream if not.
+All but the last are guided: a stream that takes a branch of the code that none has taken (fuzz_branches) is
+kept in the folder, and later ones are made of those that are kept (fuzz_scripts). A stream that breaks a rule
+is kept as well, with the rule. Exit code 1 if there is one.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import socket
-import subprocess
+import gc
+import json
+import math
+import multiprocessing
+import os
+import signal
 import sys
-import tempfile
 import time
-from collections import deque
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha1
+from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import psutil
+if TYPE_CHECKING:
+    from fuzz_cores import Script
 
-from ends import serve
-from rallypoint.rollcall.identity import HELLO
-from rallypoint.rollcall.question import Question
-from rallypoint.server.core.store import Core
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.wire.encoding import VALIDATE, blob, counted_request, pack_i64, pack_u64, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import batch, session_request
-
-BACKENDS = ("libuv", "legacy")
-TARGETS = (*BACKENDS, "relay")
-"""What is fuzzed: a server on each backend, and a relay in front of one."""
-
-KIB, MIB = 1 << 10, 1 << 20
-LIMITS = {
-    "stored_bytes": 32 * MIB,
-    "value_bytes": 1 * MIB,
-    "request_bytes": 2 * MIB,
-    "unsent_bytes": 4 * MIB,
-    "keys_per_request": 4096,
+SHARES: Final = {
+    "store": 0.44,
+    "relay": 0.2,
+    "upstream": 0.2,
+    "texts": 0.149,
+    "logs": 0.001,
+    "live-libuv": 0.004,
+    "live-legacy": 0.003,
+    "live-relay": 0.003,
 }
-GROWTH_MIB = 64
-"""How much larger the server may get at any time: less than what it may store, hold and owe together."""
-
-AT_ONCE = 32
-"""Streams under way at a time."""
-
-DEAF_AT_ONCE = 8
-"""Clients that have stopped reading, and are still connected."""
-
-SWEEP_STREAMS, SWEEP_BYTES = 1000, 8 * MIB
-"""How much is sent before the keys that the streams left are deleted: well before the store is full."""
-
-SECONDS = 30.0
-"""How long one stream may take; far more than any does."""
+"""The targets, and how many of the streams are for each."""
+PIECE: Final = 40_000
+"""Streams of a piece for all targets together."""
+CPU_SECONDS: Final = 20.0
+"""What one stream may take; far more than any does."""
+GROWTH_MIB: Final = 32
+"""How much memory one stream may take."""
+MOST_FINDINGS: Final = 10
+"""Of one piece; it ends then."""
+TOLD_EVERY: Final = 100
 
 
-class FuzzError(Exception):
-    """The server did not do what it is to do."""
+# One piece, in a process of its own
 
 
-# Streams
+class Piece(NamedTuple):
+    """What a process is to do."""
 
-
-@dataclass
-class Stream:
-    """What one client sends, how, and how it ends."""
-
+    target: str
     number: int
-    kind: str
-    pieces: list[bytes]
-    replies: bytes | None = None
-    waits: bool = False
-    """What the server is to answer, where that is known."""
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.pieces))
-
-
-# Lengths and counts that a mutation puts in the place of others.
-BOUNDARIES = [
-    *(0, 1, 2, 7, 8, 255, 256, KIB, 8192, 8193, 64 * KIB),
-    *(limit + more for limit in LIMITS.values() for more in (-1, 0, 1)),
-    *(2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 9, 2**64 - 1),
-]
-POOL = [b"/fuzz/%d" % number for number in range(24)]
-"""The keys of the streams that are mutated; they share them, so that they wake and disturb each other."""
-
-
-def make_stream(seed: int, number: int) -> Stream:
-    """Stream `number` of the run `seed`."""
-    rng = Random(f"{seed}/{number}")
-    return rng.choices(MAKERS, WEIGHTS)[0](rng, number)
-
-
-def _noise(rng: Random, number: int) -> Stream:
-    """Random bytes, behind a VALIDATE or not."""
-    begin = VALIDATE if rng.random() < 0.8 else b""
-    # Half of them small numbers: opcodes, and lengths that are not absurd.
-    length = rng.randrange(1, 200)
-    noise = rng.randbytes(length) if rng.random() < 0.5 else bytes(rng.choices(range(20), k=length))
-    return Stream(number, "noise", cut(rng, begin + noise))
-
-
-def _mutated(rng: Random, number: int) -> Stream:
-    """Requests that were valid before one to four mutations."""
-    stream = bytearray(VALIDATE + b"".join(some_requests(rng, POOL)))
-    for _ in range(rng.randrange(1, 5)):
-        rng.choice(MUTATIONS)(rng, stream)
-    return Stream(number, "mutated", cut(rng, bytes(stream)))
-
-
-def _valid(rng: Random, number: int) -> Stream:
-    """Requests on keys of its own, which it deletes; a core in this process says what the answer is."""
-    prefix = b"/valid/%s/" % rng.randbytes(8).hex().encode()
-    keys = [prefix + b"%d" % number for number in range(6)]
-    sent = [VALIDATE, *(one for one in some_requests(rng, keys) if one[0] not in SHARED)]
-    # Each push is popped; a queue has no other way to go.
-    sent += [request(Op.QUEUE_POP, key) for key in keys for one in sent if one[0] == Op.QUEUE_PUSH]
-    sent += [request(Op.DELETE_KEY, key) for key in keys]
-    whole = b"".join(sent)
-    core = Core(Limits(**LIMITS))
-    replies = serve(core, core.open("oracle"), whole)
-    waits = any(one[0] in (Op.WAIT, Op.BARRIER) for one in sent)
-    return Stream(number, "valid", cut(rng, whole), replies, waits)
-
-
-def _broken_off(rng: Random, number: int) -> Stream:
-    """Valid requests whose client goes away in the middle of one, without a word."""
-    whole = VALIDATE + b"".join(some_requests(rng, POOL))
-    return Stream(number, "broken off", cut(rng, whole[: rng.randrange(1, len(whole))]))
-
-
-def _deaf(rng: Random, number: int) -> Stream:
-    """Valid requests whose client never reads a reply; some ask for more than the server may hold."""
-    asked = some_requests(rng, POOL)
-    if rng.random() < 0.2:
-        key = rng.choice(POOL)
-        asked += [request(Op.SET, key, bytes(64 * KIB)), request(Op.GET, key) * rng.randrange(1, 200)]
-    return Stream(number, "deaf", cut(rng, VALIDATE + b"".join(asked)))
-
-
-def _session(rng: Random, number: int) -> Stream:
-    """A relay's session: requests in batches, some of them mutated, as well as what is around."""
-    tokens = rng.choice([rng.randbytes(16), bytes([rng.randrange(4)]) * 16])  # some are taken up again
-    sent = bytearray(VALIDATE)
-    sent += session_request(tokens, rng.choice([0, 100, 60_000]), 0, known=rng.random() < 0.1)
-    for count in range(1, rng.randrange(2, 6)):
-        requests = [bytearray(one) for one in [*some_requests(rng, POOL), *_relayed_requests(rng)]]
-        if rng.random() < 0.5:
-            rng.choice(MUTATIONS)(rng, rng.choice(requests))
-        sent += batch(count, rng.choice([0, count - 1]), [bytes(one) for one in requests])
-        if rng.random() < 0.3:
-            sent += request(Op.PRESENT if rng.random() < 0.8 else Op.BYE)
-    if rng.random() < 0.2:
-        rng.choice(MUTATIONS)(rng, sent)
-    return Stream(number, "session", cut(rng, bytes(sent)))
-
-
-def _relayed_requests(rng: Random) -> list[bytes]:
-    key, tag = rng.choice(POOL), rng.randrange(30)
-    some = [
-        request(
-            Op.ARRIVE, key, tail=pack_i64(rng.randrange(-1, 5)) + pack_u64(rng.choice([0, 1, 2, 5, 1 << 60]))
-        ),
-        request(Op.LEAVE, tail=pack_u64(tag) + pack_u64(rng.randrange(4))),
-        counted_request(Op.WAIT_IN_TURN, rng.choices(POOL, k=rng.randrange(3))),
-        request(Op.RECALL, key),
-        request(Op.POP_CALLED, key, tail=pack_u64(tag)),
-        request(Op.TOLD, rng.choice([b"", some_value(rng), *TOLD])),
-    ]
-    return rng.choices(some, k=rng.randrange(1, 4))
-
-
-MAKERS: list[Callable[[Random, int], Stream]] = [_noise, _mutated, _valid, _broken_off, _deaf, _session]
-WEIGHTS = [20, 50, 15, 10, 5, 15]
-
-# Operations whose answer depends on what other clients do, or that end the connection by the oracle's book.
-SHARED = (Op.GETNUMKEYS, Op.LIST_KEYS, Op.LOOK)
-
-LOOKS = 0.01
-"""How many of the requests ask what the server knows: all of them wait for the same few looks."""
-
-QUESTIONS = [
-    b"",
-    b"{}",
-    b'{"keys":1000}',
-    b'{"search":"7","value":"fuzz/1"}',
-    b'{"value":"\\ud800"}',
-    b"[]",
-    b"\xff",
-]
-HELLOS = [b'{"rank":3,"role":"rank"}', b'{"role":"tool","pid":1}', b'{"rank":-9}', b"{}", b"[", b"", b"\xff"]
-TOLD = [b"{}", b'{"kind":"relay","relays":[{"part":"{}"}]}', b"null", b"\xff", b"[" * 2_000]
-
-
-def some_requests(rng: Random, keys: list[bytes]) -> list[bytes]:
-    """Valid requests. ADDs go to the last keys, which are given no other values, and barriers are of one."""
-    return [_one_request(rng, keys) for _ in range(rng.randrange(1, 12))]
-
-
-def _one_request(rng: Random, keys: list[bytes]) -> bytes:
-    op = Op(rng.randrange(1, 19)) if rng.random() >= LOOKS else Op.LOOK
-    *words, number = keys
-    if op is Op.LOOK:
-        return request(op, rng.choice(QUESTIONS))
-    if op is Op.DELETE_KEY and rng.random() < 0.3:
-        return request(op, b"/" + HELLO.encode() + rng.choice([some_value(rng)[:900], *HELLOS]))
-    if op in (Op.SET, Op.APPEND, Op.QUEUE_PUSH):
-        return request(op, rng.choice(words), some_value(rng))
-    if op is Op.COMPARE_SET:
-        return request(op, rng.choice(words), rng.choice([b"", some_value(rng)]), some_value(rng))
-    if op in (Op.GET, Op.DELETE_KEY, Op.QUEUE_POP, Op.QUEUE_LEN):
-        return request(op, rng.choice(keys))
-    if op is Op.ADD:
-        return request(op, number, tail=pack_i64(rng.randrange(-1000, 1000)))
-    if op in (Op.CHECK, Op.WAIT, Op.MULTI_GET):
-        return counted_request(op, rng.choices(keys, k=rng.choice([0, 1, 2, 3, 10])))
-    if op is Op.MULTI_SET:
-        chosen = rng.choices(words, k=rng.choice([0, 1, 2, 5]))
-        return counted_request(op, [part for key in chosen for part in (key, some_value(rng))], blobs_each=2)
-    if op is Op.BARRIER:
-        # In the pool, barriers of several are completed by other streams; two by one client are a violation.
-        return request(op, rng.choice(keys), tail=pack_i64(rng.choice([1, 2, 3]) if keys is POOL else 1))
-    return request(op, tail=rng.randbytes(4) if op is Op.PING else b"")
-
-
-def some_value(rng: Random) -> bytes:
-    size = rng.choices([0, 4, 30, 300, 5000, 1 * MIB], [10, 30, 30, 20, 3, 0.02])[0]
-    return rng.randbytes(rng.randrange(size + 1)) if size < MIB else bytes(size)
-
-
-def cut(rng: Random, whole: bytes) -> list[bytes]:
-    """One piece mostly, as most clients send; else several, down to single bytes."""
-    if rng.random() < 0.4 or len(whole) < 2:
-        return [whole]
-    if rng.random() < 0.1 and len(whole) < 100:
-        return [whole[index : index + 1] for index in range(len(whole))]
-    cuts = sorted(rng.choices(range(1, len(whole)), k=rng.randrange(1, 6)))
-    return [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-
-
-# Mutations of a stream, in place
-
-
-def _flip_bits(rng: Random, stream: bytearray) -> None:
-    for _ in range(rng.randrange(1, 9) if stream else 0):
-        stream[rng.randrange(len(stream))] ^= 1 << rng.randrange(8)
-
-
-def _truncate(rng: Random, stream: bytearray) -> None:
-    del stream[rng.randrange(len(stream) + 1) :]
-
-
-def _duplicate(rng: Random, stream: bytearray) -> None:
-    part = _some_slice(rng, stream)
-    at = rng.randrange(len(stream) + 1)
-    stream[at:at] = stream[part] * rng.randrange(1, 4)
-
-
-def _insert(rng: Random, stream: bytearray) -> None:
-    at = rng.randrange(len(stream) + 1)
-    stream[at:at] = rng.randbytes(rng.randrange(1, 30))
-
-
-def _delete(rng: Random, stream: bytearray) -> None:
-    del stream[_some_slice(rng, stream)]
-
-
-def _replace_length(rng: Random, stream: bytearray) -> None:
-    """Put a boundary number over eight bytes, mostly ones that are a length or a count: zeros behind them."""
-    lengths = [at - 1 for at in range(1, len(stream) - 8) if not any(stream[at + 2 : at + 7])]
-    at = rng.choice(lengths) if lengths and rng.random() < 0.9 else rng.randrange(len(stream) + 1)
-    stream[at : at + 8] = pack_u64(rng.choice(BOUNDARIES))
-
-
-def _some_slice(rng: Random, stream: bytearray) -> slice:
-    begin = rng.randrange(len(stream) + 1)
-    return slice(begin, begin + rng.randrange(1, 60))
-
-
-MUTATIONS: list[Callable[[Random, bytearray], None]] = [
-    _flip_bits,
-    _truncate,
-    _duplicate,
-    _insert,
-    _delete,
-    _replace_length,
-    _replace_length,
-]
-
-
-# The server
-
-
-@dataclass
-class Server:
-    """A running server, and what can be seen of it from outside."""
-
-    process: subprocess.Popen[str]
-    port: int
-    log: Path
-    stats: psutil.Process = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.stats = psutil.Process(self.process.pid)
-
-    @property
-    def rss(self) -> int:
-        return int(self.stats.memory_info().rss)
-
-    @property
-    def open_files(self) -> int:
-        return int(self.stats.num_fds()) if hasattr(self.stats, "num_fds") else 0
-
-    def check(self) -> None:
-        """Raise FuzzError if it has died or logged a traceback."""
-        if self.process.poll() is not None:
-            raise FuzzError(f"the server died with {self.process.returncode}: {self._end_of_log()}")
-        if "Traceback" in (text := self.log.read_text()):
-            raise FuzzError(f"the server logged an exception: {text[text.index('Traceback') :][:3000]}")
-
-    def count_violations(self) -> int:
-        """As the server counts them: its log leaves out lines that come too fast."""
-        return look("127.0.0.1", self.port, Question(), Deadline(30.0)).error_count
-
-    def _end_of_log(self) -> str:
-        return self.log.read_text()[-3000:]
-
-
-@contextmanager
-def serving(target: str) -> Iterator[Server]:
-    """A server process under LIMITS, or a relay to one; ended when the block is left."""
-    if target != "relay":
-        with _running("serve", "--host", "127.0.0.1", "--backend", target) as server:
-            yield server
-        return
-    with (
-        _running("serve", "--host", "127.0.0.1") as server,
-        _running("relay", "--upstream", f"127.0.0.1:{server.port}") as relay,
-    ):
-        yield relay
-        server.check()
-
-
-@contextmanager
-def _running(*command: str) -> Iterator[Server]:
-    settings = [word for name, value in LIMITS.items() for word in ("--limit", f"{name}={value}")]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log"
-        with path.open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "rallypoint", *command, "--port", "0", *settings],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if "serving on" not in line:
-                raise FuzzError(f"the server did not start: {line}{path.read_text()}")
-            yield Server(process, int(line.partition(" (")[0].rpartition(":")[2]), path)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-            try:
-                process.communicate(timeout=SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
-
-
-# The well-behaved client
-
-
-class Witness:
-    """A client that does what clients do, and knows every answer in advance.
-
-    All of its keys are there from the start, and what replaces a value is as long as the value: so
-    it needs no room, and may not be refused even by a full store.
-    """
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rng: Random) -> None:
-        self._reader, self._writer = reader, writer
-        self._rng = rng
-        self._prefix = b"/witness/%s/" % rng.randbytes(16).hex().encode()
-        self._values = {self._key(number): rng.randbytes(40) for number in range(8)}
-        self._total = 10**17
-        self.checks = 0
-
-    @classmethod
-    async def connect(cls, port: int, rng: Random) -> Witness:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=64 * MIB)
-        witness = cls(reader, writer, rng)
-        writer.write(VALIDATE)
-        for key, value in witness._values.items():
-            writer.write(request(Op.SET, key, value))
-        await witness._expect(witness._add(witness._total), pack_i64(witness._total))
-        return witness
-
-    async def check(self) -> None:
-        """One conversation in one piece: all answers must be right."""
-        rng = self._rng
-        key, other = rng.sample(list(self._values), 2)
-        old, new, amount, nonce = self._values[key], rng.randbytes(40), rng.randrange(1000), rng.randbytes(4)
-        missing = self._key(1000 + rng.randrange(1000))
-        self._values[key] = new
-        self._total += amount
-        await self._expect(
-            request(Op.GET, key)
-            + request(Op.SET, key, new)
-            + request(Op.GET, key)
-            + self._add(amount)
-            + counted_request(Op.CHECK, [key, other])
-            + counted_request(Op.CHECK, [key, missing])
-            + counted_request(Op.WAIT, [key, other])
-            + counted_request(Op.MULTI_GET, [other, missing, key])
-            + request(Op.COMPARE_SET, key, old, old)
-            + request(Op.DELETE_KEY, missing)
-            + request(Op.PING, tail=nonce),
-            blob(old)
-            + blob(new)
-            + pack_i64(self._total)
-            + b"\x00\x01\x00"
-            + blob(self._values[other])
-            + blob(b"")
-            + blob(new)
-            + blob(new)
-            + pack_i64(0)
-            + nonce,
-        )
-        self.checks += 1
-
-    async def sweep(self) -> None:
-        """Delete what the mutated streams left behind; the keys of this client must be among those listed."""
-        self._writer.write(request(Op.LIST_KEYS))
-        keys = [await self._read_blob() for _ in range(await self._read_number())]
-        if not {*self._values, self._key(-1)} <= set(keys):
-            raise FuzzError("LIST_KEYS does not list the keys of the well-behaved client")
-        stray = [key for key in keys if not key.startswith((self._prefix, b"/valid/"))]
-        self._writer.write(b"".join([request(Op.DELETE_KEY, key) for key in stray]))
-        await self._read(8 * len(stray))
-        for key in POOL:
-            await self._empty_queue(key)
-
-    async def _empty_queue(self, key: bytes) -> None:
-        while True:
-            self._writer.write(request(Op.QUEUE_POP, key))
-            if not await self._read_number():
-                return
-            await self._read_blob()
-
-    async def ping(self) -> None:
-        await self._expect(request(Op.PING, tail=b"ping"), b"ping")
-
-    async def close(self) -> None:
-        self._writer.close()
-        try:
-            await self._writer.wait_closed()
-        except OSError:  # the server is gone
-            pass
-
-    def _key(self, number: int) -> bytes:
-        return self._prefix + b"%d" % number
-
-    def _add(self, amount: int) -> bytes:
-        return request(Op.ADD, self._key(-1), tail=pack_i64(amount))
-
-    async def _expect(self, sent: bytes, reply: bytes) -> None:
-        self._writer.write(sent)
-        received = await self._read(len(reply))
-        if received != reply:
-            raise FuzzError(f"the well-behaved client sent {sent!r} and got {received!r}, not {reply!r}")
-
-    async def _read_number(self) -> int:
-        return int.from_bytes(await self._read(8), "little", signed=True)
-
-    async def _read_blob(self) -> bytes:
-        return await self._read(await self._read_number())
-
-    async def _read(self, count: int) -> bytes:
-        try:
-            return await asyncio.wait_for(self._reader.readexactly(count), SECONDS)
-        except (asyncio.IncompleteReadError, OSError) as error:
-            raise FuzzError(f"the server closed the well-behaved client: {error!r}") from error
-        except asyncio.TimeoutError:
-            raise FuzzError(f"the well-behaved client was not answered within {SECONDS:g} s") from None
-
-
-# The run
-
-
-@dataclass
-class Summary:
-    """What a run on one backend came to."""
-
-    backend: str
+    streams: int
     seed: int
-    streams: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)
-    bytes_sent: int = 0
-    closed_by_server: int = 0
-    witness_checks: int = 0
-    seconds: float = 0.0
-    rss_before_mib: float = 0.0
-    rss_peak_mib: float = 0.0
-    rss_after_mib: float = 0.0
+    state: Path
 
-    def describe(self) -> str:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.kinds.items()))
-        return (
-            f"{self.backend}: {self.streams:,} streams ({kinds}) in {self.seconds:.1f} s;"
-            f" {self.bytes_sent:,} bytes; {self.closed_by_server:,} connections closed for violations;"
-            f" {self.witness_checks:,} checks beside it, all right;"
-            f" RSS {self.rss_before_mib:.1f} MiB before, {self.rss_peak_mib:.1f} at most,"
-            f" {self.rss_after_mib:.1f} after; seed {self.seed}"
-        )
+
+@dataclass
+class Outcome:
+    """What has come of a piece."""
+
+    streams: int = 0
+    branches: int = 0
+    """The branches that were taken, as bits."""
+    all_branches: int = 0
+    findings: list[str] = field(default_factory=list)
+
+
+def work(piece: Piece, done: Any, stopping: Any, sender: Connection) -> None:
+    """The main function of a process: `done` counts streams, and it ends early when `stopping` is set."""
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C is for the parent, which then says so
+    parent = os.getppid()
+
+    def goes_on(count: int) -> bool:
+        with done.get_lock():
+            done.value += count
+        return not stopping.is_set() and os.getppid() == parent
+
+    run = _run_live if piece.target.startswith("live-") else _run_guided
+    sender.send(run(piece, goes_on))
+
+
+def _run_live(piece: Piece, goes_on: Callable[[int], bool]) -> Outcome:
+    from fuzz_live import FuzzError, fuzz
+
+    outcome = Outcome(piece.streams)
+    first = piece.number * 1_000_000
+    try:
+        fuzz(piece.target.removeprefix("live-"), piece.streams, piece.seed, first=first)
+    except FuzzError as error:
+        what = f"{piece.target}\n{piece.seed} {first} {piece.streams}\n"
+        outcome.findings.append(_save_finding(piece, what, f"live {error}"[:200], str(error)))
+    goes_on(piece.streams)
+    return outcome
+
+
+def _run_guided(piece: Piece, goes_on: Callable[[int], bool]) -> Outcome:
+    import fuzz_branches
+
+    fuzz_branches.install()
+    from fuzz_cores import make_small
+    from fuzz_scripts import from_text, make_script, to_text
+
+    make_small()
+    gc.freeze()
+    gc.set_threshold(50_000)
+    folder = piece.state / "corpus" / piece.target
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = Random(f"{piece.seed}/{piece.number}")
+    known: list[Script] = []
+    outcome = Outcome(all_branches=len(fuzz_branches.MARKS))
+    kinds: set[str] = set()
+
+    def try_out(script: Script) -> int:
+        """Run it; returns the branches that only this one has taken, as bits."""
+        fuzz_branches.take()
+        broken = broken_rule(piece.target, script)
+        passed = fuzz_branches.take()
+        if broken is None:
+            return passed & ~outcome.branches
+        if broken[0] not in kinds:
+            kinds.add(broken[0])
+            script = _shortened(
+                script, lambda each: (broken_rule(piece.target, each) or [""])[0] == broken[0]
+            )
+            why = f"stream {outcome.streams} of piece {piece.number}\n{broken[1]}"
+            outcome.findings.append(_save_finding(piece, to_text(piece.target, script), broken[0], why))
+        return 0
+
+    # The shortest first: a longer one that adds nothing to them is not needed any more.
+    for path in sorted(folder.iterdir(), key=lambda path: (path.stat().st_size, path.name)):
+        script = from_text(path.read_text())[1]
+        if new := try_out(script):
+            known.append(script)
+            outcome.branches |= new
+        else:
+            path.unlink(missing_ok=True)
+    while outcome.streams < piece.streams and len(kinds) < MOST_FINDINGS:
+        script = make_script(rng, piece.target, known)
+        if new := try_out(script):
+            script = _shortened(script, lambda each: try_out(each) & new == new)
+            known.append(script)
+            outcome.branches |= new
+            text = to_text(piece.target, script)
+            (folder / sha1(text.encode()).hexdigest()[:16]).write_text(text)
+        outcome.streams += 1
+        if outcome.streams % TOLD_EVERY == 0 and not goes_on(TOLD_EVERY):
+            break
+    return outcome
+
+
+def broken_rule(target: str, script: Script) -> tuple[str, str] | None:
+    """The rule that a script breaks, in words that are the same for all that break it; and why."""
+    from fuzz_cores import STAGES, play
+    from fuzz_texts import read
+
+    try:
+        with _bounded():
+            if target in STAGES:
+                play(target, script)
+            else:
+                for step in script:
+                    read(step.verb, step.data)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        last = [each for each in frames if "rallypoint" in each.filename] or frames
+        return f"{type(error).__name__} {last[-1].filename}:{last[-1].lineno}", traceback.format_exc()
+    return None
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Raise an error if a stream takes too long or too much memory, where the system can tell."""
+    if not hasattr(signal, "SIGVTALRM"):
+        yield
+        return
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    signal.signal(signal.SIGVTALRM, _be_late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    if grown > GROWTH_MIB << (20 if sys.platform == "darwin" else 10):
+        raise MemoryError(f"one stream took {grown:,} KiB")
+
+
+def _be_late(_: int, __: FrameType | None) -> None:
+    raise TimeoutError(f"one stream took {CPU_SECONDS:g} s of CPU time")
+
+
+def _shortened(script: Script, is_good: Callable[[Script], bool]) -> Script:
+    """The script without the steps that do not matter."""
+    for at in reversed(range(len(script))):
+        shorter = [*script[:at], *script[at + 1 :]]
+        if shorter and is_good(shorter):
+            script = shorter
+    return script
+
+
+def _save_finding(piece: Piece, what: str, rule: str, why: str) -> str:
+    folder = piece.state / "findings"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{piece.target}-{sha1(rule.encode()).hexdigest()[:8]}"
+    path.write_text(what)
+    path.with_suffix(".txt").write_text(why)
+    return str(path)
+
+
+# All pieces
 
 
 class Run:
-    """All streams of one seed against one server."""
+    """What has been done so far, in a folder, and the processes that do the rest."""
 
-    def __init__(self, server: Server, backend: str, seed: int) -> None:
-        self.summary = Summary(backend, seed)
-        self._server = server
-        self._seed = seed
-        self._deaf: deque[socket.socket] = deque()
-        self._next = 0
-        self._sweep_after = (SWEEP_STREAMS, SWEEP_BYTES)
-        self.under_way: set[int] = set()
+    def __init__(self, state: Path, wanted: int, targets: list[str], jobs: int, seed: int | None) -> None:
+        self._folder = state
+        self._file = state / "state.json"
+        found: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else {}
+        self._seed: int = found.get("seed", Random().randrange(1 << 32)) if seed is None else seed
+        self._pieces: int = found.get("pieces", 0)
+        self.streams: dict[str, int] = dict.fromkeys(SHARES, 0) | found.get("streams", {})
+        self._branches: dict[str, int] = {
+            name: int(bits, 16) for name, bits in found.get("branches", {}).items()
+        }
+        self._all_branches: int = found.get("all_branches", 0)
+        shares = {target: SHARES[target] for target in targets}
+        self._goals = {
+            target: math.ceil(wanted * share / sum(shares.values())) for target, share in shares.items()
+        }
+        self._jobs = jobs
+        self._context = multiprocessing.get_context("spawn")
+        self._done = self._context.Value("Q", 0)
+        self._stopping = self._context.Event()
+        self._under_way: list[tuple[Piece, Any, Connection]] = []
+        self._before = sum(self.streams[name] for name in self._goals)
+        self._began = self._told = time.monotonic()
 
-    async def all(self, first: int, count: int) -> None:
-        """Send streams `first` to `first + count`, AT_ONCE at a time, and check all that is promised."""
-        witness = await Witness.connect(self._server.port, Random(f"{self._seed}/witness"))
-        try:
-            files = self._server.open_files
-            self.summary.rss_before_mib = self.summary.rss_peak_mib = self._server.rss / MIB
-            begun = time.monotonic()
-            await self._send_all(witness, first, first + count)
-            self.summary.seconds = time.monotonic() - begun
-            await self._settle(witness, files)
-        finally:
-            await witness.close()
-        self.summary.closed_by_server = self._server.count_violations()
-        self.summary.witness_checks = witness.checks
-        self.summary.rss_after_mib = self._server.rss / MIB
-
-    async def _send_all(self, witness: Witness, first: int, end: int) -> None:
-        self._next = first
-        workers = [asyncio.create_task(self._work(end)) for _ in range(AT_ONCE)]
-        try:
-            await self._watch(witness, workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-            while self._deaf:
-                self._deaf.popleft().close()
-
-    async def _watch(self, witness: Witness, workers: list[asyncio.Task[None]]) -> None:
-        """Be the well-behaved client until all workers are done; what one of them raises is raised here."""
-        while not all(worker.done() for worker in workers):
-            await witness.check()
-            streams, sent = self._sweep_after
-            if self.summary.streams >= streams or self.summary.bytes_sent >= sent:
-                await witness.sweep()
-                self._check_server()
-                self._sweep_after = (
-                    self.summary.streams + SWEEP_STREAMS,
-                    self.summary.bytes_sent + SWEEP_BYTES,
-                )
-            for worker in workers:
-                if worker.done():
-                    worker.result()
-        for worker in workers:
-            worker.result()
-        await witness.check()
-        await witness.sweep()
-        self._check_server()
-
-    def _check_server(self) -> None:
-        self._server.check()
-        summary = self.summary
-        summary.rss_peak_mib = max(summary.rss_peak_mib, self._server.rss / MIB)
-        growth = summary.rss_peak_mib - summary.rss_before_mib
-        if growth > GROWTH_MIB:
-            raise FuzzError(f"the server grew by {growth:.1f} MiB; at most {GROWTH_MIB} are allowed")
-
-    async def _settle(self, witness: Witness, files: int) -> None:
-        """Wait until the server has closed what its clients have: then it has as many files as before."""
-        deadline = time.monotonic() + SECONDS
-        while self._server.open_files > files:
-            if time.monotonic() > deadline:
-                raise FuzzError(f"{self._server.open_files - files} sockets are left behind")
-            await witness.ping()
-
-    async def _work(self, end: int) -> None:
-        while self._next < end:
-            number = self._next
-            self._next += 1
-            self.under_way.add(number)
-            stream = make_stream(self._seed, number)
-            try:
-                await asyncio.wait_for(self._send(stream), SECONDS)
-            except asyncio.TimeoutError:
-                raise FuzzError(
-                    f"stream {number} ({stream.kind}) was not over within {SECONDS:g} s"
-                ) from None
-            except ConnectionRefusedError:
-                self._server.check()
-                raise FuzzError("the server refuses connections") from None
-            self.under_way.discard(number)
-            self._count(stream)
-
-    def _count(self, stream: Stream) -> None:
-        summary = self.summary
-        summary.streams += 1
-        summary.bytes_sent += stream.size
-        summary.kinds[stream.kind] = summary.kinds.get(stream.kind, 0) + 1
-
-    async def _send(self, stream: Stream) -> None:
-        sock = socket.socket()
-        try:
-            sock.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._server.port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            closed = await self._send_pieces(sock, stream)
-            if stream.kind == "deaf":
-                self._keep_deaf(sock)
+    def work(self) -> None:
+        """Until all is done, or Ctrl-C, or SIGTERM."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._stopping.set())
+        while True:
+            while len(self._under_way) < self._jobs and self._start_one():
+                pass
+            if not self._under_way:
                 return
-            if stream.kind != "broken off":
-                replies = await self._read_rest(sock, ended=closed)
-                if stream.replies is not None and not self._is_right(replies, stream):
-                    raise FuzzError(
-                        f"stream {stream.number} was answered {replies!r} instead of {stream.replies!r}"
-                    )
-            sock.close()
-        except BaseException:
-            sock.close()
-            raise
+            self._tell()
+            time.sleep(0.1)
+            self._collect()
 
-    async def _send_pieces(self, sock: socket.socket, stream: Stream) -> bool:
-        """Send all pieces, if possible each in a segment of its own; True if the server closes before."""
-        loop = asyncio.get_running_loop()
+    def _start_one(self) -> bool:
+        claimed = dict(self.streams)
+        for piece, *_ in self._under_way:
+            claimed[piece.target] += piece.streams
+        open_goals = {
+            name: goal - claimed[name] for name, goal in self._goals.items() if goal > claimed[name]
+        }
+        if not open_goals or self._stopping.is_set():
+            return False
+        target = min(open_goals, key=lambda name: claimed[name] / self._goals[name])
+        size = min(open_goals[target], max(math.ceil(PIECE * SHARES[target]), 100))
+        piece = Piece(target, self._pieces, size, self._seed, self._folder)
+        self._pieces += 1
+        receiver, sender = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=work, args=(piece, self._done, self._stopping, sender))
+        process.start()
+        sender.close()
+        self._under_way.append((piece, process, receiver))
+        return True
+
+    def _collect(self) -> None:
+        for each in list(self._under_way):
+            piece, process, receiver = each
+            if process.is_alive() and not receiver.poll():
+                continue
+            try:
+                outcome: Outcome = receiver.recv()
+            except EOFError:
+                process.join()
+                why = f"the process of {piece} ended with {process.exitcode}"
+                outcome = Outcome(findings=[_save_finding(piece, "", "died", why)])
+            process.join()
+            self._under_way.remove(each)
+            self._add(piece, outcome)
+
+    def _add(self, piece: Piece, outcome: Outcome) -> None:
+        self.streams[piece.target] += outcome.streams
+        if outcome.all_branches:
+            if outcome.all_branches != self._all_branches:  # the code has changed
+                self._branches.clear()
+            self._all_branches = outcome.all_branches
+            self._branches[piece.target] = outcome.branches
+        for path in outcome.findings:
+            print(f"\nfound: {path}; the reason is in {path}.txt", file=sys.stderr)
+        if not outcome.streams:
+            self._stopping.set()  # or it would never end
+        self.save()
+
+    def save(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "seed": self._seed,
+            "pieces": self._pieces,
+            "streams": self.streams,
+            "branches": {name: hex(bits) for name, bits in self._branches.items()},
+            "all_branches": self._all_branches,
+        }
+        new = self._file.with_suffix(".new")
+        new.write_text(json.dumps(content))
+        new.replace(self._file)
+
+    def _tell(self) -> None:
+        """How far it is, on standard error: in one line on a terminal, else every half a minute."""
+        is_terminal = sys.stderr.isatty()
+        now = time.monotonic()
+        if now - self._told < (0.5 if is_terminal else 30):
+            return
+        self._told = now
+        goal = sum(self._goals.values())
+        rate = self._done.value / (now - self._began)
+        so_far = min(self._before + self._done.value, goal)
+        left = f"{(goal - so_far) / rate / 60:,.0f} min left" if rate else ""
+        bar = f"{'#' * (30 * so_far // goal):.<30}"
+        line = f"[{bar}] {so_far:,} of {goal:,} streams, {rate:,.0f}/s, {left}"
+        print(
+            f"\r{line} " if is_terminal else line,
+            end="" if is_terminal else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    # What has come of it
+
+    @property
+    def findings(self) -> list[str]:
+        return sorted(str(path) for path in self._folder.glob("findings/*") if not path.suffix)
+
+    def as_json(self) -> dict[str, Any]:
+        seconds = time.monotonic() - self._began
+        reached = 0
+        for bits in self._branches.values():
+            reached |= bits
+        return {
+            "seed": self._seed,
+            "streams": sum(self.streams.values()),
+            "streams_now": self._done.value,
+            "seconds_now": round(seconds, 1),
+            "branches": reached.bit_count(),
+            "all_branches": self._all_branches,
+            "targets": {
+                name: {
+                    "streams": count,
+                    "kept": len(list(self._folder.glob(f"corpus/{name}/*"))),
+                    "branches": self._branches.get(name, 0).bit_count(),
+                }
+                for name, count in self.streams.items()
+            },
+            "findings": self.findings,
+        }
+
+    def as_text(self) -> str:
+        told = self.as_json()
+        rows = [f"{'target':12}{'streams':>14}{'kept':>8}{'branches':>10}"]
+        for name, each in told["targets"].items():
+            rows.append(f"{name:12}{each['streams']:14,}{each['kept']:8,}{each['branches']:10,}")
+        kept = sum(each["kept"] for each in told["targets"].values())
+        rows.append(
+            f"{'all':12}{told['streams']:14,}{kept:8,}{told['branches']:10,} of {told['all_branches']:,}"
+        )
+        rate = told["streams_now"] / told["seconds_now"]
+        rows.append(
+            f"now {told['streams_now']:,} in {told['seconds_now']:,} s, {rate:,.0f}/s; seed {told['seed']}"
+        )
+        rows += [f"FOUND, see {each}.txt: python tests/fuzz.py --replay {each}" for each in told["findings"]]
+        return "\n".join(rows)
+
+
+def replay(path: Path) -> int:
+    """Run what a file says: a script, or a piece of live streams."""
+    target, *lines = path.read_text().splitlines()
+    if target.startswith("live-"):
+        from fuzz_live import FuzzError, fuzz
+
+        seed, first, count = map(int, lines[0].split())
         try:
-            for piece in stream.pieces:
-                await loop.sock_sendall(sock, piece)
-                await asyncio.sleep(0)
-        except ConnectionError:
-            return True
-        return False
+            print(fuzz(target.removeprefix("live-"), count, seed, first=first).describe())
+            return 0
+        except FuzzError as error:
+            print(error, file=sys.stderr)
+            return 1
+    from fuzz_cores import make_small
+    from fuzz_scripts import from_text
 
-    async def _read_rest(self, sock: socket.socket, *, ended: bool) -> bytes:
-        """Say that nothing more comes, and read until the server closes, which it must."""
-        loop = asyncio.get_running_loop()
-        data = bytearray()
-        try:
-            if not ended:
-                sock.shutdown(socket.SHUT_WR)
-            while piece := await loop.sock_recv(sock, 64 * KIB):
-                data += piece
-        except OSError:  # it closed with some of what was sent unread
-            pass
-        return bytes(data)
-
-    def _is_right(self, replies: bytes, stream: Stream) -> bool:
-        """A wait that is cancelled, or whose client ends, at once: a relay need not ask how it ended."""
-        return replies == stream.replies or (self.summary.backend == "relay" and stream.waits)
-
-    def _keep_deaf(self, sock: socket.socket) -> None:
-        """Let a client that does not read stay for a while; the one that has been longest goes."""
-        self._deaf.append(sock)
-        if len(self._deaf) > DEAF_AT_ONCE:
-            self._deaf.popleft().close()
-
-
-def fuzz(backend: str, streams: int, seed: int, *, first: int = 0) -> Summary:
-    """Run streams against a fresh server; FuzzError names the seed and the streams that were under way."""
-    with serving(backend) as server:
-        run = Run(server, backend, seed)
-        try:
-            asyncio.run(run.all(first, streams))
-        except FuzzError as failure:
-            numbers = ", ".join(map(str, sorted(run.under_way))) or "none"
-            raise FuzzError(f"{backend}, seed {seed}, streams under way: {numbers}: {failure}") from failure
-        return run.summary
-
-
-# The command
+    make_small()
+    broken = broken_rule(*from_text(path.read_text()))
+    print(broken[1] if broken is not None else f"{path} breaks no rule")
+    return 1 if broken is not None else 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Fuzz a live store server.")
-    parser.add_argument("--streams", type=int, default=100_000, help="how many, on each backend")
-    parser.add_argument("--seed", type=int, default=None, help="repeat the run with this seed")
-    parser.add_argument("--first", type=int, default=0, help="number of the first stream")
-    parser.add_argument("--target", choices=[*TARGETS, "all"], default="all")
+    parser = argparse.ArgumentParser(description="Fuzz the store, the relay and all parsers.")
+    parser.add_argument(
+        "--streams", type=int, default=10_000_000, help="how many in all, earlier runs included"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many processes at a time")
+    parser.add_argument("--target", choices=SHARES, nargs="+", default=list(SHARES))
+    parser.add_argument(
+        "--state", type=Path, default=Path("build/fuzz"), help="where it is written how far it is"
+    )
+    parser.add_argument("--seed", type=int, help="with the same one, a new run of one job is the same")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="run one stream that broke a rule")
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = _arguments()
-    seed = Random().randrange(1 << 32) if arguments.seed is None else arguments.seed
-    backends = TARGETS if arguments.target == "all" else (arguments.target,)
-    for backend in backends:
-        try:
-            print(fuzz(backend, arguments.streams, seed, first=arguments.first).describe(), flush=True)
-        except FuzzError as failure:
-            print(f"fuzz: {failure}", file=sys.stderr)
-            return 1
-    return 0
+    if arguments.replay is not None:
+        return replay(arguments.replay)
+    run = Run(arguments.state, arguments.streams, arguments.target, arguments.jobs, arguments.seed)
+    run.work()
+    print(json.dumps(run.as_json()) if arguments.json else run.as_text())
+    return 1 if run.findings else 0
 
 
 if __name__ == "__main__":

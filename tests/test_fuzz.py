@@ -1,17 +1,25 @@
-"""A short run of the fuzzer on each backend, and that its streams are what they claim to be."""
+"""A short run of the fuzzer on each target, and that its streams are what they claim to be."""
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fuzz import AT_ONCE, BACKENDS, SECONDS, TARGETS, Server, fuzz, make_stream, serving
+import fuzz as fuzz_command
+from fuzz_cores import Step
+from fuzz_live import AT_ONCE, BACKENDS, SECONDS, TARGETS, Server, fuzz, make_stream, serving
+from fuzz_scripts import from_text, to_text
 from rallypoint.errors import ProtocolError
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, pack_i64, request
@@ -27,6 +35,37 @@ def test_a_server_survives_random_and_mutated_streams(target: str, streams: int)
     assert summary.streams == streams
     assert summary.closed_by_server > streams // 4
     assert summary.witness_checks >= streams // AT_ONCE // 4
+
+
+def run_fuzz(*options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, fuzz_command.__file__, *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_guided_streams_break_no_rule_and_a_run_goes_on_where_it_has_stopped(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    for streams, targets in ((240, ["store", "relay", "upstream", "texts"]), (200, ["store"])):
+        options = ["--jobs", 2, "--json", "--seed", SEED, "--state", tmp_path, "--target", *targets]
+        done = run_fuzz("--streams", streams, *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        told.append(json.loads(done.stdout))
+    first, second = told
+    assert first["streams"] in range(240, 244)
+    before = first["targets"]["store"]["streams"]
+    assert second["targets"]["store"]["streams"] == 200
+    assert second["streams"] == first["streams"] + 200 - before
+    assert all(second["targets"][name]["kept"] > 3 for name in ("store", "relay", "upstream", "texts"))
+    assert second["branches"] > second["all_branches"] / 3
+
+
+def test_a_stream_that_breaks_a_rule_can_be_replayed(tmp_path: Path) -> None:
+    script = [Step("send", 0, request(Op.SET, b"/k", b"v")), Step("no-such-verb", 0)]
+    path = tmp_path / "script"
+    path.write_text(to_text("store", script))
+    assert from_text(path.read_text()) == ("store", script)
+    done = run_fuzz("--replay", path)
+    assert done.returncode == 1
+    assert "AttributeError" in done.stdout
 
 
 def test_a_stream_is_given_by_seed_and_number() -> None:

@@ -124,6 +124,20 @@ def test_a_relay_that_is_lost_in_the_midst_of_a_batch_has_it_carried_out_and_onc
     assert core.engine.get(b"/n") == b"2000"
 
 
+def test_a_relay_that_is_lost_in_the_midst_of_a_batch_that_breaks_a_rule_is_no_fault_of_the_server() -> None:
+    core = Core()
+    relay = core.open("relay")
+    whole = batch(1, 0, *[request(Op.ADD, b"/n", tail=bytes(8))] * 2_000)
+    relay.receive(VALIDATE + session() + b"\x22")
+    relay.receive(whole[:1] + (len(whole) - 9 + 4).to_bytes(8, "little") + whole[9:] + bytes(4))
+    core.close(relay)
+    while core.go_on():
+        assert len(core.sessions) == 1
+    assert len(core.sessions) == 0
+    assert core.outbox.take_others() == [GoOn(relay), Work.REST]
+    assert [error[1:] for error in core.traffic.errors] == [("relay", "a batch ends within a length")]
+
+
 # Memory
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ends import (
+    BYE,
     CALLED,
     DONE,
     REFUSED,
@@ -283,6 +284,14 @@ def test_a_call_is_passed_on_and_answered_by_a_pop(relay: ByHand, child: Played)
     assert relay.asked() == [pop_called(b"q", 0), pop(b"q")]
     relay.answer((1, DONE, i64(1) + blob(b"v")), (2, DONE, i64(0)))
     assert child.items() == [(1, DONE, i64(1) + blob(b"v")), (2, DONE, i64(0))]
+
+
+def test_a_pop_by_a_wait_that_was_not_called_leaves_the_wait_as_it_is(relay: ByHand, child: Played) -> None:
+    child.send(wait(b"k"), pop_called(b"q", 0))
+    assert relay.asked() == [wait(b"k"), pop(b"q")]
+    relay.answer((1, DONE, i64(0)))
+    child.end.send(BYE)
+    assert relay.asked() == [leave(0)]
 
 
 def test_a_call_that_will_not_be_followed_is_dismissed(relay: ByHand, child: Played) -> None:

@@ -433,6 +433,19 @@ def test_nonsense_from_upstream_is_a_violation(relay: ByHand, data: bytes) -> No
         relay.core.receive_upstream(data)
 
 
+@pytest.mark.parametrize("content", [b"", bytes(7), bytes(9), i64(-1 << 63)])
+@pytest.mark.parametrize("asked", [[add(b"n", 1)], [barrier(b"b", 2)], [barrier(b"b", 2), CANCEL_WAIT]])
+def test_an_answer_that_is_no_number_loses_the_session(
+    relay: ByHand, asked: list[bytes], content: bytes
+) -> None:
+    (rank,) = relay.desk.open()
+    for each in asked:
+        rank.send(each)
+        assert len(relay.asked()) == 1
+    with pytest.raises(SessionLostError):
+        relay.core.receive_upstream(frame(1, 0, (len(asked) - 1, DONE, content)))
+
+
 def told(relay: ByHand) -> bytes:
     """What it sends by itself within half a minute."""
     return b"".join(relay.core.upstream.tick() for _ in range(30))

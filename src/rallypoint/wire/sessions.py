@@ -23,7 +23,15 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from rallypoint.errors import ProtocolError
-from rallypoint.wire.encoding import blob, blobs, counted_request, pack_u64, request, unpack_u64
+from rallypoint.wire.encoding import (
+    blob,
+    blobs,
+    counted_request,
+    pack_u64,
+    request,
+    unpack_i64,
+    unpack_u64,
+)
 from rallypoint.wire.opcodes import STOP_WAITING, Op
 
 ANNOUNCED: Final = b"rallypoint/sessions/1"
@@ -164,6 +172,21 @@ def parse_end_of_wait(content: bytes) -> int:
     if len(content) != 9:
         raise ProtocolError(f"a wait was answered with {len(content)} bytes")
     return int(unpack_u64(content, 1)[0])
+
+
+def parse_count(content: bytes) -> int:
+    """How many were released, or have left."""
+    count = parse_sum(content)
+    if count < 0:
+        raise ProtocolError(f"an answer says that {count} were released, or have left")
+    return count
+
+
+def parse_sum(content: bytes) -> int:
+    """The answer to an ADD."""
+    if len(content) != 8:
+        raise ProtocolError(f"an answer that is a number has {len(content)} bytes")
+    return int(unpack_i64(content)[0])
 
 
 def item(tag: int, status: Status, content: bytes) -> bytes:

@@ -284,9 +284,11 @@ class RelayCarrier:
         session.answer(tag, Status.DONE, b"")
 
     def _pop_called(self, session: Session, line: Line, tag: int, blobs: list[bytes], tail: bytes) -> None:
-        note = session.notes.pop(unpack_u64(tail)[0], None)
+        of = unpack_u64(tail)[0]
+        note = session.notes.get(of)
         request = _Request(session, tag)
         if isinstance(note, _Wait) and note.call is not None:
+            del session.notes[of]
             self._requests.combiner.pop_called(line, note.call, blobs[0], request)
         else:
             self._requests.ask(line, Op.QUEUE_POP, blobs, b"", request)

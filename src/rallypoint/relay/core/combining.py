@@ -37,7 +37,7 @@ from rallypoint.relay.core.slots import (
 )
 from rallypoint.wire.encoding import pack_u64, unpack_i64
 from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import Status, pack_pair, parse_end_of_wait
+from rallypoint.wire.sessions import Status, pack_pair, parse_count, parse_end_of_wait
 
 _SHARED: Final = frozenset(
     {Op.GET, Op.CHECK, Op.MULTI_GET, Op.SET, Op.GETNUMKEYS, Op.LIST_KEYS, Op.QUEUE_LEN}
@@ -385,7 +385,7 @@ class _LeftBarrier:
 
     def answer(self, status: Status, content: bytes) -> None:
         slot = self._arrival.slot
-        count = unpack_i64(content)[0] if status is Status.DONE else 0
+        count = parse_count(content) if status is Status.DONE else 0
         meant = slot.left(self._arrival, self._asked, count)
         if not slot.count:
             self._combiner.drop(slot)

@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.long_values import Known
-from rallypoint.wire.encoding import encode, pack_i64, unpack_i64
+from rallypoint.wire.encoding import I64_MAX, I64_MIN, encode, pack_i64
 from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import MOST_ARRIVALS, Status, arrive_tail
+from rallypoint.wire.sessions import MOST_ARRIVALS, Status, arrive_tail, parse_count, parse_sum
 
 _MOST_SUM: Final = 1 << 62
 _MOST_JOINED: Final = 4096  # arrivals; they are gone through one by one
@@ -171,7 +172,9 @@ class AddSlot(Slot):
         if status is not Status.DONE:
             self._refuse(status, content)
             return True
-        value = unpack_i64(content)[0] - self._sum
+        value = parse_sum(content) - self._sum
+        if not I64_MIN <= value <= I64_MAX:
+            raise ProtocolError(f"an ADD of {self._sum} is said to give {value + self._sum}")
         for _, amount, asker in self._parts:
             value += amount
             asker.answer(status, pack_i64(value))
@@ -291,7 +294,7 @@ class ArriveSlot(Slot):
                 arrival.count = 0
                 arrival.release(status, content)
             return True
-        released = unpack_i64(content)[0]
+        released = parse_count(content)
         # Who is about to leave is released last: the leave then finds the others gone, and not itself.
         for arrival in [*self.arrivals]:
             released -= self._release(arrival, min(released, arrival.count - arrival.leaving))

@@ -104,7 +104,7 @@ class Front(ABC, Generic[ClientT]):
 
     def go_on(self) -> bool:
         """Go on with what no client waits for, a slice at a time; return whether there is more to do."""
-        return self.sessions.go_on()
+        return self.sessions.go_on(self.note_error)
 
     def lighten(self) -> None:
         """Close the client, or end the session, that holds the most, if all together hold too much."""

@@ -7,7 +7,7 @@ is kept until the relay says that it has come. Pure: bytes in, bytes out, and ti
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, Protocol
 
 from rallypoint.errors import LimitError, ProtocolError
@@ -332,13 +332,18 @@ class Sessions:
             self.end(session)
             raise
 
-    def go_on(self) -> bool:
-        """Go on with a batch whose session has no connection; return whether there is more to do."""
+    def go_on(self, note_error: Callable[[str, str], None]) -> bool:
+        """Go on with a batch whose session has no connection; return whether there is more to do.
+
+        `note_error` is called with the peer and the reason, if a batch breaks a rule.
+        """
         if self._orphans:
             session = self._orphans.popleft()
             try:
                 if session.connection is None and not self._step(session):
                     self._orphans.append(session)
+            except ProtocolError as error:
+                note_error(session.peer, error.message)
             except Exception as error:
                 self._outbox.others.append(CoreFault(error))
         return bool(self._orphans)

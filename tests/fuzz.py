@@ -149,8 +149,8 @@ def _run_guided(piece: Piece, goes_on: Callable[[int], bool]) -> Outcome:
         return 0
 
     # The shortest first: a longer one that adds nothing to them is not needed any more.
-    for path in sorted(folder.iterdir(), key=lambda path: (path.stat().st_size, path.name)):
-        script = from_text(path.read_text())[1]
+    for text, path in sorted(_texts_in(folder), key=lambda each: (len(each[0]), each[0])):
+        script = from_text(text)[1]
         if new := try_out(script):
             known.append(script)
             outcome.branches |= new
@@ -163,11 +163,27 @@ def _run_guided(piece: Piece, goes_on: Callable[[int], bool]) -> Outcome:
             known.append(script)
             outcome.branches |= new
             text = to_text(piece.target, script)
-            (folder / sha1(text.encode()).hexdigest()[:16]).write_text(text)
+            _write_whole(folder / sha1(text.encode()).hexdigest()[:16], text)
         outcome.streams += 1
         if outcome.streams % TOLD_EVERY == 0 and not goes_on(TOLD_EVERY):
             break
     return outcome
+
+
+def _texts_in(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The texts that are kept, and their files. Other processes add some and remove some meanwhile."""
+    for path in folder.glob("[!.]*"):
+        try:
+            yield path.read_text(), path
+        except FileNotFoundError:
+            pass
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Nobody reads a part of it."""
+    part = path.with_name(f".{os.getpid()}")
+    part.write_text(text)
+    part.replace(path)
 
 
 def broken_rule(target: str, script: Script) -> tuple[str, str] | None:
@@ -375,7 +391,7 @@ class Run:
             "targets": {
                 name: {
                     "streams": count,
-                    "kept": len(list(self._folder.glob(f"corpus/{name}/*"))),
+                    "kept": len(list(self._folder.glob(f"corpus/{name}/[!.]*"))),
                     "branches": self._branches.get(name, 0).bit_count(),
                 }
                 for name, count in self.streams.items()

@@ -130,3 +130,14 @@ def test_a_client_that_lies_about_the_proof_is_refused() -> None:
 def test_what_is_no_preface_is_refused(data: bytes) -> None:
     with pytest.raises(AccessError):
         _server().receive(data)
+
+
+@given(st.lists(st.binary(max_size=120), max_size=6))
+def test_whatever_comes_nobody_is_let_in(pieces: list[bytes]) -> None:
+    for end in (_server(), _client()):
+        try:
+            for piece in pieces:
+                end.receive(piece)
+        except AccessError:
+            pass
+        assert not end.is_done

@@ -181,7 +181,7 @@ class End:
 
     def notice(self) -> None:
         self._got += self.connection.take_notice()
-        while self.connection.has_notice:
+        while self.connection.notice_bytes:
             self._got += self.connection.take_notice()
 
     def be_closed(self, error: ProtocolError | None) -> None:
@@ -201,6 +201,7 @@ class Desk:
         self.front = front
         self.ends: dict[Client, End] = {}
         self.wanted: list[Other] = []
+        self._paused: dict[Client, bool] = {}  # and whether each has requests left
 
     def open(self, count: int = 1) -> list[End]:
         opened = []
@@ -228,10 +229,15 @@ class Desk:
             if other.client in self.ends:
                 self.ends[other.client].be_closed(other.error)
         elif isinstance(other, GoOn):
-            if other.client in self.ends:
+            if other.client in self._paused:
+                self._paused[other.client] = True
+            elif other.client in self.ends:
                 self.ends[other.client].receive(b"")
         elif isinstance(other, Pause):
-            pass  # what is sent is read at once here, however much is under way
+            if not other.is_over:
+                self._paused[other.client] = False
+            elif self._paused.pop(other.client) and other.client in self.ends:
+                self.ends[other.client].receive(b"")
         elif other is Work.LIGHTEN:
             self.front.lighten()
         elif other is Work.REST:

@@ -13,7 +13,7 @@ class Handler(Protocol):
     """What every handler has, whatever else the forms of its requests call."""
 
     def validate(self) -> None: ...
-    def get(self, key: bytes, /) -> bytes: ...
+    def get(self, key: bytes, /) -> bytes | None: ...
 
     def go_on(self) -> bytes | None:
         """Go on with the last request, whose method has returned None; return its reply, or None again."""
@@ -72,7 +72,7 @@ class LookHandler(Handler, Protocol):
 class RawHandler(Handler, Protocol):
     """Who takes requests as they are: the operation, its blobs and its tail."""
 
-    def carry(self, op: Op, blobs: list[bytes], tail: bytes, /) -> bytes: ...
+    def carry(self, op: Op, blobs: list[bytes], tail: bytes, /) -> bytes | None: ...
 
 
 HandlerT = TypeVar("HandlerT", bound=Handler)

@@ -7,6 +7,7 @@ so that a mistake in one does not hide in the other.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from typing import Any, NamedTuple
 
 from rallypoint.errors import ProtocolError
@@ -22,7 +23,7 @@ TOKEN = bytes(range(16))
 PRESENT = b"\x22"
 BYE = b"\x23"
 
-DONE, REFUSED, CALLED, UNCHANGED = range(4)
+DONE, REFUSED, CALLED, UNCHANGED, _, PIECE = range(6)
 
 Item = tuple[int, int, bytes]
 """Tag, status and content."""
@@ -180,9 +181,10 @@ class End:
         return got
 
     def notice(self) -> None:
-        self._got += self.connection.take_notice()
+        notices = [self._got, self.connection.take_notice()]
         while self.connection.notice_bytes:
-            self._got += self.connection.take_notice()
+            notices.append(self.connection.take_notice())
+        self._got = b"".join(notices)
 
     def be_closed(self, error: ProtocolError | None) -> None:
         self.error = error
@@ -202,6 +204,8 @@ class Desk:
         self.ends: dict[Client, End] = {}
         self.wanted: list[Other] = []
         self._paused: dict[Client, bool] = {}  # and whether each has requests left
+        self._is_crowded = False
+        self._left: deque[Client] = deque()  # those that have requests left
 
     def open(self, count: int = 1) -> list[End]:
         opened = []
@@ -214,13 +218,17 @@ class Desk:
 
     def settle(self) -> None:
         outbox = self.front.outbox
-        while outbox.woken or outbox.others:
+        while outbox.woken or outbox.others or (self._left and not self._is_crowded):
             for client in outbox.take_woken():
                 if client in self.ends:
                     self.ends[client].notice()
             if not outbox.woken:
                 for other in outbox.take_others():
                     self.do(other)
+            if self._left and not self._is_crowded and not outbox.woken and not outbox.others:
+                client = self._left.popleft()
+                if client in self.ends:
+                    self.ends[client].receive(b"")
         self.front.check_invariants()
 
     def do(self, other: Other) -> None:
@@ -231,13 +239,15 @@ class Desk:
         elif isinstance(other, GoOn):
             if other.client in self._paused:
                 self._paused[other.client] = True
-            elif other.client in self.ends:
-                self.ends[other.client].receive(b"")
+            else:
+                self._left.append(other.client)
         elif isinstance(other, Pause):
             if not other.is_over:
                 self._paused[other.client] = False
-            elif self._paused.pop(other.client) and other.client in self.ends:
-                self.ends[other.client].receive(b"")
+            elif self._paused.pop(other.client):
+                self._left.append(other.client)
+        elif other is Work.CROWDED or other is Work.ROOM:
+            self._is_crowded = other is Work.CROWDED
         elif other is Work.LIGHTEN:
             self.front.lighten()
         elif other is Work.REST:
@@ -266,6 +276,7 @@ class Played:
         self.token = token
         self.number = 0
         self.taken = 0
+        self._pieces: dict[int, bytes] = {}
         self.end: End
         assert self.open(known=False).answer == 0
         if is_present:
@@ -289,7 +300,15 @@ class Played:
         return found
 
     def items(self) -> list[Item]:
-        return [item for each in self.frames() for item in each.items]
+        """The answers that have come whole."""
+        found = []
+        for tag, status, content in [item for each in self.frames() for item in each.items]:
+            content = self._pieces.pop(tag, b"") + content
+            if status == PIECE:
+                self._pieces[tag] = content
+            else:
+                found.append((tag, status, content))
+        return found
 
     def send(self, *requests: bytes) -> list[Item]:
         self.number += 1

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ends import Desk, batch, serve, session
-from hostile import KINDS, LARGE, STORED, attack_of, stored_key
+from ends import Batch, Desk, batch, read_upstream, relay_on, serve, session
+from hostile import KINDS, LARGE, STORED, attack_of, requests_of, stored_key
 from processes import BACKENDS, Server, end, relaying, serving
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.outbox import Close, GoOn, Work
 from rallypoint.server.core.store import Core
-from rallypoint.wire.encoding import VALIDATE, counted_request, request
+from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from raw import RawClient, await_log
@@ -68,6 +68,39 @@ def test_what_a_server_does_at_once_is_little(kind: str) -> None:
     while Work.REST in core.outbox.take_others() or core.engine.is_untidy:
         assert count_calls(core.go_on) < 12_000
     core.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("kind", "connections"),
+    [
+        *[("QUEUE", 64), ("ADD", 64), ("MULTI_SET", 64), ("COMPARE_SET of a large value", 64)],
+        *[("LIST_KEYS", 4), ("GET of a large value", 4)],
+    ],
+)
+def test_behind_a_relay_little_is_ahead_of_another_clients_request(kind: str, connections: int) -> None:
+    """It goes into the next batch. What has to be sent before its answer is there is little."""
+    relay, wire = relay_on(Desk(stocked()))
+    (quiet,) = relay.open()
+    hostile = relay.open(connections)
+    for client in hostile:
+        client.send(requests_of(kind, 200) * 4)
+    for _ in range(10):
+        wire.push()
+        wire.pull()
+        for client in hostile:
+            client.take()
+    wire.push()
+    mine = request(Op.ADD, b"/mine", tail=pack_i64(1))
+    quiet.send(mine)
+    down = wire.pull()
+    wire.flush()
+    up = len(wire.up)
+    assert any(isinstance(each, Batch) and mine in each.requests for each in read_upstream(wire.up))
+    wire.push()
+    down += wire.pull()
+    assert quiet.take() == pack_i64(1)
+    assert all(client.error is None for client in hostile)
+    assert (up < 200_000, down < 600_000) == (True, True), f"{up:,} bytes up, {down:,} down"
 
 
 def test_replies_are_the_same_in_slices_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from rallypoint.relay.core.combining import Combiner
 from rallypoint.relay.core.ranks import Rank
 from rallypoint.relay.core.slots import AddSlot, Asker, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
 from rallypoint.server.core import sessions
+from rallypoint.server.core.long_answers import LongAnswers
 from rallypoint.server.core.sessions import Party, Session
 from rallypoint.server.core.tickets import Rest, StoreCarrier
 from rallypoint.wire import parser
@@ -198,11 +199,19 @@ def test_a_call_that_nobody_gives_back_is_caught(monkeypatch: pytest.MonkeyPatch
 def test_a_value_that_is_wrongly_taken_for_unchanged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_read = Session.answer_read
 
-    def trust(self: Session, tag: int, key: bytes, value: object, content: bytes, *, recalled: bool) -> None:
-        answer_read(self, tag, key, self._remembered.get(key, (value, 0))[0], content, recalled=recalled)
+    def trust(
+        self: Session, tag: int, key: bytes, same: object, head: bytes, value: bytes = b"", *, recalled: bool
+    ) -> None:
+        same = self._remembered.get(key, (same, 0))[0]
+        answer_read(self, tag, key, same, head, value, recalled=recalled)
 
     monkeypatch.setattr(Session, "answer_read", trust)
     _must_catch("no order explains")
+
+
+def test_a_recall_that_overtakes_the_value_it_relies_on_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LongAnswers, "has", lambda _, __: False)
+    _must_catch("is said to be unchanged, but is not known here|no order explains", mix="reads", first=35)
 
 
 # The checker by itself

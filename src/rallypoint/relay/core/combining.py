@@ -73,7 +73,7 @@ class Combiner:
         self._tags = 0
         self._batches = 0
         self._proven = 0  # a request of this batch has been answered: all before it has been carried out
-        self._open = 0  # immediate requests under way
+        self._open = 0  # immediate requests under way, but for those whose answers come in pieces
         self._last_sent = 0  # the number of the last slot that was sent
         self._unsent: dict[Slot, None] = {}
         self._unsent_bytes = 0  # the cost of these
@@ -258,11 +258,17 @@ class Combiner:
         slot = self._sent.get(tag)
         if slot is None:
             raise ProtocolError(f"an answer to request {tag}, which is not under way")
-        if slot.is_immediate:
+        if slot.is_immediate and slot.pieces is None:
             self._open -= 1
-            self.held_bytes -= slot.cost
             if slot.is_proof and status is not Status.REFUSED:
                 self._proven = max(self._proven, slot.batch)
+        if status is Status.PIECE:
+            slot.take_piece(content)
+            return
+        if slot.is_immediate:
+            self.held_bytes -= slot.cost
+        if slot.pieces is not None:
+            content = b"".join([*slot.pieces, content])
         if slot.take(status, content):
             self._sent.pop(tag, None)
 
@@ -353,7 +359,8 @@ class Combiner:
         numbers = [slot.number for slot in self._unsent]
         assert numbers == sorted(numbers)
         assert all(slot in self._unsent for slot in self._joinable.values())
-        assert self._open == sum(slot.is_immediate for slot in self._sent.values())
+        sent = self._sent.values()
+        assert self._open == sum(slot.is_immediate and slot.pieces is None for slot in sent)
         for tag, slot in self._sent.items():
             assert slot.tag == tag
             assert 0 < slot.batch <= self._batches

@@ -17,6 +17,7 @@ from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import (
     BATCH_OVERHEAD,
+    MOST_UNTAKEN,
     WELCOME_BYTES,
     Answer,
     FrameReader,
@@ -129,6 +130,8 @@ class Upstream:
         batches: list[bytes] = []
         while self.has_batch and len(batches) < _BATCHES_AT_ONCE:
             batches.append(self._next_batch())
+        if self._untold_bytes >= MOST_UNTAKEN // 2:
+            batches.append(self._tell())
         return b"".join(batches)
 
     def tick(self) -> bytes:
@@ -139,6 +142,10 @@ class Upstream:
         self._ticks += 1
         if self._ticks < _TICKS and self._untold_bytes < _UNTOLD_BYTES:
             return b""
+        return self._tell()
+
+    def _tell(self) -> bytes:
+        """An empty batch, which tells what has come."""
         self._combiner.begin_batch(self._kept.number + 1)
         return self._send(())
 

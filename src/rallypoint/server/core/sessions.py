@@ -13,12 +13,15 @@ from typing import Any, Final, Protocol
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.server.core.budget import Budget
 from rallypoint.server.core.context import Context
+from rallypoint.server.core.long_answers import LongAnswers
 from rallypoint.server.core.outbox import Close, CoreFault, Outbox, Work
 from rallypoint.server.core.slices import Slices, Worker
 from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import STEP_BYTES, STEPS_AT_ONCE
 from rallypoint.wire.sessions import (
+    LONG,
+    MOST_UNTAKEN,
     REMEMBERED,
     REMEMBERED_BYTES,
     TOKEN_BYTES,
@@ -43,7 +46,6 @@ IN_BATCHES: Final = (
 )
 """The operations that a batch may hold."""
 
-_LARGE: Final = 4096
 _SPARE: Final = 4096
 
 
@@ -72,7 +74,7 @@ class Session:
     """One relay's session. Made by `Sessions` alone."""
 
     __slots__ = (
-        *("_batching", "_budget", "_carrier", "_has_ended", "_items", "_items_bytes", "_most_bytes"),
+        *("_batching", "_budget", "_carrier", "_has_ended", "_items", "_items_bytes", "_long", "_most_bytes"),
         *("_outbox", "_remembered", "_remembered_bytes", "_requests", "_tags", "_under_way", "connection"),
         *("expires", "id", "is_present", "keeps_ms", "kept", "notes", "peer", "since", "taken"),
         *("token", "told", "told_at"),
@@ -110,6 +112,7 @@ class Session:
         self._tags = 0  # how many requests there have been
         self._items: list[bytes] = []
         self._items_bytes = 0
+        self._long = LongAnswers()
         # What is not taken is sent in one go when the session is taken up, and must fit into what may wait.
         self._most_bytes = max(requests.limits.unsent_bytes - _SPARE, 0)
         self.kept = Kept()
@@ -175,7 +178,7 @@ class Session:
     def held(self) -> int:
         """Bytes that are held for it, without its waits."""
         told = len(self.told) if self.told is not None else 0
-        return self.kept.bytes + self._items_bytes + self._remembered_bytes + told
+        return self.kept.bytes + self._items_bytes + self._long.bytes + self._remembered_bytes + told
 
     def _let_go(self, taken: int) -> None:
         """The relay has taken all frames up to this one."""
@@ -194,20 +197,38 @@ class Session:
         self._under_way = None
         self._budget.held -= self.held
         self.kept, self._items, self._items_bytes, self.told = Kept(), [], 0, None
+        self._long = LongAnswers()
         self._remembered.clear()
         self._remembered_bytes = 0
 
     # Answers
 
-    def answer(self, tag: int, status: Status, content: bytes) -> None:
-        """Put an answer into the next frame; a large one that there is no room for becomes a refusal."""
+    def answer(self, tag: int, status: Status, content: bytes, value: bytes = b"") -> None:
+        """Answer with `content`, and `value` behind it, soon.
+
+        A long answer is sent in pieces, or refused if there is no room for it.
+        """
         if self._has_ended:
             return
-        if len(content) > _LARGE and not self._has_room_for(content):
+        size = len(content) + len(value)
+        if size <= LONG:
+            self._put(item(tag, status, content + value if value else content))
+        elif self._has_room_for(size):
+            self._put_long(tag, status, content, value)
+        else:
             limit = self._requests.limits.unsent_bytes
             message = f"more answers than {limit:,} bytes wait to be taken, the limit unsent_bytes"
-            status, content = Status.REFUSED, message.encode()
-        data = item(tag, status, content)
+            self._put(item(tag, Status.REFUSED, message.encode()))
+
+    def _put_long(
+        self, tag: int, status: Status, content: bytes, value: bytes = b"", key: bytes | None = None
+    ) -> None:
+        self._long.add(tag, status, *((content, value) if value else (b"", content)), key)
+        self._budget.held += len(content) + len(value)
+        self._put(item(tag, Status.PIECE, b""))
+
+    def _put(self, data: bytes) -> None:
+        """Put an item into the next frame."""
         self._items.append(data)
         self._items_bytes += len(data)
         self._budget.held += len(data)
@@ -223,26 +244,37 @@ class Session:
         self._budget.held += len(told) - (len(self.told) if self.told is not None else 0)
         self.told, self.told_at = told, now
 
-    def _has_room_for(self, content: bytes) -> bool:
-        return self.kept.bytes + self._items_bytes + len(content) <= self._most_bytes
+    def _has_room_for(self, size: int) -> bool:
+        return self.kept.bytes + self._items_bytes + self._long.bytes + size <= self._most_bytes
 
-    def answer_read(self, tag: int, key: bytes, value: object, content: bytes, *, recalled: bool) -> None:
-        """Answer a GET with `content`; or, if it is a RECALL, not even that if `value` was sent last."""
+    def answer_read(
+        self, tag: int, key: bytes, same: object, content: bytes, value: bytes = b"", *, recalled: bool
+    ) -> None:
+        """Answer a GET with `content`, and `value` behind it.
+
+        If it is a RECALL, not even that, if `same` is what was sent last. The answer to a RECALL relies on
+        those to the reads of this key before it, and so does not overtake them.
+        """
         remembered = self._remembered
         if self._has_ended:
             return
-        if recalled and key in remembered and remembered[key][0] is value:
+        size = len(content) + len(value)
+        status = Status.DONE
+        if recalled and key in remembered and remembered[key][0] is same:
             remembered.move_to_end(key)
-            self.answer(tag, Status.UNCHANGED, b"")
-            return
-        self._forget_read(key)
-        if len(content) >= WORTH_REMEMBERING and self._has_room_for(content):
-            remembered[key] = value, len(content)
-            self._remembered_bytes += len(content)
-            self._budget.held += len(content)
-            while len(remembered) > REMEMBERED or self._remembered_bytes > REMEMBERED_BYTES:
-                self._forget_read(next(iter(remembered)))
-        self.answer(tag, Status.DONE, content)
+            status, content, value, size = Status.UNCHANGED, b"", b"", 0
+        else:
+            self._forget_read(key)
+            if size >= WORTH_REMEMBERING and self._has_room_for(size):
+                remembered[key] = same, size
+                self._remembered_bytes += size
+                self._budget.held += size
+                while len(remembered) > REMEMBERED or self._remembered_bytes > REMEMBERED_BYTES:
+                    self._forget_read(next(iter(remembered)))
+        if self._has_room_for(size) if size > LONG else recalled and self._long.has(key):
+            self._put_long(tag, status, content, value, key)
+        else:
+            self.answer(tag, status, content, value)
 
     def _forget_read(self, key: bytes) -> None:
         before = self._remembered.pop(key, None)
@@ -251,13 +283,23 @@ class Session:
             self._budget.held -= before[1]
 
     def flush(self) -> bytes:
-        """A frame with the answers so far, if there is a connection to send it on."""
-        if not self._items or self.connection is None:
+        """The answers so far, if there is a connection to send them on; of long ones, the next pieces."""
+        if self.connection is None:
             return b""
-        data = frame(self.kept.number + 1, self.taken, self._items)
-        self._budget.held += len(data) - self._items_bytes
-        self._items = []
-        self._items_bytes = 0
+        frames = []
+        if self._items:
+            frames.append(self._frame(self._items, self._items_bytes))
+            self._items = []
+            self._items_bytes = 0
+        while self._long and self.kept.bytes < MOST_UNTAKEN:
+            before = self._long.bytes
+            frames.append(self._frame([self._long.take_piece()], before - self._long.bytes))
+        return b"".join(frames)
+
+    def _frame(self, items: list[bytes], held: int) -> bytes:
+        """A frame that is kept from now on, of items for which that much was held."""
+        data = frame(self.kept.number + 1, self.taken, items)
+        self._budget.held += len(data) - held
         self.kept.add(data)
         return data
 
@@ -291,6 +333,7 @@ class Session:
     def check_invariants(self) -> None:
         self.kept.check_invariants()
         assert self._items_bytes == sum(map(len, self._items))
+        self._long.check_invariants()
         assert len(self._remembered) <= REMEMBERED
         assert self._remembered_bytes == sum(length for _, length in self._remembered.values())
         assert self.connection is None or self.connection.session is self

@@ -26,7 +26,7 @@ from unittest.mock import patch
 from histories import History
 from linearizability import Operation
 from rallypoint.relay.core import upstream
-from rallypoint.server.core import long_answers, sessions
+from rallypoint.server.core import long_answers, sessions, slices
 from rallypoint.server.core.store import Core
 from simulated_network import Link, Node, RankEnd, Relay, Task
 from simulated_ranks import FailedError, Keys, Rank
@@ -380,13 +380,17 @@ class Simulation:
 
 @contextmanager
 def _short_pieces() -> Iterator[None]:
-    """Values that are long to the ranks of a simulation come in some pieces, and not all at once."""
+    """Values that are long to the ranks of a simulation come in some pieces, and not all at once.
+
+    And relays that come and go have more waits than are gone through at once.
+    """
     with ExitStack() as stack:
         for module, name, value in (
             (sessions, "LONG", 256),
             (sessions, "MOST_UNTAKEN", 400),
             (upstream, "MOST_UNTAKEN", 400),
             (long_answers, "PIECE_BYTES", 100),
+            (slices, "SLICE", 2),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

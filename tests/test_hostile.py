@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ends import Batch, Desk, batch, read_upstream, relay_on, serve, session
+from ends import BYE, PRESENT, Batch, Desk, batch, read_upstream, relay_on, serve, session
 from hostile import KINDS, LARGE, STORED, attack_of, requests_of, stored_key
 from processes import BACKENDS, Server, end, relaying, serving
 from rallypoint.server.core.clients import Client
@@ -134,6 +134,31 @@ def test_a_wait_for_very_many_keys_ends_when_the_last_of_them_comes() -> None:
         assert not core.outbox.woken
         writer.connection.receive(request(Op.SET, key, b""))
     assert core.outbox.woken == [waiter.connection]
+
+
+def test_a_relay_with_very_many_waits_comes_and_goes_and_others_need_not_wait() -> None:
+    """It breaks off, comes back and ends: each time, all that it waits for is gone through."""
+    core = Core()
+    waits = [counted_request(Op.WAIT, [b"/missing/%d" % number]) for number in range(5_000)]
+    first, second = core.open("relay"), core.open("relay")
+    first.receive(VALIDATE + session())
+    serve(core, first, PRESENT + batch(1, 0, *waits))
+    assert core.engine.waiting == len(waits)
+    assert count_calls(lambda: core.close(first)) < 12_000
+    second.receive(VALIDATE + session(known=True))
+    assert count_calls(lambda: second.receive(PRESENT)) < 12_000
+    assert GoOn(second) in core.outbox.take_others()
+    while not (second.session and second.session.is_present):  # what was left of the first is done before
+        assert count_calls(lambda: second.receive(b"")) < 12_000
+    assert not any(map(core.engine._away.__contains__, second.session.notes.values()))
+    assert count_calls(lambda: second.receive(BYE)) < 12_000
+    is_more = True
+    while is_more:
+        assert core.held
+        assert count_calls(lambda: [core.go_on()]) < 12_000
+        is_more = bool(core.engine.waiting)
+    core.check_invariants()
+    assert core.held == 0
 
 
 def test_a_relay_that_is_lost_in_the_midst_of_a_batch_has_it_carried_out_and_once() -> None:
@@ -281,10 +306,6 @@ def attacked(server: Server, kind: str, seconds: float, connections: int = 64) -
         end(process)
 
 
-NOT_YET = ("LIST_KEYS", "COMPARE_SET of a large value")
-"""What still holds up the neighbours behind the same relay: all their requests share one batch."""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("target", ["libuv", "legacy", "relay"])
@@ -300,7 +321,7 @@ def test_another_client_hardly_notices_an_attack(target: str, tmp_path: Path) ->
             server = stack.enter_context(relaying(server.address, log))
         client = stack.enter_context(RawClient(server.port))
         client.set(b"/mine", b"v")
-        for kind in KINDS if target != "relay" else [kind for kind in KINDS if kind not in NOT_YET]:
+        for kind in KINDS:
             with attacked(server, kind, 30.0):
                 took: list[float] = []
                 deadline = time.monotonic() + 25.0

@@ -25,7 +25,8 @@ from rallypoint.relay.core.slots import AddSlot, Asker, Call, Line, SharedSlot, 
 from rallypoint.server.core import sessions
 from rallypoint.server.core.long_answers import LongAnswers
 from rallypoint.server.core.sessions import Party, Session
-from rallypoint.server.core.tickets import Rest, StoreCarrier
+from rallypoint.server.core.slices import Rest
+from rallypoint.server.core.tickets import StoreCarrier
 from rallypoint.wire import parser
 from rallypoint.wire.encoding import unpack_i64
 from rallypoint.wire.opcodes import Op

@@ -7,7 +7,7 @@ is kept until the relay says that it has come. Pure: bytes in, bytes out, and ti
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from rallypoint.errors import LimitError, ProtocolError
@@ -15,7 +15,7 @@ from rallypoint.server.core.budget import Budget
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.long_answers import LongAnswers
 from rallypoint.server.core.outbox import Close, CoreFault, Outbox, Work
-from rallypoint.server.core.slices import Slices, Worker
+from rallypoint.server.core.slices import Rest, Slices, Worker, sliced
 from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import STEP_BYTES, STEPS_AT_ONCE
@@ -56,17 +56,17 @@ class Carrier(Protocol):
     returns, if anything, is the rest of a request that takes long: its slices come before the next request.
     """
 
-    def carry(
-        self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes
-    ) -> Generator[None, None, None] | None: ...
+    def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> Rest | None: ...
 
-    def suspend(self, session: Session) -> None:
+    # These go through all notes of a session, a slice at a time, in the order in which they are called.
+
+    def suspend(self, session: Session, /) -> Rest:
         """The session has lost its connection: its ranks do not count, but may come back."""
 
-    def resume(self, session: Session) -> None:
+    def resume(self, session: Session, /) -> Rest:
         """It is back."""
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: Session, /) -> Rest:
         """It has ended: nobody waits for its answers."""
 
 
@@ -75,8 +75,8 @@ class Session:
 
     __slots__ = (
         *("_batching", "_budget", "_carrier", "_has_ended", "_items", "_items_bytes", "_long", "_most_bytes"),
-        *("_outbox", "_remembered", "_remembered_bytes", "_requests", "_tags", "_under_way", "connection"),
-        *("expires", "id", "is_present", "keeps_ms", "kept", "notes", "peer", "since", "taken"),
+        *("_outbox", "_remembered", "_remembered_bytes", "_requests", "_suspending", "_tags", "_under_way"),
+        *("connection", "expires", "id", "is_present", "keeps_ms", "kept", "notes", "peer", "since", "taken"),
         *("token", "told", "told_at"),
     )
 
@@ -118,7 +118,8 @@ class Session:
         self.kept = Kept()
         self._batching = False
         self._has_ended = False
-        self._under_way: Generator[None, None, None] | None = None
+        self._under_way: Rest | None = None
+        self._suspending: Rest = _nothing()
         self._remembered: OrderedDict[bytes, tuple[object, int]] = OrderedDict()  # with their lengths
         self._remembered_bytes = 0
 
@@ -152,7 +153,7 @@ class Session:
                 self._batching = False
         return self._under_way is None
 
-    def _carry_out(self, payload: bytes) -> Generator[None, None, None]:
+    def _carry_out(self, payload: bytes) -> Rest:
         read, carry = self._requests.read, self._carrier.carry
         steps = STEPS_AT_ONCE
         for start, stop in parse_requests(payload):
@@ -305,6 +306,13 @@ class Session:
 
     # Coming and going
 
+    def notes_in_slices(self) -> Iterator[Any]:
+        """Its notes, as far as they are not gone meanwhile; and None, where others should have their turn."""
+        for number, tags in enumerate(sliced(list(self.notes))):
+            if number:
+                yield None
+            yield from (self.notes[tag] for tag in tags if tag in self.notes)
+
     def attach(self, connection: Party, taken: int) -> None:
         self._let_go(taken)
         self.connection = connection
@@ -313,21 +321,21 @@ class Session:
         self.expires = None
         connection.has_session()
 
-    def detach(self) -> None:
+    def detach(self) -> Rest:
+        """It has lost its connection. Returns what is to be done then; `be_present` does the rest of it."""
         if self.connection is not None:
             self.connection.session = None
             self.connection = None
             self.is_present = False
-            self._carrier.suspend(self)
+            self._suspending = _one_after_the_other(self._suspending, self._carrier.suspend(self))
+        return self._suspending
 
-    def be_present(self) -> bytes:
+    def be_present(self) -> Slices:
+        """Nothing is missing any more; returns what is to be sent then."""
         if not self.is_present:
+            yield from self._suspending
+            yield from self._carrier.resume(self)
             self.is_present = True
-            self._batching = True
-            try:
-                self._carrier.resume(self)
-            finally:
-                self._batching = False
         return self.flush()
 
     def check_invariants(self) -> None:
@@ -341,15 +349,25 @@ class Session:
         assert all(0 <= tag < self._tags for tag in self.notes)
 
 
+def _nothing() -> Rest:
+    yield from ()
+
+
+def _one_after_the_other(*rests: Rest) -> Rest:
+    for rest in rests:
+        yield from rest
+
+
 class Sessions:
     """All sessions of a server or a relay, by their token."""
 
-    __slots__ = ("_budget", "_by_token", "_carrier", "_orphans", "_outbox", "_requests")
+    __slots__ = ("_budget", "_by_token", "_carrier", "_orphans", "_outbox", "_requests", "_rests")
 
     def __init__(self, context: Context, carrier: Carrier) -> None:
         self._by_token: dict[bytes, Session] = {}
         # Sessions that have lost their connection in the middle of a batch: that is carried out all the same.
         self._orphans: deque[Session] = deque()
+        self._rests: deque[Rest] = deque()  # what is left to be done for sessions that come and go
         self._carrier = carrier
         self._outbox = context.outbox
         self._budget = context.budget
@@ -376,7 +394,19 @@ class Sessions:
             raise
 
     def go_on(self) -> bool:
-        """Go on with a batch whose session has no connection; return whether there is more to do."""
+        """Go on with what is left to be done for sessions without a connection, such as a batch.
+
+        Returns whether there is more to do.
+        """
+        if self._rests:
+            rest = self._rests.popleft()
+            try:
+                next(rest)
+                self._rests.append(rest)
+            except StopIteration:
+                pass
+            except Exception as error:
+                self._outbox.others.append(CoreFault(error))
         if self._orphans:
             session = self._orphans.popleft()
             try:
@@ -384,7 +414,16 @@ class Sessions:
                     self._orphans.append(session)
             except Exception as error:
                 self._outbox.others.append(CoreFault(error))
-        return bool(self._orphans)
+        return bool(self._orphans or self._rests)
+
+    def _do(self, rest: Rest) -> None:
+        """Do the first slice at once, and others later."""
+        try:
+            next(rest)
+        except StopIteration:
+            return
+        self._rests.append(rest)
+        self._outbox.others.append(Work.REST)
 
     def open(self, connection: Party, token: bytes, tail: bytes) -> Slices:
         """Open a session on a connection, or take it up; return the answer, and what was not taken.
@@ -418,7 +457,7 @@ class Sessions:
         elif session.connection is not None:
             displaced = ProtocolError("its session goes on over another connection")
             self._outbox.others.append(Close(session.connection, displaced))
-            session.detach()
+            self._do(session.detach())
         session.attach(connection, taken)
         session.keeps_ms = min(keep_ms, int(limits.session_seconds * 1000))
         most = min(limits.batch_bytes, limits.request_bytes)
@@ -431,19 +470,20 @@ class Sessions:
 
     def lose(self, session: Session) -> None:
         """The connection of a session is gone."""
-        session.detach()
         if not session.keeps_ms:
             self.end(session)
-        elif session.is_under_way:
+            return
+        self._do(session.detach())
+        if session.is_under_way:
             self._orphans.append(session)
             self._outbox.others.append(Work.REST)
 
     def end(self, session: Session) -> None:
         """Give a session up."""
-        session.detach()
+        suspending = session.detach()
         if self._by_token.pop(session.token, None) is not None:
             session.give_up()
-            self._carrier.forget(session)
+            self._do(_one_after_the_other(suspending, self._carrier.forget(session)))
 
     def expire(self, now: float) -> None:
         """Give up the sessions that have been without a connection for as long as they are kept."""
@@ -487,8 +527,8 @@ class Party(Worker):
         session.begin_batch(payload)
         return self.begin(self._sessions.carry_out(session))
 
-    def present(self) -> bytes:
-        return self._own_session().be_present()
+    def present(self) -> bytes | None:
+        return self.begin(self._own_session().be_present())
 
     def bye(self) -> bytes:
         self._sessions.end(self._own_session())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from rallypoint.engine import Engine
@@ -10,15 +10,12 @@ from rallypoint.errors import ProtocolError
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.members import Member, wake
 from rallypoint.server.core.sessions import Session
-from rallypoint.server.core.slices import SLICE, sliced
+from rallypoint.server.core.slices import SLICE, Rest, sliced
 from rallypoint.server.core.writers import Writers
 from rallypoint.wire.encoding import blob, pack_i64, pack_u64, unpack_u64
 from rallypoint.wire.handlers import SERVED, RequestHandler
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import Status, end_of_wait, parse_arrive, unpack_pair
-
-Rest = Generator[None, None, None]
-"""What is left of a request that takes long."""
 
 
 class Requester(RequestHandler, Member, Protocol):
@@ -99,18 +96,27 @@ class StoreCarrier:
             requester = self._requesters[session] = self._make_requester(session)
         return requester
 
-    def suspend(self, session: Session) -> None:
-        for ticket in session.notes.values():
-            self._engine.suspend(ticket)
+    def suspend(self, session: Session) -> Rest:
+        for ticket in session.notes_in_slices():
+            if ticket is None:
+                yield
+            else:
+                self._engine.suspend(ticket)
 
-    def resume(self, session: Session) -> None:
-        for ticket in list(session.notes.values()):
-            self._wake(self._engine.resume(ticket), session)
+    def resume(self, session: Session) -> Rest:
+        for ticket in session.notes_in_slices():
+            if ticket is None:
+                yield
+            else:
+                self._wake(self._engine.resume(ticket), session)
 
-    def forget(self, session: Session) -> None:
-        tickets, session.notes = session.notes, {}
-        for ticket in tickets.values():
-            self._wake(self._engine.withdraw(ticket), session)
+    def forget(self, session: Session) -> Rest:
+        for ticket in session.notes_in_slices():
+            if ticket is None:
+                yield
+            else:
+                del session.notes[ticket.tag]
+                self._wake(self._engine.withdraw(ticket), session)
         self._requesters.pop(session, None)
 
     def tell(self, ticket: Ticket) -> None:

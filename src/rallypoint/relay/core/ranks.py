@@ -166,7 +166,8 @@ class Rank(Client):
             notices.append(content)
             room -= len(content)
         self._out_bytes -= _NOTICE_BYTES - room
-        self._check_room()
+        if self._is_paused:
+            self._check_room()
         notice = b"".join(notices)
         return notice if self.session is None else notice + self.session.flush()
 
@@ -359,7 +360,8 @@ class Rank(Client):
         reply = _Reply(self)
         reply.is_queued = True
         self._replies.append(reply)
-        self._check_room()
+        if len(self._replies) >= _MOST_DUE:
+            self._check_room()
         self._requests.replies_due += 1
         return reply
 
@@ -390,7 +392,8 @@ class Rank(Client):
             self._requests.replies_due -= 1
             if reply.content:
                 self._send(reply.content)
-        self._check_room()
+        if self._is_paused or self._out_bytes > _MOST_UNREAD:
+            self._check_room()
         if replies and replies[0].refusal is not None:
             self._be_closed(ProtocolError(replies[0].refusal.decode(errors="replace")))
         if self._is_ending and not replies:

@@ -136,6 +136,8 @@ class RelayCore(Front[Rank]):
         assert not len(self.clients)
         for session in list(self.sessions):
             self.sessions.end(session)
+        while self.sessions.go_on():  # what they still wait for is known to the combiner that is about to go
+            pass
         self.requests.renew()
         self._open_session(token)
 

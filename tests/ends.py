@@ -7,6 +7,7 @@ so that a mistake in one does not hide in the other.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from typing import Any, NamedTuple
 
 from rallypoint.errors import ProtocolError
@@ -22,7 +23,7 @@ TOKEN = bytes(range(16))
 PRESENT = b"\x22"
 BYE = b"\x23"
 
-DONE, REFUSED, CALLED, UNCHANGED = range(4)
+DONE, REFUSED, CALLED, UNCHANGED, _, PIECE = range(6)
 
 Item = tuple[int, int, bytes]
 """Tag, status and content."""
@@ -180,9 +181,10 @@ class End:
         return got
 
     def notice(self) -> None:
-        self._got += self.connection.take_notice()
-        while self.connection.has_notice:
-            self._got += self.connection.take_notice()
+        notices = [self._got, self.connection.take_notice()]
+        while self.connection.notice_bytes:
+            notices.append(self.connection.take_notice())
+        self._got = b"".join(notices)
 
     def be_closed(self, error: ProtocolError | None) -> None:
         self.error = error
@@ -201,6 +203,9 @@ class Desk:
         self.front = front
         self.ends: dict[Client, End] = {}
         self.wanted: list[Other] = []
+        self._paused: dict[Client, bool] = {}  # and whether each has requests left
+        self._is_crowded = False
+        self._left: deque[Client] = deque()  # those that have requests left
 
     def open(self, count: int = 1) -> list[End]:
         opened = []
@@ -217,13 +222,28 @@ class Desk:
 
     def empty_outbox(self) -> None:
         outbox = self.front.outbox
-        while outbox.woken or outbox.others:
+        while outbox.woken or outbox.others or (self._left and not self._is_crowded):
             for client in outbox.take_woken():
                 if client in self.ends:
                     self.ends[client].notice()
             if not outbox.woken:
                 for other in outbox.take_others():
                     self.do(other)
+            if self._left and not self._is_crowded and not outbox.woken and not outbox.others:
+                client = self._left.popleft()
+                if client in self.ends:
+                    self.ends[client].receive(b"")
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether a client is paused."""
+        return bool(self._paused)
+
+    def is_paused(self, client: Client) -> bool:
+        """Whether the core wants a client neither read nor gone on with, also if that was just said."""
+        said = [each for each in self.front.outbox.others if isinstance(each, Pause)]
+        of_client = [each.is_over for each in said if each.client is client]
+        return not of_client[-1] if of_client else client in self._paused
 
     def do(self, other: Other) -> None:
         """What the core wants; all but clients to be closed or gone on with is kept for the test."""
@@ -231,10 +251,17 @@ class Desk:
             if other.client in self.ends:
                 self.ends[other.client].be_closed(other.error)
         elif isinstance(other, GoOn):
-            if other.client in self.ends:
-                self.ends[other.client].receive(b"")
+            if other.client in self._paused:
+                self._paused[other.client] = True
+            else:
+                self._left.append(other.client)
         elif isinstance(other, Pause):
-            pass  # what is sent is read at once here, however much is under way
+            if not other.is_over:
+                self._paused[other.client] = False
+            elif self._paused.pop(other.client):
+                self._left.append(other.client)
+        elif other is Work.CROWDED or other is Work.ROOM:
+            self._is_crowded = other is Work.CROWDED
         elif other is Work.LIGHTEN:
             self.front.lighten()
         elif other is Work.REST:
@@ -263,6 +290,7 @@ class Played:
         self.token = token
         self.number = 0
         self.taken = 0
+        self._pieces: dict[int, bytes] = {}
         self.end: End
         assert self.open(known=False).answer == 0
         if is_present:
@@ -286,7 +314,15 @@ class Played:
         return found
 
     def items(self) -> list[Item]:
-        return [item for each in self.frames() for item in each.items]
+        """The answers that have come whole."""
+        found = []
+        for tag, status, content in [item for each in self.frames() for item in each.items]:
+            content = self._pieces.pop(tag, b"") + content
+            if status == PIECE:
+                self._pieces[tag] = content
+            else:
+                found.append((tag, status, content))
+        return found
 
     def send(self, *requests: bytes) -> list[Item]:
         self.number += 1

@@ -205,7 +205,7 @@ class Node:
                 link = self.links.get(client)
                 if link is not None:
                     link.down.write(client.take_notice())
-                    if client.has_notice:
+                    if client.notice_bytes:
                         outbox.woken.append(client)
             if outbox.woken:
                 continue

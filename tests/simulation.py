@@ -17,11 +17,16 @@ import heapq
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from random import Random
+from unittest.mock import patch
 
 from histories import History
 from linearizability import Operation
+from rallypoint.relay.core import upstream
+from rallypoint.server.core import long_answers, sessions, slices
 from rallypoint.server.core.store import Core
 from simulated_network import Link, Node, RankEnd, Relay, Task
 from simulated_ranks import FailedError, Keys, Rank
@@ -373,11 +378,30 @@ class Simulation:
         return "\n".join([tree, places, *map(str, self.history.operations)])
 
 
+@contextmanager
+def _short_pieces() -> Iterator[None]:
+    """Values that are long to the ranks of a simulation come in some pieces, and not all at once.
+
+    And relays that come and go have more waits than are gone through at once.
+    """
+    with ExitStack() as stack:
+        for module, name, value in (
+            (sessions, "LONG", 256),
+            (sessions, "MOST_UNTAKEN", 400),
+            (upstream, "MOST_UNTAKEN", 400),
+            (long_answers, "PIECE_BYTES", 100),
+            (slices, "SLICE", 2),
+        ):
+            stack.enter_context(patch.object(module, name, value))
+        yield
+
+
 def simulate(seed: int, options: Options | None = None) -> Simulation:
     """Run one seed; whatever is wrong comes out as FailedError, which names the seed."""
     simulation = Simulation(seed, options)
     try:
-        simulation.run()
+        with _short_pieces():
+            simulation.run()
     except Exception as error:
         raise FailedError(f"seed {seed}, step {simulation.step}: {type(error).__name__}: {error}") from error
     finally:

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ends import Desk, batch, serve, session
-from hostile import KINDS, LARGE, STORED, attack_of, stored_key
+from ends import BYE, PRESENT, Batch, Desk, batch, read_upstream, relay_on, serve, session
+from hostile import KINDS, LARGE, STORED, attack_of, requests_of, stored_key
 from processes import BACKENDS, Server, end, relaying, serving
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.outbox import Close, GoOn, Work
 from rallypoint.server.core.store import Core
-from rallypoint.wire.encoding import VALIDATE, counted_request, request
+from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from raw import RawClient, await_log
@@ -70,6 +70,39 @@ def test_what_a_server_does_at_once_is_little(kind: str) -> None:
     core.check_invariants()
 
 
+@pytest.mark.parametrize(
+    ("kind", "connections"),
+    [
+        *[("QUEUE", 64), ("ADD", 64), ("MULTI_SET", 64), ("COMPARE_SET of a large value", 64)],
+        *[("LIST_KEYS", 4), ("GET of a large value", 4)],
+    ],
+)
+def test_behind_a_relay_little_is_ahead_of_another_clients_request(kind: str, connections: int) -> None:
+    """It goes into the next batch. What has to be sent before its answer is there is little."""
+    relay, wire = relay_on(Desk(stocked()))
+    (quiet,) = relay.open()
+    hostile = relay.open(connections)
+    for client in hostile:
+        client.send(requests_of(kind, 200) * 4)
+    for _ in range(10):
+        wire.push()
+        wire.pull()
+        for client in hostile:
+            client.take()
+    wire.push()
+    mine = request(Op.ADD, b"/mine", tail=pack_i64(1))
+    quiet.send(mine)
+    down = wire.pull()
+    wire.flush()
+    up = len(wire.up)
+    assert any(isinstance(each, Batch) and mine in each.requests for each in read_upstream(wire.up))
+    wire.push()
+    down += wire.pull()
+    assert quiet.take() == pack_i64(1)
+    assert all(client.error is None for client in hostile)
+    assert (up < 200_000, down < 600_000) == (True, True), f"{up:,} bytes up, {down:,} down"
+
+
 def test_replies_are_the_same_in_slices_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     wires = [
         request(Op.LIST_KEYS),
@@ -101,6 +134,31 @@ def test_a_wait_for_very_many_keys_ends_when_the_last_of_them_comes() -> None:
         assert not core.outbox.woken
         writer.connection.receive(request(Op.SET, key, b""))
     assert core.outbox.woken == [waiter.connection]
+
+
+def test_a_relay_with_very_many_waits_comes_and_goes_and_others_need_not_wait() -> None:
+    """It breaks off, comes back and ends: each time, all that it waits for is gone through."""
+    core = Core()
+    waits = [counted_request(Op.WAIT, [b"/missing/%d" % number]) for number in range(5_000)]
+    first, second = core.open("relay"), core.open("relay")
+    first.receive(VALIDATE + session())
+    serve(core, first, PRESENT + batch(1, 0, *waits))
+    assert core.engine.waiting == len(waits)
+    assert count_calls(lambda: core.close(first)) < 12_000
+    second.receive(VALIDATE + session(known=True))
+    assert count_calls(lambda: second.receive(PRESENT)) < 12_000
+    assert GoOn(second) in core.outbox.take_others()
+    while not (second.session and second.session.is_present):  # what was left of the first is done before
+        assert count_calls(lambda: second.receive(b"")) < 12_000
+    assert not any(map(core.engine._away.__contains__, second.session.notes.values()))
+    assert count_calls(lambda: second.receive(BYE)) < 12_000
+    is_more = True
+    while is_more:
+        assert core.held
+        assert count_calls(lambda: [core.go_on()]) < 12_000
+        is_more = bool(core.engine.waiting)
+    core.check_invariants()
+    assert core.held == 0
 
 
 def test_a_relay_that_is_lost_in_the_midst_of_a_batch_has_it_carried_out_and_once() -> None:
@@ -262,15 +320,14 @@ def attacked(server: Server, kind: str, seconds: float, connections: int = 64) -
         end(process)
 
 
-NOT_YET = ("LIST_KEYS", "COMPARE_SET of a large value")
-"""What still holds up the neighbours behind the same relay: all their requests share one batch."""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("target", ["libuv", "legacy", "relay"])
 def test_another_client_hardly_notices_an_attack(target: str, tmp_path: Path) -> None:
-    """On an idle machine p99 is below 20 ms. Without slices, LIST_KEYS hold it up for seconds."""
+    """Without slices, LIST_KEYS hold it up for seconds.
+
+    On an idle machine p99 was below 24 ms without a relay. Behind one, it was seen on busy machines only.
+    """
     with (tmp_path / "log").open("w+") as log, ExitStack() as stack:
         server = stack.enter_context(serving("libuv" if target == "relay" else target, log))
         with RawClient(server.port) as owner:
@@ -281,7 +338,7 @@ def test_another_client_hardly_notices_an_attack(target: str, tmp_path: Path) ->
             server = stack.enter_context(relaying(server.address, log))
         client = stack.enter_context(RawClient(server.port))
         client.set(b"/mine", b"v")
-        for kind in KINDS if target != "relay" else [kind for kind in KINDS if kind not in NOT_YET]:
+        for kind in KINDS:
             with attacked(server, kind, 30.0):
                 took: list[float] = []
                 deadline = time.monotonic() + 25.0

@@ -136,7 +136,7 @@ def test_a_welcome_and_a_session_are_read_as_they_were_written(
         (wire.parse_requests, bytes(16) + b"\xff" * 8),
         (wire.parse_items, bytes(16) + bytes(16)),
         (wire.parse_items, bytes(16) + wire.item(1, wire.Status.DONE, b"abc")[:-1]),
-        (wire.parse_items, bytes(16) + bytes(8) + b"\x05" + bytes(8)),
+        (wire.parse_items, bytes(16) + bytes(8) + b"\x06" + bytes(8)),
         (wire.parse_items, bytes(16) + bytes(9) + b"\xff" * 8),
         (wire.parse_end_of_wait, b"\x00"),
         (wire.parse_end_of_wait, bytes(10)),

@@ -23,8 +23,10 @@ from rallypoint.relay.core.combining import Combiner
 from rallypoint.relay.core.ranks import Rank
 from rallypoint.relay.core.slots import AddSlot, Asker, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
 from rallypoint.server.core import sessions
+from rallypoint.server.core.long_answers import LongAnswers
 from rallypoint.server.core.sessions import Party, Session
-from rallypoint.server.core.tickets import Rest, StoreCarrier
+from rallypoint.server.core.slices import Rest
+from rallypoint.server.core.tickets import StoreCarrier
 from rallypoint.wire import parser
 from rallypoint.wire.encoding import unpack_i64
 from rallypoint.wire.opcodes import Op
@@ -172,7 +174,7 @@ def test_the_dead_who_are_counted_at_a_barrier_are_caught(monkeypatch: pytest.Mo
 
 
 def test_relays_that_count_while_they_are_away_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoreCarrier, "suspend", lambda self, session: None)
+    monkeypatch.setattr(StoreCarrier, "suspend", lambda self, session: iter(()))
     _must_catch("barrier", mix="barriers", first=14)
 
 
@@ -198,11 +200,19 @@ def test_a_call_that_nobody_gives_back_is_caught(monkeypatch: pytest.MonkeyPatch
 def test_a_value_that_is_wrongly_taken_for_unchanged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_read = Session.answer_read
 
-    def trust(self: Session, tag: int, key: bytes, value: object, content: bytes, *, recalled: bool) -> None:
-        answer_read(self, tag, key, self._remembered.get(key, (value, 0))[0], content, recalled=recalled)
+    def trust(
+        self: Session, tag: int, key: bytes, same: object, head: bytes, value: bytes = b"", *, recalled: bool
+    ) -> None:
+        same = self._remembered.get(key, (same, 0))[0]
+        answer_read(self, tag, key, same, head, value, recalled=recalled)
 
     monkeypatch.setattr(Session, "answer_read", trust)
     _must_catch("no order explains")
+
+
+def test_a_recall_that_overtakes_the_value_it_relies_on_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LongAnswers, "has", lambda _, __: False)
+    _must_catch("is said to be unchanged, but is not known here|no order explains", mix="reads", first=35)
 
 
 # The checker by itself

@@ -19,6 +19,7 @@ from rallypoint.server.core.context import Context
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.outbox import Close, Work
 from rallypoint.server.core.sessions import Session
+from rallypoint.server.core.slices import Rest
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.wire.limits import Limits
@@ -73,9 +74,11 @@ class _Nobody:
     """There are no sessions here."""
 
     def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> None: ...
-    def suspend(self, session: Session) -> None: ...
-    def resume(self, session: Session) -> None: ...
-    def forget(self, session: Session) -> None: ...
+
+    def suspend(self, _: Session) -> Rest:
+        yield from ()
+
+    resume = forget = suspend
 
 
 class PassingCore(Front[Passenger]):

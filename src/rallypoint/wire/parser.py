@@ -135,7 +135,7 @@ class RequestParser(Generic[HandlerT]):
                 (length,) = unpack_u64(data, 1)
                 if length == size - 9 and length <= self._get_cap:
                     self.operations += 1
-                    return self._handler.get(data[9:])
+                    return self._handler.get(data[9:]) or b""
             elif size > 8 and data[0] == _BATCH:
                 batch = self._forms.by_opcode[_BATCH]
                 (length,) = unpack_u64(data, 1)
@@ -230,8 +230,11 @@ class RequestParser(Generic[HandlerT]):
                     stop = position + length
                     if stop <= end and length <= get_cap:
                         reply = handler.get(data[position:stop])
-                        replies.append(reply)
+                        replies.append(reply or b"")
                         position = stop
+                        if reply is None:
+                            self._stop(data[position:], is_unfinished=True)
+                            break
                         if len(reply) >= _LARGE_REPLY:
                             steps -= len(reply) // STEP_BYTES
                             if steps < 0 and position < end:

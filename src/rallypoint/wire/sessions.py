@@ -34,7 +34,7 @@ from rallypoint.wire.encoding import (
 )
 from rallypoint.wire.opcodes import STOP_WAITING, Op
 
-ANNOUNCED: Final = b"rallypoint/sessions/1"
+ANNOUNCED: Final = b"rallypoint/sessions/2"
 """What a server that knows sessions says is there; so does one that answers a LOOK."""
 
 ASK: Final = counted_request(Op.CHECK, [ANNOUNCED])
@@ -59,6 +59,9 @@ class Status(IntEnum):
     """The value is the one that was sent last for this key."""
     TELL = 4
     """Of no request, and with the tag UNASKED: the relay is to tell of itself, with a TOLD."""
+    PIECE = 5
+    """It was carried out, and the content is a piece of the reply. More pieces come, the last of them with
+    another status. The first piece comes at once, and is empty."""
 
 
 class Answer(IntEnum):
@@ -81,6 +84,12 @@ class Welcome(NamedTuple):
     most_bytes: int
     """The longest BATCH that it takes."""
 
+
+# Longer answers are sent in pieces, as long as the other side has not taken less than so much of all frames.
+# So a short answer waits for a few pieces at most.
+LONG: Final = 4096
+PIECE_BYTES: Final = 1 << 16
+MOST_UNTAKEN: Final = 1 << 18
 
 UNASKED: Final = (1 << 64) - 1
 """The tag of what a server says without having been asked."""

@@ -8,6 +8,7 @@ from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.requests import Requests
 from rallypoint.relay.core.slots import NOBODY, Arrival, Call, Leaver, Line, Waiter
 from rallypoint.server.core.sessions import Session
+from rallypoint.server.core.slices import Rest
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import pack_i64, unpack_i64, unpack_u64
 from rallypoint.wire.opcodes import READY, Op
@@ -217,26 +218,33 @@ class RelayCarrier:
         except ProtocolError as error:
             session.answer(tag, Status.REFUSED, error.message.encode())
 
-    def suspend(self, session: Session) -> None:
-        for note in list(session.notes.values()):
-            if isinstance(note, _Arrivals):
+    def suspend(self, session: Session) -> Rest:
+        for note in session.notes_in_slices():
+            if note is None:
+                yield
+            elif isinstance(note, _Arrivals):
                 note.suspend()
-        self._requests.be_due()
+                self._requests.be_due()
 
-    def resume(self, session: Session) -> None:
-        for note in list(session.notes.values()):
-            if isinstance(note, _Arrivals):
+    def resume(self, session: Session) -> Rest:
+        for note in session.notes_in_slices():
+            if note is None:
+                yield
+            elif isinstance(note, _Arrivals):
                 note.resume()
             elif not note.is_over:
                 self._requests.combiner.come_back(note)
-        self._requests.be_due()
+            self._requests.be_due()
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: Session) -> Rest:
         self._lines.pop(session, None)
-        notes, session.notes = session.notes, {}
-        for note in notes.values():
-            self._end(note, NOBODY)
-        self._requests.be_due()
+        for note in session.notes_in_slices():
+            if note is None:
+                yield
+            else:
+                self._end(note, NOBODY)
+                self._requests.be_due()
+        session.notes.clear()
 
     # The operations that are not passed on as they are
 

@@ -45,6 +45,7 @@ _SHARED: Final = frozenset(
 _SHORT: Final = 256  # the longest value of a SET that is compared with others
 _REQUEST_COST: Final = 256  # what a request takes besides its bytes, roughly
 _JOIN_COST: Final = 128  # and one that joins it
+_BATCH_COST: Final = 1 << 17  # of the requests of one batch: some milliseconds of work
 
 
 class Combiner:
@@ -61,6 +62,7 @@ class Combiner:
             "_sent",
             "_tags",
             "_unsent",
+            "_unsent_bytes",
             "_waits",
         ),
         *("held_bytes", "known", "parked"),
@@ -71,9 +73,10 @@ class Combiner:
         self._tags = 0
         self._batches = 0
         self._proven = 0  # a request of this batch has been answered: all before it has been carried out
-        self._open = 0  # immediate requests under way
+        self._open = 0  # immediate requests under way, but for those whose answers come in pieces
         self._last_sent = 0  # the number of the last slot that was sent
         self._unsent: dict[Slot, None] = {}
+        self._unsent_bytes = 0  # the cost of these
         self._sent: dict[int, Slot] = {}
         self._joinable: dict[tuple[object, ...], Slot] = {}  # of those that are not sent
         self._waits: dict[tuple[bytes, ...], WaitSlot] = {}  # that may be joined, sent or not
@@ -113,8 +116,10 @@ class Combiner:
         self._hold(slot, _JOIN_COST)
 
     def _hold(self, slot: Slot, cost: int) -> None:
+        """A request that is not sent takes more."""
         slot.cost += cost
         self.held_bytes += cost
+        self._unsent_bytes += cost
 
     def _add_alone(self, line: Line, key: bytes, amount: int, asker: Asker) -> None:
         """An ADD that nobody may join."""
@@ -192,6 +197,11 @@ class Combiner:
     # Sending
 
     @property
+    def unsent_cost(self) -> int:
+        """How much work the next batches are, waits included: in bytes, roughly."""
+        return self._unsent_bytes + _REQUEST_COST * len(self._unsent)
+
+    @property
     def has_unsent(self) -> bool:
         return bool(self._unsent)
 
@@ -203,10 +213,12 @@ class Combiner:
     def take_batch(self, number: int, most_bytes: int, longest: int) -> list[bytes]:
         """Requests for the batch of that number: `most_bytes` together at most, or a single longer one.
 
+        And no more than some milliseconds of work, here and at the other end.
+
         One that is longer than `longest` is refused here: no batch has room for it.
         """
         requests: list[bytes] = []
-        size = 0
+        size = cost = 0
         self.begin_batch(number)
         for slot in list(self._unsent):
             data = slot.encode()
@@ -214,10 +226,12 @@ class Combiner:
                 self._refuse(slot, len(data), longest)
                 continue
             size += 8 + len(data)
-            if requests and size > most_bytes:
+            cost += slot.cost + _REQUEST_COST
+            if requests and (size > most_bytes or cost > _BATCH_COST):
                 break
             requests.append(data)
             del self._unsent[slot]
+            self._unsent_bytes -= slot.cost
             slot.batch = self._batches
             slot.tag = self._tags
             self._tags += 1
@@ -230,6 +244,7 @@ class Combiner:
     def _refuse(self, slot: Slot, size: int, longest: int) -> None:
         """Tell the clients that asked that the store takes no request of that size."""
         del self._unsent[slot]
+        self._unsent_bytes -= slot.cost
         self.held_bytes -= slot.cost
         message = f"a request of {size:,} bytes; the store takes {longest:,} from a relay at once"
         slot.take(Status.REFUSED, message.encode())
@@ -243,11 +258,17 @@ class Combiner:
         slot = self._sent.get(tag)
         if slot is None:
             raise ProtocolError(f"an answer to request {tag}, which is not under way")
-        if slot.is_immediate:
+        if slot.is_immediate and slot.pieces is None:
             self._open -= 1
-            self.held_bytes -= slot.cost
             if slot.is_proof and status is not Status.REFUSED:
                 self._proven = max(self._proven, slot.batch)
+        if status is Status.PIECE:
+            slot.take_piece(content)
+            return
+        if slot.is_immediate:
+            self.held_bytes -= slot.cost
+        if slot.pieces is not None:
+            content = b"".join([*slot.pieces, content])
         if slot.take(status, content):
             self._sent.pop(tag, None)
 
@@ -338,7 +359,8 @@ class Combiner:
         numbers = [slot.number for slot in self._unsent]
         assert numbers == sorted(numbers)
         assert all(slot in self._unsent for slot in self._joinable.values())
-        assert self._open == sum(slot.is_immediate for slot in self._sent.values())
+        sent = self._sent.values()
+        assert self._open == sum(slot.is_immediate and slot.pieces is None for slot in sent)
         for tag, slot in self._sent.items():
             assert slot.tag == tag
             assert 0 < slot.batch <= self._batches
@@ -356,6 +378,7 @@ class Combiner:
             if isinstance(slot, WaitSlot):
                 assert all(waiter.slot is slot for waiter in slot.waiters)
         assert self.held_bytes == sum(slot.cost for slot in slots)
+        assert self._unsent_bytes == sum(slot.cost for slot in self._unsent)
         self.known.check_invariants()
 
 

@@ -25,9 +25,11 @@ from rallypoint.wire.sessions import ANNOUNCED, Status
 
 _ANNOUNCED: Final = [ANNOUNCED]
 
-_MOST_DUE: Final = 64
+_MOST_DUE: Final = 16
 """A client that waits for so many replies is not read until half of them are there."""
-_NOTICE_BYTES: Final = 1 << 20
+_MOST_UNREAD: Final = 4 << 20
+"""Nor is one that has so much to read."""
+_NOTICE_BYTES: Final = 1 << 16
 """What is sent at a time. Replies that many clients share take room only when they are sent."""
 
 
@@ -139,7 +141,7 @@ class Rank(Client):
         self._relay = relay
         self._requests = requests
         self._replies: deque[_Reply] = deque()
-        self._out: deque[bytes] = deque()
+        self._out: deque[bytes | memoryview] = deque()
         self._is_paused = False
         self._out_bytes = 0
         self._waits: dict[_Wait, None] = {}
@@ -151,35 +153,49 @@ class Rank(Client):
 
     @property
     def is_owed(self) -> bool:
-        return bool(self._replies)
+        return bool(self._replies or self._out)
 
     def take_notice(self) -> bytes:
-        notices: list[bytes] = []
-        count = 0
-        while self._out and count < _NOTICE_BYTES:
-            notices.append(self._out.popleft())
-            count += len(notices[-1])
-        self._out_bytes -= count
+        notices: list[bytes | memoryview] = []
+        room = _NOTICE_BYTES
+        while self._out and room:
+            content = self._out.popleft()
+            if len(content) > room:
+                self._out.appendleft(memoryview(content)[room:])
+                content = memoryview(content)[:room]
+            notices.append(content)
+            room -= len(content)
+        self._out_bytes -= _NOTICE_BYTES - room
+        if self._is_paused:
+            self._check_room()
         notice = b"".join(notices)
         return notice if self.session is None else notice + self.session.flush()
 
     @property
-    def has_notice(self) -> bool:
-        return bool(self._out)
+    def notice_bytes(self) -> int:
+        return self._out_bytes
 
     # Requests; what is known at once is returned
 
-    def get(self, key: bytes) -> bytes:
+    def get(self, key: bytes) -> bytes | None:
         return self.carry(Op.GET, [key], b"")
 
-    def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes:
+    def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes | None:
         own = _OWN.get(op)
         if own is not None:
-            return own(self, blobs, tail)
-        if op is Op.CHECK and blobs == _ANNOUNCED:
-            return self._reply_now(READY)
-        self._requests.ask(self, op, blobs, tail, self._next_reply())
-        return b""
+            reply = own(self, blobs, tail)
+        elif op is Op.CHECK and blobs == _ANNOUNCED:
+            reply = self._reply_now(READY)
+        else:
+            reply = b""
+            self._requests.ask(self, op, blobs, tail, self._next_reply())
+        return None if self._is_paused and not reply else reply
+
+    def go_on(self) -> bytes | None:
+        """Go on with a batch; or with the next request, unless there is still a pause."""
+        if self._slices is not None:
+            return super().go_on()
+        return None if self._is_paused else b""
 
     def _reply_now(self, content: bytes) -> bytes:
         """A reply that is known, but may have to wait for those before it."""
@@ -344,12 +360,20 @@ class Rank(Client):
         reply = _Reply(self)
         reply.is_queued = True
         self._replies.append(reply)
-        if len(self._replies) > _MOST_DUE and not self._is_paused:
+        if len(self._replies) >= _MOST_DUE:
+            self._check_room()
+        self._requests.replies_due += 1
+        return reply
+
+    def _check_room(self) -> None:
+        """Read nothing more from the client while it waits for many replies, or has much to read."""
+        due, unread = len(self._replies), self._out_bytes
+        if not self._is_paused and (due >= _MOST_DUE or unread > _MOST_UNREAD):
             self._is_paused = True
             self._relay.outbox.others.append(Pause(self))
-        self._requests.replies_due += 1
-        self._requests.check_pressure()
-        return reply
+        elif self._is_paused and due <= _MOST_DUE // 2 and unread <= _MOST_UNREAD // 2:
+            self._is_paused = False
+            self._relay.outbox.others.append(Pause(self, is_over=True))
 
     def fill(self, reply: _Reply, content: bytes) -> None:
         """A reply is there. If it has no place any more among the others, it goes at once."""
@@ -368,9 +392,8 @@ class Rank(Client):
             self._requests.replies_due -= 1
             if reply.content:
                 self._send(reply.content)
-        if self._is_paused and len(replies) <= _MOST_DUE // 2:
-            self._is_paused = False
-            self._relay.outbox.others.append(Pause(self, is_over=True))
+        if self._is_paused or self._out_bytes > _MOST_UNREAD:
+            self._check_room()
         if replies and replies[0].refusal is not None:
             self._be_closed(ProtocolError(replies[0].refusal.decode(errors="replace")))
         if self._is_ending and not replies:

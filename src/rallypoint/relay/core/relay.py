@@ -114,14 +114,18 @@ class RelayCore(Front[Rank]):
 
         ProtocolError: the connection is to be closed. SessionLostError: and `reset` is due.
         """
-        reply = self.upstream.receive(data)
-        self.requests.check_pressure()
-        return reply
+        return self._sent(self.upstream.receive(data))
 
     def flush(self) -> bytes:
         """What can be sent upstream now."""
+        return self._sent(self.upstream.flush())
+
+    def _sent(self, data: bytes) -> bytes:
+        """This is sent upstream; what is left is for another turn."""
         self.requests.be_sent()
-        return self.upstream.flush()
+        if self.upstream.has_batch:
+            self.requests.be_due()
+        return data
 
     def lose_upstream(self) -> None:
         """The connection upstream is gone."""
@@ -132,6 +136,8 @@ class RelayCore(Front[Rank]):
         assert not len(self.clients)
         for session in list(self.sessions):
             self.sessions.end(session)
+        while self.go_on():  # what they still wait for is known to the combiner that is about to go
+            pass
         self.requests.renew()
         self._open_session(token)
 

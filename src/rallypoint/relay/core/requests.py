@@ -13,12 +13,15 @@ from rallypoint.wire.opcodes import Op
 
 _REPLY_BYTES: Final = 128
 """What a reply takes that is not there yet, roughly."""
+_CROWD: Final = 1 << 15
+"""Those who ask for much add to the next batch while it is smaller, in the measure of `Combiner.unsent_cost`.
+All others always do. So these wait for one such batch at most, and for a part of their own."""
 
 
 class Requests:
     """The combiner of one relay, and how much it holds. The outbox says when there is something to send."""
 
-    __slots__ = ("_is_due", "_is_pressed", "_limit", "_others", "combiner", "replies_due")
+    __slots__ = ("_is_crowded", "_is_due", "_is_pressed", "_limit", "_others", "combiner", "replies_due")
 
     def __init__(self, context: Context) -> None:
         self.combiner = Combiner()
@@ -28,6 +31,7 @@ class Requests:
         self._others = context.outbox.others
         self._is_due = False
         self._is_pressed = False
+        self._is_crowded = False
 
     def renew(self) -> None:
         """The session upstream is lost, and with it all that was asked."""
@@ -37,7 +41,6 @@ class Requests:
     def ask(self, line: Line, op: Op, blobs: Sequence[bytes], tail: bytes, asker: Asker) -> None:
         """Ask the store what is answered at once."""
         self.combiner.ask(line, op, blobs, tail, asker)
-        self.check_pressure()
         self.be_due()
 
     def be_due(self) -> None:
@@ -45,13 +48,22 @@ class Requests:
         if not self._is_due:
             self._is_due = True
             self._others.append(Work.FLUSH)
+        self.check_pressure()
 
     def be_sent(self) -> None:
-        """All that could be sent has been."""
+        """What could be sent has been."""
         self._is_due = False
+        self.check_pressure()
 
     def check_pressure(self) -> None:
-        """Have the driver read nothing more from clients while too much is held."""
+        """Have the driver read nothing more from clients while too much is held.
+
+        And nothing from those who ask for much, while there is enough for the next batch.
+        """
+        is_crowded = self.combiner.unsent_cost > _CROWD
+        if is_crowded != self._is_crowded:
+            self._is_crowded = is_crowded
+            self._others.append(Work.CROWDED if is_crowded else Work.ROOM)
         held = self.combiner.held_bytes + self.replies_due * _REPLY_BYTES
         if held > self._limit and not self._is_pressed:
             self._is_pressed = True

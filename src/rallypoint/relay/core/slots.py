@@ -62,7 +62,7 @@ NOBODY: Final = _Nobody()
 class Slot(ABC):
     """One request to the store, for one or for many."""
 
-    __slots__ = ("batch", "cost", "number", "tag")
+    __slots__ = ("batch", "cost", "number", "pieces", "tag")
 
     is_immediate = True
     """Whether its answer comes at once, and ends it."""
@@ -75,6 +75,7 @@ class Slot(ABC):
         self.batch = 0  # in which it was sent; 0: in none yet
         self.tag = -1
         self.cost = 0
+        self.pieces: list[bytes] | None = None  # of its answer, if that comes in pieces
 
     @abstractmethod
     def encode(self) -> bytes: ...
@@ -82,6 +83,12 @@ class Slot(ABC):
     @abstractmethod
     def take(self, status: Status, content: bytes) -> bool:
         """Take an answer, and answer the clients that asked; return whether it was the last one."""
+
+    def take_piece(self, content: bytes) -> None:
+        """Take a piece of the answer: not the last one."""
+        if self.pieces is None:
+            self.pieces = []
+        self.pieces.append(content)
 
 
 class PlainSlot(Slot):
@@ -133,12 +140,18 @@ class SharedSlot(Slot):
     def take(self, status: Status, content: bytes) -> bool:
         if self._op is Op.GET or self._op is Op.RECALL:
             key = self._blobs[0]
-            content = self._known.learn(key, status, content, recalled=self._op is Op.RECALL)
+            recalled, expected = self._op is Op.RECALL, self.pieces is not None
+            content = self._known.learn(key, status, content, recalled=recalled, expected=expected)
             if status is Status.UNCHANGED:
                 status = Status.DONE
         for asker in self.askers:
             asker.answer(status, content)
         return True
+
+    def take_piece(self, content: bytes) -> None:
+        if self.pieces is None and (self._op is Op.GET or self._op is Op.RECALL):
+            self._known.expect(self._blobs[0])
+        super().take_piece(content)
 
 
 AskAlone = Callable[[Line, bytes, int, Asker], None]

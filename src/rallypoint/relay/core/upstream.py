@@ -17,6 +17,7 @@ from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import (
     BATCH_OVERHEAD,
+    MOST_UNTAKEN,
     WELCOME_BYTES,
     Answer,
     FrameReader,
@@ -30,6 +31,7 @@ from rallypoint.wire.sessions import (
 )
 
 _BATCH_BYTES: Final = 1 << 20
+_BATCHES_AT_ONCE: Final = 4
 _UNTOLD_BYTES: Final = 1 << 16
 _TICKS: Final = 10
 _PRESENT: Final = request(Op.PRESENT)
@@ -84,6 +86,11 @@ class Upstream:
         return self._state is _State.UP
 
     @property
+    def has_batch(self) -> bool:
+        """Whether there is something to send now."""
+        return self._state is _State.UP and self._combiner.has_batch
+
+    @property
     def has_told_all(self) -> bool:
         """Whether the other side knows of every frame that has come."""
         return self._told == self._taken
@@ -116,10 +123,15 @@ class Upstream:
         return self.flush()
 
     def flush(self) -> bytes:
-        """All batches that need not wait: nothing may come back for one that is full of waits."""
-        batches = []
-        while self._state is _State.UP and self._combiner.has_batch:
+        """Batches that need not wait: nothing may come back for one that is full of waits.
+
+        Some at a time, as clients want to be served as well: it is due again while there is one left.
+        """
+        batches: list[bytes] = []
+        while self.has_batch and len(batches) < _BATCHES_AT_ONCE:
             batches.append(self._next_batch())
+        if self._untold_bytes >= MOST_UNTAKEN // 2:
+            batches.append(self._tell())
         return b"".join(batches)
 
     def tick(self) -> bytes:
@@ -130,6 +142,10 @@ class Upstream:
         self._ticks += 1
         if self._ticks < _TICKS and self._untold_bytes < _UNTOLD_BYTES:
             return b""
+        return self._tell()
+
+    def _tell(self) -> bytes:
+        """An empty batch, which tells what has come."""
         self._combiner.begin_batch(self._kept.number + 1)
         return self._send(())
 

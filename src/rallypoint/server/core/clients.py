@@ -92,9 +92,9 @@ class Client(Party, ABC):
         """The bytes to send it now that it stands in the outbox. There may be none."""
 
     @property
-    def has_notice(self) -> bool:
-        """Whether `take_notice` has left something, as it was very much: call it again when that is sent."""
-        return False
+    def notice_bytes(self) -> int:
+        """What `take_notice` has left, as it was very much: call it again when the client has read that."""
+        return 0
 
     def validate(self) -> None:
         """The parser calls this when the client has shaken hands."""

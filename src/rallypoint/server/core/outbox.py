@@ -22,6 +22,8 @@ class Work(Enum):
     FLUSH = "call RelayCore.flush, when all that can be read now has been read"
     HOLD = "read nothing more from the clients"
     READ_ON = "read from the clients again"
+    CROWDED = "serve none of the clients that ask for much"
+    ROOM = "serve them again"
     ABANDONED = "end: the last owner of the server has left"
     LIGHTEN = "call Front.lighten: more is held than the limit held_bytes"
     REST = "call Front.go_on until it returns False, with turns for the clients in between"

@@ -7,18 +7,21 @@ is kept until the relay says that it has come. Pure: bytes in, bytes out, and ti
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.server.core.budget import Budget
 from rallypoint.server.core.context import Context
+from rallypoint.server.core.long_answers import LongAnswers
 from rallypoint.server.core.outbox import Close, CoreFault, Outbox, Work
-from rallypoint.server.core.slices import Slices, Worker
+from rallypoint.server.core.slices import Rest, Slices, Worker, sliced
 from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import STEP_BYTES, STEPS_AT_ONCE
 from rallypoint.wire.sessions import (
+    LONG,
+    MOST_UNTAKEN,
     REMEMBERED,
     REMEMBERED_BYTES,
     TOKEN_BYTES,
@@ -43,7 +46,6 @@ IN_BATCHES: Final = (
 )
 """The operations that a batch may hold."""
 
-_LARGE: Final = 4096
 _SPARE: Final = 4096
 
 
@@ -54,17 +56,17 @@ class Carrier(Protocol):
     returns, if anything, is the rest of a request that takes long: its slices come before the next request.
     """
 
-    def carry(
-        self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes
-    ) -> Generator[None, None, None] | None: ...
+    def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> Rest | None: ...
 
-    def suspend(self, session: Session) -> None:
+    # These go through all notes of a session, a slice at a time, in the order in which they are called.
+
+    def suspend(self, session: Session, /) -> Rest:
         """The session has lost its connection: its ranks do not count, but may come back."""
 
-    def resume(self, session: Session) -> None:
+    def resume(self, session: Session, /) -> Rest:
         """It is back."""
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: Session, /) -> Rest:
         """It has ended: nobody waits for its answers."""
 
 
@@ -72,9 +74,9 @@ class Session:
     """One relay's session. Made by `Sessions` alone."""
 
     __slots__ = (
-        *("_batching", "_budget", "_carrier", "_has_ended", "_items", "_items_bytes", "_most_bytes"),
-        *("_outbox", "_remembered", "_remembered_bytes", "_requests", "_tags", "_under_way", "connection"),
-        *("expires", "id", "is_present", "keeps_ms", "kept", "notes", "peer", "since", "taken"),
+        *("_batching", "_budget", "_carrier", "_has_ended", "_items", "_items_bytes", "_long", "_most_bytes"),
+        *("_outbox", "_remembered", "_remembered_bytes", "_requests", "_suspending", "_tags", "_under_way"),
+        *("connection", "expires", "id", "is_present", "keeps_ms", "kept", "notes", "peer", "since", "taken"),
         *("token", "told", "told_at"),
     )
 
@@ -110,12 +112,14 @@ class Session:
         self._tags = 0  # how many requests there have been
         self._items: list[bytes] = []
         self._items_bytes = 0
+        self._long = LongAnswers()
         # What is not taken is sent in one go when the session is taken up, and must fit into what may wait.
         self._most_bytes = max(requests.limits.unsent_bytes - _SPARE, 0)
         self.kept = Kept()
         self._batching = False
         self._has_ended = False
-        self._under_way: Generator[None, None, None] | None = None
+        self._under_way: Rest | None = None
+        self._suspending: Rest = _nothing()
         self._remembered: OrderedDict[bytes, tuple[object, int]] = OrderedDict()  # with their lengths
         self._remembered_bytes = 0
 
@@ -149,7 +153,7 @@ class Session:
                 self._batching = False
         return self._under_way is None
 
-    def _carry_out(self, payload: bytes) -> Generator[None, None, None]:
+    def _carry_out(self, payload: bytes) -> Rest:
         read, carry = self._requests.read, self._carrier.carry
         steps = STEPS_AT_ONCE
         for start, stop in parse_requests(payload):
@@ -175,7 +179,7 @@ class Session:
     def held(self) -> int:
         """Bytes that are held for it, without its waits."""
         told = len(self.told) if self.told is not None else 0
-        return self.kept.bytes + self._items_bytes + self._remembered_bytes + told
+        return self.kept.bytes + self._items_bytes + self._long.bytes + self._remembered_bytes + told
 
     def _let_go(self, taken: int) -> None:
         """The relay has taken all frames up to this one."""
@@ -194,20 +198,38 @@ class Session:
         self._under_way = None
         self._budget.held -= self.held
         self.kept, self._items, self._items_bytes, self.told = Kept(), [], 0, None
+        self._long = LongAnswers()
         self._remembered.clear()
         self._remembered_bytes = 0
 
     # Answers
 
-    def answer(self, tag: int, status: Status, content: bytes) -> None:
-        """Put an answer into the next frame; a large one that there is no room for becomes a refusal."""
+    def answer(self, tag: int, status: Status, content: bytes, value: bytes = b"") -> None:
+        """Answer with `content`, and `value` behind it, soon.
+
+        A long answer is sent in pieces, or refused if there is no room for it.
+        """
         if self._has_ended:
             return
-        if len(content) > _LARGE and not self._has_room_for(content):
+        size = len(content) + len(value)
+        if size <= LONG:
+            self._put(item(tag, status, content + value if value else content))
+        elif self._has_room_for(size):
+            self._put_long(tag, status, content, value)
+        else:
             limit = self._requests.limits.unsent_bytes
             message = f"more answers than {limit:,} bytes wait to be taken, the limit unsent_bytes"
-            status, content = Status.REFUSED, message.encode()
-        data = item(tag, status, content)
+            self._put(item(tag, Status.REFUSED, message.encode()))
+
+    def _put_long(
+        self, tag: int, status: Status, content: bytes, value: bytes = b"", key: bytes | None = None
+    ) -> None:
+        self._long.add(tag, status, *((content, value) if value else (b"", content)), key)
+        self._budget.held += len(content) + len(value)
+        self._put(item(tag, Status.PIECE, b""))
+
+    def _put(self, data: bytes) -> None:
+        """Put an item into the next frame."""
         self._items.append(data)
         self._items_bytes += len(data)
         self._budget.held += len(data)
@@ -223,26 +245,37 @@ class Session:
         self._budget.held += len(told) - (len(self.told) if self.told is not None else 0)
         self.told, self.told_at = told, now
 
-    def _has_room_for(self, content: bytes) -> bool:
-        return self.kept.bytes + self._items_bytes + len(content) <= self._most_bytes
+    def _has_room_for(self, size: int) -> bool:
+        return self.kept.bytes + self._items_bytes + self._long.bytes + size <= self._most_bytes
 
-    def answer_read(self, tag: int, key: bytes, value: object, content: bytes, *, recalled: bool) -> None:
-        """Answer a GET with `content`; or, if it is a RECALL, not even that if `value` was sent last."""
+    def answer_read(
+        self, tag: int, key: bytes, same: object, content: bytes, value: bytes = b"", *, recalled: bool
+    ) -> None:
+        """Answer a GET with `content`, and `value` behind it.
+
+        If it is a RECALL, not even that, if `same` is what was sent last. The answer to a RECALL relies on
+        those to the reads of this key before it, and so does not overtake them.
+        """
         remembered = self._remembered
         if self._has_ended:
             return
-        if recalled and key in remembered and remembered[key][0] is value:
+        size = len(content) + len(value)
+        status = Status.DONE
+        if recalled and key in remembered and remembered[key][0] is same:
             remembered.move_to_end(key)
-            self.answer(tag, Status.UNCHANGED, b"")
-            return
-        self._forget_read(key)
-        if len(content) >= WORTH_REMEMBERING and self._has_room_for(content):
-            remembered[key] = value, len(content)
-            self._remembered_bytes += len(content)
-            self._budget.held += len(content)
-            while len(remembered) > REMEMBERED or self._remembered_bytes > REMEMBERED_BYTES:
-                self._forget_read(next(iter(remembered)))
-        self.answer(tag, Status.DONE, content)
+            status, content, value, size = Status.UNCHANGED, b"", b"", 0
+        else:
+            self._forget_read(key)
+            if size >= WORTH_REMEMBERING and self._has_room_for(size):
+                remembered[key] = same, size
+                self._remembered_bytes += size
+                self._budget.held += size
+                while len(remembered) > REMEMBERED or self._remembered_bytes > REMEMBERED_BYTES:
+                    self._forget_read(next(iter(remembered)))
+        if self._has_room_for(size) if size > LONG else recalled and self._long.has(key):
+            self._put_long(tag, status, content, value, key)
+        else:
+            self.answer(tag, status, content, value)
 
     def _forget_read(self, key: bytes) -> None:
         before = self._remembered.pop(key, None)
@@ -251,17 +284,34 @@ class Session:
             self._budget.held -= before[1]
 
     def flush(self) -> bytes:
-        """A frame with the answers so far, if there is a connection to send it on."""
-        if not self._items or self.connection is None:
+        """The answers so far, if there is a connection to send them on; of long ones, the next pieces."""
+        if self.connection is None:
             return b""
-        data = frame(self.kept.number + 1, self.taken, self._items)
-        self._budget.held += len(data) - self._items_bytes
-        self._items = []
-        self._items_bytes = 0
+        frames = []
+        if self._items:
+            frames.append(self._frame(self._items, self._items_bytes))
+            self._items = []
+            self._items_bytes = 0
+        while self._long and self.kept.bytes < MOST_UNTAKEN:
+            before = self._long.bytes
+            frames.append(self._frame([self._long.take_piece()], before - self._long.bytes))
+        return b"".join(frames)
+
+    def _frame(self, items: list[bytes], held: int) -> bytes:
+        """A frame that is kept from now on, of items for which that much was held."""
+        data = frame(self.kept.number + 1, self.taken, items)
+        self._budget.held += len(data) - held
         self.kept.add(data)
         return data
 
     # Coming and going
+
+    def notes_in_slices(self) -> Iterator[Any]:
+        """Its notes, as far as they are not gone meanwhile; and None, where others should have their turn."""
+        for number, tags in enumerate(sliced(list(self.notes))):
+            if number:
+                yield None
+            yield from (self.notes[tag] for tag in tags if tag in self.notes)
 
     def attach(self, connection: Party, taken: int) -> None:
         self._let_go(taken)
@@ -271,26 +321,27 @@ class Session:
         self.expires = None
         connection.has_session()
 
-    def detach(self) -> None:
+    def detach(self) -> Rest:
+        """It has lost its connection. Returns what is to be done then; `be_present` does the rest of it."""
         if self.connection is not None:
             self.connection.session = None
             self.connection = None
             self.is_present = False
-            self._carrier.suspend(self)
+            self._suspending = _one_after_the_other(self._suspending, self._carrier.suspend(self))
+        return self._suspending
 
-    def be_present(self) -> bytes:
+    def be_present(self) -> Slices:
+        """Nothing is missing any more; returns what is to be sent then."""
         if not self.is_present:
+            yield from self._suspending
+            yield from self._carrier.resume(self)
             self.is_present = True
-            self._batching = True
-            try:
-                self._carrier.resume(self)
-            finally:
-                self._batching = False
         return self.flush()
 
     def check_invariants(self) -> None:
         self.kept.check_invariants()
         assert self._items_bytes == sum(map(len, self._items))
+        self._long.check_invariants()
         assert len(self._remembered) <= REMEMBERED
         assert self._remembered_bytes == sum(length for _, length in self._remembered.values())
         assert self.connection is None or self.connection.session is self
@@ -298,15 +349,25 @@ class Session:
         assert all(0 <= tag < self._tags for tag in self.notes)
 
 
+def _nothing() -> Rest:
+    yield from ()
+
+
+def _one_after_the_other(*rests: Rest) -> Rest:
+    for rest in rests:
+        yield from rest
+
+
 class Sessions:
     """All sessions of a server or a relay, by their token."""
 
-    __slots__ = ("_budget", "_by_token", "_carrier", "_orphans", "_outbox", "_requests")
+    __slots__ = ("_budget", "_by_token", "_carrier", "_orphans", "_outbox", "_requests", "_rests")
 
     def __init__(self, context: Context, carrier: Carrier) -> None:
         self._by_token: dict[bytes, Session] = {}
         # Sessions that have lost their connection in the middle of a batch: that is carried out all the same.
         self._orphans: deque[Session] = deque()
+        self._rests: deque[Rest] = deque()  # what is left to be done for sessions that come and go
         self._carrier = carrier
         self._outbox = context.outbox
         self._budget = context.budget
@@ -333,10 +394,20 @@ class Sessions:
             raise
 
     def go_on(self, note_error: Callable[[str, str], None]) -> bool:
-        """Go on with a batch whose session has no connection; return whether there is more to do.
+        """Go on with what is left to be done for sessions without a connection, such as a batch.
 
-        `note_error` is called with the peer and the reason, if a batch breaks a rule.
+        Returns whether there is more to do. `note_error` is called with the peer and the reason, if a batch
+        breaks a rule.
         """
+        if self._rests:
+            rest = self._rests.popleft()
+            try:
+                next(rest)
+                self._rests.append(rest)
+            except StopIteration:
+                pass
+            except Exception as error:
+                self._outbox.others.append(CoreFault(error))
         if self._orphans:
             session = self._orphans.popleft()
             try:
@@ -346,7 +417,16 @@ class Sessions:
                 note_error(session.peer, error.message)
             except Exception as error:
                 self._outbox.others.append(CoreFault(error))
-        return bool(self._orphans)
+        return bool(self._orphans or self._rests)
+
+    def _do(self, rest: Rest) -> None:
+        """Do the first slice at once, and others later."""
+        try:
+            next(rest)
+        except StopIteration:
+            return
+        self._rests.append(rest)
+        self._outbox.others.append(Work.REST)
 
     def open(self, connection: Party, token: bytes, tail: bytes) -> Slices:
         """Open a session on a connection, or take it up; return the answer, and what was not taken.
@@ -380,7 +460,7 @@ class Sessions:
         elif session.connection is not None:
             displaced = ProtocolError("its session goes on over another connection")
             self._outbox.others.append(Close(session.connection, displaced))
-            session.detach()
+            self._do(session.detach())
         session.attach(connection, taken)
         session.keeps_ms = min(keep_ms, int(limits.session_seconds * 1000))
         most = min(limits.batch_bytes, limits.request_bytes)
@@ -393,19 +473,20 @@ class Sessions:
 
     def lose(self, session: Session) -> None:
         """The connection of a session is gone."""
-        session.detach()
         if not session.keeps_ms:
             self.end(session)
-        elif session.is_under_way:
+            return
+        self._do(session.detach())
+        if session.is_under_way:
             self._orphans.append(session)
             self._outbox.others.append(Work.REST)
 
     def end(self, session: Session) -> None:
         """Give a session up."""
-        session.detach()
+        suspending = session.detach()
         if self._by_token.pop(session.token, None) is not None:
             session.give_up()
-            self._carrier.forget(session)
+            self._do(_one_after_the_other(suspending, self._carrier.forget(session)))
 
     def expire(self, now: float) -> None:
         """Give up the sessions that have been without a connection for as long as they are kept."""
@@ -449,8 +530,8 @@ class Party(Worker):
         session.begin_batch(payload)
         return self.begin(self._sessions.carry_out(session))
 
-    def present(self) -> bytes:
-        return self._own_session().be_present()
+    def present(self) -> bytes | None:
+        return self.begin(self._own_session().be_present())
 
     def bye(self) -> bytes:
         self._sessions.end(self._own_session())

@@ -7,7 +7,7 @@ together, is what takes long.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 from rallypoint.wire.parser import STEPS_AT_ONCE
 
@@ -18,7 +18,13 @@ SLICE: Final = STEPS_AT_ONCE
 """How many keys are a slice; an even number, as keys and values alternate in some requests."""
 
 
-def sliced(keys: list[bytes]) -> Iterator[list[bytes]]:
+T = TypeVar("T")
+
+Rest = Generator[None, None, None]
+"""Work under way for which nobody waits: it stops behind each slice but the last."""
+
+
+def sliced(keys: list[T]) -> Iterator[list[T]]:
     return (keys[start : start + SLICE] for start in range(0, len(keys), SLICE))
 
 

@@ -130,11 +130,16 @@ class Connection(Client):
         return pack_i64(total)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
+        notices, value = self.swap(key, expected, desired)
+        return notices + blob(value)
+
+    def swap(self, key: bytes, expected: bytes, desired: bytes) -> tuple[bytes, bytes | bytearray]:
+        """As COMPARE_SET; returns its own notices if it waits itself, and the value, which is not copied."""
         is_written = (self._get(key) or b"") == expected
         value, woken = self._engine.compare_set(key, expected, desired)
         if is_written:
             self._writers[key] = self.id
-        return (wake(woken, self, self._journal) if woken else b"") + blob(value)
+        return (wake(woken, self, self._journal) if woken else b""), value
 
     def delete_key(self, key: bytes) -> bytes:
         owners = self._core.owners

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from rallypoint.engine import Engine
@@ -10,19 +10,18 @@ from rallypoint.errors import ProtocolError
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.members import Member, wake
 from rallypoint.server.core.sessions import Session
-from rallypoint.server.core.slices import SLICE, sliced
+from rallypoint.server.core.slices import SLICE, Rest, sliced
 from rallypoint.server.core.writers import Writers
-from rallypoint.wire.encoding import blob, pack_i64, unpack_u64
+from rallypoint.wire.encoding import blob, pack_i64, pack_u64, unpack_u64
 from rallypoint.wire.handlers import SERVED, RequestHandler
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import Status, end_of_wait, parse_arrive, unpack_pair
 
-Rest = Generator[None, None, None]
-"""What is left of a request that takes long."""
-
 
 class Requester(RequestHandler, Member, Protocol):
     """In whose name the store does what a relay asks."""
+
+    def swap(self, key: bytes, expected: bytes, desired: bytes, /) -> tuple[bytes, bytes | bytearray]: ...
 
 
 class Ticket:
@@ -97,18 +96,27 @@ class StoreCarrier:
             requester = self._requesters[session] = self._make_requester(session)
         return requester
 
-    def suspend(self, session: Session) -> None:
-        for ticket in session.notes.values():
-            self._engine.suspend(ticket)
+    def suspend(self, session: Session) -> Rest:
+        for ticket in session.notes_in_slices():
+            if ticket is None:
+                yield
+            else:
+                self._engine.suspend(ticket)
 
-    def resume(self, session: Session) -> None:
-        for ticket in list(session.notes.values()):
-            self._wake(self._engine.resume(ticket), session)
+    def resume(self, session: Session) -> Rest:
+        for ticket in session.notes_in_slices():
+            if ticket is None:
+                yield
+            else:
+                self._wake(self._engine.resume(ticket), session)
 
-    def forget(self, session: Session) -> None:
-        tickets, session.notes = session.notes, {}
-        for ticket in tickets.values():
-            self._wake(self._engine.withdraw(ticket), session)
+    def forget(self, session: Session) -> Rest:
+        for ticket in session.notes_in_slices():
+            if ticket is None:
+                yield
+            else:
+                del session.notes[ticket.tag]
+                self._wake(self._engine.withdraw(ticket), session)
         self._requesters.pop(session, None)
 
     def tell(self, ticket: Ticket) -> None:
@@ -149,10 +157,15 @@ class StoreCarrier:
 
     def _read(self, session: Session, tag: int, key: bytes, *, recalled: bool) -> None:
         value = self._engine.get(key)
-        content = blob(value if value is not None else b"")
+        if value is None:
+            value = b""
         # A bytearray changes in place: that it is the same says nothing.
         same = value if type(value) is bytes else object()
-        session.answer_read(tag, key, same, content, recalled=recalled)
+        session.answer_read(tag, key, same, pack_u64(len(value)), bytes(value), recalled=recalled)
+
+    def _compare_set(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
+        _, value = self._requester(session).swap(*blobs)
+        session.answer(tag, Status.DONE, pack_u64(len(value)), bytes(value))
 
     def _wait(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> Rest | None:
         ticket = Ticket(self, session, tag, self._turn.now)
@@ -231,6 +244,7 @@ class StoreCarrier:
 
 _OWN: Final[dict[Op, Callable[[StoreCarrier, Session, int, list[bytes], bytes], Rest | None]]] = {
     Op.GET: StoreCarrier._get,
+    Op.COMPARE_SET: StoreCarrier._compare_set,
     Op.RECALL: StoreCarrier._recall,
     Op.WAIT: StoreCarrier._wait,
     Op.WAIT_IN_TURN: StoreCarrier._wait_in_turn,

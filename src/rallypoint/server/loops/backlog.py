@@ -21,7 +21,7 @@ from rallypoint.server.core.clients import ClientT
 from rallypoint.server.loops.link import Link
 from rallypoint.server.loops.loop import Callback, Loop
 
-_SLICE: Final = 0.003
+_SLICE: Final = 0.001
 _MEMORY: Final = 5.0
 """For how many seconds a client is served here that has asked for much."""
 
@@ -45,6 +45,7 @@ class Backlog(Generic[ClientT]):
         self._queue: deque[tuple[Link[ClientT], bool]] = deque()
         self._queued: set[Link[ClientT]] = set()
         self._is_due = False
+        self._is_held = False
         self._parked: dict[Link[ClientT], set[Reason]] = {}
         self._unread: dict[Link[ClientT], tuple[int, float]] = {}  # bytes, and since when they are so many
         self._left: set[Link[ClientT]] = set()  # those of the parked that have requests left
@@ -96,9 +97,9 @@ class Backlog(Generic[ClientT]):
     def deaf(self, seconds: float) -> list[Link[ClientT]]:
         """Now and then: those that have ended, and have not read anything for so long."""
         now, found = self._loop.turn.now, []
-        for link, reasons in self._parked.items():
-            if Reason.UNREAD in reasons:
-                unread = len(link.unsent or b"")
+        for link in self._parked:
+            if link.unsent is not None:
+                unread = len(link.unsent) + link.client.notice_bytes
                 before, since = self._unread.get(link, (-1, now))
                 if unread != before:
                     self._unread[link] = unread, now
@@ -122,6 +123,12 @@ class Backlog(Generic[ClientT]):
                 del self._since[link]
                 self._watch(link)
 
+    def hold(self, is_held: bool) -> None:
+        """Serve none of these clients, until this is over."""
+        self._is_held = is_held
+        if self._queue and not is_held:
+            self._be_due()
+
     def _enqueue(self, link: Link[ClientT], *, has_rest: bool) -> None:
         self._queue.append((link, has_rest))
         self._queued.add(link)
@@ -137,13 +144,13 @@ class Backlog(Generic[ClientT]):
         self._is_due = False
         end = monotonic() + _SLICE
         for _ in range(len(self._queue)):
+            if self._is_held or monotonic() > end:
+                break
             link, has_rest = self._queue.popleft()
             if link not in self._queued:  # it has gone meanwhile
                 continue
             self._queued.remove(link)
             link.on_readable(b"" if has_rest else None)
             self._watch(link)
-            if monotonic() > end:
-                break
-        if self._queue:
+        if self._queue and not self._is_held:
             self._be_due()

@@ -87,7 +87,7 @@ class Link(Generic[ClientT]):
 
     __slots__ = (
         *("_file", "_others", "_pump", "_receive", "_room", "_unanswered", "_woken"),
-        *("client", "ending", "is_parked", "sock", "unsent"),
+        *("_expects_room", "client", "ending", "is_parked", "sock", "unsent"),
     )
 
     def __init__(self, pump: LinkOwner[ClientT], sock: Socket, client: ClientT) -> None:
@@ -101,6 +101,7 @@ class Link(Generic[ClientT]):
         self.sock = sock
         self.client = client
         self.unsent: bytearray | None = None
+        self._expects_room = False
         self.ending = False  # it is read no more, and is closed as soon as all is sent
         self.is_parked = False  # it has too much to read, and is not served until it has read it
 
@@ -215,10 +216,29 @@ class Link(Generic[ClientT]):
         """Whether the connection has broken unnoticed. The system says so only once."""
         return self.sock.fileno() >= 0 and bool(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
+    def expect_room(self) -> None:
+        """Go on when the client can be sent more."""
+        if not self._expects_room:
+            self._expects_room = True
+            self._pump.loop.watch_writable(self.sock, self.on_writable)
+
+    def expect_no_room(self) -> None:
+        """Nothing more is to be sent."""
+        self.unsent = None
+        if self._expects_room:
+            self._expects_room = False
+            self._pump.loop.watch_writable(self.sock, None)
+
     def on_writable(self) -> None:
-        unsent = self.unsent
-        if unsent is None:
-            return
+        if self.unsent is not None:
+            self._send_unsent(self.unsent)
+        if self.unsent is None and self.client.notice_bytes:
+            self._woken.append(self.client)
+            self._pump.deliver()
+        elif self.unsent is None:
+            self.expect_no_room()
+
+    def _send_unsent(self, unsent: bytearray) -> None:
         try:
             sent = _write(self._file, memoryview(unsent)[:_SENT_AT_ONCE])
             del unsent[:sent]
@@ -236,14 +256,13 @@ class Link(Generic[ClientT]):
             self._pump.unpark(self)
         if not unsent:
             self.unsent = None
-            self._pump.loop.watch_writable(self.sock, None)
             if self.ending and not self.client.is_owed:
                 self._pump.drop(self)
 
     def _hold(self, data: bytes | memoryview) -> None:
         if self.unsent is None:
             self.unsent = bytearray()
-            self._pump.loop.watch_writable(self.sock, self.on_writable)
+            self.expect_room()
         self.unsent += data
         self.client.leave_unread(len(self.unsent))
         limit = self._pump.core.limits.unsent_bytes

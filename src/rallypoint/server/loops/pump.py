@@ -202,9 +202,9 @@ class Pump(Generic[ClientT]):
                 continue
             if notice:
                 link.send(notice)
-                if client.has_notice and not link.is_parked:
-                    self.core.outbox.woken.append(client)
-            if link.ending and link.unsent is None and not client.is_owed:
+            if client.notice_bytes:
+                link.expect_room()
+            elif link.ending and link.unsent is None and not client.is_owed:
                 self.drop(link)
 
     def _do(self, other: Other) -> None:
@@ -236,6 +236,8 @@ class Pump(Generic[ClientT]):
             self.loop.stop()
         elif work is Work.HOLD or work is Work.READ_ON:
             self._hold_readers(work is Work.HOLD)
+        elif work is Work.CROWDED or work is Work.ROOM:
+            self._backlog.hold(work is Work.CROWDED)
         elif work is Work.LIGHTEN:
             self.core.lighten()
         elif work is Work.REST:
@@ -283,9 +285,6 @@ class Pump(Generic[ClientT]):
     def unpark(self, link: Link[ClientT]) -> None:
         """It does read."""
         self._backlog.unpark(link, Reason.UNREAD)
-        if link.client.has_notice:
-            self.core.outbox.woken.append(link.client)
-            self.deliver()
 
     def _watch(self, link: Link[ClientT]) -> None:
         """Read what comes from a client, unless there is a reason not to."""
@@ -357,9 +356,7 @@ class Pump(Generic[ClientT]):
         if link.sock.fileno() < 0:
             return
         self.loop.watch_readable(link.sock, None)
-        if link.unsent is not None:
-            self.loop.watch_writable(link.sock, None)
-            link.unsent = None
+        link.expect_no_room()
         del self._links[link.client]
         self._backlog.forget(link)
         self.unanswered.discard(link)

@@ -179,6 +179,26 @@ def test_a_disk_that_has_room_again_is_told_how_many_are_lost(tmp_path: Path) ->
     assert left[:-1] == list(range(len(left) - 1))
 
 
+def test_events_that_find_no_memory_are_counted_and_the_next_ones_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> str:
+        failed.set()
+        raise MemoryError
+
+    failed = threading.Event()
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    with monkeypatch.context() as starved:
+        starved.setattr(eventlog, "to_line", run_out)
+        log.put(Left(1.0, 1))
+        assert failed.wait(60)
+    log.put(Left(1.0, 2))
+    log.close()
+    left, lost = _events_in(path)
+    assert (left, isinstance(lost, Lost) and lost.count) == (Left(1.0, 2), 1)
+
+
 @needs_posix
 def test_what_was_lost_is_told_without_another_event(tmp_path: Path) -> None:
     """As soon as there is room again, in the file and in the log."""

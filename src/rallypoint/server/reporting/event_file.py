@@ -99,7 +99,7 @@ class EventLog:
             self._closing.wait(_BATCH_SECONDS)
             while True:
                 is_open = is_open and None not in events
-                self._write([to_line(event, self._pid) for event in events if event is not None])
+                self._write([event for event in events if event is not None])
                 time.sleep(_SLICE_PAUSE)  # the loop's turn
                 events = self._take_slice()
                 if not events:
@@ -122,12 +122,17 @@ class EventLog:
             pass
         return events
 
-    def _write(self, lines: list[str]) -> None:
+    def _write(self, events: list[Event]) -> None:
         with self._lost_lock:
             lost, self._lost = self._lost, 0
-        if lost:
-            lines.append(to_line(Lost(time.time(), lost), self._pid))
-        refused, reason = self._file.append("".join(f"{line}\n" for line in lines).encode())
+        try:
+            lines = [to_line(event, self._pid) for event in events]
+            if lost:
+                lines.append(to_line(Lost(time.time(), lost), self._pid))
+            refused, reason = self._file.append("".join(f"{line}\n" for line in lines).encode())
+        except MemoryError:  # there may be more when the next ones come
+            self._lose(len(events) + lost)
+            return
         if refused:
             # The line that tells of the lost is the last, so it is among the refused.
             self._lose(refused + (lost - 1 if lost else 0))

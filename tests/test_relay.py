@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -431,3 +432,22 @@ def test_a_server_without_sessions_gets_a_connection_per_rank(use_libuv: bool, t
         with pytest.raises(StoreTimeoutError):
             ranks[2].wait(["never"], 0.05)
         assert ranks[2].add("n", 0) == 3
+
+
+def test_clients_that_are_gone_before_a_long_reply_are_no_fault(tmp_path: Path) -> None:
+    """The relay finds out when it sends the first part of it."""
+    with (
+        (tmp_path / "log").open("w+") as log,
+        serving("libuv", log) as server,
+        relaying(server.address, log) as relay,
+        RawClient(relay.port) as bystander,
+    ):
+        bystander.set(b"/long", bytes(1 << 20))
+        for _ in range(30):
+            with ExitStack() as stack:
+                for _ in range(20):
+                    client = stack.enter_context(RawClient(relay.port))
+                    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    client.send(request(Op.GET, b"/long"))
+        assert bystander.answers()
+        assert "Traceback" not in relay.read_log()

@@ -202,6 +202,8 @@ class Pump(Generic[ClientT]):
                 continue
             if notice:
                 link.send(notice)
+                if client not in links:  # its connection is broken
+                    continue
             if client.notice_bytes:
                 link.expect_room()
             elif link.ending and link.unsent is None and not client.is_owed:

@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
@@ -31,6 +32,7 @@ from processes import BACKENDS, end
 from rallypoint.access import NoUser
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, RallypointError, UsageError
 from rallypoint.relay.relay import Relay, find_upstream
+from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.store import Core
 from rallypoint.server.guard import certificate, other_users
@@ -45,6 +47,7 @@ from rallypoint.server.machine.socket_owner import SocketTable
 from rallypoint.server.process.hosting import host_server
 from rallypoint.stores.client import connecting
 from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.guarded import guard as guard_socket
 from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import VALIDATE, pack_i64, request
@@ -58,7 +61,7 @@ _TEXT, _OTHER = "5e" * 32, "07" * 32
 @pytest.fixture(autouse=True)
 def _no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_held", [])
-    for name in (guard.SECRET_VARIABLE, guard.FILE_VARIABLE, guard.TOKEN_VARIABLE):
+    for name in (guard.SECRET_VARIABLE, guard.FILE_VARIABLE, guard.LOOK_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -129,7 +132,7 @@ def test_a_store_without_a_secret_gets_nothing_from_a_client_with_one(have: Call
     have(_TEXT)
     with (
         running_here(lambda loop, listeners: Pump(loop, Core(turn=loop.turn), listeners)) as port,
-        pytest.raises(AccessError, match="it has no secret, and takes nobody's"),
+        pytest.raises(AccessError, match="it takes no TLS: it has no secret"),
     ):
         _store(port)
     with _babbling() as port, pytest.raises(AccessError, match="it speaks no TLS"):
@@ -165,7 +168,7 @@ def test_a_client_of_this_machine_needs_none() -> None:
 @pytest.mark.usefixtures("elsewhere")
 def test_a_token_may_look_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     token = Secret(_TEXT, "the test").token
-    monkeypatch.setenv(guard.TOKEN_VARIABLE, token)
+    monkeypatch.setenv(guard.LOOK_VARIABLE, token)
     with running_here(_locked) as port:
         assert look("127.0.0.1", port, Question(), Deadline(5.0)).kind == "server"
         with pytest.raises(AccessError, match="without the job's secret"):
@@ -189,6 +192,66 @@ def test_a_token_may_look_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> N
             assert store.num_keys() == 0
         errors = look("127.0.0.1", port, Question(), Deadline(5.0)).errors
     assert sum("with a token that may only look" in each.reason for each in errors) == len(asked)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_token_sees_no_value_and_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(guard.LOOK_VARIABLE, Secret(_TEXT, "the test").token)
+    with running_here(_locked) as port:
+        with pytest.raises(ConnectionLostError):
+            look("127.0.0.1", port, Question(value="k"), Deadline(5.0))
+        who = Identity("elsewhere", 1, rank=3, world_size=4, role=Role.RANK)
+        with closing(connecting.connect("127.0.0.1", port, Deadline(5.0), who, to_look=True)):
+            snapshot = look("127.0.0.1", port, Question(), Deadline(5.0))
+    assert all(client.who.rank == -1 for client in snapshot.clients)
+    assert "a look at a value" in snapshot.errors[0].reason
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_broken_record_ends_its_own_connection_alone(backend: str, have: Callable[[str], None]) -> None:
+    """Also if the client is still owed an answer."""
+    have(_TEXT)
+    with running_here(_locked, backend=backend) as port, _store(port) as bystander:
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", port)) as sock:
+                stream = guard_socket(sock, "127.0.0.1", "it", Secret(_TEXT, "the test"), Deadline(5.0))
+                question = request(Op.LOOK, Question(keys=100).to_json())
+                sock.sendall(stream._channel.seal(VALIDATE + question) + b"\x17\x03\x03\x00\x20" + bytes(32))
+                sock.settimeout(5)
+                while sock.recv(1 << 16):
+                    pass
+            assert bystander.add("n", 1)
+        reasons = [each.reason for each in look("127.0.0.1", port, Question(), Deadline(5.0)).errors]
+    assert sum("TLS failed" in reason for reason in reasons) == 5
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_server_that_drips_uses_up_no_more_than_the_time(have: Callable[[str], None]) -> None:
+    have(_TEXT)
+    over = threading.Event()
+
+    def drip() -> None:
+        caller, _ = listener.accept()
+        with closing(caller):
+            caller.recv(1 << 16)
+            for byte in b"\x16\x03\x03\x10\x00" + bytes(100):
+                try:
+                    caller.sendall(bytes([byte]))
+                except OSError:
+                    return
+                if over.wait(0.1):
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(ConnectError):
+            _store(listener.getsockname()[1], 0.5)
+        assert time.monotonic() - began < 3
+        over.set()
+        thread.join()
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -27,6 +27,7 @@ from rallypoint.launch.reports import LostServer, Reports
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 from rallypoint.server.guard.other_users import access_of_environment
+from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
 
@@ -115,6 +116,7 @@ def _command(settings: Settings, target: Program, files: str) -> list[str]:
 def _environment(settings: Settings, target: Program, folder: str) -> dict[str, str]:
     of_file = {name: each.value for name, each in settings.variables.items()}
     environ: Mapping[str, str] = {**of_file, **os.environ}
+    job_secret(environ)  # what is wrong with it is told here, and not by every process
     if target.kind != "command":
         environ = {**without_rank(torchrun_environment(environ)), reports.QUIET_VARIABLE: "1"}
     switches = {PATCH_VARIABLE: settings.patch.text, CLIENT_VARIABLE: settings.client.text}

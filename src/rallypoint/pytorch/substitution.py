@@ -291,8 +291,9 @@ def _become_master(store: Any, wanted: StoreParameters, role: Role) -> None:
 def _await_workers(owned: OwnedServer, wanted: StoreParameters, began: float) -> None:
     seconds = max(wanted.seconds - (time.monotonic() - began), 0.001)
     try:
-        with TCPStore(*owned.server.address, timeout=seconds, role=Role.TOOL) as watcher:
-            watcher.await_workers(wanted.world_size or 1)
+        # The time may be over already. To connect and to count takes a moment more.
+        with TCPStore(*owned.server.address, timeout=max(seconds, _TRIAL_SECONDS), role=Role.TOOL) as watcher:
+            watcher.await_workers(wanted.world_size or 1, Deadline(seconds))
     except StoreTimeoutError as error:
         # torch's words, which log readers know, then ours.
         raise StoreTimeoutError(

@@ -198,7 +198,10 @@ class Outgoing:
             self._write(channel.take())
             self._end(error.message)
             return
-        self._write(channel.take())
+        if going := channel.take():
+            self._write(going)
+        if self._sock is None:  # that could not be sent
+            return
         if channel.is_open and not self._is_open:
             self._open()
         if said and self._is_open:

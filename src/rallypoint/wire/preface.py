@@ -1,6 +1,6 @@
 """How both ends of a TLS connection prove that they have the job's secret, before anything else. Pure.
 
-The client sends `HELLO`, a byte for the right that it asks for, and 32 random bytes, its nonce. The server
+The client sends `GREETING`, a byte for the right that it asks for, and 32 random bytes, its nonce. The server
 answers with a nonce and its proof. The client answers with a byte 1 and its proof, or with a byte 0 if the
 server's proof is wrong. The server then sends a byte 1, and the stream goes on with VALIDATE.
 
@@ -20,7 +20,7 @@ from typing import Final
 
 from rallypoint.errors import AccessError
 
-HELLO: Final = b"rallypoint 1\n"
+GREETING: Final = b"rallypoint 1\n"
 NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = hashlib.sha256().digest_size
 _GOOD: Final = b"\x01"
@@ -53,7 +53,7 @@ class ClientPreface:
 
     def begin(self) -> bytes:
         """What to send first."""
-        return HELLO + self._right.value + self._nonce
+        return GREETING + self._right.value + self._nonce
 
     def receive(self, data: bytes) -> tuple[bytes, bytes]:
         """Take what the server sends; return what to send it, and what is behind the preface.
@@ -111,9 +111,9 @@ class ServerPreface:
         """
         self._kept += data
         if self._asked is None:
-            if not HELLO.startswith(self._kept[: len(HELLO)]):
+            if not GREETING.startswith(self._kept[: len(GREETING)]):
                 raise AccessError("it speaks TLS, but does not begin as clients of this version do")
-            begin = len(HELLO) + 1
+            begin = len(GREETING) + 1
             if len(self._kept) < begin + NONCE_BYTES:
                 return b"", b""
             hello, nonce, self._kept = _cut(self._kept, begin, begin + NONCE_BYTES)

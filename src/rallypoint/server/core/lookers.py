@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from rallypoint.errors import AccessError
-from rallypoint.rollcall.identity import is_hello
+from rallypoint.rollcall.identity import Role, is_hello, parse_hello
+from rallypoint.rollcall.question import Question
 from rallypoint.wire.encoding import pack_i64
 from rallypoint.wire.handlers import Deliver
 from rallypoint.wire.limits import Limits
@@ -45,11 +46,15 @@ class Looker:
         if op is Op.PING:
             return tail
         if op is Op.LOOK:
+            if Question.from_json(blobs[0]).value is not None:
+                raise AccessError("a look at a value, with a token that may only see who is here")
             return self._client.look(blobs[0])
         if op is Op.CHECK and blobs == [ANNOUNCED]:
             return READY
         if op is Op.DELETE_KEY and is_hello(blobs[0]):
-            self._client.greet(blobs[0])
+            who = parse_hello(blobs[0])
+            if who is not None and who.role is Role.TOOL:  # or it would count as a rank
+                self._client.greet(blobs[0])
             return pack_i64(0)
         raise _refusal(op)
 

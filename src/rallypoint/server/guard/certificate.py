@@ -47,11 +47,13 @@ def server_tls(environ: Mapping[str, str] = os.environ) -> ServerTls:
     certificate, key = environ.get(CERTIFICATE_VARIABLE), environ.get(KEY_VARIABLE)
     try:
         if certificate:
-            context.load_cert_chain(certificate, key or None)
+            context.load_cert_chain(certificate, key or None, password=_no_password)
             return ServerTls(context, _hash_of(Path(certificate).read_text("ascii")))
         return ServerTls(context, _load(context, _make()))
     except (OSError, ssl.SSLError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        if not certificate:
+            raise UsageError(f"no certificate could be made, as TLS needs it: {reason}") from error
         raise UsageError(
             f"the certificate {certificate!r} with the key {key or certificate!r} cannot be used: {reason}",
             hint=f"{CERTIFICATE_VARIABLE} and {KEY_VARIABLE} name files in PEM format; without these "
@@ -80,6 +82,10 @@ def _client_context(authority: str | None) -> ssl.SSLContext:
             hint=f"{AUTHORITY_VARIABLE} names a file in PEM format with the certificates of those who sign",
         ) from error
     return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted, and there is nobody to ask for its password")
 
 
 def hash_of(certificate: bytes) -> bytes:

@@ -134,7 +134,7 @@ def client_channel(host: str, secret: Secret | Token) -> Channel:
 def _words_for(error: ssl.SSLError) -> str:
     reason = (error.reason or "unknown error").replace("_", " ").lower()
     if reason.endswith("alert access denied"):
-        return "it has no secret, and takes nobody's: it was started without RALLYPOINT_SECRET_FILE"
+        return "it takes no TLS: it has no secret, or RALLYPOINT_INSECURE is set for this process alone"
     if reason in ("wrong version number", "record layer failure"):
         return "it speaks no TLS: it is no store of Rallypoint's, or has no secret"
     return f"TLS failed: {reason}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SECRET_VARIABLE: Final = "RALLYPOINT_SECRET"  # noqa: S105 - a name
 FILE_VARIABLE: Final = "RALLYPOINT_SECRET_FILE"
-TOKEN_VARIABLE: Final = "RALLYPOINT_TOKEN"  # noqa: S105 - a name
+LOOK_VARIABLE: Final = "RALLYPOINT_TOKEN"
 
 _TOKEN: Final = "look-"  # noqa: S105 - it stands before a token
 _BYTES: Final = 32
@@ -36,9 +36,9 @@ class Token:
         digits = text.strip()
         if not digits.startswith(_TOKEN):
             raise UsageError(
-                f"the variable {TOKEN_VARIABLE} holds no token", hint="`rallypoint secret --look` prints it"
+                f"the variable {LOOK_VARIABLE} holds no token", hint="`rallypoint secret --look` prints it"
             )
-        self._bytes = _parse(digits.removeprefix(_TOKEN), f"the variable {TOKEN_VARIABLE}")
+        self._bytes = _parse(digits.removeprefix(_TOKEN), f"the variable {LOOK_VARIABLE}")
 
     @property
     def proof(self) -> tuple[Right, bytes]:
@@ -56,7 +56,7 @@ class Secret:
         if text.strip().startswith(_TOKEN):
             raise UsageError(
                 f"{source} holds a token, which may only look, and no secret",
-                hint=f"a token belongs into {TOKEN_VARIABLE}; `rallypoint status` and `web` use it",
+                hint=f"a token belongs into {LOOK_VARIABLE}; `rallypoint status` and `web` use it",
             )
         self._bytes = _parse(text.strip(), source)
 
@@ -116,7 +116,7 @@ def job_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
 def looking_glass(environ: Mapping[str, str] = os.environ) -> Secret | Token | None:
     """What this process proves to have when it only looks: its secret, or its token."""
     secret = job_secret(environ)
-    text = environ.get(TOKEN_VARIABLE)
+    text = environ.get(LOOK_VARIABLE)
     return Token(text) if secret is None and text else secret
 
 
@@ -126,7 +126,7 @@ def take_secret() -> None:
     hold(secret)
     os.environ.pop(SECRET_VARIABLE, None)
     if secret is not None:
-        os.environ[TOKEN_VARIABLE] = secret.token
+        os.environ[LOOK_VARIABLE] = secret.token
 
 
 def _parse(digits: str, source: str) -> bytes:
@@ -143,7 +143,8 @@ def _parse(digits: str, source: str) -> bytes:
 
 def _read(path: str) -> str:
     try:
-        with open(path, "rb") as file:
+        # Not `open` alone, which would wait for the other end of a named pipe.
+        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             doubt = _doubt_about(os.fstat(file.fileno()))
             if doubt:
                 raise UsageError(f"{path}, the file of {FILE_VARIABLE}, is no secret: {doubt}")

@@ -10,6 +10,7 @@ a while. All others are served at once, as ever, and never wait for longer than 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -59,7 +60,7 @@ class Backlog(Generic[ClientT]):
     def expect_much(self, link: Link[ClientT], much: bool = True) -> None:
         """A new client will ask for much: TLS takes a millisecond to begin. Or it has done so."""
         if much:
-            self._since[link] = self._loop.turn.now
+            self._since[link] = math.inf
         else:
             self._since.pop(link, None)
 

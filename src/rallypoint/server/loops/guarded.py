@@ -22,10 +22,9 @@ class Door:
     """What a server needs to let clients in that have the secret."""
 
     def __init__(self, secret: Secret) -> None:
-        """UsageError if no certificate can be had, or if this is only a token."""
+        """UsageError if no certificate can be had."""
         self._secret = secret
         self._tls = server_tls()
-        self.channel()  # so that what is wrong with the secret shows now
 
     def link(
         self, pump: LinkOwner[ClientT], sock: Socket, client: ClientT, *, is_here: bool
@@ -40,7 +39,7 @@ class Door:
 class GuardedLink(Link[ClientT]):
     """A client that has not said yet how it speaks, or speaks TLS."""
 
-    __slots__ = ("_channel", "_door", "_is_here")
+    __slots__ = ("_channel", "_door", "_is_broken", "_is_here")
 
     def __init__(
         self, pump: LinkOwner[ClientT], sock: Socket, client: ClientT, door: Door, *, is_here: bool
@@ -49,6 +48,7 @@ class GuardedLink(Link[ClientT]):
         self._door = door
         self._is_here = is_here
         self._channel: Channel | None = None
+        self._is_broken = False  # nothing more can be said under TLS
 
     def on_readable(self, data: bytes | None = None) -> None:
         """As a plain link does, with TLS below."""
@@ -62,7 +62,11 @@ class GuardedLink(Link[ClientT]):
             else:
                 self._unanswered.add(self)
         except ProtocolError as error:
-            self._pump.refuse(self, error)
+            if self._is_broken:
+                self._pump.note_error(self.client, error.message)
+                self._pump.drop(self)
+            else:
+                self._pump.refuse(self, error)
             return
         except Exception:
             self.fail()
@@ -70,7 +74,12 @@ class GuardedLink(Link[ClientT]):
             self._pump.deliver()
 
     def send(self, data: bytes) -> None:
-        super().send(data if self._channel is None else self._channel.seal(data))
+        try:
+            sealed = data if self._channel is None else self._channel.seal(data)
+        except Exception:
+            self.fail()
+        else:
+            super().send(sealed)
 
     def _read(self) -> bytes | None:
         """What the client says to the core; None if there is nothing by now."""
@@ -91,9 +100,14 @@ class GuardedLink(Link[ClientT]):
         channel, was_open = self._channel, self._channel.is_open
         try:
             said = channel.receive(data)
+        except AccessError:
+            self._is_broken = True
+            raise
         finally:
             if going := channel.take():
                 super().send(going)
+        if self.sock.fileno() < 0:  # that could not be sent
+            return None
         if channel.is_open and not was_open:
             self._pump.has_proved(self)
             if channel.right is not Right.ALL:

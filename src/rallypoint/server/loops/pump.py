@@ -50,6 +50,13 @@ def about_this_process(loop: Loop) -> About:
     return About(rallypoint.__version__, socket.gethostname(), os.getpid(), loop.name)
 
 
+def _is_from_here(sock: Socket, address: Any) -> bool:
+    try:
+        return is_within_machine(sock.getsockname(), address)
+    except OSError:  # it is reset
+        return False
+
+
 class Pump(Generic[ClientT]):
     """Serves the clients of a core on listening sockets, which it owns from now on."""
 
@@ -311,7 +318,7 @@ class Pump(Generic[ClientT]):
         if self.door is None:
             link = Link(self, sock, client)
         else:
-            is_here = isinstance(user, int) or is_within_machine(sock.getsockname(), address)
+            is_here = isinstance(user, int) or _is_from_here(sock, address)
             link = self.door.link(self, sock, client, is_here=is_here)
             if not is_here:
                 self._backlog.expect_much(link)

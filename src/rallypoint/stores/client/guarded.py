@@ -16,43 +16,57 @@ _READ_BYTES: Final = 1 << 16
 class GuardedSocket:
     """Stands for a socket: what is sent and read goes through a channel."""
 
-    def __init__(self, sock: socket.socket, channel: Channel) -> None:
+    def __init__(self, sock: socket.socket, channel: Channel, deadline: Deadline) -> None:
         self._sock = sock
         self._channel = channel
-        self._said = b""
-        """What came right behind the preface."""
-        self.settimeout = sock.settimeout
+        self._deadline = deadline
         self.setblocking = sock.setblocking
         self.close = sock.close
 
+    def settimeout(self, seconds: float) -> None:
+        """For the next call as a whole, however many pieces come meanwhile."""
+        self._deadline = Deadline(seconds)
+
     def sendall(self, data: bytes) -> None:
-        self._sock.sendall(self._channel.seal(data))
+        self._send(self._channel.seal(data))
 
     def recv(self, count: int, flags: int = 0) -> bytes:
         """What has come, be it more than `count` bytes; with flags, what the socket itself has."""
         if flags:
             return self._sock.recv(count, flags)
-        while True:
-            data = self._sock.recv(_READ_BYTES)
-            if not data:
-                return b""
+        while data := self._receive():
             said = self._channel.receive(data)
             if said or self._channel.has_ended:
                 return said
+        return b""
 
     def open(self) -> None:
-        """Shake hands and prove the secret, within the time-out of the socket."""
-        self._sock.sendall(self._channel.begin())
+        """Shake hands and prove the secret."""
+        self._send(self._channel.begin())
         while not self._channel.is_open:
-            data = self._sock.recv(_READ_BYTES)
+            data = self._receive()
             if not data:
                 raise ConnectionLostError(
                     "it was closed before the job's secret was proved: is it a store with a secret?"
                 )
             try:
                 self._channel.receive(data)  # nothing is behind the preface before a request
-            finally:
-                self._sock.sendall(self._channel.take())
+            except AccessError:
+                try:
+                    self._send(self._channel.take())
+                except OSError:  # the reason counts, whether the other end hears of it or not
+                    pass
+                raise
+            self._send(self._channel.take())
+
+    def _send(self, data: bytes) -> None:
+        if data:
+            self._sock.settimeout(self._deadline.remaining or 1e-6)
+            self._sock.sendall(data)
+
+    def _receive(self) -> bytes:
+        self._sock.settimeout(self._deadline.remaining or 1e-6)
+        return self._sock.recv(_READ_BYTES)
 
 
 def guard(
@@ -62,8 +76,7 @@ def guard(
 
     AccessError, which names `server`, if either has not the same secret.
     """
-    guarded = GuardedSocket(sock, client_channel(host, proof))
-    sock.settimeout(deadline.remaining or 1e-6)
+    guarded = GuardedSocket(sock, client_channel(host, proof), deadline)
     try:
         guarded.open()
     except AccessError as error:

@@ -233,7 +233,7 @@ WRONG_IN_OURS = [
     ("[run]\nnnodes = [1, 4]", "nnodes cannot be [1, 4]", "a text, a number"),
     ("[run]\njoin-timeout = nan", "join_timeout cannot be 'nan'", "write SECONDS"),
     ("[run]\njoin-timeout = 2020-01-01", "join_timeout cannot be datetime", "a number"),
-    ("[run.env]\nA = '1'", "env cannot be {'A': '1'}", "a text, a number, true or false"),
+    ("[run.env]\nA = '1'", "env cannot be a table", "a text, a number, true or false"),
     ("[run.rdzv-conf]\na = 'b,c=d'", "rdzv_conf cannot be {'a': 'b,c=d'}", "without commas"),
     ("[run.rdzv-conf]\n'a=b' = 'c'", "rdzv_conf cannot be {'a=b': 'c'}", "a table"),
     ("[run.rdzv-conf]\na = [1]", "rdzv_conf cannot be {'a': [1]}", "a table of these"),

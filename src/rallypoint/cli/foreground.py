@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.cli.command import Argument
@@ -15,6 +16,7 @@ from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import Choice, choose, make_loop
 from rallypoint.server.loops.loop import Loop
+from rallypoint.server.loops.pump import Pump
 from rallypoint.server.machine.addresses import is_loopback
 from rallypoint.server.process.binding import addresses_for, listen
 from rallypoint.stores.client.connecting import format_address
@@ -62,6 +64,11 @@ def listen_safely(host: str, port: int) -> list[socket.socket]:
             "trusted; or serve this machine alone, with --host localhost",
         )
     return listen(host, port)
+
+
+def tell_door(pump: Pump[Any]) -> None:
+    if pump.door is not None:
+        logger.info("other machines speak TLS, and prove the job's secret")
 
 
 def host_option(default: str, help: str) -> Argument:

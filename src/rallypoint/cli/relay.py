@@ -17,6 +17,7 @@ from rallypoint.cli.foreground import (
     open_loop,
     port_option,
     set_access,
+    tell_door,
 )
 from rallypoint.launch.endpoint import parse_place
 from rallypoint.relay.hosting import UPSTREAM_SECONDS
@@ -65,5 +66,6 @@ def relay(
     loop = open_loop(backend)
     pump = make_relay(loop, place, listeners, limits)
     pump.door = door_for(listeners)
+    tell_door(pump)
     logger.info("listening on %s, for %s", describe(listeners), place.name)
     pump.serve(announce(host, listeners, loop))

@@ -18,6 +18,7 @@ from rallypoint.cli.foreground import (
     open_loop,
     port_option,
     set_access,
+    tell_door,
 )
 from rallypoint.server.core.store import Core
 from rallypoint.server.guard.secret import take_secret
@@ -84,4 +85,5 @@ def serve(
             logger.info("the page is at %s", page.url)
         pump = Pump(loop, core, listeners, log)
         pump.door = door_for(listeners)
+        tell_door(pump)
         pump.serve(announce(host, listeners, loop))

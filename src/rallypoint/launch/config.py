@@ -278,12 +278,16 @@ def _variables_of_table(content: object, path: Path, tables: tuple[str, ...]) ->
                 hint=f"take it out, and set it where the job is started: export {name}=...",
             )
         if name.upper() == SECRET_VARIABLE:
-            raise UsageError(
-                f"{source}: a file of settings is no place for a secret: others may read it, and it is shown",
-                hint=f"put the secret into a file of its own, and name that here: {FILE_VARIABLE}",
-            )
+            raise _no_place_for_secrets(source)
         found[name] = Setting(str(value), source, Level.FILE)
     return found
+
+
+def _no_place_for_secrets(source: str) -> UsageError:
+    return UsageError(
+        f"{source}: a file of settings is no place for a secret: others may read it, and it is shown",
+        hint=f"put the secret into a file of its own, and name that in the table [{ENV}]: {FILE_VARIABLE}",
+    )
 
 
 def _options_of_table(content: object, path: Path, tables: tuple[str, ...]) -> dict[str, Setting[object]]:
@@ -293,9 +297,12 @@ def _options_of_table(content: object, path: Path, tables: tuple[str, ...]) -> d
         name = key.replace("-", "_")
         if name in found:
             raise UsageError(f"{source}: {name} is there twice, with - and with _", hint="keep one")
+        if name in ("secret", "secret_file"):
+            raise _no_place_for_secrets(source)
         if not _is_plain(value) and not (name == "rdzv_conf" and _is_plain_table(value)):
+            shown = "a table" if name == ENV else repr(value)  # there may be a secret in it
             raise UsageError(
-                f"{source}: {name} cannot be {value!r}",
+                f"{source}: {name} cannot be {shown}",
                 hint="write a text, a number, true or false; rdzv_conf also a table of these, without commas",
             )
         if name == "log_dir":

@@ -31,7 +31,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from rallypoint.access import INSECURE_VARIABLE
 from rallypoint.errors import (
     ConnectError,
     ConnectionLostError,
@@ -218,9 +217,9 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             self._has_warned = True
             if not access_of_environment().insecure:
                 logger.warning(
-                    "whoever reaches %s can read and change this job's store; `rallypoint secret` helps, and "
-                    "%s=1 ends this warning",
-                    *(store, INSECURE_VARIABLE),
+                    "rallypoint: whoever reaches %s can read and change this job's store: give the job a "
+                    "secret (`rallypoint secret --help`)",
+                    store,
                 )
 
     def _wants_relay(self, met: Round) -> bool:

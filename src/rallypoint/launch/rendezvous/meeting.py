@@ -215,7 +215,7 @@ class Meeting:
             f"{len(roster.present)} of {self.size.least} machines came within {self.times.join:g} s: "
             f"{_list(roster.present)}{named}{lost}{rivals}",
             hint="look at the launcher's log on the machines that did not come: same endpoint, same id, "
-            "same --nnodes, and the endpoint's port reachable from there?",
+            "same --nnodes, same secret if there is one, and the endpoint's port reachable from there?",
         )
 
     def _keep_store(self, complete: Roster, start_store: StartStore) -> None:

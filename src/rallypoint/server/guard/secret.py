@@ -34,11 +34,10 @@ class Token:
     def __init__(self, text: str) -> None:
         """UsageError, which does not repeat the text, if it is none."""
         digits = text.strip()
+        hint = "`rallypoint secret --look` prints it"
         if not digits.startswith(_TOKEN):
-            raise UsageError(
-                f"the variable {LOOK_VARIABLE} holds no token", hint="`rallypoint secret --look` prints it"
-            )
-        self._bytes = _parse(digits.removeprefix(_TOKEN), f"the variable {LOOK_VARIABLE}")
+            raise UsageError(f"the variable {LOOK_VARIABLE} holds no token", hint=hint)
+        self._bytes = _parse(digits.removeprefix(_TOKEN), f"the variable {LOOK_VARIABLE}", hint)
 
     @property
     def proof(self) -> tuple[Right, bytes]:
@@ -129,15 +128,13 @@ def take_secret() -> None:
         os.environ[LOOK_VARIABLE] = secret.token
 
 
-def _parse(digits: str, source: str) -> bytes:
+def _parse(digits: str, source: str, hint: str = _MAKE_ONE) -> bytes:
     try:
         found = bytes.fromhex(digits)
     except ValueError:
         found = b""
     if len(found) != _BYTES:
-        raise UsageError(
-            f"{source} does not hold {2 * _BYTES} hexadecimal digits, as a secret has", hint=_MAKE_ONE
-        )
+        raise UsageError(f"{source} does not hold {2 * _BYTES} hexadecimal digits, as it should", hint=hint)
     return found
 
 

@@ -67,8 +67,8 @@ class Connection:
         if answer == LOCKED:
             raise AccessError(
                 f"the store at {self._server} takes nobody from another machine without the job's secret",
-                hint="give it to this process, in RALLYPOINT_SECRET_FILE or RALLYPOINT_SECRET; to look, the "
-                "token of `rallypoint secret --look` is enough, in RALLYPOINT_TOKEN",
+                hint="give it to this process, in RALLYPOINT_SECRET_FILE or RALLYPOINT_SECRET; only "
+                "`rallypoint status` and `rallypoint web` can do with a token, in RALLYPOINT_TOKEN",
             )
         if answer != nonce:
             raise ProtocolError(

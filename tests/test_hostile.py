@@ -326,8 +326,8 @@ def attacked(server: Server, kind: str, seconds: float, connections: int = 64) -
 def test_another_client_hardly_notices_an_attack(target: str, tmp_path: Path) -> None:
     """Without slices, LIST_KEYS hold it up for seconds.
 
-    On an idle machine with 16 cores p99 was at most 12 ms without a relay, on both backends. Behind one it was 3
-    to 24 ms, but 30 ms with BARRIER and 84 ms with CHECK.
+    On an idle machine with 16 cores p99 was at most 12 ms without a relay, on both backends. Behind one it
+    was 3 to 24 ms, but 30 ms with BARRIER and 84 ms with CHECK.
     """
     with (tmp_path / "log").open("w+") as log, ExitStack() as stack:
         server = stack.enter_context(serving("libuv" if target == "relay" else target, log))

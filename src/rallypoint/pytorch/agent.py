@@ -1,7 +1,8 @@
 """torchrun, as `rallypoint run` starts it: `python -m rallypoint.pytorch.agent` and torchrun's arguments.
 
-It is torchrun's own main function. Two things are added: how many ranks `--nproc-per-node=devices` means on
-this machine, which only torch can tell; and that agent and ranks end when `rallypoint run` is killed.
+It is torchrun's own main function. Some things are added: how many ranks `--nproc-per-node=devices` means on
+this machine, which only torch can tell; that agent and ranks end when `rallypoint run` is killed; and, on
+Windows, how ranks are ended, for which torchrun uses what is not there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rallypoint.launch.command import LAUNCHER_VARIABLE
 from rallypoint.launch.options import BACKEND
@@ -21,6 +23,9 @@ _DEVICES = "--nproc-per-node=devices"
 
 _GRACE_SECONDS = 2.0  # for ranks that want to end in order
 _PARTING_SECONDS = 0.5  # for the agent, once they have ended
+
+_SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # torch's own; its default has some that Windows lacks
+_CONSOLES_SIGNALS = (signal.SIGINT, getattr(signal, "SIGBREAK", None))
 
 
 def end_with_launcher() -> None:
@@ -64,6 +69,27 @@ def _kill_ranks() -> None:
             pass  # it has just ended
 
 
+def end_ranks_as_windows_does() -> None:
+    """Let torchrun hear Ctrl-Break and end its ranks on Windows.
+
+    By itself it sends Ctrl-C to end a rank. That goes to all processes of the console, this launcher's
+    included; and without a console it fails, and the ranks run on.
+    """
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    os.environ.setdefault(_SIGNALS_VARIABLE, "SIGTERM,SIGINT,SIGBREAK")
+    SubprocessHandler.close = _close_rank
+
+
+def _close_rank(handler: Any, death_sig: int | None = None) -> None:
+    if death_sig in _CONSOLES_SIGNALS:
+        return  # the console has sent it to the rank as well; 30 seconds later torchrun calls this again
+    handler.proc.terminate()
+    for stream in (handler._stdout, handler._stderr):
+        if stream:
+            stream.close()
+
+
 def count_devices() -> int:
     """One rank per accelerator, else one."""
     import torch
@@ -93,6 +119,8 @@ def main() -> None:
         sys.exit(f"rallypoint: torch {torch.__version__} has no such rendezvous ({error}); 2.6 or later has")
     # An entry point has done so already, unless the package was not installed but only put on the path.
     rendezvous_handler_registry.register(BACKEND, create_handler)
+    if sys.platform == "win32":
+        end_ranks_as_windows_does()
     sys.argv[0] = "torchrun"  # what it calls itself where it refuses an option
     run_torchrun(settle_ranks(sys.argv[1:]))
 

@@ -167,7 +167,7 @@ class _JoinLine:
         if self._live and (roll.joined or self._from_start):
             self._redraw(f"rallypoint: {_progress(roll)}, {seconds:.0f} s{advice}")
         elif roll.expected and seconds > self._remark_after:
-            self._remark_after *= 2
+            self._remark_after = max(2 * self._remark_after, seconds)
             self._write(f"rallypoint: after {seconds:.0f} s, {_progress(roll)}{advice}\n")
         return True
 

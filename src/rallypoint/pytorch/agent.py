@@ -24,7 +24,10 @@ _DEVICES = "--nproc-per-node=devices"
 _GRACE_SECONDS = 2.0  # for ranks that want to end in order
 _PARTING_SECONDS = 0.5  # for the agent, once they have ended
 
-_SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # torch's own; its default has some that Windows lacks
+_SIGNALS = (
+    "--signals-to-handle",
+    "SIGTERM,SIGINT,SIGBREAK",
+)  # torchrun's default has some that Windows lacks
 _CONSOLES_SIGNALS = (signal.SIGINT, getattr(signal, "SIGBREAK", None))
 
 
@@ -70,15 +73,23 @@ def _kill_ranks() -> None:
 
 
 def end_ranks_as_windows_does() -> None:
-    """Let torchrun hear Ctrl-Break and end its ranks on Windows.
+    """Let torchrun end its ranks on Windows.
 
     By itself it sends Ctrl-C to end a rank. That goes to all processes of the console, this launcher's
     included; and without a console it fails, and the ranks run on.
     """
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-    os.environ.setdefault(_SIGNALS_VARIABLE, "SIGTERM,SIGINT,SIGBREAK")
     SubprocessHandler.close = _close_rank
+
+
+def hear_ctrl_break(arguments: Sequence[str]) -> list[str]:
+    """torchrun's arguments, for the signals of Windows; older torches have no such option."""
+    from torch.distributed.run import get_args_parser
+
+    option, names = _SIGNALS
+    known = option in get_args_parser()._option_string_actions
+    return [f"{option}={names}", *arguments] if known else list(arguments)
 
 
 def _close_rank(handler: Any, death_sig: int | None = None) -> None:
@@ -119,10 +130,12 @@ def main() -> None:
         sys.exit(f"rallypoint: torch {torch.__version__} has no such rendezvous ({error}); 2.6 or later has")
     # An entry point has done so already, unless the package was not installed but only put on the path.
     rendezvous_handler_registry.register(BACKEND, create_handler)
+    sys.argv[0] = "torchrun"  # what it calls itself where it refuses an option
+    arguments = settle_ranks(sys.argv[1:])
     if sys.platform == "win32":
         end_ranks_as_windows_does()
-    sys.argv[0] = "torchrun"  # what it calls itself where it refuses an option
-    run_torchrun(settle_ranks(sys.argv[1:]))
+        arguments = hear_ctrl_break(arguments)
+    run_torchrun(arguments)
 
 
 if __name__ == "__main__":

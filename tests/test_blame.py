@@ -29,6 +29,7 @@ def _exit(rank: int, time: float, code: int) -> Exit:
 def test_nobody_is_blamed_for_nothing() -> None:
     assert find_blame([], []) is None
     assert find_blame([], [_exit(0, 1.0, -signal.SIGTERM)]) is None
+    assert find_blame([], [_exit(0, 1.0, 0xC000013A)]) is None, "Ctrl-C, on Windows"
 
 
 def test_the_first_failure_is_the_cause() -> None:
@@ -82,7 +83,13 @@ def test_the_cause_is_told_from_what_followed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "how"), [(-9, "ended by SIGKILL"), (-11, "ended by SIGSEGV"), (3, "exit code 3")]
+    ("code", "how"),
+    [
+        (-9, "ended by SIGKILL"),
+        (-11, "ended by SIGSEGV"),
+        (3, "exit code 3"),
+        (3221225477, "exit code 3221225477 (0xC0000005, access violation)"),
+    ],
 )
 def test_a_rank_that_died_without_a_word_is_the_cause(code: int, how: str) -> None:
     exits = [_exit(1, 1.0, code), _exit(0, 3.0, 1), _exit(2, 3.0, -signal.SIGTERM)]

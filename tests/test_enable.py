@@ -15,7 +15,7 @@ import pytest
 from command_line import invoke
 from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.errors import RallypointError
-from rallypoint.launch.environment import put_on_path
+from rallypoint.launch.environment import isolating_file, put_on_path
 from rallypoint.pytorch import autoload
 
 _STORE = """
@@ -65,6 +65,43 @@ def test_torch_is_helped_from_enable_to_disable(monkeypatch: pytest.MonkeyPatch,
         autoload.activate()
         helped.append(len(calls))
     assert helped == [1, 0, 0]
+
+
+def test_a_process_of_a_run_that_ignores_pythonpath_is_helped_by_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such are the Pythons of applications for Windows, with a `._pth` file; and those with -E or -I."""
+    calls: list[str] = []
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr("rallypoint.pytorch.autoload.substitute", lambda: calls.append("helped"))
+    monkeypatch.setitem(sys.modules, "torch.distributed", sys)
+    monkeypatch.setenv("RALLYPOINT_REPORTS", str(tmp_path))
+    before = sys.excepthook
+    monkeypatch.setitem(sys.modules, "rallypoint_hooks", sys)  # the folder on PYTHONPATH was found
+    autoload.activate()
+    assert (calls, sys.excepthook) == ([], before)
+    monkeypatch.delitem(sys.modules, "rallypoint_hooks")
+    autoload.activate()
+    assert calls == ["helped"]
+    error = ValueError("the learning rate is a banana")
+    sys.excepthook(ValueError, error, None)
+    assert "banana" in next(tmp_path.glob("failed-*.json")).read_text()
+
+
+def test_a_python_that_ignores_pythonpath_and_lacks_rallypoint_is_found(tmp_path: Path) -> None:
+    portable = tmp_path / "my app ä" / "python_embeded"
+    accelerate = portable / "Scripts" / "accelerate.exe"
+    accelerate.parent.mkdir(parents=True)
+    assert isolating_file(portable / "python.exe") is None
+    listing = portable / "python311._pth"
+    listing.write_text("python311.zip\n.\n# a comment\nLib/more\nimport site\n")
+    assert isolating_file(portable / "python.exe") == isolating_file(accelerate) == listing
+    for packages in ("Lib/site-packages", "Lib/more"):
+        installed = portable / packages / "rallypoint"
+        installed.mkdir(parents=True)
+        assert isolating_file(portable / "python.exe") is isolating_file(accelerate) is None
+        installed.rmdir()
 
 
 def test_nothing_escapes_into_the_import_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

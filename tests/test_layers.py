@@ -17,7 +17,7 @@ ROOT = Path(rallypoint.__file__).parent
 
 # Lowest first. Parts of one level do not import each other.
 LEVELS = [
-    {"errors", "text", "codec", "access"},
+    {"errors", "text", "codec", "access", "exits"},
     {"plots"},
     {"wire"},
     {"engine", "rollcall"},
@@ -35,7 +35,7 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Folders and modules, with all that is below them.
 PURE = {
     *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text", "rallypoint.codec"),
-    "rallypoint.access",
+    *("rallypoint.access", "rallypoint.exits"),
     *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.diagnose.findings"),
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),
     *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "members", "records", "timeline")),

@@ -456,7 +456,10 @@ def test_a_hang_up_is_passed_on_unless_the_terminal_sent_it(monkeypatch: pytest.
     assert not comes_from_terminal(signal.SIGHUP, had_terminal=False)
 
 
-@pytest.mark.parametrize(("code", "ends_with"), [(0, 0), (7, 7), (-15, 1)])
+@pytest.mark.parametrize(
+    ("code", "ends_with"),
+    [(0, 0), (7, 7), (0xC0000005, 0xC0000005 - (1 << 32)), (-2, 0xC000013A - (1 << 32))],
+)
 def test_on_windows_there_is_no_signal_to_end_by(
     code: int, ends_with: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,8 +19,8 @@ from rallypoint.launch.blame import find_blame
 from rallypoint.launch.command import end_as, run_command
 from rallypoint.launch.config import Settings, settle
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.launch.environment import inject, without_rank
-from rallypoint.launch.lost_agent import end_ranks, lost_agent
+from rallypoint.launch.environment import inject, isolating_file, without_rank
+from rallypoint.launch.lost_agent import end_orphans
 from rallypoint.launch.options import FLAGS, OPTIONS, Program, flag_of, split_arguments, text_of
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import LostServer, Reports
@@ -64,6 +64,7 @@ def run(prog: str, words: Sequence[str]) -> int:
     assert order.target is not None  # split_arguments sees to that
     if order.target.kind == "command":
         _check_for_command(order.options)
+        _warn_of_isolation(order.target.words[0])
     return end_as(_run(settings, order.target))
 
 
@@ -78,6 +79,20 @@ def _check_for_command(given: Mapping[str, object]) -> None:
         )
 
 
+def _warn_of_isolation(program: str) -> None:
+    """Say that the Python of a command will not find Rallypoint, and what to do instead. Windows alone."""
+    found = shutil.which(program) if sys.platform == "win32" else None
+    file = isolating_file(Path(found)) if found else None
+    if file is not None:
+        python = file.parent / "python.exe"
+        print(
+            f"rallypoint: {file} lets its Python find only what is listed there, so this command gets no help"
+            f'\n\nhint: install Rallypoint for it, "{python}" -m pip install rallypoint; then say '
+            f'"{python}" -m rallypoint enable, once, and start the command as before',
+            file=sys.stderr,
+        )
+
+
 def _run(settings: Settings, target: Program) -> int:
     with reports.new_folder() as folder:
         environ = _environment(settings, target, str(folder))
@@ -87,10 +102,7 @@ def _run(settings: Settings, target: Program) -> int:
         command = _command(settings, target, str(folder / "torchrun"))
         ended = run_command(command, environ, line.look, is_agent=is_agent)
         line.clear()
-        lost = []
-        if ended.code < 0 and is_agent:
-            end_ranks(str(folder))
-            lost.append(lost_agent(ended))
+        lost = end_orphans(ended, str(folder)) if is_agent else []
         if ended.code and ended.told_to and is_agent:
             _tell_missing(found)
             return -ended.told_to  # torchrun ends with 1, and that is no failure of a rank
@@ -155,7 +167,7 @@ class _JoinLine:
         if self._live and (roll.joined or self._from_start):
             self._redraw(f"rallypoint: {_progress(roll)}, {seconds:.0f} s{advice}")
         elif roll.expected and seconds > self._remark_after:
-            self._remark_after *= 2
+            self._remark_after = max(2 * self._remark_after, seconds)
             self._write(f"rallypoint: after {seconds:.0f} s, {_progress(roll)}{advice}\n")
         return True
 

@@ -10,16 +10,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rallypoint.exits import ENDED_BY_CONSOLE, exit_text, hint_for, signal_name
 from rallypoint.launch.reports import Exit, Failure, LostServer
 from rallypoint.text import shown
-
-# An exception has words, which `rallypoint explain` knows; a signal has none.
-_BY_SIGNAL = {
-    "SIGKILL": "it was killed from outside, most likely because the machine's memory ran out",
-    "SIGSEGV": "it crashed in native code: PYTHONFAULTHANDLER=1 shows where",
-    "SIGABRT": "it was aborted in native code: its own message stands above",
-    "SIGBUS": "it crashed in native code; often shared memory is full (/dev/shm)",
-}
 
 
 @dataclass(frozen=True)
@@ -63,28 +56,22 @@ def _of_exception(cause: Failure, told: Sequence[Failure]) -> FailureSummary:
 
 
 def _of_crash(crash: Exit, told: Sequence[Failure]) -> FailureSummary:
-    how = f"ended by {signal_name(-crash.code)}" if crash.code < 0 else f"ended with exit code {crash.code}"
-    hint = _BY_SIGNAL.get(signal_name(-crash.code), "it left no traceback: see what it printed above")
+    how = f"ended by {signal_name(-crash.code)}" if crash.code < 0 else f"ended with {exit_text(crash.code)}"
+    hint = hint_for(how) or "it left no traceback: see what it printed above"
     return FailureSummary(
         f"rank {crash.rank} (process {crash.pid}) {how}", "", _followers(told, None), hint=hint
     )
 
 
 def _of_server(lost: LostServer, told: Sequence[Failure]) -> FailureSummary:
-    hint = next((hint for name, hint in _BY_SIGNAL.items() if name in lost.how), "")
-    return FailureSummary(f"{lost.server} {lost.how}", "", _followers(told, None), hint=hint)
+    headline = f"{lost.server} {lost.how}"
+    return FailureSummary(headline, "", _followers(told, None), hint=hint_for(lost.how))
 
 
 def _is_crash(each: Exit) -> bool:
-    """Whether a rank without a report ended by itself; the agent ends the other ranks by SIGTERM."""
-    return each.code != 0 and each.code != -signal.SIGTERM
+    """Whether a rank without a report ended by itself, and not because it was told to."""
+    return each.code not in (0, -signal.SIGTERM, ENDED_BY_CONSOLE)
 
 
 def _followers(told: Sequence[Failure], cause: Failure | None) -> tuple[str, ...]:
     return tuple(f"{failure.name}: {shown(failure.kind)}" for failure in told if failure is not cause)
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9, and so on."""
-    names = {each.value: each.name for each in signal.Signals}
-    return names.get(number, f"signal {number}")

@@ -1,14 +1,15 @@
 """Starting a job's command, passing signals on to it, and ending as it ended.
 
-The command runs in this process's own group, so the signals of a terminal (Ctrl-C) reach it by themselves;
-signals to this process alone are passed on. The output of the command is not touched. If this process is
-killed, the command ends as well: torchrun's agent (`pytorch.agent`) sees a pipe end, any other command is
-sent SIGTERM, on Linux.
+The command runs in this process's own group, so the signals of a terminal (Ctrl-C, and on Windows Ctrl-Break)
+reach it by themselves; signals to this process alone are passed on. The output of the command is not touched.
+If this process is killed, the command ends as well: torchrun's agent (`pytorch.agent`) sees a pipe end, any
+other command is sent SIGTERM, on Linux. On Windows a job object ends all that the command has started, too.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,11 @@ from types import FrameType
 from typing import NamedTuple, NoReturn
 
 from rallypoint.errors import UsageError
+from rallypoint.exits import ENDED_BY_CONSOLE
+from rallypoint.launch.job_object import children_end_with_us
 from rallypoint.server.guard.secret import SECRET_VARIABLE
 
+_ENDINGS = ("SIGINT", "SIGTERM", "SIGBREAK")
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGBREAK")
 
 LOOK_SECONDS = 0.1
@@ -36,14 +40,15 @@ class Ended(NamedTuple):
     pid: int
     code: int
     told_to: int
-    """The SIGINT or SIGTERM that this process was sent, or 0."""
+    """The SIGINT, SIGTERM or SIGBREAK that this process was sent, or 0."""
 
 
 def run_command(
     command: Sequence[str], environ: Mapping[str, str], on_look: Callable[[], bool], *, is_agent: bool
 ) -> Ended:
     """Run a command to its end. `on_look` is called every tenth of a second, until it returns False."""
-    with _passing_signals() as relay, _lifeline(environ.get(SECRET_VARIABLE, "")) as pipe:
+    lifeline = _lifeline(environ.get(SECRET_VARIABLE, ""))
+    with children_end_with_us(), _passing_signals() as relay, lifeline as pipe:
         process = _start(command, environ, pipe if is_agent else None)
         relay.open(process)
         try:
@@ -52,7 +57,7 @@ def run_command(
             process.terminate()
             process.wait()
             raise
-    endings = [number for number in relay.seen if number in (signal.SIGINT, signal.SIGTERM)]
+    endings = [number for number in relay.seen if signal.Signals(number).name in _ENDINGS]
     return Ended(process.pid, code, endings[0] if endings else 0)
 
 
@@ -68,8 +73,11 @@ def _await_end(process: subprocess.Popen[bytes], on_look: Callable[[], bool]) ->
 
 def end_as(code: int) -> NoReturn:
     """End this process as a command ended: with its exit code, or by the same signal."""
-    if code >= 0 or sys.platform == "win32":
-        sys.exit(code if code >= 0 else 1)
+    if sys.platform == "win32":
+        code = code if code >= 0 else ENDED_BY_CONSOLE
+        sys.exit(code - (1 << 32) if code >> 31 else code)  # 32 bits with a sign are all that it takes
+    if code >= 0:
+        sys.exit(code)
     if -code not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
@@ -113,7 +121,9 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     try:
         if sys.platform == "win32":  # neither descriptors nor signals pass there
-            return subprocess.Popen(command, env=dict(environ))
+            # Windows by itself would look beside this Python first, which in a venv is not the venv's.
+            program = shutil.which(command[0]) or command[0]
+            return subprocess.Popen([program, *command[1:]], env=dict(environ))
         if lifeline is not None:
             environ = {**environ, LAUNCHER_VARIABLE: str(lifeline)}
             environ.pop(SECRET_VARIABLE, None)  # it is in the pipe, and ranks do not need it

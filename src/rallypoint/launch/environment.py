@@ -23,9 +23,24 @@ def put_on_path(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
 def inject(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for processes that are to use Rallypoint, and those that they start in turn.
 
-    It takes no effect on interpreters that are told to ignore their environment (-E, -I) or site (-S).
+    It takes no effect on interpreters that are told to ignore their environment (-E, -I, a `._pth` file) or
+    site (-S). If Rallypoint is installed for them, torch loads it all the same (`pytorch.autoload`).
     """
     return put_on_path(environ, INJECTION)
+
+
+def isolating_file(program: Path) -> Path | None:
+    """The `python311._pth` that keeps a program's Python from finding Rallypoint; None if there is none.
+
+    Such a file stands beside the `python.exe` that comes with an application, and lists all that is to be on
+    its path: PYTHONPATH is ignored. The program is that Python, or a script in a folder below.
+    """
+    for folder in (program.parent, program.parent.parent):
+        for file in folder.glob("python*._pth"):
+            listed = [folder / line.strip() for line in file.read_text(errors="replace").splitlines()]
+            has_it = (path / "rallypoint" for path in (*listed, folder / "Lib" / "site-packages"))
+            return None if any(path.is_dir() for path in has_it) else file
+    return None
 
 
 def name_relay(environ: MutableMapping[str, str], relay: Endpoint | None, store: Endpoint) -> None:

@@ -7,9 +7,10 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rallypoint.launch.blame import signal_name
+from rallypoint.exits import exit_text, signal_name
 from rallypoint.launch.command import Ended
 from rallypoint.launch.reports import VARIABLE, LostServer
 
@@ -19,22 +20,35 @@ if TYPE_CHECKING:
 _GRACE_SECONDS = 2.0  # for ranks that want to end in order
 
 
-def lost_agent(ended: Ended) -> LostServer:
-    """An agent that a signal has ended, for the report."""
-    name = f"torchrun's agent (process {ended.pid} on {socket.gethostname()})"
-    return LostServer(name, f"has ended by signal {signal_name(-ended.code)}", time.time())
+def end_orphans(ended: Ended, folder: str) -> list[LostServer]:
+    """End the ranks that an agent has left behind, and name the agent, for the report; [] if it left none.
 
-
-def end_ranks(folder: str) -> None:
-    """Tell the ranks that report to a folder to end, and kill those that run 2 seconds later.
-
-    Not what they have started in sessions of their own: torchrun leaves that alone, too.
+    The ranks report to `folder`. Not what they have started in sessions of their own: torchrun leaves that
+    alone, too.
     """
-    if sys.platform == "win32":  # there is no group of processes to end
-        return
+    if ended.code == 0 or (ended.code > 0 and sys.platform != "win32"):
+        return []  # it has ended by itself, and then its ranks have ended before it
+    ranks = _find_ranks(folder)
+    if ended.code > 0 and not ranks:  # Windows: an exit code does not tell who has ended a process
+        return []
+    _end(ranks)
+    name = f"torchrun's agent (process {ended.pid} on {socket.gethostname()})"
+    by_signal = f"by signal {signal_name(-ended.code)}"
+    how = by_signal if ended.code < 0 else f"with {exit_text(ended.code)} before its ranks"
+    return [LostServer(name, f"has ended {how}", time.time())]
+
+
+def _end(ranks: Sequence[psutil.Process]) -> None:
+    """Tell ranks to end, and kill those that run 2 seconds later; on Windows, end them and their children."""
     import psutil  # late: hardly any job needs it
 
-    ranks = _find_ranks(folder)
+    if sys.platform == "win32":
+        for process in [each for rank in ranks for each in (rank, *_children(rank))]:
+            try:
+                process.kill()
+            except psutil.Error:
+                pass  # it has just ended
+        return
     for number in (signal.SIGTERM, signal.SIGKILL):
         for rank in ranks:
             try:
@@ -42,6 +56,15 @@ def end_ranks(folder: str) -> None:
             except OSError:
                 pass  # it has just ended
         _, ranks = psutil.wait_procs(ranks, _GRACE_SECONDS)
+
+
+def _children(rank: psutil.Process) -> list[psutil.Process]:
+    import psutil
+
+    try:
+        return rank.children(recursive=True)
+    except psutil.Error:
+        return []  # it has just ended
 
 
 def _find_ranks(folder: str) -> list[psutil.Process]:

@@ -1,7 +1,8 @@
 """torchrun, as `rallypoint run` starts it: `python -m rallypoint.pytorch.agent` and torchrun's arguments.
 
-It is torchrun's own main function. Two things are added: how many ranks `--nproc-per-node=devices` means on
-this machine, which only torch can tell; and that agent and ranks end when `rallypoint run` is killed.
+It is torchrun's own main function. Some things are added: how many ranks `--nproc-per-node=devices` means on
+this machine, which only torch can tell; that agent and ranks end when `rallypoint run` is killed; and, on
+Windows, how ranks are ended, for which torchrun uses what is not there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rallypoint.launch.command import LAUNCHER_VARIABLE
 from rallypoint.launch.options import BACKEND
@@ -21,6 +23,12 @@ _DEVICES = "--nproc-per-node=devices"
 
 _GRACE_SECONDS = 2.0  # for ranks that want to end in order
 _PARTING_SECONDS = 0.5  # for the agent, once they have ended
+
+_SIGNALS = (
+    "--signals-to-handle",
+    "SIGTERM,SIGINT,SIGBREAK",
+)  # torchrun's default has some that Windows lacks
+_CONSOLES_SIGNALS = (signal.SIGINT, getattr(signal, "SIGBREAK", None))
 
 
 def end_with_launcher() -> None:
@@ -64,6 +72,35 @@ def _kill_ranks() -> None:
             pass  # it has just ended
 
 
+def end_ranks_as_windows_does() -> None:
+    """Let torchrun end its ranks on Windows.
+
+    By itself it sends Ctrl-C to end a rank. That goes to all processes of the console, this launcher's
+    included; and without a console it fails, and the ranks run on.
+    """
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    SubprocessHandler.close = _close_rank
+
+
+def hear_ctrl_break(arguments: Sequence[str]) -> list[str]:
+    """torchrun's arguments, for the signals of Windows; older torches have no such option."""
+    from torch.distributed.run import get_args_parser
+
+    option, names = _SIGNALS
+    known = option in get_args_parser()._option_string_actions
+    return [f"{option}={names}", *arguments] if known else list(arguments)
+
+
+def _close_rank(handler: Any, death_sig: int | None = None) -> None:
+    if death_sig in _CONSOLES_SIGNALS:
+        return  # the console has sent it to the rank as well; 30 seconds later torchrun calls this again
+    handler.proc.terminate()
+    for stream in (handler._stdout, handler._stderr):
+        if stream:
+            stream.close()
+
+
 def count_devices() -> int:
     """One rank per accelerator, else one."""
     import torch
@@ -94,7 +131,11 @@ def main() -> None:
     # An entry point has done so already, unless the package was not installed but only put on the path.
     rendezvous_handler_registry.register(BACKEND, create_handler)
     sys.argv[0] = "torchrun"  # what it calls itself where it refuses an option
-    run_torchrun(settle_ranks(sys.argv[1:]))
+    arguments = settle_ranks(sys.argv[1:])
+    if sys.platform == "win32":
+        end_ranks_as_windows_does()
+        arguments = hear_ctrl_break(arguments)
+    run_torchrun(arguments)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rallypoint.exits import exit_text
+
 # Without the folder it happens to stand in, which may hold a torch of its own: the sources, say.
 _PROGRAM: Final = """
 import sys
@@ -69,7 +71,7 @@ def _problem(code: int, log: str) -> str:
     if code == 0:
         return ""
     lines = [line for line in log.splitlines() if line.strip()]
-    return f"exit code {code}: {lines[-1].strip()}" if lines else f"exit code {code}"
+    return f"{exit_text(code)}: {lines[-1].strip()}" if lines else exit_text(code)
 
 
 def _read(output: str) -> dict[str, dict[str, Any]]:

@@ -2,23 +2,36 @@
 
 torch calls `activate` when it is imported in an environment where Rallypoint is installed, as everything in
 the entry-point group `torch.backends`; an exception there would break `import torch` for everybody. So it
-does nothing unless `rallypoint enable` was said in this environment, and it lets nothing escape.
+does nothing unless `rallypoint enable` was said in this environment or `rallypoint run` has started the
+process, and it lets nothing escape.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from types import TracebackType
+
+_OF_INJECTION = "rallypoint_hooks"
 
 
 def activate() -> None:
-    """Make this process's torch use Rallypoint where it has to, if that is enabled here."""
+    """Make this process's torch use Rallypoint where it has to, if that is enabled here or it is in a job.
+
+    A process of a job has that from the folder on PYTHONPATH, unless its interpreter ignores that variable:
+    with -E or -I, or a `._pth` file, as the Pythons have that come with applications for Windows.
+    """
     try:
         from rallypoint.launch.switches import enabling_file
 
-        if enabling_file().exists():
-            from rallypoint.pytorch.injection.rallypoint_hooks import after_import
+        was_missed = "RALLYPOINT_REPORTS" in os.environ and _OF_INJECTION not in sys.modules
+        if was_missed or enabling_file().exists():
+            from rallypoint.pytorch.injection.rallypoint_hooks import after_import, on_failure
 
             after_import("torch.distributed", _try_to_substitute)
+            if was_missed:
+                on_failure(_report)
     except Exception:
         _warn()
 
@@ -40,6 +53,12 @@ def substitute() -> None:
         register_schemes()
     else:
         register_rally()
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
+    from rallypoint.launch.reports import report_failure  # late: hardly any process fails
+
+    return report_failure(kind, error, trace)
 
 
 def _try_to_substitute() -> None:

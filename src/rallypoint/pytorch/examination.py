@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 _SECONDS: Final = 5.0
@@ -86,16 +88,19 @@ def _reduce(backend: str, device: str) -> Facts:
     import torch.distributed as dist
 
     begun = time.perf_counter()
-    dist.init_process_group(
-        backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=_SECONDS)
-    )
-    try:
-        value = torch.ones(1, device=device)
-        dist.all_reduce(value)
-        if value.item() != 1.0:
-            raise RuntimeError(f"the sum of one 1 is {value.item()}")
-    finally:
-        dist.destroy_process_group()
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        # Neither needs a port. On Windows torch has no HashStore.
+        has_hash = hasattr(dist, "HashStore")
+        store = dist.HashStore() if has_hash else dist.FileStore(str(Path(folder, "store")), 1)
+        patience = timedelta(seconds=_SECONDS)
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=patience)
+        try:
+            value = torch.ones(1, device=device)
+            dist.all_reduce(value)
+            if value.item() != 1.0:
+                raise RuntimeError(f"the sum of one 1 is {value.item()}")
+        finally:
+            dist.destroy_process_group()
     return {"seconds": time.perf_counter() - begun}
 
 

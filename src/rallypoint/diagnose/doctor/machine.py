@@ -88,7 +88,7 @@ def check_open_files(situation: Situation) -> Iterator[Finding]:
 def open_files_allowed() -> tuple[int, int] | None:
     """How many files a process may open: now, and at most if it asks. None if the system does not tell."""
     if sys.platform == "win32":
-        return None
+        return sys.maxsize, sys.maxsize  # it has no limit for sockets and handles that a job could reach
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -25,7 +25,7 @@ from rallypoint.text import fine_duration
 SECONDS: Final = 60.0
 _PARTS: Final = ("torch", "devices", "gloo", "plugin", "store", "nccl")
 
-_PROBED: Final = ("reverse-lookup-stalls", "no-libuv")
+_PROBED: Final = ("reverse-lookup-stalls", "no-libuv-on-windows")
 """Defects that other checks find by trying."""
 
 _SYSTEMS: Final = {"Linux": "linux", "Windows": "windows", "Darwin": "macos"}

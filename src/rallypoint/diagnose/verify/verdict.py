@@ -14,6 +14,7 @@ from statistics import median_low
 from typing import Annotated, Final
 
 from rallypoint.codec import ReadBy
+from rallypoint.exits import exit_text
 
 _LEARNED: Final = 0.5
 """The loss has to fall to this part of its first value, or less."""
@@ -72,7 +73,7 @@ def _of_ending(ending: ProcessEnding) -> list[str]:
     codes = sorted({code for code in ending.exit_codes if code})
     return [
         *late,
-        *(f"a process was ended by signal {-code}" if code < 0 else f"exit code {code}" for code in codes),
+        *(f"a process was ended by signal {-code}" if code < 0 else exit_text(code) for code in codes),
     ]
 
 

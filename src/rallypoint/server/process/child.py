@@ -117,10 +117,16 @@ def take_listeners(order: Order, commands: BinaryIO) -> list[socket.socket]:
 
 def _watch_parent(loop: Loop, commands: BinaryIO, on_end: Callable[[], None]) -> None:
     if sys.platform == "win32":
-        # A pipe cannot be polled there, so a thread waits for its end.
+        # A pipe cannot be polled there, so a thread waits for its end. It does so below the buffer, whose
+        # lock it would hold when this process ends for another reason: Python would abort.
         import threading
 
-        threading.Thread(target=lambda: (commands.read(), on_end()), daemon=True).start()
+        def await_end() -> None:
+            while os.read(commands.fileno(), 4096):
+                pass
+            on_end()
+
+        threading.Thread(target=await_end, daemon=True).start()
         return
 
     def end() -> None:

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import IO
 
 from rallypoint.errors import ServerStartError
+from rallypoint.exits import exit_text, signal_name
 from rallypoint.server.guard.secret import SECRET_VARIABLE, job_secret
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
@@ -348,17 +348,15 @@ def _exit_of(process: subprocess.Popen[bytes]) -> str:
 
 
 def _ending(code: int) -> str:
-    if code >= 0:
-        return f"with exit code {code}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"by signal {names.get(-code, -code)}"
+    return f"by signal {signal_name(-code)}" if code < 0 else f"with {exit_text(code)}"
 
 
 def _stop(process: subprocess.Popen[bytes], owner: int) -> None:
     if os.getpid() != owner:  # a fork of the parent has a copy of everything, but the server is not its own
         return
-    process.terminate()
-    for pipe in (process.stdin, process.stdout):
+    if sys.platform != "win32":  # there it would end with exit code 1, as if somebody had killed it
+        process.terminate()
+    for pipe in (process.stdin, process.stdout):  # without its standard input it ends by itself
         try:
             _pipe(pipe).close()
         except OSError:  # what was to be written has nobody to read it any more

@@ -172,7 +172,7 @@ class TestWithoutLibuv:
         prefixed = dist.PrefixStore("a", dist.PrefixStore("b", client))
         master.queue_push("b/a/queue", "first")
         prefixed.queue_push("queue", b"second")
-        assert prefixed.queue_len("queue") == 2
+        assert prefixed.clone().queue_len("queue") == 2
         assert (client.queue_pop("b/a/queue"), prefixed.queue_pop("queue")) == (b"first", b"second")
         client.set_timeout(_SHORT)
         with pytest.raises(dist.DistStoreError):

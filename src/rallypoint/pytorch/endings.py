@@ -37,10 +37,11 @@ def install() -> None:
 def _patched_destroy(*args: Any, **kwargs: Any) -> None:
     ending = _stores_in_use()
     _destroy(*args, **kwargs)
+    if dist.is_initialized():  # it was another group than the default one
+        return
     for store in ending:
-        if not dist.is_initialized():
-            _stores.remove(store)
-            store.close()
+        _stores.remove(store)
+        store.close()
     end_left_servers()
 
 

@@ -22,7 +22,9 @@ from rallypoint.errors import (
     QueueEmptyError,
     RallypointError,
 )
-from rallypoint.stores.base import Store
+from rallypoint.stores.base import Store, Value
+
+_GROUP = "default_pg/"  # torch's own prefix
 
 _kept: list[PythonStore] = []
 
@@ -69,6 +71,8 @@ class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
     def __init__(self, store: Store) -> None:
         super().__init__()
         self._store = store
+        self.served_a_group = False
+        """Whether it has been the store of the default process group."""
         # C++ holds the object, but not its Python half, which would vanish with the last Python
         # reference while a process group still uses it: so it lives as long as the process.
         _kept.append(self)
@@ -81,11 +85,15 @@ class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
     port = property(attrgetter("_store.port"))
     libuvBackend = property(attrgetter("_store.libuvBackend"))  # noqa: N815 - torch's name
 
+    def set(self, key: str, value: Value) -> None:
+        self.served_a_group = self.served_a_group or key.startswith(_GROUP)
+        with as_torch_errors():
+            self._store.set(key, value)
+
     def add(self, key: str, value: int) -> int:
         with as_torch_errors():
             return self._store.add(key, value)
 
-    set = _passed_on("set")
     get = _passed_on("get")
     compare_set = _passed_on("compare_set")
     append = _passed_on("append")

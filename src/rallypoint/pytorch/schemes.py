@@ -20,8 +20,9 @@ import torch.distributed as dist
 from rallypoint.errors import UsageError
 from rallypoint.launch.options import parse_seconds
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, parse_choice
+from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
-from rallypoint.pytorch.substitution import StoreParameters, make_store
+from rallypoint.pytorch.substitution import make_store
 from rallypoint.server.loops.backend import parse_switch
 from rallypoint.stores.rendezvous import place_of, rank_and_size, rendezvous
 

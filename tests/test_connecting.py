@@ -302,7 +302,7 @@ def test_without_a_world_size_or_without_waiting_nobody_is_counted(
 
 
 def test_a_world_of_nobody() -> None:
-    with pytest.raises(UsageError, match="the world size is 0, but must be positive"):
+    with pytest.raises(UsageError, match="TCPStore world size cannot be 0"):
         TCPStore("localhost", 0, 0, True)
 
 

@@ -84,6 +84,8 @@ class TCPStore(Store):
         rank: int = -1,
     ) -> None:
         super().__init__(timeout)
+        if world_size is not None and world_size < 1 and world_size != -1:
+            raise UsageError(f"TCPStore world size cannot be {world_size}: it must be positive, or None")
         if not isinstance(port, int):
             raise UsageError(f"the port is {port!r}, which is no number", hint="write int(...)")
         if not 0 <= port <= 65_535 or (port == 0 and not is_master):
@@ -337,8 +339,6 @@ class TCPStore(Store):
             pass  # connected, and the server has answered
         if world_size is None or world_size == -1:
             return
-        if world_size < 1:
-            raise UsageError(f"the world size is {world_size}, but must be positive")
         self._add(_WORKERS, 1, patience)
         if is_master:
             self.await_workers(world_size, deadline)

@@ -179,7 +179,7 @@ def patch_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     clone = ["clone"] if hasattr(dist.TCPStore, "clone") else []
     for name in ("__new__", "__init__", "host", "port", "libuvBackend", *clone, *queue_names):
         monkeypatch.setattr(dist.TCPStore, name, getattr(dist.TCPStore, name))
-    for name in ("__new__", *clone, *queue_names):
+    for name in ("__init__", "list_keys", *clone, *queue_names):
         monkeypatch.setattr(dist.PrefixStore, name, getattr(dist.PrefixStore, name))
     for module in (dist, distributed_c10d):
         monkeypatch.setattr(module, "destroy_process_group", module.destroy_process_group)

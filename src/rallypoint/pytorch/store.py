@@ -7,7 +7,6 @@ results, exception types and the first words of messages are torch's.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -57,26 +56,6 @@ _WORDS: dict[type[RallypointError], str] = {
         "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash? "
     ),
 }
-
-
-class _Spelling(threading.local):
-    """A thread that wants to know how a key is spelled below a `PrefixStore`."""
-
-    awaited = False
-    key = ""
-
-
-_spelling = _Spelling()
-
-
-def full_key(prefixed: Any, key: str) -> str:
-    """A key of a `PrefixStore` over a `PythonStore`, as it arrives there: torch does not tell a prefix."""
-    _spelling.awaited = True
-    try:
-        prefixed.check([key])
-    finally:
-        _spelling.awaited = False
-    return _spelling.key
 
 
 def _type_for(error: RallypointError) -> Any:
@@ -172,13 +151,13 @@ class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
     append = _operation("append", as_key, as_value)
     add = _operation("add", as_key, as_number)
     multi_get = _operation("multi_get", as_keys)
+    check = _operation("check", as_keys)
     delete_key = deleteKey = _operation("delete_key", as_key)  # noqa: N815
     num_keys = getNumKeys = _operation("num_keys")  # noqa: N815
     list_keys = _operation("list_keys")
     queue_push = _operation("queue_push", as_key, as_value)
     queue_len = _operation("queue_len", as_key)
     has_extended_api = _operation("has_extended_api")
-    _check = _operation("check", as_keys)
     _set = _operation("set", as_key, as_value)
     _multi_set = _operation("multi_set", as_keys, as_values)
     _wait = _operation("wait", as_keys)
@@ -189,12 +168,6 @@ class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
     def set(self, *args: object, **kwargs: object) -> None:
         self._set(*args, **kwargs)
         self.served_a_group = self.served_a_group or as_key(args[0]).startswith(_GROUP)
-
-    def check(self, *args: object, **kwargs: object) -> Any:
-        if _spelling.awaited:
-            (_spelling.key,) = as_keys(args[0])
-            return True
-        return self._check(*args, **kwargs)
 
     def wait(self, *args: object, **kwargs: object) -> None:
         (self._wait_for if len(args) == 2 else self._wait)(*args, **kwargs)

@@ -37,7 +37,7 @@ import torch.distributed as dist
 from rallypoint.errors import PortInUseError
 from rallypoint.launch.reports import folder_of, report_joined
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, patch_of
-from rallypoint.pytorch import endings, queues
+from rallypoint.pytorch import endings, prefixes, queues
 from rallypoint.pytorch.joining import await_name, join
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
@@ -96,6 +96,7 @@ def install() -> None:
         if _clone is not None:
             _TorchStore.clone = _patched_clone
         queues.install()
+        prefixes.install()
         endings.install()
 
 

@@ -18,8 +18,10 @@ from typing import IO
 import psutil
 import pytest
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
-from rallypoint.pytorch import servers, substitution
+from rallypoint.pytorch import queues, servers, substitution
+from rallypoint.pytorch import store as python_stores
 from rallypoint.stores.tcp import TCPStore
 
 SECONDS = 90.0
@@ -173,25 +175,24 @@ def own_servers() -> set[int]:
 
 def patch_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patch the torch of this process, until the end of the test."""
-    for name in (
-        "__new__",
-        "__init__",
-        "host",
-        "port",
-        *(["clone"] if hasattr(dist.TCPStore, "clone") else []),
-    ):
+    queue_names = [name for name in queues.METHODS if hasattr(dist.TCPStore, name)]
+    clone = ["clone"] if hasattr(dist.TCPStore, "clone") else []
+    for name in ("__new__", "__init__", "host", "port", "libuvBackend", *clone, *queue_names):
         monkeypatch.setattr(dist.TCPStore, name, getattr(dist.TCPStore, name))
+    for name in ("__new__", *clone, *queue_names):
+        monkeypatch.setattr(dist.PrefixStore, name, getattr(dist.PrefixStore, name))
+    for module in (dist, distributed_c10d):
+        monkeypatch.setattr(module, "destroy_process_group", module.destroy_process_group)
     substitution.install()
 
 
 def end_torch_stores() -> None:
     """End the servers behind torch stores that this process has made and dropped."""
     gc.collect()
-    for store in substitution._python_masters.values():
+    for store in list(python_stores._kept):
         store.close()
     for owned in servers._servers.values():
         assert owned.server.await_end(SECONDS), "a store that was dropped still holds its server"
-    substitution._python_masters.clear()
     servers._servers.clear()
 
 

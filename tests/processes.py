@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
+
+import pytest
 
 BACKENDS = ("libuv", "legacy")
 
@@ -75,6 +78,17 @@ def has_ipv6() -> bool:
     return True
 
 
+def is_wine() -> bool:
+    """Whether this is Wine, which is not all that Windows is."""
+    return sys.platform == "win32" and hasattr(ctypes.WinDLL("ntdll"), "wine_get_version")
+
+
+tells_connections = pytest.mark.skipif(is_wine(), reason="Wine tells no connections of a process")
+sends_signals = pytest.mark.skipif(
+    sys.platform == "win32", reason="windows/test_console.py has the signals of Windows"
+)
+
+
 def end(process: subprocess.Popen[Any]) -> None:
     """End a process that this test started, and close its pipes."""
     if process.poll() is None:
@@ -85,6 +99,8 @@ def end(process: subprocess.Popen[Any]) -> None:
 @contextmanager
 def torch_serving(use_libuv: bool) -> Iterator[int]:
     """torch's own server, on an IPv4 loopback port: so the hosts file answers its reverse look-ups."""
+    if use_libuv and sys.platform == "win32":
+        pytest.skip("torch for Windows has no libuv server")
     import torch.distributed as dist  # late: it takes seconds, and most servers here are ours
 
     with socket.socket() as probe:

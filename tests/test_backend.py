@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from rallypoint.server.loops.backend import Choice, choose, parse_switch
 from rallypoint.stores.tcp import TCPStore
 from raw import RawClient, log_of
 
+PACKAGE = "winloop" if sys.platform == "win32" else "uvloop"
 LIBUV, LEGACY = {"USE_LIBUV": "1"}, {"USE_LIBUV": "0"}
 
 
@@ -70,7 +72,7 @@ def server_of_this_process() -> psutil.Process:
 
 
 def has_loaded_libuv(process: psutil.Process) -> bool:
-    return any("uvloop" in mapped.path for mapped in process.memory_maps())
+    return any(PACKAGE in mapped.path for mapped in process.memory_maps())
 
 
 @pytest.mark.parametrize(
@@ -99,8 +101,8 @@ def test_a_client_tells_what_it_was_told() -> None:
 
 @pytest.fixture
 def without_libuv(tmp_path: Path) -> Path:
-    """A folder that, when it is the first to be searched, makes the import of uvloop fail."""
-    package = tmp_path / "first" / "uvloop"
+    """A folder that, when it is the first to be searched, makes the import of libuv's package fail."""
+    package = tmp_path / "first" / PACKAGE
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('libuv.so.1: no such file')\n")
     return package.parent
@@ -128,8 +130,8 @@ def test_a_hosted_server_without_libuv_falls_back(
     wanted = argument is True or variable == "1"
     assert len(warnings) == (1 if wanted else 0)
     if wanted:
-        assert "uvloop cannot be imported (libuv.so.1: no such file)" in warnings[0]
-        assert "pip install uvloop" in warnings[0]
+        assert f"{PACKAGE} cannot be imported (libuv.so.1: no such file)" in warnings[0]
+        assert f"pip install {PACKAGE}" in warnings[0]
     assert "libuv" not in "".join(capfd.readouterr()), "the server process has warned once more"
 
 
@@ -142,4 +144,4 @@ def test_serve_without_libuv_falls_back(
         assert server.backend == "legacy"
         with RawClient(server.port) as client:
             assert client.answers()
-        assert log_of(server).count("uvloop cannot be imported") == warnings
+        assert log_of(server).count(f"{PACKAGE} cannot be imported") == warnings

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from processes import end, has_ipv6
+from processes import end, has_ipv6, is_wine, tells_connections
 from rallypoint.errors import BindError, PortInUseError, UsageError
 from rallypoint.server.process.binding import (
     addresses_for,
@@ -47,6 +47,8 @@ def listening(host: str, port: int = 0) -> Iterator[list[socket.socket]]:
 
 def places_of(port: int) -> set[str]:
     """The addresses on which this process listens on a port, as the system says."""
+    if is_wine():
+        pytest.skip("Wine tells no connections of a process")
     return {
         connection.laddr.ip
         for connection in psutil.Process().net_connections("tcp")
@@ -167,6 +169,7 @@ sys.stdin.readline()
 """
 
 
+@tells_connections
 def test_a_port_in_use_names_who_holds_it() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", LISTEN, "the-holder"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -261,7 +264,14 @@ def test_a_port_of_which_nobody_knows_the_holder() -> None:
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(errno.EACCES, "below 1024 are reserved"), (errno.ENOBUFS, os.strerror(errno.ENOBUFS))],
+    [
+        pytest.param(
+            errno.EACCES,
+            "below 1024 are reserved",
+            marks=pytest.mark.skipif(sys.platform == "win32", reason="no port is reserved there"),
+        ),
+        (errno.ENOBUFS, os.strerror(errno.ENOBUFS)),
+    ],
 )
 def test_a_bind_that_the_system_refuses(code: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing(socket.socket):
@@ -314,11 +324,9 @@ def test_a_descriptor_that_cannot_listen_leaves_no_socket_behind() -> None:
     datagrams = sock.detach()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(
-            BindError, match=f"master_listen_fd {datagrams} .*: Operation not supported\nhint:"
-        ):
+        with pytest.raises(BindError, match=f"master_listen_fd {datagrams} .*: .+\nhint:"):
             adopt(datagrams)
         gc.collect()
     assert not caught
-    with pytest.raises(BindError, match=f"master_listen_fd {datagrams} .*Bad file descriptor"):
+    with pytest.raises(BindError, match=f"master_listen_fd {datagrams} cannot be listened on"):
         adopt(datagrams)

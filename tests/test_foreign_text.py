@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
@@ -304,6 +305,7 @@ def test_no_key_is_printed_raw(server: Server) -> None:
     check(invoke("status", server.address).stdout)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no such terminal")
 def test_a_terminal_obeys_no_value(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe gets it as it is: a value may be anything."""
     value = EVIL.encode(errors="surrogateescape")

@@ -225,7 +225,7 @@ def in_a_process(port: int, *words: str, stdin: bytes = b"") -> Outcome:
         check=False,
         env={**os.environ, "RALLYPOINT_STORE": f"localhost:{port}"},
     )
-    return Outcome(done.returncode, done.stdout, done.stderr.decode())
+    return Outcome(done.returncode, done.stdout, done.stderr.decode().replace(os.linesep, "\n"))
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,8 @@ from rallypoint.launch.switches import ClientChoice, Patch
 from rallypoint.pytorch import attendance as rollcall
 from rallypoint.pytorch import substitution
 from rallypoint.pytorch.attendance import AGENTS, AskingSchedule, RollCall, named, plan_of
-from rallypoint.pytorch.substitution import StoreParameters, make_store
+from rallypoint.pytorch.parameters import StoreParameters
+from rallypoint.pytorch.substitution import make_store
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import Plan, PlannedMachine

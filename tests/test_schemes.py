@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from rallypoint.pytorch.schemes import meet_at_file, meet_at_server
 from rallypoint.pytorch.store import PythonStore
 
 _SHORT = timedelta(seconds=5)
+
+_torchs_file_handler: Any = import_module("torch.distributed.rendezvous")._file_rendezvous_handler
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +99,8 @@ def _assert_ranks_meet(folder: Path, *urls: str) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork there")
 def test_ranks_meet_by_rally_and_by_file(tmp_path: Path) -> None:
-    _assert_ranks_meet(tmp_path, f"rally://localhost:{free_port()}", f"file://{tmp_path}/meeting")
+    file = f"file://{tmp_path}/meeting"
+    _assert_ranks_meet(tmp_path, f"rally://localhost:{free_port()}", file, file, file)
 
 
 @pytest.mark.slow
@@ -111,6 +115,37 @@ def test_a_stale_file_is_said_to_be_stale(tmp_path: Path) -> None:
     _leave_behind(path)
     with pytest.raises(dist.DistStoreError, match="another run"):
         next(iter(meet_at_file(f"file://{path}?rank=0&world_size=1", timeout=_SHORT)))
+
+
+def test_two_stores_of_a_process_share_a_place_in_a_file(tmp_path: Path) -> None:
+    """As a process group and RPC on one file."""
+    url = f"file://{tmp_path}/meeting?rank=0&world_size=1"
+    (first, *place), (second, *same_place) = (next(iter(meet_at_file(url, timeout=_SHORT))) for _ in range(2))
+    assert place == same_place == [0, 1]
+    first.set("key", "value")
+    assert second.get("key") == b"value"
+    first.close()
+    assert second.get("key") == b"value"
+    second.close()
+    assert not (tmp_path / "meeting").exists()
+
+
+_START = "^Error initializing torch.distributed using file:// rendezvous: "
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("file://", f"{_START}path missing"),
+        ("file:///path?world_size=1", f"{_START}rank parameter missing"),
+        ("file:///path?rank=0", f"{_START}world size parameter missing"),
+        ("file:///path?rank=x&world_size=1", "'x'"),
+    ],
+)
+def test_a_file_url_is_refused_as_torch_refuses_it(url: str, words: str) -> None:
+    for handler in (_torchs_file_handler, meet_at_file):
+        with pytest.raises(ValueError, match=words):
+            next(iter(handler(url)))
 
 
 def _leave_behind(path: Path) -> None:
@@ -158,7 +193,7 @@ def test_rank_zero_starts_our_server_also_on_a_torch_with_libuv() -> None:
 
 def test_the_wrapper_has_every_public_name_of_torchs_store() -> None:
     theirs = {name for name in dir(dist.Store) if not name.startswith("_")}
-    assert theirs - vars(PythonStore).keys() == set()
+    assert theirs - vars(PythonStore).keys() == {"timeout", "set_timeout"}  # which C++ keeps
 
 
 def test_the_wrapper_passes_everything_on() -> None:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from command_line import invoke
-from processes import BACKENDS, Server, end, has_ipv6, serving
+from processes import BACKENDS, Server, end, has_ipv6, sends_signals, serving, tells_connections
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
@@ -78,6 +78,7 @@ def limited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 # The command
 
 
+@sends_signals
 @pytest.mark.parametrize(
     ("backend", "number", "name"),
     [("auto", signal.SIGINT, "libuv"), ("legacy", signal.SIGTERM, "legacy")],
@@ -99,6 +100,7 @@ def test_one_line_when_ready_and_exit_code_0_on_a_signal(
     assert "Traceback" not in log
 
 
+@sends_signals
 @pytest.mark.parametrize(
     ("backend", "number", "times"),
     [
@@ -140,6 +142,7 @@ def _own_logging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rallypoint.cli.serve.settle_in", lambda _: None)
 
 
+@tells_connections
 @pytest.mark.usefixtures("_own_logging")
 def test_a_port_in_use_is_exit_code_1_and_names_who_holds_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
@@ -302,6 +305,7 @@ def read_to_the_end(client: RawClient) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there, a reset discards what has arrived")
 def test_replies_before_a_violation_arrive_even_if_much_follows_it(server: Server) -> None:
     with RawClient(server.port) as client:
         client.set(b"key", b"value")

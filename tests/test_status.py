@@ -361,6 +361,7 @@ def await_text(screens: Sequence[Screen], text: str) -> None:
         screen.await_text(text)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="select() takes no pipes there")
 def test_without_a_terminal_only_news_is_printed(server: Place, job: Job) -> None:
     with (
         watching(server.address, terminal=False) as screen,

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from jobs import end_torch_stores, free_port, own_servers, patch_torch
 from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.launch.environment import inject, put_on_path
 from rallypoint.pytorch import substitution
+from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.servers import owned_at
 from rallypoint.pytorch.store import PythonStore
 from rallypoint.pytorch.substitution import Fault, fault_in
@@ -30,6 +30,7 @@ from raw import until
 
 _SHORT = timedelta(seconds=0.3)
 _LONG = timedelta(seconds=20)
+_IN_USE = "The server socket has failed to listen on any local network address. port: .* name: EADDRINUSE"
 
 
 def _refusing_libuv() -> Any:
@@ -37,6 +38,7 @@ def _refusing_libuv() -> Any:
     init = substitution._init
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        StoreParameters(*args, **kwargs)  # arguments that do not fit are a TypeError before all else
         if args[8:] != (False,) and kwargs.get("use_libuv", True):
             raise dist.DistStoreError("use_libuv was requested but PyTorch was built without libuv support")
         init(self, *args, **kwargs)
@@ -76,12 +78,22 @@ def _master(port: int = 0, **options: Any) -> Any:
     return dist.TCPStore("127.0.0.1", port, is_master=True, timeout=_LONG, **options)
 
 
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _make_a_process_group_twice() -> None:
-    url = f"tcp://127.0.0.1:{free_port()}"
+    port = free_port()
+    url = f"tcp://127.0.0.1:{port}"
     for _ in range(2):
         dist.init_process_group("gloo", init_method=url, rank=0, world_size=1, timeout=_LONG)
-        dist.all_reduce(torch.ones(1))
+        store = dist.distributed_c10d._get_default_store()
+        assert store.add("tries", 1) == 1
+        del store
+        assert _listens(port)
         dist.destroy_process_group()
+        assert not _listens(port)
 
 
 def test_words_of_builds_are_known() -> None:
@@ -117,10 +129,11 @@ class TestWithoutLibuv:
         assert len(stores) == 2
 
     def test_a_master_whose_workers_stay_away_says_so_in_torchs_words(self) -> None:
-        with pytest.raises(
-            dist.DistStoreError, match=r"Timed out after 0.3 seconds waiting for clients. 1 of 3"
-        ):
+        before = own_servers()
+        words = r"Timed out after 0.3 seconds waiting for clients. 1/3 clients joined. 1 of 3 workers"
+        with pytest.raises(dist.DistStoreError, match=words):
             dist.TCPStore("127.0.0.1", 0, 3, True, _SHORT)
+        assert own_servers() <= before
 
     def test_a_master_need_not_wait_for_its_workers(self) -> None:
         assert dist.TCPStore("127.0.0.1", 0, 3, True, _SHORT, wait_for_workers=False).port > 0
@@ -129,8 +142,52 @@ class TestWithoutLibuv:
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             other.listen()
-            with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
+            with pytest.raises(dist.DistNetworkError, match=_IN_USE):
                 _master(other.getsockname()[1])
+
+    def test_a_name_that_is_not_known_is_waited_for(self) -> None:
+        words = (
+            r"The client socket has timed out after 300ms while trying to connect to \(nobody.invalid, 0\)"
+        )
+        with pytest.raises(dist.DistNetworkError, match=words):
+            dist.TCPStore("nobody.invalid", 0, is_master=True, timeout=_SHORT)
+
+    def test_a_short_time_out_is_not_for_its_own_server(self) -> None:
+        master = dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(milliseconds=1))
+        assert master.timeout == timedelta(milliseconds=1)
+        master.set_timeout(_LONG)
+        assert master.num_keys() >= 0
+
+    def test_it_says_what_the_caller_wrote(self) -> None:
+        for host in ("localhost", socket.gethostname()):
+            master = dist.TCPStore(host, 0, is_master=True, timeout=_LONG)
+            assert (master.host, master.clone().host) == (host, host)
+            client = dist.TCPStore("127.0.0.1", master.port, timeout=_LONG)
+            assert client.host == "127.0.0.1"
+            assert (master.libuvBackend, client.libuvBackend) == (True, True)
+
+    def test_queues_are_those_of_the_server(self) -> None:
+        master = _master()
+        client = dist.TCPStore("127.0.0.1", master.port, timeout=_LONG)
+        prefixed = dist.PrefixStore("a", dist.PrefixStore("b", client))
+        master.queue_push("b/a/queue", "first")
+        prefixed.queue_push("queue", b"second")
+        assert prefixed.clone().queue_len("queue") == 2
+        assert (client.queue_pop("b/a/queue"), prefixed.queue_pop("queue")) == (b"first", b"second")
+        client.set_timeout(_SHORT)
+        with pytest.raises(dist.DistStoreError):
+            client.queue_pop("b/a/queue")
+        with pytest.raises(dist.DistStoreError):
+            prefixed.queue_pop("queue", block=False)
+
+    def test_a_worker_that_would_hold_the_agents_store_is_its_client(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with TCPStore("127.0.0.1", 0, is_master=True) as agents:
+            monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+            monkeypatch.setenv("MASTER_PORT", str(agents.port))
+            _master(agents.port, world_size=2).set("key", "value")
+            assert agents.get("key") == b"value"
 
     def test_a_port_of_this_process_is_in_use_as_well(self) -> None:
         master = _master()
@@ -155,6 +212,12 @@ class TestWithoutLibuv:
         del clone
         gc.collect()
         until(lambda: server not in own_servers(), "the server ends")
+
+    def test_the_port_is_closed_when_the_store_is_gone(self) -> None:
+        master = _master()
+        port = master.port
+        del master
+        assert not _listens(port)
 
     def test_the_server_lives_while_only_cpp_holds_the_store(self) -> None:
         before = own_servers()
@@ -239,10 +302,26 @@ class TestBroken:
         master.set_timeout(_SHORT)
         with pytest.raises(dist.DistStoreError):
             master.get("missing")
-        with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
+        with pytest.raises(dist.DistNetworkError, match=_IN_USE):
             _master(master.port)
-        with pytest.raises(dist.DistNetworkError):
+        words = "The client socket has timed out after 300ms while trying to connect to "
+        with pytest.raises(dist.DistNetworkError, match=words):
             dist.TCPStore("127.0.0.1", free_port(), timeout=_SHORT)
+        with pytest.raises(dist.DistNetworkError, match=words):
+            dist.TCPStore("127.0.0.1", 0, timeout=_SHORT)
+        with pytest.raises(dist.DistNetworkError, match=words):
+            dist.TCPStore("nobody.invalid", 0, is_master=True, timeout=_SHORT)
+        with pytest.raises(dist.DistStoreError, match=r"0.3 seconds waiting for clients. 1/3 clients"):
+            dist.TCPStore("127.0.0.1", 0, 3, True, _SHORT)
+
+    def test_a_worker_that_would_hold_the_agents_store_is_its_client(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        agents = _master()
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        monkeypatch.setenv("MASTER_PORT", str(agents.port))
+        _master(agents.port, world_size=2).set("key", "value")
+        assert agents.get("key") == b"value"
 
     def test_a_process_group_can_be_made_again(self) -> None:
         _make_a_process_group_twice()
@@ -272,16 +351,66 @@ class TestNothingIsWrong:
 # In processes of their own ---------------------------------------------------------------------------------
 
 
-def _run(code: str, environ: dict[str, str], tmp_path: Path) -> subprocess.CompletedProcess[str]:
+def _run(
+    code: str, environ: dict[str, str], tmp_path: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(code))
     return subprocess.run(
-        [sys.executable, str(script)], env=environ, capture_output=True, text=True, timeout=90, cwd=tmp_path
+        [sys.executable, str(script), *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=tmp_path,
     )
 
 
 def _simulated(kind: str) -> dict[str, str]:
     return {**put_on_path(os.environ, SIMULATION), "RALLYPOINT_SIMULATE": kind, "OMP_NUM_THREADS": "1"}
+
+
+_LOOP = """
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, port, leaving):
+    url = f"tcp://127.0.0.1:{port}"
+    for _ in range(int(sys.argv[1])):
+        dist.init_process_group(
+            "gloo", init_method=url, rank=rank, world_size=2, timeout=timedelta(seconds=60)
+        )
+        dist.all_reduce(torch.ones(1))
+        leaving.wait()  # a rank that goes would break the other's all_reduce
+        dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(int(sys.argv[2]), mp.get_context("spawn").Barrier(2)), nprocs=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("switches", "cycles"),
+    [
+        pytest.param({"RALLYPOINT_SIMULATE": "no-libuv"}, 3, id="quick"),
+        pytest.param({"RALLYPOINT_SIMULATE": "no-libuv"}, 15, id="refusing", marks=pytest.mark.slow),
+        pytest.param({"RALLYPOINT_PATCH": "always"}, 15, id="always", marks=pytest.mark.slow),
+        pytest.param({"RALLYPOINT_CLIENT": "python"}, 15, id="python", marks=pytest.mark.slow),
+        pytest.param({}, 15, id="torch", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_group_of_two_can_be_made_again(
+    switches: dict[str, str], cycles: int, tmp_path: Path
+) -> None:
+    """On the same port, again and again, though one rank is always the quicker one."""
+    environ = inject(put_on_path(os.environ, SIMULATION) if "RALLYPOINT_SIMULATE" in switches else os.environ)
+    environ |= {"OMP_NUM_THREADS": "1", **switches}
+    done = _run(_LOOP, environ, tmp_path, str(cycles), str(free_port()))
+    assert done.returncode == 0, done.stderr
 
 
 _STORE = """

@@ -82,8 +82,8 @@ def lay(folder: Path, interpreter: str) -> None:
     _unpack(_download_from_debian(parts / "debian"), root)
     _write_system_files(root)
     with (folder / "wineboot.log").open("wb") as log:
-        run(root, ["/usr/bin/wine", "wineboot", "-i"], seconds=300, output=log)
-        run(root, ["/usr/bin/wineserver", "-w"], seconds=60, output=log)
+        # The server writes the registry when it ends, some seconds after its last client.
+        run(root, ["/bin/sh", "-c", "wine wineboot -i; wineserver -w"], seconds=300, output=log)
     shutil.copy(root / "usr/x86_64-w64-mingw32/lib/zlib1.dll", root / DRIVE / "windows/system32")
     python = root / DRIVE / "python"
     _lay_library(python, interpreter)
@@ -197,6 +197,11 @@ def _lay_library(python: Path, interpreter: str) -> None:
     library = _ask([interpreter, "-c", "import sysconfig; print(sysconfig.get_path('stdlib'))"]).strip()
     unwanted = shutil.ignore_patterns("__pycache__", "site-packages", "test", "lib-dynload", "config-*")
     shutil.copytree(library, python / "Lib", ignore=unwanted)
+    # The DLL is of 3.11.9, which calls this by the class; older libraries have it for an object.
+    metadata = python / "Lib/importlib/metadata/__init__.py"
+    text = metadata.read_text(encoding="utf-8")
+    text = re.sub(r"(?<!@classmethod\n)    (def invalidate_caches\(cls\))", r"    @classmethod\n    \1", text)
+    metadata.write_text(text, encoding="utf-8")
 
 
 def _compile(python: Path, folder: Path, version: str) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a command as Ctrl-C does: the processes that it has started are ended first."""
+"""SIGTERM, SIGHUP and Ctrl-Break end a command as Ctrl-C does: what it has started is ended first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def signals_as_interrupts(ends: str = "") -> Iterator[None]:
-    """Raise KeyboardInterrupt, with the signal's number, for SIGTERM and SIGHUP as well.
+    """Raise KeyboardInterrupt, with the signal's number, for SIGTERM, SIGHUP and Ctrl-Break as well.
 
     A signal that was ignored when the command started stays ignored, as under nohup. `ends` names the command
     whose processes have been ended by then, for the message.
@@ -20,7 +20,8 @@ def signals_as_interrupts(ends: str = "") -> Iterator[None]:
     def interrupt(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
 
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    names = ("SIGTERM", "SIGHUP", "SIGBREAK")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in heard}
     try:

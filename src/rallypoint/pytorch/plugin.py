@@ -49,7 +49,8 @@ from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.launch.reports import LostServer
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
 from rallypoint.pytorch.attendance import AGENTS, RollCall
-from rallypoint.pytorch.substitution import StoreParameters, find_fault, make_store
+from rallypoint.pytorch.parameters import StoreParameters
+from rallypoint.pytorch.substitution import find_fault, make_store
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.guard.secret import job_secret, take_secret

@@ -9,25 +9,32 @@ agent has started one already (TORCHELASTIC_USE_AGENT_STORE), all connect.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.request import url2pathname
 
 import torch.distributed as dist
 
-from rallypoint.errors import UsageError
+from rallypoint.errors import StaleFileError, UsageError
 from rallypoint.launch.options import parse_seconds
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, parse_choice
+from rallypoint.pytorch import prefixes
+from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
-from rallypoint.pytorch.substitution import StoreParameters, make_store
+from rallypoint.pytorch.substitution import make_store
 from rallypoint.server.loops.backend import parse_switch
-from rallypoint.stores.rendezvous import place_of, rank_and_size, rendezvous
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.file import FileStore
+from rallypoint.stores.rendezvous import place_of, rank_and_size
 
 Yielded = Iterator[tuple[dist.Store, int, int]]
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
+_LEAVING_PAUSE = 0.02
 _KNOWN: Final = ("rank", "world_size", "use_libuv", "client", "timeout")
 
 
@@ -39,7 +46,8 @@ def register_schemes() -> None:
 
 
 def register_rally() -> None:
-    """Make `rally://` known to `init_process_group`; a second call does nothing."""
+    """Make `rally://` known to `init_process_group`, and stores of ours; a second call does nothing."""
+    prefixes.install()
     if "rally" not in _handlers():
         dist.register_rendezvous_handler("rally", meet_at_server)
 
@@ -74,10 +82,61 @@ def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
 
 def meet_at_file(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) -> Yielded:
     """What torch calls for a `file://` URL, once `register_schemes` has been called."""
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    path = _path_of(parts)
+    given = {
+        "path": path,
+        "rank parameter": query.get("rank"),
+        "world size parameter": query.get("world_size"),
+    }
+    missing = next((what for what, value in given.items() if not value), "")
+    if missing:
+        raise UsageError(
+            f"Error initializing torch.distributed using file:// rendezvous: {missing} missing",
+            hint="write init_method='file:///absolute/path', rank=... and world_size=...",
+        )
+    rank, world_size = rank_and_size(query, {})
     with as_torch_errors():
-        store, rank, world_size = rendezvous(url, timeout=timeout)
-    yield PythonStore(store), rank, world_size
-    raise RuntimeError("a file:// rendezvous happens once")
+        store = _join_file(path, world_size, timeout)
+    yield store, rank, world_size
+    raise RuntimeError("Unable to perform rerendezvous using file:// method")
+
+
+_met: dict[tuple[int, str], list[PythonStore]] = {}
+"""The stores of a process in a file, by process and path."""
+
+
+def _join_file(path: str, world_size: int, timeout: timedelta) -> PythonStore:
+    """A store in a file. A process that has one there, say for RPC beside a process group, shares its place.
+
+    But a process group that was destroyed has left. If it is made again, its file may be there until all of
+    its members have left: then that is waited for, as its keys are old.
+    """
+    before = _met.setdefault((os.getpid(), path), [])
+    for store in before:
+        if store.served_a_group and not dist.is_initialized():
+            store.close()
+    known = next((store for store in before if store.is_open), None)
+    joined = known.clone() if known else _enter_file(path, world_size, timeout, again=bool(before))
+    before.append(joined)
+    return joined
+
+
+def _enter_file(path: str, world_size: int, timeout: timedelta, *, again: bool) -> PythonStore:
+    deadline = Deadline(timeout.total_seconds())
+    while True:
+        try:
+            return PythonStore(FileStore(path, world_size, timeout))
+        except StaleFileError:
+            if not again or deadline.passed:
+                raise
+        time.sleep(_LEAVING_PAUSE)
+
+
+def _path_of(url: SplitResult) -> str:
+    """As torch reads it: on Windows also `file://C:/store`."""
+    return url2pathname(url.netloc + url.path) if os.name == "nt" else unquote(url.path)
 
 
 def _query_of(parts: SplitResult) -> dict[str, str]:

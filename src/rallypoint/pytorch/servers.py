@@ -3,6 +3,9 @@
 torch's server lives as long as the C++ store object, which process groups hold beyond its Python half.
 That life cannot be watched from Python, but the store's connection ends with it: so the client, once
 connected, deletes a key that only it knows, and the server ends when all connections that did so have closed.
+
+The server ends a moment later than the store. Who drops a store, or destroys a process group, must find the
+port closed: so both wait for that moment, with `end_left_servers`.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import logging
 import os
 import secrets
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +43,15 @@ class OwnedServer:
         """Make a connected store an owner; ConnectionLostError if the last one before it has just gone."""
         if not client.delete_key(self.owner_key):
             raise ConnectionLostError(f"the store server on {self.server.places} is about to end")
+        # The C++ store is gone when this is called, unless something in C++ holds it.
+        weakref.finalize(client, end_left_servers, self).atexit = False
 
     def is_owned(self) -> bool:
-        """Whether a store of this process still holds it. If not, it has ended on return."""
+        """Whether a store of this process still holds it. If not, it has ended on return.
+
+        A store that has gone before this call holds it no more: the server has seen the end of its
+        connection when it answers the probe's second request.
+        """
         deadline = Deadline(_END_SECONDS)
         while not self.server.await_end(0.0):
             if deadline.passed:
@@ -50,9 +60,16 @@ class OwnedServer:
                 with TCPStore(*self.server.address, timeout=_PROBE_SECONDS, role=Role.TOOL) as probe:
                     if probe.delete_key(self.owner_key):
                         return True
+                self.server.await_end(deadline.remaining)
             except RallypointError:
                 continue  # it is about to end, or it is busy
         return False
+
+    def end(self) -> None:
+        """End it, whoever is connected."""
+        self.server.release()
+        if _servers.get(self.server.port) is self:
+            del _servers[self.server.port]
 
 
 _servers: dict[int, OwnedServer] = {}
@@ -75,6 +92,13 @@ def owned_at(port: int) -> OwnedServer | None:
     return _servers.get(port)
 
 
+def end_left_servers(*owned: OwnedServer) -> None:
+    """Wait for the end of those of this process' servers whose stores have gone: of these, or of all."""
+    for port, server in list(_servers.items()):
+        if (not owned or server in owned) and not server.is_owned() and _servers.get(port) is server:
+            del _servers[port]
+
+
 def open_server(
     host: str, port: int, *, backend: Choice, multi_tenant: bool, listen_fd: int | None
 ) -> OwnedServer:
@@ -86,7 +110,7 @@ def open_server(
         known = _servers.get(port) if listen_fd is None else None
         if known is not None:
             if not known.is_owned():
-                del _servers[port]
+                _servers.pop(port, None)
             elif multi_tenant:
                 return known
             else:

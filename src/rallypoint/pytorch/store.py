@@ -1,11 +1,13 @@
 """`PythonStore`: one of our stores as a `torch.distributed.Store`.
 
 For torch builds whose own C++ client does not work, and for our file store. gloo, NCCL, DDP, new_group and
-the object collectives only ask for a `Store`, so they work on it.
+the object collectives only ask for a `Store`, so they work on it. A program should not notice: arguments,
+results, exception types and the first words of messages are torch's.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,8 +23,24 @@ from rallypoint.errors import (
     PortInUseError,
     QueueEmptyError,
     RallypointError,
+    StoreTimeoutError,
+    UsageError,
 )
-from rallypoint.stores.base import Store, Value
+from rallypoint.pytorch.arguments import (
+    as_flag,
+    as_key,
+    as_keys,
+    as_number,
+    as_timeout,
+    as_timeout_or_none,
+    as_value,
+    as_values,
+    milliseconds,
+    seconds,
+)
+from rallypoint.stores.base import Store
+from rallypoint.stores.file import FileStore
+from rallypoint.stores.tcp import TCPStore
 
 _GROUP = "default_pg/"  # torch's own prefix
 
@@ -31,108 +49,215 @@ _kept: list[PythonStore] = []
 
 _NETWORK = (BindError, ConnectError, ConnectionLostError, PortInUseError)
 
+# torch's words, which callers look for: ours stand behind them.
+_WORDS: dict[type[RallypointError], str] = {
+    PortInUseError: "EADDRINUSE, address already in use: ",
+    QueueEmptyError: "queue is empty: ",
+    ConnectionLostError: (
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash? "
+    ),
+}
+
+
+class _Spelling(threading.local):
+    """A thread that wants to know how a key is spelled below a `PrefixStore`."""
+
+    awaited = False
+    key = ""
+
+
+_spelling = _Spelling()
+
+
+def full_key(prefixed: Any, key: str) -> str:
+    """A key of a `PrefixStore` over a `PythonStore`, as it arrives there: torch does not tell a prefix."""
+    _spelling.awaited = True
+    try:
+        prefixed.check([key])
+    finally:
+        _spelling.awaited = False
+    return _spelling.key
+
 
 def _type_for(error: RallypointError) -> Any:
     if isinstance(error, _NETWORK):
         return dist.DistNetworkError
     if isinstance(error, QueueEmptyError):
-        return getattr(dist, "DistQueueEmptyError", dist.DistStoreError)
+        return getattr(dist, "QueueEmptyError", dist.DistStoreError)  # torch 2.8 and later
     return dist.DistStoreError
 
 
 @contextmanager
-def as_torch_errors() -> Iterator[None]:
-    """Errors of ours leave the block as those that torch's own store would have raised, with our message."""
+def as_torch_errors(late: Callable[[StoreTimeoutError], str] = lambda _: "") -> Iterator[None]:
+    """Errors of ours leave the block as those that torch's own store would have raised, with our message.
+
+    `late` gives torch's words for a time-out. A UsageError is a ValueError, as torch's are, and stays.
+    """
     try:
         yield
+    except UsageError:
+        raise
     except RallypointError as error:
-        # Callers look for these words, to try another port.
-        prefix = "EADDRINUSE, address already in use: " if isinstance(error, PortInUseError) else ""
-        raise _type_for(error)(f"{prefix}{error}") from error
+        words = late(error) if isinstance(error, StoreTimeoutError) else _WORDS.get(type(error), "")
+        raise _type_for(error)(f"{words}{error}") from error
 
 
-def _passed_on(name: str) -> Callable[..., Any]:
-    """The method of this name of our store, with torch's exceptions."""
+def _operation(name: str, *kinds: Callable[[object], object]) -> Callable[..., Any]:
+    """The operation of this name, of our store, for torch's arguments.
 
-    def method(self: PythonStore, *args: Any, **kwargs: Any) -> Any:
-        with as_torch_errors():
-            return getattr(self._store, name)(*args, **kwargs)
+    What torch refuses goes to torch's own method, which says so in its own words.
+    """
+    refuse = getattr(dist.Store, name, None)
+
+    def method(self: PythonStore, *args: object, **kwargs: object) -> Any:
+        try:
+            if kwargs or len(args) != len(kinds):
+                raise TypeError("as many as kinds, by position")
+            given = [kind(arg) for kind, arg in zip(kinds, args, strict=True)]
+        except TypeError:
+            if refuse is None:  # a torch without this operation
+                raise
+            return refuse(self, *args, **kwargs)
+        return self._do(name, *given)
 
     return method
 
 
 class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
-    """A torch store over one of ours, with torch's exceptions.
+    """A torch store over one of ours.
 
-    C++ calls back into it from threads of its own, each waiting on a connection of its own. Both
-    spellings of the names are there, because C++ and Python use different ones.
+    C++ calls back into it from threads of its own, each waiting on a connection of its own. It looks for some
+    methods by names of its own: `deleteKey` and `getNumKeys`. The time-out is kept in C++, since C++ changes
+    it there without calling back: `timeout` and `set_timeout` are torch's.
     """
 
     def __init__(self, store: Store) -> None:
-        super().__init__()
         self._store = store
+        super().__init__()
+        self.set_timeout(store.timeout)
+        self._told = store.timeout
+        """The time-out that our store was told last."""
         self.served_a_group = False
         """Whether it has been the store of the default process group."""
         # C++ holds the object, but not its Python half, which would vanish with the last Python
         # reference while a process group still uses it: so it lives as long as the process.
         _kept.append(self)
 
+    @classmethod
+    def over(cls, store: Store) -> PythonStore:
+        """The torch store over this one: the same one each time."""
+        return next((each for each in _kept if each._store is store), None) or cls(store)
+
+    @property  # type: ignore[misc]  # nobody assigns to it
+    def __class__(self) -> Any:
+        """For `isinstance`: the class of torch's that this stands for."""
+        twin = {TCPStore: "TCPStore", FileStore: "FileStore"}.get(type(self._store), "")
+        return getattr(dist, twin, PythonStore)
+
+    @property
+    def is_open(self) -> bool:
+        return any(self is each for each in _kept)
+
     def __repr__(self) -> str:
         return f"PythonStore({self._store!r})"
 
-    # A TCPStore of torch's has these as well; AttributeError if ours is another kind of store.
+    # torch's stores have these as well; AttributeError if ours is another kind of store.
     host = property(attrgetter("_store.host"))
     port = property(attrgetter("_store.port"))
     libuvBackend = property(attrgetter("_store.libuvBackend"))  # noqa: N815 - torch's name
+    path = property(attrgetter("_store.path"))
 
-    def set(self, key: str, value: Value) -> None:
-        self.served_a_group = self.served_a_group or key.startswith(_GROUP)
-        with as_torch_errors():
-            self._store.set(key, value)
+    get = _operation("get", as_key)
+    compare_set = _operation("compare_set", as_key, as_value, as_value)
+    append = _operation("append", as_key, as_value)
+    add = _operation("add", as_key, as_number)
+    multi_get = _operation("multi_get", as_keys)
+    delete_key = deleteKey = _operation("delete_key", as_key)  # noqa: N815
+    num_keys = getNumKeys = _operation("num_keys")  # noqa: N815
+    list_keys = _operation("list_keys")
+    queue_push = _operation("queue_push", as_key, as_value)
+    queue_len = _operation("queue_len", as_key)
+    has_extended_api = _operation("has_extended_api")
+    _check = _operation("check", as_keys)
+    _set = _operation("set", as_key, as_value)
+    _multi_set = _operation("multi_set", as_keys, as_values)
+    _wait = _operation("wait", as_keys)
+    _wait_for = _operation("wait", as_keys, as_timeout)
+    _queue_pop = _operation("queue_pop", as_key, as_flag)
+    _barrier = _operation("barrier", as_key, as_number, as_timeout_or_none)
 
-    def add(self, key: str, value: int) -> int:
-        with as_torch_errors():
-            return self._store.add(key, value)
+    def set(self, *args: object, **kwargs: object) -> None:
+        self._set(*args, **kwargs)
+        self.served_a_group = self.served_a_group or as_key(args[0]).startswith(_GROUP)
 
-    get = _passed_on("get")
-    compare_set = _passed_on("compare_set")
-    append = _passed_on("append")
-    multi_get = _passed_on("multi_get")
-    multi_set = _passed_on("multi_set")
-    delete_key = _passed_on("delete_key")
-    num_keys = _passed_on("num_keys")
-    list_keys = _passed_on("list_keys")
-    check = _passed_on("check")
-    wait = _passed_on("wait")
-    barrier = _passed_on("barrier")
-    queue_push = _passed_on("queue_push")
-    queue_pop = _passed_on("queue_pop")
-    queue_len = _passed_on("queue_len")
-    set_timeout = _passed_on("set_timeout")
-    has_extended_api = _passed_on("has_extended_api")
+    def check(self, *args: object, **kwargs: object) -> Any:
+        if _spelling.awaited:
+            (_spelling.key,) = as_keys(args[0])
+            return True
+        return self._check(*args, **kwargs)
 
-    # As C++ and older Python code spell them:
-    deleteKey = _passed_on("delete_key")  # noqa: N815
-    getNumKeys = _passed_on("num_keys")  # noqa: N815
-    multiGet = _passed_on("multi_get")  # noqa: N815
-    hasExtendedApi = _passed_on("has_extended_api")  # noqa: N815
+    def wait(self, *args: object, **kwargs: object) -> None:
+        (self._wait_for if len(args) == 2 else self._wait)(*args, **kwargs)
 
-    def multiSet(self, keys: Sequence[str], values: Sequence[Any]) -> None:  # noqa: N802
-        self.multi_set(keys, [bytes(value) for value in values])
+    def multi_set(self, *args: object, **kwargs: object) -> None:
+        try:
+            self._multi_set(*args, **kwargs)
+        except UsageError as error:
+            raise dist.DistStoreError(
+                f"multiSet keys and values vectors must be of same size: {error}"
+            ) from error
 
-    def compareSet(self, key: str, expected: Any, desired: Any) -> Any:  # noqa: N802
-        return self.compare_set(key, bytes(expected), bytes(desired))
+    def queue_pop(self, key: object, block: object = True) -> Any:
+        return self._queue_pop(key, block)
 
-    @property
-    def timeout(self) -> timedelta:
-        return self._store.timeout
+    def barrier(self, key: object, world_size: object, timeout: object = None) -> None:
+        self._barrier(key, world_size, timeout)
 
     def clone(self) -> PythonStore:
         with as_torch_errors():
-            return PythonStore(self._store.clone())
+            return PythonStore(self._in_time().clone())
 
     def close(self) -> None:
         """End our store; a process group that still uses it will fail."""
         self._store.close()
-        if self in _kept:
+        if self.is_open:
             _kept.remove(self)
+
+    def _in_time(self) -> Store:
+        """Our store, with the time-out that torch has for this one."""
+        timeout = self.timeout
+        if timeout != self._told:
+            self._store.set_timeout(seconds(timeout))
+            self._told = timeout
+        return self._store
+
+    def _do(self, name: str, *args: Any) -> Any:
+        patience = args[-1] if args and isinstance(args[-1], timedelta) else self.timeout
+        given = [seconds(arg) if isinstance(arg, timedelta) else arg for arg in args]
+
+        def late(error: StoreTimeoutError) -> str:
+            wait = _wait_in_file if isinstance(self._store, FileStore) else _wait_at_server
+            return wait(name, args[0] if args else "", milliseconds(patience), error)
+
+        with as_torch_errors(late):
+            return getattr(self._in_time(), name)(*given)
+
+
+def _wait_at_server(name: str, awaited: str | Sequence[str], waited: int, _: StoreTimeoutError) -> str:
+    """What torch's TCPStore says of a wait that was too long."""
+    if name == "barrier":
+        return f"barrier timeout after {waited}ms, key: {awaited}\n"
+    if name not in ("get", "multi_get", "wait", "queue_pop"):
+        return ""
+    keys = [awaited] if isinstance(awaited, str) else awaited
+    return f"wait timeout after {waited}ms, keys: {', '.join(f'/{key}' for key in keys)}\n"
+
+
+def _wait_in_file(name: str, awaited: str | Sequence[str], waited: int, error: StoreTimeoutError) -> str:
+    """What torch's FileStore says of a wait that was too long."""
+    if name in ("wait", "barrier"):
+        return "Wait timeout: "
+    if name not in ("get", "multi_get"):
+        return ""
+    key = error.keys[0] if error.keys else awaited
+    return f"Timeout waiting for key: {key} after {waited} ms\n"

@@ -23,22 +23,27 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, replace
 from datetime import timedelta
 from enum import Enum, auto
+from operator import index
 from typing import Any
 
 import torch.distributed as dist
 
-from rallypoint.errors import StoreTimeoutError
+from rallypoint.errors import PortInUseError
 from rallypoint.launch.reports import folder_of, report_joined
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, patch_of
+from rallypoint.pytorch import endings, queues
+from rallypoint.pytorch.joining import await_name, join
+from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
+from rallypoint.pytorch.words import in_torchs_words
 from rallypoint.rollcall.identity import Role, hello_key
-from rallypoint.server.loops.backend import Choice, choose
 from rallypoint.stores.client.connecting import check_listeners
 from rallypoint.stores.client.connection import STORE_VARIABLE
 from rallypoint.stores.client.deadline import Deadline
@@ -54,6 +59,7 @@ _init: Any = _TorchStore.__init__
 _clone: Any = getattr(_TorchStore, "clone", None)
 _host: Any = _TorchStore.host
 _port: Any = _TorchStore.port
+_libuv: Any = _TorchStore.libuvBackend
 
 _TRIAL_SECONDS = 10.0
 
@@ -79,50 +85,18 @@ def fault_in(error: Exception) -> Fault | None:
     return next((fault for words, fault in _FAULTS if words in text), None)
 
 
-@dataclass(frozen=True)
-class StoreParameters:
-    """The parameters of torch's constructor, with its names and defaults."""
-
-    host_name: str
-    port: int
-    world_size: int | None = None
-    is_master: bool = False
-    timeout: timedelta | float = timedelta(seconds=300)
-    wait_for_workers: bool = True
-    multi_tenant: bool = False
-    master_listen_fd: int | None = None
-    use_libuv: bool | None = None
-
-    def as_given(self) -> dict[str, Any]:
-        """The parameters, without those that torch has defaults of its own for."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-    @property
-    def seconds(self) -> float:
-        """The time-out."""
-        return self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else float(self.timeout)
-
-    @property
-    def backend(self) -> Choice:
-        """Of our server: as the caller says, else as USE_LIBUV says. torch's own True is only a default."""
-        return Choice.LEGACY if self.use_libuv is False else choose()
-
-    @property
-    def is_for_job(self) -> bool:
-        """Whether it means the store of the job, as the launcher's variables name it."""
-        place = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
-        return place == (self.host_name, str(self.port))
-
-
 def install() -> None:
-    """Patch torch's `TCPStore`; a second call does nothing. Nothing in torch is touched otherwise."""
+    """Patch torch's `TCPStore` and what has to know of its end; a second call does nothing."""
     if _TorchStore.__init__ is not _patched_init:
         _TorchStore.__new__ = _patched_new
         _TorchStore.__init__ = _patched_init
         _TorchStore.host = property(lambda self: _place_of(self)[0])
         _TorchStore.port = property(lambda self: _place_of(self)[1])
+        _TorchStore.libuvBackend = property(lambda self: queues.are_ours(self) or _libuv.fget(self))
         if _clone is not None:
             _TorchStore.clone = _patched_clone
+        queues.install()
+        endings.install()
 
 
 def make_store(wanted: StoreParameters, client: ClientChoice, patch: Patch, role: Role = Role.UNKNOWN) -> Any:
@@ -167,15 +141,30 @@ def _patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
 def _patched_clone(self: Any) -> Any:
     twin = _clone(self)
     _say_hello(twin, Role.UNKNOWN)
+    if self in _places:
+        _places[twin] = _places[self]
+    if queues.are_ours(self):
+        queues.take_over(twin)
     owned = owned_at(self.port)
-    if owned is not None:
-        twin.delete_key(owned.owner_key)  # a clone holds the server as well; other servers lack this key
+    if owned is not None and owned.server.address == (_host.fget(self), _port.fget(self)):
+        owned.take(twin)  # a clone holds the server as well
     return twin
+
+
+_places: weakref.WeakKeyDictionary[Any, tuple[str, int]] = weakref.WeakKeyDictionary()
+"""Host and port as the caller wrote them, of a store whose client connects elsewhere: to a relay, say."""
+_places_behind: dict[tuple[str, int], tuple[str, int]] = {}
+"""The same by host and port of the client: for a store whose Python half is a new one."""
 
 
 def _place_of(store: Any) -> tuple[str, int]:
     place = (_host.fget(store), _port.fget(store))
-    return _stores_of_relays.get(place, place)
+    return _places.get(store) or _places_behind.get(place, place)
+
+
+def _call_it(store: Any, place: tuple[str, int]) -> None:
+    """Let a store name this place as its own, as the caller wrote it."""
+    _places[store] = _places_behind[(_host.fget(store), _port.fget(store))] = place
 
 
 def _make(
@@ -194,31 +183,50 @@ def _make(
     return _make_python_store(StoreParameters(*args, **kwargs), role)
 
 
-_stores_of_relays: dict[tuple[str, int], tuple[str, int]] = {}
-"""The store behind each relay that this process has gone to."""
-
-
 def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch, role: Role) -> None:
     """Initialise a C++ store; a client of the job's store goes to the relay of this machine."""
-    wanted = StoreParameters(*args, **kwargs) if STORE_VARIABLE in os.environ else None
-    if wanted is None or wanted.is_master or patch is Patch.NEVER:
-        relay = None
-    else:
-        relay = relay_for(wanted.host_name, wanted.port, role)
-    if wanted is None or relay is None:
-        _initialise(store, args, kwargs, patch, role)
+    wanted = _understood(args, kwargs)
+    if wanted is None:
+        _init(store, *args, **kwargs)  # torch says best what is wrong
         return
-    place = _stores_of_relays[relay] = (wanted.host_name, wanted.port)
+    relay = None
+    if STORE_VARIABLE in os.environ and not wanted.is_master and patch is not Patch.NEVER:
+        relay = relay_for(wanted.host_name, wanted.port, role)
+    if relay is None:
+        join(wanted, lambda: _initialise(store, args, kwargs, wanted, patch, role))
+        if not wanted.is_master:
+            _places[store] = wanted.place
+        return
     there = replace(wanted, host_name=relay[0], port=relay[1])
     try:
-        _initialise(store, (), there.as_given(), patch, role)
+        join(there, lambda: _initialise(store, (), there.as_given(), there, patch, role))
     except RuntimeError as error:
-        raise type(error)(f"{error}\nhint: {relay_hint(relay, place)}") from error
+        raise type(error)(f"{error}\nhint: {relay_hint(relay, wanted.place)}") from error
+    _call_it(store, wanted.place)
 
 
-def _initialise(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch, role: Role) -> None:
+def _understood(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoreParameters | None:
+    """What a caller wants; None if torch will refuse its arguments."""
+    try:
+        wanted = StoreParameters(*args, **kwargs)
+        size = None if wanted.world_size is None else index(wanted.world_size)
+        given = replace(wanted, port=index(wanted.port), world_size=size)
+    except TypeError:
+        return None
+    is_sound = isinstance(given.host_name, str) and isinstance(given.timeout, timedelta | float | int)
+    return given if is_sound and 0 <= given.port <= 65_535 else None
+
+
+def _initialise(
+    store: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wanted: StoreParameters,
+    patch: Patch,
+    role: Role,
+) -> None:
     """Initialise a C++ store: as torch does, or in our way."""
-    with _watching_the_user(args, kwargs):
+    with _watching_the_user(wanted):
         if patch is not Patch.ALWAYS:
             try:
                 _init(store, *args, **kwargs)
@@ -228,7 +236,6 @@ def _initialise(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch
             else:
                 _say_hello(store, role)
                 return
-        wanted = StoreParameters(*args, **kwargs)
         if wanted.is_master:
             _become_master(store, wanted, role)
         else:
@@ -236,29 +243,32 @@ def _initialise(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch
 
 
 @contextmanager
-def _watching_the_user(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+def _watching_the_user(wanted: StoreParameters) -> Iterator[None]:
     """Look at the user whose server a client joins: before, and again then, as it may not have been up."""
-    try:
-        wanted = StoreParameters(*args, **kwargs)
-    except TypeError:  # torch says better what is wrong
-        yield
-        return
     _check_user(wanted)
     yield
     _check_user(wanted)
 
 
 def _check_user(wanted: StoreParameters) -> None:
-    is_place = isinstance(wanted.host_name, str) and isinstance(wanted.port, int)  # else torch will say so
-    if is_place and not wanted.is_master:
+    if not wanted.is_master:
         with as_torch_errors():
             check_listeners(wanted.host_name, wanted.port, Deadline(_TRIAL_SECONDS))
 
 
 def _connect(store: Any, wanted: StoreParameters, role: Role) -> None:
-    """A C++ client. `use_libuv=False` concerns servers alone, and skips the check that would refuse."""
-    client = replace(wanted, is_master=False, multi_tenant=False, master_listen_fd=None, use_libuv=False)
-    _init(store, **client.as_given())
+    """A C++ client. Where torch refuses libuv, `use_libuv=False` skips the check: it concerns servers.
+
+    But such a client refuses queues, too, so ours does those.
+    """
+    client = replace(wanted, is_master=False, multi_tenant=False, master_listen_fd=None)
+    try:
+        _init(store, **client.as_given())
+    except RuntimeError as error:
+        if fault_in(error) is not Fault.NO_LIBUV:
+            raise
+        _init(store, **replace(client, use_libuv=False).as_given())
+        queues.take_over(store)
     _say_hello(store, role)
 
 
@@ -273,54 +283,71 @@ def _say_hello(store: Any, role: Role) -> None:
 def _become_master(store: Any, wanted: StoreParameters, role: Role) -> None:
     """A C++ client that owns a server of ours, and waits for the workers as torch's master does."""
     began = time.monotonic()
-    with as_torch_errors():
-        owned = open_server(
-            wanted.host_name,
-            wanted.port,
-            backend=wanted.backend,
-            multi_tenant=wanted.multi_tenant,
-            listen_fd=wanted.master_listen_fd,
-        )
-        host, port = owned.server.address
-        _connect(store, replace(wanted, host_name=host, port=port), role)
-        owned.take(store)
-        if wanted.world_size is not None and wanted.world_size > 0 and wanted.wait_for_workers:
+    known = owned_at(wanted.port)
+    with in_torchs_words(wanted):
+        await_name(wanted)
+        try:
+            owned = open_server(
+                wanted.host_name,
+                wanted.port,
+                backend=wanted.backend,
+                multi_tenant=wanted.multi_tenant,
+                listen_fd=wanted.master_listen_fd,
+            )
+        except PortInUseError:
+            if not wanted.is_agents:
+                raise
+            _come_up(store, (), _as_client(wanted).as_given(), Patch.ALWAYS, role)
+            return
+        try:
+            _own(store, owned, wanted, role)
             _await_workers(owned, wanted, began)
+        except BaseException:
+            if owned is not known:
+                owned.end()
+            raise
+
+
+def _as_client(wanted: StoreParameters) -> StoreParameters:
+    """For a worker that wants to hold the store which its agent holds."""
+    logger.warning("port %d is that of the agent's store: being a client of that", wanted.port)
+    return replace(wanted, is_master=False, multi_tenant=False, master_listen_fd=None)
+
+
+def _own(store: Any, owned: OwnedServer, wanted: StoreParameters, role: Role) -> None:
+    """Connect a C++ client to a server of ours, of which it becomes an owner."""
+    host, port = owned.server.address
+    is_libuv = wanted.use_libuv is not False and owned.server.backend == "libuv"
+    # The server is ready: a short time-out is meant for others.
+    patience = timedelta(seconds=max(wanted.seconds, _TRIAL_SECONDS))
+    there = replace(wanted, host_name=host, port=port, timeout=patience, use_libuv=is_libuv)
+    _connect(store, there, role)
+    store.set_timeout(timedelta(seconds=wanted.seconds))
+    owned.take(store)
+    _call_it(store, (wanted.host_name, port))
 
 
 def _await_workers(owned: OwnedServer, wanted: StoreParameters, began: float) -> None:
+    if not wanted.workers:
+        return
     seconds = max(wanted.seconds - (time.monotonic() - began), 0.001)
-    try:
-        # The time may be over already. To connect and to count takes a moment more.
-        with TCPStore(*owned.server.address, timeout=max(seconds, _TRIAL_SECONDS), role=Role.TOOL) as watcher:
-            watcher.await_workers(wanted.world_size or 1, Deadline(seconds))
-    except StoreTimeoutError as error:
-        # torch's words, which log readers know, then ours.
-        raise StoreTimeoutError(
-            f"Timed out after {wanted.seconds:g} seconds waiting for clients. {error.message}",
-            hint=error.hint,
-            missing=error.missing,
-        ) from error
-
-
-_python_masters: dict[int, PythonStore] = {}
+    # The time may be over already. To connect and to count takes a moment more.
+    with TCPStore(*owned.server.address, timeout=max(seconds, _TRIAL_SECONDS), role=Role.TOOL) as watcher:
+        watcher.await_workers(wanted.workers, Deadline(seconds))
 
 
 def _make_python_store(wanted: StoreParameters, role: Role) -> PythonStore:
     """Our own client, and our own server for a master, as a torch store."""
-    if wanted.is_master:
-        _forget_destroyed(wanted)
     backend = False if wanted.use_libuv is False else None  # torch's own True is only a default
-    with as_torch_errors():
-        store = TCPStore(*astuple(replace(wanted, use_libuv=backend)), role=role)
+    with in_torchs_words(wanted):
+        await_name(wanted)
+        try:
+            store = join(wanted, lambda: TCPStore(*astuple(replace(wanted, use_libuv=backend)), role=role))
+        except PortInUseError:
+            if not (wanted.is_master and wanted.is_agents):
+                raise
+            return _make_python_store(_as_client(wanted), role)
     wrapped = PythonStore(store)
-    if wanted.is_master:
-        _python_masters[store.port] = wrapped
+    if wanted.is_of_rendezvous:
+        endings.end_with_group(wrapped)
     return wrapped
-
-
-def _forget_destroyed(wanted: StoreParameters) -> None:
-    """End the server of a process group that has been destroyed; torch's own would have ended with it."""
-    master = _python_masters.get(wanted.port)
-    if master is not None and master.served_a_group and wanted.multi_tenant and not dist.is_initialized():
-        _python_masters.pop(wanted.port).close()

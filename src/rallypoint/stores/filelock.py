@@ -15,16 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rallypoint.errors import StoreTimeoutError
+from rallypoint.server.machine.open_files import open_movable
 from rallypoint.stores.client.deadline import Deadline
 
 _FIRST_PAUSE = 0.000_05
 _LONGEST_PAUSE = 0.005
 _BUSY = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
 
+_DELETION_SECONDS = 2.0
+
 if sys.platform == "win32":
     import msvcrt
-
-    _FLAGS = os.O_RDWR | os.O_BINARY
 
     # Windows lets no other process read locked bytes: so the lock is on a byte beyond the end of the file.
     _LOCKED_BYTE = 0x7FFF_0000
@@ -40,8 +41,6 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    _FLAGS = os.O_RDWR | os.O_CLOEXEC
-
     def _lock_or_raise(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -56,9 +55,17 @@ def open_locked(path: str, deadline: Deadline, *, create: bool) -> Iterator[int]
 
     Raises FileNotFoundError if there is none, and it is not to be created; other OSErrors as they come.
     """
-    flags = _FLAGS | os.O_CREAT if create else _FLAGS
+    flags = os.O_RDWR | os.O_CREAT if create else os.O_RDWR
+    patience = Deadline(_DELETION_SECONDS)
     while True:
-        descriptor = os.open(path, flags, 0o666)
+        try:
+            descriptor = open_movable(path, flags)
+        except PermissionError:
+            # On Windows, perhaps a file that has been removed, and goes when the last process has closed it.
+            if sys.platform != "win32" or patience.passed:
+                raise
+            time.sleep(_LONGEST_PAUSE)
+            continue
         try:
             _lock(descriptor, path, deadline)
             try:
@@ -74,7 +81,7 @@ def open_locked(path: str, deadline: Deadline, *, create: bool) -> Iterator[int]
 def remove_locked(path: str, descriptor: int) -> None:
     """Remove the file that `open_locked` gave.
 
-    It is emptied first, as an empty file is as good as none: Windows does not remove one that is open.
+    It is emptied first, as an empty file is as good as none: Windows may not remove what a scanner reads.
     """
     os.ftruncate(descriptor, 0)
     try:
@@ -108,5 +115,5 @@ def _try_lock(descriptor: int) -> bool:
 def _is_at(path: str, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # on Windows the latter, until all have closed it
         return False

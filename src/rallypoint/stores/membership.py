@@ -33,7 +33,7 @@ class Member:
     host: str
     boot: str  # of the host, and the namespace of its process numbers; empty where Linux is not there to tell
     pid: int
-    started: int  # in clock ticks after the boot; 0 where Linux is not there to tell
+    started: int  # on Linux in clock ticks after the boot, elsewhere in milliseconds; 0 if it is not told
     world_size: int | None = None
     """As the process named it."""
     left: bool = False
@@ -42,17 +42,14 @@ class Member:
     def current(cls, world_size: int | None) -> Member:
         """This process."""
         pid = os.getpid()
-        state = _state_of(pid)
-        return cls(socket.gethostname(), _boot(), pid, state[1] if state else 0, world_size)
+        return cls(socket.gethostname(), _boot(), pid, _start_of(pid) or 0, world_size)
 
     def is_dead(self) -> bool:
         """Whether it is known to have ended."""
         if (self.host, self.boot) != (socket.gethostname(), _boot()):
             return False
-        if not _exists(self.pid):
-            return True
-        state = _state_of(self.pid)
-        return state is not None and (state[0] in _ENDED or state[1] != self.started)
+        started = _start_of(self.pid)
+        return started is None or (started != 0 and started != self.started)
 
     @property
     def is_gone(self) -> bool:
@@ -95,9 +92,22 @@ def describe(members: Collection[Member]) -> str:
     return ", ".join(named) + (f" and {more} more" if more else "")
 
 
+def _start_of(pid: int) -> int | None:
+    """When a process started; 0 if that is not told, and None if it has ended."""
+    return _start_on_linux(pid) if sys.platform == "linux" else _start_elsewhere(pid)
+
+
+def _start_on_linux(pid: int) -> int | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0 if _exists(pid) else None
+    # The name stands before these, in brackets, and may itself hold brackets and spaces.
+    columns = text.rpartition(")")[2].split()
+    return None if columns[0] in _ENDED else int(columns[19])
+
+
 def _exists(pid: int) -> bool:
-    if sys.platform == "win32":
-        return True  # there, the call below would end it
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -107,21 +117,22 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _state_of(pid: int) -> tuple[str, int] | None:
-    """State and start time of a process, or None where Linux is not there to tell."""
+def _start_elsewhere(pid: int) -> int | None:
+    import psutil  # late: Linux does without
+
     try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time() * 1000)
+    except psutil.NoSuchProcess:
         return None
-    # The name stands before these, in brackets, and may itself hold brackets and spaces.
-    columns = text.rpartition(")")[2].split()
-    return columns[0], int(columns[19])
+    except psutil.Error:  # another user's
+        return 0
 
 
 @lru_cache(maxsize=1)
 def _boot() -> str:
     try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
     except OSError:
         return ""

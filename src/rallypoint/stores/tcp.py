@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 _WORKERS = b"init/"
 _POLL_SECONDS = 0.01
 _FIRST_REPORT = 10.0
+_OWN_SECONDS = 10.0
 _GRACE_SECONDS = 2.0  # to cancel a wait whose deadline has passed, and to ask what is missing
 _KEYS_NAMED = 4096
 
@@ -83,6 +84,8 @@ class TCPStore(Store):
         rank: int = -1,
     ) -> None:
         super().__init__(timeout)
+        if world_size is not None and world_size < 1 and world_size != -1:
+            raise UsageError(f"TCPStore world size cannot be {world_size}: it must be positive, or None")
         if not isinstance(port, int):
             raise UsageError(f"the port is {port!r}, which is no number", hint="write int(...)")
         if not 0 <= port <= 65_535 or (port == 0 and not is_master):
@@ -330,13 +333,13 @@ class TCPStore(Store):
 
     def _enter(self, world_size: int | None, is_master: bool) -> None:
         deadline = Deadline(self._timeout)
-        with self._pool.lend(deadline):
+        # A master's server is ready: a short time-out is meant for the others.
+        patience = Deadline(max(self._timeout, _OWN_SECONDS)) if is_master else deadline
+        with self._pool.lend(patience):
             pass  # connected, and the server has answered
         if world_size is None or world_size == -1:
             return
-        if world_size < 1:
-            raise UsageError(f"the world size is {world_size}, but must be positive")
-        self._add(_WORKERS, 1, deadline)
+        self._add(_WORKERS, 1, patience)
         if is_master:
             self.await_workers(world_size, deadline)
 

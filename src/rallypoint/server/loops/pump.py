@@ -87,7 +87,7 @@ class Pump(Generic[ClientT]):
         self._set_clock()
 
     def serve(self, on_ready: Callback = lambda: None, on_tick: Callback = lambda: None) -> None:
-        """Accept and serve until the loop's `stop`, SIGINT or SIGTERM; then close every socket.
+        """Accept and serve until the loop's `stop`, SIGINT, SIGTERM or Ctrl-Break; then close every socket.
 
         `on_ready` is called when accepting. For the main thread of a process, as signals are.
         """
@@ -131,7 +131,7 @@ class Pump(Generic[ClientT]):
             self.drop(link)
 
     def _stop_on_signals(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGBREAK", signal.SIGTERM)):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
 

@@ -122,6 +122,11 @@ def addresses_for(host: str) -> BindAddresses:
     )
 
 
+def resolves(host: str) -> bool:
+    """Whether a host name or address is known here."""
+    return host in _EVERYWHERE or bool(_resolve(host))
+
+
 def is_this_machine(host: str) -> bool:
     """Whether a host name or address means this machine; a name that cannot be resolved does not."""
     if host in _EVERYWHERE or host.lower() in ("localhost", socket.gethostname().lower()):

@@ -59,8 +59,9 @@ def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump
 
 def run(build: Builder) -> None:
     """Serve until the parent ends or closes our standard input."""
-    # Ctrl-C goes to every process of a terminal; the server has to outlive the ranks that still need it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # They go to every process of a terminal; the server has to outlive the ranks that still need it.
+    for number in (signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGINT)):
+        signal.signal(number, signal.SIG_IGN)
     settle_in(logging.WARNING)
     commands = sys.stdin.buffer
     line = commands.readline()

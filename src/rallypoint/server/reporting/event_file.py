@@ -28,6 +28,7 @@ from typing import Final
 
 from rallypoint.errors import UsageError
 from rallypoint.rollcall.events import Event, Lost, to_line
+from rallypoint.server.machine.open_files import open_movable
 from rallypoint.text import counted
 
 logger = logging.getLogger("rallypoint.server")
@@ -219,7 +220,7 @@ class _RotatingFile:
     def _rotate(self) -> None:
         """Rename it, unless another server did so before this one got the lock."""
         _lock(self._file)
-        if self._file.closed or self._is_in_place():
+        if self._is_in_place():
             for after, before in zip(self._older[::-1], [*self._older[-2::-1], self._path], strict=True):
                 if before.exists():
                     before.replace(after)
@@ -228,10 +229,17 @@ class _RotatingFile:
 
 
 if sys.platform == "win32":
+    import msvcrt
+
+    _LOCKED_BYTE = 0x7FFF_0000  # beyond the end: locked bytes can be neither read nor written
 
     def _lock(file: io.FileIO) -> None:
-        """A file is renamed there only while nobody has it open: thus nobody else can do so."""
-        file.close()
+        """Until it is closed. Where there are no locks, it goes on without."""
+        try:
+            file.seek(_LOCKED_BYTE)
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+        except OSError:
+            pass
 
 else:
     import fcntl
@@ -247,8 +255,8 @@ else:
 def _open_at_once(path: str, flags: int) -> int:
     """Open a file, and do not wait for the other end of a pipe: if nobody reads it, that is an error."""
     if sys.platform == "win32":
-        return os.open(path, flags, 0o666)
-    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+        return open_movable(path, flags)
+    descriptor = open_movable(path, flags | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     return descriptor
 

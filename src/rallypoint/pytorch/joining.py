@@ -1,0 +1,93 @@
+"""Joining a store at an address where another one may be about to end.
+
+A process group can be destroyed and made again on the same port, and each rank does so at its own pace. A
+quick one finds the store of the old group, with its keys, which rank 0 will end in a moment. So a rank that
+has been in a group of that address waits until the store there ends; or until rank 0 joins it anew, as it
+does if something else holds that store. A connection that ends while a store comes up is tried again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from rallypoint.errors import ConnectError, ConnectionLostError, RallypointError
+from rallypoint.pytorch.parameters import StoreParameters
+from rallypoint.rollcall.identity import Role
+from rallypoint.server.process.binding import resolves
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.tcp import TCPStore
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.02
+_PAUSE_SECONDS = 0.05
+_NAME_SECONDS = 0.2
+
+# torch's words for a connection that the other side has ended.
+_CUT = ("got 0 bytes", "reset by peer", "Broken pipe", "forcibly closed", "was aborted")
+
+_joined: dict[tuple[str, int], int] = {}
+"""How many workers the store at an address counts, once the groups that this process joined are complete."""
+
+
+def join(wanted: StoreParameters, attempt: Callable[[], T]) -> T:
+    """What `attempt` makes: a store that is connected, and counted in as a worker."""
+    deadline = Deadline(wanted.seconds)
+    is_worker = wanted.is_of_rendezvous and not wanted.is_master
+    while True:
+        if is_worker:
+            _await_successor(wanted, deadline)
+        try:
+            made = attempt()
+        except (dist.DistNetworkError, ConnectionLostError) as error:
+            if not _is_cut(error) or deadline.passed:
+                raise
+            time.sleep(min(_PAUSE_SECONDS, deadline.remaining))
+        else:
+            if is_worker:
+                _joined[wanted.place] = _joined.get(wanted.place, 0) + wanted.workers
+            return made
+
+
+def await_name(wanted: StoreParameters) -> None:
+    """A master, too, waits until its host name is known, as torch's does; ConnectError if it never is."""
+    deadline = Deadline(wanted.seconds)
+    while wanted.is_master and not resolves(wanted.host_name):
+        if deadline.passed:
+            raise ConnectError(
+                f"the host name {wanted.host_name!r} is not known here",
+                hint="use an IP address, or add it to the hosts file",
+            )
+        time.sleep(min(_NAME_SECONDS, deadline.remaining))
+
+
+def _is_cut(error: RuntimeError) -> bool:
+    return isinstance(error, ConnectionLostError) or any(words in str(error) for words in _CUT)
+
+
+def _await_successor(wanted: StoreParameters, deadline: Deadline) -> None:
+    """If this process has left a group at that address, wait for the end of its store."""
+    joined = _joined.get(wanted.place)
+    if joined is None or dist.is_initialized():
+        return
+    while not deadline.passed:
+        try:
+            with TCPStore(*wanted.place, timeout=deadline.remaining, role=Role.TOOL) as store:
+                count = _await_change(store, joined, deadline)
+        except ConnectionLostError:
+            continue
+        except RallypointError:
+            return  # who connects next says it in torch's words
+        if count < joined:
+            del _joined[wanted.place]  # it is another store
+        return
+
+
+def _await_change(store: TCPStore, joined: int, deadline: Deadline) -> int:
+    while (count := store.count_workers()) == joined and not deadline.passed:
+        time.sleep(_LOOK_SECONDS)
+    return count

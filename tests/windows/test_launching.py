@@ -119,7 +119,7 @@ def test_a_command_is_found_as_the_shell_finds_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (7, "trained well"), done.stderr
 
 
-# The Python that comes with an application ------------------------------------------------------------------
+# Layouts of Python ------------------------------------------------------------------------------------------
 
 
 def portable(folder: Path, *more: str) -> Path:
@@ -127,14 +127,27 @@ def portable(folder: Path, *more: str) -> Path:
 
     The listing names the standard library and the packages of this Python, and what is given.
     """
-    folder.mkdir(parents=True)
+    _copy_python(folder)
     home = Path(sys.base_prefix)
-    for file in (*home.glob("*.dll"), home / "python.exe"):
-        shutil.copy2(file, folder)
     name = f"python{sys.version_info.major}{sys.version_info.minor}._pth"
     listing = [".", str(home / "DLLs"), str(home / "Lib"), *more]
     (folder / name).write_text("\n".join(listing) + "\n", encoding="utf-8")
     return folder / "python.exe"
+
+
+def _virtual_environment(folder: Path) -> Path:
+    """A virtual environment with the packages of this Python."""
+    _copy_python(folder / "Scripts")
+    settings = f"home = {sys.base_prefix}\ninclude-system-site-packages = true\n"
+    (folder / "pyvenv.cfg").write_text(settings, encoding="utf-8")
+    return folder / "Scripts" / "python.exe"
+
+
+def _copy_python(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    home = Path(sys.base_prefix)
+    for file in (*home.glob("*.dll"), home / "python.exe"):
+        shutil.copy2(file, folder)
 
 
 SOURCE = str(Path(rallypoint.__file__).parents[1])
@@ -149,9 +162,11 @@ def test_a_python_that_rallypoint_cannot_get_into_is_told_with_the_way_out(tmp_p
     assert f'"{python}" -m rallypoint enable' in told.stderr
 
 
-def test_a_portable_python_with_rallypoint_can_be_enabled(tmp_path: Path) -> None:
-    python = portable(tmp_path / "Meine Anwendung ä" / "python_embeded", SOURCE, PACKAGES)
-    switch = python.parent / "etc" / "rallypoint" / "enabled"
+@pytest.mark.parametrize("is_virtual", [False, True], ids=["portable", "virtual environment"])
+def test_every_layout_can_be_enabled(is_virtual: bool, tmp_path: Path) -> None:
+    prefix = tmp_path / "Meine Anwendung ä" / "python"
+    python = _virtual_environment(prefix) if is_virtual else portable(prefix, SOURCE, PACKAGES)
+    switch = prefix / "etc" / "rallypoint" / "enabled"
     for command, there in (("enable", True), ("disable", False)):
         said = subprocess.run(
             [python, "-m", "rallypoint", command], capture_output=True, text=True, timeout=_SECONDS

@@ -87,8 +87,8 @@ def _warn_of_isolation(program: str) -> None:
         python = file.parent / "python.exe"
         print(
             f"rallypoint: {file} lets its Python find only what is listed there, so this command gets no help"
-            f'\n\nhint: install Rallypoint for it, "{python}" -m pip install rallypoint; then say '
-            f'"{python}" -m rallypoint enable, once, and start the command as before',
+            f"\n\nhint: install Rallypoint for that Python (docs/guides/windows.md says how), say "
+            f'`"{python}" -m rallypoint enable`, once, and start the command as before',
             file=sys.stderr,
         )
 
@@ -167,7 +167,8 @@ class _JoinLine:
         if self._live and (roll.joined or self._from_start):
             self._redraw(f"rallypoint: {_progress(roll)}, {seconds:.0f} s{advice}")
         elif roll.expected and seconds > self._remark_after:
-            self._remark_after = max(2 * self._remark_after, seconds)
+            while self._remark_after < seconds:  # the ranks may only be known after a long start
+                self._remark_after *= 2
             self._write(f"rallypoint: after {seconds:.0f} s, {_progress(roll)}{advice}\n")
         return True
 

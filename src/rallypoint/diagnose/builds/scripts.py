@@ -3,9 +3,9 @@
 The script for bash stops at the first step that fails and names it. It asks for no password and installs
 nothing outside of the Python that was named: it checks for what the system has to bring.
 
-The batch file has never been run: Rallypoint was never on Windows. With MSVC torch's CMake files turn
-TensorPipe off, and with it TORCH_USE_LIBUV: no option compiles the server in. So the file builds a torch with
-distributed, says so, and ends with the test that counts.
+The batch file has never been run. With MSVC torch's CMake files turn TensorPipe off, and with it
+TORCH_USE_LIBUV: no option compiles the server in. So the file builds a torch with distributed, says so, and
+ends with the test that counts.
 """
 
 from __future__ import annotations

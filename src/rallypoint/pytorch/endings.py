@@ -28,7 +28,7 @@ def end_with_group(store: PythonStore) -> None:
 
 
 def install() -> None:
-    """Patch `destroy_process_group`; a second call does nothing."""
+    """Patch `destroy_process_group`, as soon as there is a store of ours; a second call does nothing."""
     dist.destroy_process_group = _patched_destroy
     distributed_c10d.destroy_process_group = _patched_destroy
 

@@ -66,7 +66,8 @@ def await_name(wanted: StoreParameters) -> None:
 
 
 def _is_cut(error: RuntimeError) -> bool:
-    return isinstance(error, ConnectionLostError) or any(words in str(error) for words in _CUT)
+    is_ours = isinstance(error, ConnectionLostError) or isinstance(error.__cause__, ConnectionLostError)
+    return is_ours or any(words in str(error) for words in _CUT)
 
 
 def _await_successor(wanted: StoreParameters, deadline: Deadline) -> None:

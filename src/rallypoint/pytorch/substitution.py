@@ -86,7 +86,7 @@ def fault_in(error: Exception) -> Fault | None:
 
 
 def install() -> None:
-    """Patch torch's `TCPStore` and what has to know of its end; a second call does nothing."""
+    """Patch torch's `TCPStore`, and the queues of `PrefixStore`; a second call does nothing."""
     if _TorchStore.__init__ is not _patched_init:
         _TorchStore.__new__ = _patched_new
         _TorchStore.__init__ = _patched_init
@@ -96,7 +96,6 @@ def install() -> None:
         if _clone is not None:
             _TorchStore.clone = _patched_clone
         queues.install()
-        endings.install()
 
 
 def make_store(wanted: StoreParameters, client: ClientChoice, patch: Patch, role: Role = Role.UNKNOWN) -> Any:
@@ -189,8 +188,11 @@ def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: P
     if wanted is None:
         _init(store, *args, **kwargs)  # torch says best what is wrong
         return
+    if patch is Patch.NEVER:
+        _initialise(store, args, kwargs, wanted, patch, role)
+        return
     relay = None
-    if STORE_VARIABLE in os.environ and not wanted.is_master and patch is not Patch.NEVER:
+    if STORE_VARIABLE in os.environ and not wanted.is_master:
         relay = relay_for(wanted.host_name, wanted.port, role)
     if relay is None:
         join(wanted, lambda: _initialise(store, args, kwargs, wanted, patch, role))
@@ -282,6 +284,7 @@ def _say_hello(store: Any, role: Role) -> None:
 
 def _become_master(store: Any, wanted: StoreParameters, role: Role) -> None:
     """A C++ client that owns a server of ours, and waits for the workers as torch's master does."""
+    endings.install()
     began = time.monotonic()
     known = owned_at(wanted.port)
     with in_torchs_words(wanted):
@@ -349,5 +352,6 @@ def _make_python_store(wanted: StoreParameters, role: Role) -> PythonStore:
             return _make_python_store(_as_client(wanted), role)
     wrapped = PythonStore(store)
     if wanted.is_of_rendezvous:
+        endings.install()
         endings.end_with_group(wrapped)
     return wrapped

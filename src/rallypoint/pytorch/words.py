@@ -51,4 +51,5 @@ def _port_in_use(wanted: StoreParameters) -> str:
 
 
 def _missing(wanted: StoreParameters, came: str, expected: str) -> str:
-    return f"Timed out after {ceil(wanted.seconds)} seconds waiting for clients. {came}/{expected} clients joined."
+    seconds = ceil(wanted.seconds)
+    return f"Timed out after {seconds} seconds waiting for clients. {came}/{expected} clients joined."

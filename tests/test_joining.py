@@ -88,11 +88,14 @@ def test_the_time_out_ends_the_wait() -> None:
         assert join(_worker(old.port, 0.3), lambda: "joined") == "joined"
 
 
-def test_a_store_that_is_made_by_hand_is_not_waited_for() -> None:
-    with _group() as old:
-        _left(old)
-        by_hand = StoreParameters(HOST, old.port, 2, timeout=20)
+def test_a_store_by_hand_and_a_group_of_another_size_are_not_waited_for() -> None:
+    with _group() as store:
+        _left(store)
+        by_hand = StoreParameters(HOST, store.port, 2, timeout=3600)
         assert join(by_hand, lambda: "joined") == "joined"
+        # All others of the larger group may have come by now, which makes two as well.
+        larger = StoreParameters(HOST, store.port, 3, timeout=3600, multi_tenant=True)
+        assert join(larger, lambda: "joined") == "joined"
 
 
 @pytest.mark.parametrize(

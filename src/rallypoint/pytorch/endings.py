@@ -28,7 +28,10 @@ def end_with_group(store: PythonStore) -> None:
 
 
 def install() -> None:
-    """Patch `destroy_process_group`; a second call does nothing."""
+    """Patch `destroy_process_group`; a second call does nothing.
+
+    To be called early: a script that imports the function by name keeps the one that it got.
+    """
     dist.destroy_process_group = _patched_destroy
     distributed_c10d.destroy_process_group = _patched_destroy
 

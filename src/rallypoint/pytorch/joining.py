@@ -3,7 +3,8 @@
 A process group can be destroyed and made again on the same port, and each rank does so at its own pace. A
 quick one finds the store of the old group, with its keys, which rank 0 will end in a moment. So a rank that
 has been in a group of that address waits until the store there ends; or until rank 0 joins it anew, as it
-does if something else holds that store. A connection that ends while a store comes up is tried again.
+does if something else holds that store. The stores are told apart by how many workers they count, so this goes
+for a group of the same size alone. A connection that ends while a store comes up is tried again.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _NAME_SECONDS = 0.2
 # torch's words for a connection that the other side has ended.
 _CUT = ("got 0 bytes", "reset by peer", "Broken pipe", "forcibly closed", "was aborted")
 
-_joined: dict[tuple[str, int], int] = {}
-"""How many workers the store at an address counts, once the groups that this process joined are complete."""
+_joined: dict[tuple[tuple[str, int], int], int] = {}
+"""By address and size of a group: how many workers the store counts, once the groups joined are complete."""
 
 
 def join(wanted: StoreParameters, attempt: Callable[[], T]) -> T:
@@ -49,7 +50,8 @@ def join(wanted: StoreParameters, attempt: Callable[[], T]) -> T:
             time.sleep(min(_PAUSE_SECONDS, deadline.remaining))
         else:
             if is_worker:
-                _joined[wanted.place] = _joined.get(wanted.place, 0) + wanted.workers
+                group = (wanted.place, wanted.workers)
+                _joined[group] = _joined.get(group, 0) + wanted.workers
             return made
 
 
@@ -66,12 +68,14 @@ def await_name(wanted: StoreParameters) -> None:
 
 
 def _is_cut(error: RuntimeError) -> bool:
-    return isinstance(error, ConnectionLostError) or any(words in str(error) for words in _CUT)
+    is_ours = isinstance(error, ConnectionLostError) or isinstance(error.__cause__, ConnectionLostError)
+    return is_ours or any(words in str(error) for words in _CUT)
 
 
 def _await_successor(wanted: StoreParameters, deadline: Deadline) -> None:
     """If this process has left a group at that address, wait for the end of its store."""
-    joined = _joined.get(wanted.place)
+    group = (wanted.place, wanted.workers)
+    joined = _joined.get(group)
     if joined is None or dist.is_initialized():
         return
     while not deadline.passed:
@@ -83,7 +87,7 @@ def _await_successor(wanted: StoreParameters, deadline: Deadline) -> None:
         except RallypointError:
             return  # who connects next says it in torch's words
         if count < joined:
-            del _joined[wanted.place]  # it is another store
+            del _joined[group]  # it is another store
         return
 
 

@@ -86,7 +86,7 @@ def fault_in(error: Exception) -> Fault | None:
 
 
 def install() -> None:
-    """Patch torch's `TCPStore` and what has to know of its end; a second call does nothing."""
+    """Patch torch's `TCPStore`, and what has to know of it; a second call does nothing."""
     if _TorchStore.__init__ is not _patched_init:
         _TorchStore.__new__ = _patched_new
         _TorchStore.__init__ = _patched_init
@@ -190,8 +190,11 @@ def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: P
     if wanted is None:
         _init(store, *args, **kwargs)  # torch says best what is wrong
         return
+    if patch is Patch.NEVER:
+        _initialise(store, args, kwargs, wanted, patch, role)
+        return
     relay = None
-    if STORE_VARIABLE in os.environ and not wanted.is_master and patch is not Patch.NEVER:
+    if STORE_VARIABLE in os.environ and not wanted.is_master:
         relay = relay_for(wanted.host_name, wanted.port, role)
     if relay is None:
         join(wanted, lambda: _initialise(store, args, kwargs, wanted, patch, role))

@@ -6,6 +6,7 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 
 import torch.distributed as dist
 
@@ -50,6 +51,5 @@ def _port_in_use(wanted: StoreParameters) -> str:
 
 
 def _missing(wanted: StoreParameters, came: str, expected: str) -> str:
-    return (
-        f"Timed out after {wanted.seconds:g} seconds waiting for clients. {came}/{expected} clients joined."
-    )
+    seconds = ceil(wanted.seconds)
+    return f"Timed out after {seconds} seconds waiting for clients. {came}/{expected} clients joined."

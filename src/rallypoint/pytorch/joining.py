@@ -3,8 +3,8 @@
 A process group can be destroyed and made again on the same port, and each rank does so at its own pace. A
 quick one finds the store of the old group, with its keys, which rank 0 will end in a moment. So a rank that
 has been in a group of that address waits until the store there ends; or until rank 0 joins it anew, as it
-does if something else holds that store. The stores are told apart by how many workers they count, so this goes
-for a group of the same size alone. A connection that ends while a store comes up is tried again.
+does if something else holds that store. The stores are told apart by how many workers they count, so this
+goes for a group of the same size alone. A connection that ends while a store comes up is tried again.
 """
 
 from __future__ import annotations

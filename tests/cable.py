@@ -70,7 +70,11 @@ class Cable:
 
     def _run(self) -> None:
         while not self._ended:
-            for key, _ in self._selector.select():
+            try:
+                ready = self._selector.select()
+            except OSError:  # Windows: another thread has closed one of the sockets meanwhile
+                continue
+            for key, _ in ready:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.fileobj is self._alarm:

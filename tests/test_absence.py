@@ -35,6 +35,8 @@ from rallypoint.wire.opcodes import Op
 from rolls import GLOO, client, part, plan, rank, ranks, relay, snapshot, wait
 from threads import serving_in_a_thread
 
+pytestmark = pytest.mark.windows
+
 SECONDS = 30.0
 TWO_MACHINES = plan(("node-a", 2), ("node-b", 2))
 

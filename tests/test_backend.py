@@ -16,6 +16,8 @@ from rallypoint.server.loops.backend import Choice, choose, parse_switch
 from rallypoint.stores.tcp import TCPStore
 from raw import RawClient, log_of
 
+pytestmark = pytest.mark.windows
+
 PACKAGE = "winloop" if sys.platform == "win32" else "uvloop"
 LIBUV, LEGACY = {"USE_LIBUV": "1"}, {"USE_LIBUV": "0"}
 

@@ -30,6 +30,8 @@ from rallypoint.server.process.binding import (
     reachable_at,
 )
 
+pytestmark = pytest.mark.windows
+
 EVERYWHERE = {"0.0.0.0", "::"}
 UNUSED = "192.0.2.77"
 """An address for documentation: of no machine."""

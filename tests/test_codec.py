@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from rallypoint.codec import ReadBy, Within, at_most, from_json, from_text, to_json, to_text
 
+pytestmark = pytest.mark.windows
+
 
 class Colour(str, Enum):
     RED = "red"

@@ -13,6 +13,8 @@ from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import Op
 from test_core import add, get, set_, wait
 
+pytestmark = pytest.mark.windows
+
 LONG = blob(b"v" * 300)
 
 

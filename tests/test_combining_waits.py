@@ -12,6 +12,8 @@ from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import Status
 from test_core import set_, wait
 
+pytestmark = pytest.mark.windows
+
 
 @pytest.fixture
 def bench() -> Bench:

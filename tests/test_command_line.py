@@ -11,6 +11,8 @@ from command_line import invoke
 from rallypoint.cli.command import JSON, Argument, Command, not_negative
 from rallypoint.errors import UsageError
 
+pytestmark = pytest.mark.windows
+
 _FILES = Argument("files", nargs="*", metavar="FILE", help="Files.")
 _LIMIT = Argument("--limit", action="append", metavar="TEXT", help="A limit.")
 _RANK = Argument(

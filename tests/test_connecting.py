@@ -29,6 +29,8 @@ from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS, RawClient, until
 
+pytestmark = pytest.mark.windows
+
 
 @pytest.fixture
 def store(server: Server) -> Iterator[TCPStore]:

@@ -13,6 +13,8 @@ from rallypoint.wire.encoding import VALIDATE, blob, blobs, counted_request, pac
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 
+pytestmark = pytest.mark.windows
+
 STOP_WAITING = b"\x00"
 WAIT_CANCELED = b"\x01"
 CANCEL_WAIT = request(Op.CANCEL_WAIT)

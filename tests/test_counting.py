@@ -38,6 +38,8 @@ from rolls import rank
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
 from test_looking import PING, finish, hello, look, told
 
+pytestmark = pytest.mark.windows
+
 repeatable = settings(derandomize=True, deadline=None, max_examples=60)
 
 CHECK = counted_request(Op.CHECK, [b"k"])

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import DEFAULT_PORT, Endpoint, parse_endpoint
 
+pytestmark = pytest.mark.windows
+
 NAMES = ["node-a", "n", "node_a", "NODE", "4node", "node-0.train.example.org", "node-0.example.org."]
 V4_HOSTS = ["10.0.0.1", "0.0.0.0"]
 V6_HOSTS = [

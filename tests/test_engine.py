@@ -22,6 +22,8 @@ from rallypoint.engine import Engine
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.wire.limits import Limits
 
+pytestmark = pytest.mark.windows
+
 I64_MIN = -(1 << 63)
 I64_MAX = (1 << 63) - 1
 

@@ -19,6 +19,8 @@ from rallypoint.rollcall.events import Connected, Erred, Event, Left, Lost, from
 from rallypoint.server.reporting import event_file as eventlog
 from rallypoint.server.reporting.event_file import EventLog
 
+pytestmark = pytest.mark.windows
+
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX system")
 
 

@@ -23,6 +23,8 @@ from rallypoint.launch import reports
 from rallypoint.launch.reports import Reports
 from rallypoint.text import excerpt
 
+pytestmark = pytest.mark.windows
+
 _LIBUV = "RuntimeError: use_libuv was requested but PyTorch was built without libuv support\n"
 _ABORTED = "Fatal Python error: Aborted\n"
 _KEYS = {

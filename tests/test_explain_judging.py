@@ -16,6 +16,8 @@ from rallypoint.diagnose.explain.stamps import complete_stamp
 from rallypoint.diagnose.explain.words import describe_ranks
 from rallypoint.launch.reports import Failure, RankIdentity
 
+pytestmark = pytest.mark.windows
+
 _BANANA = "ValueError: the learning rate is a banana"
 _CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:9952."
 _MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."

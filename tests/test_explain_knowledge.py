@@ -25,6 +25,8 @@ from rallypoint.diagnose.explain.knowledge import (
 from rallypoint.diagnose.explain.reading import open_log
 from rallypoint.diagnose.explain.sieve import required_literals
 
+pytestmark = pytest.mark.windows
+
 _ROOT = Path(__file__).parents[1]
 _SAMPLES = sorted((_ROOT / "tests" / "logs").glob("*.log"))
 _HEALTHY = sorted((_ROOT / "tests" / "logs" / "healthy").glob("*.log"))

@@ -16,6 +16,8 @@ from rallypoint.diagnose.explain import explain
 from rallypoint.diagnose.explain.knowledge import causes
 from rallypoint.diagnose.explain.scanning import Log
 
+pytestmark = pytest.mark.windows
+
 LENGTH = 4096
 LINES = 100
 FILLERS = ("1", "a", "1 ", "a.", "/", "1:", "Error", ".so", "a=[", "1%|", "- ")

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from rallypoint.diagnose.explain.prefixes import Line, Prefixes
 from rallypoint.diagnose.explain.stamps import Stamp, complete_stamp
 
+pytestmark = pytest.mark.windows
+
 _NEAR = datetime(2026, 11, 15, 12)
 _TIME = "2026-11-15 14:36:19"
 

@@ -15,6 +15,8 @@ from rallypoint.diagnose.explain.reading import find_logs, open_log, recoded, st
 from rallypoint.diagnose.explain.sieve import BLOCK_BYTES
 from rallypoint.errors import UsageError
 
+pytestmark = pytest.mark.windows
+
 _TEXT = "naïve 🏖\nEADDRINUSE on port 29500\n"
 
 

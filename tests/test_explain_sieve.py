@@ -26,6 +26,8 @@ from rallypoint.diagnose.explain.sieve import (
     required_literals,
 )
 
+pytestmark = pytest.mark.windows
+
 # Literals --------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,8 @@ import pytest
 from explaining import report_of, traceback
 from rallypoint.diagnose.explain import Explanation
 
+pytestmark = pytest.mark.windows
+
 _BANANA = "ValueError: the learning rate is a banana"
 _CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:9952."
 _MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."

@@ -24,6 +24,8 @@ from rallypoint.stores.filelock import open_locked, remove_locked
 from rallypoint.stores.membership import Member, refusal
 from store_contract import PATIENCE, SHORT, times_out, together
 
+pytestmark = pytest.mark.windows
+
 _MEMBER: Final = """
 import sys
 from rallypoint.stores.file import FileStore

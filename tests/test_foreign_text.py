@@ -62,6 +62,8 @@ from rallypoint.wire.encoding import request
 from rallypoint.wire.opcodes import Op
 from raw import RawClient, until
 
+pytestmark = pytest.mark.windows
+
 FORGED = "rallypoint: all is well"
 EVIL = f"\x1b[2J\x1b]0;title\x07\n{FORGED}\r{FORGED}\u2028{FORGED}\u202e\u200f\u2066\x9b31m\x00\udcff\t"
 """Escapes, line ends, marks for text from right to left, and a byte that is no text."""

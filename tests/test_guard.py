@@ -55,6 +55,8 @@ from rallypoint.wire.opcodes import Op
 from raw import RawClient, until
 from threads import running_here
 
+pytestmark = pytest.mark.windows
+
 _TEXT, _OTHER = "5e" * 32, "07" * 32
 
 

@@ -29,6 +29,8 @@ from test_looking import told
 from test_parser import count_calls
 from test_replay import DATA
 
+pytestmark = pytest.mark.windows
+
 READ = 1 << 15
 """What a server reads at a time."""
 

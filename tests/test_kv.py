@@ -19,6 +19,8 @@ from rallypoint.cli.main import main
 from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS, RawClient, server_of_torch
 
+pytestmark = pytest.mark.windows
+
 
 @dataclass
 class Outcome:

@@ -11,6 +11,8 @@ from processes import serving
 from rallypoint.server.core.peer_limit import PeerLimit, address_of
 from raw import RawClient, until
 
+pytestmark = pytest.mark.windows
+
 FLOOD = 300
 
 

@@ -28,6 +28,8 @@ from rallypoint.wire.opcodes import Op
 from rolls import rank
 from test_core import CANCEL_WAIT, barrier, get, set_, wait
 
+pytestmark = pytest.mark.windows
+
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 
 PING = request(Op.PING, tail=b"ping")

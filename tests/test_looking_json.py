@@ -37,6 +37,8 @@ from rolls import part, plan, rank, ranks, snapshot
 from test_core import wait
 from test_looking import Clock, repeatable, seen_by, told
 
+pytestmark = pytest.mark.windows
+
 # What is told
 
 moments = st.integers(0, 1 << 20).map(lambda eighths: eighths / 8)  # of three digits, so none is rounded

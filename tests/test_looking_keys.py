@@ -20,6 +20,8 @@ from rolls import GLOO, rank
 from test_core import add, get, pop, push, set_, wait
 from test_looking import finish, hello, seen_by, told
 
+pytestmark = pytest.mark.windows
+
 
 @pytest.fixture
 def core() -> Core:

@@ -38,6 +38,8 @@ from test_looking import finish, go_on
 from test_looking import look as look_request
 from threads import running_here
 
+pytestmark = pytest.mark.windows
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what only Linux tells")
 
 

@@ -25,6 +25,8 @@ from test_core import set_
 from test_looking import PING, hello, repeatable, seen_by
 from test_looking_json import identities, json_values
 
+pytestmark = pytest.mark.windows
+
 
 @pytest.fixture
 def core() -> Core:

@@ -18,6 +18,8 @@ from rolls import rank
 from test_core import CANCEL_WAIT, barrier, get, set_, wait
 from test_looking import PING, Clock, finish, go_on, hello, look, seen_by, taken, told
 
+pytestmark = pytest.mark.windows
+
 TELL = (2**64 - 1, 4, b"")
 """What asks a relay to tell of itself."""
 

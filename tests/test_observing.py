@@ -47,6 +47,8 @@ from rolls import rank
 from test_core import CANCEL_WAIT, add, barrier, get, push, set_, wait
 from test_looking import Clock, hello
 
+pytestmark = pytest.mark.windows
+
 
 class Observed:
     """A server whose events are kept. Its two clocks differ, as the system's do."""

@@ -25,6 +25,8 @@ from rallypoint.wire.handlers import SERVED, RequestHandler
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.parser import Forms, RequestParser
 
+pytestmark = pytest.mark.windows
+
 MAGIC = 0x3C85F7CE
 VALIDATE = b"\x00" + struct.pack("<I", MAGIC)
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from rallypoint.errors import AccessError
 from rallypoint.wire.preface import NONCE_BYTES, ClientPreface, Right, ServerPreface, key_for
 
+pytestmark = pytest.mark.windows
+
 _SECRET, _OTHER = b"s" * 32, b"o" * 32
 _CERTIFICATE = b"c" * 32
 

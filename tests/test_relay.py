@@ -21,7 +21,7 @@ import pytest
 
 from cable import Cable, cable_to
 from command_line import invoke
-from processes import Server, end, relaying, serving, torch_serving
+from processes import Server, end, open_files, relaying, sends_signals, serving, torch_serving
 from rallypoint.errors import ConnectionLostError, ServerStartError, StoreTimeoutError, UsageError
 from rallypoint.relay import relay as running
 from rallypoint.relay.core.relay import RelayCore
@@ -36,6 +36,8 @@ from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log, empty, until
 from threads import Make, running_here
+
+pytestmark = pytest.mark.windows
 
 RANKS = 8
 
@@ -112,6 +114,7 @@ def ping_all(clients: Sequence[RawClient]) -> None:
 # The command
 
 
+@sends_signals
 def test_a_relay_says_where_it_serves_and_ends_when_told(own_site: Site) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         relay = own_site.relay()
@@ -187,9 +190,9 @@ def test_a_rank_that_dies_is_uncounted_at_once(site: Site) -> None:
         client.send(barrier(b"b", 3))
     ping_all([alive, dying])
     process = psutil.Process(relay.process.pid)
-    files = process.num_fds()
+    files = open_files(process)
     dying.close()
-    until(lambda: process.num_fds() < files, "the relay has noticed")
+    until(lambda: open_files(process) < files, "the relay has noticed")
     ping_all([alive])  # that goes to the store, behind the news
     other.send(barrier(b"b", 3))
     ping_all([other, alive])  # and no STOP_WAITING before the PING
@@ -355,10 +358,10 @@ def test_a_relay_that_dies_takes_only_its_own_ranks_along(site: Site) -> None:
         client.send(barrier(b"b", 3))
     ping_all([lost, kept])
     process = psutil.Process(site.server.process.pid)
-    files = process.num_fds()
+    files = open_files(process)
     doomed.process.kill()
     assert lost.read_rest() == b""
-    until(lambda: process.num_fds() < files, "the store has noticed")
+    until(lambda: open_files(process) < files, "the store has noticed")
     direct = site.raw(site.server)
     direct.send(barrier(b"b", 3))
     ping_all([direct, kept])  # the lost rank does not count

@@ -30,6 +30,8 @@ from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import ASK
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
 
+pytestmark = pytest.mark.windows
+
 CHILD = b"child" + TOKEN[5:]
 LONG = b"v" * 300
 

@@ -41,6 +41,8 @@ from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import ASK
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
 
+pytestmark = pytest.mark.windows
+
 PING = request(Op.PING, tail=b"ping")
 NOTHING = counted_request(Op.CHECK, [])
 

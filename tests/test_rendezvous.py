@@ -18,6 +18,8 @@ from rallypoint.stores.file import FileStore
 from rallypoint.stores.rendezvous import rendezvous
 from rallypoint.stores.tcp import TCPStore
 
+pytestmark = pytest.mark.windows
+
 VARIABLES = ("USE_LIBUV", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
 
 

@@ -28,6 +28,8 @@ from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.question import KEYS_NAMED
 
+pytestmark = pytest.mark.windows
+
 EVENTS: list[Event] = [
     Started(1.5, "node-a", 12, "0.1.0", "libuv", "relay"),
     Connected(2.0, 1, "10.0.0.1:4242"),

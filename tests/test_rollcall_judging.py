@@ -15,6 +15,8 @@ from rallypoint.rollcall.roll import Gathering, MachineRanks, RankState, Roll, S
 from rallypoint.rollcall.snapshot import Barrier, Gone, Snapshot
 from rolls import GLOO, client, part, plan, rank, ranks, relay, snapshot, wait
 
+pytestmark = pytest.mark.windows
+
 TWO_NODES = plan(("node-a", 4), ("node-b", 4))
 
 

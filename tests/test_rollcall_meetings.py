@@ -11,6 +11,8 @@ from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import MOST_RANKS, JobRound, Plan
 from rolls import client, part, plan, rank, relay, snapshot
 
+pytestmark = pytest.mark.windows
+
 # Meetings
 
 

@@ -12,6 +12,8 @@ from rallypoint.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.rollcall.relay_events import Overheard
 from rallypoint.rollcall.snapshot import Client, Snapshot
 
+pytestmark = pytest.mark.windows
+
 RANK = Identity(host="node-b", pid=7, rank=3, role=Role.RANK)
 
 

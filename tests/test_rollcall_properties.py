@@ -15,6 +15,8 @@ from rallypoint.rollcall.roll import RankState, Roll
 from rallypoint.rollcall.snapshot import Barrier, Gone, Relay, Snapshot
 from rolls import GLOO, big_job, client, part, plan, relay, snapshot, wait
 
+pytestmark = pytest.mark.windows
+
 HOSTS = st.sampled_from(["", "node-a", "node-b", "node-c"])
 SMALL = st.integers(0, 5)
 SECONDS = st.integers(0, 100).map(float)

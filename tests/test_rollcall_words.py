@@ -17,6 +17,8 @@ from rallypoint.rollcall.words import headline, missing_text, owed_text, stall_t
 from rallypoint.text import duration, ranks_text, shown
 from rolls import GLOO, big_job, client, plan, rank, ranks, snapshot, wait
 
+pytestmark = pytest.mark.windows
+
 EMPTY = judge(snapshot())
 
 

@@ -11,6 +11,8 @@ from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size
 from rallypoint.rollcall.plan import meetings_of
 
+pytestmark = pytest.mark.windows
+
 TWO = Size(2, 2)
 THREE = Size(3, 3)
 

@@ -31,6 +31,8 @@ from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log, log_of, until, values_reply
 from threads import running_here
 
+pytestmark = pytest.mark.windows
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what only Linux tells")
 
 

@@ -15,6 +15,8 @@ from rallypoint.wire import sessions as wire
 from rallypoint.wire.encoding import encode
 from rallypoint.wire.opcodes import Op
 
+pytestmark = pytest.mark.windows
+
 repeatable = settings(derandomize=True, deadline=None, max_examples=60)
 numbers = st.integers(0, 2**64 - 1)
 

@@ -36,6 +36,8 @@ from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import ASK
 from test_core import add, barrier, get, pop, push, set_, wait
 
+pytestmark = pytest.mark.windows
+
 ANNOUNCED = b"rallypoint/sessions/2"
 OTHER_TOKEN = bytes(16)
 

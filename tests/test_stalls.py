@@ -28,6 +28,8 @@ from rolls import rank
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
 from test_looking import PING, Clock, finish, hello, told
 
+pytestmark = pytest.mark.windows
+
 LIMIT = 60.0
 
 

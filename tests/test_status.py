@@ -34,6 +34,8 @@ from rallypoint.wire.opcodes import Op
 from rolls import GLOO
 from threads import serving_in_a_thread
 
+pytestmark = pytest.mark.windows
+
 SECONDS = 60.0
 HOSTS = ("node-a", "node-b")
 

@@ -19,6 +19,8 @@ from rallypoint.watch.status.summary import all_keys, all_waits, one_rank, summa
 from rallypoint.watch.status.torch_store import ForeignStore, describe, describe_keys, host_of
 from rolls import GLOO, big_job, client, part, plan, rank, ranks, relay, snapshot, wait
 
+pytestmark = pytest.mark.windows
+
 TWO_NODES = plan(("node-a", 3), ("node-b", 5))
 HELD = wait(GLOO.format(3))
 STALLED = snapshot(

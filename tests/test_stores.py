@@ -38,6 +38,8 @@ from store_contract import (
 )
 from threads import serving_in_a_thread
 
+pytestmark = pytest.mark.windows
+
 
 class Surroundings(NamedTuple):
     """What a store is built in: a folder of its own, a stack of what is closed at the end, and servers."""

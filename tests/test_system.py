@@ -16,6 +16,8 @@ from rallypoint.server.machine import limits, names, packages, ports
 from rallypoint.stores.client.deadline import within
 from raw import SECONDS
 
+pytestmark = pytest.mark.windows
+
 # Patience --------------------------------------------------------------------------------------------------
 
 

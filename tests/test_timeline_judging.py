@@ -25,6 +25,8 @@ from rallypoint.watch.timeline.records import WaitEnding
 from rallypoint.watch.timeline.timeline import Timeline
 from startups import BEGIN, START, arrival, client_of, judged, key_of, open_wait, straggler, wait
 
+pytestmark = pytest.mark.windows
+
 
 def _names(timeline: Timeline) -> list[str]:
     return [each.name for each in timeline.members]

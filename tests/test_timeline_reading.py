@@ -17,6 +17,8 @@ from rallypoint.watch.timeline.reading import read_events
 from rallypoint.watch.timeline.records import ClientRecord, WaitEnding, WaitRecord, merge
 from startups import BEGIN, PID, START, arrival, open_wait, record_of, straggler, wait, write_events
 
+pytestmark = pytest.mark.windows
+
 
 def test_a_file_becomes_a_record(tmp_path: Path) -> None:
     events = [*straggler(8, last=5, late=3.0), Lost(BEGIN + 4, 2), Stopped(BEGIN + 5)]

@@ -23,6 +23,8 @@ from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline.words import as_text, headline, seconds
 from startups import BEGIN, START, arrival, client_of, judged, key_of, open_wait, straggler, wait
 
+pytestmark = pytest.mark.windows
+
 
 def test_the_whole_of_it() -> None:
     events = [

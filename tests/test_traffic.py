@@ -19,6 +19,8 @@ from rallypoint.server.loops.libuv import LibuvLoop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.wire.opcodes import Op
 
+pytestmark = pytest.mark.windows
+
 repeatable = settings(derandomize=True, deadline=None)
 
 MICROSECOND = 1e-6

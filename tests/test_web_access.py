@@ -7,6 +7,8 @@ import pytest
 from rallypoint.errors import UsageError
 from rallypoint.watch.web.access import Access, AccessVerdict, check_token, is_loopback_name
 
+pytestmark = pytest.mark.windows
+
 TOKEN = "correct-horse-battery"
 LOCAL = Access()
 GUARDED = Access(TOKEN, loopback=False, cookie="here")

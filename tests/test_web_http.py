@@ -35,6 +35,8 @@ from raw import until
 from threads import serving_in_a_thread
 from web_stores import ScriptedStore, job, page_about
 
+pytestmark = pytest.mark.windows
+
 SECONDS = 30.0
 TOKEN = "correct-horse-battery"
 EIGHT = {"node-a": 4, "node-b": 4}

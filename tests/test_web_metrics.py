@@ -19,6 +19,8 @@ from rallypoint.rollcall.snapshot import Relay, Snapshot
 from rallypoint.watch.web.metrics import MOST_JOBS, MOST_NAMED, encode
 from web_stores import job
 
+pytestmark = pytest.mark.windows
+
 ROOT = Path(__file__).parents[1]
 MONITORING = ROOT / "examples" / "monitoring"
 GUIDE = ROOT / "docs" / "guides" / "monitoring.md"

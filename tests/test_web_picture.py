@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,8 @@ from rallypoint.watch.web.picture import (
     troubled,
 )
 from web_stores import NOW, ScriptedStore, job
+
+pytestmark = pytest.mark.windows
 
 EIGHT = {"node-a": 4, "node-b": 4}
 LARGEST = {f"node-{number:04d}": 8 for number in range(2048)}

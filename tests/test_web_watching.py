@@ -18,6 +18,8 @@ from rallypoint.watch.web.poller import Sight, StoreWatch, next_frame, take_sigh
 from test_web_picture import apply
 from web_stores import ScriptedStore, job
 
+pytestmark = pytest.mark.windows
+
 SECONDS = 30.0
 EIGHT = {"node-a": 4, "node-b": 4}
 

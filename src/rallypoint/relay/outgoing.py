@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.link import NOT_NOW
 from rallypoint.server.loops.listening import set_options
 from rallypoint.server.loops.loop import Loop
+from rallypoint.server.machine.reasons import reason_of
 from rallypoint.stores.client.connecting import format_address
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Outgoing:
                 self._loop.later(_CONNECT_SECONDS, partial(self._give_up_on, sock))
                 return
             sock.close()
-            why = os.strerror(code)
+            why = reason_of(code)
         # Not at once: the caller of this constructor does not have the object yet.
         self._loop.later(0, partial(self._report, why))
 
@@ -148,7 +148,7 @@ class Outgoing:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not code and _has_met_itself(sock):
             code = errno.ECONNREFUSED
-        why = os.strerror(code) if code else _objection(sock)
+        why = reason_of(code) if code else _objection(sock)
         if why:
             self._try_next(why)
             return

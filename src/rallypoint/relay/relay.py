@@ -21,6 +21,7 @@ from rallypoint.rollcall.identity import Role
 from rallypoint.server.core.outbox import Work
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
+from rallypoint.server.machine.reasons import reason_of
 from rallypoint.stores.client.connecting import connect, format_address, resolve
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
@@ -32,7 +33,7 @@ logger = logging.getLogger("rallypoint.relay")
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
-_REFUSED: Final = os.strerror(errno.ECONNREFUSED)
+_REFUSED: Final = reason_of(errno.ECONNREFUSED)
 _REFUSED_SECONDS: Final = 5.0
 """A port that refuses for so long: the store is gone, and its sessions with it."""
 

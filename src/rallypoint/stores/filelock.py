@@ -11,6 +11,7 @@ import errno
 import os
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,8 +22,6 @@ from rallypoint.stores.client.deadline import Deadline
 _FIRST_PAUSE = 0.000_05
 _LONGEST_PAUSE = 0.005
 _BUSY = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
-
-_DELETION_SECONDS = 2.0
 
 if sys.platform == "win32":
     import msvcrt
@@ -56,16 +55,8 @@ def open_locked(path: str, deadline: Deadline, *, create: bool) -> Iterator[int]
     Raises FileNotFoundError if there is none, and it is not to be created; other OSErrors as they come.
     """
     flags = os.O_RDWR | os.O_CREAT if create else os.O_RDWR
-    patience = Deadline(_DELETION_SECONDS)
     while True:
-        try:
-            descriptor = open_movable(path, flags)
-        except PermissionError:
-            # On Windows, perhaps a file that has been removed, and goes when the last process has closed it.
-            if sys.platform != "win32" or patience.passed:
-                raise
-            time.sleep(_LONGEST_PAUSE)
-            continue
+        descriptor = open_movable(path, flags)
         try:
             _lock(descriptor, path, deadline)
             try:
@@ -85,6 +76,9 @@ def remove_locked(path: str, descriptor: int) -> None:
     """
     os.ftruncate(descriptor, 0)
     try:
+        if sys.platform == "win32":  # there, the name would be taken until all have closed the file
+            path, taken = f"{path}.{uuid.uuid4().hex}", path
+            os.rename(taken, path)
         os.unlink(path)
     except OSError:
         pass
@@ -115,5 +109,5 @@ def _try_lock(descriptor: int) -> bool:
 def _is_at(path: str, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except (FileNotFoundError, PermissionError):  # on Windows the latter, until all have closed it
+    except FileNotFoundError:
         return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
@@ -13,6 +12,7 @@ from typing import Any
 
 from rallypoint.server.loops.link import NOT_NOW, Socket
 from rallypoint.server.loops.loop import Loop
+from rallypoint.server.machine.reasons import reason_of
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -110,7 +110,7 @@ class Listening:
         logger.warning(
             "cannot accept more clients beside %d: %s; they wait. hint: is the limit of open files too low?",
             len(self._clients),
-            error.strerror or os.strerror(error.errno or 0),
+            error.strerror or reason_of(error.errno or 0),
         )
         self._is_accepting = False
         for listener in self._listeners:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
-import os
 import socket
 import sys
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from rallypoint.errors import BindError, PortInUseError, UsageError
 from rallypoint.server.machine.limits import accept_backlog
 from rallypoint.server.machine.ports import holder_of
+from rallypoint.server.machine.reasons import reason_of
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -237,7 +237,7 @@ def _bind_failure(address: str, port: int, error: OSError) -> PortInUseError | B
             holder=holder,
         )
     hint = "ports below 1024 are reserved; choose a higher one" if error.errno == errno.EACCES else ""
-    reason = error.strerror or os.strerror(error.errno or 0)
+    reason = error.strerror or reason_of(error.errno or 0)
     return BindError(f"cannot listen on port {port} of {address}: {reason}", hint=hint)
 
 

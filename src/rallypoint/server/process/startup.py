@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
+import queue
 import select
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 from rallypoint.errors import UsageError
 from rallypoint.server.core.peer_limit import PeerLimit
@@ -24,6 +26,8 @@ from rallypoint.wire.limits import Limits
 
 _LOGGER = "rallypoint.server"
 _LINE_CHARACTERS = 3_000
+_MOST_LINES = 1_000
+_FINISH_SECONDS = 1.0
 _TELL_SECONDS = 1.1  # a little later than the second in which lines were left out
 
 
@@ -33,6 +37,40 @@ if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[TextIO]
 else:
     _StreamHandler = logging.StreamHandler  # not subscriptable before Python 3.11
+
+
+class _StreamOfThread:
+    """Text for a stream, written by a thread: for Windows, where no stream says that it would wait."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._texts: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
+        self._writer = threading.Thread(target=self._write_all, name="rallypoint-log", daemon=True)
+        self._writer.start()
+        atexit.register(self._finish)
+
+    @property
+    def has_room(self) -> bool:
+        return not self._texts.full()
+
+    def write(self, text: str) -> None:
+        self._texts.put(text)
+
+    def flush(self) -> None:
+        """The thread does so after each text."""
+
+    def _write_all(self) -> None:
+        while (text := self._texts.get()) is not None:
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except (OSError, ValueError):  # nobody will ever read it
+                pass
+
+    def _finish(self) -> None:
+        if self.has_room:
+            self._texts.put(None)
+            self._writer.join(_FINISH_SECONDS)
 
 
 class DroppingHandler(_StreamHandler):
@@ -46,6 +84,10 @@ class DroppingHandler(_StreamHandler):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(sys.stderr)
+        self._thread: _StreamOfThread | None = None
+        if sys.platform == "win32" and sys.stderr is not None:
+            self._thread = _StreamOfThread(sys.stderr)
+            self.stream = cast(TextIO, self._thread)  # what a handler asks of a stream
         self._clock = clock
         self._unread = 0
         self._limit = PeerLimit()
@@ -99,8 +141,8 @@ class DroppingHandler(_StreamHandler):
     def _has_room(self) -> bool:
         if sys.stderr is None:
             return False
-        if sys.platform == "win32":  # only sockets can be asked there
-            return True
+        if self._thread is not None:
+            return self._thread.has_room
         try:
             return bool(select.select([], [sys.stderr], [], 0)[1])
         except (OSError, ValueError):

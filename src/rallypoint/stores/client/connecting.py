@@ -6,7 +6,6 @@ When the deadline passes, the error has a line per address that was tried, and a
 from __future__ import annotations
 
 import errno
-import os
 import random
 import socket
 import time
@@ -22,6 +21,7 @@ from rallypoint.errors import (
 from rallypoint.rollcall.identity import Identity
 from rallypoint.server.guard.other_users import check_listener, check_server, goes_plain
 from rallypoint.server.guard.secret import Secret, Token, job_secret, looking_glass
+from rallypoint.server.machine.reasons import reason_of
 from rallypoint.stores.client.connection import Connection, Stream
 from rallypoint.stores.client.deadline import Deadline, within
 from rallypoint.stores.client.hello import who_am_i
@@ -165,7 +165,7 @@ def _try_one(
         sock.connect(address)
         if sock.getsockname() == sock.getpeername():
             # A port of the range for clients, on which nobody listens: the socket has met itself.
-            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            raise ConnectionRefusedError(errno.ECONNREFUSED, reason_of(errno.ECONNREFUSED))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = format_address(address[0], address[1])
         check_server(sock, server)

@@ -24,11 +24,7 @@ _DEVICES = "--nproc-per-node=devices"
 _GRACE_SECONDS = 2.0  # for ranks that want to end in order
 _PARTING_SECONDS = 0.5  # for the agent, once they have ended
 
-_SIGNALS = (
-    "--signals-to-handle",
-    "SIGTERM,SIGINT,SIGBREAK",
-)  # torchrun's default has some that Windows lacks
-_CONSOLES_SIGNALS = (signal.SIGINT, getattr(signal, "SIGBREAK", None))
+_CONSOLES_SIGNALS = (signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGINT))
 
 
 def end_with_launcher() -> None:
@@ -84,12 +80,15 @@ def end_ranks_as_windows_does() -> None:
 
 
 def hear_ctrl_break(arguments: Sequence[str]) -> list[str]:
-    """torchrun's arguments, for the signals of Windows; older torches have no such option."""
+    """torchrun's arguments, with the signals of Windows; its default has some that are not there.
+
+    Older torches have no such option. One that the user has given comes later, and counts.
+    """
     from torch.distributed.run import get_args_parser
 
-    option, names = _SIGNALS
+    option = "--signals-to-handle"
     known = option in get_args_parser()._option_string_actions
-    return [f"{option}={names}", *arguments] if known else list(arguments)
+    return [f"{option}=SIGTERM,SIGINT,SIGBREAK", *arguments] if known else list(arguments)
 
 
 def _close_rank(handler: Any, death_sig: int | None = None) -> None:

@@ -129,7 +129,8 @@ def _copy_project(place: Path) -> None:
 def _test(folder: Path, words: Sequence[str]) -> int:
     began = time.monotonic()
     words = words or ["-n", "3", "--dist", "worksteal", *_modules()]
-    code = _run(folder, ["python", "-m", "pytest", "-m", "windows", *words], _TEST_SECONDS, {})
+    pytest = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "windows and not slow"]
+    code = _run(folder, [*pytest, *words], _TEST_SECONDS, {})
     print(f"on Windows: exit code {code} after {time.monotonic() - began:.0f} s")
     return 1 if code else 0
 

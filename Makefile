@@ -40,6 +40,7 @@ tools:                # what else is used: ss, redis-server, a C compiler and a 
 
 check: $(STAMP)       ## lint and types
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --quiet --preview --select PLW1514 src  # a file without an encoding has that of the machine
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 

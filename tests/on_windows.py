@@ -1,6 +1,6 @@
 """Runs the tests, or any command, in a Python for Windows: real CPython and torch's own wheel, under Wine.
 
-    python tests/on_windows.py test [WORDS FOR PYTEST...]
+    python tests/on_windows.py test [-- OPTIONS AND MODULES FOR PYTEST...]
     python tests/on_windows.py run [--seconds 600] [--set NAME=VALUE] python -m rallypoint doctor
 
 The environment is laid into build/windows when it is first needed (`windows/laying.py`), and kept while the
@@ -56,7 +56,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     test = commands.add_parser("test", help="the tests that are marked for Windows")
     test.add_argument("--may-skip", action="store_true", help="exit code 0 where nothing can be run")
-    test.add_argument("words", nargs=argparse.REMAINDER)
+    test.add_argument("words", nargs="*")
     run = commands.add_parser("run", help="any command")
     run.add_argument("--seconds", type=float, default=600)
     run.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
@@ -128,8 +128,9 @@ def _copy_project(place: Path) -> None:
 
 def _test(folder: Path, words: Sequence[str]) -> int:
     began = time.monotonic()
-    words = words or ["-n", "3", "--dist", "worksteal", *_modules()]
-    code = _run(folder, ["python", "-m", "pytest", "-m", "windows", *words], _TEST_SECONDS, {})
+    pytest = ["python", "-m", "pytest", "-q", "-m", "windows and not slow", "-n", "3", "--dist", "worksteal"]
+    is_named = any((_PROJECT / word.partition("::")[0]).exists() for word in words)
+    code = _run(folder, [*pytest, *words, *([] if is_named else _modules())], _TEST_SECONDS, {})
     print(f"on Windows: exit code {code} after {time.monotonic() - began:.0f} s")
     return 1 if code else 0
 

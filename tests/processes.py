@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-import psutil
 import pytest
 
 BACKENDS = ("libuv", "legacy")
@@ -88,13 +87,6 @@ tells_connections = pytest.mark.skipif(is_wine(), reason="Wine tells no connecti
 sends_signals = pytest.mark.skipif(
     sys.platform == "win32", reason="windows/test_console.py has the signals of Windows"
 )
-
-
-def open_files(process: psutil.Process) -> int:
-    """How many files and sockets a process has open."""
-    if sys.platform == "win32":
-        return process.num_handles()
-    return process.num_fds()
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +9,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -371,7 +370,7 @@ def test_a_server_that_does_not_answer_makes_the_error_no_later(
     with (tmp_path / "log").open("w+") as log, serving("libuv", log) as server, ExitStack() as stack:
         store = stack.enter_context(_rank_0(server.port, monkeypatch))
         tool = stack.enter_context(TCPStore("127.0.0.1", server.port, timeout=1, role=Role.TOOL))
-        os.kill(server.process.pid, signal.SIGSTOP)
+        psutil.Process(server.process.pid).suspend()
         with ThreadPoolExecutor(2) as pool:
             asks, does_not = pool.map(seconds_of, [lambda: store.get("key"), lambda: tool.get("key")])
     for late, _ in (asks, does_not):

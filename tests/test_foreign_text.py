@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -305,6 +306,30 @@ def test_no_key_is_printed_raw(server: Server) -> None:
     until(lambda: server.read_log().count("closed ") >= 4, "all of that is in the log")
     check(server.read_log())
     check(invoke("status", server.address).stdout)
+
+
+def test_a_console_without_the_characters_is_told_their_numbers(server: Server) -> None:
+    """As on Windows, where most consoles and pipes have a code page of their country."""
+    with TCPStore("127.0.0.1", server.port) as store:
+        store.set("gr\u00fc\u00dfe-\u2713-\U0001f642", "value")
+    shown = "gr\u00fc\u00dfe-\\u2713-\\U0001f642"
+    for question in (["kv", "list", "--store"], ["status", "--keys"]):
+        said = subprocess.run(
+            [sys.executable, "-m", "rallypoint", *question, server.address],
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": "cp437"},
+            timeout=60,
+        )
+        assert (said.returncode, said.stderr) == (0, b"")
+        assert shown in said.stdout.decode("cp437")
+    missing = subprocess.run(
+        [sys.executable, "-m", "rallypoint", "kv", "get", "\u2713", "--store", server.address],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "cp437"},
+        timeout=60,
+    )
+    assert (missing.returncode, missing.stdout) == (1, b"")
+    assert b"there is no key '\\u2713'" in missing.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such terminal")

@@ -44,23 +44,23 @@ def cpu_seconds(pid: int) -> float:
     spent = 0
     try:
         for task in os.scandir(f"/proc/{pid}/task"):
-            with open(f"{task.path}/schedstat") as text:
+            with open(f"{task.path}/schedstat", encoding="utf-8") as text:
                 spent += int(text.read().split()[0])
     except OSError:  # a system without schedstat: coarser, but there
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return spent / 1e9
 
 
 def resident_bytes(pid: int) -> int:
     """The memory that a process holds."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 
@@ -82,7 +82,7 @@ def most_connections() -> int:
 
 def available_bytes() -> int:
     """How much memory there is for new processes."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
     return 1 << 62  # a kernel that does not say
@@ -90,7 +90,7 @@ def available_bytes() -> int:
 
 def dropped_connects() -> int:
     """How many connects this system has dropped so far because a backlog was full; they try again later."""
-    names, values = Path("/proc/net/netstat").read_text().splitlines()[:2]
+    names, values = Path("/proc/net/netstat").read_text(encoding="utf-8").splitlines()[:2]
     return int(dict(zip(names.split(), values.split(), strict=True))["ListenOverflows"])
 
 
@@ -99,7 +99,7 @@ def dropped_connects() -> int:
 
 def facts() -> dict[str, str]:
     """The machine, in words."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "cores": str(len(os.sched_getaffinity(0))),

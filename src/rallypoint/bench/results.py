@@ -227,7 +227,7 @@ def from_json(text: str, source: str) -> Results:
 def read(path: Path) -> Results:
     """The results in a file; UsageError if it cannot be read or is no result file."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
     return from_json(text, str(path))

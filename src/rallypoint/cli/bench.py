@@ -183,7 +183,7 @@ def _draw(results: Results, path: Path) -> None:
 def _check_writable(path: Path) -> None:
     is_new = not path.exists()
     try:
-        path.open("a").close()
+        path.open("a", encoding="utf-8").close()
         if is_new:
             path.unlink()
     except OSError as error:

@@ -98,7 +98,7 @@ def has_terminal() -> bool:
     if sys.platform == "win32":
         return True
     try:
-        with open("/dev/tty") as terminal:
+        with open("/dev/tty", encoding="utf-8") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False

@@ -159,7 +159,7 @@ def checksum_of(model: Any) -> float:
 def seconds_alive() -> float:
     """Since this process began where the system tells, else since this script did."""
     try:
-        began = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        began = float(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
         alive = time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK")
         return alive if 0 < alive < 24 * 3600 else time.time() - LOADED
     except (OSError, AttributeError, ValueError, IndexError):

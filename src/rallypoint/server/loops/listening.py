@@ -83,6 +83,9 @@ class Listening:
             arrivals = self._accept_some(listener)
             is_more = len(arrivals) == _ACCEPT_AT_ONCE
             for sock, address in arrivals:
+                if address is None:  # Windows: the client has gone already
+                    sock.close()
+                    continue
                 try:
                     sock.setblocking(False)
                     if not _INHERITS_OPTIONS:

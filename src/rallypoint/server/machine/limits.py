@@ -17,6 +17,6 @@ def syn_backlog() -> int | None:
 
 def _number_in(path: str) -> int | None:
     try:
-        return int(Path(path).read_text())
+        return int(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None

@@ -18,7 +18,7 @@ def memory_bytes() -> int | None:
         pass
     for path in _GROUP_LIMITS:
         try:
-            with open(path) as file:
+            with open(path, encoding="utf-8") as file:
                 known.append(int(file.read()))
         except (OSError, ValueError):  # there is none, or it says "max"
             pass

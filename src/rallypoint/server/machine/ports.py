@@ -22,7 +22,7 @@ def client_ports() -> tuple[int, int]:
     if sys.platform != "linux":
         return _OF_OTHERS
     try:
-        low, high = _RANGE_FILE.read_text().split()
+        low, high = _RANGE_FILE.read_text(encoding="utf-8").split()
         return int(low), int(high)
     except (OSError, ValueError):
         return _OF_LINUX

@@ -187,10 +187,10 @@ def _owner(row: _Row) -> Owner:
 def _overflow_user() -> int | None:
     """The number that stands for users without one; None if all users have one here."""
     try:
-        with open("/proc/self/uid_map") as file:
+        with open("/proc/self/uid_map", encoding="utf-8") as file:
             if file.read().split() == ["0", "0", "4294967295"]:
                 return None
-        with open("/proc/sys/kernel/overflowuid") as file:
+        with open("/proc/sys/kernel/overflowuid", encoding="utf-8") as file:
             return int(file.read())
     except (OSError, ValueError):
         return 65_534

@@ -231,9 +231,12 @@ def _bind_failure(address: str, port: int, error: OSError) -> PortInUseError | B
     # On Windows, a port that another holds for itself alone is forbidden.
     if error.errno == errno.EADDRINUSE or (sys.platform == "win32" and error.errno == errno.EACCES):
         holder = holder_of(port)
+        hint = "end that process, choose another port, or take port 0 for a free one"
+        if sys.platform == "win32" and holder is None:
+            hint += "; Windows keeps some ports to itself: netsh interface ipv4 show excludedportrange tcp"
         return PortInUseError(
             f"port {port} on {address} is in use" + (f" by {holder}" if holder else ""),
-            hint="end that process, choose another port, or take port 0 for a free one",
+            hint=hint,
             holder=holder,
         )
     hint = "ports below 1024 are reserved; choose a higher one" if error.errno == errno.EACCES else ""

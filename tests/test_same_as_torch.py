@@ -58,7 +58,7 @@ _CALLS: Final[list[Call]] = [
     lambda s: (s.num_keys(), sorted(s.list_keys()), s.has_extended_api()),
     # Waiting
     lambda s: [s.check(keys) for keys in ([], ["x"], ("x", b"y"), ["x", "none"])],
-    lambda s: (s.wait(["x"]), s.wait((b"x",), _SHORT), s.wait([], _SHORT), s.wait(["x"], 0.05)),
+    lambda s: (s.wait(["x"]), s.wait((b"x",), _LONG), s.wait([], _LONG), s.wait(["x"], PATIENCE)),
     lambda s: s.wait(["no", "x", "no 2"], _SHORT),
     lambda s: s.wait(["no"], 0.05),
     lambda s: s.wait(["no"], timedelta(microseconds=1900)),
@@ -71,8 +71,8 @@ _CALLS: Final[list[Call]] = [
     lambda s: s.queue_pop("no"),
     lambda s: (s.set_timeout(1.5), s.timeout, s.set_timeout(timedelta(microseconds=1900)), s.timeout),
     lambda s: s.set_timeout(_LONG),
-    lambda s: (s.barrier("b", 1), s.barrier(b"b", 1, None), s.barrier(key="b", world_size=1, timeout=_SHORT)),
-    lambda s: s.barrier("b", 0, _SHORT),
+    lambda s: (s.barrier("b", 1), s.barrier(b"b", 1, None), s.barrier(key="b", world_size=1, timeout=_LONG)),
+    lambda s: s.barrier("b", 0, _LONG),
     # Queues
     lambda s: (s.queue_push("q", "1"), s.queue_push(b"q", b"\xff"), s.queue_len("q"), s.check(["q"])),
     lambda s: (s.queue_pop(key="q"), s.queue_pop(b"q", True), s.queue_len(b"q")),

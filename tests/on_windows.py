@@ -25,6 +25,7 @@ import argparse
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -47,7 +48,7 @@ _COPIED = (
     "CONTRIBUTING.md",
     "Makefile",
 )
-_TEST_SECONDS = 1500
+_TEST_SECONDS = 3000
 
 
 def main() -> int:
@@ -62,6 +63,7 @@ def main() -> int:
     run.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     run.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and nothing of Wine is left
     missing = wine.what_is_missing()
     if missing:
         print(f"tests on Windows skipped: {missing}")

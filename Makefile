@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tools are installed while pip installs.
 MAKEFLAGS += --jobs=2
 
-.PHONY: help demo tools test test-all test-windows check docs bench bench-full fuzz simulate chaos clean
+.PHONY: help demo tools test test-all test-windows test-pythons check docs bench bench-full fuzz simulate chaos clean
 .DEFAULT_GOAL := help
 
 help:                 ## this list
@@ -47,12 +47,16 @@ check: $(STAMP)       ## lint and types
 test: check tools     ## lint, types and all tests but the slow ones
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow'
 
-test-all: check tools ## all tests: the whole matrix of launches as well; then those on Windows
+test-all: check tools ## all tests: the whole matrix of launches as well; then those on Windows and with other Pythons
 	$(BIN)/pytest $(SIDE_BY_SIDE)
 	$(BIN)/python tests/on_windows.py test --may-skip
+	$(BIN)/python tests/pythons.py
 
 test-windows: $(STAMP) ## tests in a Python for Windows under Wine, with torch's own wheel; as root, on Debian
 	$(BIN)/python tests/on_windows.py test
+
+test-pythons: $(STAMP) ## the part without torch with each Python from 3.10 to 3.14 that can be had here
+	$(BIN)/python tests/pythons.py
 
 # Not --quiet: warnings would not count then.
 docs: $(VENV)/.docs   ## the pages of docs/ as a site in build/site; a dead link fails

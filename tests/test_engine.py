@@ -493,6 +493,7 @@ def count_steps(action: Callable[[], object]) -> int:
 
     previous = sys.gettrace()
     gc.disable()  # a collection may call back, which would be counted
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 counts opcodes only if a frame had this before
     sys.settrace(on_event)
     try:
         action()

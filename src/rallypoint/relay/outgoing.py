@@ -152,12 +152,17 @@ class Outgoing:
         if why:
             self._try_next(why)
             return
+        secret = job_secret()
+        try:
+            set_options(sock, _TIMES)
+            is_plain = secret is None or goes_plain(sock)
+        except OSError as error:  # it has broken meanwhile, which macOS tells in any call
+            self._try_next(error.strerror or str(error))
+            return
         self._left = []
-        set_options(sock, _TIMES)
         self._loop.watch_writable(sock, None)
         self._loop.watch_readable(sock, self._on_readable)
-        secret = job_secret()
-        if secret is None or goes_plain(sock):
+        if secret is None or is_plain:
             self._open()
         else:
             from rallypoint.server.guard.channel import client_channel  # late: few jobs have a secret

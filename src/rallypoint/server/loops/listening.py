@@ -32,6 +32,7 @@ _OF_THE_CLIENT = {
     errno.ETIMEDOUT,
 }
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+_NAME_ON_MACOS = {"TCP_KEEPIDLE": "TCP_KEEPALIVE"}
 # Linux hands the options of a listening socket on to those that it accepts: no system call per client.
 _INHERITS_OPTIONS = sys.platform == "linux"
 
@@ -126,5 +127,6 @@ def set_options(sock: Socket, times: Mapping[str, int]) -> None:
     # A machine that vanishes sends no FIN: without probes, its ranks would count as present for ever.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in times.items():
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        option = getattr(socket, name, None) or getattr(socket, _NAME_ON_MACOS.get(name, ""), None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

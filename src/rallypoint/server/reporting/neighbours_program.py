@@ -101,11 +101,14 @@ def _plain(address: Address) -> Address:
 
 
 def _established() -> list[Connection]:
-    return [
-        Connection(each.laddr, each.raddr, each.pid)
-        for each in psutil.net_connections("tcp")
-        if each.status == psutil.CONN_ESTABLISHED and each.laddr and each.raddr
-    ]
+    try:
+        return [
+            Connection(each.laddr, each.raddr, each.pid)
+            for each in psutil.net_connections("tcp")
+            if each.status == psutil.CONN_ESTABLISHED and each.laddr and each.raddr
+        ]
+    except psutil.AccessDenied:  # macOS shows the whole table to root alone, but each user its own processes
+        return [each for pid in psutil.pids() for each in _connections_of(pid)]
 
 
 def _opener(address: Address, pid: int, parents: Mapping[int, int]) -> int:
@@ -124,11 +127,19 @@ def _opener(address: Address, pid: int, parents: Mapping[int, int]) -> int:
 
 
 @cache
-def _ends_of(pid: int) -> set[Address]:
+def _connections_of(pid: int) -> list[Connection]:
     try:
-        return {_plain(each.laddr) for each in psutil.Process(pid).net_connections("tcp")}
+        return [
+            Connection(each.laddr, each.raddr, pid)
+            for each in psutil.Process(pid).net_connections("tcp")
+            if each.status == psutil.CONN_ESTABLISHED and each.laddr and each.raddr
+        ]
     except (psutil.Error, OSError):  # it has ended, or is another user's
-        return set()
+        return []
+
+
+def _ends_of(pid: int) -> set[Address]:
+    return {_plain(each.local) for each in _connections_of(pid)}
 
 
 @cache

@@ -95,7 +95,7 @@ def _environment(version: str, interpreter: Path) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         _do([str(interpreter), "-m", "venv", "--without-pip", str(folder)])
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-        _do([*pip, "--disable-pip-version-check", "-e", f"{_PROJECT}[tls]", *_PACKAGES])
+        _do([*pip, "--disable-pip-version-check", "-e", f"{_PROJECT}[tls,web]", *_PACKAGES])
         (folder / "installed").touch()
     return python
 

@@ -27,7 +27,7 @@ def needs(*operations: str) -> pytest.MarkDecorator:
     """A test of operations that not every torch has; a client that is made without libuv refuses queues."""
     refused = () if USE_LIBUV else ("queue_push",)
     missing = [name for name in operations if name in refused or not hasattr(dist.TCPStore, name)]
-    return pytest.mark.skipif(bool(missing), reason=f"this torch has no {' and no '.join(missing)}")
+    return pytest.mark.skipif(bool(missing), reason=f"torch's client has no {' and no '.join(missing)} here")
 
 
 @pytest.fixture

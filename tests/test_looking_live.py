@@ -139,6 +139,8 @@ def check_steps(core: Core, question: Question, clients: int = CONNECTIONS) -> S
 
     What took the processor away for a while, once, does not count: all looks take the same steps.
     """
+    if sys.platform == "win32":
+        pytest.skip("the clock for CPU time is too coarse there")
     looks = [steps_of(core, question) for _ in range(3)]
     times = [min(each) for each in zip(*(times for times, _ in looks), strict=True)]
     assert max(times) < sum(times) / 10

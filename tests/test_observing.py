@@ -349,7 +349,7 @@ def test_a_server_writes_what_happens(backend: str, tmp_path: Path) -> None:
     events = events_in(path)
     assert isinstance(events[0], Started)
     assert (events[0].pid, events[0].backend, events[0].kind) == (server.process.pid, backend, "server")
-    assert isinstance(events[-1], Stopped)
+    assert sys.platform == "win32" or isinstance(events[-1], Stopped), "Windows ends a process at once"
     assert len(of(events, Connected)) == 3
     assert [(each.who.rank, each.who.source) for each in of(events, Joined) if each.who.rank >= 0] == [
         (0, Source.HELLO),

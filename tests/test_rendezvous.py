@@ -98,7 +98,7 @@ def test_two_ranks_meet_by_environment(port: int) -> None:
 
 
 def test_two_ranks_meet_at_a_file(tmp_path: Path) -> None:
-    assert meet(f"file://{tmp_path}/meet") == MET
+    assert meet((tmp_path / "meet").as_uri()) == MET
 
 
 def test_under_torchrun_the_agent_holds_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_arguments_over_queries_over_variables(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_file_has_a_file_store(tmp_path: Path) -> None:
-    store, number, world_size = rendezvous(f"file://{tmp_path}/with%20space?rank=0&world_size=1")
+    store, number, world_size = rendezvous(f"{(tmp_path / 'with space').as_uri()}?rank=0&world_size=1")
     with store:
         assert isinstance(store, FileStore)
         store.set("key", "value")

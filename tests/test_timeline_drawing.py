@@ -23,8 +23,6 @@ from rallypoint.watch.timeline.drawing import MOST_ROWS, counts, rows_of, spans_
 from rallypoint.watch.timeline.timeline import Timeline
 from startups import BEGIN, START, arrival, judged, key_of, open_wait, straggler, wait
 
-pytestmark = pytest.mark.windows
-
 
 def _draw(timeline: Timeline) -> Figure:
     with paper.drawing(math=False):

@@ -471,6 +471,7 @@ def test_the_command_ends_in_good_order_also_if_somebody_looks(real_store: tuple
     assert (page.returncode, rest, log) == (0, "", "")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
 def test_the_command_comes_up_without_a_store_and_ends_when_told() -> None:
     with socket.socket() as held:  # a port that refuses connections
         held.bind(("127.0.0.1", 0))

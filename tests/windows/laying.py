@@ -28,6 +28,7 @@ _OF_ALL = ["libz-mingw-w64"]
 _OF_THIS_MACHINE = [
     *(
         "libc6",
+        "libc-bin",  # the locale C.UTF-8, for names of files
         "libgcc-s1",
         "libstdc++6",
         "liblzma5",

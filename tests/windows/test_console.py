@@ -63,7 +63,7 @@ ends_processes = pytest.mark.skipif(is_wine(), reason="at Ctrl-Break, Wine asks 
     [
         ("libuv", "CTRL_C_EVENT"),
         ("legacy", "CTRL_C_EVENT"),
-        ("libuv", "CTRL_BREAK_EVENT"),
+        pytest.param("libuv", "CTRL_BREAK_EVENT", marks=ends_processes),
         pytest.param("legacy", "CTRL_BREAK_EVENT", marks=ends_processes),
     ],
 )

@@ -55,6 +55,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     launcher = _start_with_a_child(tmp_path)
     processes = _await_processes(tmp_path)
     launcher.kill()
+    launcher.wait(20)
     gone, left = psutil.wait_procs(processes, 20)
     assert (len(gone), left) == (2, [])
 
@@ -106,6 +107,7 @@ def test_ctrl_break_ends_launcher_and_command(tmp_path: Path) -> None:
         pytest.skip("there is no console here that sends Ctrl-Break; Wine has none")
     finally:
         launcher.kill()
+        launcher.wait(20)
         psutil.wait_procs(processes, 20)
 
 

@@ -191,6 +191,7 @@ def test_ranks_do_not_outlive_an_agent_that_is_killed(tmp_path: Path) -> None:
         assert "torchrun's agent" in (tmp_path / "output").read_text()
     finally:
         launcher.kill()
+        launcher.wait(20)
 
 
 def test_a_portable_python_is_helped_by_run_and_by_enable(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any, Final
 
+from rallypoint.diagnose.explain.stamps import moment_of
 from rallypoint.diagnose.findings import Finding, State, failure, ok, unknown, warning
 
 SERVER: Final = b"LibUVStoreDaemon"
@@ -179,4 +179,4 @@ def judge_copies(folder: str, copies: Sequence[InstalledCopy]) -> Finding:
 
 
 def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"{moment_of(seconds):%Y-%m-%d %H:%M:%S} UTC"

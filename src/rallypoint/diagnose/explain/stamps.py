@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Final
 
 _DAY: Final = timedelta(days=1)
@@ -69,8 +69,8 @@ def read_stamp(found: re.Match[str]) -> Stamp | None:
 
 
 def moment_of(seconds: float) -> datetime:
-    """Seconds since 1970 as a moment in UTC."""
-    return datetime.fromtimestamp(seconds, timezone.utc).replace(tzinfo=None)
+    """Seconds since 1970 as a moment in UTC. `fromtimestamp` has limits on Windows."""
+    return datetime(1970, 1, 1) + timedelta(seconds=seconds)
 
 
 def complete_stamp(seconds: float) -> Stamp:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta
 from statistics import median
 from typing import Final
 
@@ -107,9 +107,11 @@ def _writer(timeline: Timeline, writer: Started) -> str:
     ahead = timeline.origin - writer.time
     side = "before" if ahead >= 0 else "after"
     when = f" {seconds(abs(ahead))} {side} the first came" if timeline.members else ""
-    began = datetime.fromtimestamp(writer.time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    began = datetime(1970, 1, 1) + timedelta(seconds=writer.time)  # `fromtimestamp` has limits on Windows
     what = f"process {writer.pid}, rallypoint {shown(writer.version)}, {shown(writer.backend)}"
-    return f"{shown(writer.kind)} on {shown(writer.host)} ({what}), started{when}: {began}"
+    return (
+        f"{shown(writer.kind)} on {shown(writer.host)} ({what}), started{when}: {began:%Y-%m-%d %H:%M:%S} UTC"
+    )
 
 
 # The table of members

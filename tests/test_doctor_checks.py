@@ -95,7 +95,7 @@ def test_open_files_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, -1))
     assert machine.open_files_allowed() == (1024, sys.maxsize)
     monkeypatch.setattr(sys, "platform", "win32")
-    assert machine.open_files_allowed() is None
+    assert machine.open_files_allowed() == (sys.maxsize, sys.maxsize)
 
 
 def test_backlogs() -> None:

@@ -78,15 +78,11 @@ def check_event_loop(_: Situation) -> Iterator[Finding]:
 
 def check_open_files(situation: Situation) -> Iterator[Finding]:
     """A store's server, and torch's, keeps one file open for each connected rank."""
-    allowed = open_files_allowed()
-    if allowed is None:
-        yield unknown("open-files", "this system does not tell")
-    else:
-        yield judge_open_files(*allowed, situation.world_size)
+    yield judge_open_files(*open_files_allowed(), situation.world_size)
 
 
-def open_files_allowed() -> tuple[int, int] | None:
-    """How many files a process may open: now, and at most if it asks. None if the system does not tell."""
+def open_files_allowed() -> tuple[int, int]:
+    """How many files a process may open: now, and at most if it asks."""
     if sys.platform == "win32":
         return sys.maxsize, sys.maxsize  # it has no limit for sockets and handles that a job could reach
     import resource

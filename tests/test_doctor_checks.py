@@ -124,16 +124,11 @@ def test_shared_memory() -> None:
 
 
 def test_limits_that_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "open_files_allowed", lambda: None)
     monkeypatch.setattr(machine, "syn_backlog", lambda: None)
     monkeypatch.setattr(machine, "_SHARED_MEMORY", "/nowhere/at/all")
     here = situation()
-    found = [
-        *machine.check_open_files(here),
-        *machine.check_backlog(here),
-        *machine.check_shared_memory(here),
-    ]
-    assert [each.state for each in found] == [State.UNKNOWN, State.UNKNOWN, W]
+    found = [*machine.check_backlog(here), *machine.check_shared_memory(here)]
+    assert [each.state for each in found] == [State.UNKNOWN, W]
     assert "there is no /nowhere/at/all" in found[-1].found
     monkeypatch.setattr(sys, "platform", "darwin")
     assert list(machine.check_shared_memory(here)) == []

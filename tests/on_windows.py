@@ -12,7 +12,7 @@ Before each command, the source tree is copied to C:\\rallypoint, where it is in
 would do it. A command that is still there after its time is ended, with all that it has started. What it
 prints is also in build/windows/3.11/output.log. One command runs at a time.
 
-What Wine is not: it has no console that sends Ctrl-C or Ctrl-Break. gloo's collectives between two ranks time
+What Wine is not: it passes Ctrl-Break to no handler of Python. gloo's collectives between two ranks time
 out, with torch's own store as well. `psutil.net_connections()` finds nothing. Whoever asks for a right has
 it. And the standard library may be a few patch releases newer than its DLL.
 

@@ -123,6 +123,11 @@ _NCCL = traceback("torch.DistBackendError: NCCL error in: x.cpp:1\n[rank1]: nccl
             [f"{_FRAMES}\nstep 1 loss 0.5\nready\nINFO: fine\nEpoch: 3\ntrain.py: fine\n    x\n{_BANANA}"],
             *(_BANANA, "alone", [], []),
         ),
+        # A wait for a queue that found nothing says less than what it became.
+        (
+            [f"{traceback('_queue.Empty')}{_JOINT}{traceback(_CLOSED)}"],
+            *(_LOST, "alone", [], []),
+        ),
         # The names of exceptions.
         *(
             ([traceback(line)], line, "alone", [], [])

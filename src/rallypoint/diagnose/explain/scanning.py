@@ -178,7 +178,7 @@ class _Scanner:
         if raised is not None:
             pending.message_lines = 0
             pending.became = raised
-            if "cause" in roles:
+            if "cause" in roles or (pending.raised.only_waited and "symptom" in roles):
                 del self._pending[line.writer]  # the last one of the chain says what it means
             return
         if line.record or line.text.startswith("[") or (line.anonymous and not line.text):

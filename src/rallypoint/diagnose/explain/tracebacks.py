@@ -31,6 +31,7 @@ _PLAIN: Final = (
     *("AttributeError", "NameError", "TypeError", "KeyError", "IndexError", "ZeroDivisionError"),
     *("UnboundLocalError", "AssertionError", "FileNotFoundError"),
 )
+_WAITED: Final = ("Empty", "TimeoutError")
 _MOST_LINES: Final = 400
 _FOREIGN_LINES: Final = 50
 _AFTER_LINES: Final = 60  # torch's messages may hold a backtrace of C++
@@ -69,6 +70,11 @@ class Raised:
     def is_plain(self) -> bool:
         """Whether errors of this kind mostly come from the script itself."""
         return self.kind in _PLAIN
+
+    @property
+    def only_waited(self) -> bool:
+        """Whether it says no more than that nothing came in time: what it became says why."""
+        return self.name in _WAITED and not self.message
 
 
 class Traceback:

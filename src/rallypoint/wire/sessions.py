@@ -255,6 +255,19 @@ class Kept:
     def all(self) -> list[bytes]:
         return [data for _, data in self._sent]
 
+    def state(self) -> list[object]:
+        """All of it, as plain data."""
+        return [self.number, self.all()]
+
+    @classmethod
+    def of(cls, number: int, sent: Sequence[bytes]) -> Kept:
+        """What has given this state."""
+        kept = cls()
+        kept.number = number - len(sent)
+        for data in sent:
+            kept.add(data)
+        return kept
+
     def check_invariants(self) -> None:
         assert self.bytes == sum(len(data) for _, data in self._sent)
         numbers = [number for number, _ in self._sent]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
 
+from engines import EtcdCluster, etcd_cluster
 from log_contract import LogContract, Site
 from memory_log import Memory, MemoryLog
+from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.log import EngineAwayError, FencedError, Log, LostRecordsError
 
 
@@ -59,3 +64,21 @@ class TestMemory(LogContract):
         assert standby.read(1) == [b"1", b"2", b"3"]
         with pytest.raises(FencedError):
             standby.renew(term)
+
+
+_runs = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+class TestEtcd(LogContract):
+    @pytest.fixture
+    def site(self, etcd: EtcdCluster) -> Iterator[Site]:
+        run = next(_runs)
+        site = Site(lambda job: open_log(etcd.url(f"{run}-{job}")))
+        with site.cleanup:
+            yield site

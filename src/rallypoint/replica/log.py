@@ -28,6 +28,10 @@ class EngineAwayError(RallypointError):
     """The engine did not answer in time, or said that it cannot write now."""
 
 
+class EngineRefusedError(RallypointError):
+    """The engine does not let this user in, or cannot do what is asked: to ask again is of no use."""
+
+
 class FencedError(RallypointError):
     """There is a newer term, or the sequence number is taken: whoever asked does not lead any more."""
 

@@ -307,11 +307,11 @@ def test_parts_that_a_dead_leader_has_left_are_dropped() -> None:
 
 def test_a_store_with_a_name_is_dropped_when_nobody_has_used_it_for_a_while() -> None:
     leader = Leader([])
-    caller = leader.core.open("peer")
-    caller.name = "round 1"
-    leader.callers.append(caller)
-    leader.sent[caller.id] = b""
-    leader.ask(caller, VALIDATE, request(Op.SET, b"/k", b"v"))
+    caller, other = leader.open(request(Op.ENTER, b"round 1")), leader.open()
+    leader.ask(caller, request(Op.SET, b"/k", b"v"))
+    leader.core.confirm(leader.clock.now)
+    assert leader.ask(caller, request(Op.GETNUMKEYS)) == pack_i64(1)
+    assert leader.ask(other, request(Op.GETNUMKEYS)) == pack_i64(0)
     assert list(leader.core.replica.stores) == ["round 1"]
     leader.close(caller)
     for _ in range(62):

@@ -11,7 +11,7 @@ from rallypoint.server.core.clients import Client, Clients
 from rallypoint.server.core.looks import Deliver
 from rallypoint.server.core.outbox import Outbox
 from rallypoint.server.core.sessions import Sessions
-from rallypoint.wire.encoding import blob, encode
+from rallypoint.wire.encoding import EMPTY_BLOB, blob, encode
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import Forms, RequestParser
 from rallypoint.wire.whole import READS, Nature, Scanner
@@ -94,6 +94,16 @@ class Caller(Client):
             return self._read(data)
         self._leader.log_requests(self, data)
         return b""
+
+    def enter(self, name: bytes) -> bytes:
+        if self.is_known:
+            raise ProtocolError("it says which store it means behind its first request")
+        self.name = name.decode(errors="surrogateescape")
+        return b""
+
+    def beat(self) -> bytes:
+        """Who leads no more is silent: the relay looks for another one then."""
+        return EMPTY_BLOB if self._leader.may_read(self.name, ()) else b""
 
     def look(self, question: bytes) -> bytes:
         if self._is_looking:

@@ -34,7 +34,8 @@ from rallypoint.server.core.slices import Rest
 from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE
-from rallypoint.wire.handlers import LOOKS, SERVED, SESSIONS, carried
+from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, carried
+from rallypoint.wire.handlers import Deliver as Deliverer
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import Forms
@@ -44,6 +45,7 @@ LEASE_SECONDS: Final = 1.0
 """For how long a process that was confirmed as the leader answers reads by itself. Nobody else leads in that
 time: others wait for longer before they do."""
 
+_LOGGED: Final = frozenset((*SERVED, *SESSIONS)) - {Op.BEAT}
 _ENTRY_BYTES: Final = 64
 """What an entry takes besides its data, about."""
 _IDLE_SECONDS: Final = 60.0
@@ -80,8 +82,9 @@ class LeaderCore(Front[Caller]):
         context = Context(limits, turn, about)
         super().__init__(context, _NoSessions())
         self.replica = replica
-        self.forms: Forms[Caller] = Forms(self.limits, {**carried((*SERVED, *SESSIONS)), **LOOKS})
-        self.scanner = Scanner(self.limits, frozenset((*SERVED, *SESSIONS)))
+        own: dict[Op, Deliverer[Caller]] = {**ENTERS, **LOOKS, Op.BEAT: SESSIONS[Op.BEAT]}
+        self.forms: Forms[Caller] = Forms(self.limits, {**carried(_LOGGED), **own})
+        self.scanner = Scanner(self.limits, _LOGGED)
         self.looks = self._all_looks = LeaderLooks(self)
         self._clock = clock
         # Time goes on where the leader before has left it, so that no session is given up early.

@@ -71,6 +71,15 @@ class Client(Party, ABC):
         self._parser = None
         self.receive = Looker(self, self._clients.limits).receive
 
+    def enter(self, name: bytes) -> bytes:
+        """It says which of several stores it means. There is only one here, which has no name."""
+        if name:
+            raise ProtocolError(
+                f"it wants the store named {name.decode(errors='replace')!r}, but there is only one here, "
+                "and that has no name"
+            )
+        return b""
+
     def look(self, _: bytes, /) -> bytes:
         """It asks what is known here; the answer is a notice."""
         raise ProtocolError("there is nothing to look at here")

@@ -17,6 +17,7 @@ from rallypoint.server.core.context import Context
 from rallypoint.server.core.long_answers import LongAnswers
 from rallypoint.server.core.outbox import Close, CoreFault, Outbox, Work
 from rallypoint.server.core.slices import Rest, Slices, Worker, sliced
+from rallypoint.wire.encoding import EMPTY_BLOB
 from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import STEP_BYTES, STEPS_AT_ONCE
@@ -588,6 +589,10 @@ class Party(Worker):
     def bye(self) -> bytes:
         self._sessions.end(self._own_session())
         return b""
+
+    def beat(self) -> bytes:
+        self._own_session()
+        return EMPTY_BLOB
 
     def _own_session(self) -> Session:
         if self.session is None:

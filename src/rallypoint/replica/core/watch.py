@@ -25,7 +25,7 @@ class Watch:
         self._since = 0.0
 
     def look(self, now: float, seen: Leadership) -> bool:
-        """The engine has said this, when it was asked at this moment or later: whether to take over.
+        """The engine has answered this, and now is when the answer has come: whether to take over.
 
         Then `Log.acquire` is due, with `seen`. It fails if there was a sign of the leader meanwhile.
         """

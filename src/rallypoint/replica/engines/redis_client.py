@@ -56,19 +56,22 @@ class RedisClient:
                 failure = self._judge(error)
             except EngineAwayError as error:
                 failure = error
-            except (OSError, ValueError) as error:  # of a connection that was closed meanwhile
-                failure = EngineAwayError(f"{self._address}: no answer: {error}")
             # Another server may be the master by now; a new connection asks the Sentinels.
-            self._client.connection_pool.disconnect(inuse_connections=False)
+            self._let_go()
             if time.monotonic() >= deadline:
                 raise failure
             self._closed.wait(_PAUSE)
+        self._let_go()
         raise EngineAwayError(f"{self._address}: the connection was closed")
 
     def close(self) -> None:
+        """A call under way ends with its try: redis-py breaks if its connection is closed beneath it."""
         self._closed.set()
-        self._client.connection_pool.disconnect(inuse_connections=True)
-        self._client.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the connections that no call uses."""
+        self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _run(self, commands: Sequence[Command], acks: int) -> list[Any]:
         pipeline: Any  # redis-py has no types for what it inherits

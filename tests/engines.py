@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from processes import end
 from rallypoint.replica.engines.address import parse_address
@@ -202,3 +204,108 @@ def etcd_cluster(folder: Path, count: int = 1, certificate: Path | None = None) 
         nodes.append(Node(command, port, folder / f"n{number}.log", cluster.knows_leader))
     with _running(nodes):
         yield cluster
+
+
+# Redis ------------------------------------------------------------------------------------------------------
+
+MASTER = "mymaster"
+"""The name by which the Sentinels know the master."""
+
+
+@dataclass
+class RedisCluster:
+    """A server; or a master with replicas, and Sentinels."""
+
+    nodes: Sequence[Node]
+    sentinels: Sequence[Node]
+
+    def url(self, job: str) -> str:
+        if not self.sentinels:
+            return f"redis://{self.nodes[0].address}/0?job={job}"
+        return f"redis+sentinel://{','.join(each.address for each in self.sentinels)}/{MASTER}?job={job}"
+
+    def leader(self) -> Node:
+        """The master, as a Sentinel says that answers."""
+        if not self.sentinels:
+            return self.nodes[0]
+        port = next(
+            int(answer[1])
+            for sentinel in self.sentinels
+            if sentinel.is_running and (answer := ask(sentinel, "SENTINEL GET-MASTER-ADDR-BY-NAME", MASTER))
+        )
+        return next(node for node in self.nodes if node.port == port)
+
+    def await_ready(self) -> None:
+        """Until all replicas follow the master, and all Sentinels know them."""
+        for node in (*self.nodes, *self.sentinels):
+            node.await_ready()
+
+    def is_ready(self, node: Node) -> bool:
+        about = ask(node, "INFO", "replication") or {}
+        followed = [
+            value for key, value in about.items() if key.startswith("slave") and "online" in str(value)
+        ]
+        is_master = about.get("role") == "master" and len(followed) == len(self.nodes) - 1
+        return is_master or about.get("master_link_status") == "up"
+
+    def is_sentinel_ready(self, node: Node) -> bool:
+        about = ask(node, "SENTINEL MASTER", MASTER) or {}
+        known = about.get("num-slaves"), about.get("num-other-sentinels")
+        return known == (len(self.nodes) - 1, len(self.sentinels) - 1) and about.get("flags") == "master"
+
+
+def ask(node: Node, *command: str) -> Any:
+    """What a server or a Sentinel answers; None if it does not."""
+    client: Any = redis.Redis("127.0.0.1", node.port, socket_timeout=1, socket_connect_timeout=1, protocol=2)
+    try:
+        return client.execute_command(*command)
+    except redis.RedisError:
+        return None
+    finally:
+        client.close()
+
+
+@contextmanager
+def redis_cluster(folder: Path, replicas: int = 0, options: Sequence[str] = ()) -> Iterator[RedisCluster]:
+    """A server that writes all to its file. With replicas: these, and three Sentinels.
+
+    The test is skipped where a program is not installed.
+    """
+    _require("redis-server")
+    count = 1 + replicas
+    ports = free_ports(count + 3)
+    nodes: list[Node] = []
+    sentinels: list[Node] = []
+    cluster = RedisCluster(nodes, sentinels)
+    for number, port in enumerate(ports[:count]):
+        (home := folder / f"n{number}").mkdir()
+        command = [
+            *("redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(home)),
+            *("--appendonly", "yes", "--save", "", "--repl-diskless-sync-delay", "0", *options),
+        ]
+        if number:
+            command += ["--replicaof", "127.0.0.1", str(ports[0])]
+        nodes.append(Node(command, port, folder / f"n{number}.log", cluster.is_ready))
+    with _running(nodes), ExitStack() as stack:
+        if replicas:
+            _require("redis-sentinel")
+            for number, port in enumerate(ports[count:]):
+                file = folder / f"sentinel{number}.conf"
+                file.write_text(
+                    _SENTINEL.format(port=port, folder=folder, master=MASTER, master_port=ports[0])
+                )
+                command = ["redis-sentinel", str(file)]
+                log = folder / f"sentinel{number}.log"
+                sentinels.append(Node(command, port, log, cluster.is_sentinel_ready))
+            stack.enter_context(_running(sentinels))
+        yield cluster
+
+
+_SENTINEL = """
+port {port}
+bind 127.0.0.1
+dir {folder}
+sentinel monitor {master} 127.0.0.1 {master_port} 2
+sentinel down-after-milliseconds {master} 1000
+sentinel failover-timeout {master} 5000
+"""

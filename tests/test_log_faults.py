@@ -13,8 +13,20 @@ from pathlib import Path
 import grpc
 import pytest
 
-from engines import EtcdCluster, Node, etcd_cluster, make_certificate
+from engines import (
+    EtcdCluster,
+    Node,
+    RedisCluster,
+    ask,
+    etcd_cluster,
+    free_ports,
+    make_certificate,
+    redis_cluster,
+)
 from log_contract import read_all
+from rallypoint.replica.engines.address import parse_address
+from rallypoint.replica.engines.etcd_client import EtcdClient
+from rallypoint.replica.engines.etcd_messages import transaction
 from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.engines.protobuf import encode
 from rallypoint.replica.log import (
@@ -25,6 +37,7 @@ from rallypoint.replica.log import (
     Follower,
     Leadership,
     Log,
+    LostRecordsError,
 )
 
 PATIENCE = 20.0
@@ -59,17 +72,15 @@ class LoneNodeContract:
             term = log.acquire(log.look(), "a:1")
             log.append(term, 1, b"one")
             node.pause()
+            begun = time.monotonic()
             with pytest.raises(EngineAwayError):
                 log.append(term, 2, b"two")
+            assert time.monotonic() - begun < PATIENCE / 2
             node.resume()
             append_until_done(log, term, 2, b"two")
             log.put_checkpoint(term, Checkpoint(1, b"state"))
             node.kill()
-            begun = time.monotonic()
-            with pytest.raises(EngineAwayError):
-                log.append(term, 3, b"three")
-            assert time.monotonic() - begun < PATIENCE / 2
-            node.restart()
+            node.start()
             append_until_done(log, term, 3, b"three")
             log.renew(term)
             assert read_all(log) == [b"one", b"two", b"three"]
@@ -89,9 +100,11 @@ class LoneNodeContract:
         caller = threading.Thread(target=look)
         caller.start()
         log.close()
-        assert ended.wait(PATIENCE)
-        caller.join()
-        node.resume()
+        try:
+            assert ended.wait(PATIENCE)
+        finally:
+            node.resume()
+            caller.join()
         with pytest.raises(EngineAwayError):
             log.look()
 
@@ -131,6 +144,87 @@ class TestEtcdNode(LoneNodeContract):
     @pytest.fixture
     def url(self, etcd: EtcdCluster, request: pytest.FixtureRequest) -> str:
         return etcd.url(request.node.name)
+
+    def test_trim_compacts_up_to_the_trim_before_if_a_lot_is_in_use(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client = EtcdClient(parse_address(url))
+        with closing(open_log(url)) as log, closing(client):
+            term = log.acquire(log.look(), "a:1")
+            for number in range(1, 4):
+                log.append(term, number, b"record")
+            now = transaction([], [])
+            log.trim(term, 1)
+            log.trim(term, 2)
+            before = client.transact(now).revision
+            monkeypatch.setattr("rallypoint.replica.engines.etcd.COMPACT_BYTES", 0)
+            log.trim(term, 2)
+            log.append(term, 4, b"record")
+            log.trim(term, 3)
+            with pytest.raises(EngineRefusedError, match="compacted"):
+                client.compact(before)
+            assert log.read(4) == [b"record"]
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with redis_cluster(tmp_path_factory.mktemp("redis"), options=("--appendfsync", "always")) as cluster:
+        yield cluster
+
+
+class TestRedisNode(LoneNodeContract):
+    @pytest.fixture
+    def node(self, redis: RedisCluster) -> Node:
+        return redis.nodes[0]
+
+    @pytest.fixture
+    def url(self, redis: RedisCluster, request: pytest.FixtureRequest) -> str:
+        return redis.url(request.node.name)
+
+    def test_a_record_that_is_not_the_one_that_it_was(self, redis: RedisCluster) -> None:
+        """As when a master that was lost had acknowledged it: then another history has begun."""
+        url = redis.url("other-history")
+        with closing(open_log(url)) as standby, closing(open_log(url)) as leader:
+            term = leader.acquire(leader.look(), "a:1")
+            leader.append(term, 1, b"lost")
+            assert standby.read(1) == [b"lost"]
+            leader.erase()
+            with closing(open_log(url)) as next_leader:
+                assert next_leader.acquire(next_leader.look(), "b:1") == term
+                next_leader.append(term, 1, b"another")
+                with pytest.raises(LostRecordsError):
+                    standby.read(2)
+                next_leader.append(term, 2, b"two")
+                with pytest.raises(LostRecordsError):
+                    standby.read(2)
+                with pytest.raises(FencedError):
+                    leader.append(term, 2, b"two")
+
+
+def test_redis_with_tls_and_a_password(tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path)
+    key = certificate.with_suffix(".key")
+    (port,) = free_ports(1)
+    files = (
+        "--tls-cert-file",
+        str(certificate),
+        "--tls-key-file",
+        str(key),
+        "--tls-ca-cert-file",
+        str(certificate),
+    )
+    place = f"127.0.0.1:{port}/0?ca={certificate}&cert={certificate}&key={key}"
+    with redis_cluster(tmp_path, options=("--tls-port", str(port), *files)) as redis:
+        ask(redis.nodes[0], "CONFIG SET", "requirepass", "se@cret")
+        for wrong in ("", ":guessed@"):
+            url = f"rediss://{wrong}{place}"
+            with closing(open_log(url)) as log, pytest.raises(EngineRefusedError) as caught:
+                log.look()
+            assert "guessed" not in str(caught.value)
+        with closing(open_log(f"rediss://:se%40cret@{place}")) as log:
+            log.append(log.acquire(log.look(), "a:1"), 1, b"one")
+            assert log.read(1) == [b"one"]
+            assert "se@cret" not in repr(log) + log.name
 
 
 def test_etcd_with_tls_and_users(tmp_path: Path) -> None:
@@ -210,3 +304,74 @@ class TestEtcdCluster:
                 node.start()
             append_until_done(log, term, 2, b"two")
             assert read_all(log) == [b"one", b"two"]
+
+
+@pytest.fixture(scope="module")
+def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with redis_cluster(tmp_path_factory.mktemp("redis"), 2) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+class TestSentinels:
+    @pytest.mark.parametrize("fault", ["kill", "pause"])
+    def test_appends_go_on_without_the_master(self, sentinels: RedisCluster, fault: str) -> None:
+        """One that is paused still takes itself for the master when it goes on."""
+        url = sentinels.url(fault)
+        with closing(open_log(url, acks=1)) as log, closing(open_log(url)) as other:
+            term = log.acquire(log.look(), "a:1")
+            pauses = []
+            for number in range(1, 201):
+                if number % 100 == 50:
+                    master = sentinels.leader()
+                    master.kill() if fault == "kill" else master.pause()
+                pauses.append(append_until_done(log, term, number, b"%d" % number))
+                if number % 100 == 0:
+                    master.start() if fault == "kill" else master.resume()
+                    sentinels.await_ready()
+            print(f"{fault}: the longest pause was {max(pauses):.1f} s")
+            log.renew(term)
+            assert read_all(other) == [b"%d" % number for number in range(1, 201)]
+
+    def test_what_replicas_do_not_have_does_not_count(self, sentinels: RedisCluster) -> None:
+        url = sentinels.url("replicas")
+        master = sentinels.leader()
+        replicas = [node for node in sentinels.nodes if node is not master]
+        with closing(open_log(url, acks=2)) as log, closing(open_log(url, acks=2)) as other:
+            term = log.acquire(log.look(), "a:1")
+            log.append(term, 1, b"one")
+            replicas[0].pause()
+            with pytest.raises(EngineAwayError, match="replicas"):
+                log.append(term, 2, b"two")
+            with pytest.raises(EngineAwayError):
+                log.append(term, 2, b"two")  # though nothing is left to write
+            with pytest.raises(EngineAwayError):
+                log.renew(term)
+            assert other.read(1) == [b"one"]
+            replicas[0].resume()
+            append_until_done(log, term, 2, b"two")
+            log.renew(term)
+            assert other.read(2) == [b"two"]
+            sentinels.await_ready()
+
+    def test_a_replica_that_had_not_all_becomes_the_master(self, sentinels: RedisCluster) -> None:
+        """Without acknowledgements, that loses records. Whoever knows them notices."""
+        url = sentinels.url("stale")
+        master = sentinels.leader()
+        replicas = [node for node in sentinels.nodes if node is not master]
+        with closing(open_log(url)) as log, closing(open_log(url)) as other:
+            term = log.acquire(log.look(), "a:1")
+            log.append(term, 1, b"one")
+            with closing(open_log(sentinels.url("later"), acks=2)) as later:
+                later.acquire(later.look(), "a:1")  # replicas that have this have all that was before
+            for node in replicas:
+                node.kill()
+            log.append(term, 2, b"lost")
+            assert other.read(1) == [b"one", b"lost"]
+            master.kill()
+            for node in replicas:
+                node.start()
+            with pytest.raises(LostRecordsError):
+                append_until_done(log, term, 3, b"three")
+            with pytest.raises(LostRecordsError):
+                other.read(3)

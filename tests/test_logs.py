@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engines import EtcdCluster, etcd_cluster
+from engines import EtcdCluster, RedisCluster, etcd_cluster, redis_cluster
 from log_contract import LogContract, Site
 from memory_log import Memory, MemoryLog
 from rallypoint.replica.engines.opening import open_log
@@ -80,5 +80,20 @@ class TestEtcd(LogContract):
     def site(self, etcd: EtcdCluster) -> Iterator[Site]:
         run = next(_runs)
         site = Site(lambda job: open_log(etcd.url(f"{run}-{job}")))
+        with site.cleanup:
+            yield site
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with redis_cluster(tmp_path_factory.mktemp("redis")) as cluster:
+        yield cluster
+
+
+class TestRedis(LogContract):
+    @pytest.fixture
+    def site(self, redis: RedisCluster) -> Iterator[Site]:
+        run = next(_runs)
+        site = Site(lambda job: open_log(redis.url(f"{run}-{job}")))
         with site.cleanup:
             yield site

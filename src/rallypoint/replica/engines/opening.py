@@ -27,7 +27,10 @@ def open_log(url: str, *, acks: int = 0) -> Log:
 
 def _open(address: EngineAddress, acks: int) -> Log:
     """Their packages take a while to import, and only one is needed."""
-    from rallypoint.replica.engines.etcd import EtcdLog
+    if address.kind == ETCD:
+        from rallypoint.replica.engines.etcd import EtcdLog
 
-    del acks
-    return EtcdLog(address)
+        return EtcdLog(address)
+    from rallypoint.replica.engines.redis import RedisLog
+
+    return RedisLog(address, acks=acks)

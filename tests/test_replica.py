@@ -16,11 +16,15 @@ from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.core.packing import pack, unpack
 from rallypoint.replica.core.records import Assembly, Entry, FormatError, Kind, in_parts, pack_record
 from rallypoint.replica.core.replica import Replica
+from rallypoint.rollcall.identity import Identity, Role, hello_key
+from rallypoint.rollcall.question import Question
+from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Close, GoOn, Work
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.wire.opcodes import READY, Op
+from rallypoint.wire.sessions import ASK
 from test_replay import DATA, LIMITS
 
 MOST = 120
@@ -244,6 +248,22 @@ def test_reads_are_logged_when_the_lease_is_over_or_a_write_is_under_way() -> No
     leader.clock.now += 1.0
     leader.receive(caller, request(Op.GET, b"/k"))
     assert leader.commit()
+
+
+def test_who_looks_is_answered_without_a_record_and_without_a_lease() -> None:
+    hello = request(Op.DELETE_KEY, b"/" + hello_key(Identity(role=Role.TOOL)).encode())
+    leader = Leader([])
+    while leader.commit():
+        pass
+    looker = leader.open(hello + ASK + request(Op.LOOK, Question().to_json()))
+    while leader.core.looks.step() is not LookStep.DONE:
+        pass
+    leader.receive(looker, b"")
+    assert leader.sent[looker.id].startswith(pack_i64(0) + READY)
+    assert b'"kind":"server"' in leader.sent[looker.id]
+    assert not leader.commit()
+    rank = leader.open(request(Op.PING, tail=b"1234") + hello)
+    assert not leader.sent[rank.id], "who may ask for more is answered when this leader surely leads"
 
 
 def test_a_new_leader_knows_the_sessions_of_the_old_one() -> None:

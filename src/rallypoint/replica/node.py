@@ -138,7 +138,7 @@ class Node:
         loop = self._open_loop()
         about: About = about_this_process(loop)
         core = LeaderCore(replica, time.monotonic, self._limits, loop.turn, about)
-        pump = LeaderPump(loop, core, self._sockets, self._log, term)
+        pump = LeaderPump(loop, core, self._sockets, self._log, term, self._address)
         self._prepare(pump)
         places = [each.getsockname() for each in self._sockets]
         pump.serve()

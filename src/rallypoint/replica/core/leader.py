@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rallypoint.errors import LimitError
 from rallypoint.replica.core.callers import Caller
@@ -40,6 +40,9 @@ from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import Forms
 from rallypoint.wire.whole import Scanner
+
+if TYPE_CHECKING:
+    from rallypoint.rollcall.snapshot import Replication
 
 LEASE_SECONDS: Final = 1.0
 """For how long a process that was confirmed as the leader answers reads by itself. Nobody else leads in that
@@ -68,6 +71,7 @@ class LeaderCore(Front[Caller]):
             "_ended",
         ),
         *("_nothing", "_parts", "_readers", "_time_ahead", "_waiting_bytes", "forms", "replica", "scanner"),
+        "tell_replication",
     )
 
     def __init__(
@@ -86,6 +90,8 @@ class LeaderCore(Front[Caller]):
         self.forms: Forms[Caller] = Forms(self.limits, {**carried(_LOGGED), **own})
         self.scanner = Scanner(self.limits, _LOGGED)
         self.looks = self._all_looks = LeaderLooks(self)
+        self.tell_replication: Callable[[], Replication | None] = lambda: None
+        """For snapshots; the driver knows it."""
         self._clock = clock
         # Time goes on where the leader before has left it, so that no session is given up early.
         self._time_ahead = replica.turn.now - clock()
@@ -279,11 +285,14 @@ class LeaderCore(Front[Caller]):
         waits = [core.oldest_wait for core in self.replica.stores.values()]
         return min((each - self._time_ahead for each in waits if each is not None), default=None)
 
-    def ask_in(self, name: str) -> None:
-        """Have the relays of a store tell of themselves."""
+    def ask_in(self, name: str) -> bool:
+        """Have the relays of a store tell of themselves; False if that cannot be written down now."""
+        if not self.may_read(name, ()):
+            return False
         entry = Entry(Kind.TELL, 0, name.encode(errors="surrogateescape"))
         if entry not in self._entries:
             self._log(entry)
+        return True
 
     def look_at(self, name: str, question: Question, deliver: Deliver) -> None:
         """Make a snapshot of a store."""

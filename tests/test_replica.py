@@ -230,6 +230,16 @@ def test_who_only_reads_needs_no_record(what: bytes, is_read: bool) -> None:
     assert bool(leader.commit()) is not is_read
 
 
+def test_a_read_that_is_refused_closes_its_client_alone() -> None:
+    leader = Leader([], limits=Limits(unsent_bytes=5_000))
+    one, other = leader.open(), leader.open()
+    leader.ask(one, request(Op.SET, b"/k", bytes(6_000)))
+    leader.core.confirm(leader.clock.now)
+    leader.receive(one, request(Op.GET, b"/k"))
+    leader.receive(other, request(Op.GETNUMKEYS))
+    assert (list(leader.closed), leader.sent[other.id]) == ([one.id], pack_i64(1))
+
+
 def test_reads_are_logged_when_the_lease_is_over_or_a_write_is_under_way() -> None:
     leader = Leader([])
     caller = leader.open()

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rallypoint.errors import LimitError
+from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.looking import LeaderLooks
 from rallypoint.replica.core.records import Entry, Kind, in_parts, pack_record
@@ -26,6 +26,7 @@ from rallypoint.replica.core.replica import Output, Replica, rules_of
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.about import About
 from rallypoint.server.core.context import Context
+from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Deliver
 from rallypoint.server.core.outbox import Close, Work
@@ -48,6 +49,7 @@ time: others wait for longer before they do."""
 _LOGGED: Final = frozenset((*SERVED, *SESSIONS)) - {Op.BEAT}
 _ENTRY_BYTES: Final = 64
 """What an entry takes besides its data, about."""
+_ASK_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 60.0
 """For how long a named store is kept that nobody uses."""
 
@@ -56,17 +58,8 @@ class LeaderCore(Front[Caller]):
     """One leader, for one term. Not safe for threads."""
 
     __slots__ = (
-        *(
-            "_all_looks",
-            "_clock",
-            "_confirmed",
-            "_entries",
-            "_idle",
-            "_in_flight",
-            "_is_full",
-            "_known",
-            "_ended",
-        ),
+        *("_all_looks", "_asked", "_clock", "_confirmed", "_ended", "_entries", "_idle", "_in_flight"),
+        *("_is_full", "_known"),
         *("_nothing", "_parts", "_readers", "_time_ahead", "_waiting_bytes", "forms", "replica", "scanner"),
     )
 
@@ -100,6 +93,7 @@ class LeaderCore(Front[Caller]):
         self._readers: dict[str, _Reader] = {}
         self._nothing = Core(self.limits, replica.turn)
         self._idle: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
 
     def _make(self, peer: str) -> Caller:
         return Caller(self, peer)
@@ -205,6 +199,8 @@ class LeaderCore(Front[Caller]):
             if not name or core.has_clients:
                 self._idle.pop(name, None)
             elif now - self._idle.setdefault(name, now) >= _IDLE_SECONDS:
+                self._readers.pop(name, None)
+                self._asked.pop(name, None)
                 self._log(Entry(Kind.DROP, 0, name.encode(errors="surrogateescape")))
 
     @property
@@ -262,9 +258,13 @@ class LeaderCore(Front[Caller]):
         reader = self._readers.get(name)
         if reader is None or not reader.reads(core):
             reader = self._readers[name] = _Reader(core)
-        reply = reader.receive(data)
-        while reader.has_rest:
-            reply += reader.receive(b"")
+        try:
+            reply = reader.receive(data)
+            while reader.has_rest:
+                reply += reader.receive(b"")
+        except ProtocolError:
+            del self._readers[name]  # it takes no more
+            raise
         core.outbox.others.clear()  # it has said that there is a rest
         return reply
 
@@ -279,11 +279,29 @@ class LeaderCore(Front[Caller]):
         waits = [core.oldest_wait for core in self.replica.stores.values()]
         return min((each - self._time_ahead for each in waits if each is not None), default=None)
 
+    def counts(self) -> dict[Op, int]:
+        counts: dict[Op, int] = {}
+        for core in self.replica.stores.values():
+            for op, count in core.counts().items():
+                counts[op] = counts.get(op, 0) + count
+        return counts
+
+    def end_second(self, turns: Durations | None = None) -> None:
+        super().end_second(turns)
+        for core in self.replica.stores.values():
+            clients, waiting = len(core.clients), core.waiting
+            core.traffic.end_second(
+                core.turn, turns or Durations(), core.counts(), clients=clients, waiting=waiting
+            )
+            core.progress.look(self.time, core.clients.arrivals, core.counts(), core.oldest_wait, waiting)
+            core.writers.trim()
+            core.pushers.trim()
+
     def ask_in(self, name: str) -> None:
-        """Have the relays of a store tell of themselves."""
-        entry = Entry(Kind.TELL, 0, name.encode(errors="surrogateescape"))
-        if entry not in self._entries:
-            self._log(entry)
+        """Have the relays of a store tell of themselves, soon; once is enough for all of them."""
+        if self._asked.get(name, float("-inf")) + _ASK_SECONDS <= self._clock():
+            self._asked[name] = self._clock()
+            self._log(Entry(Kind.TELL, 0, name.encode(errors="surrogateescape")))
 
     def look_at(self, name: str, question: Question, deliver: Deliver) -> None:
         """Make a snapshot of a store."""

@@ -20,7 +20,7 @@ from rallypoint.server.core.context import Context
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Fields, Pending, as_list, barrier_row
 from rallypoint.server.core.turn import Turn
-from rallypoint.wire.handlers import LOOKS, SERVED, SESSIONS, carried
+from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, carried
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import Forms
@@ -44,7 +44,7 @@ class RelayCore(Front[Rank]):
         context = Context(limits, turn, about)
         self.requests = Requests(context)
         super().__init__(context, RelayCarrier(self.requests, context.turn))
-        self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **SESSIONS, **LOOKS})
+        self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **SESSIONS, **ENTERS, **LOOKS})
         self._open_session(token)
 
     def _open_session(self, token: bytes) -> None:

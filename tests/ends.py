@@ -357,7 +357,7 @@ class Wire:
 
     def connect(self) -> None:
         (self.end,) = _unvalidated(self.upstream)
-        self.up = self.core.connect()
+        self.up = VALIDATE + self.core.connect()
 
     def flush(self) -> None:
         self.up += self.core.flush()

@@ -14,6 +14,7 @@ from rallypoint.relay.core.upstream import SessionLostError
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.outbox import Close, GoOn, Other, Work
+from rallypoint.wire.encoding import VALIDATE
 from simulated_ranks import FailedError, Rank
 
 Task = Callable[[], None]
@@ -306,7 +307,7 @@ class Relay(Node):
         self.net.counts["connects"] += 1
         self.uplink = Link(self.net, self.parent, self)
         self.parent.accept(self.uplink, self.name)
-        self.uplink.send(self.relay.connect())
+        self.uplink.send(VALIDATE + self.relay.connect())
 
     def receive(self, link: Link, data: bytes) -> None:
         """From a client, or from upstream."""

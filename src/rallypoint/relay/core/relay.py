@@ -1,8 +1,8 @@
 """The whole relay but its I/O: bytes of its clients and of its upstream in, bytes for them out. Pure.
 
 The clients' side is a `Front`, which a pump serves as it serves the store's. The upstream side is for
-the driver: it sends what `connect` gives, passes what it reads to `receive_upstream`, sends what that
-and `flush` return, and says when the connection is lost.
+the driver: it shakes hands, sends what `connect` gives, passes what it reads to `receive_upstream`, sends
+what that and `flush` return, and says when the connection is lost.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class RelayCore(Front[Rank]):
     # Upstream
 
     def connect(self) -> bytes:
-        """There is a connection upstream: what to send on it first."""
+        """There is a connection upstream, which has answered: what to send on it."""
         return self.upstream.connected()
 
     def receive_upstream(self, data: bytes) -> bytes:

@@ -166,7 +166,8 @@ class Upstream:
         self._silent = 1 if is_read else self._silent + 1
         if self._silent > _MOST_SILENT:
             raise ProtocolError(f"no sign of life for {_MOST_SILENT * BEAT_SECONDS:g} s")
-        return _BEAT if self._silent > 1 else b""
+        # A leader answers a beat at once, but a SESSION when its record is committed: not before it, please.
+        return _BEAT if self._silent > 1 and self._state is _State.UP else b""
 
     def _tell(self) -> bytes:
         """An empty batch, which tells what has come."""

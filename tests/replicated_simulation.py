@@ -13,12 +13,14 @@ import sys
 from typing import Any, ClassVar
 
 from rallypoint.engine import Engine
+from rallypoint.server.core.store import Core
 from rallypoint.wire.limits import Limits
 from simulated_network import Place
 from simulated_nodes import SECONDS_EACH, Cluster, Process
 from simulation import Options, Simulation, main, run_simulation
 
 _MOST_RANKS = 16
+_EMPTY = Core()
 
 
 class ReplicatedSimulation(Simulation):
@@ -41,7 +43,7 @@ class ReplicatedSimulation(Simulation):
     def engine(self) -> Engine[Any]:
         leader = self.cluster.leader
         assert leader is not None
-        return leader.replica.stores[""].engine
+        return leader.replica.stores.get("", _EMPTY).engine
 
     @property
     def _is_store_at_rest(self) -> bool:
@@ -73,6 +75,8 @@ class ReplicatedSimulation(Simulation):
         self._sometime(self._be_without_engine, rng.choice((0, 0, 1, 2)), steps)
         self._sometime(self._fail_write, rng.choice((0, 2, 4)), steps)
         self._sometime(self._keep, rng.choice((0, 1, 3)), steps)
+        if self.cluster.may_lose:
+            self._sometime(self._lose, 1, steps)
 
     def _choose(self) -> Process:
         """A process; most faults are those of a leader."""
@@ -101,6 +105,34 @@ class ReplicatedSimulation(Simulation):
 
     def _fail_write(self) -> None:
         self.cluster.memory.fail_next(carried_out=self.rng.random() < 0.5)
+
+    def _lose(self) -> None:
+        """The engine loses what it is about to acknowledge; the leader may die with it."""
+        go_back = self.cluster.remember()
+
+        def lose() -> None:
+            go_back()
+            if self.rng.random() < 0.5:
+                self._kill_process()
+
+        self.after(self.rng.randint(5, 100), lose)
+
+    def _audit_values(self) -> None:
+        super()._audit_values()
+        if self.cluster.has_lost:
+            self._forget_the_dead()
+
+    def _forget_the_dead(self) -> None:
+        """What those saw who have lost their connection: they were told that something is wrong.
+
+        Nothing more can be promised by an engine that loses what it has acknowledged. Whoever has seen what
+        is lost is disconnected: clients by the change of leaders, relays as their sessions are ahead of the
+        log. All others have to see one store.
+        """
+        gone = {rank.name for rank in self.ranks if not rank.is_alive}
+        for operation in self.history.operations:
+            if operation.who in gone and operation.end is not None:
+                operation.died, operation.end, operation.result = operation.end, None, None
 
     def _keep(self) -> None:
         if self.cluster.leader is not None:

@@ -256,8 +256,11 @@ class Process:
         self._read()
 
     def _take(self, records: Sequence[bytes]) -> None:
+        life = self._life
         for record in records:
             self._apply(partial(self.replica.take, record))
+            if life != self._life:
+                return
         if records:
             self._read()
         elif self._term:
@@ -287,7 +290,20 @@ class Process:
         self.net.counts["terms"] += 1
         self._term = term
         self._renew()
-        self._read()
+        sequence = self.replica.sequence
+        if sequence:
+            self._call(lambda: self.log.read(sequence), self._take_again)
+        else:
+            self._read()
+
+    def _take_again(self, records: Sequence[bytes]) -> None:
+        """The last record that it knows, before it leads: is it still the same?"""
+        try:
+            self.replica.check_last(records[0] if records else b"")
+        except LostRecordsError as error:
+            self._fail(error)
+            return
+        self._take(records[1:])
 
     def _renew(self) -> None:
         began, term = self.clock(), self._term
@@ -364,7 +380,8 @@ class Cluster:
         """Whether the engine loses what it has acknowledged: then processes may end with an error."""
         self.memory = Memory()
         self.children: list[Relay] = []
-        self._states: dict[int, tuple[str, bytes]] = {}
+        self.has_lost = False
+        self._states: dict[tuple[int, int], tuple[str, bytes]] = {}
         self._delays = net.rng.choice(((0, 1, 1), (1, 2, 3, 12), (1, 1, 2, 2, 5, 80)))
         self.processes = [Process(self, f"n{number}") for number in range(count)]
         net.behind(50, self._beat)
@@ -385,6 +402,28 @@ class Cluster:
             each for each in self.processes if each.log is self.memory.owner and each.serving is not None
         ]
         return found[0] if found else None
+
+    def remember(self) -> Task:
+        """What takes the engine back to what it is now, as when a copy takes its place that is behind."""
+        memory = self.memory
+        leadership, owner, first, checkpoint = (
+            memory.leadership,
+            memory.owner,
+            memory.first,
+            memory.checkpoint,
+        )
+        records = dict(memory.records)
+
+        def go_back() -> None:
+            if memory.records != records or memory.owner is not owner:
+                self.has_lost = True
+                self.net.counts["losses"] += 1
+                for relay in self.children:
+                    relay.may_lose_session = True
+            memory.leadership, memory.owner, memory.records = leadership, owner, records
+            memory.first, memory.checkpoint = first, checkpoint
+
+        return go_back
 
     # As a place
 
@@ -420,7 +459,7 @@ class Cluster:
         if replica.sequence % _COMPARED or not replica.can_be_kept:
             return
         state = replica.state()
-        name, other = self._states.setdefault(replica.sequence, (process.name, state))
+        name, other = self._states.setdefault((replica.sequence, replica.last), (process.name, state))
         if state != other:
             raise FailedError(f"{name} and {process.name} differ after record {replica.sequence}")
 

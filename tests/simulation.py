@@ -410,9 +410,9 @@ class Simulation:
             if rank.is_alive:
                 rank.die()
         self.run_until_rest()
-        for seconds in (1.0, 61.0):  # the sessions of relays that were killed
+        for seconds in (1.0, 70.0):  # the sessions of relays that were killed; some clocks are slow
             self._pass(seconds)
-        self.run_until_rest()
+            self.run_until_rest()
         for node in self.nodes:
             notes = [note for session in node.sessions for note in session.notes.items()]
             if notes:

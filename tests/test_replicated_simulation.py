@@ -88,7 +88,7 @@ def test_appends_of_an_old_term_are_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(MemoryLog, "_check", lambda _, __: None)
     monkeypatch.setattr(MemoryLog, "append", append)
-    _must_catch("differ after record|goes on from another record", first=1)
+    _must_catch("differ after record|goes on from another record", first=2)
 
 
 def test_a_read_after_the_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

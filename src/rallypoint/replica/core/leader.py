@@ -21,7 +21,7 @@ from typing import Final
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.looking import LeaderLooks
-from rallypoint.replica.core.records import Entry, Kind, in_parts, pack_record
+from rallypoint.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
 from rallypoint.replica.core.replica import Output, Replica, rules_of
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.about import About
@@ -137,7 +137,9 @@ class LeaderCore(Front[Caller]):
         if self._is_full and self._waiting_bytes <= self.limits.relayed_bytes // 2:
             self._is_full = False
             self.outbox.others.append(Work.READ_ON)
-        self._parts = in_parts(pack_record(self.time, self._in_flight), most)
+        self._parts = link(
+            in_parts(pack_record(self.time, self._in_flight), most - LINK_BYTES), self.replica.last
+        )
         return self._parts
 
     def committed(self) -> None:

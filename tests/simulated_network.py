@@ -14,6 +14,7 @@ from rallypoint.relay.core.upstream import SessionLostError
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.outbox import Close, GoOn, Other, Work
+from rallypoint.wire.encoding import VALIDATE
 from simulated_ranks import FailedError, Rank
 
 Task = Callable[[], None]
@@ -99,7 +100,7 @@ class Pipe:
 class Link:
     """One connection, with an end at a server or relay and one at who opened it."""
 
-    __slots__ = ("connection", "down", "endpoint", "excuse", "is_broken", "net", "server", "up")
+    __slots__ = ("connection", "down", "endpoint", "excuse", "is_broken", "is_silent", "net", "server", "up")
 
     def __init__(self, net: Net, server: Node, endpoint: Endpoint) -> None:
         self.net = net
@@ -108,6 +109,7 @@ class Link:
         self.connection: Client | None = None  # None: the server's end is closed
         self.excuse: str | None = None
         self.is_broken = False
+        self.is_silent = False
         self.up = Pipe(net, lambda data: server.receive(self, data))
         self.down = Pipe(net, lambda data: endpoint.receive(self, data))
 
@@ -117,8 +119,18 @@ class Link:
     def abandon(self) -> None:
         """Who opened it is gone: what is under way may be lost, and the server notices sometime."""
         self._cut(self.up)
-        self.net.broken += 1
+        if not self.is_silent:
+            self.net.broken += 1
+        self.is_silent = False
         self.net.after(self.net.some_time(), self._drop_at_server)
+
+    def swallow(self) -> None:
+        """From now on nothing gets through, in either direction, and nobody is told."""
+        self.is_broken = self.is_silent = True
+        self.net.broken += 1
+        for pipe in (self.up, self.down):
+            pipe.is_cut = True
+            pipe.data.clear()
 
     def break_(self) -> None:
         """Both directions break at some point, and each end notices by itself."""
@@ -306,7 +318,7 @@ class Relay(Node):
         self.net.counts["connects"] += 1
         self.uplink = Link(self.net, self.parent, self)
         self.parent.accept(self.uplink, self.name)
-        self.uplink.send(self.relay.connect())
+        self.uplink.send(VALIDATE + self.relay.connect())
 
     def receive(self, link: Link, data: bytes) -> None:
         """From a client, or from upstream."""
@@ -332,6 +344,17 @@ class Relay(Node):
     def tick(self) -> None:
         if self.uplink is not None:
             self.uplink.send(self.relay.upstream.tick())
+
+    def beat(self) -> None:
+        if self.uplink is None:
+            return
+        try:
+            self.uplink.send(self.relay.upstream.beat())
+        except ProtocolError:
+            self.net.counts["given up"] += 1
+            link = self.uplink
+            link.abandon()
+            self.lose(link)
 
     def _be_due(self) -> None:
         if not self._is_due:

@@ -2,9 +2,9 @@
 
 There are no sockets, threads or clocks: a seed decides everything, and the same seed gives the same run. At
 each step one thing happens: some bytes arrive, a relay sends a batch, a connection breaks, one of its ends
-notices that, a rank asks or dies, time passes. In the end the network heals and comes to rest. Then the
-history of all ranks must be one that a single store could have given, and nobody may be left waiting for
-what is there.
+notices that, a connection falls silent until beats find out, a rank asks or dies, time passes. In the end the
+network heals and comes to rest. Then the history of all ranks must be one that a single store could have
+given, and nobody may be left waiting for what is there.
 
     python tests/simulation.py --seeds 20000 [--first 0] [--keep-going]
     python tests/simulation.py --seed 17 --verbose
@@ -147,6 +147,10 @@ class Simulation:
             sometime(self._kill_relay, 1)
         if rng.random() < 0.12:
             sometime(self._pass_long, 1)
+        # By a chance of its own: all other runs stay as they were.
+        if Random(f"silence {self.seed}").random() < 0.2:
+            sometime(self._silence_one, rng.choice((1, 2, 4)))
+            sometime(self._beat_all, 8)
 
     # Faults
 
@@ -166,6 +170,24 @@ class Simulation:
         if relay.uplink is not None:
             self.counts["drops"] += 1
             relay.uplink.break_()
+
+    def _silence_one(self) -> None:
+        relay = self.rng.choice(self.relays)
+        link = relay.uplink
+        if link is None or link.is_broken or link.down.is_cut:
+            return
+        self.counts["silences"] += 1
+        link.swallow()
+        for number in range(4):  # as many as it takes
+            self.after(number * 10 + self.rng.randint(1, 10), lambda: self._beat(relay, link))
+
+    def _beat(self, relay: Relay, link: Link) -> None:
+        if relay.uplink is link:
+            relay.beat()
+
+    def _beat_all(self) -> None:
+        for relay in self.relays:
+            relay.beat()
 
     def _kill_one(self) -> None:
         rank = self.rng.choice(self.ranks)
@@ -445,7 +467,10 @@ def main() -> int:
     return 1 if failures else 0
 
 
-_TOLD = ("runs", "operations", "drops", "connects", "deaths", "kills", "resets", "whole", "undecided")
+_TOLD = (
+    *("runs", "operations", "drops", "silences", "given up", "connects", "deaths", "kills", "resets"),
+    *("whole", "undecided"),
+)
 
 
 if __name__ == "__main__":

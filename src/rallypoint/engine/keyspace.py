@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 from rallypoint.errors import LimitError, ProtocolError
 
 Value = bytes | bytearray
 """A value. It is a bytearray, owned by the keyspace and growing in place, once it has been appended to."""
+
+State = Any
+"""Plain data: numbers, texts, bytes, None, and lists of such."""
 
 _I64_MIN = -(1 << 63)
 _I64_MAX = (1 << 63) - 1
@@ -115,6 +119,20 @@ class Keyspace:
 
     def queue_length(self, key: bytes) -> int:
         return len(self.queues.get(key, ()))
+
+    def state(self) -> State:
+        """All of it, as plain data. The order of the keys counts, and whether a value grows in place."""
+        values = [(key, bytes(value), type(value) is bytearray) for key, value in self.values.items()]
+        return [values, [(key, list(queue)) for key, queue in self.queues.items()]]
+
+    def take_state(self, state: State) -> None:
+        """Become what has given this state; until then it was empty."""
+        values, queues = state
+        for key, value, grows in values:
+            self.put(key, bytearray(value) if grows else value)
+        for key, queue in queues:
+            for value in queue:
+                self.push(key, value)
 
     def _take(self, count: int, entries: int = 0) -> None:
         """Count more bytes, in new entries; LimitError if there is no room for them."""

@@ -15,6 +15,8 @@ IPV6: Final = r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?"
 
 _ENDPOINT: Final = re.compile(rf"(?:\[({IPV6})\]|({HOST}))(?::([0-9]{{1,5}}))?")
 
+_HAS_PORT: Final = re.compile(r"(?:^[^:]*|\]):[^:]*$")
+
 
 class Endpoint(NamedTuple):
     """A host, without brackets, and a port; port 0 means a free one."""
@@ -54,6 +56,17 @@ def parse_place(text: str, name: str) -> Endpoint:
     if not endpoint.port or not text.strip().endswith(f":{endpoint.port}"):
         raise UsageError(f"{name} is {text!r}", hint="write HOST:PORT, for example localhost:29500")
     return endpoint
+
+
+def parse_places(text: str, name: str) -> list[Endpoint]:
+    """Places with commas between them. One that names no port has that of the next one that does."""
+    places: list[Endpoint] = []
+    for each in reversed(text.split(",")):
+        each = each.strip()
+        if places and not _HAS_PORT.search(each):
+            each = f"{each}:{places[-1].port}"
+        places.append(parse_place(each, name))
+    return list(dict.fromkeys(reversed(places)))
 
 
 def _is_ipv6(text: str) -> bool:

@@ -78,7 +78,7 @@ class MeetingPlace:
         """
         self.end_relay()
         try:
-            self._relay = host_relay(store, backend=choose(), lifespan=_LIFESPAN)
+            self._relay = host_relay([store], backend=choose(), lifespan=_LIFESPAN)
         except (ServerStartError, BindError) as error:
             if job_secret() is not None:
                 raise

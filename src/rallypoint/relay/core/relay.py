@@ -1,8 +1,8 @@
 """The whole relay but its I/O: bytes of its clients and of its upstream in, bytes for them out. Pure.
 
 The clients' side is a `Front`, which a pump serves as it serves the store's. The upstream side is for
-the driver: it sends what `connect` gives, passes what it reads to `receive_upstream`, sends what that
-and `flush` return, and says when the connection is lost.
+the driver: it shakes hands, sends what `connect` gives, passes what it reads to `receive_upstream`, sends
+what that and `flush` return, and says when the connection is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rallypoint.server.core.context import Context
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Fields, Pending, as_list, barrier_row
 from rallypoint.server.core.turn import Turn
-from rallypoint.wire.handlers import LOOKS, SERVED, SESSIONS, carried
+from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, carried
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import Forms
@@ -44,7 +44,7 @@ class RelayCore(Front[Rank]):
         context = Context(limits, turn, about)
         self.requests = Requests(context)
         super().__init__(context, RelayCarrier(self.requests, context.turn))
-        self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **SESSIONS, **LOOKS})
+        self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **SESSIONS, **ENTERS, **LOOKS})
         self._open_session(token)
 
     def _open_session(self, token: bytes) -> None:
@@ -106,7 +106,7 @@ class RelayCore(Front[Rank]):
     # Upstream
 
     def connect(self) -> bytes:
-        """There is a connection upstream: what to send on it first."""
+        """There is a connection upstream, which has answered: what to send on it."""
         return self.upstream.connected()
 
     def receive_upstream(self, data: bytes) -> bytes:

@@ -211,7 +211,7 @@ def resolve(host: str, port: int, deadline: Deadline) -> list[tuple[int, tuple[s
             raise OSError(str(error)) from error
         return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]
 
-    if _is_numeric(host):
+    if is_numeric(host):
         return ask()
     try:
         return within(deadline.remaining, ask)
@@ -219,7 +219,8 @@ def resolve(host: str, port: int, deadline: Deadline) -> list[tuple[int, tuple[s
         raise socket.gaierror(socket.EAI_AGAIN, "the resolver does not answer") from None
 
 
-def _is_numeric(host: str) -> bool:
+def is_numeric(host: str) -> bool:
+    """Whether a host is an address, which is not looked up anywhere."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host.strip("[]"))

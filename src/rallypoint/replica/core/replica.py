@@ -1,0 +1,245 @@
+"""A store that is made by the records of its log alone: the same records give the same store. Pure.
+
+The leader applies a record when the engine has acknowledged it; a standby, when it has read it. So both are
+equal at every record, and neither holds anything that could be lost.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from rallypoint.codec import to_text
+from rallypoint.errors import ProtocolError
+from rallypoint.replica.core.packing import pack, unpack
+from rallypoint.replica.core.records import FORMAT, Assembly, Entry, FormatError, Kind, parse_record
+from rallypoint.server.core.about import About
+from rallypoint.server.core.outbox import Close, CoreFault, Work
+from rallypoint.server.core.store import Connection, Core
+from rallypoint.server.core.turn import Turn
+from rallypoint.wire.encoding import VALIDATE
+from rallypoint.wire.limits import Limits
+
+_RULES: Final = (
+    *("key_bytes", "value_bytes", "keys_per_request", "request_bytes", "batch_bytes", "connections"),
+    *("unsent_bytes", "stored_bytes", "stored_entries", "session_seconds"),
+)
+_GONE: Final = ProtocolError("another process leads the store from now on")
+
+
+def rules_of(limits: Limits) -> bytes:
+    """The limits that decide what a request does. A leader writes them down with its term."""
+    return to_text({name: getattr(limits, name) for name in _RULES}).encode()
+
+
+class Output(NamedTuple):
+    """What a client is to be sent, and why it is to be closed then, if it is."""
+
+    client: int
+    data: bytes
+    error: ProtocolError | None = None
+
+
+class Replica:
+    """The stores of one log, by their names. Not safe for threads."""
+
+    __slots__ = (
+        "_about",
+        "_assembly",
+        "_here",
+        "_limits",
+        "_numbers",
+        "faults",
+        "sequence",
+        "stores",
+        "turn",
+    )
+
+    def __init__(self, limits: Limits | None = None, about: About | None = None) -> None:
+        self._limits = limits or Limits()
+        self._about = about or About()
+        self._assembly = Assembly()
+        self._here: dict[int, tuple[Core, Connection]] = {}
+        self._numbers: dict[Connection, int] = {}
+        self.turn = Turn()
+        """The time of the record that was applied last."""
+        self.sequence = 0
+        """The number of the last record of the log."""
+        self.stores: dict[str, Core] = {}
+        self.faults: list[Exception] = []
+        """Exceptions that are faults of ours, for the log of the process; whoever writes them clears it."""
+
+    # Records
+
+    def take(self, data: bytes) -> list[Output]:
+        """The next record of the log; returns what is to be sent because of it, in its order."""
+        self.sequence += 1
+        record = self._assembly.take(data)
+        if record is None:
+            return []
+        self.turn.now, entries = parse_record(record)
+        outputs: list[Output] = []
+        for entry in entries:
+            if entry.kind is Kind.REQUESTS:
+                self._receive(entry.client, entry.data, outputs)
+            else:
+                self._do(entry, outputs)
+        return outputs
+
+    def _receive(self, number: int, data: bytes, outputs: list[Output]) -> None:
+        core, client = self._here.get(number, (None, None))
+        if core is None or client is None:  # it was closed by what it sent before
+            return
+        error: ProtocolError | None = None
+        try:
+            reply = client.receive(data)
+            while client.has_rest:
+                reply += client.receive(b"")
+        except ProtocolError as raised:
+            error, reply = raised, raised.replies
+        except Exception as raised:
+            self.faults.append(raised)
+            error, reply = ProtocolError("the store failed to carry its request out"), b""
+        if reply and error is None:
+            outputs.append(Output(number, reply))
+        elif error is not None:
+            outputs.append(Output(number, reply, error))
+            self._close(number)
+        outbox = core.outbox
+        if outbox.woken or outbox.others:
+            self._empty_outbox(core, outputs)
+
+    def _do(self, entry: Entry, outputs: list[Output]) -> None:
+        if entry.kind is Kind.OPEN:
+            self._open(entry, outputs)
+        elif entry.kind is Kind.CLOSE:
+            self._close(entry.client)
+        elif entry.kind is Kind.TERM:
+            self._check_limits(entry.data)
+            for number in list(self._here):
+                outputs.append(Output(number, b"", _GONE))
+                self._close(number)
+        elif entry.kind is Kind.EXPIRE:
+            for core in self.stores.values():
+                core.sessions.expire(self.turn.now)
+        else:
+            name, _, token = entry.data.partition(b"\0")
+            named = self.stores.get(name.decode(errors="surrogateescape"))
+            if named is not None:
+                self._do_in(named, entry.kind, token)
+        for core in self.stores.values():
+            self._empty_outbox(core, outputs)
+
+    def _do_in(self, store: Core, kind: Kind, token: bytes) -> None:
+        for session in list(store.sessions):
+            if kind is Kind.TELL and session.is_present:
+                session.ask_to_tell()
+            elif kind is Kind.END_SESSION and session.token == token:
+                store.sessions.end(session)
+        if kind is Kind.DROP and not store.has_clients:
+            self.stores = {name: each for name, each in self.stores.items() if each is not store}
+
+    def _check_limits(self, told: bytes) -> None:
+        """What one process refuses and another does not would make them differ."""
+        own = rules_of(self._limits)
+        if told != own:
+            raise FormatError(
+                f"the leader serves with other limits: {told.decode(errors='replace')}, not {own.decode()}",
+                hint="give all processes of one store the same --limit",
+            )
+
+    def _open(self, entry: Entry, outputs: list[Output]) -> None:
+        name, _, peer = entry.data.decode(errors="surrogateescape").partition("\0")
+        core = self.stores.get(name)
+        if core is None:
+            core = self.stores[name] = Core(self._limits, self.turn, self._about)
+        try:
+            client = core.open(peer)
+        except ProtocolError as error:
+            outputs.append(Output(entry.client, b"", error))
+            return
+        client.receive(VALIDATE)
+        self._here[entry.client] = core, client
+        self._numbers[client] = entry.client
+
+    def _close(self, number: int) -> None:
+        core, client = self._here.pop(number, (None, None))
+        if core is not None and client is not None:
+            del self._numbers[client]
+            core.close(client)
+
+    def _empty_outbox(self, core: Core, outputs: list[Output]) -> None:
+        """Send each its notice, and go on with what was left, until there is nothing to do."""
+        outbox = core.outbox
+        while outbox.woken or outbox.others:
+            for client in outbox.take_woken():
+                number = self._numbers.get(client)
+                if number is not None and (notice := client.take_notice()):
+                    outputs.append(Output(number, notice))
+            for other in outbox.take_others():
+                if isinstance(other, Close):
+                    number = self._numbers.get(other.client)
+                    if number is not None:
+                        outputs.append(Output(number, b"", other.error))
+                        self._close(number)
+                elif other is Work.REST:
+                    while core.go_on():
+                        pass
+                elif isinstance(other, CoreFault):
+                    self.faults.append(other.error)
+
+    # What the leader asks besides
+
+    def client(self, number: int) -> tuple[Core, Connection] | None:
+        """A client of this number, and its store."""
+        return self._here.get(number)
+
+    @property
+    def awaits_sessions(self) -> bool:
+        """Whether a session is without its connection, and so may have to be given up."""
+        return any(each.connection is None for core in self.stores.values() for each in core.sessions)
+
+    # Checkpoints
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether `state` may be asked: not in the midst of a record."""
+        return not self._assembly.is_open
+
+    def state(self) -> bytes:
+        """All of it. `Replica.of` makes one that goes on in the same way."""
+        assert self.can_be_kept
+        stores = [
+            [
+                name,
+                core.state(),
+                [(number, client.id) for number, (of, client) in self._here.items() if of is core],
+            ]
+            for name, core in self.stores.items()
+        ]
+        return pack([FORMAT, self.sequence, self.turn.now, stores])
+
+    @classmethod
+    def of(cls, state: bytes, limits: Limits | None = None, about: About | None = None) -> Replica:
+        """The replica that has given this state; FormatError if this version cannot read it."""
+        try:
+            version, sequence, now, stores = unpack(state)
+        except ValueError as error:
+            raise FormatError(f"a checkpoint cannot be read: {error}") from error
+        if version != FORMAT:
+            raise FormatError(f"a checkpoint has format {version}, and this version knows {FORMAT}")
+        replica = cls(limits, about)
+        replica.sequence, replica.turn.now = sequence, now
+        for name, core_state, here in stores:
+            core = replica.stores[name] = Core(replica._limits, replica.turn, replica._about)
+            core.take_state(core_state)
+            for number, client_id in here:
+                client = core.clients.with_id(client_id)
+                replica._here[number] = core, client
+                replica._numbers[client] = number
+        return replica
+
+    def check_invariants(self) -> None:
+        for core in self.stores.values():
+            core.check_invariants()
+            assert not core.outbox.woken
+            assert not core.outbox.others

@@ -57,6 +57,15 @@ def _stands_by(node: Node) -> bool:
     return node.log.read_text().count("standing by at") >= node.starts
 
 
+def front_end(url: str, acks: int, port: int, log: Path) -> FrontEnd:
+    """A process of the store on an engine, to be started."""
+    command = [
+        *(sys.executable, "-m", "rallypoint", "serve", "--host", "127.0.0.1", "--port", str(port)),
+        *("--engine", url, "--acks", str(acks)),
+    ]
+    return FrontEnd(command, port, log, _stands_by)
+
+
 @dataclass
 class System:
     """All that runs."""
@@ -96,11 +105,7 @@ def running(engine: str, folder: Path) -> Iterator[System]:
         url = cluster.url("survival")
         servers: list[FrontEnd] = []
         for number, port in enumerate(free_ports(_SERVERS)):
-            command = [
-                *(sys.executable, "-m", "rallypoint", "serve", "--host", "127.0.0.1", "--port", str(port)),
-                *("--engine", url, "--acks", str(acks)),
-            ]
-            server = FrontEnd(command, port, folder / f"serve{number}.log", _stands_by)
+            server = front_end(url, acks, port, folder / f"serve{number}.log")
             servers.append(server)
             stack.callback(server.kill)
             server.start()

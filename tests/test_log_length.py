@@ -44,29 +44,31 @@ leading.CHECKPOINT_BYTES = 1 << 20
 etcd.COMPACT_BYTES = 8 << 20
 main()
 """
+_CLIENTS = 4
 _KEYS = 64
 _WRITE_BYTES = 64 * 1024
 _CHECKPOINTS = 120
 
 
 def _values(turn: int) -> dict[bytes, bytes]:
+    """What is written in a turn, to the keys of the client whose turn it is."""
     return {
-        b"/k/%d" % number: b"%d.%d " % (turn, number) * (_WRITE_BYTES // _KEYS // 8)
+        b"/k/%d/%d" % (turn % _CLIENTS, number): b"%d.%d " % (turn, number) * (_WRITE_BYTES // _KEYS // 8)
         for number in range(_KEYS)
     }
 
 
 class Writer:
-    """Clients that replace the values of all keys again and again."""
+    """Clients that replace the values of their keys again and again."""
 
     def __init__(self, port: int, stack: ExitStack) -> None:
-        self._clients = [stack.enter_context(closing(connect(port, TORCH))) for _ in range(4)]
+        self._clients = [stack.enter_context(closing(connect(port, TORCH))) for _ in range(_CLIENTS)]
         self._turns = itertools.count()
         self.last = 0
 
     def write(self, count: int) -> None:
         """About so many bytes."""
-        for _ in range(0, count, _WRITE_BYTES * len(self._clients)):
+        for _ in range(0, count, _WRITE_BYTES * _CLIENTS):
             for client in self._clients:
                 self.last = next(self._turns)
                 sets = b"".join(request(Op.SET, *pair) for pair in _values(self.last).items())
@@ -138,6 +140,7 @@ def test_the_log_stays_short_and_memory_does_not_grow(
         await_that(lambda: log.look().address == late.address, lambda: "the late one does not lead")
         await_that(lambda: is_open(late.port), lambda: "it does not listen")
         with closing(connect(late.port, TORCH)) as client:
-            for key, value in _values(writer.last).items():
-                client.sendall(request(Op.GET, key))
-                assert client.recv(len(blob(value)), socket.MSG_WAITALL) == blob(value)
+            for turn in range(writer.last - _CLIENTS + 1, writer.last + 1):
+                for key, value in _values(turn).items():
+                    client.sendall(request(Op.GET, key))
+                    assert client.recv(len(blob(value)), socket.MSG_WAITALL) == blob(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import threading
@@ -117,6 +118,7 @@ class Node:
                 records = self._log.read(replica.sequence + 1)
             except TrimmedError:
                 replica = self._restore(at_least=replica.sequence + 1)
+                gc.collect()  # the one before refers to itself, and collections of this process are rare
                 continue
             if not records:
                 return replica

@@ -149,7 +149,7 @@ class LeaderCore(Front[Caller]):
             self._waiting_bytes = 0
             return taken
         taken, size = [], 0
-        while not taken or size + _size(self._entries[0]) <= most:
+        while self._entries and (not taken or size + _size(self._entries[0]) <= most):
             taken.append(self._entries.popleft())
             size += _size(taken[-1])
         self._waiting_bytes -= size

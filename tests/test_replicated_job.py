@@ -1,0 +1,190 @@
+"""Jobs that meet on a store that outlives its machine, while the process that leads is killed.
+
+Two launchers with two ranks each, real torch; the store is on a real Redis.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from engines import Node, await_that, free_ports, redis_cluster
+from jobs import DONE, SECONDS, TRAIN, Job, job
+from rallypoint.launch.endpoint import parse_endpoints
+from rallypoint.relay.hosting import host_relay
+from rallypoint.replica.engines.opening import open_log
+from rallypoint.replica.log import Log
+from rallypoint.stores.tcp import TCPStore
+
+# On a machine that is busy, two launchers with torch take a minute to start.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+RUN = ("-m", "rallypoint", "run")
+TORCHRUN = ("-m", "torch.distributed.run", "--rdzv-backend=rallypoint")
+
+STEPS = 30
+
+TRAIN_ON = f"""{TRAIN}
+store = dist.distributed_c10d._get_default_store()
+say("master", os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+for step in range({STEPS}):
+    dist.all_reduce(total)
+    dist.new_group([0, 3])  # keys and waits
+    if step % 10 == 0:
+        say("step", step, "rank", rank)
+        while not os.path.exists(f"go-{{step}}"):
+            time.sleep(0.01)
+    store.add("steps", 1)
+    dist.barrier()
+    assert store.add("steps", 0) == (step + 1) * world
+    dist.barrier()
+say("trained", rank, "tries", tries, "steps", store.add("steps", 0))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@dataclass
+class Stores:
+    """The processes of a replicated store: one leads, the others stand by."""
+
+    nodes: Sequence[Node]
+    log: Log
+
+    @property
+    def endpoint(self) -> str:
+        return ",".join(node.address for node in self.nodes)
+
+    @contextmanager
+    def client(self, name: str) -> Iterator[TCPStore]:
+        """A client of the store of this name."""
+        relay = host_relay(parse_endpoints(self.endpoint), store=name)
+        try:
+            with TCPStore(*relay.address, timeout=SECONDS) as client:
+                yield client
+        finally:
+            relay.release()
+
+    def kill_leader(self) -> None:
+        """Kill the process that leads; another one will."""
+        address = self.log.look().address
+        next(node for node in self.nodes if node.address == address).kill()
+
+
+@contextmanager
+def stores(folder: Path, count: int = 2) -> Iterator[Stores]:
+    """`rallypoint serve --engine`, so many times, on a Redis."""
+    with ExitStack() as stack:
+        url = stack.enter_context(redis_cluster(folder)).url("test")
+        log = stack.enter_context(closing(open_log(url)))
+        nodes = []
+        for port in free_ports(count):
+            command = [
+                *(sys.executable, "-m", "rallypoint", "serve"),
+                *("--host", "127.0.0.1", "--port", str(port), "--engine", url),
+            ]
+            node = Node(command, port, folder / f"serve-{port}", lambda _: bool(log.look().address))
+            stack.callback(node.kill)
+            node.start()
+            nodes.append(node)
+        for node in nodes:
+            node.await_ready()
+        yield Stores(nodes, log)
+
+
+def start(
+    running: Job, script: str, endpoint: str, *options: str, command: Sequence[str] = RUN, job_id: str = "job"
+) -> None:
+    """Start one of the two launchers of a job with two ranks each, unless the options say otherwise."""
+    shape = ["--nnodes=2", "--nproc-per-node=2", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={job_id}"]
+    running.start(script, [*shape, *options], {"GLOO_SOCKET_IFNAME": "lo"}, command)
+
+
+def let_go(folder: Path, *steps: int) -> None:
+    for step in steps:
+        (folder / f"go-{step}").touch()
+
+
+@pytest.mark.parametrize("command", [RUN, TORCHRUN], ids=["run", "torchrun"])
+def test_the_leader_is_killed_in_the_middle_of_training(command: Sequence[str], tmp_path: Path) -> None:
+    with stores(tmp_path) as store, job(tmp_path) as running:
+        for _ in range(2):
+            start(running, TRAIN_ON, store.endpoint, command=command)
+        let_go(tmp_path, 0)
+        for number in range(2):
+            running.await_text("step 10 ", number, 2)
+        store.kill_leader()
+        let_go(tmp_path, 10, 20)
+        assert running.wait() == [0, 0], running.logs()
+        logs = running.logs()
+        assert len(re.findall(rf"trained \d tries 0 steps {4 * STEPS}\n", logs)) == 4, logs
+        assert all("nothing is lost" in running.log(number) for number in range(2)), logs
+        assert len(set(re.findall(r"master (\S+ \d+)", logs))) == 1, logs
+        await_that(lambda: not running.processes(), lambda: f"{running.processes()} are left")
+
+
+def test_the_leader_is_killed_in_the_middle_of_the_meeting(tmp_path: Path) -> None:
+    with stores(tmp_path) as store, job(tmp_path) as running:
+        start(running, TRAIN + DONE, store.endpoint)
+        with store.client("job/meeting") as client:
+            roster = "rallypoint/meeting/job/roster"
+            await_that(
+                lambda: client.check([roster]) and b'"present":[{' in client.get(roster),
+                lambda: f"nobody came:\n{running.logs()}",
+                SECONDS,
+            )
+        store.kill_leader()
+        start(running, TRAIN + DONE, store.endpoint)
+        assert running.wait() == [0, 0], running.logs()
+        assert running.logs().count("of 4 sum 6.0") == 4, running.logs()
+
+
+FAILS_ONCE = f"""{TRAIN}
+say("begun", rank)
+if rank == 3 and not os.path.exists("failed"):
+    while not os.path.exists("go-0"):
+        time.sleep(0.01)
+    open("failed", "w").close()
+    sys.exit(3)
+{DONE}"""
+
+
+def test_a_rank_fails_while_the_leader_is_killed(tmp_path: Path) -> None:
+    """The job starts again, once, with a fresh store."""
+    with stores(tmp_path) as store, job(tmp_path) as running:
+        for _ in range(2):
+            start(running, FAILS_ONCE, store.endpoint, "--max-restarts=2")
+        for number in range(2):
+            running.await_text("begun", number, 2)
+        store.kill_leader()
+        let_go(tmp_path, 0)
+        assert running.wait() == [0, 0], running.logs()
+        logs = running.logs()
+        assert logs.count("of 4 sum 6.0") == 4, logs
+        assert logs.count("begun") == 8, logs
+
+
+LONE = """
+import os
+from rallypoint import TCPStore
+with TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=60) as store:
+    assert not store.check(["mine"])
+    store.set("mine", "")
+    print("alone")
+"""
+
+
+def test_jobs_on_one_store_do_not_meet_and_an_id_may_be_used_again(tmp_path: Path) -> None:
+    with stores(tmp_path, 3) as store, job(tmp_path) as running:
+        for number, job_id in enumerate(["a", "b", "a"]):
+            start(running, LONE, store.endpoint, "--nnodes=1", "--nproc-per-node=1", job_id=job_id)
+            if number == 1:
+                assert running.wait() == [0, 0], running.logs()
+        assert running.wait() == [0, 0, 0], running.logs()
+        assert running.logs().count("alone") == 3, running.logs()

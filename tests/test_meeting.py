@@ -234,9 +234,9 @@ def test_a_store_that_nobody_leads_is_named() -> None:
     places = Endpoints(Endpoint(*each.getsockname()) for each in standbys)
     with pytest.raises(ConnectError) as caught:
         open_replicated(places, "job", local_address=None, seconds=0.2)
-    for each in places:
-        assert f"{each}: Connection refused" in caught.value.message
-        assert str(each) in caught.value.hint
+    for place in map(str, places):
+        assert place in caught.value.message
+        assert place in caught.value.hint
     assert "serve --engine" in caught.value.hint
     for each in standbys:
         each.close()

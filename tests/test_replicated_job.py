@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,10 @@ import pytest
 
 from engines import Node, await_that, free_ports, redis_cluster
 from jobs import DONE, SECONDS, TRAIN, Job, job
+from namespaces import Machine, machines_on_switch, plug
+from rallypoint.codec import from_text
 from rallypoint.launch.endpoint import parse_endpoints
+from rallypoint.launch.rendezvous.roster import Roster
 from rallypoint.relay.hosting import host_relay
 from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.log import Log
@@ -50,16 +53,25 @@ dist.destroy_process_group()
 """
 
 
+LOOPBACK = Machine((), "127.0.0.1", "lo")
+
+
 @dataclass
 class Stores:
     """The processes of a replicated store: one leads, the others stand by."""
 
-    nodes: Sequence[Node]
+    nodes: Mapping[str, Node]
+    """By their addresses."""
     log: Log
 
     @property
     def endpoint(self) -> str:
-        return ",".join(node.address for node in self.nodes)
+        return ",".join(self.nodes)
+
+    @property
+    def leader(self) -> str:
+        """The address of the one that leads."""
+        return self.log.look().address
 
     @contextmanager
     def client(self, name: str) -> Iterator[TCPStore]:
@@ -71,39 +83,53 @@ class Stores:
         finally:
             relay.release()
 
-    def kill_leader(self) -> None:
-        """Kill the process that leads; another one will."""
-        address = self.log.look().address
-        next(node for node in self.nodes if node.address == address).kill()
+    def await_joined(self, running: Job) -> None:
+        """Until a machine has joined the meeting of the job."""
+        key = "rallypoint/meeting/job/roster"
+        with self.client("job/meeting") as client:
+            await_that(
+                lambda: client.check([key]) and bool(from_text(Roster, client.get(key)).present),
+                lambda: f"nobody came:\n{running.logs()}",
+                SECONDS,
+            )
 
 
 @contextmanager
-def stores(folder: Path, count: int = 2) -> Iterator[Stores]:
-    """`rallypoint serve --engine`, so many times, on a Redis."""
+def stores(folder: Path, machines: Sequence[Machine], engine: str = "127.0.0.1") -> Iterator[Stores]:
+    """`rallypoint serve --engine` on each of the machines, on a Redis that is at the address `engine`."""
     with ExitStack() as stack:
-        url = stack.enter_context(redis_cluster(folder)).url("test")
+        options = ["--bind", "0.0.0.0", "--protected-mode", "no"] if engine != "127.0.0.1" else []
+        url = stack.enter_context(redis_cluster(folder, options=options)).url("test")
+        url = url.replace("127.0.0.1", engine)
         log = stack.enter_context(closing(open_log(url)))
-        nodes = []
-        for port in free_ports(count):
+        nodes = {}
+        for machine, port in zip(machines, free_ports(len(machines)), strict=True):
             command = [
-                *(sys.executable, "-m", "rallypoint", "serve"),
-                *("--host", "127.0.0.1", "--port", str(port), "--engine", url),
+                *(*machine.prefix, sys.executable, "-m", "rallypoint", "serve", "--insecure"),
+                *("--host", machine.address, "--port", str(port), "--engine", url),
             ]
             node = Node(command, port, folder / f"serve-{port}", lambda _: bool(log.look().address))
             stack.callback(node.kill)
             node.start()
-            nodes.append(node)
-        for node in nodes:
+            nodes[f"{machine.address}:{port}"] = node
+        for node in nodes.values():
             node.await_ready()
         yield Stores(nodes, log)
 
 
 def start(
-    running: Job, script: str, endpoint: str, *options: str, command: Sequence[str] = RUN, job_id: str = "job"
+    running: Job,
+    script: str,
+    store: Stores,
+    *options: str,
+    command: Sequence[str] = RUN,
+    job_id: str = "job",
+    machine: Machine = LOOPBACK,
 ) -> None:
     """Start one of the two launchers of a job with two ranks each, unless the options say otherwise."""
-    shape = ["--nnodes=2", "--nproc-per-node=2", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={job_id}"]
-    running.start(script, [*shape, *options], {"GLOO_SOCKET_IFNAME": "lo"}, command)
+    shape = ["--nnodes=2", "--nproc-per-node=2", f"--rdzv-endpoint={store.endpoint}", f"--rdzv-id={job_id}"]
+    environ = {"GLOO_SOCKET_IFNAME": machine.interface}
+    running.start(script, [*shape, *options], environ, command, prefix=machine.prefix)
 
 
 def let_go(folder: Path, *steps: int) -> None:
@@ -113,13 +139,13 @@ def let_go(folder: Path, *steps: int) -> None:
 
 @pytest.mark.parametrize("command", [RUN, TORCHRUN], ids=["run", "torchrun"])
 def test_the_leader_is_killed_in_the_middle_of_training(command: Sequence[str], tmp_path: Path) -> None:
-    with stores(tmp_path) as store, job(tmp_path) as running:
+    with stores(tmp_path, [LOOPBACK] * 2) as store, job(tmp_path) as running:
         for _ in range(2):
-            start(running, TRAIN_ON, store.endpoint, command=command)
+            start(running, TRAIN_ON, store, command=command)
         let_go(tmp_path, 0)
         for number in range(2):
             running.await_text("step 10 ", number, 2)
-        store.kill_leader()
+        store.nodes[store.leader].kill()
         let_go(tmp_path, 10, 20)
         assert running.wait() == [0, 0], running.logs()
         logs = running.logs()
@@ -130,19 +156,41 @@ def test_the_leader_is_killed_in_the_middle_of_training(command: Sequence[str], 
 
 
 def test_the_leader_is_killed_in_the_middle_of_the_meeting(tmp_path: Path) -> None:
-    with stores(tmp_path) as store, job(tmp_path) as running:
-        start(running, TRAIN + DONE, store.endpoint)
-        with store.client("job/meeting") as client:
-            roster = "rallypoint/meeting/job/roster"
-            await_that(
-                lambda: client.check([roster]) and b'"present":[{' in client.get(roster),
-                lambda: f"nobody came:\n{running.logs()}",
-                SECONDS,
-            )
-        store.kill_leader()
-        start(running, TRAIN + DONE, store.endpoint)
+    with stores(tmp_path, [LOOPBACK] * 2) as store, job(tmp_path) as running:
+        start(running, TRAIN + DONE, store)
+        store.await_joined(running)
+        store.nodes[store.leader].kill()
+        start(running, TRAIN + DONE, store)
         assert running.wait() == [0, 0], running.logs()
         assert running.logs().count("of 4 sum 6.0") == 4, running.logs()
+
+
+def test_the_machine_of_the_store_is_cut_off(tmp_path: Path) -> None:
+    """First in the middle of the meeting; when it is back, the other one, in the middle of training."""
+    with machines_on_switch(4) as (here, machines):
+        *of_store, first, second = machines
+        with stores(tmp_path, of_store, here) as store, job(tmp_path) as running:
+            start(running, TRAIN_ON, store, machine=first)
+            store.await_joined(running)
+            cut_off = leading_machine(store, of_store)
+            plug(cut_off, in_=False)
+            start(running, TRAIN_ON, store, machine=second)
+            let_go(tmp_path, 0)
+            for number in range(2):
+                running.await_text("step 10 ", number, 2)
+            plug(cut_off, in_=True)
+            assert leading_machine(store, of_store) is not cut_off
+            plug(leading_machine(store, of_store), in_=False)
+            let_go(tmp_path, 10, 20)
+            assert running.wait() == [0, 0], running.logs()
+            logs = running.logs()
+            assert len(re.findall(rf"trained \d tries 0 steps {4 * STEPS}\n", logs)) == 4, logs
+            [host] = set(re.findall(r"master (\S+) \d+", logs))
+            assert host in (first.address, second.address)
+
+
+def leading_machine(store: Stores, machines: Sequence[Machine]) -> Machine:
+    return next(each for each in machines if store.leader.startswith(f"{each.address}:"))
 
 
 FAILS_ONCE = f"""{TRAIN}
@@ -157,12 +205,12 @@ if rank == 3 and not os.path.exists("failed"):
 
 def test_a_rank_fails_while_the_leader_is_killed(tmp_path: Path) -> None:
     """The job starts again, once, with a fresh store."""
-    with stores(tmp_path) as store, job(tmp_path) as running:
+    with stores(tmp_path, [LOOPBACK] * 2) as store, job(tmp_path) as running:
         for _ in range(2):
-            start(running, FAILS_ONCE, store.endpoint, "--max-restarts=2")
+            start(running, FAILS_ONCE, store, "--max-restarts=2")
         for number in range(2):
             running.await_text("begun", number, 2)
-        store.kill_leader()
+        store.nodes[store.leader].kill()
         let_go(tmp_path, 0)
         assert running.wait() == [0, 0], running.logs()
         logs = running.logs()
@@ -181,9 +229,9 @@ with TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout
 
 
 def test_jobs_on_one_store_do_not_meet_and_an_id_may_be_used_again(tmp_path: Path) -> None:
-    with stores(tmp_path, 3) as store, job(tmp_path) as running:
+    with stores(tmp_path, [LOOPBACK] * 3) as store, job(tmp_path) as running:
         for number, job_id in enumerate(["a", "b", "a"]):
-            start(running, LONE, store.endpoint, "--nnodes=1", "--nproc-per-node=1", job_id=job_id)
+            start(running, LONE, store, "--nnodes=1", "--nproc-per-node=1", job_id=job_id)
             if number == 1:
                 assert running.wait() == [0, 0], running.logs()
         assert running.wait() == [0, 0, 0], running.logs()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from engines import Node, await_that, free_ports, redis_cluster
+from engines import Node, ask, await_that, free_ports, redis_cluster
 from jobs import DONE, SECONDS, TRAIN, Job, job
 from namespaces import Machine, machines_on_switch, plug
 from rallypoint.codec import from_text
@@ -62,6 +62,7 @@ class Stores:
 
     nodes: Mapping[str, Node]
     """By their addresses."""
+    engine: Node
     log: Log
 
     @property
@@ -99,8 +100,8 @@ def stores(folder: Path, machines: Sequence[Machine], engine: str = "127.0.0.1")
     """`rallypoint serve --engine` on each of the machines, on a Redis that is at the address `engine`."""
     with ExitStack() as stack:
         options = ["--bind", "0.0.0.0", "--protected-mode", "no"] if engine != "127.0.0.1" else []
-        url = stack.enter_context(redis_cluster(folder, options=options)).url("test")
-        url = url.replace("127.0.0.1", engine)
+        redis = stack.enter_context(redis_cluster(folder, options=options))
+        url = redis.url("test").replace("127.0.0.1", engine)
         log = stack.enter_context(closing(open_log(url)))
         nodes = {}
         for machine, port in zip(machines, free_ports(len(machines)), strict=True):
@@ -114,7 +115,7 @@ def stores(folder: Path, machines: Sequence[Machine], engine: str = "127.0.0.1")
             nodes[f"{machine.address}:{port}"] = node
         for node in nodes.values():
             node.await_ready()
-        yield Stores(nodes, log)
+        yield Stores(nodes, redis.leader(), log)
 
 
 def start(
@@ -187,6 +188,60 @@ def test_the_machine_of_the_store_is_cut_off(tmp_path: Path) -> None:
             assert len(re.findall(rf"trained \d tries 0 steps {4 * STEPS}\n", logs)) == 4, logs
             [host] = set(re.findall(r"master (\S+) \d+", logs))
             assert host in (first.address, second.address)
+
+
+UNTIL_TOLD = f"""{TRAIN}
+say("begun", rank, "of", world)
+while not os.path.exists("go-0"):
+    dist.all_reduce(total)
+    time.sleep(0.01)
+{DONE}"""
+
+
+def test_the_machine_of_the_store_and_of_the_first_rank_is_cut_off(tmp_path: Path) -> None:
+    """The other one starts again without it."""
+    with (
+        machines_on_switch(2) as (here, machines),
+        stores(tmp_path, machines, here) as store,
+        job(tmp_path) as running,
+    ):
+        leading = leading_machine(store, machines)
+        conf = "--rdzv-conf=last_call_timeout=5,keep_alive_interval=1"
+        for rank, machine in enumerate(sorted(machines, key=lambda each: each is not leading)):
+            options = ("--nnodes=1:2", "--nproc-per-node=1", f"--node-rank={rank}", conf)
+            start(running, UNTIL_TOLD, store, *options, machine=machine)
+        running.await_text("begun 1 of 2", 1)
+        plug(leading, in_=False)
+        let_go(tmp_path, 0)
+        assert running.agents[1].wait(SECONDS) == 0, running.logs()
+        assert "done 0 of 1" in running.log(1), running.logs()
+
+
+WAITS = """
+import os
+from rallypoint import TCPStore
+with TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=300) as store:
+    print("begun", flush=True)
+    store.wait(["never"])
+"""
+
+
+def test_an_engine_that_has_lost_the_store_is_named(tmp_path: Path) -> None:
+    with stores(tmp_path, [LOOPBACK] * 2) as store, job(tmp_path) as running:
+        for _ in range(2):
+            start(running, WAITS, store, "--nproc-per-node=1")
+        for number in range(2):
+            running.await_text("begun", number)
+        for node in store.nodes.values():
+            node.kill()
+        assert ask(store.engine, "FLUSHALL")
+        for node in store.nodes.values():
+            node.start()
+        assert running.wait() == [1, 1], running.logs()
+        for number in range(2):
+            assert "the store has given our session up, has lost its log" in running.log(number)
+        told = f"the job's store at {store.endpoint.replace(',', ', ')} has lost what was in it"
+        assert told in running.logs(), running.logs()
 
 
 def leading_machine(store: Stores, machines: Sequence[Machine]) -> Machine:

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from jobs import TRAIN, end_torch_stores, free_port, job, own_servers
-from rallypoint import HashStore
+from rallypoint import HashStore, TCPStore
 from rallypoint.errors import UsageError
 from rallypoint.launch.environment import inject
 from rallypoint.pytorch.schemes import meet_at_file, meet_at_server
@@ -186,6 +186,16 @@ def test_rank_zero_starts_our_server_also_on_a_torch_with_libuv() -> None:
     assert (rank, world_size) == (0, 1)
     assert len(own_servers() - before) == 1
     del store
+
+
+def test_a_group_that_is_made_again_at_an_agents_store_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That store does not end with the group."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with TCPStore("127.0.0.1", 0, is_master=True) as agents:
+        url = f"rally://127.0.0.1:{agents.port}?rank=0&world_size=1&timeout=3600"
+        for _ in range(2):
+            store, *_ = next(iter(meet_at_server(url)))
+            assert store.num_keys() >= 0
 
 
 # The wrapper ------------------------------------------------------------------------------------------------

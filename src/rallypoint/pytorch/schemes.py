@@ -72,7 +72,7 @@ def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
         world_size,
         is_master=rank == 0 and not hosted,
         timeout=timedelta(seconds=_seconds(query, timeout)),
-        multi_tenant=True,
+        multi_tenant=not hosted,  # the agent's store outlives a group: nobody waits for its end
         use_libuv=parse_switch(query["use_libuv"], "use_libuv in the URL") if "use_libuv" in query else None,
     )
     client = query.get("client")

@@ -111,16 +111,14 @@ _met: dict[tuple[int, str], list[PythonStore]] = {}
 def _join_file(path: str, world_size: int, timeout: timedelta) -> PythonStore:
     """A store in a file. A process that has one there, say for RPC beside a process group, shares its place.
 
-    But a process group that was destroyed has left. If it is made again, its file may be there until all of
-    its members have left: then that is waited for, as its keys are old.
+    It leaves with its process group. If that is made again, the file may be there until all members of the
+    old group have left: then that is waited for, as its keys are old.
     """
     before = _met.setdefault((os.getpid(), path), [])
-    for store in before:
-        if store.served_a_group and not dist.is_initialized():
-            store.close()
     known = next((store for store in before if store.is_open), None)
     joined = known.clone() if known else _enter_file(path, world_size, timeout, again=bool(before))
     before.append(joined)
+    endings.end_with_group(joined)
     return joined
 
 

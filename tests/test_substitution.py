@@ -302,6 +302,8 @@ class TestWithoutLibuv:
         owned = owned_at(master.port)
         assert owned is not None
         assert owned.server.backend == ("libuv" if use_libuv == "1" else "legacy")
+        for store in (master, master.clone(), dist.PrefixStore("", master)):  # both have queues
+            store.queue_push("queue", "value")
 
     def test_never_means_never(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RALLYPOINT_PATCH", "never")

@@ -321,7 +321,7 @@ def _as_client(wanted: StoreParameters) -> StoreParameters:
 def _own(store: Any, owned: OwnedServer, wanted: StoreParameters, role: Role) -> None:
     """Connect a C++ client to a server of ours, of which it becomes an owner."""
     host, port = owned.server.address
-    is_libuv = wanted.use_libuv is not False and owned.server.backend == "libuv"
+    is_libuv = wanted.use_libuv is not False  # our server has queues on the standard library as well
     # The server is ready: a short time-out is meant for others.
     patience = timedelta(seconds=max(wanted.seconds, _TRIAL_SECONDS))
     there = replace(wanted, host_name=host, port=port, timeout=patience, use_libuv=is_libuv)

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -173,7 +173,7 @@ def own_servers() -> set[int]:
     return {child.pid for child in psutil.Process().children() if _is_server(child)}
 
 
-def patch_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def patch_torch(monkeypatch: pytest.MonkeyPatch, install: Callable[[], None] = substitution.install) -> None:
     """Patch the torch of this process, until the end of the test."""
     queue_names = [name for name in queues.METHODS if hasattr(dist.TCPStore, name)]
     clone = ["clone"] if hasattr(dist.TCPStore, "clone") else []
@@ -183,7 +183,7 @@ def patch_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dist.PrefixStore, name, getattr(dist.PrefixStore, name))
     for module in (dist, distributed_c10d):
         monkeypatch.setattr(module, "destroy_process_group", module.destroy_process_group)
-    substitution.install()
+    install()
 
 
 def end_torch_stores() -> None:

@@ -23,6 +23,7 @@ from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.launch.environment import inject, put_on_path
 from rallypoint.pytorch import substitution
 from rallypoint.pytorch.parameters import StoreParameters
+from rallypoint.pytorch.schemes import meet_at_server, register_rally
 from rallypoint.pytorch.servers import owned_at
 from rallypoint.pytorch.store import PythonStore
 from rallypoint.pytorch.substitution import Fault, fault_in
@@ -330,6 +331,20 @@ class TestWithoutLibuv:
                 other.kill()
                 raise
         assert other.returncode == 0
+
+
+def test_a_store_of_rally_is_whole_where_the_constructor_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_torch(monkeypatch, register_rally)
+    monkeypatch.setattr(substitution, "_init", _refusing_libuv())
+    url = f"rally://localhost:{free_port()}?rank=0&world_size=1"
+    store, *_ = next(iter(meet_at_server(url, timeout=_LONG)))
+    assert (store.host, store.libuvBackend) == ("localhost", True)
+    clone = store.clone()
+    for each in (store, clone, dist.PrefixStore("", store)):
+        each.queue_push("queue", "value")
+    del store, each
+    gc.collect()
+    assert clone.num_keys() >= 0  # it holds the server
 
 
 @pytest.mark.usefixtures("broken")

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from rallypoint.errors import StaleFileError, UsageError
 from rallypoint.launch.options import parse_seconds
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, parse_choice
-from rallypoint.pytorch import endings, prefixes
+from rallypoint.pytorch import endings
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
-from rallypoint.pytorch.substitution import make_store
+from rallypoint.pytorch.substitution import make_store, support_made_stores
 from rallypoint.server.loops.backend import parse_switch
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.file import FileStore
@@ -47,8 +47,7 @@ def register_schemes() -> None:
 
 def register_rally() -> None:
     """Make `rally://` known to `init_process_group`, and stores of ours; a second call does nothing."""
-    prefixes.install()
-    endings.install()
+    support_made_stores()
     if "rally" not in _handlers():
         dist.register_rendezvous_handler("rally", meet_at_server)
 

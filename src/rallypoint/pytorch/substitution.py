@@ -59,7 +59,6 @@ _init: Any = _TorchStore.__init__
 _clone: Any = getattr(_TorchStore, "clone", None)
 _host: Any = _TorchStore.host
 _port: Any = _TorchStore.port
-_libuv: Any = _TorchStore.libuvBackend
 
 _TRIAL_SECONDS = 10.0
 
@@ -87,17 +86,20 @@ def fault_in(error: Exception) -> Fault | None:
 
 def install() -> None:
     """Patch torch's `TCPStore`, and what has to know of it; a second call does nothing."""
-    if _TorchStore.__init__ is not _patched_init:
-        _TorchStore.__new__ = _patched_new
-        _TorchStore.__init__ = _patched_init
-        _TorchStore.host = property(lambda self: _place_of(self)[0])
-        _TorchStore.port = property(lambda self: _place_of(self)[1])
-        _TorchStore.libuvBackend = property(lambda self: queues.are_ours(self) or _libuv.fget(self))
-        if _clone is not None:
-            _TorchStore.clone = _patched_clone
-        queues.install()
-        prefixes.install()
-        endings.install()
+    _TorchStore.__new__ = _patched_new
+    _TorchStore.__init__ = _patched_init
+    support_made_stores()
+
+
+def support_made_stores() -> None:
+    """Patch what the stores of `make_store` need, but not the constructor; a second call does nothing."""
+    _TorchStore.host = property(lambda self: _place_of(self)[0])
+    _TorchStore.port = property(lambda self: _place_of(self)[1])
+    if _clone is not None:
+        _TorchStore.clone = _patched_clone
+    queues.install()
+    prefixes.install()
+    endings.install()
 
 
 def make_store(wanted: StoreParameters, client: ClientChoice, patch: Patch, role: Role = Role.UNKNOWN) -> Any:

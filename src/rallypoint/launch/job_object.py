@@ -48,8 +48,8 @@ class _ExtendedLimits(ctypes.Structure):
 def children_end_with_us() -> Iterator[None]:
     """If this process is ended inside the block, so is all that it has started there, and what that started.
 
-    After an orderly end of the block that is over: what still runs then was meant to. After an exception it is
-    not, so that nothing outlives a launcher that fails. Elsewhere than on Windows, this does nothing; nor
+    After an orderly end of the block that is over: what still runs then was meant to. After an exception it
+    goes on, so that nothing outlives a launcher that fails. Elsewhere than on Windows, this does nothing; nor
     where Windows refuses it, which before Windows 8 it does for a process in another job.
     """
     if sys.platform != "win32":

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import IO
 
@@ -182,7 +183,10 @@ def patch_torch(monkeypatch: pytest.MonkeyPatch, install: Callable[[], None] = s
     for name in ("__init__", "list_keys", *clone, *queue_names):
         monkeypatch.setattr(dist.PrefixStore, name, getattr(dist.PrefixStore, name))
     for module in (dist, distributed_c10d):
-        monkeypatch.setattr(module, "destroy_process_group", module.destroy_process_group)
+        for name in ("init_process_group", "destroy_process_group"):
+            monkeypatch.setattr(module, name, getattr(module, name))
+    rendezvous = import_module("torch.distributed.rendezvous")
+    monkeypatch.setattr(rendezvous, "_create_c10d_store", rendezvous._create_c10d_store)
     install()
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from jobs import end_torch_stores, free_port, own_servers, patch_torch
 from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.launch.environment import inject, put_on_path
+from rallypoint.pytorch import store as python_stores
 from rallypoint.pytorch import substitution
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.schemes import meet_at_server, register_rally
@@ -391,6 +392,35 @@ class TestBroken:
 
     def test_a_process_group_can_be_made_again(self) -> None:
         _make_a_process_group_twice()
+
+    def test_a_process_group_that_fails_leaves_no_server(self) -> None:
+        port = free_port()
+        url = f"tcp://127.0.0.1:{port}"
+        with pytest.raises(AssertionError, match="nonsense"), pytest.warns(UserWarning, match="nonsense"):
+            dist.init_process_group("nonsense", init_method=url, rank=0, world_size=1, timeout=_LONG)
+        assert not _listens(port)
+
+    @pytest.mark.parametrize("scheme", ["env://", "rally://127.0.0.1:{}?client=python"])
+    def test_a_process_group_at_an_agents_store_leaves_no_connection(
+        self, scheme: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        register_rally()
+        mine = _master()
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(mine.port)}
+        rank = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+        for name, value in {"TORCHELASTIC_USE_AGENT_STORE": "True", **place, **rank}.items():
+            monkeypatch.setenv(name, value)
+        by_hand = dist.TCPStore("127.0.0.1", mine.port, 1, timeout=_LONG)
+        url = scheme.format(mine.port)
+        before = len(python_stores._kept)
+        for _ in range(2):
+            dist.init_process_group("gloo", init_method=url, rank=0, world_size=1, timeout=_LONG)
+            assert len(python_stores._kept) > before
+            dist.destroy_process_group()
+            assert len(python_stores._kept) == before
+        dist.init_process_group("gloo", store=by_hand, rank=0, world_size=1, timeout=_LONG)
+        dist.destroy_process_group()
+        assert by_hand.num_keys() > 0  # it is the caller's
 
 
 @pytest.mark.usefixtures("patched")

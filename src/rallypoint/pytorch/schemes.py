@@ -76,7 +76,10 @@ def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
     )
     client = query.get("client")
     chosen = parse_choice(ClientChoice, client, "client in the URL") if client else client_of()
-    yield make_store(wanted, chosen, Patch.ALWAYS), rank, world_size
+    store = make_store(wanted, chosen, Patch.ALWAYS)
+    if isinstance(store, PythonStore):
+        endings.end_with_group(store)
+    yield store, rank, world_size
     raise RuntimeError("a rally:// rendezvous happens once")
 
 

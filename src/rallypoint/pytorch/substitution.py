@@ -353,7 +353,4 @@ def _make_python_store(wanted: StoreParameters, role: Role) -> PythonStore:
             if not (wanted.is_master and wanted.is_agents):
                 raise
             return _make_python_store(_as_client(wanted), role)
-    wrapped = PythonStore(store)
-    if wanted.is_of_rendezvous:
-        endings.end_with_group(wrapped)
-    return wrapped
+    return PythonStore(store)

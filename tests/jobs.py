@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import IO
 
@@ -173,7 +174,7 @@ def own_servers() -> set[int]:
     return {child.pid for child in psutil.Process().children() if _is_server(child)}
 
 
-def patch_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def patch_torch(monkeypatch: pytest.MonkeyPatch, install: Callable[[], None] = substitution.install) -> None:
     """Patch the torch of this process, until the end of the test."""
     queue_names = [name for name in queues.METHODS if hasattr(dist.TCPStore, name)]
     clone = ["clone"] if hasattr(dist.TCPStore, "clone") else []
@@ -182,8 +183,11 @@ def patch_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("__init__", "list_keys", *clone, *queue_names):
         monkeypatch.setattr(dist.PrefixStore, name, getattr(dist.PrefixStore, name))
     for module in (dist, distributed_c10d):
-        monkeypatch.setattr(module, "destroy_process_group", module.destroy_process_group)
-    substitution.install()
+        for name in ("init_process_group", "destroy_process_group"):
+            monkeypatch.setattr(module, name, getattr(module, name))
+    rendezvous = import_module("torch.distributed.rendezvous")
+    monkeypatch.setattr(rendezvous, "_create_c10d_store", rendezvous._create_c10d_store)
+    install()
 
 
 def end_torch_stores() -> None:

@@ -95,13 +95,19 @@ def test_a_python_that_ignores_pythonpath_and_lacks_rallypoint_is_found(tmp_path
     accelerate.parent.mkdir(parents=True)
     assert isolating_file(portable / "python.exe") is None
     listing = portable / "python311._pth"
-    listing.write_text("python311.zip\n.\n# a comment\nLib/more\nimport site\n")
+    lines = "python311.zip\n.\n..\n# a comment\nLib/mehr ä  # ours\n"
+    listing.write_text(f"{lines}import site\n", encoding="utf-8")
+    (portable.parent / "rallypoint").mkdir()  # a clone, which is no package
     assert isolating_file(portable / "python.exe") == isolating_file(accelerate) == listing
-    for packages in ("Lib/site-packages", "Lib/more"):
-        installed = portable / packages / "rallypoint"
-        installed.mkdir(parents=True)
+    for packages in ("Lib/mehr ä", "Lib/site-packages"):
+        package = portable / packages / "rallypoint" / "__init__.py"
+        package.parent.mkdir(parents=True)
+        package.touch()
         assert isolating_file(portable / "python.exe") is isolating_file(accelerate) is None
-        installed.rmdir()
+        package.unlink()
+    package.touch()
+    listing.write_text(f"{lines}#import site\n", encoding="utf-8")
+    assert isolating_file(portable / "python.exe") == listing
 
 
 def test_nothing_escapes_into_the_import_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,18 @@
-"""How torchrun's agent ends ranks on Windows, told by values: the system itself is in tests/windows."""
+"""How ranks end on Windows, told by values: the system itself is in tests/windows."""
 
 from __future__ import annotations
 
+import ctypes
 import io
 import signal
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
+import pytest
+
+from rallypoint.launch.job_object import children_end_with_us
 from rallypoint.pytorch.agent import _close_rank
 
 
@@ -27,3 +35,32 @@ def test_a_rank_has_time_after_ctrl_c_and_is_then_ended() -> None:
     assert (rank.ends, rank._stdout.closed) == (0, False)
     _close_rank(rank, 0)  # CTRL_C_EVENT, by which torchrun would end it
     assert (rank.ends, rank._stdout.closed) == (1, True)
+
+
+class _Kernel:
+    """Windows' own functions: all succeed, and the flags of the job are noted."""
+
+    def __init__(self) -> None:
+        self.flags: list[int] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def function(*args: Any) -> int:
+            if name == "SetInformationJobObject":
+                self.flags.append(args[2]._obj.basic.flags)
+            return 1
+
+        setattr(self, name, function)
+        return function
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_launcher_started_runs_on_only_after_its_orderly_end(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = _Kernel()
+    monkeypatch.setattr(ctypes, "WinDLL", lambda *_, **__: kernel, raising=False)
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(RuntimeError) if fails else nullcontext(), children_end_with_us():
+        if fails:
+            raise RuntimeError("the launcher failed")
+    assert kernel.flags == ([0x2000] if fails else [0x2000, 0])

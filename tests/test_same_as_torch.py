@@ -78,6 +78,7 @@ _CALLS: Final[list[Call]] = [
     # Queues
     lambda s: (s.queue_push("q", "1"), s.queue_push(b"q", b"\xff"), s.queue_len("q"), s.check(["q"])),
     lambda s: (s.queue_pop(key="q"), s.queue_pop(b"q", True), s.queue_len(b"q")),
+    lambda s: (s.queue_push(b"\xff", "1"), s.queue_pop(b"\xff")),
     lambda s: s.queue_pop("q", False),
     lambda s: s.queue_pop("q", block=None),
     # The store itself
@@ -89,6 +90,9 @@ _CALLS: Final[list[Call]] = [
     # What is no argument
     lambda s: s.set("key", 5),
     lambda s: s.set(None, "value"),
+    lambda s: s.set("\ud800", "value"),
+    lambda s: s.set("key", "\ud800"),
+    lambda s: s.check(["\udcff"]),
     lambda s: s.set("key", memoryview(b"value")),
     lambda s: s.set("key"),
     lambda s: s.set(key="key", value="value"),

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from jobs import TRAIN, end_torch_stores, free_port, job, own_servers
-from rallypoint import HashStore
+from jobs import TRAIN, end_torch_stores, free_port, job, own_servers, patch_torch
+from rallypoint import HashStore, TCPStore
 from rallypoint.errors import UsageError
 from rallypoint.launch.environment import inject
 from rallypoint.pytorch.schemes import meet_at_file, meet_at_server
@@ -23,7 +23,7 @@ from rallypoint.pytorch.store import PythonStore
 
 _SHORT = timedelta(seconds=5)
 
-_torchs_file_handler: Any = import_module("torch.distributed.rendezvous")._file_rendezvous_handler
+_rendezvous: Any = import_module("torch.distributed.rendezvous")
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +130,19 @@ def test_two_stores_of_a_process_share_a_place_in_a_file(tmp_path: Path) -> None
     assert not (tmp_path / "meeting").exists()
 
 
+def test_a_group_leaves_its_file_when_it_is_destroyed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    patch_torch(monkeypatch)
+    monkeypatch.setitem(_rendezvous._rendezvous_handlers, "file", meet_at_file)
+    path = tmp_path / "meeting"
+    for _ in range(2):
+        dist.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1, timeout=_SHORT)
+        assert path.exists()
+        dist.destroy_process_group()
+        assert not path.exists()
+
+
 _START = "^Error initializing torch.distributed using file:// rendezvous: "
 
 
@@ -143,7 +156,7 @@ _START = "^Error initializing torch.distributed using file:// rendezvous: "
     ],
 )
 def test_a_file_url_is_refused_as_torch_refuses_it(url: str, words: str) -> None:
-    for handler in (_torchs_file_handler, meet_at_file):
+    for handler in (_rendezvous._file_rendezvous_handler, meet_at_file):
         with pytest.raises(ValueError, match=words):
             next(iter(handler(url)))
 
@@ -186,6 +199,16 @@ def test_rank_zero_starts_our_server_also_on_a_torch_with_libuv() -> None:
     assert (rank, world_size) == (0, 1)
     assert len(own_servers() - before) == 1
     del store
+
+
+def test_a_group_that_is_made_again_at_an_agents_store_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That store does not end with the group."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with TCPStore("127.0.0.1", 0, is_master=True) as agents:
+        url = f"rally://127.0.0.1:{agents.port}?rank=0&world_size=1&timeout=3600"
+        for _ in range(2):
+            store, *_ = next(iter(meet_at_server(url)))
+            assert store.num_keys() >= 0
 
 
 # The wrapper ------------------------------------------------------------------------------------------------

@@ -21,8 +21,10 @@ import torch.distributed as dist
 from jobs import end_torch_stores, free_port, own_servers, patch_torch
 from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.launch.environment import inject, put_on_path
+from rallypoint.pytorch import store as python_stores
 from rallypoint.pytorch import substitution
 from rallypoint.pytorch.parameters import StoreParameters
+from rallypoint.pytorch.schemes import meet_at_server, register_rally
 from rallypoint.pytorch.servers import owned_at
 from rallypoint.pytorch.store import PythonStore
 from rallypoint.pytorch.substitution import Fault, fault_in
@@ -161,7 +163,7 @@ class TestWithoutLibuv:
 
     def test_a_master_whose_workers_stay_away_says_so_in_torchs_words(self) -> None:
         before = own_servers()
-        words = r"Timed out after 1 seconds waiting for clients. 1/3 clients joined. 1 of 3 workers"
+        words = r"Timed out after 1 seconds waiting for clients. 1/3 clients joined. 1 of 3 workers .* 0.3 s"
         with pytest.raises(dist.DistStoreError, match=words):
             dist.TCPStore("127.0.0.1", 0, 3, True, _SHORT)
         assert own_servers() <= before
@@ -302,6 +304,8 @@ class TestWithoutLibuv:
         owned = owned_at(master.port)
         assert owned is not None
         assert owned.server.backend == ("libuv" if use_libuv == "1" else "legacy")
+        for store in (master, master.clone(), dist.PrefixStore("", master)):  # both have queues
+            store.queue_push("queue", "value")
 
     def test_never_means_never(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RALLYPOINT_PATCH", "never")
@@ -328,6 +332,20 @@ class TestWithoutLibuv:
                 other.kill()
                 raise
         assert other.returncode == 0
+
+
+def test_a_store_of_rally_is_whole_where_the_constructor_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_torch(monkeypatch, register_rally)
+    monkeypatch.setattr(substitution, "_init", _refusing_libuv())
+    url = f"rally://localhost:{free_port()}?rank=0&world_size=1"
+    store, *_ = next(iter(meet_at_server(url, timeout=_LONG)))
+    assert (store.host, store.libuvBackend) == ("localhost", True)
+    clone = store.clone()
+    for each in (store, clone, dist.PrefixStore("", store)):
+        each.queue_push("queue", "value")
+    del store, each
+    gc.collect()
+    assert clone.num_keys() >= 0  # it holds the server
 
 
 @pytest.mark.usefixtures("broken")
@@ -375,9 +393,60 @@ class TestBroken:
     def test_a_process_group_can_be_made_again(self) -> None:
         _make_a_process_group_twice()
 
+    def test_a_process_group_that_fails_leaves_no_server(self) -> None:
+        port = free_port()
+        url = f"tcp://127.0.0.1:{port}"
+        with pytest.raises(AssertionError, match="nonsense"), pytest.warns(UserWarning, match="nonsense"):
+            dist.init_process_group("nonsense", init_method=url, rank=0, world_size=1, timeout=_LONG)
+        assert not _listens(port)
+
+    @pytest.mark.parametrize("scheme", ["env://", "rally://127.0.0.1:{}?client=python"])
+    def test_a_process_group_at_an_agents_store_leaves_no_connection(
+        self, scheme: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        register_rally()
+        mine = _master()
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(mine.port)}
+        rank = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+        for name, value in {"TORCHELASTIC_USE_AGENT_STORE": "True", **place, **rank}.items():
+            monkeypatch.setenv(name, value)
+        by_hand = dist.TCPStore("127.0.0.1", mine.port, 1, timeout=_LONG)
+        url = scheme.format(mine.port)
+        before = len(python_stores._kept)
+        for _ in range(2):
+            dist.init_process_group("gloo", init_method=url, rank=0, world_size=1, timeout=_LONG)
+            assert len(python_stores._kept) > before
+            dist.destroy_process_group()
+            assert len(python_stores._kept) == before
+        dist.init_process_group("gloo", store=by_hand, rank=0, world_size=1, timeout=_LONG)
+        dist.destroy_process_group()
+        assert by_hand.num_keys() > 0  # it is the caller's
+
+
+_NO_ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {}),
+    (("127.0.0.1", "29500"), {}),
+    (("127.0.0.1", 70_000, 1, True), {}),
+    (("127.0.0.1", -1, 1, True), {}),
+    ((None, 0, 1, True), {}),
+    (("127.0.0.1", 0, 1, True, 5), {}),
+    (("127.0.0.1", 0, 1, "yes"), {}),
+    (("127.0.0.1", 0, 1.5, True), {}),
+    (("127.0.0.1", 0), {"nonsense": True}),
+]
+
 
 @pytest.mark.usefixtures("patched")
 class TestNothingIsWrong:
+    def test_our_client_takes_the_arguments_that_torchs_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RALLYPOINT_CLIENT", "python")
+        for args, kwargs in _NO_ARGUMENTS:
+            with pytest.raises(TypeError, match="incompatible constructor arguments"):
+                dist.TCPStore(*args, **kwargs)
+        store = dist.TCPStore(b"127.0.0.1", torch.tensor(0), torch.tensor(1), is_master=True, timeout=20.0)
+        assert isinstance(store, PythonStore)
+        assert store.timeout == _LONG
+
     def test_torchs_own_store_is_left_alone(self) -> None:
         before = own_servers()
         master = _master()

@@ -37,9 +37,12 @@ def isolating_file(program: Path) -> Path | None:
     """
     for folder in (program.parent, program.parent.parent):
         for file in folder.glob("python*._pth"):
-            listed = [folder / line.strip() for line in file.read_text(errors="replace").splitlines()]
-            has_it = (path / "rallypoint" for path in (*listed, folder / "Lib" / "site-packages"))
-            return None if any(path.is_dir() for path in has_it) else file
+            text = file.read_text(encoding="utf-8", errors="replace")
+            lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+            if "import site" in lines:
+                lines.append("Lib/site-packages")
+            packages = [folder / line / "rallypoint" / "__init__.py" for line in lines if line]
+            return None if any(package.is_file() for package in packages) else file
     return None
 
 

@@ -48,8 +48,9 @@ class _ExtendedLimits(ctypes.Structure):
 def children_end_with_us() -> Iterator[None]:
     """If this process is ended inside the block, so is all that it has started there, and what that started.
 
-    At the end of the block that is over: what still runs then was meant to. Elsewhere than on Windows, this
-    does nothing; nor where Windows refuses it, which before Windows 8 it does for a process in another job.
+    After an orderly end of the block that is over: what still runs then was meant to. After an exception it
+    goes on, so that nothing outlives a launcher that fails. Elsewhere than on Windows, this does nothing; nor
+    where Windows refuses it, which before Windows 8 it does for a process in another job.
     """
     if sys.platform != "win32":
         yield
@@ -73,8 +74,6 @@ def children_end_with_us() -> Iterator[None]:
     held = job and end_all_on_close(_KILL_ON_JOB_CLOSE)
     if not held or not kernel.AssignProcessToJobObject(job, kernel.GetCurrentProcess()):
         logger.debug("no job object: error %d", ctypes.get_last_error())
-    try:
-        yield
-    finally:
-        if job:
-            end_all_on_close(0)
+    yield
+    if job:
+        end_all_on_close(0)

@@ -21,14 +21,15 @@ _SHORTEST = timedelta(milliseconds=1)
 
 
 def as_key(key: object) -> str:
-    if isinstance(key, str):
-        return key
     return as_value(key).decode(errors="surrogateescape")
 
 
 def as_value(value: object) -> bytes:
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise TypeError("half a character") from None
     if isinstance(value, _BYTES):
         return bytes(value)
     raise TypeError("neither text nor bytes")

@@ -1,4 +1,4 @@
-"""What ends with the default process group, besides what torch ends itself.
+"""What ends with the default process group, or with the attempt to make it, besides what torch ends itself.
 
 torch's own server ends with the C++ store, which the group has held: its port is closed when
 `destroy_process_group` returns. Ours is another process, so that call waits for its end. And torch drops the
@@ -8,6 +8,7 @@ stores of its rendezvous with the group, while the Python half of our own client
 from __future__ import annotations
 
 import functools
+from importlib import import_module
 from typing import Any
 
 import torch.distributed as dist
@@ -16,24 +17,51 @@ from torch.distributed import distributed_c10d
 from rallypoint.pytorch.servers import end_left_servers
 from rallypoint.pytorch.store import PythonStore
 
+# A function of the same name stands in the module's way.
+_rendezvous: Any = import_module("torch.distributed.rendezvous")
+
+_init: Any = dist.init_process_group
 _destroy: Any = dist.destroy_process_group
+_create_store: Any = _rendezvous._create_c10d_store
 
 _stores: list[PythonStore] = []
-"""Those that were made for a process group, and that nobody else has."""
+"""Those that a rendezvous has made, for a process group or for RPC, and that nobody else has."""
 
 
 def end_with_group(store: PythonStore) -> None:
-    """Close this store when the default process group that uses it is destroyed."""
+    """Close this store when the default process group that uses it is destroyed, or cannot be made."""
     _stores.append(store)
 
 
 def install() -> None:
-    """Patch `destroy_process_group`; a second call does nothing.
+    """Patch what makes and destroys process groups; a second call does nothing.
 
-    To be called early: a script that imports the function by name keeps the one that it got.
+    To be called early: a script that imports one of the functions by name keeps the one that it got.
     """
-    dist.destroy_process_group = _patched_destroy
-    distributed_c10d.destroy_process_group = _patched_destroy
+    for module in (dist, distributed_c10d):
+        module.init_process_group = _patched_init
+        module.destroy_process_group = _patched_destroy
+    _rendezvous._create_c10d_store = _patched_create_store
+
+
+@functools.wraps(_create_store)
+def _patched_create_store(*args: Any, **kwargs: Any) -> Any:
+    """What `env://` and `tcp://` make; under torchrun a client of the agent's store."""
+    store = _create_store(*args, **kwargs)
+    base = getattr(store, "_underlying_non_prefix_store", store)  # older ones add a prefix under torchrun
+    if isinstance(base, PythonStore):
+        end_with_group(base)
+    return store
+
+
+@functools.wraps(_init)
+def _patched_init(*args: Any, **kwargs: Any) -> None:
+    before = list(_stores)
+    try:
+        _init(*args, **kwargs)
+    except BaseException:
+        _close([store for store in _stores if store not in before])
+        raise
 
 
 @functools.wraps(_destroy)
@@ -42,10 +70,14 @@ def _patched_destroy(*args: Any, **kwargs: Any) -> None:
     _destroy(*args, **kwargs)
     if dist.is_initialized():  # it was another group than the default one
         return
-    for store in ending:
+    _close(ending)
+    end_left_servers()
+
+
+def _close(stores: list[PythonStore]) -> None:
+    for store in stores:
         _stores.remove(store)
         store.close()
-    end_left_servers()
 
 
 def _stores_in_use() -> list[PythonStore]:

@@ -69,7 +69,7 @@ def _passing_on(name: str, native: Any) -> Any:
         prefix, store = _below[self]
         key, *rest = args or (kwargs.pop("key", None),)
         try:
-            whole = f"{prefix}/{as_key(key)}"
+            whole = f"{prefix}/{as_key(key)}".encode(errors="surrogateescape")  # it may be any bytes
         except TypeError:
             return native(self, key, *rest, **kwargs)  # which refuses it
         return getattr(store, name)(whole, *rest, **kwargs)

@@ -19,6 +19,10 @@ METHODS: Final = ("queue_push", "queue_pop", "queue_len")  # torch 2.8 and later
 _TorchStore: Any = dist.TCPStore
 _host: Any = _TorchStore.host
 _port: Any = _TorchStore.port
+_libuv: Any = _TorchStore.libuvBackend
+_natives: dict[str, Any] = {
+    name: getattr(_TorchStore, name) for name in METHODS if hasattr(_TorchStore, name)
+}
 
 _clients: weakref.WeakKeyDictionary[Any, PythonStore | None] = weakref.WeakKeyDictionary()
 """The stores whose queues are ours, and the client of each that has used one."""
@@ -35,10 +39,10 @@ def are_ours(store: Any) -> bool:
 
 
 def install() -> None:
-    """Patch the queues of torch's `TCPStore`; to be called once."""
-    for name in METHODS:
-        if hasattr(_TorchStore, name):
-            setattr(_TorchStore, name, _of_client(name, getattr(_TorchStore, name)))
+    """Patch the queues of torch's `TCPStore`; a second call does nothing."""
+    _TorchStore.libuvBackend = property(lambda self: are_ours(self) or _libuv.fget(self))
+    for name, native in _natives.items():
+        setattr(_TorchStore, name, _of_client(name, native))
 
 
 def _of_client(name: str, native: Any) -> Any:

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from rallypoint.errors import StaleFileError, UsageError
 from rallypoint.launch.options import parse_seconds
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, parse_choice
-from rallypoint.pytorch import endings, prefixes
+from rallypoint.pytorch import endings
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
-from rallypoint.pytorch.substitution import make_store
+from rallypoint.pytorch.substitution import make_store, support_made_stores
 from rallypoint.server.loops.backend import parse_switch
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.file import FileStore
@@ -47,8 +47,7 @@ def register_schemes() -> None:
 
 def register_rally() -> None:
     """Make `rally://` known to `init_process_group`, and stores of ours; a second call does nothing."""
-    prefixes.install()
-    endings.install()
+    support_made_stores()
     if "rally" not in _handlers():
         dist.register_rendezvous_handler("rally", meet_at_server)
 
@@ -72,12 +71,15 @@ def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
         world_size,
         is_master=rank == 0 and not hosted,
         timeout=timedelta(seconds=_seconds(query, timeout)),
-        multi_tenant=True,
+        multi_tenant=not hosted,  # the agent's store outlives a group: nobody waits for its end
         use_libuv=parse_switch(query["use_libuv"], "use_libuv in the URL") if "use_libuv" in query else None,
     )
     client = query.get("client")
     chosen = parse_choice(ClientChoice, client, "client in the URL") if client else client_of()
-    yield make_store(wanted, chosen, Patch.ALWAYS), rank, world_size
+    store = make_store(wanted, chosen, Patch.ALWAYS)
+    if isinstance(store, PythonStore):
+        endings.end_with_group(store)
+    yield store, rank, world_size
     raise RuntimeError("a rally:// rendezvous happens once")
 
 
@@ -111,16 +113,14 @@ _met: dict[tuple[int, str], list[PythonStore]] = {}
 def _join_file(path: str, world_size: int, timeout: timedelta) -> PythonStore:
     """A store in a file. A process that has one there, say for RPC beside a process group, shares its place.
 
-    But a process group that was destroyed has left. If it is made again, its file may be there until all of
-    its members have left: then that is waited for, as its keys are old.
+    It leaves with its process group. If that is made again, the file may be there until all members of the
+    old group have left: then that is waited for, as its keys are old.
     """
     before = _met.setdefault((os.getpid(), path), [])
-    for store in before:
-        if store.served_a_group and not dist.is_initialized():
-            store.close()
     known = next((store for store in before if store.is_open), None)
     joined = known.clone() if known else _enter_file(path, world_size, timeout, again=bool(before))
     before.append(joined)
+    endings.end_with_group(joined)
     return joined
 
 

@@ -41,8 +41,6 @@ from rallypoint.stores.base import Store
 from rallypoint.stores.file import FileStore
 from rallypoint.stores.tcp import TCPStore
 
-_GROUP = "default_pg/"  # torch's own prefix
-
 _kept: list[PythonStore] = []
 
 
@@ -116,8 +114,6 @@ class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
         self.set_timeout(store.timeout)
         self._told = store.timeout
         """The time-out that our store was told last."""
-        self.served_a_group = False
-        """Whether it has been the store of the default process group."""
         # C++ holds the object, but not its Python half, which would vanish with the last Python
         # reference while a process group still uses it: so it lives as long as the process.
         _kept.append(self)
@@ -146,6 +142,7 @@ class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
     libuvBackend = property(attrgetter("_store.libuvBackend"))  # noqa: N815 - torch's name
     path = property(attrgetter("_store.path"))
 
+    set = _operation("set", as_key, as_value)
     get = _operation("get", as_key)
     compare_set = _operation("compare_set", as_key, as_value, as_value)
     append = _operation("append", as_key, as_value)
@@ -158,16 +155,11 @@ class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
     queue_push = _operation("queue_push", as_key, as_value)
     queue_len = _operation("queue_len", as_key)
     has_extended_api = _operation("has_extended_api")
-    _set = _operation("set", as_key, as_value)
     _multi_set = _operation("multi_set", as_keys, as_values)
     _wait = _operation("wait", as_keys)
     _wait_for = _operation("wait", as_keys, as_timeout)
     _queue_pop = _operation("queue_pop", as_key, as_flag)
     _barrier = _operation("barrier", as_key, as_number, as_timeout_or_none)
-
-    def set(self, *args: object, **kwargs: object) -> None:
-        self._set(*args, **kwargs)
-        self.served_a_group = self.served_a_group or as_key(args[0]).startswith(_GROUP)
 
     def wait(self, *args: object, **kwargs: object) -> None:
         (self._wait_for if len(args) == 2 else self._wait)(*args, **kwargs)

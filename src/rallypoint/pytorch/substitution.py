@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +37,7 @@ from rallypoint.errors import PortInUseError
 from rallypoint.launch.reports import folder_of, report_joined
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, patch_of
 from rallypoint.pytorch import endings, prefixes, queues
+from rallypoint.pytorch.arguments import as_flag, as_key, as_timeout
 from rallypoint.pytorch.joining import await_name, join
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
@@ -59,7 +59,6 @@ _init: Any = _TorchStore.__init__
 _clone: Any = getattr(_TorchStore, "clone", None)
 _host: Any = _TorchStore.host
 _port: Any = _TorchStore.port
-_libuv: Any = _TorchStore.libuvBackend
 
 _TRIAL_SECONDS = 10.0
 
@@ -87,17 +86,20 @@ def fault_in(error: Exception) -> Fault | None:
 
 def install() -> None:
     """Patch torch's `TCPStore`, and what has to know of it; a second call does nothing."""
-    if _TorchStore.__init__ is not _patched_init:
-        _TorchStore.__new__ = _patched_new
-        _TorchStore.__init__ = _patched_init
-        _TorchStore.host = property(lambda self: _place_of(self)[0])
-        _TorchStore.port = property(lambda self: _place_of(self)[1])
-        _TorchStore.libuvBackend = property(lambda self: queues.are_ours(self) or _libuv.fget(self))
-        if _clone is not None:
-            _TorchStore.clone = _patched_clone
-        queues.install()
-        prefixes.install()
-        endings.install()
+    _TorchStore.__new__ = _patched_new
+    _TorchStore.__init__ = _patched_init
+    support_made_stores()
+
+
+def support_made_stores() -> None:
+    """Patch what the stores of `make_store` need, but not the constructor; a second call does nothing."""
+    _TorchStore.host = property(lambda self: _place_of(self)[0])
+    _TorchStore.port = property(lambda self: _place_of(self)[1])
+    if _clone is not None:
+        _TorchStore.clone = _patched_clone
+    queues.install()
+    prefixes.install()
+    endings.install()
 
 
 def make_store(wanted: StoreParameters, client: ClientChoice, patch: Patch, role: Role = Role.UNKNOWN) -> Any:
@@ -171,8 +173,12 @@ def _call_it(store: Any, place: tuple[str, int]) -> None:
 def _make(
     args: tuple[Any, ...], kwargs: dict[str, Any], client: ClientChoice, patch: Patch, role: Role
 ) -> Any:
+    wanted = _understood(args, kwargs)
+    store = _new(_TorchStore)
+    if wanted is None:
+        _init(store, *args, **kwargs)  # torch says best what is wrong
+        return store
     if client is not ClientChoice.PYTHON:
-        store = _new(_TorchStore)
         try:
             _come_up(store, args, kwargs, patch, role)
         except RuntimeError as error:
@@ -181,7 +187,7 @@ def _make(
             logger.warning("torch's TCPStore does not work here (%s): using Rallypoint's client", error)
         else:
             return store
-    return _make_python_store(StoreParameters(*args, **kwargs), role)
+    return _make_python_store(wanted, role)
 
 
 def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch, role: Role) -> None:
@@ -214,11 +220,17 @@ def _understood(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoreParameter
     try:
         wanted = StoreParameters(*args, **kwargs)
         size = None if wanted.world_size is None else index(wanted.world_size)
-        given = replace(wanted, port=index(wanted.port), world_size=size)
+        given = replace(
+            wanted,
+            host_name=as_key(wanted.host_name),
+            port=index(wanted.port),
+            world_size=size,
+            is_master=as_flag(wanted.is_master),
+            timeout=as_timeout(wanted.timeout),
+        )
     except TypeError:
         return None
-    is_sound = isinstance(given.host_name, str) and isinstance(given.timeout, timedelta | float | int)
-    return given if is_sound and 0 <= given.port <= 65_535 else None
+    return given if 0 <= given.port <= 65_535 else None
 
 
 def _initialise(
@@ -286,7 +298,7 @@ def _say_hello(store: Any, role: Role) -> None:
 
 def _become_master(store: Any, wanted: StoreParameters, role: Role) -> None:
     """A C++ client that owns a server of ours, and waits for the workers as torch's master does."""
-    began = time.monotonic()
+    deadline = Deadline(wanted.seconds)
     known = owned_at(wanted.port)
     with in_torchs_words(wanted):
         await_name(wanted)
@@ -305,7 +317,7 @@ def _become_master(store: Any, wanted: StoreParameters, role: Role) -> None:
             return
         try:
             _own(store, owned, wanted, role)
-            _await_workers(owned, wanted, began)
+            _await_workers(owned, wanted.workers, deadline)
         except BaseException:
             if owned is not known:
                 owned.end()
@@ -321,7 +333,7 @@ def _as_client(wanted: StoreParameters) -> StoreParameters:
 def _own(store: Any, owned: OwnedServer, wanted: StoreParameters, role: Role) -> None:
     """Connect a C++ client to a server of ours, of which it becomes an owner."""
     host, port = owned.server.address
-    is_libuv = wanted.use_libuv is not False and owned.server.backend == "libuv"
+    is_libuv = wanted.use_libuv is not False  # our server has queues on the standard library as well
     # The server is ready: a short time-out is meant for others.
     patience = timedelta(seconds=max(wanted.seconds, _TRIAL_SECONDS))
     there = replace(wanted, host_name=host, port=port, timeout=patience, use_libuv=is_libuv)
@@ -331,13 +343,13 @@ def _own(store: Any, owned: OwnedServer, wanted: StoreParameters, role: Role) ->
     _call_it(store, (wanted.host_name, port))
 
 
-def _await_workers(owned: OwnedServer, wanted: StoreParameters, began: float) -> None:
-    if not wanted.workers:
+def _await_workers(owned: OwnedServer, workers: int, deadline: Deadline) -> None:
+    if not workers:
         return
-    seconds = max(wanted.seconds - (time.monotonic() - began), 0.001)
     # The time may be over already. To connect and to count takes a moment more.
-    with TCPStore(*owned.server.address, timeout=max(seconds, _TRIAL_SECONDS), role=Role.TOOL) as watcher:
-        watcher.await_workers(wanted.workers, Deadline(seconds))
+    patience = max(deadline.remaining, _TRIAL_SECONDS)
+    with TCPStore(*owned.server.address, timeout=patience, role=Role.TOOL) as watcher:
+        watcher.await_workers(workers, deadline)
 
 
 def _make_python_store(wanted: StoreParameters, role: Role) -> PythonStore:
@@ -351,7 +363,4 @@ def _make_python_store(wanted: StoreParameters, role: Role) -> PythonStore:
             if not (wanted.is_master and wanted.is_agents):
                 raise
             return _make_python_store(_as_client(wanted), role)
-    wrapped = PythonStore(store)
-    if wanted.is_of_rendezvous:
-        endings.end_with_group(wrapped)
-    return wrapped
+    return PythonStore(store)

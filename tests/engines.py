@@ -135,6 +135,12 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
+def is_open(port: int) -> bool:
+    """Whether somebody listens at a port of loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 # etcd -------------------------------------------------------------------------------------------------------
 
 

@@ -197,6 +197,13 @@ class LogContract:
             leader.put_checkpoint(term, Checkpoint(sequence, data[sequence : sequence + length]))
             assert site.open().checkpoint() == Checkpoint(sequence, data[sequence : sequence + length])
 
+    def test_a_checkpoint_is_not_ahead_of_the_log(self, site: Site) -> None:
+        leader, term = site.lead()
+        leader.append(term, 1, b"one")
+        with pytest.raises(LostRecordsError):
+            leader.put_checkpoint(term, Checkpoint(2, b"state"))
+        assert site.open().checkpoint() is None
+
     def test_trimmed_records_are_gone_and_the_log_goes_on(self, site: Site) -> None:
         leader, term = site.lead()
         for number in range(1, 31):

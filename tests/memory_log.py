@@ -147,6 +147,8 @@ class MemoryLog:
     def put_checkpoint(self, term: int, checkpoint: Checkpoint) -> None:
         self._memory.begin(writes=True)
         self._check(term)
+        if checkpoint.sequence > self._memory.last:
+            raise LostRecordsError(f"record {checkpoint.sequence} is gone; the last is {self._memory.last}")
         self._memory.checkpoint = checkpoint
         self._memory.end()
 

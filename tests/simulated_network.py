@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from rallypoint.relay.core.upstream import SessionLostError
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.outbox import Close, GoOn, Other, Work
+from rallypoint.server.core.sessions import Session
 from rallypoint.wire.encoding import VALIDATE
 from simulated_ranks import FailedError, Rank
 
@@ -167,6 +168,23 @@ class Link:
         self.endpoint.lose(self)
 
 
+class Place(Protocol):
+    """Where clients connect to: a server, a relay, or several servers of which one leads."""
+
+    name: str
+    children: list[Relay]
+
+    @property
+    def sessions(self) -> Iterable[Session]:
+        """Those that are known there."""
+
+    def find(self) -> Node | None:
+        """Who answers there now."""
+
+    def pass_time(self) -> None: ...
+    def check_invariants(self) -> None: ...
+
+
 class Node:
     """A server or a relay, as its clients see it: the pump of a Front."""
 
@@ -178,8 +196,22 @@ class Node:
         self.children: list[Relay] = []
         self._heard: Link | None = None  # the connection that has sent something last
 
+    @property
+    def sessions(self) -> Iterable[Session]:
+        return self.front.sessions
+
+    @property
+    def now(self) -> float:
+        return self.net.now
+
+    def find(self) -> Node | None:
+        return self
+
+    def check_invariants(self) -> None:
+        self.front.check_invariants()
+
     def accept(self, link: Link, peer: str) -> None:
-        self.front.turn.now = self.net.now
+        self.front.turn.now = self.now
         link.connection = self.front.open(peer)
         self.links[link.connection] = link
 
@@ -200,7 +232,7 @@ class Node:
         if connection is None:
             return
         if self.net.rng.random() < 0.2:
-            self.front.turn.now = self.net.now
+            self.front.turn.now = self.now
             self.front.end(connection)  # an orderly end comes first
             self.settle()
         if link.connection is not None:
@@ -242,12 +274,12 @@ class Node:
 
     def _go_on(self, link: Link) -> None:
         self.net.moving -= 1
-        self.front.turn.now = self.net.now
+        self.front.turn.now = self.now
         self.receive(link, b"")
 
     def _go_on_with_rest(self) -> None:
         self.net.moving -= 1
-        self.front.turn.now = self.net.now
+        self.front.turn.now = self.now
         if self.front.go_on():
             self._later(self._go_on_with_rest)
         self.settle()
@@ -256,12 +288,15 @@ class Node:
         link = self.links.pop(client)
         relay = link.endpoint
         if isinstance(relay, Relay) and relay.uplink is link and excuse is None:
-            # A SESSION that was long under way, on a connection that is gone, may displace the present one.
-            if self._heard is None or self._heard is link or self._heard.endpoint is not relay:
+            if not self._may_be_displaced(link, relay):
                 raise FailedError(f"{self.name} closes the connection of {relay.name}: {error.message}")
             self.net.counts["displaced late"] += 1
         self.front.close(client)
         link.close_at_server(excuse)
+
+    def _may_be_displaced(self, link: Link, relay: Relay) -> bool:
+        """A SESSION that was long under way, on a connection that is gone, may displace the present one."""
+        return self._heard is not None and self._heard is not link and self._heard.endpoint is relay
 
     def close_all(self, excuse: str) -> None:
         for client in list(self.links):
@@ -269,7 +304,7 @@ class Node:
 
     def pass_time(self) -> None:
         before = [session.token for session in self.front.sessions]
-        self.front.turn.now = self.net.now
+        self.front.turn.now = self.now
         for client, why in self.front.overdue():
             self._close(client, ProtocolError(why), why)
         after = {session.token for session in self.front.sessions}
@@ -287,7 +322,7 @@ class Node:
 class Relay(Node):
     """A relay: a Node that is a client of another one, too."""
 
-    def __init__(self, net: Net, name: str, parent: Node) -> None:
+    def __init__(self, net: Net, name: str, parent: Place) -> None:
         self.parent = parent
         self.uplink: Link | None = None
         self.token = b""
@@ -315,9 +350,13 @@ class Relay(Node):
     def connect(self) -> None:
         if self.uplink is not None:
             return
+        server = self.parent.find()
+        if server is None:
+            self.net.after(self.net.some_time() + 1, self.connect)
+            return
         self.net.counts["connects"] += 1
-        self.uplink = Link(self.net, self.parent, self)
-        self.parent.accept(self.uplink, self.name)
+        self.uplink = Link(self.net, server, self)
+        server.accept(self.uplink, self.name)
         self.uplink.send(VALIDATE + self.relay.connect())
 
     def receive(self, link: Link, data: bytes) -> None:
@@ -341,20 +380,20 @@ class Relay(Node):
             self.relay.lose_upstream()
             self.net.after(self.net.some_time(), self.connect)
 
+    def beat(self) -> None:
+        """Ask for a sign of life, and give up a connection that has been silent for too long."""
+        link = self.uplink
+        if link is not None:
+            try:
+                link.send(self.relay.upstream.beat())
+            except ProtocolError:
+                self.net.counts["given up"] += 1
+                link.abandon()
+                self.lose(link)
+
     def tick(self) -> None:
         if self.uplink is not None:
             self.uplink.send(self.relay.upstream.tick())
-
-    def beat(self) -> None:
-        if self.uplink is None:
-            return
-        try:
-            self.uplink.send(self.relay.upstream.beat())
-        except ProtocolError:
-            self.net.counts["given up"] += 1
-            link = self.uplink
-            link.abandon()
-            self.lose(link)
 
     def _be_due(self) -> None:
         if not self._is_due:

@@ -16,11 +16,16 @@ from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.core.packing import pack, unpack
 from rallypoint.replica.core.records import Assembly, Entry, FormatError, Kind, in_parts, pack_record
 from rallypoint.replica.core.replica import Replica
+from rallypoint.replica.log import LostRecordsError
+from rallypoint.rollcall.identity import Identity, Role, hello_key
+from rallypoint.rollcall.question import Question
+from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Close, GoOn, Work
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.wire.opcodes import READY, Op
+from rallypoint.wire.sessions import ASK
 from test_replay import DATA, LIMITS
 
 MOST = 120
@@ -230,6 +235,16 @@ def test_who_only_reads_needs_no_record(what: bytes, is_read: bool) -> None:
     assert bool(leader.commit()) is not is_read
 
 
+def test_a_read_that_is_refused_closes_its_client_alone() -> None:
+    leader = Leader([], limits=Limits(unsent_bytes=5_000))
+    one, other = leader.open(), leader.open()
+    leader.ask(one, request(Op.SET, b"/k", bytes(6_000)))
+    leader.core.confirm(leader.clock.now)
+    leader.receive(one, request(Op.GET, b"/k"))
+    leader.receive(other, request(Op.GETNUMKEYS))
+    assert (list(leader.closed), leader.sent[other.id]) == ([one.id], pack_i64(1))
+
+
 def test_reads_are_logged_when_the_lease_is_over_or_a_write_is_under_way() -> None:
     leader = Leader([])
     caller = leader.open()
@@ -244,6 +259,22 @@ def test_reads_are_logged_when_the_lease_is_over_or_a_write_is_under_way() -> No
     leader.clock.now += 1.0
     leader.receive(caller, request(Op.GET, b"/k"))
     assert leader.commit()
+
+
+def test_who_looks_is_answered_without_a_record_and_without_a_lease() -> None:
+    hello = request(Op.DELETE_KEY, b"/" + hello_key(Identity(role=Role.TOOL)).encode())
+    leader = Leader([])
+    while leader.commit():
+        pass
+    looker = leader.open(hello + ASK + request(Op.LOOK, Question().to_json()))
+    while leader.core.looks.step() is not LookStep.DONE:
+        pass
+    leader.receive(looker, b"")
+    assert leader.sent[looker.id].startswith(pack_i64(0) + READY)
+    assert b'"kind":"server"' in leader.sent[looker.id]
+    assert not leader.commit()
+    rank = leader.open(request(Op.PING, tail=b"1234") + hello)
+    assert not leader.sent[rank.id], "who may ask for more is answered when this leader surely leads"
 
 
 def test_a_new_leader_knows_the_sessions_of_the_old_one() -> None:
@@ -303,6 +334,28 @@ def test_parts_that_a_dead_leader_has_left_are_dropped() -> None:
     assert [assembly.take(part) for part in parts[:-1]] == [None] * (len(parts) - 1)
     assert assembly.take(whole) == whole
     assert [each for each in map(assembly.take, parts) if each] == [pack_record(1.0, entries)]
+
+
+def test_what_an_engine_has_lost_is_noticed_when_the_log_goes_on() -> None:
+    """Also if it has grown again by as much meanwhile, so that the numbers look right."""
+    log: list[bytes] = []
+    leader = Leader(log)
+    caller = leader.open()
+    leader.ask(caller, request(Op.SET, b"/k", b"v"))
+    standby, late = Replica(LIMITS), Replica(LIMITS)
+    for part in log:
+        standby.take(part)
+    del log[-2:]
+    for part in log:
+        late.take(part)
+    other = Leader(log, late)
+    while len(log) <= standby.sequence:
+        other.ask(other.open(), request(Op.SET, b"/k", b"w"))
+    with pytest.raises(LostRecordsError, match="another one than before"):
+        standby.check_last(log[standby.sequence - 1])
+    with pytest.raises(LostRecordsError, match="from another record"):
+        standby.take(log[standby.sequence])
+    late.check_last(log[late.sequence - 1])
 
 
 def test_a_store_with_a_name_is_dropped_when_nobody_has_used_it_for_a_while() -> None:

@@ -19,7 +19,9 @@ import torch.distributed as dist
 from rallypoint import FileStore, HashStore, TCPStore
 from rallypoint.errors import ConnectionLostError, QueueEmptyError, StoreTimeoutError, UsageError
 from rallypoint.pytorch import prefixes
+from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
+from rallypoint.pytorch.words import in_torchs_words
 from store_contract import PATIENCE
 
 _SHORT: Final = timedelta(milliseconds=50)
@@ -198,6 +200,14 @@ def test_errors_of_ours_become_torchs() -> None:
     for error, kind, words in cases:
         with pytest.raises(kind, match=words), as_torch_errors():
             raise error
+
+
+@pytest.mark.parametrize(
+    ("world_size", "error"), [(0, ValueError), (None, dist.DistNetworkError), (2, dist.DistNetworkError)]
+)
+def test_a_client_of_port_0(world_size: int | None, error: type[Exception]) -> None:
+    with pytest.raises(error), in_torchs_words(StoreParameters("127.0.0.1", 0, world_size)):
+        TCPStore("127.0.0.1", 0, world_size)
 
 
 @pytest.mark.parametrize("kind", ["memory", "tcp"])

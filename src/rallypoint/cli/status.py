@@ -37,7 +37,8 @@ def status(
     """Show who is here, who is missing, and who waits for what.
 
     Of a server, the whole job; of a relay, its part; of torch's own server, what its protocol tells. It only
-    reads. Exit 1 if ranks are missing; with --rank, if that one is not known to be here.
+    reads. Exit 1 if ranks are missing, or the engine of a replicated store does not answer; with --rank, if
+    that one is not known to be here.
     """
     _check(watch, waits, keys, search, rank, as_json)
     asked = Asked(parse_place(store, "the store"), waits, keys, search, rank)

@@ -18,6 +18,7 @@ from rallypoint.relay.core.upstream import BEAT_SECONDS, BYE, SessionLostError
 from rallypoint.relay.finding import StoreAddress
 from rallypoint.relay.outgoing import Outgoing
 from rallypoint.relay.racing import Race
+from rallypoint.rollcall.snapshot import Upstream
 from rallypoint.server.core.outbox import Work
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
@@ -49,6 +50,7 @@ class Relay(Pump[Rank]):
         core = RelayCore(_new_token(), limits, loop.turn, about_this_process(loop))
         super().__init__(loop, core, listeners)
         self._relay = core
+        core.tell_upstream = self._tell_upstream
         self._upstream = upstream
         self._race = Race(loop, upstream, on_won=self._on_won, on_failed=self._on_failed)
         self._connection: Outgoing | None = None
@@ -201,6 +203,13 @@ class Relay(Pump[Rank]):
         self._relay.reset(_new_token())
         self._down_since = self._failing_since = self._refused_since = None
         self._dial()
+
+    def _tell_upstream(self) -> Upstream:
+        places = tuple(each.name for each in self._upstream.places)
+        if self._relay.upstream.is_up:
+            return Upstream(places, self._place)
+        since = time.monotonic() - (self._failing_since or self._down_since or time.monotonic())
+        return Upstream(places, down_seconds=since, error=self._race.tell())
 
     def _tick(self) -> None:
         super()._tick()

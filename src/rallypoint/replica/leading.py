@@ -12,6 +12,7 @@ from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.log import MOST_BYTES, Checkpoint, Follower, Log
 from rallypoint.replica.workers import Mailbox, Workers
+from rallypoint.rollcall.snapshot import Replication, Standby
 from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.outbox import Work
 from rallypoint.server.loops.loop import Callback, Loop
@@ -28,13 +29,22 @@ class LeaderPump(Pump[Caller]):
     """Serves clients for one term. The sockets are bound, and listen when the first record is written."""
 
     def __init__(
-        self, loop: Loop, core: LeaderCore, listeners: Sequence[socket.socket], log: Log, term: int
+        self,
+        loop: Loop,
+        core: LeaderCore,
+        listeners: Sequence[socket.socket],
+        log: Log,
+        term: int,
+        address: str = "",
     ) -> None:
+        """`address` is where clients reach it, as snapshots tell."""
         super().__init__(loop, core, listeners)
         self.sockets = listeners
         self._leader = core
         self._log = log
         self._term = term
+        self._address = address
+        core.tell_replication = self._tell
         self._mailbox = Mailbox(loop)
         self._workers = Workers(log, term, self._mailbox, self._end_term)
         self._on_tick: Callback = lambda: None
@@ -119,6 +129,27 @@ class LeaderPump(Pump[Caller]):
 
     def _take_followers(self, followers: Sequence[Follower]) -> None:
         self.followers = followers
+
+    def _tell(self) -> Replication:
+        workers, last = self._workers, self._leader.replica.sequence
+        # The engine remembers for some seconds that this process stood by.
+        others = [each for each in self.followers if each.name != self._address]
+        since = workers.away_since
+        error = workers.last_error if since is not None else None
+        return Replication(
+            engine=self._log.name,
+            term=self._term,
+            leader=self._address,
+            standbys=tuple(Standby(each.name, max(last - each.sequence, 0)) for each in others),
+            records=last,
+            commit_p50=self.commits.quantile(0.5),
+            commit_p99=self.commits.quantile(0.99),
+            log_bytes=self._bytes_since,
+            checkpoint_bytes=self._kept_bytes,
+            away_seconds=time.monotonic() - since if since is not None else -1.0,
+            error=error.message if error is not None else "",
+            hint=error.hint if error is not None else "",
+        )
 
     def _end_term(self, error: RallypointError) -> None:
         """Somebody else leads, or the log cannot be gone on with: no client hears anything more from here."""

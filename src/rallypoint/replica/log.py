@@ -116,7 +116,8 @@ class Log(Protocol):
         """The last checkpoint that was put, if there is one."""
 
     def put_checkpoint(self, term: int, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint, of any length, in place of the one before. FencedError as for `append`."""
+        """Keep a checkpoint, of any length, in place of the one before. Errors as for `append`: nobody could
+        go on from one that is ahead of the log."""
 
     def trim(self, term: int, sequence: int) -> None:
         """Drop the records up to this one, which a checkpoint covers. The last of them may stay."""

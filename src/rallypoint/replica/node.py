@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import threading
@@ -12,7 +13,7 @@ from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.core.replica import Replica
 from rallypoint.replica.core.watch import Watch
 from rallypoint.replica.leading import LeaderPump
-from rallypoint.replica.log import EngineAwayError, FencedError, Follower, Log, TrimmedError
+from rallypoint.replica.log import EngineAwayError, FencedError, Follower, Log, LostRecordsError, TrimmedError
 from rallypoint.server.core.about import About
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import about_this_process, stop_on_signals
@@ -94,10 +95,21 @@ class Node:
         """All that the leader before has written. Nobody but this process can write any more."""
         while not self._stopped.is_set():
             try:
-                return self._catch_up(replica)
+                return self._check(self._catch_up(replica))
             except EngineAwayError as error:
                 self._note_away(error)
                 self._stopped.wait(_LOOK_SECONDS)
+        return replica
+
+    def _check(self, replica: Replica) -> Replica:
+        """LostRecordsError if the log has lost its tail, and has grown again to the same length."""
+        if not replica.sequence:
+            return replica
+        try:
+            records = self._log.read(replica.sequence)
+        except TrimmedError:  # a checkpoint has its place
+            return self._restore(at_least=replica.sequence)
+        replica.check_last(records[0])
         return replica
 
     def _catch_up(self, replica: Replica) -> Replica:
@@ -105,7 +117,8 @@ class Node:
             try:
                 records = self._log.read(replica.sequence + 1)
             except TrimmedError:
-                replica = self._restore()
+                replica = self._restore(at_least=replica.sequence + 1)
+                gc.collect()  # the one before refers to itself, and collections of this process are rare
                 continue
             if not records:
                 return replica
@@ -113,10 +126,11 @@ class Node:
                 replica.take(record)
             replica.faults.clear()
 
-    def _restore(self) -> Replica:
+    def _restore(self, at_least: int) -> Replica:
+        """The state of the last checkpoint: it was put before the records up to it were dropped."""
         checkpoint = self._log.checkpoint()
-        if checkpoint is None:
-            return Replica(self._limits)
+        if checkpoint is None or checkpoint.sequence < at_least:
+            raise LostRecordsError(f"{self._log.name}: the checkpoint of record {at_least} is gone")
         return Replica.of(checkpoint.data, self._limits)
 
     def _note_away(self, error: EngineAwayError) -> None:
@@ -138,7 +152,7 @@ class Node:
         loop = self._open_loop()
         about: About = about_this_process(loop)
         core = LeaderCore(replica, time.monotonic, self._limits, loop.turn, about)
-        pump = LeaderPump(loop, core, self._sockets, self._log, term)
+        pump = LeaderPump(loop, core, self._sockets, self._log, term, self._address)
         self._prepare(pump)
         places = [each.getsockname() for each in self._sockets]
         pump.serve()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rallypoint.errors import RallypointError
 from rallypoint.replica.core.watch import RENEW_SECONDS
@@ -19,6 +20,8 @@ logger = logging.getLogger("rallypoint.replica")
 
 _PAUSE_SECONDS = 0.05
 """Before a call is made again that the engine has not answered."""
+_HUNG_SECONDS = 10.0
+"""After so long without a turn of the loop, the term is not renewed any more."""
 _LOOK_SECONDS = 2.0
 """How often the engine is asked who stands by."""
 
@@ -70,6 +73,8 @@ class Workers:
         self._closed = threading.Event()
         self._records: queue.SimpleQueue[tuple[int, Sequence[bytes], Callback] | None] = queue.SimpleQueue()
         self._checkpoints: queue.SimpleQueue[tuple[Checkpoint, Callback] | None] = queue.SimpleQueue()
+        self._heard = time.monotonic()
+        """When the loop was last heard of."""
         self.away_since: float | None = None
         """Since when the engine has not answered, by the monotonic clock."""
         self.last_error: EngineAwayError | None = None
@@ -109,27 +114,26 @@ class Workers:
         try:
             work()
         except RallypointError as error:
-            ending = error
-            self._mailbox.put(lambda: self._on_end(ending))
+            self._mailbox.put(partial(self._on_end, error))
         except Exception as error:
             logger.exception("a thread of the leader failed")
             failure = RallypointError(f"a thread of the leader failed: {error}")
-            self._mailbox.put(lambda: self._on_end(failure))
+            self._mailbox.put(partial(self._on_end, failure))
 
     def _append(self) -> None:
         while (order := self._records.get()) is not None:
             sequence, parts, on_done = order
             for number, part in enumerate(parts, sequence):
-                if not self._persist(lambda: self._log.append(self._term, number, part)):  # noqa: B023
+                if not self._persist(partial(self._log.append, self._term, number, part)):
                     return
             self._mailbox.put(on_done)
 
     def _keep(self) -> None:
         while (order := self._checkpoints.get()) is not None:
             checkpoint, on_done = order
-            if not self._persist(lambda: self._log.put_checkpoint(self._term, checkpoint)):  # noqa: B023
+            if not self._persist(partial(self._log.put_checkpoint, self._term, checkpoint)):
                 return
-            if not self._persist(lambda: self._log.trim(self._term, checkpoint.sequence)):  # noqa: B023
+            if not self._persist(partial(self._log.trim, self._term, checkpoint.sequence)):
                 return
             self._mailbox.put(on_done)
 
@@ -149,25 +153,21 @@ class Workers:
         next_look = time.monotonic()
         while not self._closed.is_set():
             begun = time.monotonic()
+            self._mailbox.put(self._hear)
             try:
-                self._log.renew(self._term)
-            except EngineAwayError as error:
-                self._note_away(error)
-            else:
-                self._note_back()
-                confirmed = begun
-                self._mailbox.put(lambda: self._on_confirmed(confirmed))  # noqa: B023
+                if begun - self._heard < _HUNG_SECONDS:  # else the loop is stuck: let somebody else lead
+                    self._log.renew(self._term)
+                    self._mailbox.put(partial(self._on_confirmed, begun))
+                    self._note_back()
                 if begun >= next_look:
                     next_look = begun + _LOOK_SECONDS
-                    self._look()
+                    self._mailbox.put(partial(self._on_followers, self._log.followers()))
+            except EngineAwayError as error:
+                self._note_away(error)
             self._closed.wait(max(RENEW_SECONDS - (time.monotonic() - begun), 0.01))
 
-    def _look(self) -> None:
-        try:
-            followers = self._log.followers()
-        except EngineAwayError:
-            return
-        self._mailbox.put(lambda: self._on_followers(followers))
+    def _hear(self) -> None:
+        self._heard = time.monotonic()
 
     def _note_away(self, error: EngineAwayError) -> None:
         if self.away_since is None:

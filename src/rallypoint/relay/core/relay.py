@@ -7,8 +7,10 @@ what that and `flush` return, and says when the connection is lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rallypoint.relay.core.children import RelayCarrier
 from rallypoint.relay.core.ranks import Rank
@@ -25,13 +27,16 @@ from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import Forms
 
+if TYPE_CHECKING:
+    from rallypoint.rollcall import snapshot as told
+
 
 class RelayCore(Front[Rank]):
     """One relay. Not safe for threads."""
 
     kind = "relay"
 
-    __slots__ = ("_is_telling", "forms", "requests", "upstream")
+    __slots__ = ("_is_telling", "forms", "requests", "tell_upstream", "upstream")
 
     def __init__(
         self,
@@ -45,6 +50,8 @@ class RelayCore(Front[Rank]):
         self.requests = Requests(context)
         super().__init__(context, RelayCarrier(self.requests, context.turn))
         self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **SESSIONS, **ENTERS, **LOOKS})
+        self.tell_upstream: Callable[[], told.Upstream | None] = lambda: None
+        """For snapshots; the driver knows it."""
         self._open_session(token)
 
     def _open_session(self, token: bytes) -> None:
@@ -78,6 +85,9 @@ class RelayCore(Front[Rank]):
 
     def waits_of(self, rank: Rank) -> Sequence[Pending]:
         return rank.pending(KEYS_NAMED)
+
+    def sum_up(self) -> told.Snapshot:
+        return replace(super().sum_up(), upstream=self.tell_upstream())
 
     def describe(self, _: Question) -> Fields:
         """The barriers at which its clients wait; others may be there through other relays."""

@@ -166,7 +166,7 @@ class Upstream:
         self._silent = 1 if is_read else self._silent + 1
         if self._silent > _MOST_SILENT:
             raise ProtocolError(f"no sign of life for {_MOST_SILENT * BEAT_SECONDS:g} s")
-        # A SESSION is a question as well; and if it is not known any more, there is none that could beat.
+        # A SESSION is a question as well. A leader answers it when its record is committed, a beat at once.
         return _BEAT if self._silent > 1 and self._state is _State.UP else b""
 
     def _tell(self) -> bytes:

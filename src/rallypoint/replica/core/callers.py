@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from rallypoint.errors import ProtocolError
+from rallypoint.rollcall.identity import Role, is_hello, parse_hello
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.clients import Client, Clients
 from rallypoint.server.core.looks import Deliver
 from rallypoint.server.core.outbox import Outbox
 from rallypoint.server.core.sessions import Sessions
-from rallypoint.wire.encoding import EMPTY_BLOB, blob, encode
-from rallypoint.wire.opcodes import Op
+from rallypoint.wire.encoding import EMPTY_BLOB, blob, encode, pack_i64
+from rallypoint.wire.opcodes import READY, Op
 from rallypoint.wire.parser import Forms, RequestParser
+from rallypoint.wire.sessions import ANNOUNCED
 from rallypoint.wire.whole import READS, Nature, Scanner
 
 _SCANNED_BYTES: Final = 4_096
@@ -45,13 +47,23 @@ class Leading(Protocol):
 class Caller(Client):
     """One client of the leader."""
 
-    __slots__ = ("_is_looking", "_leader", "_outgoing", "has_left", "is_known", "name", "pending")
+    __slots__ = (
+        "_is_looking",
+        "_leader",
+        "_only_looks",
+        "_outgoing",
+        "has_left",
+        "is_known",
+        "name",
+        "pending",
+    )
 
     def __init__(self, leader: Leading, peer: str) -> None:
         super().__init__(leader.clients, leader.sessions, peer)
         self._leader = leader
         self._outgoing: list[bytes] = []
         self._is_looking = False
+        self._only_looks = True  # so far
         self.name = ""
         """Which store it means."""
         self.is_known = False
@@ -66,7 +78,7 @@ class Caller(Client):
     def _receive(self, data: bytes) -> bytes:
         parser = self._parser
         assert parser is not None
-        if parser.is_between_requests and 0 < len(data) <= _SCANNED_BYTES:
+        if not self._only_looks and parser.is_between_requests and 0 < len(data) <= _SCANNED_BYTES:
             nature, awaited = self._leader.scanner.look(data)
             if nature is Nature.READS and self._may_read(awaited):
                 return self._read(data)
@@ -89,10 +101,27 @@ class Caller(Client):
         return self.carry(Op.GET, [key], b"")
 
     def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes:
+        if self._only_looks and (answer := self._answer_tool(op, blobs)):
+            return answer
+        self._only_looks = False
         data = encode(op, blobs, tail)
         if (op in READS or op is Op.WAIT) and self._may_read(blobs if op is Op.WAIT else ()):
             return self._read(data)
         self._leader.log_requests(self, data)
+        return b""
+
+    def _answer_tool(self, op: Op, blobs: list[bytes]) -> bytes:
+        """What a tool asks that looks: first who it is, then whether it may. Nothing, if it asks for more.
+
+        No record is needed, so it is answered also while the engine is away.
+        """
+        if op is Op.DELETE_KEY and is_hello(blobs[0]):
+            who = parse_hello(blobs[0])
+            if who is not None and who.role is Role.TOOL:
+                self.greet(blobs[0])
+                return pack_i64(0)
+        elif op is Op.CHECK and blobs == [ANNOUNCED] and self.who.role is Role.TOOL:
+            return READY
         return b""
 
     def enter(self, name: bytes) -> bytes:

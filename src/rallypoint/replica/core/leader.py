@@ -16,16 +16,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from rallypoint.errors import LimitError
+from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.looking import LeaderLooks
-from rallypoint.replica.core.records import Entry, Kind, in_parts, pack_record
+from rallypoint.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
 from rallypoint.replica.core.replica import Output, Replica, rules_of
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.about import About
 from rallypoint.server.core.context import Context
+from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Deliver
 from rallypoint.server.core.outbox import Close, Work
@@ -41,6 +42,9 @@ from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import Forms
 from rallypoint.wire.whole import Scanner
 
+if TYPE_CHECKING:
+    from rallypoint.rollcall.snapshot import Replication
+
 LEASE_SECONDS: Final = 1.0
 """For how long a process that was confirmed as the leader answers reads by itself. Nobody else leads in that
 time: others wait for longer before they do."""
@@ -48,6 +52,7 @@ time: others wait for longer before they do."""
 _LOGGED: Final = frozenset((*SERVED, *SESSIONS)) - {Op.BEAT}
 _ENTRY_BYTES: Final = 64
 """What an entry takes besides its data, about."""
+_ASK_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 60.0
 """For how long a named store is kept that nobody uses."""
 
@@ -56,18 +61,10 @@ class LeaderCore(Front[Caller]):
     """One leader, for one term. Not safe for threads."""
 
     __slots__ = (
-        *(
-            "_all_looks",
-            "_clock",
-            "_confirmed",
-            "_entries",
-            "_idle",
-            "_in_flight",
-            "_is_full",
-            "_known",
-            "_ended",
-        ),
+        *("_all_looks", "_asked", "_clock", "_confirmed", "_ended", "_entries", "_idle", "_in_flight"),
+        *("_is_full", "_known"),
         *("_nothing", "_parts", "_readers", "_time_ahead", "_waiting_bytes", "forms", "replica", "scanner"),
+        "tell_replication",
     )
 
     def __init__(
@@ -86,6 +83,8 @@ class LeaderCore(Front[Caller]):
         self.forms: Forms[Caller] = Forms(self.limits, {**carried(_LOGGED), **own})
         self.scanner = Scanner(self.limits, _LOGGED)
         self.looks = self._all_looks = LeaderLooks(self)
+        self.tell_replication: Callable[[], Replication | None] = lambda: None
+        """For snapshots; the driver knows it."""
         self._clock = clock
         # Time goes on where the leader before has left it, so that no session is given up early.
         self._time_ahead = replica.turn.now - clock()
@@ -100,6 +99,7 @@ class LeaderCore(Front[Caller]):
         self._readers: dict[str, _Reader] = {}
         self._nothing = Core(self.limits, replica.turn)
         self._idle: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
 
     def _make(self, peer: str) -> Caller:
         return Caller(self, peer)
@@ -134,26 +134,38 @@ class LeaderCore(Front[Caller]):
         record is still on its way."""
         if self._in_flight or not self._entries:
             return ()
-        size = 0
-        while self._entries and (not size or size + _size(self._entries[0]) <= most):
-            entry = self._entries.popleft()
-            size += _size(entry)
-            self._in_flight.append(entry)
-        self._waiting_bytes -= size
+        self._in_flight = self._take_entries(most)
         if self._is_full and self._waiting_bytes <= self.limits.relayed_bytes // 2:
             self._is_full = False
             self.outbox.others.append(Work.READ_ON)
-        self._parts = in_parts(pack_record(self.time, self._in_flight), most)
+        self._parts = link(
+            in_parts(pack_record(self.time, self._in_flight), most - LINK_BYTES), self.replica.last
+        )
         return self._parts
+
+    def _take_entries(self, most: int) -> list[Entry]:
+        """Entries of so many bytes at most; but at least one."""
+        if self._waiting_bytes <= most:
+            taken = list(self._entries)
+            self._entries.clear()
+            self._waiting_bytes = 0
+            return taken
+        taken, size = [], 0
+        while self._entries and (not taken or size + _size(self._entries[0]) <= most):
+            taken.append(self._entries.popleft())
+            size += _size(taken[-1])
+        self._waiting_bytes -= size
+        return taken
 
     def committed(self) -> None:
         """The engine has acknowledged the record: now, and not before, it is carried out."""
         entries, self._in_flight = self._in_flight, []
         if self._entries:
             self.outbox.others.append(Work.FLUSH)
-        for entry in entries:
-            if entry.kind is Kind.REQUESTS and entry.client in self._known:
-                self._known[entry.client].pending -= 1
+        known = self._known
+        for kind, client, _ in entries:
+            if kind is Kind.REQUESTS and client in known:
+                known[client].pending -= 1
         for part in self._parts:
             for output in self.replica.take(part):
                 self._send(output)
@@ -205,6 +217,8 @@ class LeaderCore(Front[Caller]):
             if not name or core.has_clients:
                 self._idle.pop(name, None)
             elif now - self._idle.setdefault(name, now) >= _IDLE_SECONDS:
+                self._readers.pop(name, None)
+                self._asked.pop(name, None)
                 self._log(Entry(Kind.DROP, 0, name.encode(errors="surrogateescape")))
 
     @property
@@ -262,9 +276,13 @@ class LeaderCore(Front[Caller]):
         reader = self._readers.get(name)
         if reader is None or not reader.reads(core):
             reader = self._readers[name] = _Reader(core)
-        reply = reader.receive(data)
-        while reader.has_rest:
-            reply += reader.receive(b"")
+        try:
+            reply = reader.receive(data)
+            while reader.has_rest:
+                reply += reader.receive(b"")
+        except ProtocolError:
+            del self._readers[name]  # it takes no more
+            raise
         core.outbox.others.clear()  # it has said that there is a rest
         return reply
 
@@ -279,11 +297,35 @@ class LeaderCore(Front[Caller]):
         waits = [core.oldest_wait for core in self.replica.stores.values()]
         return min((each - self._time_ahead for each in waits if each is not None), default=None)
 
-    def ask_in(self, name: str) -> None:
-        """Have the relays of a store tell of themselves."""
-        entry = Entry(Kind.TELL, 0, name.encode(errors="surrogateescape"))
-        if entry not in self._entries:
-            self._log(entry)
+    def counts(self) -> dict[Op, int]:
+        counts: dict[Op, int] = {}
+        for core in self.replica.stores.values():
+            for op, count in core.counts().items():
+                counts[op] = counts.get(op, 0) + count
+        return counts
+
+    def end_second(self, turns: Durations | None = None) -> None:
+        super().end_second(turns)
+        for core in self.replica.stores.values():
+            clients, waiting = len(core.clients), core.waiting
+            core.traffic.end_second(
+                core.turn, turns or Durations(), core.counts(), clients=clients, waiting=waiting
+            )
+            core.progress.look(self.time, core.clients.arrivals, core.counts(), core.oldest_wait, waiting)
+            core.writers.trim()
+            core.pushers.trim()
+
+    def ask_in(self, name: str) -> bool:
+        """Have the relays of a store tell of themselves, soon; once is enough for all of them.
+
+        False if that cannot be written down now.
+        """
+        if not self.may_read(name, ()):
+            return False
+        if self._asked.get(name, float("-inf")) + _ASK_SECONDS <= self._clock():
+            self._asked[name] = self._clock()
+            self._log(Entry(Kind.TELL, 0, name.encode(errors="surrogateescape")))
+        return True
 
     def look_at(self, name: str, question: Question, deliver: Deliver) -> None:
         """Make a snapshot of a store."""

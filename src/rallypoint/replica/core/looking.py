@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rallypoint.replica.core.replica import Replica
@@ -15,7 +17,7 @@ from rallypoint.server.core.turn import Turn
 from rallypoint.wire.limits import Limits
 
 if TYPE_CHECKING:
-    from rallypoint.rollcall.snapshot import Snapshot
+    from rallypoint.rollcall.snapshot import Replication, Snapshot
 
 
 class Looked(Protocol):
@@ -25,13 +27,14 @@ class Looked(Protocol):
     limits: Limits
     outbox: Outbox[Any]
     turn: Turn
+    tell_replication: Callable[[], Replication | None]
 
     @property
     def time(self) -> float:
         """The time, as the log has it."""
 
-    def ask_in(self, name: str) -> None:
-        """Have the relays of a store tell of themselves."""
+    def ask_in(self, name: str) -> bool:
+        """Have the relays of a store tell of themselves; False if that cannot be written down now."""
 
 
 class LeaderLooks(Looks):
@@ -85,10 +88,10 @@ class _Subject:
     def find_processes(self) -> None:
         """Processes are not looked for: most clients come from other machines."""
 
-    def ask(self, _: Session) -> None:
-        self._leader.ask_in(self._name)
+    def ask(self, _: Session) -> bool:
+        return self._leader.ask_in(self._name)
 
     def sum_up(self) -> Snapshot:
         leader, core = self._leader, self._core
         leader.replica.turn.wall_ahead = leader.turn.wall - leader.time
-        return core.sum_up()
+        return replace(core.sum_up(), replication=leader.tell_replication())

@@ -10,14 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from rallypoint.errors import RallypointError
+from rallypoint.replica.log import LostRecordsError
 
 FORMAT: Final = 1
 """Of records and checkpoints. Who does not know it refuses to go on: it would do something else."""
 
 _HEAD: Final = Struct("<BBd")
 _ENTRY: Final = Struct("<BQQ")
+_LINK: Final = Struct("<I")
+LINK_BYTES: Final = _LINK.size
 _WHOLE, _MORE, _LAST = range(3)
 
 
@@ -65,14 +69,34 @@ def pack_record(time: float, entries: Iterable[Entry]) -> bytes:
 
 
 def parse_record(record: bytes) -> tuple[float, Iterator[Entry]]:
-    """The time and the entries of a record. FormatError if this version cannot read it."""
-    if len(record) < _HEAD.size or record[0] != FORMAT:
-        raise FormatError(
-            f"a record of the log has format {list(record[:1])}, and this version knows {FORMAT}",
-            hint="all processes of one store have to be of the same version of Rallypoint",
-        )
+    """The time and the entries of a record."""
     _, _, time = _HEAD.unpack_from(record)
     return time, _entries(record)
+
+
+def link(parts: Iterable[bytes], last: int) -> list[bytes]:
+    """Each with a sum of what stands before it in the log. `last`: of what stands before the first."""
+    linked = []
+    for part in parts:
+        linked.append(part + _LINK.pack(last))
+        last = crc32(linked[-1])
+    return linked
+
+
+def unlink(data: bytes, last: int) -> bytes:
+    """What was linked. FormatError if this version cannot read it; LostRecordsError if what stood before it
+    when it was written is something else than what has been read: the engine has lost that meanwhile."""
+    if len(data) < _HEAD.size + LINK_BYTES or data[0] != FORMAT:
+        raise FormatError(
+            f"a record of the log has format {list(data[:1])}, and this version knows {FORMAT}",
+            hint="all processes of one store have to be of the same version of Rallypoint",
+        )
+    if not data.endswith(_LINK.pack(last)):
+        raise LostRecordsError(
+            "the log goes on from another record than the one that was read: the engine has lost records",
+            hint="start this process again: it will serve what is left; see what the engine promises",
+        )
+    return data[:-LINK_BYTES]
 
 
 def _entries(record: bytes) -> Iterator[Entry]:

@@ -7,11 +7,13 @@ equal at every record, and neither holds anything that could be lost.
 from __future__ import annotations
 
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from rallypoint.codec import to_text
 from rallypoint.errors import ProtocolError
 from rallypoint.replica.core.packing import pack, unpack
-from rallypoint.replica.core.records import FORMAT, Assembly, Entry, FormatError, Kind, parse_record
+from rallypoint.replica.core.records import FORMAT, Assembly, Entry, FormatError, Kind, parse_record, unlink
+from rallypoint.replica.log import LostRecordsError
 from rallypoint.server.core.about import About
 from rallypoint.server.core.outbox import Close, CoreFault, Work
 from rallypoint.server.core.store import Connection, Core
@@ -49,6 +51,7 @@ class Replica:
         "_limits",
         "_numbers",
         "faults",
+        "last",
         "sequence",
         "stores",
         "turn",
@@ -64,6 +67,8 @@ class Replica:
         """The time of the record that was applied last."""
         self.sequence = 0
         """The number of the last record of the log."""
+        self.last = 0
+        """The sum of that record."""
         self.stores: dict[str, Core] = {}
         self.faults: list[Exception] = []
         """Exceptions that are faults of ours, for the log of the process; whoever writes them clears it."""
@@ -72,6 +77,7 @@ class Replica:
 
     def take(self, data: bytes) -> list[Output]:
         """The next record of the log; returns what is to be sent because of it, in its order."""
+        data, self.last = unlink(data, self.last), crc32(data)
         self.sequence += 1
         record = self._assembly.take(data)
         if record is None:
@@ -90,9 +96,10 @@ class Replica:
         if core is None or client is None:  # it was closed by what it sent before
             return
         error: ProtocolError | None = None
+        outbox = core.outbox
         try:
             reply = client.receive(data)
-            while client.has_rest:
+            while outbox.others and client.has_rest:  # a rest is told in the outbox as well
                 reply += client.receive(b"")
         except ProtocolError as raised:
             error, reply = raised, raised.replies
@@ -104,7 +111,6 @@ class Replica:
         elif error is not None:
             outputs.append(Output(number, reply, error))
             self._close(number)
-        outbox = core.outbox
         if outbox.woken or outbox.others:
             self._empty_outbox(core, outputs)
 
@@ -187,6 +193,18 @@ class Replica:
                 elif isinstance(other, CoreFault):
                     self.faults.append(other.error)
 
+    def check_last(self, data: bytes) -> None:
+        """LostRecordsError if this, which the log has as the last record that was taken, is another one.
+
+        To be asked before it leads: otherwise a log that has lost its tail, and has grown again by as much,
+        looks as if nothing were wrong.
+        """
+        if crc32(data) != self.last:
+            raise LostRecordsError(
+                f"record {self.sequence} of the log is another one than before: the engine has lost records",
+                hint="start this process again: it will serve what is left; see what the engine promises",
+            )
+
     # What the leader asks besides
 
     def client(self, number: int) -> tuple[Core, Connection] | None:
@@ -216,19 +234,19 @@ class Replica:
             ]
             for name, core in self.stores.items()
         ]
-        return pack([FORMAT, self.sequence, self.turn.now, stores])
+        return pack([FORMAT, self.sequence, self.last, self.turn.now, stores])
 
     @classmethod
     def of(cls, state: bytes, limits: Limits | None = None, about: About | None = None) -> Replica:
         """The replica that has given this state; FormatError if this version cannot read it."""
         try:
-            version, sequence, now, stores = unpack(state)
+            version, *rest = unpack(state)
         except ValueError as error:
             raise FormatError(f"a checkpoint cannot be read: {error}") from error
         if version != FORMAT:
             raise FormatError(f"a checkpoint has format {version}, and this version knows {FORMAT}")
         replica = cls(limits, about)
-        replica.sequence, replica.turn.now = sequence, now
+        replica.sequence, replica.last, replica.turn.now, stores = rest
         for name, core_state, here in stores:
             core = replica.stores[name] = Core(replica._limits, replica.turn, replica._about)
             core.take_state(core_state)

@@ -195,7 +195,8 @@ class EtcdLog:
         text = f"{checkpoint.sequence} {name} {len(data)}".encode()
         older = delete(self._key("parts/"), self._part(name, 0))
         others = delete(self._key(f"parts/{name}0"), self._key("parts0"))
-        self._write(term, [put(self._checkpoint, text), older, others])
+        covered = self._record(checkpoint.sequence)
+        self._write(term, [put(self._checkpoint, text), older, others], covered)
 
     # Followers ----------------------------------------------------------------------------------------------
 
@@ -232,12 +233,13 @@ class EtcdLog:
         """What the key `leader` holds while this log leads."""
         return f"{term} {self._owner} {self._address}".encode()
 
-    def _write(self, term: int, operations: Sequence[bytes]) -> None:
-        outcome = self._client.transact(
-            transaction([holds(self._leader, self._mine(term))], operations, [get(self._leader)])
-        )
+    def _write(self, term: int, operations: Sequence[bytes], record: bytes | None = None) -> None:
+        """Write in this term, and only if there is this record."""
+        conditions = [holds(self._leader, self._mine(term)), *([present(record)] if record else [])]
+        outcome = self._client.transact(transaction(conditions, operations, [get(self._leader)]))
         if not outcome.succeeded:
             self._check(term, outcome.found[0])
+            raise LostRecordsError(f"{self.name}: the record of a checkpoint is gone")
 
     def _check(self, term: int, found: Sequence[KeyValue]) -> None:
         """Raise what the key `leader` says to a write in this term; nothing if that term is under way."""

@@ -73,6 +73,19 @@ class EtcdClient:
         """Of the node that answers now."""
         return messages.read_status(self._call("Maintenance/Status", b"", seconds))
 
+    def count_members(self) -> int:
+        return messages.count_members(self._call("Cluster/MemberList", b""))
+
+    def is_compacted(self, revision: int) -> bool:
+        """Whether what was at this revision is forgotten."""
+        try:
+            self._call("KV/Range", messages.range_at(b"/rallypoint/", revision))
+        except EngineRefusedError as error:
+            if "compacted" in error.message:
+                return True
+            raise
+        return False
+
     def close(self) -> None:
         self._closed.set()
         for channel in self._channels:

@@ -47,7 +47,9 @@ class Status:
     """Its own identity."""
     leader: int
     """Of the node that it takes for the leader; 0: it knows none."""
+    revision: int
     errors: Sequence[str]
+    """Alarms are among them."""
 
 
 # Operations -------------------------------------------------------------------------------------------------
@@ -136,5 +138,15 @@ def read_status(data: bytes) -> Status:
         quota=answer.integer(12),
         member=answer.message(1).integer(2),
         leader=answer.integer(4),
+        revision=answer.message(1).integer(3),
         errors=[each.decode() for each in answer.all_data(8)],
     )
+
+
+def count_members(data: bytes) -> int:
+    return len(decode(data).messages(2))
+
+
+def range_at(key: bytes, revision: int) -> bytes:
+    """A read of a key as it was at a revision."""
+    return encode((1, key), (4, revision))

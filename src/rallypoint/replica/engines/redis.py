@@ -145,7 +145,7 @@ class RedisLog:
         for number, piece in enumerate(pieces):
             self._write(scripts.PUT_PART, (self._leader, self._next), term, name, number, piece)
         keys = (self._leader, self._next, self._checkpoint)
-        self._write(scripts.PUT_CHECKPOINT, keys, term, name, len(pieces))
+        self._write(scripts.PUT_CHECKPOINT, keys, term, name, len(pieces), checkpoint.sequence)
 
     # Followers ----------------------------------------------------------------------------------------------
 

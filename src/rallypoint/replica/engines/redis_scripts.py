@@ -90,7 +90,11 @@ return {{'ok'}}
 """
 
 PUT_CHECKPOINT: Final = f"""{_CHECK}
-local name, parts = ARGV[3], ARGV[4]
+local name, parts, sequence = ARGV[3], ARGV[4], ARGV[5]
+local last = redis.call('HGET', KEYS[1], 'last') or '0'
+if tonumber(last) < tonumber(sequence) then
+  return {{'lost', last}}
+end
 if redis.call('HGET', KEYS[3], 'name') == name then
   redis.call('HINCRBY', KEYS[1], 'repeated', 1)
   redis.call('DEL', KEYS[2])

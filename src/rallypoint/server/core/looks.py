@@ -66,8 +66,8 @@ class Subject(Protocol):
     def find_processes(self) -> None:
         """Have the driver look for the processes behind clients, if some have no name."""
 
-    def ask(self, session: Session) -> None:
-        """Have a relay tell of itself, soon."""
+    def ask(self, session: Session) -> bool:
+        """Have a relay tell of itself, soon; False if it cannot be asked now."""
 
     def sum_up(self) -> Snapshot:
         """The figures, but for those that are sums over all connections."""
@@ -176,8 +176,8 @@ class Looks:
         asked = []
         for session in list(subject.sessions):
             if session.is_present and now - session.told_at > _FRESH_SECONDS:
-                subject.ask(session)
-                asked.append(session)
+                if subject.ask(session):
+                    asked.append(session)
                 yield LookStep.MORE
         subject.find_processes()
         while subject.turn.now < deadline and (

@@ -475,6 +475,8 @@ class Sessions:
             yield
             session = self._by_token.get(token)
         answer = Answer.NEW if session is None else Answer.TAKEN_UP
+        if session is not None and taken > session.kept.number:  # the log has lost what it had been sent
+            return pack_welcome(Welcome(Answer.UNKNOWN, 0, 0, 0))
         if session is None:
             if known:
                 return pack_welcome(Welcome(Answer.UNKNOWN, 0, 0, 0))

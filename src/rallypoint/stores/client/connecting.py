@@ -38,7 +38,7 @@ _NO_ROUTE = "there is no route to that machine: another network, or an address t
 _SILENT = -1  # no error of the system: connected, but no answer
 _HINTS = {
     _SILENT: "something listens there, but gives no answer: a store that is stopped, or that may open no "
-    "more files (its log says so), or no store at all: check the port",
+    "more files, or whose engine is away (its log says so), or no store at all: check the port",
     errno.ECONNREFUSED: "nothing listens there: is the process that holds the store up, on this port?",
     errno.ECONNRESET: "it closes the connection at once, and its log says why: on this machine, a store "
     "takes no other users than its own and root, unless it is told to (--allow-user)",
@@ -64,7 +64,7 @@ def connect(
     pause = _FIRST_PAUSE
     who = who or who_am_i()
     while True:
-        connection = _try_all(host, port, who, proof, deadline, attempts)
+        connection = _try_all(host, port, who, proof, deadline, attempts, to_look=to_look)
         if connection is not None:
             return connection
         nap = pause * random.uniform(0.5, 1.0)
@@ -127,7 +127,14 @@ def format_address(host: str, port: int) -> str:
 
 
 def _try_all(
-    host: str, port: int, who: Identity, proof: Proof, deadline: Deadline, attempts: _Attempts
+    host: str,
+    port: int,
+    who: Identity,
+    proof: Proof,
+    deadline: Deadline,
+    attempts: _Attempts,
+    *,
+    to_look: bool = False,
 ) -> Connection | None:
     attempts.rounds += 1
     try:
@@ -139,7 +146,7 @@ def _try_all(
     for number, (family, address) in enumerate(addresses, 1):
         try:
             is_last = number == len(addresses)
-            return _try_one(host, family, address, who, proof, deadline, is_last=is_last)
+            return _try_one(host, family, address, who, proof, deadline, is_last=is_last, to_look=to_look)
         except (OSError, ConnectionLostError, StoreTimeoutError) as error:
             attempts.note(format_address(address[0], port), error)
         except ProtocolError as error:
@@ -158,6 +165,7 @@ def _try_one(
     deadline: Deadline,
     *,
     is_last: bool,
+    to_look: bool = False,
 ) -> Connection:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -177,7 +185,7 @@ def _try_one(
 
             stream = guard(sock, host, server, proof, patience)
         connection = Connection(stream, server)
-        connection.shake_hands(who, patience)
+        connection.shake_hands(who, patience, to_look=to_look)
         check_server(sock, server)  # now it has accepted: before, only the user who listens was known
     except BaseException:
         sock.close()

@@ -16,9 +16,11 @@ from rallypoint.errors import (
 )
 from rallypoint.rollcall.identity import Identity, hello_key
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.wire.encoding import VALIDATE, request, unpack_i64, unpack_u64
+from rallypoint.wire.encoding import VALIDATE, pack_i64, request, unpack_i64, unpack_u64
 from rallypoint.wire.opcodes import LOCKED, Op
 
+_NO: Final = pack_i64(0)[:4]
+"""Half of the answer to a hello."""
 _READ_BYTES = 1 << 16
 _MOST_BYTES = 1 << 20  # the other side names a length: it is no reason to reserve that much memory
 
@@ -53,12 +55,17 @@ class Connection:
         """The request that has no complete reply yet."""
         self.in_step = True
 
-    def shake_hands(self, who: Identity, deadline: Deadline) -> None:
-        """VALIDATE, a PING that shows that a store is at the other end, and a hello."""
-        nonce = os.urandom(4)
+    def shake_hands(self, who: Identity, deadline: Deadline, *, to_look: bool = False) -> None:
+        """VALIDATE, a PING that shows that a store is at the other end, and a hello.
+
+        `to_look`: no PING. The leader of a replicated store answers it as long as it surely leads, and may be
+        looked at also when it does not know that.
+        """
+        nonce = _NO if to_look else os.urandom(len(_NO))
+        ping = b"" if to_look else request(Op.PING, tail=nonce)
         hello = request(Op.DELETE_KEY, b"/" + hello_key(who).encode())
         try:
-            self.send(VALIDATE + request(Op.PING, tail=nonce) + hello, deadline)
+            self.send(VALIDATE + ping + hello, deadline)
             answer = self.read(len(nonce), deadline)
         except StoreTimeoutError:
             raise StoreTimeoutError(
@@ -75,7 +82,8 @@ class Connection:
                 f"{self._server} answers, but not as a store does ({answer!r})",
                 hint="another service listens on that port",
             )
-        self.read_i64(deadline)  # the answer to the hello, which means nothing
+        # The answer to the hello means nothing: there was no such key.
+        self.read(len(_NO) if to_look else 2 * len(_NO), deadline)
         self.finish()
 
     def send(self, data: bytes, deadline: Deadline) -> None:

@@ -78,8 +78,10 @@ class RollReport:
 
     @property
     def is_good(self) -> bool:
-        """Whether no rank is missing, as far as that is known."""
+        """Whether no rank is missing, as far as that is known, and the store answers."""
         roll, rank = self.roll, self.asked.rank
+        if roll.trouble:
+            return False
         if rank is not None:
             return any(each.rank == rank and each.is_here for each in roll.ranks)
         return not roll.missing and roll.expected <= roll.joined + roll.unknown
@@ -95,6 +97,8 @@ class RollReport:
             tuple((each.key, each.ranks, each.others) for each in roll.awaited),
             tuple((each.key, each.size, each.arrived) for each in roll.gatherings),
             roll.meetings,
+            bool(roll.trouble),
+            self.snapshot.replication and (self.snapshot.replication.term, self.snapshot.replication.leader),
             self.snapshot.error_count,
             self.snapshot.keys,
         )

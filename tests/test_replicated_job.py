@@ -23,6 +23,7 @@ from rallypoint.launch.rendezvous.roster import Roster
 from rallypoint.relay.hosting import host_relay
 from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.log import Log
+from rallypoint.server.guard.secret import SECRET_VARIABLE, make_secret
 from rallypoint.stores.tcp import TCPStore
 
 # On a machine that is busy, two launchers with torch take a minute to start.
@@ -106,7 +107,7 @@ def stores(folder: Path, machines: Sequence[Machine], engine: str = "127.0.0.1")
         nodes = {}
         for machine, port in zip(machines, free_ports(len(machines)), strict=True):
             command = [
-                *(*machine.prefix, sys.executable, "-m", "rallypoint", "serve", "--insecure"),
+                *(*machine.prefix, sys.executable, "-m", "rallypoint", "serve"),
                 *("--host", machine.address, "--port", str(port), "--engine", url),
             ]
             node = Node(command, port, folder / f"serve-{port}", lambda _: bool(log.look().address))
@@ -116,6 +117,12 @@ def stores(folder: Path, machines: Sequence[Machine], engine: str = "127.0.0.1")
         for node in nodes.values():
             node.await_ready()
         yield Stores(nodes, redis.leader(), log)
+
+
+@pytest.fixture
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For jobs on several machines, which should have one."""
+    monkeypatch.setenv(SECRET_VARIABLE, make_secret())
 
 
 def start(
@@ -138,8 +145,12 @@ def let_go(folder: Path, *steps: int) -> None:
         (folder / f"go-{step}").touch()
 
 
-@pytest.mark.parametrize("command", [RUN, TORCHRUN], ids=["run", "torchrun"])
-def test_the_leader_is_killed_in_the_middle_of_training(command: Sequence[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "patch"), [(RUN, "auto"), (TORCHRUN, "auto"), (TORCHRUN, "never")])
+def test_the_leader_is_killed_in_the_middle_of_training(
+    command: Sequence[str], patch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `never`, all ranks are torch's own clients of the keeper's relay."""
+    monkeypatch.setenv("RALLYPOINT_PATCH", patch)
     with stores(tmp_path, [LOOPBACK] * 2) as store, job(tmp_path) as running:
         for _ in range(2):
             start(running, TRAIN_ON, store, command=command)
@@ -166,6 +177,7 @@ def test_the_leader_is_killed_in_the_middle_of_the_meeting(tmp_path: Path) -> No
         assert running.logs().count("of 4 sum 6.0") == 4, running.logs()
 
 
+@pytest.mark.usefixtures("_secret")
 def test_the_machine_of_the_store_is_cut_off(tmp_path: Path) -> None:
     """First in the middle of the meeting; when it is back, the other one, in the middle of training."""
     with machines_on_switch(4) as (here, machines):
@@ -198,6 +210,7 @@ while not os.path.exists("go-0"):
 {DONE}"""
 
 
+@pytest.mark.usefixtures("_secret")
 def test_the_machine_of_the_store_and_of_the_first_rank_is_cut_off(tmp_path: Path) -> None:
     """The other one starts again without it."""
     with (

@@ -252,7 +252,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         seconds = _PROBE_SECONDS + self._place.pause_seconds
         try:
             with TCPStore(*self._head, timeout=seconds, role=Role.AGENT) as store:
-                how = "" if store.check([f"{ROLE_INFO}/0"]) else "has lost what was in it"
+                is_lost = self._place.is_replicated and not store.check([f"{ROLE_INFO}/0"])
+                how = "has lost what was in it" if is_lost else ""
         except RallypointError:
             how = "cannot be reached any more"
         if how:

@@ -117,6 +117,6 @@ def open_replicated(
 def _where_to_look(places: Endpoints) -> str:
     return (
         f"the job meets on the store that is at one of {', '.join(map(str, places))}: does `rallypoint serve "
-        "--engine` run there, and does one of them lead (the others refuse connections)? Their logs say, "
-        "and whether the engine answers. Does this machine reach them?"
+        "--engine` run there, and does one of them lead (the others refuse connections)? Their logs tell "
+        "that, and whether the engine answers. Does this machine reach them?"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
@@ -13,15 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from command_line import invoke
 from engines import await_that, free_ports, redis_cluster
-from processes import end
+from processes import end, serving
+from rallypoint.cli.serve import serve
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.relay.hosting import host_relay
+from rallypoint.replica.engines.address import EngineAddress, Tls, parse_address
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.snapshot import Replication, Standby, Upstream
 from rallypoint.rollcall.words import headline
+from rallypoint.server.machine.reasons import reason_of
 from rallypoint.stores.client.connection import RELAY_VARIABLE, STORE_VARIABLE
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.watch.status.summary import summary
@@ -83,6 +88,71 @@ def test_the_page_has_a_moment_since_when_the_engine_is_away() -> None:
     assert shown["away"] == {"since": told.time - 12.0}
     assert shown["standbys"] == {"node-b:29500": 0, "node-c:29500": 12}
     assert picture(snapshot(), judge(snapshot()))["replication"] == {}
+
+
+# The examples
+
+SURVIVAL = Path(__file__).parents[1] / "examples" / "survival"
+
+
+def test_the_example_for_kubernetes() -> None:
+    parts = {
+        (part["kind"], part["metadata"]["name"]): part["spec"]
+        for part in yaml.safe_load_all((SURVIVAL / "kubernetes.yml").read_text())
+    }
+    store, etcd = (parts["StatefulSet", name] for name in ("rallypoint-store", "etcd"))
+    for spec in (store, etcd):
+        template = spec["template"]
+        assert template["metadata"]["labels"] == spec["selector"]["matchLabels"]
+        assert parts["Service", spec["serviceName"]]["selector"] == spec["selector"]["matchLabels"]
+        (container,) = template["spec"]["containers"]
+        volumes = {each["name"] for each in template["spec"].get("volumes", [])}
+        volumes |= {each["metadata"]["name"] for each in spec.get("volumeClaimTemplates", [])}
+        assert {each["name"] for each in container["volumeMounts"]} == volumes
+    (container,) = store["template"]["spec"]["containers"]
+    engine = _check_serve([*container["command"], *container["args"]])
+    nodes = [host for host, _ in engine.hosts]
+    assert nodes == [f"etcd-{number}.etcd" for number in range(etcd["replicas"])]
+    (container,) = etcd["template"]["spec"]["containers"]
+    assert {"--auto-compaction-mode=periodic", "--auto-compaction-retention=5m"} <= set(container["args"])
+
+
+def test_the_example_for_systemd() -> None:
+    unit = (SURVIVAL / "rallypoint-store.service").read_text()
+    (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+    assert _check_serve(line.split()).tls == Tls(ca="/etc/rallypoint/etcd-ca.pem")
+
+
+def _check_serve(words: list[str]) -> EngineAddress:
+    """The engine of a command `rallypoint serve` whose options are all known."""
+    program, command, *rest = words
+    assert (program.rpartition("/")[2], command) == ("rallypoint", "serve")
+    given = dict(re.findall(r"(--\w+)[ =](\S+)", " ".join(rest)))
+    assert {"--host", "--port", "--engine"} == set(given) <= set(serve.options)
+    return parse_address(given["--engine"], {})
+
+
+# Real stores
+
+
+def test_a_client_behind_a_relay_hears_of_all_places_when_nobody_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nobody = free_ports(1)[0]
+    with serving("legacy", sys.stderr) as server:
+        relay = host_relay([(HERE, server.port), (HERE, nobody)])
+        monkeypatch.setenv(STORE_VARIABLE, f"{HERE}:{server.port}")
+        monkeypatch.setenv(RELAY_VARIABLE, f"{HERE}:{relay.port}")
+        store = TCPStore(HERE, server.port, timeout=20, rank=0)
+    try:
+        store.set_timeout(2.0)
+        with pytest.raises(StoreTimeoutError) as late:
+            store.set("key", "value")
+        for port in (server.port, nobody):
+            assert f"{HERE}:{port}: {reason_of(errno.ECONNREFUSED)}" in late.value.message
+    finally:
+        store.close()
+        relay.release()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where a job meets: `HOST:PORT`, in all the forms in which people write it."""
+"""Where a job meets: `HOST:PORT`, in all the forms in which people write it; or several of these."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from rallypoint.errors import UsageError
 
 DEFAULT_PORT: Final = 29400
 """The port of an endpoint that names none; torchrun's."""
+
+STORE_PORT: Final = 29500
+"""The port of `rallypoint serve`, if it is told none."""
 
 HOST: Final = r"[\w.-]+"
 IPV6: Final = r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?"
@@ -45,6 +48,25 @@ def parse_endpoint(text: str) -> Endpoint:
             hint="write HOST:PORT, such as node-a:29500 or [fd00::1]:29500; ports go up to 65535",
         )
     return Endpoint(match[1] or match[2], int(match[3] or DEFAULT_PORT))
+
+
+class Endpoints(tuple[Endpoint, ...]):
+    """Where a job meets: one endpoint, or all places at which a store may be that moves between them."""
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self))
+
+
+def parse_endpoints(text: str) -> Endpoints:
+    """An endpoint; or several places with commas between them, as in `parse_places`.
+
+    If none of several names a port, it is that of `rallypoint serve`. UsageError for what is neither.
+    """
+    if "," not in text:
+        return Endpoints([parse_endpoint(text)])
+    last = text.rpartition(",")[2]
+    port = "" if _HAS_PORT.search(last) else f":{STORE_PORT}"
+    return Endpoints(parse_places(text.rstrip() + port, "the endpoint"))
 
 
 def parse_place(text: str, name: str) -> Endpoint:

@@ -18,14 +18,15 @@ def host_relay(
     places: Sequence[tuple[str, int]],
     *,
     store: str = "",
+    host: str = "127.0.0.1",
     backend: Choice = Choice.AUTO,
     lifespan: Lifespan = WITH_PARENT,
     seconds: float = UPSTREAM_SECONDS,
 ) -> HostedServer:
     """Start a relay on this machine, at a free port, for the store or relay that is at one of these places.
 
-    `store` names one of several stores that are there. Raises BindError, or ServerStartError, also if the
-    upstream is not reached in time.
+    `store` names one of several stores that are there. The relay listens where `host` says. Raises BindError,
+    or ServerStartError, also if the upstream is not reached in time.
     """
     order: dict[str, object] = {"places": [*places], "store": store, "seconds": seconds}
-    return host_on(listen("127.0.0.1", 0), RELAY, order, backend=backend, lifespan=lifespan)
+    return host_on(listen(host, 0), RELAY, order, backend=backend, lifespan=lifespan)

@@ -14,7 +14,8 @@ from rallypoint.wire.opcodes import SHAPES, Op
 READS: Final = frozenset((Op.GET, Op.CHECK, Op.GETNUMKEYS, Op.MULTI_GET, Op.PING, Op.QUEUE_LEN, Op.LIST_KEYS))
 """Operations that change nothing. A WAIT for keys that are there is one, too."""
 _MOST_KNOWN: Final = 256
-_LONGEST_KNOWN: Final = 1_024
+_KNOWN_BYTES: Final = range(65, 1_025)
+"""How long data is that is worth to be known by its bytes: what is shorter is looked at as quickly."""
 
 
 class Nature(Enum):
@@ -33,6 +34,8 @@ class Found(NamedTuple):
 
 
 _OTHER: Final = Found(Nature.OTHER, [])
+_WRITES: Final = Found(Nature.WRITES, [])
+_READS: Final = Found(Nature.READS, [])
 
 
 class Scanner:
@@ -43,36 +46,45 @@ class Scanner:
     def __init__(self, limits: Limits, raw: frozenset[Op]) -> None:
         """`raw`: the operations that may be handed on as they are; others have to be parsed."""
         self._limits = limits
-        self._forms = {int(op): Form[Handler](op, lambda *_: b"", limits) for op in SHAPES if op in raw}
+        self._forms = {
+            int(op): (Form[Handler](op, lambda *_: b"", limits), op is Op.WAIT, op in READS)
+            for op in SHAPES
+            if op in raw
+        }
         self._known: dict[bytes, Found] = {}
 
     def look(self, data: bytes) -> Found:
         """What data is that begins with a request."""
+        if len(data) not in _KNOWN_BYTES:
+            return self._find(data)
         found = self._known.get(data)
         if found is None:
             found = self._find(data)
-            if len(data) <= _LONGEST_KNOWN:
-                if len(self._known) >= _MOST_KNOWN:
-                    self._known.clear()
-                self._known[data] = found
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[data] = found
         return found
 
     def _find(self, data: bytes) -> Found:
-        start, stop = 0, len(data)
-        reads, awaited = True, []
+        start, stop, limits = 0, len(data), self._limits
+        only_reads = True
+        awaited: list[bytes] = []
         while start < stop:
-            form = self._forms.get(data[start])
-            if form is None:
+            found = self._forms.get(data[start])
+            if found is None:
                 return _OTHER
+            form, waits, reads = found
             try:
-                blobs, end = form.read(data, start, stop, self._limits.keys_per_request)
+                blobs, end = form.read(data, start, stop, limits.keys_per_request)
             except LimitError:
                 return _OTHER
-            if end > stop or end - start > self._limits.request_bytes:
+            if end > stop or end - start > limits.request_bytes:
                 return _OTHER
-            if form.op is Op.WAIT:
+            if waits:
                 awaited += blobs
-            elif form.op not in READS:
-                reads = False
+            elif not reads:
+                only_reads = False
             start = end
-        return Found(Nature.READS, awaited) if reads else Found(Nature.WRITES, [])
+        if not only_reads:
+            return _WRITES
+        return Found(Nature.READS, awaited) if awaited else _READS

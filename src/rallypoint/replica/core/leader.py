@@ -134,12 +134,7 @@ class LeaderCore(Front[Caller]):
         record is still on its way."""
         if self._in_flight or not self._entries:
             return ()
-        size = 0
-        while self._entries and (not size or size + _size(self._entries[0]) <= most):
-            entry = self._entries.popleft()
-            size += _size(entry)
-            self._in_flight.append(entry)
-        self._waiting_bytes -= size
+        self._in_flight = self._take_entries(most)
         if self._is_full and self._waiting_bytes <= self.limits.relayed_bytes // 2:
             self._is_full = False
             self.outbox.others.append(Work.READ_ON)
@@ -148,14 +143,29 @@ class LeaderCore(Front[Caller]):
         )
         return self._parts
 
+    def _take_entries(self, most: int) -> list[Entry]:
+        """Entries of so many bytes at most; but at least one."""
+        if self._waiting_bytes <= most:
+            taken = list(self._entries)
+            self._entries.clear()
+            self._waiting_bytes = 0
+            return taken
+        taken, size = [], 0
+        while self._entries and (not taken or size + _size(self._entries[0]) <= most):
+            taken.append(self._entries.popleft())
+            size += _size(taken[-1])
+        self._waiting_bytes -= size
+        return taken
+
     def committed(self) -> None:
         """The engine has acknowledged the record: now, and not before, it is carried out."""
         entries, self._in_flight = self._in_flight, []
         if self._entries:
             self.outbox.others.append(Work.FLUSH)
-        for entry in entries:
-            if entry.kind is Kind.REQUESTS and entry.client in self._known:
-                self._known[entry.client].pending -= 1
+        known = self._known
+        for kind, client, _ in entries:
+            if kind is Kind.REQUESTS and client in known:
+                known[client].pending -= 1
         for part in self._parts:
             for output in self.replica.take(part):
                 self._send(output)

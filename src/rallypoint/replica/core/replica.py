@@ -96,9 +96,10 @@ class Replica:
         if core is None or client is None:  # it was closed by what it sent before
             return
         error: ProtocolError | None = None
+        outbox = core.outbox
         try:
             reply = client.receive(data)
-            while client.has_rest:
+            while outbox.others and client.has_rest:  # a rest is told in the outbox as well
                 reply += client.receive(b"")
         except ProtocolError as raised:
             error, reply = raised, raised.replies
@@ -110,7 +111,6 @@ class Replica:
         elif error is not None:
             outputs.append(Output(number, reply, error))
             self._close(number)
-        outbox = core.outbox
         if outbox.woken or outbox.others:
             self._empty_outbox(core, outputs)
 

@@ -56,10 +56,12 @@ def test_status_says_how_a_replicated_store_stands() -> None:
         "commits p50 2.00 ms, p99 11.0 ms; 3.00 MiB of log since a checkpoint of 5.00 KiB"
     ) in lines
     assert "standbys  node-b:29500 (lag 0), node-c:29500 (lag 12)" in lines
+    named = snapshot(replication=replace(KEPT, stores=("x/meeting", "x/round/0")))
+    assert "          --name x/round/0" in summary(named, judge(named))
     alone = snapshot(replication=replace(KEPT, standbys=()))
     assert "standbys  none: nobody would take over" in summary(alone, judge(alone))
     other = summary(snapshot(), judge(snapshot()))
-    assert not [line for line in other if line.startswith(("engine", "standbys", "upstream"))]
+    assert not [line for line in other if line.startswith(("engine", "standbys", "stores", "upstream"))]
 
 
 def test_an_engine_that_does_not_answer_comes_first() -> None:
@@ -168,8 +170,8 @@ def node(url: str, port: int) -> Iterator[subprocess.Popen[str]]:
         end(process)
 
 
-def status(port: int) -> tuple[int, Any]:
-    told = invoke("status", f"{HERE}:{port}", "--json")
+def status(port: int, *options: str) -> tuple[int, Any]:
+    told = invoke("status", f"{HERE}:{port}", "--json", *options)
     return told.exit_code, json.loads(told.stdout) if told.stdout else {}
 
 
@@ -195,15 +197,18 @@ def test_a_replicated_store_from_its_start_to_an_engine_that_is_away(
         assert told["log_bytes"] > 0
         assert "away_seconds" not in told
 
-        relay = host_relay(places)
+        relay = host_relay(places, store="job/round/1")
         stack.callback(relay.release)
         monkeypatch.setenv(STORE_VARIABLE, f"{HERE}:{ports[0]}")
         monkeypatch.setenv(RELAY_VARIABLE, f"{HERE}:{relay.port}")
-        behind = stack.enter_context(TCPStore(HERE, ports[0], timeout=20, rank=1))
+        behind = stack.enter_context(TCPStore(HERE, ports[0], 2, timeout=20, wait_for_workers=False, rank=1))
         behind.set("key", "value")
         first.kill()
-        behind.set("other", "value")
+        with pytest.raises(StoreTimeoutError, match="1 of 2 ranks joined; missing: 0"):
+            behind.wait(["never"], 8.0)
         assert _replication(ports[1])["term"] == 2
+        assert _replication(ports[1])["stores"] == ["job/round/1"]
+        assert status(ports[1], "--name", "job/round/1")[1]["roll"]["missing"] == [0]
         assert status(relay.port)[1]["snapshot"]["upstream"]["place"] == f"{HERE}:{ports[1]}"
         engine.nodes[0].pause()
         _check_away(behind, ports[1], engine.nodes[0].address)

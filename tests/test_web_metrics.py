@@ -154,7 +154,9 @@ def expressions(content: object) -> Iterator[str]:
             yield from expressions(each)
 
 
-KEPT = Replication("etcd at a", 3, "a:1", (Standby("b:1", 7),), 40, 0.001, 0.01, 5, 6, 12.0, "no answer")
+KEPT = Replication(
+    "etcd at a", 3, "a:1", (Standby("b:1", 7),), commit_p50=0.001, commit_p99=0.01, away_seconds=12.0
+)
 
 
 def test_a_replicated_store() -> None:

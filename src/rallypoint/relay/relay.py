@@ -206,10 +206,11 @@ class Relay(Pump[Rank]):
 
     def _tell_upstream(self) -> Upstream:
         places = tuple(each.name for each in self._upstream.places)
+        store = self._upstream.store.decode(errors="replace")
         if self._relay.upstream.is_up:
-            return Upstream(places, self._place)
+            return Upstream(places, self._place, store=store)
         since = time.monotonic() - (self._failing_since or self._down_since or time.monotonic())
-        return Upstream(places, down_seconds=since, error=self._race.tell())
+        return Upstream(places, down_seconds=since, error=self._race.tell(), store=store)
 
     def _tick(self) -> None:
         super()._tick()

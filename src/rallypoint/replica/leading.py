@@ -21,6 +21,8 @@ from rallypoint.server.process.binding import BACKLOG
 
 logger = logging.getLogger("rallypoint.replica")
 
+_MOST_NAMED = 100
+"""Of the stores, in a snapshot."""
 CHECKPOINT_BYTES = 32 << 20
 """After so many bytes of records, a checkpoint takes their place; or more, if the last one was longer."""
 
@@ -141,6 +143,7 @@ class LeaderPump(Pump[Caller]):
             term=self._term,
             leader=self._address,
             standbys=tuple(Standby(each.name, max(last - each.sequence, 0)) for each in others),
+            stores=tuple(sorted(filter(None, self._leader.replica.stores)))[:_MOST_NAMED],
             records=last,
             commit_p50=self.commits.quantile(0.5),
             commit_p99=self.commits.quantile(0.99),

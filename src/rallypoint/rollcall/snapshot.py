@@ -173,6 +173,8 @@ class Replication:
     leader: str
     """Where clients reach it."""
     standbys: tuple[Standby, ...] = ()
+    stores: tuple[str, ...] = ()
+    """The names of the stores that are there besides the one without a name: of jobs and their rounds."""
     records: int = 0
     """The number of the last record of the log."""
     commit_p50: float = -1.0
@@ -207,6 +209,8 @@ class Upstream:
     """Since when it has none; -1: it has one."""
     error: str = ""
     """What is wrong with each place then."""
+    store: str = ""
+    """Which of several stores is meant that are there."""
 
     @property
     def moves(self) -> bool:

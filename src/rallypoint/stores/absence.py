@@ -115,18 +115,19 @@ def find_roll(pool: ConnectionPool, server: tuple[str, int], deadline: Deadline)
 
 
 def find_roll_behind(relay: tuple[str, int], head: tuple[str, int], deadline: Deadline) -> Roll:
-    """The roll of the job, at its store; or at another place where the relay knows that it may be by now.
+    """The roll of the job, at its store: at the head, or where the relay knows that one that moves may be.
 
-    If none of them answers, what the relay can tell.
+    If none of these places answers, what the relay can tell.
     """
     try:
         part = look(*relay, Question(), Deadline(deadline.remaining / 4))
     except RallypointError:
         return roll_at(head, deadline)
-    places = {head, *(part.upstream.addresses if part.upstream is not None and part.upstream.moves else ())}
+    moving = part.upstream if part.upstream is not None and part.upstream.moves else None
+    places, store = (moving.addresses, moving.store) if moving is not None else ((head,), "")
     answers: SimpleQueue[Roll | BaseException] = SimpleQueue()
     for place in places:
-        in_thread(partial(roll_at, place, deadline), answers.put, answers.put)
+        in_thread(partial(roll_at, place, deadline, store), answers.put, answers.put)
     for _ in places:
         try:
             answer = answers.get(timeout=deadline.remaining)
@@ -137,9 +138,9 @@ def find_roll_behind(relay: tuple[str, int], head: tuple[str, int], deadline: De
     return judge(part)
 
 
-def roll_at(server: tuple[str, int], deadline: Deadline) -> Roll:
+def roll_at(server: tuple[str, int], deadline: Deadline, store: str = "") -> Roll:
     """The roll of the job whose store this is."""
-    return judge(look(*server, Question(), deadline))
+    return judge(look(*server, Question(), deadline, store))
 
 
 def read_head(connection: Connection, deadline: Deadline) -> tuple[str, int] | None:

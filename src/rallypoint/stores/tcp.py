@@ -126,6 +126,7 @@ class TCPStore(Store):
             self._pool = ConnectionPool(lambda deadline: connect_to_relay(relay, address, deadline, who()))
         head = None if relay is None else address
         self._inquiry = Inquiry(self._pool, relay or address, who(), head)
+        self._pool.explain = self._inquiry.explain
         self._let_go = weakref.finalize(self, _let_go, self._pool, server)
 
     @property
@@ -198,12 +199,12 @@ class TCPStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         deadline = Deadline(self._seconds(timeout))
-        with self._lend(deadline) as connection:
+        with self._pool.lend(deadline) as connection:
             self._wait_for(connection, keys, deadline)
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         deadline = Deadline(self._seconds(timeout))
-        with self._lend(deadline) as connection:
+        with self._pool.lend(deadline) as connection:
             connection.send(
                 request(Op.BARRIER, _wire_key(key), tail=to_i64(world_size, "the barrier's size")), deadline
             )
@@ -226,7 +227,7 @@ class TCPStore(Store):
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = Deadline(self._timeout)
-        with self._lend(deadline) as connection:
+        with self._pool.lend(deadline) as connection:
             # A client that is woken may still find the queue empty: another one was quicker, or the key
             # also has a value, which ends every wait. Then it waits again, after a pause that grows.
             pause = 0.0
@@ -261,21 +262,12 @@ class TCPStore(Store):
     # Exchanges
 
     @contextmanager
-    def _lend(self, deadline: Deadline) -> Iterator[Connection]:
-        """A connection for the time of one call. If the store gives no answer, its error says why."""
-        try:
-            with self._pool.lend(deadline) as connection:
-                yield connection
-        except StoreTimeoutError as late:
-            raise self._inquiry.explain(late, deadline) from None
-
-    @contextmanager
     def _exchange(
         self, message: bytes, deadline: Deadline | None = None
     ) -> Iterator[tuple[Connection, Deadline]]:
         """Send a request; the body reads all of its reply."""
         deadline = deadline or Deadline(self._timeout)
-        with self._lend(deadline) as connection:
+        with self._pool.lend(deadline) as connection:
             connection.send(message, deadline)
             yield connection, deadline
             connection.finish()
@@ -302,7 +294,7 @@ class TCPStore(Store):
         In one write it would be quicker, but torch's legacy server ends a connection that GETs a missing key.
         """
         deadline = Deadline(self._timeout)
-        with self._lend(deadline) as connection:
+        with self._pool.lend(deadline) as connection:
             self._wait_for(connection, keys, deadline)
             connection.send(message, deadline)
             values = [connection.read_blob(deadline) for _ in keys]

@@ -10,6 +10,7 @@ import random
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from rallypoint.errors import (
     ConnectError,
@@ -28,6 +29,8 @@ from rallypoint.stores.client.hello import who_am_i
 
 Proof = Secret | Token | None
 """What a client proves to have, if anything."""
+
+_Handshake = Callable[[Connection, Deadline], None]
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
@@ -50,21 +53,35 @@ _HINTS = {
 
 
 def connect(
-    host: str, port: int, deadline: Deadline, who: Identity | None = None, *, to_look: bool = False
+    host: str,
+    port: int,
+    deadline: Deadline,
+    who: Identity | None = None,
+    *,
+    to_look: bool = False,
+    store: str = "",
 ) -> Connection:
     """A connection that has shaken hands; ConnectError when the deadline passes before.
 
     AccessError, at once, if an address of this machine is held by another user.
 
     It tells the server the identity of this process, `who`: by default, as the launcher's variables say.
-    With `to_look`, nothing but a LOOK is to be asked: for that, a token is enough.
+    With `to_look`, nothing but a LOOK is to be asked: for that, a token is enough. `store` says which of
+    several stores that are there is looked at.
     """
     proof = looking_glass() if to_look else job_secret()
     attempts = _Attempts(host, port)
     pause = _FIRST_PAUSE
-    who = who or who_am_i()
+    own = who or who_am_i()
+
+    def shake_hands(connection: Connection, patience: Deadline) -> None:
+        if to_look:
+            connection.begin_look(own, store, patience)
+        else:
+            connection.shake_hands(own, patience)
+
     while True:
-        connection = _try_all(host, port, who, proof, deadline, attempts, to_look=to_look)
+        connection = _try_all(host, port, shake_hands, proof, deadline, attempts)
         if connection is not None:
             return connection
         nap = pause * random.uniform(0.5, 1.0)
@@ -127,14 +144,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def _try_all(
-    host: str,
-    port: int,
-    who: Identity,
-    proof: Proof,
-    deadline: Deadline,
-    attempts: _Attempts,
-    *,
-    to_look: bool = False,
+    host: str, port: int, shake_hands: _Handshake, proof: Proof, deadline: Deadline, attempts: _Attempts
 ) -> Connection | None:
     attempts.rounds += 1
     try:
@@ -146,7 +156,7 @@ def _try_all(
     for number, (family, address) in enumerate(addresses, 1):
         try:
             is_last = number == len(addresses)
-            return _try_one(host, family, address, who, proof, deadline, is_last=is_last, to_look=to_look)
+            return _try_one(host, family, address, shake_hands, proof, deadline, is_last=is_last)
         except (OSError, ConnectionLostError, StoreTimeoutError) as error:
             attempts.note(format_address(address[0], port), error)
         except ProtocolError as error:
@@ -160,12 +170,11 @@ def _try_one(
     host: str,
     family: int,
     address: tuple[str, int],
-    who: Identity,
+    shake_hands: _Handshake,
     proof: Proof,
     deadline: Deadline,
     *,
     is_last: bool,
-    to_look: bool = False,
 ) -> Connection:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -185,7 +194,7 @@ def _try_one(
 
             stream = guard(sock, host, server, proof, patience)
         connection = Connection(stream, server)
-        connection.shake_hands(who, patience, to_look=to_look)
+        shake_hands(connection, patience)
         check_server(sock, server)  # now it has accepted: before, only the user who listens was known
     except BaseException:
         sock.close()

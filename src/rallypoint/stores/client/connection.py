@@ -19,8 +19,8 @@ from rallypoint.stores.client.deadline import Deadline
 from rallypoint.wire.encoding import VALIDATE, pack_i64, request, unpack_i64, unpack_u64
 from rallypoint.wire.opcodes import LOCKED, Op
 
-_NO: Final = pack_i64(0)[:4]
-"""Half of the answer to a hello."""
+_NOT_THERE: Final = pack_i64(0)
+"""The answer to a hello, which is the deletion of a key that nobody has."""
 _READ_BYTES = 1 << 16
 _MOST_BYTES = 1 << 20  # the other side names a length: it is no reason to reserve that much memory
 
@@ -55,18 +55,27 @@ class Connection:
         """The request that has no complete reply yet."""
         self.in_step = True
 
-    def shake_hands(self, who: Identity, deadline: Deadline, *, to_look: bool = False) -> None:
-        """VALIDATE, a PING that shows that a store is at the other end, and a hello.
+    def shake_hands(self, who: Identity, deadline: Deadline) -> None:
+        """VALIDATE, a PING that shows that a store is at the other end, and a hello."""
+        nonce = os.urandom(4)
+        self._greet(VALIDATE + request(Op.PING, tail=nonce) + _hello(who), nonce, deadline)
+        self.read_i64(deadline)  # the answer to the hello, which means nothing
+        self.finish()
 
-        `to_look`: no PING. The leader of a replicated store answers it as long as it surely leads, and may be
-        looked at also when it does not know that.
+    def begin_look(self, who: Identity, store: str, deadline: Deadline) -> None:
+        """The same without a PING: the leader of a replicated store answers that only if it surely leads, and
+        is to be looked at also when its engine is away. `store` is which of its stores is meant.
         """
-        nonce = _NO if to_look else os.urandom(len(_NO))
-        ping = b"" if to_look else request(Op.PING, tail=nonce)
-        hello = request(Op.DELETE_KEY, b"/" + hello_key(who).encode())
+        enter = request(Op.ENTER, store.encode()) if store else b""
+        self._greet(VALIDATE + enter + _hello(who), _NOT_THERE[:4], deadline)
+        self.read(4, deadline)
+        self.finish()
+
+    def _greet(self, greeting: bytes, expected: bytes, deadline: Deadline) -> None:
+        """Send a greeting, and see that the answer begins as a store's does, with these four bytes."""
         try:
-            self.send(VALIDATE + ping + hello, deadline)
-            answer = self.read(len(nonce), deadline)
+            self.send(greeting, deadline)
+            answer = self.read(len(expected), deadline)
         except StoreTimeoutError:
             raise StoreTimeoutError(
                 f"connected, but it gave no answer as a store does within {deadline.seconds:g} s"
@@ -77,14 +86,11 @@ class Connection:
                 hint="give it to this process, in RALLYPOINT_SECRET_FILE or RALLYPOINT_SECRET; only "
                 "`rallypoint status` and `rallypoint web` can do with a token, in RALLYPOINT_TOKEN",
             )
-        if answer != nonce:
+        if answer != expected:
             raise ProtocolError(
                 f"{self._server} answers, but not as a store does ({answer!r})",
                 hint="another service listens on that port",
             )
-        # The answer to the hello means nothing: there was no such key.
-        self.read(len(_NO) if to_look else 2 * len(_NO), deadline)
-        self.finish()
 
     def send(self, data: bytes, deadline: Deadline) -> None:
         """Send all of a request."""
@@ -166,6 +172,10 @@ class Connection:
             hint="if the process that holds the store ended first, its log has the cause; a server that "
             "closes a connection because of a bad request says so in its own log",
         )
+
+
+def _hello(who: Identity) -> bytes:
+    return request(Op.DELETE_KEY, b"/" + hello_key(who).encode())
 
 
 def _with_head(server: str) -> str:

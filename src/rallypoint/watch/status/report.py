@@ -39,6 +39,8 @@ class Asked:
     keys: bool = False
     search: str = ""
     rank: int | None = None
+    name: str = ""
+    """Which of several stores is meant that are there."""
 
 
 def report_on(asked: Asked) -> StatusReport:
@@ -47,7 +49,7 @@ def report_on(asked: Asked) -> StatusReport:
     try:
         # A server that is not there is soon found out; one that is there may have much to tell.
         patience, who = Deadline(_CONNECT_SECONDS), who_am_i(Role.TOOL)
-        with closing(connect(*asked.endpoint, patience, who, to_look=True)) as connection:
+        with closing(connect(*asked.endpoint, patience, who, to_look=True, store=asked.name)) as connection:
             snapshot = look_through(connection, str(asked.endpoint), question, Deadline(_ANSWER_SECONDS))
             head = _head_of(connection) if snapshot.kind == "relay" else ""
     except NotOursError:

@@ -35,6 +35,7 @@ _BARRIER_ROWS: Final = 2
 _MACHINE_ROWS: Final = 4
 _ROUND_ROWS: Final = 2
 _REMARK_ROWS: Final = 2
+_NAME_ROWS: Final = 3
 _MARGIN: Final = 10
 _HOSTS_SHOWN: Final = 3
 _KINDS_SHOWN: Final = 3
@@ -86,6 +87,8 @@ def _sections(snapshot: Snapshot, roll: Roll, head: str) -> Iterator[str]:
     kept = [snapshot.replication] if snapshot.replication is not None else []
     yield from _section("engine", kept, _engine_row)
     yield from _section("standbys", kept, _standbys_row)
+    names = kept[0].stores if kept else ()
+    yield from _section("stores", names, lambda each: f"--name {shown(each)}", _NAME_ROWS)
     yield from _section("errors", snapshot.errors[-1:], lambda each: _error_row(snapshot, each))
     upstream = [snapshot.upstream] if snapshot.upstream is not None else []
     yield from _section("upstream", upstream, _upstream_row)

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
+from urllib.parse import quote
 
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, failure, note, ok, unknown, warning
@@ -114,6 +115,7 @@ def _ask_etcd(address: EngineAddress) -> EtcdFacts:
                 statuses.append(client.status())
             except RallypointError as error:
                 silent[alone.places] = error.message.removeprefix(f"{alone}: ")
+    key = f"/rallypoint/{quote(address.job, safe='')}/leader".encode()
     with closing(EtcdClient(address)) as client:
         return EtcdFacts(
             members=client.count_members(),
@@ -124,7 +126,7 @@ def _ask_etcd(address: EngineAddress) -> EtcdFacts:
             quota=min((each.quota for each in statuses), default=0),
             alarms=[error for each in statuses for error in each.errors],
             revision=max((each.revision for each in statuses), default=0),
-            is_compacted=_or_none(lambda: client.is_compacted(1)),
+            is_compacted=_or_none(lambda: client.is_compacted(key, 1)),
         )
 
 

@@ -76,10 +76,10 @@ class EtcdClient:
     def count_members(self) -> int:
         return messages.count_members(self._call("Cluster/MemberList", b""))
 
-    def is_compacted(self, revision: int) -> bool:
-        """Whether what was at this revision is forgotten."""
+    def is_compacted(self, key: bytes, revision: int) -> bool:
+        """Whether what was at this revision is forgotten. The user has to be allowed to read the key."""
         try:
-            self._call("KV/Range", messages.range_at(b"/rallypoint/", revision))
+            self._call("KV/Range", messages.range_at(key, revision))
         except EngineRefusedError as error:
             if "compacted" in error.message:
                 return True

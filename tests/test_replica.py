@@ -22,6 +22,7 @@ from rallypoint.rollcall.question import Question
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Close, GoOn, Work
 from rallypoint.server.core.store import Core
+from rallypoint.wire import parser
 from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import READY, Op
@@ -245,6 +246,38 @@ def test_a_read_that_is_refused_closes_its_client_alone() -> None:
     assert (list(leader.closed), leader.sent[other.id]) == ([one.id], pack_i64(1))
 
 
+def test_what_a_short_record_asks_for_is_bounded() -> None:
+    """Who asks for more than it may be sent at once is closed; nobody else holds any of it."""
+    leader = Leader([], limits=Limits(unsent_bytes=30_000))
+    caller = leader.open()
+    leader.ask(caller, request(Op.SET, b"/k", bytes(9_000)))
+    leader.ask(caller, request(Op.ADD, b"/n", tail=pack_i64(1)), *[request(Op.GET, b"/k")] * 20)
+    assert len(leader.sent[caller.id]) < 30_000
+    assert "unsent_bytes" in leader.closed[caller.id]
+    assert leader.core.held == 0
+
+
+def test_a_read_that_fails_leaves_nothing_to_another_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = Leader([])
+    one, other = leader.open(), leader.open()
+    leader.ask(one, request(Op.SET, b"/k", b"of one"))
+    leader.core.confirm(leader.clock.now)
+    monkeypatch.setattr(Core, "check_reply", lambda *_: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(parser, "BYTES_AT_ONCE", 20)
+    with pytest.raises(MemoryError):
+        leader.receive(one, request(Op.GET, b"/k") * 9)
+    monkeypatch.undo()
+    assert leader.ask(other, request(Op.GETNUMKEYS)) == pack_i64(1)
+
+
+def test_waits_for_many_keys_that_are_given_up_are_tidied_up() -> None:
+    leader = Leader([], limits=Limits())
+    caller = leader.open()
+    leader.ask(caller, counted_request(Op.WAIT, [b"/%d" % number for number in range(3_000)]))
+    leader.ask(caller, request(Op.CANCEL_WAIT))
+    assert Replica.of(leader.core.replica.state()).state() == leader.core.replica.state()
+
+
 def test_reads_are_logged_when_the_lease_is_over_or_a_write_is_under_way() -> None:
     leader = Leader([])
     caller = leader.open()
@@ -312,13 +345,25 @@ def test_sessions_expire_by_the_log() -> None:
     assert not len(replica.stores[""].sessions)
 
 
-def test_a_replica_refuses_other_limits_and_formats() -> None:
+def test_the_limits_are_those_of_the_leader() -> None:
+    """Also with a checkpoint, in whose log they do not stand any more; and with less than what is stored."""
+    log: list[bytes] = []
+    wide = Leader(log)
+    wide.ask(wide.open(), request(Op.SET, b"/long key", bytes(400)))
     replica = Replica(Limits(key_bytes=7))
-    *parts, last = Leader([]).commit()
-    for part in parts:
+    for part in log:
         replica.take(part)
-    with pytest.raises(FormatError, match="other limits"):
-        replica.take(last)
+    assert replica.state() == wide.core.replica.state()
+    assert Replica.of(replica.state(), Limits(key_bytes=7)).state() == replica.state()
+    narrow = Leader(log, replica, Limits(key_bytes=3, stored_bytes=10))
+    caller = narrow.open()
+    assert narrow.ask(caller, request(Op.GET, b"/a")) == request(Op.GET, b"")[1:]
+    assert narrow.ask(caller, request(Op.GETNUMKEYS)) == pack_i64(1)
+    narrow.ask(caller, request(Op.SET, b"/a", b"no room"))
+    assert "stored_bytes" in narrow.closed[caller.id]
+
+
+def test_a_replica_refuses_other_formats() -> None:
     with pytest.raises(FormatError, match=r"format \[9\]"):
         Replica().take(b"\x09" + bytes(20))
     with pytest.raises(FormatError, match="format 9"):
@@ -367,10 +412,22 @@ def test_a_store_with_a_name_is_dropped_when_nobody_has_used_it_for_a_while() ->
     assert leader.ask(other, request(Op.GETNUMKEYS)) == pack_i64(0)
     assert list(leader.core.replica.stores) == ["round 1"]
     leader.close(caller)
+    reading = leader.open(request(Op.ENTER, b"round 1"))
+    for _ in range(62):
+        leader.tick()
+        leader.commit()
+    assert list(leader.core.replica.stores) == ["round 1"], "somebody is there who only reads"
+    leader.close(reading)
     for _ in range(62):
         leader.tick()
         leader.commit()
     assert not leader.core.replica.stores
+    leader.close(caller := leader.open(request(Op.ENTER, b"round 1") + request(Op.SET, b"/k", b"v")))
+    leader.commit()
+    for _ in range(3):
+        leader.tick()
+        leader.commit()
+    assert list(leader.core.replica.stores) == ["round 1"], "it is used again"
 
 
 plain = st.recursive(

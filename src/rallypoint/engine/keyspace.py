@@ -122,17 +122,20 @@ class Keyspace:
 
     def state(self) -> State:
         """All of it, as plain data. The order of the keys counts, and whether a value grows in place."""
-        values = [(key, bytes(value), type(value) is bytearray) for key, value in self.values.items()]
-        return [values, [(key, list(queue)) for key, queue in self.queues.items()]]
+        values = [bytes(value) for value in self.values.values()]
+        growing = [key for key, value in self.values.items() if type(value) is bytearray]
+        queues = [(key, list(queue)) for key, queue in self.queues.items()]
+        return [list(self.values), values, growing, queues]
 
     def take_state(self, state: State) -> None:
-        """Become what has given this state; until then it was empty."""
-        values, queues = state
-        for key, value, grows in values:
-            self.put(key, bytearray(value) if grows else value)
-        for key, queue in queues:
-            for value in queue:
-                self.push(key, value)
+        """Become what has given this state, whatever the limits are now; until then it was empty."""
+        keys, values, growing, queues = state
+        self.values.update(zip(keys, values, strict=True))
+        self.values.update((key, bytearray(self.values[key])) for key in growing)
+        self.queues.update((key, deque(queue)) for key, queue in queues)
+        self.queued = sum(map(len, self.queues.values()))
+        stored = [*keys, *values, *self.queues, *(value for queue in self.queues.values() for value in queue)]
+        self.stored_bytes = sum(map(len, stored))
 
     def _take(self, count: int, entries: int = 0) -> None:
         """Count more bytes, in new entries; LimitError if there is no room for them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from collections.abc import Sequence
 
@@ -47,7 +48,7 @@ class LeaderPump(Pump[Caller]):
         self._term = term
         self._address = address
         core.tell_replication = self._tell
-        self._mailbox = Mailbox(loop)
+        self._mailbox = Mailbox(loop, self._fail)
         self._workers = Workers(log, term, self._mailbox, self._end_term)
         self._on_tick: Callback = lambda: None
         self._on_lead: Callback = lambda: None
@@ -61,12 +62,20 @@ class LeaderPump(Pump[Caller]):
         self.error: RallypointError | None = None
         """Why the term is over; None if this process was told to end."""
         self.followers: Sequence[Follower] = ()
+        self.stopped = threading.Event()
+        """Set when this process is told to end."""
 
     def start(self, on_tick: Callback = lambda: None) -> None:
         self._on_tick = on_tick
+        if self.stopped.is_set():  # before there was a loop to tell
+            self.loop.stop()
         self._leader.begin(self._term)
         self._workers.start(self._leader.confirm, self._take_followers)
         self.deliver()
+
+    def _stop(self) -> None:
+        self.stopped.set()
+        super()._stop()
 
     def _open_up(self) -> None:
         """The first record is written: all that the leader before has begun is known. Clients may come."""
@@ -95,6 +104,12 @@ class LeaderPump(Pump[Caller]):
             super()._work(work)
 
     def _flush(self) -> None:
+        try:
+            self._append_next()
+        except Exception as error:
+            self._fail(error)
+
+    def _append_next(self) -> None:
         parts = self._leader.next_record(MOST_BYTES)
         if parts:
             self._sent_at = time.monotonic()
@@ -153,6 +168,11 @@ class LeaderPump(Pump[Caller]):
             error=error.message if error is not None else "",
             hint=error.hint if error is not None else "",
         )
+
+    def _fail(self, error: Exception) -> None:
+        """What this process holds may not be what the log says: it has to end. A start reads the log anew."""
+        logger.error("the leader failed", exc_info=error)
+        self._end_term(RallypointError(f"the leader failed: {error!r}"))
 
     def _end_term(self, error: RallypointError) -> None:
         """Somebody else leads, or the log cannot be gone on with: no client hears anything more from here."""

@@ -60,7 +60,9 @@ class Node:
         try:
             while not self._stopped.is_set():
                 replica, term = self._follow(replica)
-                if term and not self._lead(replica, term):
+                if term and self._stopped.is_set():
+                    self._log.release(term)
+                elif term and not self._lead(replica, term):
                     return
         finally:
             for each in self._sockets:
@@ -109,6 +111,8 @@ class Node:
             records = self._log.read(replica.sequence)
         except TrimmedError:  # a checkpoint has its place
             return self._restore(at_least=replica.sequence)
+        if not records:
+            raise LostRecordsError(f"{self._log.name}: record {replica.sequence} is gone")
         replica.check_last(records[0])
         return replica
 
@@ -154,6 +158,7 @@ class Node:
         core = LeaderCore(replica, time.monotonic, self._limits, loop.turn, about)
         pump = LeaderPump(loop, core, self._sockets, self._log, term, self._address)
         self._prepare(pump)
+        pump.stopped = self._stopped
         places = [each.getsockname() for each in self._sockets]
         pump.serve()
         if pump.error is None:

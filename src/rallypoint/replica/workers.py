@@ -29,8 +29,10 @@ _LOOK_SECONDS = 2.0
 class Mailbox:
     """Calls from threads, which the loop makes."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, on_failure: Callable[[Exception], None]) -> None:
+        """`on_failure` is called if a call fails: some loops would go on as if nothing were."""
         self._loop = loop
+        self._on_failure = on_failure
         self._calls: deque[Callback] = deque()
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
@@ -51,7 +53,10 @@ class Mailbox:
         except OSError:
             pass
         while self._calls:
-            self._calls.popleft()()
+            try:
+                self._calls.popleft()()
+            except Exception as error:
+                self._on_failure(error)
 
     def close(self) -> None:
         self._loop.watch_readable(self._bell, None)

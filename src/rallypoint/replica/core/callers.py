@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from rallypoint.errors import ProtocolError
+from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import Role, is_hello, parse_hello
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.clients import Client, Clients
 from rallypoint.server.core.looks import Deliver
-from rallypoint.server.core.outbox import Outbox
+from rallypoint.server.core.outbox import Close, Outbox
 from rallypoint.server.core.sessions import Sessions
 from rallypoint.wire.encoding import EMPTY_BLOB, blob, encode, pack_i64
 from rallypoint.wire.opcodes import READY, Op
@@ -52,6 +52,7 @@ class Caller(Client):
         "_leader",
         "_only_looks",
         "_outgoing",
+        "_outgoing_bytes",
         "has_left",
         "is_known",
         "name",
@@ -62,6 +63,7 @@ class Caller(Client):
         super().__init__(leader.clients, leader.sessions, peer)
         self._leader = leader
         self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
         self._is_looking = False
         self._only_looks = True  # so far
         self.name = ""
@@ -127,6 +129,8 @@ class Caller(Client):
     def enter(self, name: bytes) -> bytes:
         if self.is_known:
             raise ProtocolError("it says which store it means behind its first request")
+        if b"\0" in name:
+            raise ProtocolError("the name of a store has no zero byte")
         self.name = name.decode(errors="surrogateescape")
         return b""
 
@@ -152,12 +156,30 @@ class Caller(Client):
         return self._is_looking or self.pending > 0
 
     def take(self, data: bytes) -> None:
-        """It is to be sent this."""
-        if self in self._leader.clients:
-            if not self._outgoing:
-                self._leader.outbox.woken.append(self)
-            self._outgoing.append(data)
+        """It is to be sent this. If that is too much, it is closed instead."""
+        if self not in self._leader.clients:
+            return
+        limit = self._clients.limits.unsent_bytes
+        if self._outgoing_bytes + len(data) > limit:
+            why = f"a record asked for more than {limit:,} bytes for it, the limit unsent_bytes"
+            self._leader.outbox.others.append(Close(self, LimitError(why), at_once=True))
+            return
+        if not self._outgoing:
+            self._leader.outbox.woken.append(self)
+        self._outgoing.append(data)
+        self._outgoing_bytes += len(data)
+        self._clients.count_held(len(data))
+
+    @property
+    def held(self) -> int:
+        return super().held + self._outgoing_bytes
+
+    def read_no_more(self) -> None:
+        super().read_no_more()
+        self._outgoing, self._outgoing_bytes = [], 0
 
     def take_notice(self) -> bytes:
         outgoing, self._outgoing = self._outgoing, []
+        self._clients.count_held(-self._outgoing_bytes)
+        self._outgoing_bytes = 0
         return outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)

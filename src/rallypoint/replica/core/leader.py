@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.errors import LimitError
 from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.looking import LeaderLooks
 from rallypoint.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
@@ -114,6 +114,7 @@ class LeaderCore(Front[Caller]):
         """Have some whole requests carried out, in their turn."""
         if not caller.is_known:
             caller.is_known = True
+            self._idle.pop(caller.name, None)
             self._known[caller.id] = caller
             place = f"{caller.name}\0{caller.peer}".encode(errors="surrogateescape")
             self._log(Entry(Kind.OPEN, caller.id, place))
@@ -167,8 +168,7 @@ class LeaderCore(Front[Caller]):
             if kind is Kind.REQUESTS and client in known:
                 known[client].pending -= 1
         for part in self._parts:
-            for output in self.replica.take(part):
-                self._send(output)
+            self.replica.take(part, self._send)
         for caller in [each for each in self._ended if not each.pending]:
             self._ended.remove(caller)
             self.outbox.woken.append(caller)  # nothing more will come for it, and it may be closed
@@ -213,12 +213,13 @@ class LeaderCore(Front[Caller]):
     def _drop_idle(self) -> None:
         """Drop the stores with a name that nobody has used for a while, such as those of earlier rounds."""
         now = self.turn.now
+        used = {caller.name for caller in self.clients}
         for name, core in self.replica.stores.items():
-            if not name or core.has_clients:
+            if not name or core.has_clients or name in used:
                 self._idle.pop(name, None)
             elif now - self._idle.setdefault(name, now) >= _IDLE_SECONDS:
-                self._readers.pop(name, None)
-                self._asked.pop(name, None)
+                for kept in (self._idle, self._readers, self._asked):
+                    kept.pop(name, None)
                 self._log(Entry(Kind.DROP, 0, name.encode(errors="surrogateescape")))
 
     @property
@@ -273,18 +274,21 @@ class LeaderCore(Front[Caller]):
     def read(self, name: str, data: bytes) -> bytes:
         """The replies to requests that only read."""
         core = self.replica.stores.get(name, self._nothing)
-        reader = self._readers.get(name)
+        reader = self._readers.pop(name, None)
         if reader is None or not reader.reads(core):
-            reader = self._readers[name] = _Reader(core)
+            reader = _Reader(core)
         try:
-            reply = reader.receive(data)
+            replies = [reader.receive(data)]
+            size = len(replies[0])
             while reader.has_rest:
-                reply += reader.receive(b"")
-        except ProtocolError:
-            del self._readers[name]  # it takes no more
-            raise
-        core.outbox.others.clear()  # it has said that there is a rest
-        return reply
+                replies.append(reader.receive(b""))
+                size += len(replies[-1])
+                core.check_reply(size)
+        finally:
+            core.outbox.others.clear()  # it has said that there is a rest
+        if core is not self._nothing:  # one that failed is not asked again: it may hold another's rest
+            self._readers[name] = reader
+        return replies[0] if len(replies) == 1 else b"".join(replies)
 
     # What it knows
 

@@ -5,13 +5,13 @@ Checkpoints are written with it. The same data gives the same bytes, on every ma
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
-from struct import Struct
 from typing import Any, Final
 
-_HEAD: Final = Struct("<BQ")
-_FLOAT: Final = Struct("<d")
-_NONE, _FALSE, _TRUE, _INT, _FLOATING, _BYTES, _TEXT, _LIST = range(8)
+_HEAD: Final = struct.Struct("<BQ")
+_FLOAT: Final = struct.Struct("<d")
+_NONE, _FALSE, _TRUE, _INT, _FLOATING, _BYTES, _TEXT, _LIST, _RUN = range(9)
 _DEEPEST: Final = 32
 
 
@@ -35,6 +35,11 @@ def _write(value: Any, put: Callable[[bytes], None]) -> None:
         put(_HEAD.pack(_BYTES, len(value)))
         put(value)
     elif isinstance(value, list | tuple):
+        if len(value) > 1 and set(map(type, value)) == {bytes}:  # keys and values: very many, and quickly
+            put(_HEAD.pack(_RUN, len(value)))
+            put(struct.pack(f"<{len(value)}Q", *map(len, value)))
+            put(b"".join(value))
+            return
         put(_HEAD.pack(_LIST, len(value)))
         for each in value:
             _write(each, put)
@@ -68,10 +73,25 @@ def _read(data: bytes, start: int, depth: int) -> tuple[Any, int]:
             value, begin = _read(data, begin, depth - 1)
             values.append(value)
         return values, begin
+    if kind == _RUN:
+        return _read_run(data, begin, size)
     end = begin + size
     if end > len(data):
         raise ValueError("it ends too early")
     return _value_of(kind, data[begin:end]), end
+
+
+def _read_run(data: bytes, begin: int, count: int) -> tuple[list[bytes], int]:
+    position = begin + 8 * count
+    if position > len(data):
+        raise ValueError("it ends too early")
+    values = []
+    for length in struct.unpack_from(f"<{count}Q", data, begin):
+        values.append(data[position : position + length])
+        position += length
+    if position > len(data):
+        raise ValueError("it ends too early")
+    return values, position
 
 
 def _value_of(kind: int, content: bytes) -> Any:

@@ -6,6 +6,9 @@ equal at every record, and neither holds anything that could be lost.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -33,12 +36,20 @@ def rules_of(limits: Limits) -> bytes:
     return to_text({name: getattr(limits, name) for name in _RULES}).encode()
 
 
+def with_rules(limits: Limits, rules: bytes) -> Limits:
+    """These limits, with those that decide as a leader has written them."""
+    return replace(limits, **json.loads(rules))
+
+
 class Output(NamedTuple):
     """What a client is to be sent, and why it is to be closed then, if it is."""
 
     client: int
     data: bytes
     error: ProtocolError | None = None
+
+
+Put = Callable[[Output], None]
 
 
 class Replica:
@@ -75,23 +86,28 @@ class Replica:
 
     # Records
 
-    def take(self, data: bytes) -> list[Output]:
-        """The next record of the log; returns what is to be sent because of it, in its order."""
+    def take(self, data: bytes, put: Put = lambda _: None) -> None:
+        """The next record of the log; `put` is called with each thing that is to be sent because of it.
+
+        Nothing of that is kept here: a short record may ask for a lot. Who runs out of memory has to end: it
+        would differ from the others.
+        """
         data, self.last = unlink(data, self.last), crc32(data)
         self.sequence += 1
         record = self._assembly.take(data)
         if record is None:
-            return []
+            return
         self.turn.now, entries = parse_record(record)
-        outputs: list[Output] = []
         for entry in entries:
             if entry.kind is Kind.REQUESTS:
-                self._receive(entry.client, entry.data, outputs)
+                self._receive(entry.client, entry.data, put)
             else:
-                self._do(entry, outputs)
-        return outputs
+                self._do(entry, put)
+        for core in self.stores.values():
+            while core.engine.is_untidy:
+                core.engine.sweep()
 
-    def _receive(self, number: int, data: bytes, outputs: list[Output]) -> None:
+    def _receive(self, number: int, data: bytes, put: Put) -> None:
         core, client = self._here.get(number, (None, None))
         if core is None or client is None:  # it was closed by what it sent before
             return
@@ -100,30 +116,35 @@ class Replica:
         try:
             reply = client.receive(data)
             while outbox.others and client.has_rest:  # a rest is told in the outbox as well
-                reply += client.receive(b"")
+                if reply:
+                    put(Output(number, reply))
+                reply = client.receive(b"")
         except ProtocolError as raised:
             error, reply = raised, raised.replies
+        except MemoryError:
+            raise
         except Exception as raised:
             self.faults.append(raised)
             error, reply = ProtocolError("the store failed to carry its request out"), b""
-        if reply and error is None:
-            outputs.append(Output(number, reply))
-        elif error is not None:
-            outputs.append(Output(number, reply, error))
+        if reply or error is not None:
+            put(Output(number, reply, error))
+        if error is not None:
             self._close(number)
         if outbox.woken or outbox.others:
-            self._empty_outbox(core, outputs)
+            self._empty_outbox(core, put)
 
-    def _do(self, entry: Entry, outputs: list[Output]) -> None:
+    def _do(self, entry: Entry, put: Put) -> None:
         if entry.kind is Kind.OPEN:
-            self._open(entry, outputs)
+            self._open(entry, put)
         elif entry.kind is Kind.CLOSE:
             self._close(entry.client)
         elif entry.kind is Kind.TERM:
-            self._check_limits(entry.data)
             for number in list(self._here):
-                outputs.append(Output(number, b"", _GONE))
+                put(Output(number, b"", _GONE))
                 self._close(number)
+            for core in self.stores.values():
+                self._empty_outbox(core, put)
+            self._take_rules(entry.data)
         elif entry.kind is Kind.EXPIRE:
             for core in self.stores.values():
                 core.sessions.expire(self.turn.now)
@@ -133,7 +154,7 @@ class Replica:
             if named is not None:
                 self._do_in(named, entry.kind, token)
         for core in self.stores.values():
-            self._empty_outbox(core, outputs)
+            self._empty_outbox(core, put)
 
     def _do_in(self, store: Core, kind: Kind, token: bytes) -> None:
         for session in list(store.sessions):
@@ -144,24 +165,27 @@ class Replica:
         if kind is Kind.DROP and not store.has_clients:
             self.stores = {name: each for name, each in self.stores.items() if each is not store}
 
-    def _check_limits(self, told: bytes) -> None:
-        """What one process refuses and another does not would make them differ."""
-        own = rules_of(self._limits)
-        if told != own:
-            raise FormatError(
-                f"the leader serves with other limits: {told.decode(errors='replace')}, not {own.decode()}",
-                hint="give all processes of one store the same --limit",
-            )
+    def _take_rules(self, rules: bytes) -> None:
+        """The limits are the leader's, in all processes: they would differ if one refused what another
+        does not."""
+        if rules != rules_of(self._limits):
+            self._limits = with_rules(self._limits, rules)
+            for name, core in list(self.stores.items()):
+                self.stores[name] = self._make()
+                self.stores[name].take_state(core.state())
 
-    def _open(self, entry: Entry, outputs: list[Output]) -> None:
+    def _make(self) -> Core:
+        return Core(self._limits, self.turn, self._about)
+
+    def _open(self, entry: Entry, put: Put) -> None:
         name, _, peer = entry.data.decode(errors="surrogateescape").partition("\0")
         core = self.stores.get(name)
         if core is None:
-            core = self.stores[name] = Core(self._limits, self.turn, self._about)
+            core = self.stores[name] = self._make()
         try:
             client = core.open(peer)
         except ProtocolError as error:
-            outputs.append(Output(entry.client, b"", error))
+            put(Output(entry.client, b"", error))
             return
         client.receive(VALIDATE)
         self._here[entry.client] = core, client
@@ -173,24 +197,26 @@ class Replica:
             del self._numbers[client]
             core.close(client)
 
-    def _empty_outbox(self, core: Core, outputs: list[Output]) -> None:
+    def _empty_outbox(self, core: Core, put: Put) -> None:
         """Send each its notice, and go on with what was left, until there is nothing to do."""
         outbox = core.outbox
         while outbox.woken or outbox.others:
             for client in outbox.take_woken():
                 number = self._numbers.get(client)
                 if number is not None and (notice := client.take_notice()):
-                    outputs.append(Output(number, notice))
+                    put(Output(number, notice))
             for other in outbox.take_others():
                 if isinstance(other, Close):
                     number = self._numbers.get(other.client)
                     if number is not None:
-                        outputs.append(Output(number, b"", other.error))
+                        put(Output(number, b"", other.error))
                         self._close(number)
                 elif other is Work.REST:
                     while core.go_on():
                         pass
                 elif isinstance(other, CoreFault):
+                    if isinstance(other.error, MemoryError):
+                        raise other.error
                     self.faults.append(other.error)
 
     def check_last(self, data: bytes) -> None:
@@ -234,7 +260,7 @@ class Replica:
             ]
             for name, core in self.stores.items()
         ]
-        return pack([FORMAT, self.sequence, self.last, self.turn.now, stores])
+        return pack([FORMAT, self.sequence, self.last, self.turn.now, rules_of(self._limits), stores])
 
     @classmethod
     def of(cls, state: bytes, limits: Limits | None = None, about: About | None = None) -> Replica:
@@ -245,10 +271,11 @@ class Replica:
             raise FormatError(f"a checkpoint cannot be read: {error}") from error
         if version != FORMAT:
             raise FormatError(f"a checkpoint has format {version}, and this version knows {FORMAT}")
-        replica = cls(limits, about)
-        replica.sequence, replica.last, replica.turn.now, stores = rest
+        sequence, last, now, rules, stores = rest
+        replica = cls(with_rules(limits or Limits(), rules), about)
+        replica.sequence, replica.last, replica.turn.now = sequence, last, now
         for name, core_state, here in stores:
-            core = replica.stores[name] = Core(replica._limits, replica.turn, replica._about)
+            core = replica.stores[name] = replica._make()
             core.take_state(core_state)
             for number, client_id in here:
                 client = core.clients.with_id(client_id)

@@ -115,8 +115,10 @@ def parse_address(url: str, environ: Mapping[str, str] | None = None) -> EngineA
 
 
 def _without_password(url: str) -> str:
-    """The URL as it may be shown: whatever may be a user or a password is left out."""
-    return re.sub(r"//.*@", "//***@", url.strip(), flags=re.DOTALL)
+    """The URL as it may be shown: whatever may be a user or a password is left out, and all options."""
+    place, question, _ = url.strip().partition("?")
+    shown = re.sub(r"^([a-z+]*:)?/*.*@", r"\1//***@", place, flags=re.DOTALL)
+    return f"{shown}?…" if question else shown
 
 
 def _read_options(text: str, shown: str) -> dict[str, str]:

@@ -103,7 +103,6 @@ class EtcdClient:
             return self._ask(method, request, seconds)
 
     def _authenticate(self) -> None:
-        self._token = ""
         request = messages.authentication(self._address.user, self._address.password)
         self._token = messages.read_token(self._ask("Auth/Authenticate", request, SECONDS_PER_TRY))
 

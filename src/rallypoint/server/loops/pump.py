@@ -98,7 +98,7 @@ class Pump(Generic[ClientT]):
         `on_ready` is called when accepting. For the main thread of a process, as signals are.
         """
         try:
-            stop_on_signals(self.loop.stop)
+            stop_on_signals(self._stop)
             self.start(on_tick)
             on_ready()
             self.loop.run()
@@ -135,6 +135,9 @@ class Pump(Generic[ClientT]):
         """Close the connections of all clients at once."""
         for link in list(self._links.values()):
             self.drop(link)
+
+    def _stop(self) -> None:
+        self.loop.stop()
 
     # Once a second
 

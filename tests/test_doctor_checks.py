@@ -539,3 +539,7 @@ def test_an_event_loop_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) 
     [found] = machine.check_event_loop(situation())
     assert (found.state, found.hint) == (W, "pip install no_such_loop")
     assert "No module named 'no_such_loop'" in found.found
+    for system, is_told in (("linux", False), ("win32", True)):
+        monkeypatch.setattr(sys, "platform", system)
+        [found] = machine.check_event_loop(situation())
+        assert ("refuses the 501st client" in found.found) is is_told

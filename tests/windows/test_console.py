@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from processes import is_wine
+from windows.test_launching import run_to_files
 
 pytestmark = pytest.mark.windows
 
@@ -44,13 +45,8 @@ class Said(NamedTuple):
 
 def press(key: str, *words: str) -> Said:
     """Run a command of ours until it has printed a line, then press a key: how it ended, and what it said."""
-    done = subprocess.run(
-        [sys.executable, "-c", _AT_A_CONSOLE, key, *words],
-        capture_output=True,
-        text=True,
-        timeout=2 * _SECONDS,
-        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-    )
+    command = [sys.executable, "-c", _AT_A_CONSOLE, key, *words]
+    done = run_to_files(command, 2 * _SECONDS, {}, flags=getattr(subprocess, "CREATE_NO_WINDOW", 0))
     assert done.returncode == 0, done.stderr
     return Said(*json.loads(done.stdout))
 

@@ -8,7 +8,6 @@ are few processes.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ import pytest
 
 from rallypoint.diagnose.explain import explain, words
 from rallypoint.diagnose.explain.reading import open_log
-from windows.test_launching import PACKAGES, SOURCE, portable
+from windows.test_launching import PACKAGES, SOURCE, portable, run_to_files
 
 pytestmark = [pytest.mark.windows, pytest.mark.timeout(900)]
 
@@ -97,22 +96,13 @@ def _run(
 ) -> CompletedProcess[str]:
     """Run Python with some arguments and a script behind them; the script's folder is where it stands."""
     (folder / "job.py").write_text(script, encoding="utf-8")
-    environ = {**os.environ, "PYTHONIOENCODING": "utf-8", "HF_HOME": str(folder), **variables}
-    return subprocess.run(
-        [str(python), *map(str, arguments)],
-        cwd=folder,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=_SECONDS,
-    )
+    command = [str(python), *map(str, arguments)]
+    return run_to_files(command, _SECONDS, {"HF_HOME": str(folder), **variables}, folder)
 
 
 def _lines(done: CompletedProcess[str]) -> list[str]:
     assert done.returncode == 0, done.stderr
-    return sorted(done.stdout.split("\n"))[1:]  # without the empty one at the end
+    return sorted(done.stdout.split("\n"))
 
 
 def _free_port() -> str:

@@ -68,6 +68,8 @@ def check_event_loop(_: Situation) -> Iterator[Finding]:
         version = getattr(import_module(LOOP_PACKAGE), "__version__", "")
     except ImportError as error:
         what = f"{LOOP_PACKAGE} cannot be imported ({error}): the server runs on the standard library, slower"
+        if sys.platform == "win32":
+            what += ", and refuses the 501st client"  # there is only `select` there
         yield warning("event-loop", what, f"pip install {LOOP_PACKAGE}")
     else:
         yield ok("event-loop", f"{LOOP_PACKAGE} {version}: the server runs on libuv")

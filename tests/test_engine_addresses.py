@@ -86,6 +86,15 @@ def test_urls_that_are_wrong(url: str, words: str) -> None:
     assert "cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "url", ["redis://h/0?password=hunter2", "etcd:/root:hunter2@h/job", "root:hunter2@h:2379/job"]
+)
+def test_a_url_that_is_wrong_is_shown_without_its_password(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_address(url)
+    assert "hunter2" not in str(caught.value)
+
+
 def test_where_a_password_may_be(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("from a file\n", encoding="utf-8")

@@ -28,7 +28,6 @@ _RULES: Final = (
     *("key_bytes", "value_bytes", "keys_per_request", "request_bytes", "batch_bytes", "connections"),
     *("unsent_bytes", "stored_bytes", "stored_entries", "session_seconds"),
 )
-_GONE: Final = ProtocolError("another process leads the store from now on")
 
 
 def rules_of(limits: Limits) -> bytes:
@@ -139,8 +138,7 @@ class Replica:
         elif entry.kind is Kind.CLOSE:
             self._close(entry.client)
         elif entry.kind is Kind.TERM:
-            for number in list(self._here):
-                put(Output(number, b"", _GONE))
+            for number in list(self._here):  # of the leader before, which tells them nothing any more
                 self._close(number)
             for core in self.stores.values():
                 self._empty_outbox(core, put)

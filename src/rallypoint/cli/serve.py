@@ -27,7 +27,7 @@ from rallypoint.errors import UsageError
 from rallypoint.server.core.store import Core
 from rallypoint.server.guard.secret import take_secret
 from rallypoint.server.loops.pump import Pump, about_this_process
-from rallypoint.server.process.binding import describe, reachable_at, reserve
+from rallypoint.server.process.binding import describe, is_everywhere, reachable_at, reserve
 from rallypoint.server.process.startup import EVENTS_VARIABLE, door_for, limits_of_environment, settle_in
 from rallypoint.server.reporting.events import Events
 from rallypoint.stores.client.connecting import format_address
@@ -137,7 +137,9 @@ def _serve_on_engine(
     check_safety(host)
     log = open_log(engine, acks=acks)
     sockets = reserve(host, port)
-    place = format_address(host, sockets[0].getsockname()[1])
+    # Each process of the store needs a name of its own.
+    name = socket.gethostname() if is_everywhere(host) else host
+    place = format_address(name, sockets[0].getsockname()[1])
     with ExitStack() as stack:
         _show_page(web, sockets, stack)
         node = Node(log, limits, place, sockets, lambda: open_loop(backend), prepare)

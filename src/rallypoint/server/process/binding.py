@@ -146,6 +146,11 @@ def addresses_for(host: str) -> BindAddresses:
     )
 
 
+def is_everywhere(host: str) -> bool:
+    """Whether a host is no name of a machine, but means every interface of this one."""
+    return host in _EVERYWHERE
+
+
 def resolves(host: str) -> bool:
     """Whether a host name or address is known here."""
     return host in _EVERYWHERE or bool(_resolve(host))

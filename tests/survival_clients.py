@@ -204,6 +204,13 @@ class Crowd:
 
     def finish(self) -> None:
         """Have all come to an end, read everything, and judge. FailedError if something is wrong."""
+        try:
+            self._finish()
+        except OSError as error:
+            raise FailedError(f"a client that is to read everything: {error}") from error
+        self.history.check()
+
+    def _finish(self) -> None:
         self._stopped.set()
         deadline = time.monotonic() + PATIENCE
         while (busy := [each.name for each in self._threads if each.is_alive()]) and not self._failures:
@@ -223,7 +230,6 @@ class Crowd:
             self._last.get(key)
         for client in (self._last, *self._clients):
             client.close()
-        self.history.check()
 
     def goes_on(self, since: float) -> bool:
         """Whether those who add have asked something after a moment, and were told. FailedError if that

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from engines import (
+    MASTER,
     EtcdCluster,
     Node,
     RedisCluster,
@@ -332,6 +333,24 @@ class TestSentinels:
             print(f"{fault}: the longest pause was {max(pauses):.1f} s")
             log.renew(term)
             assert read_all(other) == [b"%d" % number for number in range(1, 201)]
+
+    def test_a_master_that_is_being_replaced_takes_nothing_that_counts(self, sentinels: RedisCluster) -> None:
+        """For a second it does not know, and still has the other replica, which acknowledges."""
+        url = sentinels.url("replaced")
+        with closing(open_log(url, acks=1)) as log, closing(open_log(url)) as other:
+            term, number = log.acquire(log.look(), "a:1"), 0
+            for _ in range(3):
+                old = sentinels.leader()
+                log.renew(term)  # as a leader does all the time
+                assert ask(sentinels.sentinels[0], "SENTINEL FAILOVER", MASTER)
+                until = time.monotonic() + 3.0
+                while time.monotonic() < until:
+                    number += 1
+                    append_until_done(log, term, number, b"%d" % number)
+                assert sentinels.leader() is not old
+                sentinels.await_ready()
+            log.renew(term)
+            assert read_all(other) == [b"%d" % each for each in range(1, number + 1)]
 
     def test_what_replicas_do_not_have_does_not_count(self, sentinels: RedisCluster) -> None:
         url = sentinels.url("replicas")

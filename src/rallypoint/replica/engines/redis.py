@@ -5,8 +5,8 @@ What it promises is what Redis does. A server keeps what is in its file (`append
 take acknowledged writes with it. With `acks`, a write counts when so many replicas have it in memory. Then
 the death of one machine loses nothing, if Sentinel promotes a replica that has it: if acks is the number of
 replicas, each one has. Else it usually promotes the most advanced, but does not promise that. A master that
-is cut off goes on taking writes of clients on its side, until it learns better; with `acks`, or `min-
-replicas-to-write`, none of them count.
+is cut off, or was paused, goes on taking writes until it learns that there is another one. Without `acks`
+they are lost. With `acks`, the Sentinels are asked before a write counts if its replicas have changed.
 
 A loss is not repaired. It is found where it can be: records have no gap, each knows who wrote the one before
 it, and a term has an owner. Then LostRecordsError is raised, and nobody goes on with another history.

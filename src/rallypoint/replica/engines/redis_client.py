@@ -28,7 +28,7 @@ _PAUSE: Final = 0.05
 
 _PASSING: Final = (
     *("LOADING", "MASTERDOWN", "READONLY", "NOREPLICAS", "MISCONF", "OOM", "BUSY", "TRYAGAIN", "CLUSTERDOWN"),
-    "max number of clients reached",
+    *("UNBLOCKED", "WAIT cannot be used", "max number of clients reached"),
 )
 """How errors begin that go by, or that somebody will mend."""
 
@@ -42,6 +42,8 @@ class RedisClient:
         self._address = address
         self._client = _connect(address)
         self._closed = threading.Event()
+        self._replicas: frozenset[tuple[bytes, bytes]] = frozenset()
+        """Those that the master had when no Sentinel was replacing it."""
 
     def run(self, *commands: Command, acks: int = 0) -> list[Any]:
         """Run commands on one connection, as one transaction if there are several; return what each returns.
@@ -80,13 +82,42 @@ class RedisClient:
                 pipeline.execute_command(*command)
             if acks:
                 pipeline.execute_command("WAIT", acks, int(WAIT_SECONDS * 1000))
+                pipeline.execute_command("ROLE")
             results: list[Any] = pipeline.execute()
-        if acks and results.pop() < acks:
-            raise EngineAwayError(
-                f"{self._address}: fewer than {acks} replicas acknowledged a write within {WAIT_SECONDS:g} s",
-                hint="look at its replicas: `redis-cli info replication`; --acks says how many count",
-            )
+        if acks:
+            role, acknowledged = results.pop(), results.pop()
+            if acknowledged < acks:
+                raise EngineAwayError(
+                    f"{self._address}: fewer than {acks} replicas acknowledged a write within "
+                    f"{WAIT_SECONDS:g} s",
+                    hint="look at its replicas: `redis-cli info replication`; --acks says how many count",
+                )
+            if self._address.kind == SENTINEL:
+                self._check_master(*role)
         return results
+
+    def _check_master(self, role: bytes, _: int, attached: Any, *__: Any) -> None:
+        """EngineAwayError if this master is being replaced: what it takes now will be gone.
+
+        It does not know that. For about a second it has its other replicas, and these acknowledge what they
+        get. But it has lost the one that is to be the master. So the Sentinels are asked when it has not the
+        replicas that it had before; one of them knows.
+        """
+        if role != b"master":
+            raise EngineAwayError(f"{self._address}: another server has become the master")
+        replicas = frozenset((host, port) for host, port, _ in attached)
+        if replicas == self._replicas:
+            return
+        pool: Any = self._client.connection_pool
+        for sentinel in pool.sentinel_manager.sentinels:
+            try:
+                known = sentinel.sentinel_master(self._address.master)
+            except redis.RedisError:
+                continue
+            is_this = (known["ip"], known["port"]) == pool.master_address
+            if is_this and "failover_in_progress" in known["flags"]:
+                raise EngineAwayError(f"{self._address}: another server is becoming the master")
+        self._replicas = replicas
 
     def _judge(self, error: redis.RedisError) -> EngineAwayError:
         """The error to raise if it does not go by. If it cannot, it is raised here."""

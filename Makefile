@@ -33,10 +33,12 @@ $(STAMP) $(VENV)/.docs: pyproject.toml
 demo: $(STAMP)        ## jobs come up by every quick route; two ranks train like one
 	$(BIN)/python examples/demo.py
 
-tools:                # what else is used: ss, redis-server, a C compiler and a browser, where they can be installed
-	@{ command -v ss && command -v redis-server && command -v cc && command -v chromium; } > /dev/null || \
+tools:                # what else is used: ss, engines, a C compiler and a browser, where they can be installed
+	@{ command -v ss && command -v redis-server && command -v redis-sentinel && command -v etcd && \
+	   command -v cc && command -v chromium; } > /dev/null || \
 	  { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get update -qq && \
-	    RUNLEVEL=1 apt-get install -y -qq iproute2 redis-server gcc libc6-dev chromium; } > /dev/null 2>&1 || true
+	    RUNLEVEL=1 apt-get install -y -qq iproute2 redis-server redis-sentinel etcd-server gcc libc6-dev chromium; \
+	  } > /dev/null 2>&1 || true
 
 check: $(STAMP)       ## lint and types
 	$(BIN)/ruff check .

@@ -22,6 +22,8 @@ from rallypoint.wire.limits import Limits
 TOKEN = bytes(range(16))
 PRESENT = b"\x22"
 BYE = b"\x23"
+BEAT = b"\x2a"
+SIGN_OF_LIFE = bytes(8)
 
 DONE, REFUSED, CALLED, UNCHANGED, _, PIECE = range(6)
 
@@ -355,7 +357,7 @@ class Wire:
 
     def connect(self) -> None:
         (self.end,) = _unvalidated(self.upstream)
-        self.up = self.core.connect()
+        self.up = VALIDATE + self.core.connect()
 
     def flush(self) -> None:
         self.up += self.core.flush()

@@ -355,7 +355,7 @@ class OnStore(Stage):
     def _connect(self) -> None:
         self._link = End(self._store, self._store.front.open("relay"))
         self._store.ends[self._link.connection] = self._link
-        self._up = self._relay.connect()
+        self._up = VALIDATE + self._relay.connect()
 
     def move(self) -> None:
         for _ in range(MOST_TURNS):

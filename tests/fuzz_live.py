@@ -153,7 +153,7 @@ def _session(rng: Random, number: int) -> Stream:
             mutate_bytes(rng, rng.choice(requests))
         sent += batch(count, rng.choice([0, count - 1]), [bytes(one) for one in requests])
         if rng.random() < 0.3:
-            sent += request(Op.PRESENT if rng.random() < 0.8 else Op.BYE)
+            sent += request(rng.choices((Op.PRESENT, Op.BEAT, Op.BYE), (5, 3, 2))[0])
     if rng.random() < 0.2:
         mutate_bytes(rng, sent)
     return Stream(number, "session", cut(rng, bytes(sent)))

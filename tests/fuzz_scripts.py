@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from ends import BYE, CALLED, DONE, PRESENT, REFUSED, UNCHANGED, blob, end_of_wait, i64, session, u64
+from ends import BEAT, BYE, CALLED, DONE, PRESENT, REFUSED, UNCHANGED, blob, end_of_wait, i64, session, u64
 from fuzz_cores import STAGES, Script, Step
 from fuzz_requests import BOUNDARIES, mutate_bytes, one_request, relayed_requests, short_value
 from fuzz_texts import TEXTS, WORDS
@@ -63,7 +63,7 @@ def _data(rng: Random, verb: str) -> bytes:
         return b"".join(map(blob, requests))
     if verb in ("send", "raw"):
         requests += (
-            [PRESENT, BYE, session(bytes(16), keep=rng.choice((0, 900)))] if rng.random() < 0.05 else []
+            [PRESENT, BYE, BEAT, session(bytes(16), keep=rng.choice((0, 900)))] if rng.random() < 0.05 else []
         )
         return b"".join(requests)
     if verb in ("items", "up"):

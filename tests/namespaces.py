@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pytest
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -46,6 +48,47 @@ def two_machines() -> Iterator[list[Machine]]:
     finally:
         for machine in machines:
             subprocess.run(["ip", "netns", "del", machine.interface], capture_output=True)
+
+
+@contextmanager
+def machines_on_switch(count: int) -> Iterator[tuple[str, list[Machine]]]:
+    """Network namespaces, joined by a bridge, and the address by which all of them reach this machine.
+
+    The test is skipped where the rights do not allow that.
+    """
+    switch = f"rs{os.getpid() % 100_000}"
+    network = f"10.232.{os.getpid() % 256}"
+    machines = [
+        Machine(("ip", "netns", "exec", name), f"{network}.{number + 1}", name)
+        for number, name in enumerate(f"{switch}{letter}" for letter in "abcdefgh"[:count])
+    ]
+    if (
+        shutil.which("ip") is None
+        or subprocess.run(["ip", "link", "add", switch, "type", "bridge"]).returncode
+    ):
+        pytest.skip("it needs ip, of iproute2, and root")
+    try:
+        ip("addr", "add", f"{network}.254/24", "dev", switch)
+        ip("link", "set", switch, "up")
+        for machine in machines:
+            name, port = machine.interface, f"{machine.interface}p"
+            ip("netns", "add", name)
+            ip("link", "add", port, "type", "veth", "peer", "name", name, "netns", name)
+            ip("link", "set", port, "master", switch, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "addr", "add", f"{machine.address}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
+        yield f"{network}.254", machines
+    finally:
+        for machine in machines:
+            subprocess.run(["ip", "link", "del", f"{machine.interface}p"], capture_output=True)
+            subprocess.run(["ip", "netns", "del", machine.interface], capture_output=True)
+        subprocess.run(["ip", "link", "del", switch], capture_output=True)
+
+
+def plug(machine: Machine, *, in_: bool) -> None:
+    """Pull the cable of a machine on a switch out, or put it in again."""
+    ip("link", "set", f"{machine.interface}p", "up" if in_ else "down")
 
 
 def ip(*words: str) -> None:

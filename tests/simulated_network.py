@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -14,6 +14,8 @@ from rallypoint.relay.core.upstream import SessionLostError
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.outbox import Close, GoOn, Other, Work
+from rallypoint.server.core.sessions import Session
+from rallypoint.wire.encoding import VALIDATE
 from simulated_ranks import FailedError, Rank
 
 Task = Callable[[], None]
@@ -99,7 +101,7 @@ class Pipe:
 class Link:
     """One connection, with an end at a server or relay and one at who opened it."""
 
-    __slots__ = ("connection", "down", "endpoint", "excuse", "is_broken", "net", "server", "up")
+    __slots__ = ("connection", "down", "endpoint", "excuse", "is_broken", "is_silent", "net", "server", "up")
 
     def __init__(self, net: Net, server: Node, endpoint: Endpoint) -> None:
         self.net = net
@@ -108,6 +110,7 @@ class Link:
         self.connection: Client | None = None  # None: the server's end is closed
         self.excuse: str | None = None
         self.is_broken = False
+        self.is_silent = False
         self.up = Pipe(net, lambda data: server.receive(self, data))
         self.down = Pipe(net, lambda data: endpoint.receive(self, data))
 
@@ -117,8 +120,18 @@ class Link:
     def abandon(self) -> None:
         """Who opened it is gone: what is under way may be lost, and the server notices sometime."""
         self._cut(self.up)
-        self.net.broken += 1
+        if not self.is_silent:
+            self.net.broken += 1
+        self.is_silent = False
         self.net.after(self.net.some_time(), self._drop_at_server)
+
+    def swallow(self) -> None:
+        """From now on nothing gets through, in either direction, and nobody is told."""
+        self.is_broken = self.is_silent = True
+        self.net.broken += 1
+        for pipe in (self.up, self.down):
+            pipe.is_cut = True
+            pipe.data.clear()
 
     def break_(self) -> None:
         """Both directions break at some point, and each end notices by itself."""
@@ -155,6 +168,23 @@ class Link:
         self.endpoint.lose(self)
 
 
+class Place(Protocol):
+    """Where clients connect to: a server, a relay, or several servers of which one leads."""
+
+    name: str
+    children: list[Relay]
+
+    @property
+    def sessions(self) -> Iterable[Session]:
+        """Those that are known there."""
+
+    def find(self) -> Node | None:
+        """Who answers there now."""
+
+    def pass_time(self) -> None: ...
+    def check_invariants(self) -> None: ...
+
+
 class Node:
     """A server or a relay, as its clients see it: the pump of a Front."""
 
@@ -166,8 +196,22 @@ class Node:
         self.children: list[Relay] = []
         self._heard: Link | None = None  # the connection that has sent something last
 
+    @property
+    def sessions(self) -> Iterable[Session]:
+        return self.front.sessions
+
+    @property
+    def now(self) -> float:
+        return self.net.now
+
+    def find(self) -> Node | None:
+        return self
+
+    def check_invariants(self) -> None:
+        self.front.check_invariants()
+
     def accept(self, link: Link, peer: str) -> None:
-        self.front.turn.now = self.net.now
+        self.front.turn.now = self.now
         link.connection = self.front.open(peer)
         self.links[link.connection] = link
 
@@ -188,7 +232,7 @@ class Node:
         if connection is None:
             return
         if self.net.rng.random() < 0.2:
-            self.front.turn.now = self.net.now
+            self.front.turn.now = self.now
             self.front.end(connection)  # an orderly end comes first
             self.settle()
         if link.connection is not None:
@@ -230,12 +274,12 @@ class Node:
 
     def _go_on(self, link: Link) -> None:
         self.net.moving -= 1
-        self.front.turn.now = self.net.now
+        self.front.turn.now = self.now
         self.receive(link, b"")
 
     def _go_on_with_rest(self) -> None:
         self.net.moving -= 1
-        self.front.turn.now = self.net.now
+        self.front.turn.now = self.now
         if self.front.go_on():
             self._later(self._go_on_with_rest)
         self.settle()
@@ -244,12 +288,15 @@ class Node:
         link = self.links.pop(client)
         relay = link.endpoint
         if isinstance(relay, Relay) and relay.uplink is link and excuse is None:
-            # A SESSION that was long under way, on a connection that is gone, may displace the present one.
-            if self._heard is None or self._heard is link or self._heard.endpoint is not relay:
+            if not self._may_be_displaced(link, relay):
                 raise FailedError(f"{self.name} closes the connection of {relay.name}: {error.message}")
             self.net.counts["displaced late"] += 1
         self.front.close(client)
         link.close_at_server(excuse)
+
+    def _may_be_displaced(self, link: Link, relay: Relay) -> bool:
+        """A SESSION that was long under way, on a connection that is gone, may displace the present one."""
+        return self._heard is not None and self._heard is not link and self._heard.endpoint is relay
 
     def close_all(self, excuse: str) -> None:
         for client in list(self.links):
@@ -257,7 +304,7 @@ class Node:
 
     def pass_time(self) -> None:
         before = [session.token for session in self.front.sessions]
-        self.front.turn.now = self.net.now
+        self.front.turn.now = self.now
         for client, why in self.front.overdue():
             self._close(client, ProtocolError(why), why)
         after = {session.token for session in self.front.sessions}
@@ -275,7 +322,7 @@ class Node:
 class Relay(Node):
     """A relay: a Node that is a client of another one, too."""
 
-    def __init__(self, net: Net, name: str, parent: Node) -> None:
+    def __init__(self, net: Net, name: str, parent: Place) -> None:
         self.parent = parent
         self.uplink: Link | None = None
         self.token = b""
@@ -303,10 +350,14 @@ class Relay(Node):
     def connect(self) -> None:
         if self.uplink is not None:
             return
+        server = self.parent.find()
+        if server is None:
+            self.net.after(self.net.some_time() + 1, self.connect)
+            return
         self.net.counts["connects"] += 1
-        self.uplink = Link(self.net, self.parent, self)
-        self.parent.accept(self.uplink, self.name)
-        self.uplink.send(self.relay.connect())
+        self.uplink = Link(self.net, server, self)
+        server.accept(self.uplink, self.name)
+        self.uplink.send(VALIDATE + self.relay.connect())
 
     def receive(self, link: Link, data: bytes) -> None:
         """From a client, or from upstream."""
@@ -328,6 +379,17 @@ class Relay(Node):
             self.uplink = None
             self.relay.lose_upstream()
             self.net.after(self.net.some_time(), self.connect)
+
+    def beat(self) -> None:
+        """Ask for a sign of life, and give up a connection that has been silent for too long."""
+        link = self.uplink
+        if link is not None:
+            try:
+                link.send(self.relay.upstream.beat())
+            except ProtocolError:
+                self.net.counts["given up"] += 1
+                link.abandon()
+                self.lose(link)
 
     def tick(self) -> None:
         if self.uplink is not None:

@@ -184,7 +184,7 @@ def test_who_asks(who: Identity, asks: bool) -> None:
 )
 def test_it_is_asked_before_the_time_is_over(seconds: float, size: int, ahead: float) -> None:
     pool = ConnectionPool(lambda _: pytest.fail("it connects"))
-    inquiry = Inquiry(pool, "a server", Identity(world_size=size))
+    inquiry = Inquiry(pool, ("a server", 1), Identity(world_size=size))
     assert inquiry.moment(Deadline(seconds)).seconds == pytest.approx(seconds - ahead, abs=0.1)
 
 
@@ -302,7 +302,7 @@ def test_launchers_tools_and_polls_do_not_ask(
     store: TCPStore, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(absence, "look_through", lambda *_: asked.append(True))
+    monkeypatch.setattr(absence, "look", lambda *_: asked.append(True))
     roles = (Role.AGENT, Role.TOOL)
     with ExitStack() as stack:
         agent, tool = (
@@ -385,5 +385,5 @@ def test_what_comes_while_it_asks_is_not_missed(
         with TCPStore("127.0.0.1", port, timeout=SECONDS) as other:
             other.set("key", "value")
 
-    monkeypatch.setattr(absence, "look_through", look)
+    monkeypatch.setattr(absence, "look", look)
     assert store.get("key") == b"value"

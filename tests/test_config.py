@@ -13,7 +13,7 @@ from torch.distributed.run import get_args_parser
 
 from rallypoint.errors import UsageError
 from rallypoint.launch.config import Level, Setting, Settings, settle
-from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.options import (
     BY_NAME,
     OPTIONS,
@@ -80,9 +80,10 @@ ALLOWED = [
     ("nproc_per_node", "gpu", "gpu"),
     ("node_rank", "98", 98),
     ("rdzv_endpoint", "", None),
-    ("rdzv_endpoint", "head-0.example.org:1", Endpoint("head-0.example.org", 1)),
-    ("rdzv_endpoint", "[::1]:65535", Endpoint("::1", 65535)),
-    ("rdzv_endpoint", "::1", Endpoint("::1", 29400)),
+    ("rdzv_endpoint", "head-0.example.org:1", Endpoints([Endpoint("head-0.example.org", 1)])),
+    ("rdzv_endpoint", "[::1]:65535", Endpoints([Endpoint("::1", 65535)])),
+    ("rdzv_endpoint", "::1", Endpoints([Endpoint("::1", 29400)])),
+    ("rdzv_endpoint", "a,b:7", Endpoints([Endpoint("a", 7), Endpoint("b", 7)])),
     ("standalone", "1", True),
     ("standalone", "0", False),
     ("rdzv_conf", "", {}),
@@ -109,7 +110,18 @@ REFUSED = {
     "nnodes": ("", "0", "3:2", "1:", ":2", "1:2:3", "two", "1.5", "\u0661"),
     "nproc_per_node": ("", "1 2"),
     "node_rank": ("-1", "first", "1_0"),
-    "rdzv_endpoint": ("head:0", "head:65536", "head:", ":29400", "[::1", "tcp://head:1", "a b", "a:1:2"),
+    "rdzv_endpoint": (
+        "head:0",
+        "a:0,b:1",
+        "a,",
+        "head:65536",
+        "head:",
+        ":29400",
+        "[::1",
+        "tcp://head:1",
+        "a b",
+        "a:1:2",
+    ),
     "standalone": ("", "yes", "2"),
     "rdzv_conf": ("a", "a=", "=1", "a=1,", ",", "a=1,b"),
     "master_addr": ("", "head:1", "[head]"),
@@ -484,6 +496,7 @@ def test_every_option_of_torchrun_finds_its_value_and_the_script() -> None:
 GIVEN_ON: list[tuple[str, dict[str, object]]] = [
     ("", {"nnodes": "1", "nproc_per_node": "devices", "rdzv_endpoint": "localhost:0", "max_restarts": 0}),
     ("--standalone", {"rdzv_endpoint": "localhost:0", "standalone": False}),
+    ("--nnodes 4 --rdzv-endpoint a,b,c", {"rdzv_endpoint": "a:29500,b:29500,c:29500"}),
     ("--nnodes 1:4 --rdzv-endpoint head", {"nnodes": "1:4", "rdzv_endpoint": "head:29400"}),
     ("--master_addr ::1 --master_port 7", {"rdzv_endpoint": "[::1]:7", "master_port": None}),
     ("--nproc-per-node=2 --max-restarts 3 --rdzv-id=a_b", {"nproc_per_node": "2", "max_restarts": 3}),

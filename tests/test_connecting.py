@@ -175,8 +175,8 @@ def test_a_server_that_comes_late(monkeypatch: pytest.MonkeyPatch, pool: ThreadP
     tried = threading.Event()
     try_all = connecting._try_all
 
-    def note(*arguments: Any) -> Connection | None:
-        connection = try_all(*arguments)
+    def note(*arguments: Any, **named: Any) -> Connection | None:
+        connection = try_all(*arguments, **named)
         tried.set()
         return connection
 

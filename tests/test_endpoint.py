@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.endpoint import DEFAULT_PORT, Endpoint, parse_endpoint
+from rallypoint.launch.endpoint import DEFAULT_PORT, STORE_PORT, Endpoint, parse_endpoint, parse_endpoints
 
 pytestmark = pytest.mark.windows
 
@@ -71,6 +71,30 @@ def test_what_is_no_endpoint() -> None:
             parse_endpoint(text)
         assert caught.value.message == f"{text!r} is no endpoint", what
         assert "HOST:PORT" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("a", f"a:{DEFAULT_PORT}"),
+        ("", "localhost:0"),
+        ("a,b,c:29501", "a:29501,b:29501,c:29501"),
+        ("a,b,c", f"a:{STORE_PORT},b:{STORE_PORT},c:{STORE_PORT}"),
+        (" a:1, b , c:2\n", "a:1,b:2,c:2"),
+        ("[fd00::1],[fd00::2]:3", "[fd00::1]:3,[fd00::2]:3"),
+        ("[fd00::1],[fd00::2]", f"[fd00::1]:{STORE_PORT},[fd00::2]:{STORE_PORT}"),
+    ],
+)
+def test_one_or_several(text: str, written: str) -> None:
+    endpoints = parse_endpoints(text)
+    assert str(endpoints) == written
+    assert parse_endpoints(written) == endpoints
+
+
+@pytest.mark.parametrize("text", ["a,", ",a:1", "a,,b:1", "a b,c:1", "a:1,b:70000"])
+def test_several_of_which_one_is_none(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_endpoints(text)
 
 
 @settings(max_examples=200)

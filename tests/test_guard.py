@@ -32,7 +32,8 @@ from namespaces import two_machines
 from processes import BACKENDS, end
 from rallypoint.access import NoUser
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, RallypointError, UsageError
-from rallypoint.relay.relay import Relay, find_upstream
+from rallypoint.relay.finding import find_upstream
+from rallypoint.relay.relay import Relay
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.store import Core
@@ -262,7 +263,7 @@ def test_a_relay_proves_the_secret_upstream(have: Callable[[str], None]) -> None
     """Ranks speak plainly to their relay; the relay does not to the store."""
     have(_TEXT)
     with running_here(_locked) as port, _recording(port) as (between, seen):
-        upstream = find_upstream("127.0.0.1", between, 5.0)
+        upstream = find_upstream([("127.0.0.1", between)], 5.0)
         with running_here(lambda loop, listeners: Relay(loop, upstream, listeners)) as here:
             with RawClient(here) as rank:
                 rank.send(request(Op.ADD, b"/a-key-of-a-rank", tail=pack_i64(7)))

@@ -23,7 +23,7 @@ LEVELS = [
     {"engine", "rollcall"},
     {"server"},
     {"stores"},
-    {"relay"},
+    {"relay", "replica"},
     {"launch"},
     {"pytorch"},
     {"diagnose", "watch", "bench"},
@@ -36,7 +36,9 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 PURE = {
     *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text", "rallypoint.codec"),
     *("rallypoint.access", "rallypoint.exits"),
-    *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.diagnose.findings"),
+    *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.replica.core"),
+    *(f"rallypoint.replica.engines.{name}" for name in ("protobuf", "etcd_messages")),
+    "rallypoint.diagnose.findings",
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),
     *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "members", "records", "timeline")),
 }

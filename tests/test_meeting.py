@@ -18,13 +18,17 @@ from typing import Generic, TypeVar
 import pytest
 
 from rallypoint.errors import (
+    ConnectError,
     JoinTimeoutError,
     MeetingClosedError,
     RallypointError,
     StoreTimeoutError,
 )
+from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
+from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size
+from rallypoint.server.process.binding import reserve
 from rallypoint.server.process.hosting import HostedServer, host_server
 from rallypoint.stores.base import Store
 from rallypoint.stores.hash import HashStore
@@ -222,6 +226,20 @@ def test_the_machine_that_the_endpoint_names_keeps_the_store(hall: Hall) -> None
     assert names(met.members) == "abc"
     assert hall.started == [(0, "c")]
     assert met.store == "c:0:1"
+
+
+def test_a_store_that_nobody_leads_is_named() -> None:
+    """The sockets do not listen, as those of processes that stand by."""
+    standbys = [reserve("127.0.0.1", 0)[0] for _ in range(2)]
+    places = Endpoints(Endpoint(*each.getsockname()) for each in standbys)
+    with pytest.raises(ConnectError) as caught:
+        open_replicated(places, "job", local_address=None, seconds=0.2)
+    for place in map(str, places):
+        assert place in caught.value.message
+        assert place in caught.value.hint
+    assert "serve --engine" in caught.value.hint
+    for each in standbys:
+        each.close()
 
 
 def test_jobs_at_one_place_do_not_meet(hall: Hall) -> None:
@@ -507,6 +525,13 @@ def test_a_pause_of_all_costs_nobody_its_place(hall: Hall) -> None:
     assert machines[0].roster.lost == ()
 
 
+@pytest.mark.parametrize(("beat", "missed", "expected"), [(5.0, 3, 3), (5.0, 1, 2), (0.3, 3, 34)])
+def test_patience_outlasts_a_store_that_moves(beat: float, missed: int, expected: int) -> None:
+    times = MeetingTimes(beat=beat, beats_missed=missed)
+    assert times.outlasting(10.0).beats_missed == expected
+    assert times.outlasting(0.0) == times
+
+
 def test_with_another_neighbour_patience_starts_anew(hall: Hall) -> None:
     machines = [hall.machine(name, Size(3, 3), rank) for rank, name in enumerate("abc")]
     first, second, third = machines
@@ -642,6 +667,17 @@ def test_it_waits_no_longer_than_it_should(hall: Hall) -> None:
     assert not waiting.done
     hall.time.advance(1)
     assert waiting.result() is False
+
+
+def test_another_job_with_the_same_id_meets_where_all_have_left(hall: Hall) -> None:
+    machines = hall.machines("ab", Size(2, 2))
+    [before, _] = together(machines)
+    machines[0].close("the job has ended")
+    for each in machines:
+        each.leave()
+        each.reopen()
+    [after, _] = together(hall.machines("cd", Size(2, 2)))
+    assert after.number > before.number
 
 
 @pytest.mark.usefixtures("_looks_seldom")

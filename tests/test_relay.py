@@ -25,8 +25,9 @@ from processes import Server, end, is_wine, relaying, sends_signals, serving, to
 from rallypoint.errors import ConnectionLostError, ServerStartError, StoreTimeoutError, UsageError
 from rallypoint.relay import relay as running
 from rallypoint.relay.core.relay import RelayCore
+from rallypoint.relay.finding import find_upstream
 from rallypoint.relay.hosting import host_relay
-from rallypoint.relay.relay import Relay, find_upstream
+from rallypoint.relay.relay import Relay
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
@@ -141,13 +142,13 @@ def test_an_upstream_that_cannot_be_is_a_usage_error() -> None:
 
 def test_a_relay_says_that_its_upstream_is_not_there() -> None:
     with pytest.raises(ServerStartError, match=r"cannot reach the store at 127\.0\.0\.1:1 within 0\.3 s"):
-        host_relay(("127.0.0.1", 1), seconds=0.3)
+        host_relay([("127.0.0.1", 1)], seconds=0.3)
 
 
 def test_a_hosted_relay_ends_with_its_parent(site: Site) -> None:
     code = (
         "import sys; from rallypoint.relay.hosting import host_relay\n"
-        f"relay = host_relay(('127.0.0.1', {site.server.port}))\n"
+        f"relay = host_relay([('127.0.0.1', {site.server.port})])\n"
         "print(relay.pid, flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen(
@@ -282,7 +283,7 @@ def test_ranks_are_told_when_the_way_is_down_for_too_long(site: Site) -> None:
 
 
 def relay_of(port: int) -> Make:
-    return lambda loop, listeners: Relay(loop, find_upstream("127.0.0.1", port, SECONDS), listeners)
+    return lambda loop, listeners: Relay(loop, find_upstream([("127.0.0.1", port)], SECONDS), listeners)
 
 
 def server_with(**limits: float) -> Make:

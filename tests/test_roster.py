@@ -221,6 +221,16 @@ def test_a_closed_meeting_has_no_next_round() -> None:
     assert not roster.complete
 
 
+def test_a_closed_meeting_that_all_have_left_may_be_another_jobs() -> None:
+    closed = gather(TWO, A, B).close("done").leave("a", TWO)
+    assert closed.reopen() == closed
+    assert gather(TWO, A, B).reopen() == gather(TWO, A, B)
+    reopened = closed.leave("b", TWO).reopen()
+    assert not reopened.closed
+    assert reopened.round > closed.round, "no round has the name of an earlier one"
+    assert gather_into(reopened, TWO, C, D).complete
+
+
 # On the wire
 
 

@@ -22,7 +22,7 @@ numbers = st.integers(0, 2**64 - 1)
 
 
 BYTES: list[tuple[bytes, str]] = [
-    (wire.ASK, "05 0100000000000000 1500000000000000 72616c6c79706f696e742f73657373696f6e732f32"),
+    (wire.ASK, "05 0100000000000000 1500000000000000 72616c6c79706f696e742f73657373696f6e732f33"),
     (
         wire.session_request(TOKEN, 1000, 7, known=True),
         "20 1000000000000000 000102030405060708090a0b0c0d0e0f"
@@ -51,6 +51,8 @@ BYTES: list[tuple[bytes, str]] = [
     (wire.end_of_wait(6), "00 0600000000000000"),
     (encode(Op.PRESENT, [], b""), "22"),
     (encode(Op.BYE, [], b""), "23"),
+    (encode(Op.BEAT, [], b""), "2a"),
+    (encode(Op.ENTER, [b"job"], b""), "31 0300000000000000 6a6f62"),
     (
         encode(Op.ARRIVE, [b"k"], wire.pack_pair(8, 3)),
         "24 0100000000000000 6b 0800000000000000 0300000000000000",
@@ -111,7 +113,7 @@ def test_a_frame_is_given_with_its_last_byte_and_not_before() -> None:
     reader = wire.FrameReader()
     for byte in data[:-1]:
         assert reader.feed(bytes([byte])) == []
-    assert reader.feed(data[-1:] + bytes(8)) == [data[8:], b""]
+    assert reader.feed(data[-1:] + bytes(8)) == [data[8:]], "a sign of life is no frame"
 
 
 @repeatable

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ends import (
+    BEAT,
     BYE,
     CALLED,
     DONE,
     PRESENT,
     REFUSED,
+    SIGN_OF_LIFE,
     TOKEN,
     UNCHANGED,
     Desk,
@@ -18,6 +20,7 @@ from ends import (
     batch,
     blob,
     end_of_wait,
+    frame,
     i64,
     leave,
     pop_called,
@@ -33,13 +36,14 @@ from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import ASK
+from rallypoint.wire.sessions import ASK, FrameReader
 from test_core import add, barrier, get, pop, push, set_, wait
 
 pytestmark = pytest.mark.windows
 
-ANNOUNCED = b"rallypoint/sessions/2"
+ANNOUNCED = b"rallypoint/sessions/3"
 OTHER_TOKEN = bytes(16)
+PING = request(Op.PING, tail=b"ping")
 
 
 @pytest.fixture
@@ -66,6 +70,30 @@ def test_the_announcement_is_not_stored_and_counts_only_by_itself(desk: Desk) ->
     assert client.ask(request(Op.LIST_KEYS)) == i64(1) + blob(b"k")
     assert client.ask(get(ANNOUNCED)) == blob(b"")
     assert relay.send(ASK) == [(0, DONE, b"\x00")]
+
+
+# Which store, and whether it is alive
+
+
+@pytest.mark.parametrize("front", [Core(), RelayCore(TOKEN)], ids=["server", "relay"])
+def test_where_there_is_only_one_store_it_has_no_name(front: Core | RelayCore) -> None:
+    right, wrong = Desk(front).open(2)
+    assert right.ask(b"\x31" + blob(b"") + PING) == b"ping"
+    assert wrong.ask(b"\x31" + blob(b"job/7") + PING) == b""
+    assert wrong.error is not None
+    assert "it wants the store named 'job/7', but there is only one here" in wrong.error.message
+
+
+@pytest.mark.parametrize("front", [Core(), RelayCore(TOKEN)], ids=["server", "relay"])
+def test_a_beat_is_answered_between_frames_and_is_none(front: Core | RelayCore) -> None:
+    (end,) = Desk(front).open()
+    told = end.ask(session() + BEAT + batch(1, 0, ASK) + BEAT + BEAT)
+    frames = frame(1, 1, (0, DONE, b"\x00"))
+    assert told[25:] == SIGN_OF_LIFE + frames + 2 * SIGN_OF_LIFE
+    for size in (1, 7, 8, 9, len(told)):
+        reader = FrameReader()
+        pieces = [told[25 + start : 25 + start + size] for start in range(0, len(told) - 25, size)]
+        assert [each for piece in pieces for each in reader.feed(piece)] == [frames[8:]]
 
 
 # Opening, taking up, ending
@@ -119,6 +147,8 @@ def test_a_session_that_should_be_known_and_is_not_is_not_begun_anew(desk: Desk)
         batch(1, 0),
         PRESENT,
         BYE,
+        BEAT,
+        session() + BYE + BEAT,
         arrive(b"b", 2, 1),
         leave(0),
         wait_in_turn(b"k"),
@@ -253,8 +283,11 @@ def test_frames_that_were_let_go_or_never_sent_cannot_be_asked_for(desk: Desk, t
     relay.send()
     relay.lose()
     (end,) = desk.open()
-    end.send(session(known=True, taken=taken))
-    assert end.error is not None
+    if taken:  # a log that has lost what was sent: the relay is told that its session is lost
+        assert end.ask(session(known=True, taken=taken)) == b"\x02" + bytes(24)
+    else:
+        end.send(session(known=True, taken=taken))
+        assert end.error is not None
 
 
 def test_a_session_taken_up_while_its_connection_seems_alive_goes_on_over_the_new_one(desk: Desk) -> None:

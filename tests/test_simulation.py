@@ -22,6 +22,7 @@ from linearizability import (
 from rallypoint.relay.core.combining import Combiner
 from rallypoint.relay.core.ranks import Rank
 from rallypoint.relay.core.slots import AddSlot, Asker, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
+from rallypoint.relay.core.upstream import Upstream
 from rallypoint.server.core import sessions
 from rallypoint.server.core.long_answers import LongAnswers
 from rallypoint.server.core.sessions import Party, Session
@@ -195,6 +196,11 @@ def test_a_call_that_nobody_gives_back_is_caught(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Combiner, "dismiss", keep)
     _must_catch("is not told that its wait is over|which nobody waits for", mix="queues", first=39)
+
+
+def test_a_silence_that_no_beat_finds_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Upstream, "beat", lambda _: b"")
+    _must_catch("has no answer to")
 
 
 def test_a_value_that_is_wrongly_taken_for_unchanged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.snapshot import Relay, Snapshot
+from rallypoint.rollcall.snapshot import Relay, Replication, Snapshot, Standby
 from rallypoint.watch.web.metrics import MOST_JOBS, MOST_NAMED, encode
 from web_stores import job
 
@@ -154,11 +154,30 @@ def expressions(content: object) -> Iterator[str]:
             yield from expressions(each)
 
 
+KEPT = Replication(
+    "etcd at a", 3, "a:1", (Standby("b:1", 7),), commit_p50=0.001, commit_p99=0.01, away_seconds=12.0
+)
+
+
+def test_a_replicated_store() -> None:
+    told = samples_of(replace(STALLED, replication=KEPT))
+    assert told["rallypoint_replication_info", labels(engine="etcd at a", leader="a:1")] == 1
+    assert told["rallypoint_replication_term", ()] == 3
+    assert told["rallypoint_replication_failovers_total", ()] == 2
+    assert told["rallypoint_replication_lag_records", labels(standby="b:1")] == 7
+    assert told["rallypoint_replication_commit_seconds", labels(quantile="0.99")] == 0.01
+    assert told["rallypoint_replication_engine_away_seconds", ()] == 12
+    assert not [name for name, _ in samples_of(STALLED) if "replication" in name]
+
+
 @pytest.fixture(scope="module")
 def known() -> set[str]:
     """The names and labels that a store tells which has a bit of everything."""
     relays = (Relay(9, "10.0.0.2:1", 5.0, False, None),)
-    return {name for name, _ in samples_of(replace(STALLED, relays=relays, rosters=(("j", roster()),)))}
+    rosters = (("j", roster()),)
+    return {
+        name for name, _ in samples_of(replace(STALLED, relays=relays, rosters=rosters, replication=KEPT))
+    }
 
 
 def test_every_metric_and_label_in_the_queries_exists(known: set[str]) -> None:

@@ -19,7 +19,7 @@ import rallypoint
 from colours import contrast
 from rallypoint.errors import ConnectError
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.snapshot import Mishap
+from rallypoint.rollcall.snapshot import Mishap, Replication, Standby
 from rallypoint.rollcall.words import headline
 from rallypoint.watch.web.picture import difference
 from raw import until
@@ -211,6 +211,21 @@ def test_barriers_errors_rounds_and_operations(still: Look) -> None:
     assert "there is no operation 71" in still.text("#errors-list")
     assert "2 of 2 machines joined" in still.text("#rounds-list")
     assert still.page.locator("#operations-list tr").all_inner_texts()[0].split("\t")[:2] == ["SET", "18"]
+
+
+def test_a_replicated_store_shows_its_engine(changing: tuple[Look, ScriptedStore]) -> None:
+    look, store = changing
+    page = look.page
+    expect(page.locator("#replication")).to_be_hidden()
+    kept = Replication("etcd at a", 2, "a:1", (Standby("b:1", 7),), commit_p50=0.002, commit_p99=0.02)
+    store.snapshot = replace(store.snapshot, replication=kept)
+    expect(page.locator("#replication")).to_be_visible()
+    told = look.text("#replication-facts")
+    for words in ("etcd at a", "changed once", "b:1 (lag 7)", "p50 2 ms, p99 20 ms"):
+        assert words in told
+    expect(page.locator("#engine-away")).to_be_hidden()
+    store.snapshot = replace(store.snapshot, replication=replace(kept, away_seconds=9.0, error="no answer"))
+    expect(page.locator("#engine-away")).to_contain_text("no answer")
 
 
 def test_charts_draw_the_history(still: Look) -> None:

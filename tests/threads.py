@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rallypoint.relay.relay import Relay, StoreAddress
+from rallypoint.relay.finding import Place, StoreAddress
+from rallypoint.relay.relay import Relay
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
@@ -42,7 +43,8 @@ def serving_in_a_thread(relays: int) -> Iterator[int]:
     listeners = listen("127.0.0.1", 0)
     pumps: list[Pump[Any]] = [Pump(loop, Core(turn=loop.turn), listeners)]
     for _ in range(relays):
-        upstream = StoreAddress("the one before", "", [(socket.AF_INET, listeners[0].getsockname())], True)
+        host, port = listeners[0].getsockname()
+        upstream = StoreAddress([Place(host, port, [(socket.AF_INET, (host, port))])], True)
         listeners = listen("127.0.0.1", 0)
         pumps.append(Relay(loop, upstream, listeners))
     with _turning(loop, pumps):

@@ -15,7 +15,8 @@ from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import own_line
 from rallypoint.errors import RallypointError
 from rallypoint.relay.core.relay import RelayCore
-from rallypoint.relay.relay import Relay, StoreAddress, find_upstream
+from rallypoint.relay.finding import StoreAddress, find_upstream
+from rallypoint.relay.relay import Relay
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.pump import TICK_SECONDS
 from rallypoint.server.machine.ports import client_ports
@@ -81,7 +82,7 @@ class RelayHost:
 
     def start(self, host: str, count: int, upstream: tuple[str, int], limit_s: float) -> None:
         """Start relays, some at a time; the answer is on which ports they listen."""
-        place = find_upstream(*upstream, limit_s)
+        place = find_upstream([upstream], limit_s)
         if not place.knows_sessions:
             raise BenchError(f"{place.name} knows no sessions")
         listeners = iter(list(free_listeners(host, count)))  # all of them first: here a fault is answered

@@ -49,6 +49,20 @@ _QUIET: Final = (State.OK, State.NOTE)
         help="Where the file of a file init would be; by default here.",
     ),
     Argument(
+        "--engine",
+        metavar="URL",
+        variable="RALLYPOINT_ENGINE",
+        default="",
+        help="Examine the engine that is to keep the store, too: see rallypoint serve --engine.",
+    ),
+    Argument(
+        "--acks",
+        type=int,
+        metavar="NUMBER",
+        default=0,
+        help="With --engine, of Redis: as for rallypoint serve.",
+    ),
+    Argument(
         "--listen",
         action="store_true",
         help="Wait for doctors of other machines, and examine the ways to them.",
@@ -66,7 +80,16 @@ _QUIET: Final = (State.OK, State.NOTE)
     ),
     JSON,
 )
-def doctor(endpoint: str | None, folder: Path, listen: bool, everyone: bool, fix: bool, as_json: bool) -> int:
+def doctor(
+    endpoint: str | None,
+    folder: Path,
+    engine: str,
+    acks: int,
+    listen: bool,
+    everyone: bool,
+    fix: bool,
+    as_json: bool,
+) -> int:
     """Examine this machine: torch, names, ports, stores, limits; and what will work here.
 
     Exit 1 if a job would fail because of something. With --listen on one machine and --endpoint on another,
@@ -74,6 +97,10 @@ def doctor(endpoint: str | None, folder: Path, listen: bool, everyone: bool, fix
     """
     if sum((listen, everyone, fix)) > 1:
         raise UsageError("--listen, --all and --fix are for different things", hint="give one of them")
+    if engine:
+        from rallypoint.replica.engines.opening import open_log  # late: few jobs have an engine
+
+        open_log(engine, acks=acks).close()  # says what is wrong with the URL, and connects to nothing
     named = _parse(endpoint) if endpoint is not None else None
     with signals_as_interrupts():
         if listen:
@@ -81,7 +108,7 @@ def doctor(endpoint: str | None, folder: Path, listen: bool, everyone: bool, fix
         else:
             if not folder.is_dir():
                 raise UsageError(f"{folder} is not a folder", hint="name one that is there, or none")
-            situation = Situation(os.environ, named or endpoint_of(os.environ), folder)
+            situation = Situation(os.environ, named or endpoint_of(os.environ), folder, engine, acks)
             if everyone:
                 good = examine_everyone(folder, as_json=as_json)
             elif fix:

@@ -55,7 +55,13 @@ def set_access(allow_user: list[str] | None, insecure: bool) -> None:
 
 
 def listen_safely(host: str, port: int) -> list[socket.socket]:
-    """As `listen` does; UsageError if other machines could come in unproved, and nobody has said they may."""
+    """As `listen` does, after `check_safety`."""
+    check_safety(host)
+    return listen(host, port)
+
+
+def check_safety(host: str) -> None:
+    """UsageError if other machines could come in unproved, and nobody has said they may."""
     is_open = not all(map(is_loopback, addresses_for(host).addresses))
     if is_open and job_secret() is None and not access_of_environment().insecure:
         raise UsageError(
@@ -63,7 +69,6 @@ def listen_safely(host: str, port: int) -> list[socket.socket]:
             hint="give it a secret (`rallypoint secret --help`); or say --insecure, if all who reach it are "
             "trusted; or serve this machine alone, with --host localhost",
         )
-    return listen(host, port)
 
 
 def tell_door(pump: Pump[Any]) -> None:

@@ -19,10 +19,10 @@ from rallypoint.cli.foreground import (
     set_access,
     tell_door,
 )
-from rallypoint.launch.endpoint import parse_place
+from rallypoint.launch.endpoint import parse_places
+from rallypoint.relay.finding import find_upstream
 from rallypoint.relay.hosting import UPSTREAM_SECONDS
 from rallypoint.relay.passing import make_relay
-from rallypoint.relay.relay import find_upstream
 from rallypoint.server.guard.secret import take_secret
 from rallypoint.server.process.binding import describe
 from rallypoint.server.process.startup import door_for, limits_of_environment, settle_in
@@ -31,9 +31,10 @@ from rallypoint.server.process.startup import door_for, limits_of_environment, s
 @command(
     Argument(
         "--upstream",
-        metavar="HOST:PORT",
+        metavar="HOST:PORT,...",
         required=True,
-        help="The store server, or another relay, that it asks.",
+        help="The store server, or another relay, that it asks. Several addresses: those between which the "
+        "store moves. The last port counts for those before it that have none.",
     ),
     host_option(
         "127.0.0.1", "Listen where this name says, as with serve: the ranks of this machine connect here."
@@ -61,7 +62,7 @@ def relay(
     set_access(allow_user, insecure)
     limits = limits_of_environment().override(limit or ())
     take_secret()
-    place = find_upstream(*parse_place(upstream, "--upstream"), UPSTREAM_SECONDS)
+    place = find_upstream(parse_places(upstream, "--upstream"), UPSTREAM_SECONDS)
     listeners = listen_safely(host, port)
     loop = open_loop(backend)
     pump = make_relay(loop, place, listeners, limits)

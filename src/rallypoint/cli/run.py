@@ -18,7 +18,7 @@ from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
 from rallypoint.launch.command import end_as, run_command
 from rallypoint.launch.config import Settings, settle
-from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import inject, isolating_file, without_rank
 from rallypoint.launch.lost_agent import end_orphans
 from rallypoint.launch.options import FLAGS, OPTIONS, Program, flag_of, split_arguments, text_of
@@ -255,7 +255,7 @@ def _print_config(settings: Settings, *, as_json: bool) -> None:
         return
     document = {
         name: {
-            "value": each.text if isinstance(each.value, Size | Endpoint) else each.value,
+            "value": each.text if isinstance(each.value, Size | Endpoints) else each.value,
             "source": each.source,
         }
         for name, each in found.items()

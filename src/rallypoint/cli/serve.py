@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from rallypoint.cli.command import Argument, command
@@ -12,6 +14,7 @@ from rallypoint.cli.foreground import (
     INSECURE,
     LIMIT,
     announce,
+    check_safety,
     host_option,
     listen_safely,
     logger,
@@ -20,12 +23,15 @@ from rallypoint.cli.foreground import (
     set_access,
     tell_door,
 )
+from rallypoint.errors import UsageError
 from rallypoint.server.core.store import Core
 from rallypoint.server.guard.secret import take_secret
 from rallypoint.server.loops.pump import Pump, about_this_process
-from rallypoint.server.process.binding import describe, reachable_at
+from rallypoint.server.process.binding import describe, is_everywhere, reachable_at, reserve
 from rallypoint.server.process.startup import EVENTS_VARIABLE, door_for, limits_of_environment, settle_in
 from rallypoint.server.reporting.events import Events
+from rallypoint.stores.client.connecting import format_address
+from rallypoint.wire.limits import Limits
 
 
 @command(
@@ -50,6 +56,22 @@ from rallypoint.server.reporting.events import Events
         metavar="PORT",
         help="Show who is here on a page at this port of localhost; 0 takes a free one.",
     ),
+    Argument(
+        "--engine",
+        metavar="URL",
+        variable="RALLYPOINT_ENGINE",
+        default="",
+        help="Keep the store on an engine, so that it outlives this machine: etcd://a,b,c:2379/JOB, or "
+        "redis://HOST/0, redis+sentinel://a,b,c/MASTER. Run this on two or three machines: one leads, the "
+        "others stand by.",
+    ),
+    Argument(
+        "--acks",
+        type=int,
+        metavar="NUMBER",
+        default=0,
+        help="With Redis: how many of its replicas must have a change before it counts.",
+    ),
     ALLOW_USER,
     INSECURE,
 )
@@ -60,6 +82,8 @@ def serve(
     limit: list[str] | None,
     events: str,
     web: int | None,
+    engine: str,
+    acks: int,
     allow_user: list[str] | None,
     insecure: bool,
 ) -> None:
@@ -71,19 +95,52 @@ def serve(
     set_access(allow_user, insecure)
     limits = limits_of_environment().override(limit or ())
     take_secret()
+    if engine:
+        if events:
+            raise UsageError("--events and --engine do not go together yet")
+        _serve_on_engine(host, port, backend, limits, engine, acks, web)
+        return
     listeners = listen_safely(host, port)
     log = Events(events)
     loop = open_loop(backend)
     core = Core(limits, loop.turn, about_this_process(loop), wants_events=log.are_wanted)
     logger.info("listening on %s", describe(listeners))
     with ExitStack() as stack:
-        if web is not None:
-            from rallypoint.watch.web.hosting import host_web  # late: most servers have no page
-
-            page = host_web(reachable_at(listeners[0]), port=web)
-            stack.callback(page.server.release)
-            logger.info("the page is at %s", page.url)
+        _show_page(web, listeners, stack)
         pump = Pump(loop, core, listeners, log)
         pump.door = door_for(listeners)
         tell_door(pump)
         pump.serve(announce(host, listeners, loop))
+
+
+def _show_page(web: int | None, sockets: Sequence[socket.socket], stack: ExitStack) -> None:
+    if web is not None:
+        from rallypoint.watch.web.hosting import host_web  # late: most servers have no page
+
+        page = host_web(reachable_at(sockets[0]), port=web)
+        stack.callback(page.server.release)
+        logger.info("the page is at %s", page.url)
+
+
+def _serve_on_engine(
+    host: str, port: int, backend: str, limits: Limits, engine: str, acks: int, web: int | None
+) -> None:
+    """Stand by, and lead when nobody else does."""
+    from rallypoint.replica.engines.opening import open_log  # late: most servers have no engine
+    from rallypoint.replica.leading import LeaderPump
+    from rallypoint.replica.node import Node
+
+    def prepare(pump: LeaderPump) -> None:
+        pump.door = door_for(pump.sockets)
+        tell_door(pump)
+
+    check_safety(host)
+    log = open_log(engine, acks=acks)
+    sockets = reserve(host, port)
+    # Each process of the store needs a name of its own.
+    name = socket.gethostname() if is_everywhere(host) else host
+    place = format_address(name, sockets[0].getsockname()[1])
+    with ExitStack() as stack:
+        _show_page(web, sockets, stack)
+        node = Node(log, limits, place, sockets, lambda: open_loop(backend), prepare)
+        node.run(lambda: print(f"rallypoint: standing by at {place} ({log.name})", flush=True))

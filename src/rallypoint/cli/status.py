@@ -29,18 +29,25 @@ _PAUSE_SECONDS: Final = 1.0
     Argument("--keys", action="store_true", help="The keys, with size and last writer."),
     Argument("--search", metavar="TEXT", default="", help="With --keys: only keys that hold this text."),
     Argument("--rank", type=not_negative, metavar="N", help="All that is known about one rank."),
+    Argument(
+        "--name",
+        metavar="NAME",
+        default="",
+        help="Of a store on an engine, which holds those of several jobs and rounds: this one.",
+    ),
     JSON,
 )
 def status(
-    store: str, watch: bool, waits: bool, keys: bool, search: str, rank: int | None, as_json: bool
+    store: str, watch: bool, waits: bool, keys: bool, search: str, rank: int | None, name: str, as_json: bool
 ) -> int:
     """Show who is here, who is missing, and who waits for what.
 
     Of a server, the whole job; of a relay, its part; of torch's own server, what its protocol tells. It only
-    reads. Exit 1 if ranks are missing; with --rank, if that one is not known to be here.
+    reads. Exit 1 if ranks are missing, or the engine of a replicated store does not answer; with --rank, if
+    that one is not known to be here.
     """
     _check(watch, waits, keys, search, rank, as_json)
-    asked = Asked(parse_place(store, "the store"), waits, keys, search, rank)
+    asked = Asked(parse_place(store, "the store"), waits, keys, search, rank, name)
     with signals_as_interrupts():
         if not watch:
             return _show(asked, as_json)

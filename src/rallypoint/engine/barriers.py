@@ -10,8 +10,10 @@ then, and counts again when it is back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from rallypoint.engine.keyspace import State
 from rallypoint.errors import ProtocolError
 
 Member = TypeVar("Member")
@@ -153,6 +155,37 @@ class Barriers(Generic[Member]):
         del names[name]
         if not names:
             del self.by_member[member]
+
+    def state(self, name_of: Callable[[Member], State]) -> State:
+        """All of it, as plain data, in its order."""
+        present = [
+            (*name, [(name_of(member), weight) for member, weight in members.items()])
+            for name, members in self._by_name.items()
+        ]
+        since = [
+            (name_of(member), [(*name, begin) for name, begin in names.items()])
+            for member, names in self.by_member.items()
+        ]
+        away = [
+            (name_of(member), [(*name, *place) for name, place in places.items()])
+            for member, places in self._away.items()
+        ]
+        return [present, since, away]
+
+    def take_state(self, state: State, member_of: Callable[[State], Member]) -> None:
+        """Become what has given this state; until then it was empty."""
+        present, since, away = state
+        for key, size, members in present:
+            barrier = self._by_name[key, size] = _Barrier()
+            for name, weight in members:
+                barrier[member_of(name)] = weight
+                barrier.total += weight
+        for name, places in since:
+            self.by_member[member_of(name)] = {(key, size): begin for key, size, begin in places}
+        for name, places in away:
+            self._away[member_of(name)] = {
+                (key, size): (weight, begin) for key, size, weight, begin in places
+            }
 
     def check_invariants(self) -> None:
         for (key, size), members in self._by_name.items():

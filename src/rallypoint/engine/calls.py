@@ -6,7 +6,10 @@ still there: the next in line has to be called in its stead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from rallypoint.engine.keyspace import State
 
 Member = TypeVar("Member")
 
@@ -55,6 +58,16 @@ class Calls(Generic[Member]):
         self._counts[key] -= 1
         if not self._counts[key]:
             del self._counts[key]
+
+    def state(self, name_of: Callable[[Member], State]) -> State:
+        """All of them, as plain data, in their order."""
+        return [(name_of(member), list(keys)) for member, keys in self._by_member.items()]
+
+    def take_state(self, state: State, member_of: Callable[[State], Member]) -> None:
+        """Become what has given this state; until then there was none."""
+        for name, keys in state:
+            for key in keys:
+                self.add(member_of(name), key)
 
     def check_invariants(self) -> None:
         counts: dict[bytes, int] = {}

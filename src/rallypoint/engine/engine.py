@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 
 from rallypoint.engine.barriers import Barriers
 from rallypoint.engine.calls import Calls
-from rallypoint.engine.keyspace import Keyspace, Value
+from rallypoint.engine.keyspace import Keyspace, State, Value
 from rallypoint.engine.waiters import Waiters
 from rallypoint.errors import LimitError
 from rallypoint.wire.limits import Limits
@@ -306,6 +306,29 @@ class Engine(Generic[Member]):
         count = self._waiters.count_of(member) + barriers + more
         if count > limit:
             raise LimitError(f"waits for {count:,} keys at a time; the limit keys_per_request is {limit:,}")
+
+    def values_state(self) -> State:
+        """What is stored, as plain data. `take_values` stores it again in another engine, which was empty."""
+        return self._space.state()
+
+    def take_values(self, state: State) -> None:
+        self._space.take_state(state)
+
+    def state(self, name_of: Callable[[Member], State]) -> State:
+        """Who waits for what, as plain data; `name_of` gives that for a member.
+
+        To be asked when nothing is untidy. `take_state` has it again in another engine, which was empty.
+        """
+        away = sorted(name_of(member) for member in self._away)
+        parts = (self._waiters, self._barriers, self._calls)
+        return [away, *(part.state(name_of) for part in parts)]
+
+    def take_state(self, state: State, member_of: Callable[[State], Member]) -> None:
+        away, waits, barriers, calls = state
+        self._away.update(map(member_of, away))
+        self._waiters.take_state(waits, member_of)
+        self._barriers.take_state(barriers, member_of)
+        self._calls.take_state(calls, member_of)
 
     def check_invariants(self) -> None:
         """Assert that all parts agree; for tests, as it looks at everything."""

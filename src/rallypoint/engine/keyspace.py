@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 from rallypoint.errors import LimitError, ProtocolError
 
 Value = bytes | bytearray
 """A value. It is a bytearray, owned by the keyspace and growing in place, once it has been appended to."""
+
+State = Any
+"""Plain data: numbers, texts, bytes, None, and lists of such."""
 
 _I64_MIN = -(1 << 63)
 _I64_MAX = (1 << 63) - 1
@@ -115,6 +119,23 @@ class Keyspace:
 
     def queue_length(self, key: bytes) -> int:
         return len(self.queues.get(key, ()))
+
+    def state(self) -> State:
+        """All of it, as plain data. The order of the keys counts, and whether a value grows in place."""
+        values = [bytes(value) for value in self.values.values()]
+        growing = [key for key, value in self.values.items() if type(value) is bytearray]
+        queues = [(key, list(queue)) for key, queue in self.queues.items()]
+        return [list(self.values), values, growing, queues]
+
+    def take_state(self, state: State) -> None:
+        """Become what has given this state, whatever the limits are now; until then it was empty."""
+        keys, values, growing, queues = state
+        self.values.update(zip(keys, values, strict=True))
+        self.values.update((key, bytearray(self.values[key])) for key in growing)
+        self.queues.update((key, deque(queue)) for key, queue in queues)
+        self.queued = sum(map(len, self.queues.values()))
+        stored = [*keys, *values, *self.queues, *(value for queue in self.queues.values() for value in queue)]
+        self.stored_bytes = sum(map(len, stored))
 
     def _take(self, count: int, entries: int = 0) -> None:
         """Count more bytes, in new entries; LimitError if there is no room for them."""

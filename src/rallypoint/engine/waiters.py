@@ -8,9 +8,11 @@ at once, but the index of keys is tidied up a slice at a time, by `sweep`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from itertools import islice
 from typing import Final, Generic, TypeVar
+
+from rallypoint.engine.keyspace import State
 
 Member = TypeVar("Member")
 
@@ -232,6 +234,33 @@ class Waiters(Generic[Member]):
             return False
         del self.by_member[wait.member]
         return True
+
+    def state(self, name_of: Callable[[Member], State]) -> State:
+        """All waits, as plain data, in their order: by member, and by key. To be asked when it is tidy."""
+        assert not self._abandoned
+        numbers: dict[Wait[Member], int] = {}
+        members = []
+        for member in self.by_member:
+            waits = self._waits_of(member)
+            numbers.update((wait, len(numbers) + number) for number, wait in enumerate(waits))
+            members.append((name_of(member), [(wait.keys, wait.since) for wait in waits]))
+        return [members, [(key, [numbers[wait] for wait in waits]) for key, waits in self.awaited.items()]]
+
+    def take_state(self, state: State, member_of: Callable[[State], Member]) -> None:
+        """Become what has given this state; until then it was empty."""
+        members, awaited = state
+        numbered = []
+        for name, waits in members:
+            member = member_of(name)
+            for keys, since in waits:
+                wait = Wait(member, list(keys), since)
+                wait.left = 0
+                numbered.append(wait)
+                self._own(wait)
+        for key, numbers in awaited:
+            self.awaited[key] = {numbered[number]: None for number in numbers}
+            for number in numbers:
+                numbered[number].left += 1
 
     def check_invariants(self) -> None:
         left: dict[Wait[Member], int] = {}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar, cast
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.environment import without_rank
 from rallypoint.launch.options import (
     BACKEND,
@@ -82,7 +82,7 @@ class Settings:
     nnodes: Setting[Size]
     nproc_per_node: Setting[int | str]
     node_rank: Setting[int | None]
-    rdzv_endpoint: Setting[Endpoint | None]
+    rdzv_endpoint: Setting[Endpoints | None]
     standalone: Setting[bool]
     rdzv_conf: Setting[Mapping[str, str]]
     master_addr: Setting[str | None]
@@ -335,7 +335,7 @@ def _combine(said: Settings) -> Settings:
     )
 
 
-def _meeting_place(said: Settings) -> Setting[Endpoint | None]:
+def _meeting_place(said: Settings) -> Setting[Endpoints | None]:
     """The endpoint by the highest source that says anything of it; a free port of this machine if none."""
     named = min(said.rdzv_endpoint, _by_master(said), key=lambda claim: claim.level)  # a tie: the former
     alone = said.standalone
@@ -350,12 +350,12 @@ def _meeting_place(said: Settings) -> Setting[Endpoint | None]:
     return Setting(None, alone.source, alone.level)
 
 
-def _by_master(said: Settings) -> Setting[Endpoint | None]:
+def _by_master(said: Settings) -> Setting[Endpoints | None]:
     """The endpoint by master_addr and master_port. A port alone is this machine's, if it is the only one."""
     address, port = said.master_addr, said.master_port
     if address.value is None and (port.value is None or said.nnodes.value.most > 1):
         return Setting(None)
-    endpoint = Endpoint(address.value or "127.0.0.1", port.value or DEFAULT_MASTER_PORT)
+    endpoint = Endpoints([Endpoint(address.value or "127.0.0.1", port.value or DEFAULT_MASTER_PORT)])
     if port.level < address.level:
         return Setting(endpoint, port.source, port.level)
     return Setting(endpoint, address.source, address.level)

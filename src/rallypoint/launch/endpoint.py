@@ -1,4 +1,4 @@
-"""Where a job meets: `HOST:PORT`, in all the forms in which people write it."""
+"""Where a job meets: `HOST:PORT`, in all the forms in which people write it; or several of these."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from rallypoint.errors import UsageError
 DEFAULT_PORT: Final = 29400
 """The port of an endpoint that names none; torchrun's."""
 
+STORE_PORT: Final = 29500
+"""The port of `rallypoint serve`, if it is told none."""
+
 HOST: Final = r"[\w.-]+"
 IPV6: Final = r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?"
 
 _ENDPOINT: Final = re.compile(rf"(?:\[({IPV6})\]|({HOST}))(?::([0-9]{{1,5}}))?")
+
+_HAS_PORT: Final = re.compile(r"(?:^[^:]*|\]):[^:]*$")
 
 
 class Endpoint(NamedTuple):
@@ -45,6 +50,25 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(match[1] or match[2], int(match[3] or DEFAULT_PORT))
 
 
+class Endpoints(tuple[Endpoint, ...]):
+    """Where a job meets: one endpoint, or all places at which a store may be that moves between them."""
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self))
+
+
+def parse_endpoints(text: str) -> Endpoints:
+    """An endpoint; or several places with commas between them, as in `parse_places`.
+
+    If none of several names a port, it is that of `rallypoint serve`. UsageError for what is neither.
+    """
+    if "," not in text:
+        return Endpoints([parse_endpoint(text)])
+    last = text.rpartition(",")[2]
+    port = "" if _HAS_PORT.search(last) else f":{STORE_PORT}"
+    return Endpoints(parse_places(text.rstrip() + port, "the endpoint"))
+
+
 def parse_place(text: str, name: str) -> Endpoint:
     """A host and the port that it names; `name` is what the text was given for."""
     try:
@@ -54,6 +78,17 @@ def parse_place(text: str, name: str) -> Endpoint:
     if not endpoint.port or not text.strip().endswith(f":{endpoint.port}"):
         raise UsageError(f"{name} is {text!r}", hint="write HOST:PORT, for example localhost:29500")
     return endpoint
+
+
+def parse_places(text: str, name: str) -> list[Endpoint]:
+    """Places with commas between them. One that names no port has that of the next one that does."""
+    places: list[Endpoint] = []
+    for each in reversed(text.split(",")):
+        each = each.strip()
+        if places and not _HAS_PORT.search(each):
+            each = f"{each}:{places[-1].port}"
+        places.append(parse_place(each, name))
+    return list(dict.fromkeys(reversed(places)))
 
 
 def _is_ipv6(text: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.errors import UsageError
-from rallypoint.launch.endpoint import DEFAULT_PORT, IPV6, Endpoint, parse_endpoint
+from rallypoint.launch.endpoint import DEFAULT_PORT, IPV6, STORE_PORT, Endpoints, parse_endpoints
 from rallypoint.launch.endpoint import HOST as HOST_NAME
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
@@ -97,12 +97,13 @@ def _ranks_per_node(text: str) -> int | str:
     return int(word) if word.isdecimal() else word
 
 
-def _endpoint(text: str) -> Endpoint | None:
+def _endpoints(text: str) -> Endpoints | None:
     if not text.strip():
         return None
-    endpoint = parse_endpoint(text)
-    _port(str(endpoint.port))  # 0, a free one, could not be known to other machines
-    return endpoint
+    endpoints = parse_endpoints(text)
+    for each in endpoints:
+        _port(str(each.port))  # 0, a free one, could not be known to other machines
+    return endpoints
 
 
 def _host(text: str) -> str:
@@ -208,10 +209,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "rdzv_endpoint",
         "HOST[:PORT]",
-        _endpoint,
+        _endpoints,
         None,
         f"Where the machines meet, the same on each of them; the port is {DEFAULT_PORT} if none is given. An "
-        "IPv6 address goes in brackets. One machine needs none.",
+        "IPv6 address goes in brackets. One machine needs none. Several, with commas: the places of a store "
+        f"that outlives its machine (serve --engine); their port is {STORE_PORT} if the last has none.",
     ),
     _flag(
         "standalone", "One machine that needs no endpoint, whatever the environment or a file says of one."

@@ -36,6 +36,9 @@ from rallypoint.stores.tcp import TCPStore
 AGENTS: Final = "rallypoint/agents"
 """Where the agents have their keys in a round's store."""
 
+ROLE_INFO: Final = f"{AGENTS}/torchelastic/role_info"
+"""Below it, each agent's key of how many ranks it has, which comes before its ranks."""
+
 logger = logging.getLogger("rallypoint.torchrun")
 
 _ANSWER_SECONDS: Final = 5.0
@@ -135,7 +138,7 @@ class RollCall:
 
     def _ranks_per_machine(self, store: TCPStore) -> list[int]:
         """The sizes that torchrun's agents tell each other; empty if the roll call is stopped before."""
-        keys = [f"{AGENTS}/torchelastic/role_info/{rank}" for rank in range(len(self._members))]
+        keys = [f"{ROLE_INFO}/{rank}" for rank in range(len(self._members))]
         while not store.check(keys):
             if self._stopped.wait(_COUNT_SECONDS):
                 return []

@@ -1,10 +1,12 @@
 """torchrun's rendezvous backend `rallypoint`; torch finds it by the entry-point group `torchrun.handlers`.
 
     torchrun --rdzv-backend=rallypoint --rdzv-endpoint=HOST:PORT --rdzv-conf=NAME=VALUE,… script.py
+    torchrun --rdzv-backend=rallypoint --rdzv-endpoint=HOST,HOST,HOST:PORT script.py
 
 The machine that the endpoint names holds the meeting place, a store server. Each round gets a store server
 of its own, which is its workers' MASTER_ADDR and MASTER_PORT. With several machines, each has a relay for it,
 to which its workers connect. A job of one machine needs no meeting place: its store is at the endpoint.
+An endpoint of several hosts is a store that outlives its machine: see `launch.rendezvous.replicated`.
 """
 
 from __future__ import annotations
@@ -40,15 +42,16 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch import reports
-from rallypoint.launch.endpoint import Endpoint, parse_endpoint
+from rallypoint.launch.endpoint import Endpoint, parse_endpoint, parse_endpoints
 from rallypoint.launch.environment import inject, name_relay
 from rallypoint.launch.options import BACKEND, parse_seconds
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
-from rallypoint.launch.rendezvous.roster import Member, Size
-from rallypoint.launch.rendezvous.servers import open_place
+from rallypoint.launch.rendezvous.replicated import open_replicated
+from rallypoint.launch.rendezvous.roster import Member, Roster, Size, round_name
+from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place
 from rallypoint.launch.reports import LostServer
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
-from rallypoint.pytorch.attendance import AGENTS, RollCall
+from rallypoint.pytorch.attendance import AGENTS, ROLE_INFO, RollCall
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
 from rallypoint.rollcall.identity import Role
@@ -93,31 +96,20 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         take_secret()
         conf = Conf.parse(params.config)
         size = Size(params.min_nodes, params.max_nodes)
-        endpoint = parse_endpoint(params.endpoint)
-        if size.most > 1 and not endpoint.port:
-            raise UsageError(
-                "several machines need an endpoint to meet at",
-                hint="pass --rdzv-endpoint=HOST:PORT, the same on every machine",
-            )
         self._run_id = params.run_id
         self._relay = conf.relay
-        self._place = open_place(
-            endpoint,
-            size.most,
-            hosts=conf.is_host,
-            local_address=params.local_addr,
-            seconds=conf.times.join,
-        )
+        self._place = _open_place(params, size, conf)
+        times = conf.times.outlasting(self._place.pause_seconds)
         # The name that ranks and relays use for this machine, so that it has one name: not its local_addr.
         who = who_am_i(Role.AGENT)
         member = Member(secrets.token_hex(8), who.host, who.pid, conf.rank, self._place.is_here)
-        self._meeting = Meeting(self._place.store, params.run_id, member, size, conf.times)
+        self._meeting = Meeting(self._place.store, params.run_id, member, size, times)
         self._heart = Heartbeat(self._meeting) if size.most > 1 else None
         self._look = Deadline(0.0)
         self._pause = Deadline(0.0)
         self._agent_store: Any = None
         self._lost: list[LostServer] = []
-        self._head: Endpoint | None = None  # the store of the round, if its ranks know a relay alone
+        self._head: Endpoint | None = None  # the way to the round's store, if its ranks know a relay alone
         self._roll_call: RollCall | None = None
         self._has_warned = False
 
@@ -137,9 +129,9 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._stop_roll_call()
         self._place.end_relay()  # before the store that it asks is ended, which it would report
         try:
-            return self._enter(self._meeting.next_round(lambda _: str(self._place.start_round())))
+            return self._enter(self._meeting.next_round(self._start_store))
         except RallypointError as error:
-            raise _as_torch(error) from error
+            raise _as_torch(self._place.named(error)) from error
         except dist.DistNetworkError as error:
             raise RendezvousConnectionError(
                 f"the round's store cannot be reached: {error}\nhint: it is on a free port of the machine "
@@ -176,21 +168,27 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._ask(lambda: self._exchange_failures(failures), None)
         self._ask(lambda: self._meeting.close("the job has ended"), None)
         self._ask(self._meeting.leave, None)
+        if self._place.is_replicated:
+            self._ask(self._meeting.reopen, None)
         alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True
         self._agent_store = None
         self._place.close(alone=alone)
         return True
 
+    def _start_store(self, complete: Roster) -> str:
+        return str(self._place.start_round(round_name(complete.round, complete.members)))
+
     def _enter(self, met: Round) -> RendezvousInfo:
         store_place = parse_endpoint(met.store)
-        relay = self._place.start_relay(store_place) if self._wants_relay(met) else None
+        name = round_name(met.number, met.members)
+        relay = self._place.start_relay(store_place, name) if self._wants_relay(met) else None
         if relay is None and job_secret() is not None and not is_this_machine(store_place.host):
             raise UsageError(
                 f"the workers of this machine need a relay to reach {store_place}, as this job has a secret",
                 hint=f"leave out --relay=off and {PATCH_VARIABLE}=never: they are for jobs without a secret",
             )
         name_relay(os.environ, relay, store_place)
-        self._head = store_place if relay is not None else None
+        self._head = relay if self._place.is_replicated or relay is None else store_place
         place = relay or store_place
         fault = find_fault(*place)
         if patch_of() is not Patch.NEVER and (fault is not None or relay is not None):
@@ -251,11 +249,16 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         """Note that the store is gone, if it is: ranks behind a relay name the relay in their errors."""
         if self._head is None:
             return
+        seconds = _PROBE_SECONDS + self._place.pause_seconds
         try:
-            TCPStore(*self._head, timeout=_PROBE_SECONDS, role=Role.AGENT).close()
+            with TCPStore(*self._head, timeout=seconds, role=Role.AGENT) as store:
+                is_lost = self._place.is_replicated and not store.check([f"{ROLE_INFO}/0"])
+                how = "has lost what was in it" if is_lost else ""
         except RallypointError:
-            store = f"the job's store at {self._head}"
-            self._lost.append(LostServer(store, "cannot be reached any more", time.time()))
+            how = "cannot be reached any more"
+        if how:
+            name = f"the job's store at {self._place.whereabouts(self._head)}"
+            self._lost.append(LostServer(name, how, time.time()))
 
     def _stop_roll_call(self) -> None:
         if self._roll_call is not None:
@@ -275,6 +278,20 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             logger.warning("the meeting place does not answer: %s", error.message)
             self._pause = Deadline(_PAUSE_SECONDS)
             return otherwise
+
+
+def _open_place(params: RendezvousParameters, size: Size, conf: Conf) -> MeetingPlace:
+    endpoints = parse_endpoints(params.endpoint)
+    if size.most > 1 and not endpoints[0].port:
+        raise UsageError(
+            "several machines need an endpoint to meet at",
+            hint="pass --rdzv-endpoint=HOST:PORT, the same on every machine",
+        )
+    local_address, seconds = params.local_addr, conf.times.join
+    if len(endpoints) > 1:
+        return open_replicated(endpoints, params.run_id, local_address=local_address, seconds=seconds)
+    [endpoint] = endpoints
+    return open_place(endpoint, size.most, hosts=conf.is_host, local_address=local_address, seconds=seconds)
 
 
 def _recent_failures() -> list[reports.Failure]:

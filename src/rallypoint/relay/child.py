@@ -6,8 +6,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from rallypoint.relay.finding import find_upstream
 from rallypoint.relay.passing import make_relay
-from rallypoint.relay.relay import find_upstream
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.child import Order, run
@@ -20,5 +20,7 @@ def main() -> None:
 
 
 def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
-    host, port, seconds = order["upstream"]
-    return make_relay(loop, find_upstream(host, port, seconds), listeners, Limits(**order["limits"]))
+    upstream = find_upstream(
+        [(host, port) for host, port in order["places"]], order["seconds"], order["store"]
+    )
+    return make_relay(loop, upstream, listeners, Limits(**order["limits"]))

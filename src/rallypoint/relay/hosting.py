@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import listen
 from rallypoint.server.process.hosting import WITH_PARENT, HostedServer, Lifespan, ServerKind, host_on
@@ -13,15 +15,18 @@ UPSTREAM_SECONDS = 30.0
 
 
 def host_relay(
-    upstream: tuple[str, int],
+    places: Sequence[tuple[str, int]],
     *,
+    store: str = "",
+    host: str = "127.0.0.1",
     backend: Choice = Choice.AUTO,
     lifespan: Lifespan = WITH_PARENT,
     seconds: float = UPSTREAM_SECONDS,
 ) -> HostedServer:
-    """Start a relay on this machine, at a free port, for the store or relay at `upstream`.
+    """Start a relay on this machine, at a free port, for the store or relay that is at one of these places.
 
-    Raises BindError, or ServerStartError, also if the upstream is not reached in time.
+    `store` names one of several stores that are there. The relay listens where `host` says. Raises BindError,
+    or ServerStartError, also if the upstream is not reached in time.
     """
-    order: dict[str, object] = {"upstream": [*upstream, seconds]}
-    return host_on(listen("127.0.0.1", 0), RELAY, order, backend=backend, lifespan=lifespan)
+    order: dict[str, object] = {"places": [*places], "store": store, "seconds": seconds}
+    return host_on(listen(host, 0), RELAY, order, backend=backend, lifespan=lifespan)

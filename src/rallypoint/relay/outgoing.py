@@ -69,11 +69,18 @@ class Outgoing:
         self._is_closed = False
         self._early = bytearray()  # what was to be said before it was open
         self._unsent = bytearray()
+        self.late_bytes = 0
+        """How many bytes have had to wait, and are sent by now."""
         self._dial("there is no address to connect to")
 
     @property
     def unsent_bytes(self) -> int:
         return len(self._unsent) + len(self._early)
+
+    def hand_over(self, on_data: Callable[[bytes], None], on_closed: Callable[[str], None]) -> None:
+        """From now on these are called."""
+        self._on_data = on_data
+        self._on_closed = on_closed
 
     def send(self, data: bytes) -> None:
         """Send, or hold what cannot be sent now."""
@@ -215,12 +222,14 @@ class Outgoing:
     def _on_writable(self) -> None:
         assert self._sock is not None
         try:
-            del self._unsent[: self._sock.send(self._unsent)]
+            count = self._sock.send(self._unsent)
         except NOT_NOW:
             return
         except OSError as error:
             self._fail(error)
             return
+        del self._unsent[:count]
+        self.late_bytes += count
         if not self._unsent:
             self._loop.watch_writable(self._sock, None)
 

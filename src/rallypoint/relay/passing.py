@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rallypoint.errors import ProtocolError
+from rallypoint.relay.finding import Place, StoreAddress
 from rallypoint.relay.outgoing import Outgoing
-from rallypoint.relay.relay import Relay, StoreAddress
+from rallypoint.relay.relay import Relay
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.front import Front
@@ -40,8 +41,8 @@ class Passenger(Client):
         self.receive = self._receive
         self.outgoing = Outgoing(
             core.loop,
-            core.upstream.host,
-            core.upstream.addresses,
+            core.place.host,
+            core.place.addresses,
             on_open=lambda: None,
             on_data=self._on_data,
             on_closed=self._on_closed,
@@ -86,15 +87,13 @@ class PassingCore(Front[Passenger]):
 
     kind = "relay"
 
-    __slots__ = ("_is_pressed", "deliver", "loop", "upstream")
+    __slots__ = ("_is_pressed", "deliver", "loop", "place")
 
-    def __init__(
-        self, loop: Loop, upstream: StoreAddress, limits: Limits, deliver: Callable[[], None]
-    ) -> None:
+    def __init__(self, loop: Loop, place: Place, limits: Limits, deliver: Callable[[], None]) -> None:
         """`deliver` empties the outbox: data comes from upstream without a call of the driver's."""
         super().__init__(Context(limits, loop.turn, about_this_process(loop)), _Nobody())
         self.loop = loop
-        self.upstream = upstream
+        self.place = place
         self.deliver = deliver
         self._is_pressed = False
 
@@ -123,10 +122,8 @@ class PassingCore(Front[Passenger]):
 class PassingRelay(Pump[Passenger]):
     """Passes bytes between its clients and an upstream that knows no sessions."""
 
-    def __init__(
-        self, loop: Loop, upstream: StoreAddress, listeners: Sequence[socket.socket], limits: Limits
-    ) -> None:
-        super().__init__(loop, PassingCore(loop, upstream, limits, self.deliver), listeners)
+    def __init__(self, loop: Loop, place: Place, listeners: Sequence[socket.socket], limits: Limits) -> None:
+        super().__init__(loop, PassingCore(loop, place, limits, self.deliver), listeners)
 
 
 def make_relay(
@@ -140,4 +137,4 @@ def make_relay(
         "is combined. hint: serve the store with `rallypoint serve` or `rallypoint run`",
         upstream.name,
     )
-    return PassingRelay(loop, upstream, listeners, limits)
+    return PassingRelay(loop, upstream.places[0], listeners, limits)

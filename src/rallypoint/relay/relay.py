@@ -5,58 +5,32 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import random
 import secrets
 import socket
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.ranks import Rank
 from rallypoint.relay.core.relay import RelayCore
-from rallypoint.relay.core.upstream import BYE, SessionLostError
-from rallypoint.relay.outgoing import Address, Outgoing
-from rallypoint.rollcall.identity import Role
+from rallypoint.relay.core.upstream import BEAT_SECONDS, BYE, SessionLostError
+from rallypoint.relay.finding import StoreAddress
+from rallypoint.relay.outgoing import Outgoing
+from rallypoint.relay.racing import Race
+from rallypoint.rollcall.snapshot import Upstream
 from rallypoint.server.core.outbox import Work
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.machine.reasons import reason_of
-from rallypoint.stores.client.connecting import connect, format_address, resolve
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.hello import who_am_i
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import READY
-from rallypoint.wire.sessions import ASK, TOKEN_BYTES
+from rallypoint.wire.sessions import TOKEN_BYTES
 
 logger = logging.getLogger("rallypoint.relay")
 
-_FIRST_PAUSE: Final = 0.02
-_LONGEST_PAUSE: Final = 1.0
 _REFUSED: Final = reason_of(errno.ECONNREFUSED)
 _REFUSED_SECONDS: Final = 5.0
-"""A port that refuses for so long: the store is gone, and its sessions with it."""
-
-
-class StoreAddress(NamedTuple):
-    """The store or relay upstream of a relay: where it is, and what it can do."""
-
-    name: str
-    host: str
-    addresses: list[Address]
-    knows_sessions: bool
-
-
-def find_upstream(host: str, port: int, seconds: float) -> StoreAddress:
-    """Reach the store or relay at an address; ConnectError when that takes longer than the seconds given."""
-    deadline = Deadline(seconds)
-    connection = connect(host, port, deadline, who_am_i(Role.AGENT))
-    try:
-        connection.send(ASK, deadline)
-        knows_sessions = connection.read(1, deadline) == READY
-    finally:
-        connection.close()
-    return StoreAddress(format_address(host, port), host, list(resolve(host, port, deadline)), knows_sessions)
+"""A port that refuses for so long: the store is gone, and its sessions with it, if it has no other place."""
 
 
 def _new_token() -> bytes:
@@ -76,23 +50,28 @@ class Relay(Pump[Rank]):
         core = RelayCore(_new_token(), limits, loop.turn, about_this_process(loop))
         super().__init__(loop, core, listeners)
         self._relay = core
+        core.tell_upstream = self._tell_upstream
         self._upstream = upstream
+        self._race = Race(loop, upstream, on_won=self._on_won, on_failed=self._on_failed)
         self._connection: Outgoing | None = None
-        self._has_dial = False
-        self._pause = _FIRST_PAUSE
+        self._place = upstream.name  # where it has been last
         self._down_since: float | None = None
         # Since when no connection has lasted from one tick to the next: one that is broken again at once,
         # each time, is no better than none.
         self._failing_since: float | None = None
         self._refused_since: float | None = None
         self._steady_ticks = 0
+        self._late_bytes = 0  # at the last beat
 
     def start(self, on_tick: Callback = lambda: None) -> None:
         super().start(on_tick)
         self._dial()
+        if self._upstream.moves:
+            self.loop.later(BEAT_SECONDS, self._beat)
 
     def close(self) -> None:
         self._closed = True  # what happens from here on leads to no new connection
+        self._race.stop()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.send(BYE)
@@ -130,29 +109,43 @@ class Relay(Pump[Rank]):
 
     # The connection upstream
 
-    def _dial_later(self) -> None:
-        """Try again after a while, which grows."""
-        if not self._has_dial:
-            self._has_dial = True
-            self.loop.later(self._pause * random.uniform(0.5, 1.0), self._dial)
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-
     def _dial(self) -> None:
-        self._has_dial = False
+        if not self._closed:
+            if self._failing_since is None:
+                self._failing_since = time.monotonic()
+            self._race.begin()
+
+    def _on_won(self, connection: Outgoing, place: str) -> None:
+        self._refused_since = None
+        self._place = place
+        self._connection = connection
+        connection.hand_over(self._on_data, self._on_closed)
+        self._send(self._relay.connect())
+
+    def _on_failed(self, why: str) -> None:
+        """A place could not be reached. If the store has others, that means nothing: it is at one of them."""
+        if self._upstream.moves:
+            return
+        if why != _REFUSED:
+            self._refused_since = None
+        elif self._refused_since is None:
+            self._refused_since = time.monotonic()
+        self._go_down(why)
+
+    def _beat(self) -> None:
+        """See whether the other side is alive.
+
+        Only if the store may be elsewhere: to dial one anew that is busy or stopped would not help.
+        """
         if self._closed:
             return
-        self._connection = Outgoing(
-            self.loop,
-            self._upstream.host,
-            self._upstream.addresses,
-            on_open=self._on_open,
-            on_data=self._on_data,
-            on_closed=self._on_closed,
-        )
-
-    def _on_open(self) -> None:
-        self._refused_since = None
-        self._send(self._relay.connect())
+        self.loop.later(BEAT_SECONDS, self._beat)
+        late_bytes = self._connection.late_bytes if self._connection is not None else 0
+        try:
+            self._send(self._relay.upstream.beat(is_read=late_bytes != self._late_bytes))
+        except ProtocolError as error:
+            self._on_closed(error.message)
+        self._late_bytes = late_bytes
 
     def _on_data(self, data: bytes) -> None:
         try:
@@ -172,33 +165,28 @@ class Relay(Pump[Rank]):
         self.deliver()
 
     def _come_back(self, since: float) -> None:
-        logger.warning(
-            "%s answers again after %.1f s; nothing is lost", self._upstream.name, time.monotonic() - since
-        )
+        seconds = time.monotonic() - since
+        logger.warning("the store at %s answers again after %.1f s; nothing is lost", self._place, seconds)
         self._down_since = None
-        self._pause = _FIRST_PAUSE
+        self._race.rest()
 
     def _on_closed(self, why: str) -> None:
-        """The connection is gone, or could not be made."""
+        """The connection is gone."""
         self._drop_connection()
-        if self._closed:
-            return
-        self._steady_ticks = 0
-        now = time.monotonic()
-        if self._failing_since is None:
-            self._failing_since = now
-        if why != _REFUSED:
+        if not self._closed:
+            self._steady_ticks = 0
             self._refused_since = None
-        elif self._refused_since is None:
-            self._refused_since = now
+            self._go_down(why)
+            self._dial()
+
+    def _go_down(self, why: str) -> None:
         if self._down_since is None:
-            self._down_since = now
-            seconds = self._relay.upstream.keeps_seconds
+            self._down_since = time.monotonic()
             logger.warning(
-                "lost the connection to the store at %s: %s; trying again for %g s",
-                *(self._upstream.name, why, seconds),
+                "lost the connection to the store at %s: %s; trying %s for %g s",
+                *(self._place, why, f"all of {self._upstream.name}" if self._upstream.moves else "again"),
+                self._relay.upstream.keeps_seconds,
             )
-        self._dial_later()
 
     def _drop_connection(self) -> None:
         self._relay.lose_upstream()
@@ -214,7 +202,15 @@ class Relay(Pump[Rank]):
         self._drop_connection()
         self._relay.reset(_new_token())
         self._down_since = self._failing_since = self._refused_since = None
-        self._dial_later()
+        self._dial()
+
+    def _tell_upstream(self) -> Upstream:
+        places = tuple(each.name for each in self._upstream.places)
+        store = self._upstream.store.decode(errors="replace")
+        if self._relay.upstream.is_up:
+            return Upstream(places, self._place, store=store)
+        since = time.monotonic() - (self._failing_since or self._down_since or time.monotonic())
+        return Upstream(places, down_seconds=since, error=self._race.tell(), store=store)
 
     def _tick(self) -> None:
         super()._tick()
@@ -229,6 +225,7 @@ class Relay(Pump[Rank]):
     def _check_patience(self, now: float) -> None:
         seconds = self._relay.upstream.keeps_seconds
         if self._failing_since is not None and now - self._failing_since > seconds:
-            self._give_up(f"no connection for {seconds:g} s, the limit session_seconds")
+            told = f" ({self._race.tell()})" if self._upstream.moves else ""
+            self._give_up(f"no connection for {seconds:g} s, the limit session_seconds{told}")
         elif self._refused_since is not None and now - self._refused_since > _REFUSED_SECONDS:
             self._give_up(f"nothing has listened there for {_REFUSED_SECONDS:g} s")

@@ -18,10 +18,16 @@ from rallypoint.rollcall.question import KEYS_NAMED
 from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Gone, Relay, Snapshot
 from rallypoint.rollcall.waits import waits_in, waits_of
-from rallypoint.text import LONGEST_SENTENCE, counted, joined_by_and, shown
+from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, shown
 
 _RELIABILITY: Final = {source: order for order, source in enumerate(Source)}
 _SECONDS: Final = itemgetter(1)
+_AWAY_SECONDS: Final = 1.0
+_ENGINE_ADVICE: Final = (
+    "look at its processes and their logs; `rallypoint doctor --engine URL` examines it. The store goes on "
+    "by itself when the engine answers"
+)
+_UPSTREAM_ADVICE: Final = "is a process that serves the store up at one of these places? its log says why not"
 
 
 def judge(snapshot: Snapshot) -> Roll:
@@ -31,6 +37,7 @@ def judge(snapshot: Snapshot) -> Roll:
     expected = _expected(snapshot, crowd, plan)
     ranks = _standings(crowd, plan, expected)
     awaited, gatherings = waits_in(crowd, expected)
+    trouble, advice = trouble_of(snapshot)
     return Roll(
         expected=expected,
         ranks=ranks,
@@ -40,7 +47,26 @@ def judge(snapshot: Snapshot) -> Roll:
         gatherings=gatherings,
         meetings=meetings_of(plan, snapshot.rosters),
         remarks=remarks_on(snapshot, crowd, plan, expected),
+        trouble=trouble,
+        advice=advice,
     )
+
+
+def trouble_of(snapshot: Snapshot) -> tuple[str, str]:
+    """What keeps a store from answering, and what to look at; nothing if it answers."""
+    kept, upstream = snapshot.replication, snapshot.upstream
+    if kept is not None and kept.away_seconds >= _AWAY_SECONDS:
+        why = shown(kept.error.removeprefix(f"{kept.engine}: "), LONGEST_SENTENCE)
+        engine = shown(kept.engine, LONGEST_SENTENCE)
+        return (
+            f"the engine of the store, {engine}, has not answered for {duration(kept.away_seconds)}: {why}",
+            shown(kept.hint, LONGEST_SENTENCE) or _ENGINE_ADVICE,
+        )
+    if upstream is not None and upstream.down_seconds >= _AWAY_SECONDS:
+        why = shown(upstream.error, LONGEST_SENTENCE)
+        away = duration(upstream.down_seconds)
+        return f"the relay has had no connection to the store for {away}: {why}", _UPSTREAM_ADVICE
+    return "", ""
 
 
 def _expected(snapshot: Snapshot, crowd: Crowd, plan: Plan | None) -> int:

@@ -112,6 +112,9 @@ class Roll:
     meetings: tuple[JobRound, ...]
     remarks: tuple[str, ...] = ()
     """What cannot be told, and why."""
+    trouble: str = ""
+    """What keeps the store from answering, if something does; and what to look at."""
+    advice: str = ""
 
     def standing(self, rank: int) -> Standing | None:
         """One rank; None: nothing is known of it."""

@@ -154,6 +154,77 @@ class Relay:
 
 
 @dataclass(frozen=True)
+class Standby:
+    """A process that would take over from the leader of a replicated store."""
+
+    address: str
+    lag: int
+    """How many records of the log it had not read when it was heard of last."""
+
+
+@dataclass(frozen=True)
+class Replication:
+    """How a store stands that is kept on an engine."""
+
+    engine: str
+    """What and where that is: `etcd at a:2379, b:2379, job x`."""
+    term: int
+    """Counts the leaders, from 1."""
+    leader: str
+    """Where clients reach it."""
+    standbys: tuple[Standby, ...] = ()
+    stores: tuple[str, ...] = ()
+    """The names of the stores that are there besides the one without a name: of jobs and their rounds."""
+    records: int = 0
+    """The number of the last record of the log."""
+    commit_p50: float = -1.0
+    """Seconds that half of the records of this term took at most, until the engine had them; `commit_p99`:
+    that 99 % took at most. -1: there was none."""
+    commit_p99: float = -1.0
+    log_bytes: int = 0
+    """What this leader has written since its last checkpoint."""
+    checkpoint_bytes: int = 0
+    """Of its last checkpoint; 0: it has made none."""
+    away_seconds: float = -1.0
+    """For how long the engine has not answered; -1: it answers."""
+    error: str = ""
+    """What is wrong with it then, and what to do."""
+    hint: str = ""
+
+    @property
+    def failovers(self) -> int:
+        """How often the lead has changed."""
+        return max(self.term - 1, 0)
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Where the store of a relay is."""
+
+    places: tuple[str, ...]
+    """Where it may be."""
+    place: str = ""
+    """Where the relay has reached it; nothing: it has no connection now."""
+    down_seconds: float = -1.0
+    """Since when it has none; -1: it has one."""
+    error: str = ""
+    """What is wrong with each place then."""
+    store: str = ""
+    """Which of several stores is meant that are there."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether the store may go on at another place."""
+        return len(self.places) > 1
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """The places as hosts and ports. ValueError for what is none: it came over the network."""
+        pairs = (each.rpartition(":") for each in self.places)
+        return tuple((host.strip("[]"), int(port)) for host, _, port in pairs)
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """One server, or one relay, with all that are behind it."""
 
@@ -205,6 +276,10 @@ class Snapshot:
     errors: tuple[Mishap, ...] = ()
     """The last ones, the latest at the end."""
     error_count: int = 0
+    replication: Replication | None = None
+    """Of a server that keeps its store on an engine."""
+    upstream: Upstream | None = None
+    """Of a relay."""
     incomplete: str = ""
     """What could not be told, and why; nothing if all is there."""
 

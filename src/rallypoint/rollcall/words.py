@@ -22,7 +22,7 @@ _WAITS_SHOWN: Final = 7
 
 def headline(roll: Roll) -> str:
     """One line: how many have joined, who is missing, and what the longest wait is for."""
-    parts = [_joined(roll)]
+    parts = [*([roll.trouble] if roll.trouble else []), _joined(roll)]
     if missing := missing_text(roll):
         parts.append(f"missing: {missing}")
     if unseen := unseen_text(roll):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Final
 
-from rallypoint.errors import StoreTimeoutError
-from rallypoint.rollcall.judgement import judge
+from rallypoint.errors import RallypointError, StoreTimeoutError
+from rallypoint.rollcall.judgement import judge, trouble_of
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Gathering, RankState, Roll
 from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.rollcall.words import headline, missing_text, owed_text, unseen_text
 from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look, look_through, read_if_there
+from rallypoint.stores.client.deadline import Deadline, in_thread
+from rallypoint.stores.client.look import look, read_if_there
 from rallypoint.stores.client.pool import ConnectionPool
 
 HEAD: Final = "rallypoint/head"
@@ -99,19 +101,46 @@ def _machines_of(roll: Roll, found: Gathering) -> str:
 # Asking for a roll
 
 
-def find_roll(pool: ConnectionPool, server: str, deadline: Deadline) -> Roll | None:
-    """The roll of the whole job; None behind a relay, if no launcher has said where its server is."""
+def find_roll(pool: ConnectionPool, server: tuple[str, int], deadline: Deadline) -> Roll | None:
+    """The roll of the whole job; None behind a relay, if no launcher has said where its server is.
+
+    Of a relay that does not reach its server, what it can tell.
+    """
+    snapshot = look(*server, Question(), deadline)
+    if snapshot.kind != "relay" or trouble_of(snapshot)[0]:
+        return judge(snapshot)
     with pool.lend(deadline) as connection:
-        snapshot = look_through(connection, server, Question(), deadline)
-        if snapshot.kind != "relay":
-            return judge(snapshot)
         head = read_head(connection, deadline)
     return roll_at(head, deadline) if head is not None else None
 
 
-def roll_at(server: tuple[str, int], deadline: Deadline) -> Roll:
+def find_roll_behind(relay: tuple[str, int], head: tuple[str, int], deadline: Deadline) -> Roll:
+    """The roll of the job, at its store: at the head, or where the relay knows that one that moves may be.
+
+    If none of these places answers, what the relay can tell.
+    """
+    try:
+        part = look(*relay, Question(), Deadline(deadline.remaining / 4))
+    except RallypointError:
+        return roll_at(head, deadline)
+    moving = part.upstream if part.upstream is not None and part.upstream.moves else None
+    places, store = (moving.addresses, moving.store) if moving is not None else ((head,), "")
+    answers: SimpleQueue[Roll | BaseException] = SimpleQueue()
+    for place in places:
+        in_thread(partial(roll_at, place, deadline, store), answers.put, answers.put)
+    for _ in places:
+        try:
+            answer = answers.get(timeout=deadline.remaining)
+        except Empty:
+            break
+        if isinstance(answer, Roll):
+            return answer
+    return judge(part)
+
+
+def roll_at(server: tuple[str, int], deadline: Deadline, store: str = "") -> Roll:
     """The roll of the job whose store this is."""
-    return judge(look(*server, Question(), deadline))
+    return judge(look(*server, Question(), deadline, store))
 
 
 def read_head(connection: Connection, deadline: Deadline) -> tuple[str, int] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
+from rallypoint.errors import StoreTimeoutError
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.stores.client.deadline import Deadline, within
 from rallypoint.stores.client.pool import ConnectionPool
@@ -21,6 +22,8 @@ ASKERS: Final = 16
 """At most this many ranks of a job ask when all of them time out."""
 
 _SHORTEST_WAIT: Final = 1.0
+_EXPLAIN_SECONDS: Final = 1.0
+"""How long a store that gave no answer is asked why, when the time is over."""
 _AHEAD_SECONDS: Final = 2.0
 _AHEAD_PER_RANK: Final = 0.00025  # a snapshot of many ranks takes its time to be made, sent and read
 _AHEAD_SHARE: Final = 0.25  # of the whole time, at most
@@ -48,13 +51,18 @@ class Inquiry:
     """
 
     def __init__(
-        self, pool: ConnectionPool, server: str, who: Identity, head: tuple[str, int] | None = None
+        self,
+        pool: ConnectionPool,
+        server: tuple[str, int],
+        who: Identity,
+        head: tuple[str, int] | None = None,
     ) -> None:
         self._pool = pool
         self._server = server
         self._head = head
         self._ahead = _AHEAD_SECONDS + _AHEAD_PER_RANK * max(who.world_size, 0)
         self._pause = Deadline(0.0)
+        self._last: Roll | None = None
         self.is_asker = is_asker(who)
 
     def moment(self, deadline: Deadline) -> Deadline:
@@ -66,15 +74,28 @@ class Inquiry:
         if deadline.seconds < _SHORTEST_WAIT or not self._pause.passed:
             return None
         self._pause = Deadline(_FAILED_PAUSE)
+        self._last = None
         try:
             roll = within(deadline.remaining, lambda: self._find_roll(deadline))
         except Exception:  # whatever goes wrong: the error of the wait is the one to be told
             return None
         if roll is not None:
             self._pause = Deadline(max(_LEAST_PAUSE, _PAUSE_PER_RANK * (len(roll.ranks) + roll.unknown)))
+        self._last = roll
         return roll
 
-    def _find_roll(self, deadline: Deadline) -> Roll | None:
-        from rallypoint.stores.absence import find_roll, roll_at  # late, since most waits end well
+    def explain(self, late: StoreTimeoutError, deadline: Deadline) -> StoreTimeoutError:
+        """The error of a store that gave no answer, with what keeps it from answering, if that is known."""
+        if late.keys or not self.is_asker or deadline.seconds < _SHORTEST_WAIT:
+            return late
+        roll = self.ask(Deadline(_EXPLAIN_SECONDS)) or self._last
+        if roll is None or not roll.trouble:
+            return late
+        return StoreTimeoutError(f"{late.message}: {roll.trouble}", hint=roll.advice)
 
-        return roll_at(self._head, deadline) if self._head else find_roll(self._pool, self._server, deadline)
+    def _find_roll(self, deadline: Deadline) -> Roll | None:
+        from rallypoint.stores.absence import find_roll, find_roll_behind  # late, since most waits end well
+
+        if self._head is None:
+            return find_roll(self._pool, self._server, deadline)
+        return find_roll_behind(self._server, self._head, deadline)

@@ -125,7 +125,8 @@ class TCPStore(Store):
         else:
             self._pool = ConnectionPool(lambda deadline: connect_to_relay(relay, address, deadline, who()))
         head = None if relay is None else address
-        self._inquiry = Inquiry(self._pool, format_address(*(relay or address)), who(), head)
+        self._inquiry = Inquiry(self._pool, relay or address, who(), head)
+        self._pool.explain = self._inquiry.explain
         self._let_go = weakref.finalize(self, _let_go, self._pool, server)
 
     @property

@@ -14,7 +14,8 @@ from rallypoint.wire.opcodes import SHAPES, Op
 _HELLO_BYTES: Final = 1_024  # whatever the limit of keys is
 _QUESTION_BYTES: Final = 16_384
 _REPORT_BYTES: Final = 16 << 20  # of a relay with some 50,000 clients
-_OTHER_BLOBS: Final = {"T": "token", "R": "report", "Q": "question"}
+_NAME_BYTES: Final = 1_024
+_OTHER_BLOBS: Final = {"T": "token", "R": "report", "Q": "question", "N": "name"}
 
 
 class Form(Generic[HandlerT]):
@@ -29,6 +30,7 @@ class Form(Generic[HandlerT]):
         caps["R"] = min(whole, _REPORT_BYTES)
         caps["H"] = max(limits.key_bytes, _HELLO_BYTES)
         caps["Q"] = _QUESTION_BYTES
+        caps["N"] = _NAME_BYTES
         self.op = op
         self.kinds = shape.blobs
         self.period = len(shape.blobs)

@@ -61,6 +61,13 @@ class SessionHandler(Handler, Protocol):
     def batch(self, payload: bytes, /) -> bytes | None: ...
     def present(self) -> bytes | None: ...
     def bye(self) -> bytes: ...
+    def beat(self) -> bytes: ...
+
+
+class EnterHandler(Handler, Protocol):
+    """Who takes a connection to one of several stores, or is the only one."""
+
+    def enter(self, name: bytes, /) -> bytes: ...
 
 
 class LookHandler(Handler, Protocol):
@@ -108,8 +115,12 @@ SESSIONS: Final[dict[Op, Deliver[SessionHandler]]] = {
     Op.BATCH: lambda handler, blobs, _: handler.batch(blobs[0]),
     Op.PRESENT: lambda handler, _, __: handler.present(),
     Op.BYE: lambda handler, _, __: handler.bye(),
+    Op.BEAT: lambda handler, _, __: handler.beat(),
 }
 """What a relay's connection asks for besides."""
+
+ENTERS: Final[dict[Op, Deliver[EnterHandler]]] = {Op.ENTER: lambda handler, blobs, _: handler.enter(blobs[0])}
+"""What any connection may say first."""
 
 LOOKS: Final[dict[Op, Deliver[LookHandler]]] = {Op.LOOK: lambda handler, blobs, _: handler.look(blobs[0])}
 """The requests of tools that look into a store."""

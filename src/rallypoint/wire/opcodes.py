@@ -9,7 +9,8 @@ A blob is a u64 length and that many bytes: a key or a value. A counted request 
 reply: a client that breaks the protocol is disconnected.
 
 From 32 on, the operations are Rallypoint's own: between a relay and a server (or another relay), see
-`sessions`; and LOOK, by which anyone may ask what a server or relay knows. They are unknown to torch.
+`sessions`; ENTER, by which anyone may say which of several stores is meant; and LOOK, by which anyone may
+ask what a server or relay knows. They are unknown to torch.
 """
 
 from __future__ import annotations
@@ -74,8 +75,11 @@ class Op(IntEnum):
     RECALL = 39
     POP_CALLED = 40
     TOLD = 41
+    # Of a relay's connection again.
+    BEAT = 42
 
     LOOK = 48
+    ENTER = 49
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ class Shape:
     """What follows an opcode: which blobs, how often, and the size of the tail.
 
     A blob is a key (`K`; `H` where it may be a hello, see `rollcall.identity`), a value (`V`), the token of
-    a session (`T`), a whole batch (`B`), what a relay tells of itself (`R`) or a question (`Q`).
+    a session (`T`), a whole batch (`B`), what a relay tells of itself (`R`), a question (`Q`) or the name of
+    a store (`N`).
     """
 
     blobs: str = ""
@@ -121,5 +126,7 @@ SHAPES: Final[dict[Op, Shape]] = {
     Op.RECALL: Shape("K"),
     Op.POP_CALLED: Shape("K", tail=8),
     Op.TOLD: Shape("R"),
+    Op.BEAT: Shape(),
     Op.LOOK: Shape("Q"),
+    Op.ENTER: Shape("N"),
 }

@@ -122,6 +122,15 @@ class RequestParser(Generic[HandlerT]):
         self.operations = 0
         """Requests that it has handed over, but for the GETs of a read that ends in a violation."""
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether it has stopped to let others have their turn, and is to be fed again."""
+        return bool(self._need) and self._atom == _REST
+
+    @property
+    def is_between_requests(self) -> bool:
+        return not self._need
+
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the stream, and return the replies of the requests that they complete.
 

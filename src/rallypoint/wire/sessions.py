@@ -12,6 +12,8 @@ Batches and frames are numbered from 1, each by its sender, and `taken` is the n
 the sender has got from the other side. What the other side has not taken is kept, and sent again when the
 session is taken up on a new connection. Requests are numbered from 0 on throughout the session: that
 is their tag.
+
+A blob of no bytes among the frames is none: it is the answer to a BEAT, a sign of life.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from rallypoint.wire.encoding import (
 )
 from rallypoint.wire.opcodes import STOP_WAITING, Op
 
-ANNOUNCED: Final = b"rallypoint/sessions/2"
+ANNOUNCED: Final = b"rallypoint/sessions/3"
 """What a server that knows sessions says is there; so does one that answers a LOOK."""
 
 ASK: Final = counted_request(Op.CHECK, [ANNOUNCED])
@@ -255,6 +257,19 @@ class Kept:
     def all(self) -> list[bytes]:
         return [data for _, data in self._sent]
 
+    def state(self) -> list[object]:
+        """All of it, as plain data."""
+        return [self.number, self.all()]
+
+    @classmethod
+    def of(cls, number: int, sent: Sequence[bytes]) -> Kept:
+        """What has given this state."""
+        kept = cls()
+        kept.number = number - len(sent)
+        for data in sent:
+            kept.add(data)
+        return kept
+
     def check_invariants(self) -> None:
         assert self.bytes == sum(len(data) for _, data in self._sent)
         numbers = [number for number, _ in self._sent]
@@ -262,7 +277,7 @@ class Kept:
 
 
 class FrameReader:
-    """Takes a stream of blobs in any pieces; gives the whole ones."""
+    """Takes a stream of blobs in any pieces; gives the whole ones, but for signs of life, which are empty."""
 
     __slots__ = ("_kept", "_need")
 
@@ -278,8 +293,9 @@ class FrameReader:
         while len(kept) - position >= self._need:
             if self._need == 8:
                 self._need = 8 + int(unpack_u64(kept, position)[0])
-                if self._need > 8:
-                    continue
+                if self._need == 8:
+                    position += 8
+                continue
             found.append(bytes(kept[position + 8 : position + self._need]))
             position += self._need
             self._need = 8

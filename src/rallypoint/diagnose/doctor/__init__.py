@@ -2,7 +2,7 @@
 
     situation          what the user has said; every check gets it
     checks             the list of all checks, and running them side by side, each with a time limit
-    machine, network, variables, torch, stores, files
+    machine, network, variables, torch, stores, engine, files
                        the checks; each `check_*` looks and yields findings, each `judge_*` is pure
     outlook            what will work on this machine, from all findings
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rallypoint.diagnose.doctor import files, machine, network, stores, torch, variables
+from rallypoint.diagnose.doctor import engine, files, machine, network, stores, torch, variables
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, unknown
 
@@ -39,6 +39,7 @@ CHECKS: Final = (
     Check("loopback", stores.check_loopback, 20.0),
     Check("interface", stores.check_interface, 20.0),
     Check("store", stores.check_store, 20.0),
+    Check("engine", engine.check_engine, 30.0),
     Check("open-files", machine.check_open_files),
     Check("backlog", machine.check_backlog),
     Check("shared-memory", machine.check_shared_memory),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,10 @@ class Situation:
     """Where the job is to meet: by option, or by MASTER_ADDR and MASTER_PORT; None if neither is given."""
     folder: Path
     """The folder for the file of a file init."""
+    engine: str = field(default="", repr=False)
+    """The URL of the engine that is to keep the store; it may hold a password."""
+    acks: int = 0
+    """How many replicas of Redis are to have a change before it counts."""
 
     @property
     def world_size(self) -> int | None:

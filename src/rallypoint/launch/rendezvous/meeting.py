@@ -10,6 +10,7 @@ all machines costs none of them its place.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,10 @@ class MeetingTimes:
     """Between two signs of life."""
     beats_missed: int = 3
     """How many signs of life a machine may miss; then it counts as lost."""
+
+    def outlasting(self, seconds: float) -> MeetingTimes:
+        """The same, but no machine counts as lost that was silent for less than so many seconds."""
+        return replace(self, beats_missed=max(self.beats_missed, math.ceil(seconds / self.beat)))
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,10 @@ class Meeting:
     def leave(self) -> None:
         """Take no part any more."""
         self._change(lambda roster: roster.leave(self.member.id, self.size))
+
+    def reopen(self) -> None:
+        """Let another job with the same id meet here, if this one has ended and all have left."""
+        self._change(lambda roster: roster.reopen())
 
     def await_others_gone(self) -> bool:
         """Wait until all others have left; False if that took longer than `times.close`."""

@@ -164,6 +164,10 @@ class Roster:
         """Let no machine join any more; those that take part go on."""
         return self if self.closed else replace(self, closed=reason)
 
+    def reopen(self) -> Roster:
+        """Be open for another job with the same id, once all of this one have left."""
+        return Roster(round=self.round + 1) if self.closed and not self.everybody else self
+
     def _check_rank(self, member: Member, size: Size) -> None:
         if member.rank >= size.most:
             raise UsageError(
@@ -227,6 +231,11 @@ class Roster:
                 f"the meeting's state cannot be read: {error}",
                 hint="do all machines run the same version of Rallypoint?",
             ) from error
+
+
+def round_name(number: int, members: tuple[Member, ...]) -> str:
+    """A name that this round has, and no other one, also not of another job with the same id."""
+    return f"{number}-{members[0].id}"
 
 
 def closed_error(reason: str) -> MeetingClosedError:

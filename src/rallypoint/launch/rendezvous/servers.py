@@ -7,9 +7,18 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
 
-from rallypoint.errors import BindError, ConnectError, PortInUseError, ServerStartError, UsageError
+from rallypoint.errors import (
+    BindError,
+    ConnectError,
+    PortInUseError,
+    RallypointError,
+    ServerStartError,
+    UsageError,
+)
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.reports import WITHOUT_STORE, LostServer, lost_server
 from rallypoint.relay.hosting import host_relay
@@ -24,7 +33,7 @@ from rallypoint.stores.tcp import TCPStore
 
 logger = logging.getLogger("rallypoint.meeting")
 
-_LIFESPAN = Lifespan(stays_for_clients=True)
+LIFESPAN = Lifespan(stays_for_clients=True)
 _ANSWER_SECONDS = 10.0
 _PARTING_SECONDS = 3.0  # for a server that has no clients left to end
 _TENANT_SECONDS = 10.0  # to reach what holds the endpoint's port on this machine
@@ -34,6 +43,12 @@ _WITHOUT_MEETING_PLACE = "ranks go on; but if a rank or a machine fails, the job
 
 class MeetingPlace:
     """The store in which the machines meet, and the store server of the round that this machine keeps."""
+
+    is_replicated = False
+    """Whether the stores outlive this job's machines, and this job."""
+    pause_seconds = 0.0
+    """For how long the stores may be away, and then go on."""
+    _names = ("the job's store", "the job's meeting place")
 
     def __init__(self, endpoint: Endpoint, store: Store, server: HostedServer | None, reachable: str) -> None:
         self._endpoint = endpoint
@@ -53,32 +68,45 @@ class MeetingPlace:
     def holds_a_server(self) -> bool:
         return self._server is not None or self._round is not None
 
-    def start_round(self) -> Endpoint:
-        """Start a store server for a new round, and end the last one's; where other machines reach it."""
+    def named(self, error: RallypointError) -> RallypointError:
+        """The error of a call that needs one of the stores, as it is to be told."""
+        return error
+
+    def whereabouts(self, store: Endpoint) -> str:
+        """Where the round's store is that this machine reaches here."""
+        return str(store)
+
+    def start_round(self, name: str) -> Endpoint:
+        """Start a store server for a new round, and end the last one's; where other machines reach it.
+
+        `name` is that of the round, and of no other one.
+        """
         if self._round is not None:
             self._round.release()
             self._round = None
-        port = 0 if isinstance(self.store, TCPStore) else self._endpoint.port
-        self._round = self._host_round(port)
+        self._round = self._host_round(name)
         return Endpoint(self._reachable, self._round.port)
 
-    def _host_round(self, port: int) -> HostedServer:
+    def _host_round(self, _: str, /) -> HostedServer:
+        port = 0 if isinstance(self.store, TCPStore) else self._endpoint.port
         try:
-            return host_server(self._reachable, port, backend=choose(), lifespan=_LIFESPAN)
+            return host_server(self._reachable, port, backend=choose(), lifespan=LIFESPAN)
         except PortInUseError as error:
             # The job is on this machine alone, so any port will do.
             logger.warning("%s: taking a free port instead", error.message)
-            return host_server(self._reachable, 0, backend=choose(), lifespan=_LIFESPAN)
+            return host_server(self._reachable, 0, backend=choose(), lifespan=LIFESPAN)
 
-    def start_relay(self, store: Endpoint) -> Endpoint | None:
+    def start_relay(self, store: Endpoint, name: str) -> Endpoint | None:
         """Start a relay for the ranks of this machine, and end the last round's; where they reach it.
+
+        The store is that of the round of this name.
 
         None if the relay does not come up: then the ranks connect to the store itself. Not in a job with a
         secret: there, the error is raised.
         """
         self.end_relay()
         try:
-            self._relay = host_relay(store, backend=choose(), lifespan=_LIFESPAN)
+            self._relay = self._host_relay(store, name)
         except (ServerStartError, BindError) as error:
             if job_secret() is not None:
                 raise
@@ -86,6 +114,9 @@ class MeetingPlace:
             return None
         logger.info("the ranks of this machine reach %s through a relay on %s", store, self._relay.places)
         return Endpoint(*self._relay.address)
+
+    def _host_relay(self, store: Endpoint, _: str, /) -> HostedServer:
+        return host_relay([store], backend=choose(), lifespan=LIFESPAN)
 
     def end_relay(self) -> None:
         """End the relay of the last round, if there is one: its ranks have ended."""
@@ -98,10 +129,11 @@ class MeetingPlace:
 
         Each comes once.
         """
+        store, meeting_place = self._names
         for what, server, then in (
-            ("the job's store", self._round, WITHOUT_STORE),
+            (store, self._round, WITHOUT_STORE),
             ("this machine's relay to the job's store", self._relay, WITHOUT_STORE),
-            ("the job's meeting place", self._server, _WITHOUT_MEETING_PLACE),
+            (meeting_place, self._server, _WITHOUT_MEETING_PLACE),
         ):
             if server is not None and server.pid not in self._told_lost and (how := server.how_it_ended()):
                 self._told_lost.add(server.pid)
@@ -142,14 +174,14 @@ def open_place(
     place = server.address if server else endpoint
     store = TCPStore(*place, timeout=seconds, role=Role.AGENT)
     store.set_timeout(min(seconds, _ANSWER_SECONDS))  # it is up now, and answers at once
-    reachable = endpoint.host if server else local_address or _own_address(endpoint)
+    reachable = endpoint.host if server else local_address or own_address([endpoint])
     return MeetingPlace(endpoint, store, server, reachable)
 
 
 def _hold(endpoint: Endpoint, seconds: float) -> HostedServer | None:
     """The server at the endpoint; None if another process has it."""
     try:
-        return host_server(endpoint.host, endpoint.port, backend=choose(), lifespan=_LIFESPAN)
+        return host_server(endpoint.host, endpoint.port, backend=choose(), lifespan=LIFESPAN)
     except PortInUseError as error:
         # Most likely another agent of the same job on this machine.
         logger.info("%s: joining what is there", error.message)
@@ -160,9 +192,9 @@ def _hold(endpoint: Endpoint, seconds: float) -> HostedServer | None:
         return None
 
 
-def _own_address(endpoint: Endpoint) -> str:
-    """The address of this machine by which it reaches the endpoint, and so, most likely, is reached."""
-    for family, kind, protocol, _, address in socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM):
+def own_address(places: Sequence[tuple[str, int]]) -> str:
+    """The address of this machine by which it reaches the places, and so, most likely, is reached."""
+    for family, kind, protocol, _, address in chain.from_iterable(map(_addresses, places)):
         with socket.socket(family, kind, protocol) as probe:
             try:
                 probe.connect(address)  # sends nothing
@@ -170,3 +202,10 @@ def _own_address(endpoint: Endpoint) -> str:
                 continue
             return str(probe.getsockname()[0])
     return socket.gethostname()
+
+
+def _addresses(place: tuple[str, int]) -> list[Any]:
+    try:
+        return socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)
+    except socket.gaierror:
+        return []

@@ -1,14 +1,16 @@
 """The whole relay but its I/O: bytes of its clients and of its upstream in, bytes for them out. Pure.
 
 The clients' side is a `Front`, which a pump serves as it serves the store's. The upstream side is for
-the driver: it sends what `connect` gives, passes what it reads to `receive_upstream`, sends what that
-and `flush` return, and says when the connection is lost.
+the driver: it shakes hands, sends what `connect` gives, passes what it reads to `receive_upstream`, sends
+what that and `flush` return, and says when the connection is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rallypoint.relay.core.children import RelayCarrier
 from rallypoint.relay.core.ranks import Rank
@@ -20,10 +22,13 @@ from rallypoint.server.core.context import Context
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Fields, Pending, as_list, barrier_row
 from rallypoint.server.core.turn import Turn
-from rallypoint.wire.handlers import LOOKS, SERVED, SESSIONS, carried
+from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, carried
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import Forms
+
+if TYPE_CHECKING:
+    from rallypoint.rollcall import snapshot as told
 
 
 class RelayCore(Front[Rank]):
@@ -31,7 +36,7 @@ class RelayCore(Front[Rank]):
 
     kind = "relay"
 
-    __slots__ = ("_is_telling", "forms", "requests", "upstream")
+    __slots__ = ("_is_telling", "forms", "requests", "tell_upstream", "upstream")
 
     def __init__(
         self,
@@ -44,7 +49,9 @@ class RelayCore(Front[Rank]):
         context = Context(limits, turn, about)
         self.requests = Requests(context)
         super().__init__(context, RelayCarrier(self.requests, context.turn))
-        self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **SESSIONS, **LOOKS})
+        self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **SESSIONS, **ENTERS, **LOOKS})
+        self.tell_upstream: Callable[[], told.Upstream | None] = lambda: None
+        """For snapshots; the driver knows it."""
         self._open_session(token)
 
     def _open_session(self, token: bytes) -> None:
@@ -79,6 +86,9 @@ class RelayCore(Front[Rank]):
     def waits_of(self, rank: Rank) -> Sequence[Pending]:
         return rank.pending(KEYS_NAMED)
 
+    def sum_up(self) -> told.Snapshot:
+        return replace(super().sum_up(), upstream=self.tell_upstream())
+
     def describe(self, _: Question) -> Fields:
         """The barriers at which its clients wait; others may be there through other relays."""
         members: dict[tuple[bytes, int], list[tuple[int, float]]] = {}
@@ -106,7 +116,7 @@ class RelayCore(Front[Rank]):
     # Upstream
 
     def connect(self) -> bytes:
-        """There is a connection upstream: what to send on it first."""
+        """There is a connection upstream, which has answered: what to send on it."""
         return self.upstream.connected()
 
     def receive_upstream(self, data: bytes) -> bytes:

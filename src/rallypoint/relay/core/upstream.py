@@ -12,7 +12,7 @@ from typing import Final
 
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.combining import Combiner
-from rallypoint.wire.encoding import VALIDATE, request
+from rallypoint.wire.encoding import request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import (
@@ -34,9 +34,14 @@ _BATCH_BYTES: Final = 1 << 20
 _BATCHES_AT_ONCE: Final = 4
 _UNTOLD_BYTES: Final = 1 << 16
 _TICKS: Final = 10
+_BEAT: Final = request(Op.BEAT)
 _PRESENT: Final = request(Op.PRESENT)
 BYE: Final = request(Op.BYE)
 """What ends a session for good."""
+
+BEAT_SECONDS: Final = 0.5
+_MOST_SILENT: Final = 3
+"""So many beats without an answer: the other side is gone. It answers within milliseconds, if it is there."""
 
 
 class SessionLostError(ProtocolError):
@@ -53,9 +58,9 @@ class Upstream:
     """One session upstream, for the requests of one combiner."""
 
     __slots__ = (
-        *("_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_reader", "_state", "_taken"),
-        *("_ticks", "_told", "_token", "_untold_bytes", "batches", "frames", "keeps_seconds", "most_bytes"),
-        "_on_tell",
+        *("_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_reader", "_silent", "_state"),
+        *("_on_tell", "_taken", "_ticks", "_told", "_token", "_untold_bytes"),
+        *("batches", "frames", "keeps_seconds", "most_bytes"),
     )
 
     def __init__(self, combiner: Combiner, token: bytes, limits: Limits, on_tell: Callable[[], None]) -> None:
@@ -75,6 +80,7 @@ class Upstream:
         self._told = 0  # the last frame of which the other side knows that it has come
         self._untold_bytes = 0  # of those since
         self._ticks = 0  # since when it does not know of one
+        self._silent = 0  # how often `beat` was called since something came
         self._kept = Kept()
         self.batches = 0
         """How many have been sent; repetitions do not count."""
@@ -96,11 +102,12 @@ class Upstream:
         return self._told == self._taken
 
     def connected(self) -> bytes:
-        """There is a new connection: what to send on it first."""
+        """There is a new connection, and who is at its other end has answered: what to send."""
         self._state = _State.GREETING
+        self._silent = 0
         self._greeting = bytearray()
         self._reader = FrameReader()
-        return VALIDATE + session_request(self._token, self._keep_ms, self._taken, known=self._is_known)
+        return session_request(self._token, self._keep_ms, self._taken, known=self._is_known)
 
     def lost(self) -> None:
         """The connection is gone."""
@@ -111,6 +118,7 @@ class Upstream:
 
         ProtocolError: the connection is to be closed. SessionLostError: and there is no use in another.
         """
+        self._silent = 0
         if self._state is _State.GREETING:
             self._greeting += data
             if len(self._greeting) < WELCOME_BYTES:
@@ -144,6 +152,23 @@ class Upstream:
             return b""
         return self._tell()
 
+    def beat(self, *, is_read: bool = False) -> bytes:
+        """Every BEAT_SECONDS, if at all: ask for a sign of life, unless something has come meanwhile.
+
+        `is_read`: the other side has taken bytes that had to wait. What is long takes its time, and a beat
+        comes behind it.
+
+        ProtocolError if nothing has come for too long: the connection is to be closed. It goes by calls, and
+        not by a clock: if this process itself was stopped, the other side is not to blame.
+        """
+        if self._state is _State.DOWN:
+            return b""
+        self._silent = 1 if is_read else self._silent + 1
+        if self._silent > _MOST_SILENT:
+            raise ProtocolError(f"no sign of life for {_MOST_SILENT * BEAT_SECONDS:g} s")
+        # A SESSION is a question as well. A leader answers it when its record is committed, a beat at once.
+        return _BEAT if self._silent > 1 and self._state is _State.UP else b""
+
     def _tell(self) -> bytes:
         """An empty batch, which tells what has come."""
         self._combiner.begin_batch(self._kept.number + 1)
@@ -152,7 +177,9 @@ class Upstream:
     def _welcome(self) -> bytes:
         welcome = parse_welcome(self._greeting)
         if welcome.answer == Answer.UNKNOWN:
-            raise SessionLostError("the store has given our session up, or has started anew")
+            raise SessionLostError(
+                "the store has given our session up, has lost its log if it keeps one, or has started anew"
+            )
         if welcome.answer not in (Answer.NEW, Answer.TAKEN_UP):
             raise ProtocolError(f"a SESSION was answered with {welcome.answer}")
         self._is_known = True

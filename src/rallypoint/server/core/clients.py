@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from rallypoint.codec import from_text, to_text
+from rallypoint.engine.keyspace import State
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import NOBODY, Identity, Role, parse_hello
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.outbox import GoOn, Work
 from rallypoint.server.core.sessions import Party, Sessions
+from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.parser import RequestParser
 
@@ -20,6 +23,7 @@ _GONE_KEPT: Final = 16_384
 _TRIES: Final = 2
 """A process on another machine is never found, and a new one may have had no time yet to be seen."""
 _NO_HANDSHAKE: Final = "no VALIDATE"
+_NOBODY: Final = to_text(NOBODY, sparse=True)
 
 
 class Client(Party, ABC):
@@ -67,6 +71,15 @@ class Client(Party, ABC):
         self._parser = None
         self.receive = Looker(self, self._clients.limits).receive
 
+    def enter(self, name: bytes) -> bytes:
+        """It says which of several stores it means. There is only one here, which has no name."""
+        if name:
+            raise ProtocolError(
+                f"it wants the store named {name.decode(errors='replace')!r}, but there is only one here, "
+                "and that has no name"
+            )
+        return b""
+
     def look(self, _: bytes, /) -> bytes:
         """It asks what is known here; the answer is a notice."""
         raise ProtocolError("there is nothing to look at here")
@@ -76,6 +89,11 @@ class Client(Party, ABC):
         self._parser = None
         self.receive = _receive_nothing
         self._unread = self._unserved = 0
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether requests were put off: `receive` is to be called again, be it with nothing."""
+        return self._parser is not None and self._parser.has_rest
 
     @property
     def operations(self) -> int:
@@ -242,6 +260,24 @@ class Clients(Generic[ClientT]):
             self.gone.append(Departed(client.id, client.who, self._context.turn.now, client.why))
         if late_with != _NO_HANDSHAKE:
             self._context.journal.left(client, client.why)
+
+    def state(self) -> State:
+        """Who is here, as plain data, and how many there were."""
+        rows = [[each.id, each.peer, each.since, to_text(each.who, sparse=True)] for each in self]
+        return [rows, self.opened, self.arrivals]
+
+    def take_state(self, state: State, make: Callable[[str], ClientT]) -> None:
+        """Have the clients that have given this state, all of which have shaken hands."""
+        rows, opened, arrivals = state
+        for number, peer, since, who in rows:
+            client = self._by_id[number] = make(peer)
+            client.id, client.since = number, since
+            client.receive(VALIDATE)
+            client.who = from_text(Identity, who.encode()) if who != _NOBODY else NOBODY
+        self.opened, self.arrivals = opened, arrivals
+
+    def with_id(self, number: int) -> ClientT:
+        return self._by_id[number]
 
     def overdue(self) -> list[tuple[ClientT, str]]:
         """The clients that are to be closed by now, and why."""

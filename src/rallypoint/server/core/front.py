@@ -152,6 +152,11 @@ class Front(ABC, Generic[ClientT]):
         """The driver has called `Clients.name` for each client whose process it has found."""
         self.is_finding = False
 
+    def ask(self, session: Session) -> bool:
+        """Have a relay tell of itself, soon."""
+        session.ask_to_tell()
+        return True
+
     @property
     def has_clients(self) -> bool:
         """Whether anybody is connected, or may be back in a moment."""

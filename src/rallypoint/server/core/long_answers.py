@@ -55,6 +55,10 @@ class LongAnswers:
             del self._keys[key]
         return item(tag, status, piece)
 
+    def state(self) -> list[object]:
+        """All of them, as plain data."""
+        return [[tag, int(status), head, bytes(body), key] for tag, status, key, head, body in self._rests]
+
     def check_invariants(self) -> None:
         assert self.bytes == sum(len(rest.head) + len(rest.body) for rest in self._rests)
         assert self._keys == Counter(rest.key for rest in self._rests)

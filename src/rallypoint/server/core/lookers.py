@@ -22,6 +22,7 @@ class LookingClient(Protocol):
     def hold(self, count: int, is_cut: bool, /) -> None: ...
     def postpone(self) -> None: ...
     def greet(self, hello: bytes, /) -> None: ...
+    def enter(self, name: bytes, /) -> bytes: ...
     def look(self, question: bytes, /) -> bytes: ...
 
 
@@ -49,6 +50,8 @@ class Looker:
             if Question.from_json(blobs[0]).value is not None:
                 raise AccessError("a look at a value, with a token that may only see who is here")
             return self._client.look(blobs[0])
+        if op is Op.ENTER:
+            return self._client.enter(blobs[0])
         if op is Op.CHECK and blobs == [ANNOUNCED]:
             return READY
         if op is Op.DELETE_KEY and is_hello(blobs[0]):

@@ -52,15 +52,22 @@ Fields = Iterable[tuple[str, str] | None]
 class Subject(Protocol):
     """The server or relay of which snapshots are made."""
 
-    turn: Turn
     outbox: Outbox[Any]
     clients: Clients[Any]
     sessions: Sessions
+
+    @property
+    def turn(self) -> Turn:
+        """The time."""
+
     is_finding: bool
     """Whether the driver is looking for the processes behind clients."""
 
     def find_processes(self) -> None:
         """Have the driver look for the processes behind clients, if some have no name."""
+
+    def ask(self, session: Session) -> bool:
+        """Have a relay tell of itself, soon; False if it cannot be asked now."""
 
     def sum_up(self) -> Snapshot:
         """The figures, but for those that are sums over all connections."""
@@ -169,8 +176,8 @@ class Looks:
         asked = []
         for session in list(subject.sessions):
             if session.is_present and now - session.told_at > _FRESH_SECONDS:
-                session.ask_to_tell()
-                asked.append(session)
+                if subject.ask(session):
+                    asked.append(session)
                 yield LookStep.MORE
         subject.find_processes()
         while subject.turn.now < deadline and (

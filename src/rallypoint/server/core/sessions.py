@@ -10,12 +10,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
+from rallypoint.engine.keyspace import State
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.server.core.budget import Budget
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.long_answers import LongAnswers
 from rallypoint.server.core.outbox import Close, CoreFault, Outbox, Work
 from rallypoint.server.core.slices import Rest, Slices, Worker, sliced
+from rallypoint.wire.encoding import EMPTY_BLOB
 from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import STEP_BYTES, STEPS_AT_ONCE
@@ -338,6 +340,35 @@ class Session:
             self.is_present = True
         return self.flush()
 
+    def state(self, value_of: Callable[[bytes], object]) -> State:
+        """All of it but its notes, as plain data; `value_of` gives the value of a key in the store."""
+        assert self._under_way is None
+        connection = self.connection.id if self.connection is not None else None
+        about = [self.token, connection, self.is_present, self.keeps_ms, self.expires, self.taken, self.id]
+        told = [self.since, self.peer, self.told, self.told_at]
+        # That a value is still the one that was sent is told by its identity, which no other process has.
+        remembered = [
+            (key, length, value_of(key) is same) for key, (same, length) in self._remembered.items()
+        ]
+        answers = [self._tags, list(self._items), self._long.state(), self.kept.state(), remembered]
+        return [about, told, answers]
+
+    def take_state(self, state: State, value_of: Callable[[bytes], object]) -> int | None:
+        """Become what has given this state; return the number of its connection, if it has one."""
+        about, told, answers = state
+        _, connection, self.is_present, self.keeps_ms, self.expires, self.taken, self.id = about
+        self.since, self.peer, self.told, self.told_at = told
+        self._tags, self._items, long, kept, remembered = answers
+        self._items_bytes = sum(map(len, self._items))
+        for tag, status, head, body, key in long:
+            self._long.add(tag, Status(status), head, body, key)
+        self.kept = Kept.of(*kept)
+        for key, length, is_same in remembered:
+            self._remembered[key] = value_of(key) if is_same else object(), length
+            self._remembered_bytes += length
+        self._budget.held += self.held
+        return connection  # type: ignore[no-any-return]
+
     def check_invariants(self) -> None:
         self.kept.check_invariants()
         assert self._items_bytes == sum(map(len, self._items))
@@ -444,6 +475,8 @@ class Sessions:
             yield
             session = self._by_token.get(token)
         answer = Answer.NEW if session is None else Answer.TAKEN_UP
+        if session is not None and taken > session.kept.number:  # the log has lost what it had been sent
+            return pack_welcome(Welcome(Answer.UNKNOWN, 0, 0, 0))
         if session is None:
             if known:
                 return pack_welcome(Welcome(Answer.UNKNOWN, 0, 0, 0))
@@ -498,6 +531,28 @@ class Sessions:
             elif session.expires <= now:
                 self.end(session)
 
+    def state(self, value_of: Callable[[bytes], object]) -> State:
+        """All sessions but their notes, as plain data. To be asked when nothing is left to go on with."""
+        assert not self._orphans
+        assert not self._rests
+        return [session.state(value_of) for session in self]
+
+    def take_state(
+        self,
+        state: State,
+        value_of: Callable[[bytes], object],
+        connection_of: Callable[[int], Party],
+    ) -> None:
+        """Have the sessions that have given this state, each on its connection. There were none before."""
+        for each in state:
+            token = each[0][0]
+            session = Session(token, self._carrier, self._requests, self._outbox, self._budget)
+            self._by_token[token] = session
+            connection = session.take_state(each, value_of)
+            if connection is not None:
+                session.connection = connection_of(connection)
+                session.connection.session = session
+
     def check_invariants(self) -> None:
         for token, session in self._by_token.items():
             assert session.token == token
@@ -536,6 +591,10 @@ class Party(Worker):
     def bye(self) -> bytes:
         self._sessions.end(self._own_session())
         return b""
+
+    def beat(self) -> bytes:
+        self._own_session()
+        return EMPTY_BLOB
 
     def _own_session(self) -> Session:
         if self.session is None:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Final
 
 from rallypoint.engine import Engine
+from rallypoint.engine.keyspace import State
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import is_hello
 from rallypoint.rollcall.question import KEYS_NAMED, Question
@@ -25,11 +26,11 @@ from rallypoint.server.core.outbox import Work
 from rallypoint.server.core.owners import Owners
 from rallypoint.server.core.sessions import Session
 from rallypoint.server.core.slices import SLICE, Slices, sliced
-from rallypoint.server.core.tickets import StoreCarrier
+from rallypoint.server.core.tickets import StoreCarrier, Ticket
 from rallypoint.server.core.turn import Turn
 from rallypoint.server.core.writers import Writers
 from rallypoint.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, blobs, pack_i64, pack_u64
-from rallypoint.wire.handlers import LOOKS, SERVED, SESSIONS
+from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.wire.parser import Forms, RequestParser
@@ -236,10 +237,15 @@ def _in_blobs(values: list[bytes]) -> Slices:
     return b"".join(replies)
 
 
+def _name_of(member: Member) -> State:
+    """What a member of the engine is called in a checkpoint."""
+    return [member.session.token, member.tag] if isinstance(member, Ticket) else [b"", member.id]
+
+
 class Core(Front[Connection]):
     """Parser and engine for all connections of one server. Not safe for threads."""
 
-    __slots__ = ("_contents", "_framed", "engine", "forms", "owners", "pushers", "writers")
+    __slots__ = ("_carrier", "_contents", "_framed", "engine", "forms", "owners", "pushers", "writers")
 
     def __init__(
         self,
@@ -256,8 +262,9 @@ class Core(Front[Connection]):
         self.writers = Writers()
         self.pushers = Writers()
         self._framed = b"", blob(b"")
-        super().__init__(context, StoreCarrier(self.engine, context, self._act_for, self.pushers))
-        self.forms: Forms[Connection] = Forms(context.limits, {**SERVED, **SESSIONS, **LOOKS})
+        self._carrier = StoreCarrier(self.engine, context, self._act_for, self.pushers)
+        super().__init__(context, self._carrier)
+        self.forms: Forms[Connection] = Forms(context.limits, {**SERVED, **SESSIONS, **ENTERS, **LOOKS})
         self.owners = Owners(owner_key, context.outbox.others)
         self._contents = Contents(
             self.engine, self.writers, self.pushers, self.clients, self.sessions, self.turn
@@ -287,6 +294,33 @@ class Core(Front[Connection]):
         limit = self.limits.unsent_bytes
         if count > limit:
             raise LimitError(f"asked for {count:,} bytes at once; the limit unsent_bytes is {limit:,}")
+
+    # Checkpoints
+
+    def state(self) -> State:
+        """All that counts, as plain data. What it has counted, and who wrote which key, is not in it.
+
+        To be asked when there is nothing left to go on with: no request is under way.
+        """
+        engine, notes = self.engine, map(self._carrier.notes_of, self.sessions)
+        sessions = self.sessions.state(engine.get)
+        return [self.clients.state(), engine.values_state(), sessions, list(notes), engine.state(_name_of)]
+
+    def take_state(self, state: State) -> None:
+        """Become the core that has given this state, with the same clients; until then it was new."""
+        clients, values, sessions, notes, waits = state
+        self.clients.take_state(clients, self._make)
+        self.engine.take_values(values)
+        self.sessions.take_state(sessions, self.engine.get, self.clients.with_id)
+        for session, some in zip(self.sessions, notes, strict=True):
+            self._carrier.take_notes(session, some)
+        by_token = {session.token: session for session in self.sessions}
+
+        def member_of(name: State) -> Member:
+            token, number = name
+            return by_token[token].notes[number] if token else self.clients.with_id(number)
+
+        self.engine.take_state(waits, member_of)
 
     # What it knows
 

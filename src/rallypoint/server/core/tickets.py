@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from rallypoint.engine import Engine
+from rallypoint.engine.keyspace import State
 from rallypoint.errors import ProtocolError
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.members import Member, wake
@@ -146,6 +147,15 @@ class StoreCarrier:
         del ticket.session.notes[ticket.tag]
         if not ticket.session.is_present:
             self._engine.withdraw(ticket)  # it counts as away, which only a member of the engine can be
+
+    def notes_of(self, session: Session) -> State:
+        """The tickets of a session, as plain data."""
+        return [(each.tag, each.since, each.count) for each in session.notes.values()]
+
+    def take_notes(self, session: Session, notes: State) -> None:
+        """Give a session the tickets that these notes are about."""
+        for tag, since, count in notes:
+            session.notes[tag] = Ticket(self, session, tag, since, count)
 
     # The operations that are not as a client's
 

@@ -13,7 +13,6 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 import rallypoint
@@ -48,6 +47,13 @@ _SNAPSHOT_PAUSE: Final = 0.01
 
 def about_this_process(loop: Loop) -> About:
     return About(rallypoint.__version__, socket.gethostname(), os.getpid(), loop.name)
+
+
+def stop_on_signals(stop: Callback) -> None:
+    """Have this called on SIGINT, SIGTERM and Ctrl-Break. For the main thread."""
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGBREAK", signal.SIGTERM)):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: stop())
 
 
 def _is_from_here(sock: Socket, address: Any) -> bool:
@@ -92,7 +98,7 @@ class Pump(Generic[ClientT]):
         `on_ready` is called when accepting. For the main thread of a process, as signals are.
         """
         try:
-            self._stop_on_signals()
+            stop_on_signals(self._stop)
             self.start(on_tick)
             on_ready()
             self.loop.run()
@@ -130,12 +136,7 @@ class Pump(Generic[ClientT]):
         for link in list(self._links.values()):
             self.drop(link)
 
-    def _stop_on_signals(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGBREAK", signal.SIGTERM)):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._on_signal)
-
-    def _on_signal(self, _: int, __: FrameType | None) -> None:
+    def _stop(self) -> None:
         self.loop.stop()
 
     # Once a second

@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from rallypoint.errors import BindError, PortInUseError, UsageError
 from rallypoint.server.machine.limits import accept_backlog
@@ -46,11 +47,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     Raises PortInUseError, which names the process that holds the port if the system tells, BindError or
     UsageError.
     """
-    if not 0 <= port <= 65_535:
-        raise UsageError(f"port {port} does not exist", hint="ports go from 0 (any free one) to 65535")
-    choice = addresses_for(host)
-    if choice.warning:
-        logger.warning("%s", choice.warning)
+    choice = _choose(host, port)
     for _ in range(_PORT_TRIES - 1):
         try:
             return _listen_all(choice.addresses, port)
@@ -59,6 +56,33 @@ def listen(host: str, port: int) -> list[socket.socket]:
             if port or len(choice.addresses) == 1:
                 raise
     return _listen_all(choice.addresses, port)
+
+
+def reserve(host: str, port: int) -> list[socket.socket]:
+    """Sockets that are bound as those of `listen`, but do not listen: until they do, a connect is refused."""
+    addresses = _choose(host, port).addresses
+    first = reserve_again([(addresses[0], port)])
+    return first + reserve_again((each, first[0].getsockname()[1]) for each in addresses[1:])
+
+
+def reserve_again(places: Iterable[Any]) -> list[socket.socket]:
+    """As `reserve`, at the very addresses of sockets that are closed now."""
+    sockets: list[socket.socket] = []
+    for address, port, *_ in places:
+        try:
+            sockets.append(_bind(address, port))
+        except OSError as error:
+            raise _bind_failure(address, port, error) from error
+    return sockets
+
+
+def _choose(host: str, port: int) -> BindAddresses:
+    if not 0 <= port <= 65_535:
+        raise UsageError(f"port {port} does not exist", hint="ports go from 0 (any free one) to 65535")
+    choice = addresses_for(host)
+    if choice.warning:
+        logger.warning("%s", choice.warning)
+    return choice
 
 
 def try_port(host: str, port: int) -> None:
@@ -120,6 +144,11 @@ def addresses_for(host: str) -> BindAddresses:
         (_everything(),),
         f"{host} (which resolves to {known}) is not an address of this machine: listening on every interface",
     )
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a host is no name of a machine, but means every interface of this one."""
+    return host in _EVERYWHERE
 
 
 def resolves(host: str) -> bool:

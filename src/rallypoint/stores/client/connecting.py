@@ -10,6 +10,7 @@ import random
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from rallypoint.errors import (
     ConnectError,
@@ -29,6 +30,8 @@ from rallypoint.stores.client.hello import who_am_i
 Proof = Secret | Token | None
 """What a client proves to have, if anything."""
 
+_Handshake = Callable[[Connection, Deadline], None]
+
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
 _CONNECT_SECONDS = 10.0
@@ -38,7 +41,7 @@ _NO_ROUTE = "there is no route to that machine: another network, or an address t
 _SILENT = -1  # no error of the system: connected, but no answer
 _HINTS = {
     _SILENT: "something listens there, but gives no answer: a store that is stopped, or that may open no "
-    "more files (its log says so), or no store at all: check the port",
+    "more files, or whose engine is away (its log says so), or no store at all: check the port",
     errno.ECONNREFUSED: "nothing listens there: is the process that holds the store up, on this port?",
     errno.ECONNRESET: "it closes the connection at once, and its log says why: on this machine, a store "
     "takes no other users than its own and root, unless it is told to (--allow-user)",
@@ -50,21 +53,35 @@ _HINTS = {
 
 
 def connect(
-    host: str, port: int, deadline: Deadline, who: Identity | None = None, *, to_look: bool = False
+    host: str,
+    port: int,
+    deadline: Deadline,
+    who: Identity | None = None,
+    *,
+    to_look: bool = False,
+    store: str = "",
 ) -> Connection:
     """A connection that has shaken hands; ConnectError when the deadline passes before.
 
     AccessError, at once, if an address of this machine is held by another user.
 
     It tells the server the identity of this process, `who`: by default, as the launcher's variables say.
-    With `to_look`, nothing but a LOOK is to be asked: for that, a token is enough.
+    With `to_look`, nothing but a LOOK is to be asked: for that, a token is enough. `store` says which of
+    several stores that are there is looked at.
     """
     proof = looking_glass() if to_look else job_secret()
     attempts = _Attempts(host, port)
     pause = _FIRST_PAUSE
-    who = who or who_am_i()
+    own = who or who_am_i()
+
+    def shake_hands(connection: Connection, patience: Deadline) -> None:
+        if to_look:
+            connection.begin_look(own, store, patience)
+        else:
+            connection.shake_hands(own, patience)
+
     while True:
-        connection = _try_all(host, port, who, proof, deadline, attempts)
+        connection = _try_all(host, port, shake_hands, proof, deadline, attempts)
         if connection is not None:
             return connection
         nap = pause * random.uniform(0.5, 1.0)
@@ -127,7 +144,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def _try_all(
-    host: str, port: int, who: Identity, proof: Proof, deadline: Deadline, attempts: _Attempts
+    host: str, port: int, shake_hands: _Handshake, proof: Proof, deadline: Deadline, attempts: _Attempts
 ) -> Connection | None:
     attempts.rounds += 1
     try:
@@ -139,7 +156,7 @@ def _try_all(
     for number, (family, address) in enumerate(addresses, 1):
         try:
             is_last = number == len(addresses)
-            return _try_one(host, family, address, who, proof, deadline, is_last=is_last)
+            return _try_one(host, family, address, shake_hands, proof, deadline, is_last=is_last)
         except (OSError, ConnectionLostError, StoreTimeoutError) as error:
             attempts.note(format_address(address[0], port), error)
         except ProtocolError as error:
@@ -153,7 +170,7 @@ def _try_one(
     host: str,
     family: int,
     address: tuple[str, int],
-    who: Identity,
+    shake_hands: _Handshake,
     proof: Proof,
     deadline: Deadline,
     *,
@@ -177,7 +194,7 @@ def _try_one(
 
             stream = guard(sock, host, server, proof, patience)
         connection = Connection(stream, server)
-        connection.shake_hands(who, patience)
+        shake_hands(connection, patience)
         check_server(sock, server)  # now it has accepted: before, only the user who listens was known
     except BaseException:
         sock.close()
@@ -211,7 +228,7 @@ def resolve(host: str, port: int, deadline: Deadline) -> list[tuple[int, tuple[s
             raise OSError(str(error)) from error
         return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]
 
-    if _is_numeric(host):
+    if is_numeric(host):
         return ask()
     try:
         return within(deadline.remaining, ask)
@@ -219,7 +236,8 @@ def resolve(host: str, port: int, deadline: Deadline) -> list[tuple[int, tuple[s
         raise socket.gaierror(socket.EAI_AGAIN, "the resolver does not answer") from None
 
 
-def _is_numeric(host: str) -> bool:
+def is_numeric(host: str) -> bool:
+    """Whether a host is an address, which is not looked up anywhere."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host.strip("[]"))

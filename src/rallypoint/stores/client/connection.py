@@ -16,9 +16,11 @@ from rallypoint.errors import (
 )
 from rallypoint.rollcall.identity import Identity, hello_key
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.wire.encoding import VALIDATE, request, unpack_i64, unpack_u64
+from rallypoint.wire.encoding import VALIDATE, pack_i64, request, unpack_i64, unpack_u64
 from rallypoint.wire.opcodes import LOCKED, Op
 
+_NOT_THERE: Final = pack_i64(0)
+"""The answer to a hello, which is the deletion of a key that nobody has."""
 _READ_BYTES = 1 << 16
 _MOST_BYTES = 1 << 20  # the other side names a length: it is no reason to reserve that much memory
 
@@ -56,10 +58,24 @@ class Connection:
     def shake_hands(self, who: Identity, deadline: Deadline) -> None:
         """VALIDATE, a PING that shows that a store is at the other end, and a hello."""
         nonce = os.urandom(4)
-        hello = request(Op.DELETE_KEY, b"/" + hello_key(who).encode())
+        self._greet(VALIDATE + request(Op.PING, tail=nonce) + _hello(who), nonce, deadline)
+        self.read_i64(deadline)  # the answer to the hello, which means nothing
+        self.finish()
+
+    def begin_look(self, who: Identity, store: str, deadline: Deadline) -> None:
+        """The same without a PING: the leader of a replicated store answers that only if it surely leads, and
+        is to be looked at also when its engine is away. `store` is which of its stores is meant.
+        """
+        enter = request(Op.ENTER, store.encode()) if store else b""
+        self._greet(VALIDATE + enter + _hello(who), _NOT_THERE[:4], deadline)
+        self.read(4, deadline)
+        self.finish()
+
+    def _greet(self, greeting: bytes, expected: bytes, deadline: Deadline) -> None:
+        """Send a greeting, and see that the answer begins as a store's does, with these four bytes."""
         try:
-            self.send(VALIDATE + request(Op.PING, tail=nonce) + hello, deadline)
-            answer = self.read(len(nonce), deadline)
+            self.send(greeting, deadline)
+            answer = self.read(len(expected), deadline)
         except StoreTimeoutError:
             raise StoreTimeoutError(
                 f"connected, but it gave no answer as a store does within {deadline.seconds:g} s"
@@ -70,13 +86,11 @@ class Connection:
                 hint="give it to this process, in RALLYPOINT_SECRET_FILE or RALLYPOINT_SECRET; only "
                 "`rallypoint status` and `rallypoint web` can do with a token, in RALLYPOINT_TOKEN",
             )
-        if answer != nonce:
+        if answer != expected:
             raise ProtocolError(
                 f"{self._server} answers, but not as a store does ({answer!r})",
                 hint="another service listens on that port",
             )
-        self.read_i64(deadline)  # the answer to the hello, which means nothing
-        self.finish()
 
     def send(self, data: bytes, deadline: Deadline) -> None:
         """Send all of a request."""
@@ -158,6 +172,10 @@ class Connection:
             hint="if the process that holds the store ended first, its log has the cause; a server that "
             "closes a connection because of a bad request says so in its own log",
         )
+
+
+def _hello(who: Identity) -> bytes:
+    return request(Op.DELETE_KEY, b"/" + hello_key(who).encode())
 
 
 def _with_head(server: str) -> str:

@@ -17,12 +17,15 @@ from rallypoint.wire.opcodes import READY, Op
 from rallypoint.wire.sessions import ASK
 
 
-def look(host: str, port: int, question: Question, deadline: Deadline) -> Snapshot:
+def look(host: str, port: int, question: Question, deadline: Deadline, store: str = "") -> Snapshot:
     """A snapshot of the server or relay at an address. The caller is not counted as a rank there.
+
+    `store` says which of several stores is meant that are there.
 
     Raises ConnectError, StoreTimeoutError, or NotOursError if it is a store of torch's own.
     """
-    with closing(connect(host, port, deadline, who_am_i(Role.TOOL), to_look=True)) as connection:
+    who = who_am_i(Role.TOOL)
+    with closing(connect(host, port, deadline, who, to_look=True, store=store)) as connection:
         return look_through(connection, format_address(host, port), question, deadline)
 
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rallypoint.errors import RallypointError
+from rallypoint.errors import RallypointError, StoreTimeoutError
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 
@@ -25,6 +25,8 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         self._owner = os.getpid()
         self._closed = False
+        self.explain: Callable[[StoreTimeoutError, Deadline], StoreTimeoutError] = lambda late, _: late
+        """The error of a call whose deadline has passed, with more about the cause."""
 
     @contextmanager
     def lend(self, deadline: Deadline) -> Iterator[Connection]:
@@ -32,6 +34,8 @@ class ConnectionPool:
         connection = self._take() or self._connect(deadline)
         try:
             yield connection
+        except StoreTimeoutError as late:
+            raise self.explain(late, deadline) from None
         finally:
             self._give_back(connection)
 

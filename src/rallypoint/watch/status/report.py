@@ -39,6 +39,8 @@ class Asked:
     keys: bool = False
     search: str = ""
     rank: int | None = None
+    name: str = ""
+    """Which of several stores is meant that are there."""
 
 
 def report_on(asked: Asked) -> StatusReport:
@@ -47,7 +49,7 @@ def report_on(asked: Asked) -> StatusReport:
     try:
         # A server that is not there is soon found out; one that is there may have much to tell.
         patience, who = Deadline(_CONNECT_SECONDS), who_am_i(Role.TOOL)
-        with closing(connect(*asked.endpoint, patience, who, to_look=True)) as connection:
+        with closing(connect(*asked.endpoint, patience, who, to_look=True, store=asked.name)) as connection:
             snapshot = look_through(connection, str(asked.endpoint), question, Deadline(_ANSWER_SECONDS))
             head = _head_of(connection) if snapshot.kind == "relay" else ""
     except NotOursError:
@@ -78,8 +80,10 @@ class RollReport:
 
     @property
     def is_good(self) -> bool:
-        """Whether no rank is missing, as far as that is known."""
+        """Whether no rank is missing, as far as that is known, and the store answers."""
         roll, rank = self.roll, self.asked.rank
+        if roll.trouble:
+            return False
         if rank is not None:
             return any(each.rank == rank and each.is_here for each in roll.ranks)
         return not roll.missing and roll.expected <= roll.joined + roll.unknown
@@ -95,6 +99,8 @@ class RollReport:
             tuple((each.key, each.ranks, each.others) for each in roll.awaited),
             tuple((each.key, each.size, each.arrived) for each in roll.gatherings),
             roll.meetings,
+            bool(roll.trouble),
+            self.snapshot.replication and (self.snapshot.replication.term, self.snapshot.replication.leader),
             self.snapshot.error_count,
             self.snapshot.keys,
         )

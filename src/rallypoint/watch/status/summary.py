@@ -15,9 +15,19 @@ from rallypoint.rollcall.clients import KnownClient, gather
 from rallypoint.rollcall.identity import Role, Source
 from rallypoint.rollcall.plan import JobRound
 from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import Key, Mishap, Snapshot
+from rallypoint.rollcall.snapshot import Key, Mishap, Replication, Snapshot, Upstream
 from rallypoint.rollcall.words import headline, owed_text, waiting_text
-from rallypoint.text import LONGEST_KEY, counted, duration, fine_duration, ranks_text, rate, shown, size
+from rallypoint.text import (
+    LONGEST_KEY,
+    LONGEST_SENTENCE,
+    counted,
+    duration,
+    fine_duration,
+    ranks_text,
+    rate,
+    shown,
+    size,
+)
 
 _HEADLINE_ROWS: Final = 4
 _WAIT_ROWS: Final = 5
@@ -25,9 +35,11 @@ _BARRIER_ROWS: Final = 2
 _MACHINE_ROWS: Final = 4
 _ROUND_ROWS: Final = 2
 _REMARK_ROWS: Final = 2
+_NAME_ROWS: Final = 3
 _MARGIN: Final = 10
 _HOSTS_SHOWN: Final = 3
 _KINDS_SHOWN: Final = 3
+_PLACES_SHOWN: Final = 5
 _LONGEST_REMARK: Final = 300
 
 _STATES: Final = {
@@ -72,7 +84,14 @@ def _sections(snapshot: Snapshot, roll: Roll, head: str) -> Iterator[str]:
     yield from _section("rounds", roll.meetings, _meeting_row, _ROUND_ROWS)
     yield from _section("store", [snapshot], _store_row)
     yield from _section("traffic", [snapshot], _traffic_row)
+    kept = [snapshot.replication] if snapshot.replication is not None else []
+    yield from _section("engine", kept, _engine_row)
+    yield from _section("standbys", kept, _standbys_row)
+    names = kept[0].stores if kept else ()
+    yield from _section("stores", names, lambda each: f"--name {shown(each)}", _NAME_ROWS)
     yield from _section("errors", snapshot.errors[-1:], lambda each: _error_row(snapshot, each))
+    upstream = [snapshot.upstream] if snapshot.upstream is not None else []
+    yield from _section("upstream", upstream, _upstream_row)
     yield from _section(snapshot.kind, [snapshot], lambda each: _about_row(each, head))
     yield from _section("remarks", roll.remarks, _remark_row, _REMARK_ROWS)
 
@@ -157,6 +176,31 @@ def _traffic_row(snapshot: Snapshot) -> str:
 def _error_row(snapshot: Snapshot, last: Mishap) -> str:
     ago = duration(snapshot.time - last.time)
     return f"{snapshot.error_count:,}; the last {ago} ago, {shown(last.peer)}: {_remark_row(last.reason)}"
+
+
+def _engine_row(kept: Replication) -> str:
+    """What keeps the store, and how it does; why it does not answer is in the headline."""
+    commits = "no record was written yet"
+    if kept.commit_p50 >= 0:
+        commits = f"commits p50 {fine_duration(kept.commit_p50)}, p99 {fine_duration(kept.commit_p99)}"
+    leader = f"leader {shown(kept.leader)}, term {kept.term:,} ({counted(kept.failovers, 'failover')})"
+    log = f"{size(kept.log_bytes)} of log since a checkpoint of {size(kept.checkpoint_bytes)}"
+    return f"{shown(kept.engine, LONGEST_SENTENCE)}; {leader}; {commits}; {log}"
+
+
+def _standbys_row(kept: Replication) -> str:
+    named = [f"{shown(each.address)} (lag {each.lag:,})" for each in kept.standbys[:_HOSTS_SHOWN]]
+    if (more := len(kept.standbys) - _HOSTS_SHOWN) > 0:
+        named.append(f"and {more:,} more")
+    return ", ".join(named) or "none: nobody would take over"
+
+
+def _upstream_row(upstream: Upstream) -> str:
+    places = ", ".join(map(shown, upstream.places[:_PLACES_SHOWN]))
+    if upstream.down_seconds >= 0:
+        away = duration(upstream.down_seconds)
+        return f"no connection for {away}: {shown(upstream.error or places, LONGEST_SENTENCE)}"
+    return shown(upstream.place) + (f", of {places}" if upstream.moves else "")
 
 
 def _about_row(snapshot: Snapshot, head: str) -> str:

@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from rallypoint.rollcall.roll import RankState, Roll
-from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.rollcall.snapshot import Replication, Snapshot
 from rallypoint.text import shown
 from rallypoint.watch.web.picture import connections
 
@@ -46,6 +46,8 @@ class _Figures(Collector):
         yield from _of_waits(snapshot, roll)
         yield from _of_store(snapshot)
         yield from _of_operations(snapshot)
+        if snapshot.replication is not None:
+            yield from _of_replication(snapshot.replication)
 
 
 def _of_ranks(roll: Roll) -> Iterator[Metric]:
@@ -104,6 +106,25 @@ def _of_operations(snapshot: Snapshot) -> Iterator[Metric]:
     timed = [((quantile,), seconds) for quantile, seconds in turns if seconds >= 0]
     help_text = "Seconds that a turn of the store's loop took, of late; no answer takes longer than a turn"
     yield _gauges("turn_seconds", help_text, ("quantile",), timed)
+
+
+def _of_replication(kept: Replication) -> Iterator[Metric]:
+    about = {"engine": shown(kept.engine), "leader": shown(kept.leader)}
+    yield InfoMetricFamily("rallypoint_replication", "The engine that keeps the store, and who leads", about)
+    yield _gauge("replication_term", "The term of the leader", kept.term)
+    yield _counter("replication_failovers", "How often the lead has changed", kept.failovers)
+    yield _counter("replication_records", "Records of the log, from its beginning", kept.records)
+    lags = [((shown(each.address),), each.lag) for each in kept.standbys[:MOST_NAMED]]
+    yield _gauge("replication_standbys", "Processes that would take over", len(kept.standbys))
+    yield _gauges("replication_lag_records", "Records that a standby has not read", ("standby",), lags)
+    commits = (("0.5", kept.commit_p50), ("0.99", kept.commit_p99))
+    timed = [((quantile,), seconds) for quantile, seconds in commits if seconds >= 0]
+    help_text = "Seconds until the engine had a record, in this term"
+    yield _gauges("replication_commit_seconds", help_text, ("quantile",), timed)
+    yield _gauge("replication_log_bytes", "Bytes of the log since the last checkpoint", kept.log_bytes)
+    yield _gauge("replication_checkpoint_bytes", "Bytes of the last checkpoint", kept.checkpoint_bytes)
+    away = max(kept.away_seconds, 0.0)
+    yield _gauge("replication_engine_away_seconds", "For how long the engine has not answered", away)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

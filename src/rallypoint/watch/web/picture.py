@@ -83,6 +83,7 @@ def picture(snapshot: Snapshot, roll: Roll) -> Json:
     return {
         "time": round(snapshot.time, 3),
         "store": _store(snapshot),
+        "replication": _replication(snapshot),
         "missing": missing_text(roll),
         "unseen": unseen_text(roll),
         "counts": _counts(roll),
@@ -145,6 +146,25 @@ def _store(snapshot: Snapshot) -> Json:
         "relays": len(snapshot.relays),
         "operations": sum(each.count for each in snapshot.operations),
         "per_second": round(sum(each.per_second for each in snapshot.operations), 1),
+    }
+
+
+def _replication(snapshot: Snapshot) -> Json:
+    """Of a store that an engine keeps; empty for others."""
+    kept = snapshot.replication
+    if kept is None:
+        return {}
+    return {
+        "engine": kept.engine,
+        "term": kept.term,
+        "leader": kept.leader,
+        "standbys": {each.address: each.lag for each in kept.standbys[:MOST_NAMED]},
+        "commit_p50": kept.commit_p50,
+        "commit_p99": kept.commit_p99,
+        "log": kept.log_bytes,
+        "checkpoint": kept.checkpoint_bytes,
+        "away": _since(snapshot.time, kept.away_seconds),
+        "error": kept.error,
     }
 
 

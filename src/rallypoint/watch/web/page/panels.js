@@ -2,7 +2,7 @@
 
 import { STATES } from "./cells.js";
 import { byId, clone, part, setText, show, showAge, showLines, syncList } from "./dom.js";
-import { counted, duration, number, ranks, timeOfDay, visible, waiting } from "./text.js";
+import { bytes, counted, duration, latency, number, ranks, timeOfDay, visible, waiting } from "./text.js";
 
 const sinceOf = ([, each]) => each.get("since") ?? Infinity;
 const longestFirst = (one, other) => sinceOf(one) - sinceOf(other);
@@ -29,6 +29,7 @@ export class Panels {
     const used = new Map([...picture.get("operations")].filter(([, each]) => each.get("count")));
     this.list("operations", used, mostFirst, used.size, showOperation);
     show(byId("relays"), picture.get("relays").size > 0);
+    showReplication(picture.get("replication"));
   }
 
   /** One list: its rows, how many there are, and what stands there if there are none. */
@@ -112,6 +113,26 @@ function showRelay(row, relay, path) {
   if (!relay.get("present")) showSince(age, relay.get("since"), () => "connection lost");
   else if (relay.has("heard")) showSince(age, relay.get("heard").get("since"), (text) => `silent: ${text}`);
   else showSince(age, relay.get("since"), (text) => `for ${text}`);
+}
+
+/** How a store stands that an engine keeps; nothing for others. */
+function showReplication(told) {
+  show(byId("replication"), told.size > 0);
+  if (!told.size) return;
+  const standbys = [...told.get("standbys")].map(([name, lag]) => `${name} (lag ${number(lag)})`);
+  const term = told.get("term");
+  const facts = [
+    ["Kept by", told.get("engine")],
+    ["Leader", told.get("leader")],
+    ["Term", `${number(term)}: the lead has changed ${term === 2 ? "once" : `${number(term - 1)} times`}`],
+    ["Standbys", standbys.join("\n") || "none: nobody would take over"],
+    ["Commits", `p50 ${latency(told.get("commit_p50"))}, p99 ${latency(told.get("commit_p99"))}`],
+    ["Log", `${bytes(told.get("log"))} since a checkpoint of ${bytes(told.get("checkpoint"))}`],
+  ];
+  syncList(byId("replication-facts"), facts, () => clone("fact-row"), (row, text, name) => {
+    setText(part(row, "name"), name);
+    setText(part(row, "value"), text);
+  });
 }
 
 function showError(row, error) {

@@ -21,6 +21,7 @@ export class Summary {
       show(byId(name), Boolean(picture.get(name)));
       setText(byId(`${name}-text`), picture.get(name));
     }
+    showEngineAway(picture.get("replication"));
     showLongestWait(picture.get("waits"), picture.get("store").get("stalled").get("since"));
     showLines(byId("remarks"), picture.get("remarks"));
     showTiles(picture.get("counts"), picture.get("store"), picture.get("history"));
@@ -62,6 +63,15 @@ function headlineOf(counts) {
   if (expected < 0) return `${counted(present, "rank")} joined${strangers}`;
   if (counts.get("complete")) return `All ${number(expected)} ranks joined${strangers}`;
   return `${number(present)} of ${number(expected)} ranks joined${strangers}`;
+}
+
+/** Of a store that an engine keeps, while that does not answer. */
+function showEngineAway(replication) {
+  const since = replication.get("away")?.get("since");
+  show(byId("engine-away"), since !== undefined);
+  if (since === undefined) return;
+  showAge(byId("engine-away-age"), since, duration);
+  setText(byId("engine-away-text"), replication.get("error"));
 }
 
 function showLongestWait(waits, stalledSince) {

@@ -1,0 +1,122 @@
+"""A job's meeting and its rounds on a store that outlives its machine: `rallypoint serve --engine`.
+
+No server is started but relays. The agent meets through one on its own machine: a plain client would lose
+what is under way when the store moves. The ranks of a machine have another one, as in other jobs. The round's
+keeper puts one more where the round's store would listen: MASTER_ADDR and MASTER_PORT name it, alike on all
+machines, for scripts that use them for more than the store, and for ranks that know nothing of relays.
+
+One such store is for many jobs. Each meeting has a store with a name of its own there, and so has each round.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rallypoint.errors import (
+    ConnectError,
+    ConnectionLostError,
+    JoinTimeoutError,
+    RallypointError,
+    ServerStartError,
+    StoreTimeoutError,
+)
+from rallypoint.launch.endpoint import Endpoint, Endpoints
+from rallypoint.launch.rendezvous.servers import LIFESPAN, MeetingPlace, own_address
+from rallypoint.relay.finding import find_upstream
+from rallypoint.relay.hosting import host_relay
+from rallypoint.rollcall.identity import Role
+from rallypoint.server.loops.backend import choose
+from rallypoint.server.process.binding import is_this_machine
+from rallypoint.server.process.hosting import HostedServer
+from rallypoint.stores.tcp import TCPStore
+
+logger = logging.getLogger("rallypoint.meeting")
+
+_ANSWER_SECONDS = 60.0  # a relay keeps what is under way for as long
+_NO_ID = "none"  # what torchrun calls a job that was given no id
+
+
+class ReplicatedPlace(MeetingPlace):
+    """A meeting place that is on no machine of the job, or on any of them."""
+
+    is_replicated = True
+    pause_seconds = 10.0  # it takes a second or two, and more if the engine has lost a machine as well
+    _names = ("this machine's relay to the job's store", "this machine's relay to the job's meeting place")
+
+    def __init__(
+        self, places: Endpoints, run_id: str, store: TCPStore, relay: HostedServer, reachable: str
+    ) -> None:
+        super().__init__(places[0], store, relay, reachable)
+        self._places = places
+        self._run_id = run_id
+        self._kept = ""  # the round whose relay for all is here
+
+    @property
+    def is_here(self) -> bool:
+        return False
+
+    @property
+    def holds_a_server(self) -> bool:
+        return self._round is not None
+
+    def named(self, error: RallypointError) -> RallypointError:
+        is_about_store = isinstance(error, ConnectError | ConnectionLostError | ServerStartError) or (
+            isinstance(error, StoreTimeoutError) and not isinstance(error, JoinTimeoutError)
+        )
+        if is_about_store:
+            error.hint = _where_to_look(self._places)
+        return error
+
+    def whereabouts(self, _: Endpoint) -> str:
+        return ", ".join(map(str, self._places))
+
+    def start_relay(self, store: Endpoint, name: str) -> Endpoint | None:
+        if self._round is not None and self._kept == name:
+            self.end_relay()
+            return Endpoint(*self._round.address)
+        if self._round is not None:  # an earlier round's: its store is kept while it has a client
+            self._round.release()
+            self._round = None
+        return super().start_relay(store, name)
+
+    def _host_round(self, name: str, /) -> HostedServer:
+        self._kept = name
+        return self._relay_to(f"{self._run_id}/round/{name}", self._reachable)
+
+    def _host_relay(self, _: Endpoint, name: str, /) -> HostedServer:
+        return self._relay_to(f"{self._run_id}/round/{name}", "127.0.0.1")
+
+    def _relay_to(self, store: str, host: str) -> HostedServer:
+        return host_relay(self._places, store=store, host=host, backend=choose(), lifespan=LIFESPAN)
+
+
+def open_replicated(
+    places: Endpoints, run_id: str, *, local_address: str | None, seconds: float
+) -> ReplicatedPlace:
+    """The meeting place of a job on the store that is at one of these places; ConnectError if it is at none.
+
+    By `local_address` other machines reach this one; None: by the address with which it reaches the places.
+    """
+    if run_id == _NO_ID:
+        logger.warning(
+            "rallypoint: this job has no id, and would be one with another at %s that has none: "
+            "give each a --rdzv-id",
+            places,
+        )
+    try:
+        find_upstream(places, seconds)  # here: it may take longer than a process to start
+    except ConnectError as error:
+        error.hint = _where_to_look(places)
+        raise
+    relay = host_relay(places, store=f"{run_id}/meeting", backend=choose(), lifespan=LIFESPAN)
+    store = TCPStore(*relay.address, timeout=min(seconds, _ANSWER_SECONDS), role=Role.AGENT)
+    others = [place for place in places if not is_this_machine(place.host)]
+    return ReplicatedPlace(places, run_id, store, relay, local_address or own_address([*others, *places]))
+
+
+def _where_to_look(places: Endpoints) -> str:
+    return (
+        f"the job meets on the store that is at one of {', '.join(map(str, places))}: does `rallypoint serve "
+        "--engine` run there, and does one of them lead (the others refuse connections)? Their logs tell "
+        "that, and whether the engine answers. Does this machine reach them?"
+    )

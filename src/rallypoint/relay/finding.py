@@ -1,0 +1,106 @@
+"""Where the store of a relay is, and whether it is there when the relay starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from rallypoint.errors import ConnectError, RallypointError
+from rallypoint.relay.outgoing import Address
+from rallypoint.rollcall.identity import Role
+from rallypoint.stores.client.connecting import connect, format_address, resolve
+from rallypoint.stores.client.deadline import Deadline, in_thread
+from rallypoint.stores.client.hello import who_am_i
+from rallypoint.wire.opcodes import READY
+from rallypoint.wire.sessions import ASK
+
+
+class Place(NamedTuple):
+    """Where a store or relay may be."""
+
+    host: str
+    port: int
+    addresses: list[Address]
+    """Those of the host; empty if they have not been looked up."""
+
+    @property
+    def name(self) -> str:
+        return format_address(self.host, self.port)
+
+
+class StoreAddress(NamedTuple):
+    """The store or relay upstream of a relay: where it may be, and what it can do."""
+
+    places: list[Place]
+    """If there are several, the store moves from one to another; it answers at one of them at a time."""
+    knows_sessions: bool
+    store: bytes = b""
+    """Which of several stores is meant that are at the same place."""
+
+    @property
+    def name(self) -> str:
+        return ", ".join(place.name for place in self.places)
+
+    @property
+    def moves(self) -> bool:
+        """Whether the store may go on at another place."""
+        return len(self.places) > 1
+
+
+def find_upstream(places: Sequence[tuple[str, int]], seconds: float, store: str = "") -> StoreAddress:
+    """Reach the store or relay that is at one of these places, as host and port.
+
+    ConnectError when that takes longer than the seconds given; or if it knows no sessions, but has to.
+    """
+    deadline = Deadline(seconds)
+    if len(places) == 1:
+        number, knows_sessions = 0, _ask(*places[0], deadline)
+    else:
+        number, knows_sessions = _ask_all(places, deadline)
+        deadline = Deadline(seconds)
+    found = [Place(*place, []) for place in places]
+    found[number].addresses.extend(resolve(*places[number], deadline))
+    if not knows_sessions and (store or len(places) > 1):
+        raise ConnectError(
+            f"{found[number].name} knows no sessions, which several upstreams and named stores need",
+            hint="it is a store of torch's own, or of another version of rallypoint than this relay",
+        )
+    return StoreAddress(found, knows_sessions, store.encode())
+
+
+def _ask(host: str, port: int, deadline: Deadline) -> bool:
+    """Whether what answers at this place knows sessions."""
+    connection = connect(host, port, deadline, who_am_i(Role.AGENT))
+    try:
+        connection.send(ASK, deadline)
+        return connection.read(1, deadline) == READY
+    finally:
+        connection.close()
+
+
+def _ask_all(places: Sequence[tuple[str, int]], deadline: Deadline) -> tuple[int, bool]:
+    """The number of the place that answers first, and whether it knows sessions."""
+    outcomes: SimpleQueue[tuple[int, bool] | BaseException] = SimpleQueue()
+
+    def ask(number: int) -> tuple[int, bool]:
+        return number, _ask(*places[number], deadline)
+
+    for number in range(len(places)):
+        in_thread(partial(ask, number), outcomes.put, outcomes.put)
+    errors: list[RallypointError] = []
+    while len(errors) < len(places):
+        try:
+            outcome = outcomes.get(timeout=deadline.remaining + 1.0)
+        except Empty:
+            break
+        if isinstance(outcome, tuple):
+            deadline.seconds = 0.0  # the others need not go on
+            return outcome
+        if not isinstance(outcome, RallypointError):
+            raise outcome
+        errors.append(outcome)
+    told = [error.message for error in errors] or [f"no answer within {deadline.seconds:g} s"]
+    hint = next((error.hint for error in errors if error.hint), "")
+    raise ConnectError("\n".join(["the store answers at none of its addresses:", *told]), hint=hint)

@@ -1,0 +1,151 @@
+"""What stands in the log: records, each with its time and the inputs of a store since the one before. Pure.
+
+A record may be longer than what an engine takes at once. Then it is written in parts, one after the other,
+each as a record of the log with a number of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from rallypoint.errors import RallypointError
+from rallypoint.replica.log import LostRecordsError
+
+FORMAT: Final = 1
+"""Of records and checkpoints. Who does not know it refuses to go on: it would do something else."""
+
+_HEAD: Final = Struct("<BBd")
+_ENTRY: Final = Struct("<BQQ")
+_LINK: Final = Struct("<I")
+LINK_BYTES: Final = _LINK.size
+_WHOLE, _MORE, _LAST = range(3)
+
+
+class FormatError(RallypointError):
+    """A record or a checkpoint that this version cannot read."""
+
+
+class Kind(IntEnum):
+    """What an entry of a record says."""
+
+    TERM = 0
+    """Somebody else leads from now on: all clients are gone. `client` is the term."""
+    OPEN = 1
+    """A client has come, to the store of the name that stands before the first zero byte; behind it: from
+    where."""
+    REQUESTS = 2
+    """A client has sent these whole requests."""
+    CLOSE = 3
+    """A client is gone."""
+    EXPIRE = 4
+    """Sessions whose time is over are given up."""
+    TELL = 5
+    """The relays of a store, which is named, are asked to tell of themselves."""
+    END_SESSION = 6
+    """A session of too great a weight is given up: its token, and the name of the store behind it."""
+    DROP = 7
+    """A store is not needed any more."""
+
+
+class Entry(NamedTuple):
+    """One input."""
+
+    kind: Kind
+    client: int = 0
+    data: bytes = b""
+
+
+def pack_record(time: float, entries: Iterable[Entry]) -> bytes:
+    """A record, of any length."""
+    parts = [_HEAD.pack(FORMAT, _WHOLE, time)]
+    for kind, client, data in entries:
+        parts.append(_ENTRY.pack(kind, client, len(data)))
+        parts.append(data)
+    return b"".join(parts)
+
+
+def parse_record(record: bytes) -> tuple[float, Iterator[Entry]]:
+    """The time and the entries of a record."""
+    _, _, time = _HEAD.unpack_from(record)
+    return time, _entries(record)
+
+
+def link(parts: Iterable[bytes], last: int) -> list[bytes]:
+    """Each with a sum of what stands before it in the log. `last`: of what stands before the first."""
+    linked = []
+    for part in parts:
+        linked.append(part + _LINK.pack(last))
+        last = crc32(linked[-1])
+    return linked
+
+
+def unlink(data: bytes, last: int) -> bytes:
+    """What was linked. FormatError if this version cannot read it; LostRecordsError if what stood before it
+    when it was written is something else than what has been read: the engine has lost that meanwhile."""
+    if len(data) < _HEAD.size + LINK_BYTES or data[0] != FORMAT:
+        raise FormatError(
+            f"a record of the log has format {list(data[:1])}, and this version knows {FORMAT}",
+            hint="all processes of one store have to be of the same version of Rallypoint",
+        )
+    if not data.endswith(_LINK.pack(last)):
+        raise LostRecordsError(
+            "the log goes on from another record than the one that was read: the engine has lost records",
+            hint="start this process again: it will serve what is left; see what the engine promises",
+        )
+    return data[:-LINK_BYTES]
+
+
+def _entries(record: bytes) -> Iterator[Entry]:
+    position, end = _HEAD.size, len(record)
+    while position < end:
+        kind, client, length = _ENTRY.unpack_from(record, position)
+        start = position + _ENTRY.size
+        position = start + length
+        yield Entry(_KINDS[kind], client, record[start:position])
+
+
+_KINDS: Final = tuple(Kind)
+
+
+def in_parts(record: bytes, most: int) -> Sequence[bytes]:
+    """A record as what is appended to the log: itself, or its parts if it is longer than `most` bytes."""
+    if len(record) <= most:
+        return [record]
+    step = most - _HEAD.size
+    parts = [record[start : start + step] for start in range(0, len(record), step)]
+    marks = [_MORE] * (len(parts) - 1) + [_LAST]
+    return [_HEAD.pack(FORMAT, mark, 0.0) + part for mark, part in zip(marks, parts, strict=True)]
+
+
+class Assembly:
+    """Puts parts together again."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more parts are to come."""
+        return bool(self._parts)
+
+    def take(self, data: bytes) -> bytes | None:
+        """What the log has next; returns the record that is complete then, if one is.
+
+        A leader that dies in the middle leaves parts behind: a whole record is the next leader's first.
+        """
+        mark = data[1] if len(data) >= _HEAD.size and data[0] == FORMAT else _WHOLE
+        if mark == _WHOLE:
+            self._parts.clear()
+            return data
+        self._parts.append(data[_HEAD.size :])
+        if mark == _MORE:
+            return None
+        record = b"".join(self._parts)
+        self._parts.clear()
+        return record

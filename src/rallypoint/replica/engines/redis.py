@@ -1,0 +1,187 @@
+"""A log on Redis: one server, or a master with replicas that Sentinels watch.
+
+What it promises is what Redis does. A server keeps what is in its file (`appendonly yes`; without
+`appendfsync always`, a second may be lost). Replicas get writes a little later, so a master that dies may
+take acknowledged writes with it. With `acks`, a write counts when so many replicas have it in memory. Then
+the death of one machine loses nothing, if Sentinel promotes a replica that has it: if acks is the number of
+replicas, each one has. Else it usually promotes the most advanced, but does not promise that. A master that
+is cut off, or was paused, goes on taking writes until it learns that there is another one. Without `acks`
+they are lost. With `acks`, the Sentinels are asked before a write counts if its replicas have changed.
+
+A loss is not repaired. It is found where it can be: records have no gap, each knows who wrote the one before
+it, and a term has an owner. Then LostRecordsError is raised, and nobody goes on with another history.
+
+All keys begin with `rallypoint:{JOB}:`:
+
+    leader        a hash: see `redis_scripts.py`
+    log           a stream: the sequence number of a record is its id
+    checkpoint    a hash: name, number of parts, and the parts by number; `checkpoint:next` while it is made
+    followers     a hash: see `redis_scripts.py`
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from rallypoint.errors import UsageError
+from rallypoint.replica.engines import redis_scripts as scripts
+from rallypoint.replica.engines.address import EngineAddress
+from rallypoint.replica.engines.redis_client import Command, RedisClient
+from rallypoint.replica.log import (
+    MOST_BYTES,
+    Checkpoint,
+    FencedError,
+    Follower,
+    Leadership,
+    LostRecordsError,
+    TrimmedError,
+)
+
+FOLLOWER_SECONDS: Final = 5
+"""How long after its last word a standby is forgotten."""
+
+_RECORDS_PER_READ: Final = 32
+
+
+class RedisLog:
+    """The log of one job. `acks`: so many replicas must have a write before it counts."""
+
+    def __init__(self, address: EngineAddress, *, acks: int = 0) -> None:
+        self.name = str(address)
+        self._client = RedisClient(address)
+        self._acks = acks
+        prefix = f"rallypoint:{{{quote(address.job, safe='')}}}:"
+        self._leader, self._log = f"{prefix}leader", f"{prefix}log"
+        self._checkpoint, self._next = f"{prefix}checkpoint", f"{prefix}checkpoint:next"
+        self._followers = f"{prefix}followers"
+        self._owner = secrets.token_hex(8)
+        self._kept = 0
+        """While this log leads: up to where replicas have acknowledged the records."""
+        self._known = (0, b"")
+        """The number and the stamp of the last record that was read or appended here."""
+
+    # Leading ------------------------------------------------------------------------------------------------
+
+    def look(self) -> Leadership:
+        ((term, beat, address),) = self._client.run(("HMGET", self._leader, "term", "beat", "address"))
+        return Leadership(int(term or 0), int(beat or 0), (address or b"").decode())
+
+    def acquire(self, seen: Leadership, address: str) -> int:
+        term = seen.term + 1
+        word, number = self._eval(
+            scripts.ACQUIRE, (self._leader,), seen.term, seen.beat, term, self._owner, address
+        )
+        if word != scripts.OK:
+            raise FencedError(f"{self.name}: term {int(number)} is under way")
+        self._kept = int(number)  # the replicas that have acknowledged this have all that was before
+        return term
+
+    def renew(self, term: int) -> None:
+        self._write(scripts.RENEW, (self._leader,), term, self._kept)
+
+    def release(self, term: int) -> None:
+        self._eval(scripts.RELEASE, (self._leader,), term, self._owner)
+
+    # Records ------------------------------------------------------------------------------------------------
+
+    def append(self, term: int, sequence: int, data: bytes) -> None:
+        if len(data) > MOST_BYTES:
+            raise UsageError(f"a record of {len(data)} bytes is too long")
+        kept = self._kept if self._acks else sequence
+        self._write(scripts.APPEND, (self._leader, self._log), term, sequence, data, kept)
+        self._kept = sequence
+        self._known = (sequence, f"{term} {self._owner}".encode())
+
+    def read(self, sequence: int) -> Sequence[bytes]:
+        about, entries = self._client.run(
+            ("HMGET", self._leader, "owner", "last", "stamp", "kept"),
+            ("XRANGE", self._log, f"{sequence}-0", "+", "COUNT", _RECORDS_PER_READ),
+        )
+        owner, last, stamp, kept = about
+        if int(last or 0) < sequence - 1:
+            raise LostRecordsError(
+                f"{self.name}: record {sequence - 1} is gone; the last one is {int(last or 0)}"
+            )
+        records = [(int(name.partition(b"-")[0]), fields) for name, fields in entries]
+        first = records[0][0] if records else int(last or 0) + 1
+        if first > sequence:
+            raise TrimmedError(f"{self.name}: record {sequence} is gone, and a checkpoint has its place")
+        if self._known[0] == sequence - 1:
+            before = records[0][1][b"before"] if records else stamp or b""
+            if self._known[1] != before:
+                raise LostRecordsError(f"{self.name}: record {sequence - 1} is not the one that it was")
+        until = int(last or 0) if owner == self._owner.encode() else int(kept or 0)
+        shown = [(number, fields) for number, fields in records if number <= until]
+        if shown:
+            self._known = (shown[-1][0], shown[-1][1][b"stamp"])
+        return [fields[b"data"] for _, fields in shown]
+
+    def trim(self, term: int, sequence: int) -> None:
+        self._write(scripts.TRIM, (self._leader, self._log), term, sequence)
+
+    # Checkpoints --------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint | None:
+        while True:
+            ((name, count),) = self._client.run(("HMGET", self._checkpoint, "name", "parts"))
+            if name is None:
+                return None
+            parts: list[bytes] = []
+            for number in range(int(count)):
+                ((again, part),) = self._client.run(("HMGET", self._checkpoint, "name", number))
+                if again != name or part is None:
+                    break
+                parts.append(part)
+            else:
+                return Checkpoint(int(name.split()[0]), b"".join(parts))
+
+    def put_checkpoint(self, term: int, checkpoint: Checkpoint) -> None:
+        data = checkpoint.data
+        name = f"{checkpoint.sequence} {term} {self._owner}"
+        pieces = [data[start : start + MOST_BYTES] for start in range(0, len(data), MOST_BYTES)]
+        for number, piece in enumerate(pieces):
+            self._write(scripts.PUT_PART, (self._leader, self._next), term, name, number, piece)
+        keys = (self._leader, self._next, self._checkpoint)
+        self._write(scripts.PUT_CHECKPOINT, keys, term, name, len(pieces), checkpoint.sequence)
+
+    # Followers ----------------------------------------------------------------------------------------------
+
+    def announce(self, follower: Follower) -> None:
+        arguments = (follower.name, follower.sequence, FOLLOWER_SECONDS)
+        self._client.run(("EVAL", scripts.ANNOUNCE, 1, self._followers, *arguments))
+
+    def followers(self) -> Sequence[Follower]:
+        (found,) = self._client.run(("EVAL", scripts.FOLLOWERS, 1, self._followers, FOLLOWER_SECONDS))
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return sorted(
+            (Follower(name.decode(), int(number)) for name, number in pairs), key=lambda each: each.name
+        )
+
+    def erase(self) -> None:
+        keys = (self._leader, self._log, self._checkpoint, self._next, self._followers)
+        self._client.run(("UNLINK", *keys))
+
+    def close(self) -> None:
+        self._client.close()
+
+    # Within -------------------------------------------------------------------------------------------------
+
+    def _write(self, script: str, keys: Sequence[str], term: int, *arguments: str | bytes | int) -> None:
+        word, *about = self._eval(script, keys, term, self._owner, *arguments)
+        if word == scripts.OTHER_TERM and 0 < int(about[0]) < term:
+            raise LostRecordsError(f"{self.name}: term {term} is gone; the last one there is {int(about[0])}")
+        if word == scripts.OTHER_TERM:
+            raise FencedError(f"{self.name}: term {term} is over; there is term {int(about[0])}")
+        if word == scripts.OTHER_RECORD:
+            raise FencedError(f"{self.name}: there is another record of this number")
+        if word == scripts.LOST:
+            raise LostRecordsError(f"{self.name}: what was before this is gone; the last is {int(about[0])}")
+
+    def _eval(self, script: str, keys: Sequence[str], *arguments: str | bytes | int) -> list[Any]:
+        command: Command = ("EVAL", script, len(keys), *keys, *arguments)
+        (result,) = self._client.run(command, acks=self._acks)
+        found: list[Any] = result
+        return found

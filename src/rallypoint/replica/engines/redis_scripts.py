@@ -1,0 +1,132 @@
+"""The Lua scripts of a log on Redis: each checks the term and writes, as one.
+
+KEYS[1] is the hash `leader`: term, owner, address, beat; `last` and `stamp`, the number of the last record
+and who wrote it; `kept`, up to where replicas are known to have the records. Of other keys, see `redis.py`.
+
+Each returns a word, and what explains it. Each writes something, also when it is repeated and finds its work
+done: WAIT is about what a connection has written.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+OK: Final = b"ok"
+OTHER_TERM: Final = b"other term"
+OTHER_RECORD: Final = b"other record"
+LOST: Final = b"lost"
+
+ACQUIRE: Final = """
+local seen_term, seen_beat, term, owner, address = unpack(ARGV)
+local now = redis.call('HMGET', KEYS[1], 'term', 'beat', 'owner', 'address', 'last')
+if (now[1] or '0') == seen_term and (now[2] or '0') == seen_beat then
+  if not now[2] then
+    local time = redis.call('TIME')
+    redis.call('HSET', KEYS[1], 'beat', time[1] .. string.sub('000000' .. time[2], -6))
+  end
+  redis.call('HSET', KEYS[1], 'term', term, 'owner', owner, 'address', address)
+elseif now[1] ~= term or now[3] ~= owner or now[4] ~= address then
+  return {'other term', now[1] or '0'}
+end
+redis.call('HINCRBY', KEYS[1], 'beat', 1)
+return {'ok', now[5] or '0'}
+"""
+"""The first beat is the time: after `erase`, no beat comes a second time."""
+
+_CHECK: Final = """
+local now = redis.call('HMGET', KEYS[1], 'term', 'owner')
+if now[1] ~= ARGV[1] or now[2] ~= ARGV[2] then
+  return {'other term', now[1] or '0'}
+end
+"""
+"""Of all that follow: ARGV[1] is the term, ARGV[2] its owner."""
+
+RENEW: Final = f"""{_CHECK}
+redis.call('HINCRBY', KEYS[1], 'beat', 1)
+redis.call('HSET', KEYS[1], 'kept', ARGV[3])
+return {{'ok'}}
+"""
+
+RELEASE: Final = f"""{_CHECK}
+redis.call('HINCRBY', KEYS[1], 'beat', 1)
+redis.call('HSET', KEYS[1], 'owner', '', 'address', '')
+return {{'ok'}}
+"""
+
+APPEND: Final = f"""{_CHECK}
+local sequence, data, kept = ARGV[3], ARGV[4], ARGV[5]
+local stamp = ARGV[1] .. ' ' .. ARGV[2]
+local end_ = redis.call('HMGET', KEYS[1], 'last', 'stamp')
+local last = tonumber(end_[1] or '0')
+local id = sequence .. '-0'
+if tonumber(sequence) > last + 1 then
+  return {{'lost', end_[1] or '0'}}
+elseif tonumber(sequence) <= last then
+  local there = redis.call('XRANGE', KEYS[2], id, id)[1]
+  if not there or there[2][2] ~= stamp or there[2][6] ~= data then
+    return {{'other record'}}
+  end
+  redis.call('HINCRBY', KEYS[1], 'repeated', 1)
+  return {{'ok'}}
+end
+redis.call('XADD', KEYS[2], id, 'stamp', stamp, 'before', end_[2] or '', 'data', data)
+redis.call('HSET', KEYS[1], 'last', sequence, 'stamp', stamp, 'kept', kept)
+return {{'ok'}}
+"""
+
+TRIM: Final = f"""{_CHECK}
+redis.call('XTRIM', KEYS[2], 'MINID', ARGV[3] .. '-1')
+redis.call('HSET', KEYS[1], 'trimmed', ARGV[3])
+return {{'ok'}}
+"""
+
+PUT_PART: Final = f"""{_CHECK}
+local name, number, data = ARGV[3], ARGV[4], ARGV[5]
+if redis.call('HGET', KEYS[2], 'name') ~= name then
+  redis.call('DEL', KEYS[2])
+end
+redis.call('HSET', KEYS[2], 'name', name, number, data)
+return {{'ok'}}
+"""
+
+PUT_CHECKPOINT: Final = f"""{_CHECK}
+local name, parts, sequence = ARGV[3], ARGV[4], ARGV[5]
+local last = redis.call('HGET', KEYS[1], 'last') or '0'
+if tonumber(last) < tonumber(sequence) then
+  return {{'lost', last}}
+end
+if redis.call('HGET', KEYS[3], 'name') == name then
+  redis.call('HINCRBY', KEYS[1], 'repeated', 1)
+  redis.call('DEL', KEYS[2])
+  return {{'ok'}}
+end
+redis.call('HSET', KEYS[2], 'name', name, 'parts', parts)
+if redis.call('HLEN', KEYS[2]) ~= parts + 2 then
+  return {{'lost', '0'}}
+end
+redis.call('RENAME', KEYS[2], KEYS[3])
+return {{'ok'}}
+"""
+
+ANNOUNCE: Final = """
+local time = redis.call('TIME')[1]
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. time)
+return redis.call('EXPIRE', KEYS[1], ARGV[3])
+"""
+"""KEYS[1] is the hash `followers`: of each the record, and when it said so."""
+
+FOLLOWERS: Final = """
+local time = redis.call('TIME')[1]
+local alive = {}
+local all = redis.call('HGETALL', KEYS[1])
+for index = 1, #all, 2 do
+  local sequence, said = string.match(all[index + 1], '(%d+) (%d+)')
+  if time - said < tonumber(ARGV[1]) then
+    table.insert(alive, all[index])
+    table.insert(alive, sequence)
+  else
+    redis.call('HDEL', KEYS[1], all[index])
+  end
+end
+return alive
+"""

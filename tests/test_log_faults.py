@@ -1,0 +1,396 @@
+"""Logs on real engines that are killed, paused and cut off, and who may use them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+
+import grpc
+import pytest
+
+from engines import (
+    MASTER,
+    EtcdCluster,
+    Node,
+    RedisCluster,
+    ask,
+    etcd_cluster,
+    free_ports,
+    make_certificate,
+    redis_cluster,
+)
+from log_contract import read_all
+from rallypoint.replica.engines.address import parse_address
+from rallypoint.replica.engines.etcd_client import EtcdClient
+from rallypoint.replica.engines.etcd_messages import transaction
+from rallypoint.replica.engines.opening import open_log
+from rallypoint.replica.engines.protobuf import encode
+from rallypoint.replica.log import (
+    Checkpoint,
+    EngineAwayError,
+    EngineRefusedError,
+    FencedError,
+    Follower,
+    Leadership,
+    Log,
+    LostRecordsError,
+)
+
+PATIENCE = 20.0
+
+
+def append_until_done(log: Log, term: int, sequence: int, data: bytes) -> float:
+    """Append a record, again and again while nobody knows; how many seconds it took."""
+    begun = time.monotonic()
+    while True:
+        try:
+            log.append(term, sequence, data)
+            return time.monotonic() - begun
+        except EngineAwayError:
+            assert time.monotonic() < begun + PATIENCE
+
+
+def _tries(seen: Leadership, number: int, log: Log) -> bool:
+    """Whether a log acquires the next term, and appends a record of its own."""
+    try:
+        term = log.acquire(seen, "a:1")
+    except FencedError:
+        return False
+    log.append(term, number, repr(log).encode())
+    return True
+
+
+class LoneNodeContract:
+    """What befalls a single node. A class has the fixtures `node` and `url`."""
+
+    def test_paused_killed_and_back(self, node: Node, url: str) -> None:
+        with closing(open_log(url)) as log:
+            term = log.acquire(log.look(), "a:1")
+            log.append(term, 1, b"one")
+            node.pause()
+            begun = time.monotonic()
+            with pytest.raises(EngineAwayError):
+                log.append(term, 2, b"two")
+            assert time.monotonic() - begun < PATIENCE / 2
+            node.resume()
+            append_until_done(log, term, 2, b"two")
+            log.put_checkpoint(term, Checkpoint(1, b"state"))
+            node.kill()
+            node.start()
+            append_until_done(log, term, 3, b"three")
+            log.renew(term)
+            assert read_all(log) == [b"one", b"two", b"three"]
+            assert log.checkpoint() == Checkpoint(1, b"state")
+
+    def test_closing_ends_a_call_under_way(self, node: Node, url: str) -> None:
+        log = open_log(url)
+        log.look()
+        node.pause()
+        ended = threading.Event()
+
+        def look() -> None:
+            with pytest.raises(EngineAwayError):
+                log.look()
+            ended.set()
+
+        caller = threading.Thread(target=look)
+        caller.start()
+        log.close()
+        try:
+            assert ended.wait(PATIENCE)
+        finally:
+            node.resume()
+            caller.join()
+        with pytest.raises(EngineAwayError):
+            log.look()
+
+    def test_one_of_several_acquires_a_term(self, node: Node, url: str) -> None:
+        """And its record is the only one of its number, in each of many rounds."""
+        with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+            logs = [stack.enter_context(closing(open_log(url))) for _ in range(4)]
+            for number in range(1, 21):
+                seen = logs[0].look()
+                won = list(pool.map(partial(_tries, seen, number), logs))
+                assert won.count(True) == 1
+                assert logs[won.index(True)].read(number) == [repr(logs[won.index(True)]).encode()]
+
+    @pytest.mark.slow
+    def test_a_follower_that_says_nothing_is_forgotten(self, node: Node, url: str) -> None:
+        with closing(open_log(url)) as log:
+            log.announce(Follower("gone", 1))
+            deadline = time.monotonic() + PATIENCE
+            while Follower("gone", 1) in log.followers():
+                assert time.monotonic() < deadline
+                log.announce(Follower("here", 2))
+                time.sleep(0.2)
+            assert log.followers() == [Follower("here", 2)]
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+class TestEtcdNode(LoneNodeContract):
+    @pytest.fixture
+    def node(self, etcd: EtcdCluster) -> Node:
+        return etcd.nodes[0]
+
+    @pytest.fixture
+    def url(self, etcd: EtcdCluster, request: pytest.FixtureRequest) -> str:
+        return etcd.url(request.node.name)
+
+    def test_trim_compacts_up_to_the_trim_before_if_a_lot_is_in_use(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client = EtcdClient(parse_address(url))
+        with closing(open_log(url)) as log, closing(client):
+            term = log.acquire(log.look(), "a:1")
+            for number in range(1, 4):
+                log.append(term, number, b"record")
+            now = transaction([], [])
+            log.trim(term, 1)
+            log.trim(term, 2)
+            before = client.transact(now).revision
+            monkeypatch.setattr("rallypoint.replica.engines.etcd.COMPACT_BYTES", 0)
+            log.trim(term, 2)
+            log.append(term, 4, b"record")
+            log.trim(term, 3)
+            with pytest.raises(EngineRefusedError, match="compacted"):
+                client.compact(before)
+            assert log.read(4) == [b"record"]
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with redis_cluster(tmp_path_factory.mktemp("redis"), options=("--appendfsync", "always")) as cluster:
+        yield cluster
+
+
+class TestRedisNode(LoneNodeContract):
+    @pytest.fixture
+    def node(self, redis: RedisCluster) -> Node:
+        return redis.nodes[0]
+
+    @pytest.fixture
+    def url(self, redis: RedisCluster, request: pytest.FixtureRequest) -> str:
+        return redis.url(request.node.name)
+
+    def test_a_record_that_is_not_the_one_that_it_was(self, redis: RedisCluster) -> None:
+        """As when a master that was lost had acknowledged it: then another history has begun."""
+        url = redis.url("other-history")
+        with closing(open_log(url)) as standby, closing(open_log(url)) as leader:
+            term = leader.acquire(leader.look(), "a:1")
+            leader.append(term, 1, b"lost")
+            assert standby.read(1) == [b"lost"]
+            leader.erase()
+            with closing(open_log(url)) as next_leader:
+                assert next_leader.acquire(next_leader.look(), "b:1") == term
+                next_leader.append(term, 1, b"another")
+                with pytest.raises(LostRecordsError):
+                    standby.read(2)
+                next_leader.append(term, 2, b"two")
+                with pytest.raises(LostRecordsError):
+                    standby.read(2)
+                with pytest.raises(FencedError):
+                    leader.append(term, 2, b"two")
+
+
+def test_redis_with_tls_and_a_password(tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path)
+    key = certificate.with_suffix(".key")
+    (port,) = free_ports(1)
+    files = (
+        "--tls-cert-file",
+        str(certificate),
+        "--tls-key-file",
+        str(key),
+        "--tls-ca-cert-file",
+        str(certificate),
+    )
+    place = f"127.0.0.1:{port}/0?ca={certificate}&cert={certificate}&key={key}"
+    with redis_cluster(tmp_path, options=("--tls-port", str(port), *files)) as redis:
+        ask(redis.nodes[0], "CONFIG SET", "requirepass", "se@cret")
+        for wrong in ("", ":guessed@"):
+            url = f"rediss://{wrong}{place}"
+            with closing(open_log(url)) as log, pytest.raises(EngineRefusedError) as caught:
+                log.look()
+            assert "guessed" not in str(caught.value)
+        with closing(open_log(f"rediss://:se%40cret@{place}")) as log:
+            log.append(log.acquire(log.look(), "a:1"), 1, b"one")
+            assert log.read(1) == [b"one"]
+            assert "se@cret" not in repr(log) + log.name
+
+
+def test_etcd_with_tls_and_users(tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path)
+    with etcd_cluster(tmp_path, certificate=certificate) as etcd:
+        _enable_users(etcd.nodes[0].address, certificate)
+        for wrong in ("", "root:guessed@"):
+            with (
+                closing(open_log(etcd.url("job", wrong))) as log,
+                pytest.raises(EngineRefusedError) as caught,
+            ):
+                log.look()
+            assert "guessed" not in str(caught.value)
+        with closing(open_log(etcd.url("job", "root:se%40cret@"))) as log:
+            term = log.acquire(log.look(), "a:1")
+            log.append(term, 1, b"one")
+            etcd.nodes[0].restart()  # tokens are forgotten by that
+            append_until_done(log, term, 2, b"two")
+            assert read_all(log) == [b"one", b"two"]
+            assert "se@cret" not in repr(log) + log.name
+
+
+def _enable_users(address: str, certificate: Path) -> None:
+    """Let only the user `root` in, as `etcdctl auth enable` does."""
+    pem, key = certificate.read_bytes(), certificate.with_suffix(".key").read_bytes()
+    with grpc.secure_channel(address, grpc.ssl_channel_credentials(pem, key, pem)) as channel:
+        for method, request in (
+            ("UserAdd", encode((1, b"root"), (2, b"se@cret"))),
+            ("RoleAdd", encode((1, b"root"))),
+            ("UserGrantRole", encode((1, b"root"), (2, b"root"))),
+            ("AuthEnable", b""),
+        ):
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+            call = channel.unary_unary(f"/etcdserverpb.Auth/{method}")
+            call(request, timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def three_etcds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with etcd_cluster(tmp_path_factory.mktemp("etcd"), 3) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+class TestEtcdCluster:
+    @pytest.mark.parametrize("fault", ["kill", "pause"])
+    def test_appends_go_on_without_the_leader(self, three_etcds: EtcdCluster, fault: str) -> None:
+        """And nothing is lost or doubled; then the node comes back, another goes."""
+        etcd = three_etcds
+        with closing(open_log(etcd.url(fault))) as log, closing(open_log(etcd.url(fault))) as other:
+            term = log.acquire(log.look(), "a:1")
+            pauses = []
+            for number in range(1, 301):
+                if number % 100 == 50:
+                    leader = etcd.leader()
+                    leader.kill() if fault == "kill" else leader.pause()
+                pauses.append(append_until_done(log, term, number, b"%d" % number))
+                if number % 100 == 0:
+                    leader.restart() if fault == "kill" else leader.resume()
+                    etcd.await_ready()
+            print(f"{fault}: the longest pause was {max(pauses):.1f} s")
+            assert max(pauses) < PATIENCE
+            assert read_all(other) == [b"%d" % number for number in range(1, 301)]
+
+    def test_without_most_nodes_nothing_is_acknowledged(self, three_etcds: EtcdCluster) -> None:
+        etcd = three_etcds
+        with closing(open_log(etcd.url("few"))) as log:
+            term = log.acquire(log.look(), "a:1")
+            log.append(term, 1, b"one")
+            for node in etcd.nodes[1:]:
+                node.kill()
+            with pytest.raises(EngineAwayError):
+                log.append(term, 2, b"two")
+            with pytest.raises(EngineAwayError):
+                log.look()
+            for node in etcd.nodes[1:]:
+                node.start()
+            append_until_done(log, term, 2, b"two")
+            assert read_all(log) == [b"one", b"two"]
+
+
+@pytest.fixture(scope="module")
+def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with redis_cluster(tmp_path_factory.mktemp("redis"), 2) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+class TestSentinels:
+    @pytest.mark.parametrize("fault", ["kill", "pause"])
+    def test_appends_go_on_without_the_master(self, sentinels: RedisCluster, fault: str) -> None:
+        """One that is paused still takes itself for the master when it goes on."""
+        url = sentinels.url(fault)
+        with closing(open_log(url, acks=1)) as log, closing(open_log(url)) as other:
+            term = log.acquire(log.look(), "a:1")
+            pauses = []
+            for number in range(1, 201):
+                if number % 100 == 50:
+                    master = sentinels.leader()
+                    master.kill() if fault == "kill" else master.pause()
+                pauses.append(append_until_done(log, term, number, b"%d" % number))
+                if number % 100 == 0:
+                    master.start() if fault == "kill" else master.resume()
+                    sentinels.await_ready()
+            print(f"{fault}: the longest pause was {max(pauses):.1f} s")
+            log.renew(term)
+            assert read_all(other) == [b"%d" % number for number in range(1, 201)]
+
+    def test_a_master_that_is_being_replaced_takes_nothing_that_counts(self, sentinels: RedisCluster) -> None:
+        """For a second it does not know, and still has the other replica, which acknowledges."""
+        url = sentinels.url("replaced")
+        with closing(open_log(url, acks=1)) as log, closing(open_log(url)) as other:
+            term, number = log.acquire(log.look(), "a:1"), 0
+            for _ in range(3):
+                old = sentinels.leader()
+                log.renew(term)  # as a leader does all the time
+                assert ask(sentinels.sentinels[0], "SENTINEL FAILOVER", MASTER)
+                until = time.monotonic() + 3.0
+                while time.monotonic() < until:
+                    number += 1
+                    append_until_done(log, term, number, b"%d" % number)
+                assert sentinels.leader() is not old
+                sentinels.await_ready()
+            log.renew(term)
+            assert read_all(other) == [b"%d" % each for each in range(1, number + 1)]
+
+    def test_what_replicas_do_not_have_does_not_count(self, sentinels: RedisCluster) -> None:
+        url = sentinels.url("replicas")
+        master = sentinels.leader()
+        replicas = [node for node in sentinels.nodes if node is not master]
+        with closing(open_log(url, acks=2)) as log, closing(open_log(url, acks=2)) as other:
+            term = log.acquire(log.look(), "a:1")
+            log.append(term, 1, b"one")
+            replicas[0].pause()
+            with pytest.raises(EngineAwayError, match="replicas"):
+                log.append(term, 2, b"two")
+            with pytest.raises(EngineAwayError):
+                log.append(term, 2, b"two")  # though nothing is left to write
+            with pytest.raises(EngineAwayError):
+                log.renew(term)
+            assert other.read(1) == [b"one"]
+            replicas[0].resume()
+            append_until_done(log, term, 2, b"two")
+            log.renew(term)
+            assert other.read(2) == [b"two"]
+            sentinels.await_ready()
+
+    def test_a_replica_that_had_not_all_becomes_the_master(self, sentinels: RedisCluster) -> None:
+        """Without acknowledgements, that loses records. Whoever knows them notices."""
+        url = sentinels.url("stale")
+        master = sentinels.leader()
+        replicas = [node for node in sentinels.nodes if node is not master]
+        with closing(open_log(url)) as log, closing(open_log(url)) as other:
+            term = log.acquire(log.look(), "a:1")
+            log.append(term, 1, b"one")
+            with closing(open_log(sentinels.url("later"), acks=2)) as later:
+                later.acquire(later.look(), "a:1")  # replicas that have this have all that was before
+            for node in replicas:
+                node.kill()
+            log.append(term, 2, b"lost")
+            assert other.read(1) == [b"one", b"lost"]
+            master.kill()
+            for node in replicas:
+                node.start()
+            with pytest.raises(LostRecordsError):
+                append_until_done(log, term, 3, b"three")
+            with pytest.raises(LostRecordsError):
+                other.read(3)

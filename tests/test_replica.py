@@ -1,0 +1,461 @@
+"""The pure part of a store that outlives its machine: one log gives one store, to everybody who reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ends import batch, session
+from rallypoint.errors import ProtocolError
+from rallypoint.replica.core import callers
+from rallypoint.replica.core.callers import Caller
+from rallypoint.replica.core.leader import LeaderCore
+from rallypoint.replica.core.packing import pack, unpack
+from rallypoint.replica.core.records import Assembly, Entry, FormatError, Kind, in_parts, pack_record
+from rallypoint.replica.core.replica import Replica
+from rallypoint.replica.log import LostRecordsError
+from rallypoint.rollcall.identity import Identity, Role, hello_key
+from rallypoint.rollcall.question import Question
+from rallypoint.server.core.looks import LookStep
+from rallypoint.server.core.outbox import Close, GoOn, Work
+from rallypoint.server.core.store import Core
+from rallypoint.wire import parser
+from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import READY, Op
+from rallypoint.wire.sessions import ASK
+from test_replay import DATA, LIMITS
+
+MOST = 120
+"""Bytes of a record: so few that many come in parts."""
+
+
+class Clock:
+    now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Leader:
+    """Drives a leader, and the engine with it: what is appended is committed when the test says so."""
+
+    def __init__(self, log: list[bytes], replica: Replica | None = None, limits: Limits = LIMITS) -> None:
+        self.log = log
+        self.clock = Clock()
+        self.core = LeaderCore(replica or Replica(limits), self.clock, limits)
+        self.callers: list[Caller] = []
+        self.sent: dict[int, bytes] = {}
+        self.closed: dict[int, str] = {}
+        self.ending: dict[Caller, str] = {}
+        self.core.begin(len(log) + 1)
+
+    def open(self, data: bytes = b"") -> Caller:
+        caller = self.core.open(f"peer {len(self.callers)}")
+        self.callers.append(caller)
+        self.sent[caller.id] = b""
+        self.receive(caller, VALIDATE + data)
+        return caller
+
+    def receive(self, caller: Caller, data: bytes) -> None:
+        if caller.id in self.closed or caller in self.ending:
+            return
+        try:
+            self.sent[caller.id] += caller.receive(data)
+            while caller.has_rest:
+                self.sent[caller.id] += caller.receive(b"")
+        except ProtocolError as error:
+            self.sent[caller.id] += error.replies
+            self._refuse(caller, error.message)
+        self._empty_outbox()
+
+    def close(self, caller: Caller) -> None:
+        if caller.id not in self.closed:
+            self._drop(caller, "closed")
+        self._empty_outbox()
+
+    def tick(self, seconds: float = 1.0) -> None:
+        self.clock.now += seconds
+        self.core.turn.now = self.clock.now
+        for caller, why in self.core.overdue():
+            self._drop(caller, why)
+        self._empty_outbox()
+
+    def commit(self) -> list[bytes]:
+        """Append the next record, and have it acknowledged."""
+        parts = self.core.next_record(MOST)
+        self.log += parts
+        if parts:
+            self.core.committed()
+            self._empty_outbox()
+        return list(parts)
+
+    def ask(self, caller: Caller, *requests: bytes) -> bytes:
+        """What a caller is sent because of some requests, when all is committed."""
+        before = len(self.sent[caller.id])
+        self.receive(caller, b"".join(requests))
+        while self.commit():
+            pass
+        return self.sent[caller.id][before:]
+
+    def _refuse(self, caller: Caller, why: str) -> None:
+        """As a pump does: it takes no more requests, but gets its replies."""
+        if caller.is_owed:
+            self.ending[caller] = why
+            self.core.end(caller)
+        else:
+            self._drop(caller, why)
+
+    def _drop(self, caller: Caller, why: str) -> None:
+        self.closed[caller.id] = why
+        self.core.close(caller)
+
+    def _empty_outbox(self) -> None:
+        outbox = self.core.outbox
+        while outbox.woken or outbox.others:
+            for caller in outbox.take_woken():
+                if caller.id not in self.closed:
+                    self.sent[caller.id] += caller.take_notice()
+                    if caller in self.ending and not caller.is_owed:
+                        self._drop(caller, self.ending[caller])
+            for other in outbox.take_others():
+                if isinstance(other, Close) and other.client.id not in self.closed:
+                    self._refuse(other.client, other.error.message)
+                assert isinstance(other, Close | GoOn | Work), other
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("open"), DATA),
+        st.tuples(st.just("receive"), st.integers(0, 5), DATA),
+        st.tuples(st.just("receive"), st.integers(0, 5), DATA.map(lambda data: data[:30])),
+        st.tuples(st.just("close"), st.integers(0, 5)),
+        st.tuples(st.sampled_from(["commit", "commit", "tick", "restart", "checkpoint"])),
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(actions=actions)
+def test_a_standby_equals_the_leader_at_every_record(actions: list[Any]) -> None:
+    """Also one that begins with a checkpoint; and the leader itself, if it has taken over from another."""
+    log: list[bytes] = []
+    leader = Leader(log)
+    standby, late = Replica(LIMITS), Replica(LIMITS)
+    for name, *rest in actions:
+        if name == "open":
+            leader.open(*rest)
+        elif name in ("receive", "close") and leader.callers:
+            caller = leader.callers[rest[0] % len(leader.callers)]
+            getattr(leader, name)(caller, *rest[1:])
+        elif name == "tick":
+            leader.tick()
+        elif name == "restart":  # what is not committed is lost
+            leader = Leader(log, standby, LIMITS)
+            standby = Replica.of(standby.state(), LIMITS)
+        elif name == "checkpoint":
+            late = Replica.of(late.state(), LIMITS)
+        leader.commit()
+        for part in log[standby.sequence :]:
+            standby.take(part)
+        for part in log[late.sequence :]:
+            late.take(part)
+        state = leader.core.replica.state()
+        assert standby.state() == state
+        assert late.state() == state
+        assert not standby.faults
+        leader.core.check_invariants()
+        standby.check_invariants()
+        late.check_invariants()
+
+
+@settings(deadline=None, max_examples=100)
+@given(pieces=st.lists(DATA, max_size=8), cuts=st.lists(st.integers(0, 60), max_size=8))
+def test_a_lone_client_is_answered_as_by_a_plain_store(pieces: list[bytes], cuts: list[int]) -> None:
+    """Whether its reads go through the log or not, and wherever its requests are cut."""
+    plain = Core(LIMITS)
+    client, expected, wrong = plain.open(""), b"", ""
+    client.receive(VALIDATE)
+    leader = Leader([])
+    caller = leader.open()
+    for number, data in enumerate(pieces):
+        if number % 2:
+            leader.core.confirm(leader.clock.now)
+        cut = cuts[number % len(cuts)] if cuts else 0
+        leader.receive(caller, data[:cut])
+        leader.ask(caller, data[cut:])
+        if wrong:
+            continue
+        try:
+            expected += client.receive(data)
+            while client.has_rest:
+                expected += client.receive(b"")
+        except ProtocolError as error:
+            expected, wrong = expected + error.replies, error.message
+        while plain.outbox.woken or plain.outbox.others:
+            expected += b"".join(each.take_notice() for each in plain.outbox.take_woken())
+            plain.outbox.take_others()
+    assert leader.sent[caller.id] == expected
+    assert (caller.id in leader.closed or caller in leader.ending) is bool(wrong)
+
+
+def test_nothing_is_answered_before_the_record_is_committed() -> None:
+    leader = Leader([])
+    leader.commit()
+    one, other = leader.open(), leader.open()
+    leader.core.confirm(leader.clock.now)
+    leader.receive(one, request(Op.ADD, b"/k", tail=pack_i64(3)))
+    leader.receive(other, request(Op.GET, b"/k"))
+    assert leader.sent == {one.id: b"", other.id: request(Op.GET, b"")[1:]}, "it reads what is committed"
+    while leader.commit():
+        pass
+    assert leader.sent[one.id] == pack_i64(3)
+
+
+@pytest.mark.parametrize(
+    ("what", "is_read"),
+    [
+        (request(Op.GET, b"/k"), True),
+        (counted_request(Op.WAIT, [b"/k"]), True),
+        (counted_request(Op.WAIT, [b"/k", b"/missing"]), False),
+        (request(Op.SET, b"/k", b"v"), False),
+        (request(Op.GET, b"/k") + request(Op.DELETE_KEY, b"/k"), False),
+    ],
+)
+def test_who_only_reads_needs_no_record(what: bytes, is_read: bool) -> None:
+    leader = Leader([])
+    caller = leader.open(request(Op.SET, b"/k", b"v"))
+    leader.core.confirm(leader.clock.now)
+    while leader.commit():
+        pass
+    leader.receive(caller, what)
+    assert bool(leader.commit()) is not is_read
+
+
+def test_a_read_that_is_refused_closes_its_client_alone() -> None:
+    leader = Leader([], limits=Limits(unsent_bytes=5_000))
+    one, other = leader.open(), leader.open()
+    leader.ask(one, request(Op.SET, b"/k", bytes(6_000)))
+    leader.core.confirm(leader.clock.now)
+    leader.receive(one, request(Op.GET, b"/k"))
+    leader.receive(other, request(Op.GETNUMKEYS))
+    assert (list(leader.closed), leader.sent[other.id]) == ([one.id], pack_i64(1))
+
+
+def test_what_a_short_record_asks_for_is_bounded() -> None:
+    """Who asks for more than it may be sent at once is closed; nobody else holds any of it."""
+    leader = Leader([], limits=Limits(unsent_bytes=30_000))
+    caller = leader.open()
+    leader.ask(caller, request(Op.SET, b"/k", bytes(9_000)))
+    leader.ask(caller, request(Op.ADD, b"/n", tail=pack_i64(1)), *[request(Op.GET, b"/k")] * 20)
+    assert len(leader.sent[caller.id]) < 30_000
+    assert "unsent_bytes" in leader.closed[caller.id]
+    assert leader.core.held == 0
+
+
+def test_a_read_that_fails_leaves_nothing_to_another_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = Leader([])
+    one, other = leader.open(), leader.open()
+    leader.ask(one, request(Op.SET, b"/k", b"of one"))
+    leader.core.confirm(leader.clock.now)
+    monkeypatch.setattr(Core, "check_reply", lambda *_: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(parser, "BYTES_AT_ONCE", 20)
+    with pytest.raises(MemoryError):
+        leader.receive(one, request(Op.GET, b"/k") * 9)
+    monkeypatch.undo()
+    assert leader.ask(other, request(Op.GETNUMKEYS)) == pack_i64(1)
+
+
+def test_waits_for_many_keys_that_are_given_up_are_tidied_up() -> None:
+    leader = Leader([], limits=Limits())
+    caller = leader.open()
+    leader.ask(caller, counted_request(Op.WAIT, [b"/%d" % number for number in range(3_000)]))
+    leader.ask(caller, request(Op.CANCEL_WAIT))
+    assert Replica.of(leader.core.replica.state()).state() == leader.core.replica.state()
+
+
+def test_reads_are_logged_when_the_lease_is_over_or_a_write_is_under_way() -> None:
+    leader = Leader([])
+    caller = leader.open()
+    leader.core.confirm(leader.clock.now)
+    leader.commit()
+    leader.receive(caller, request(Op.SET, b"/k", b"v"))
+    leader.receive(caller, request(Op.GET, b"/k"))
+    assert leader.sent[caller.id] == b""
+    while leader.commit():
+        pass
+    assert leader.sent[caller.id].endswith(b"v")
+    leader.clock.now += 1.0
+    leader.receive(caller, request(Op.GET, b"/k"))
+    assert leader.commit()
+
+
+def test_who_looks_is_answered_without_a_record_and_without_a_lease() -> None:
+    hello = request(Op.DELETE_KEY, b"/" + hello_key(Identity(role=Role.TOOL)).encode())
+    leader = Leader([])
+    while leader.commit():
+        pass
+    looker = leader.open(hello + ASK + request(Op.LOOK, Question().to_json()))
+    while leader.core.looks.step() is not LookStep.DONE:
+        pass
+    leader.receive(looker, b"")
+    assert leader.sent[looker.id].startswith(pack_i64(0) + READY)
+    assert b'"kind":"server"' in leader.sent[looker.id]
+    assert not leader.commit()
+    rank = leader.open(request(Op.PING, tail=b"1234") + hello)
+    assert not leader.sent[rank.id], "who may ask for more is answered when this leader surely leads"
+
+
+def test_a_new_leader_knows_the_sessions_of_the_old_one() -> None:
+    log: list[bytes] = []
+    old = Leader(log)
+    relay, plain = old.open(), old.open()
+    old.ask(relay, session(keep=500), batch(1, 0, request(Op.ADD, b"/k", tail=pack_i64(3))), b"\x22")
+    old.ask(plain, counted_request(Op.WAIT, [b"/never"]))
+    replica = Replica(LIMITS)
+    for part in log:
+        replica.take(part)
+    new = Leader(log, replica)
+    new.commit()
+    again = new.open()
+    frames = new.ask(again, session(keep=500, taken=0, known=True))
+    assert pack_i64(3) in frames
+    assert new.ask(again, batch(2, 1, request(Op.ADD, b"/k", tail=pack_i64(4))), b"\x22").endswith(
+        pack_i64(7)
+    )
+    assert replica.stores[""].waiting == 0, "who waited at the old leader is gone"
+
+
+def test_sessions_expire_by_the_log() -> None:
+    leader = Leader([])
+    relay = leader.open()
+    leader.ask(relay, session(keep=500), b"\x22")
+    leader.close(relay)
+    replica = leader.core.replica
+    for _ in range(3):
+        assert len(replica.stores[""].sessions) == 1
+        leader.tick(0.3)
+        leader.commit()
+    leader.tick(0.3)
+    leader.commit()
+    assert not len(replica.stores[""].sessions)
+
+
+def test_the_limits_are_those_of_the_leader() -> None:
+    """Also with a checkpoint, in whose log they do not stand any more; and with less than what is stored."""
+    log: list[bytes] = []
+    wide = Leader(log)
+    wide.ask(wide.open(), request(Op.SET, b"/long key", bytes(400)))
+    replica = Replica(Limits(key_bytes=7))
+    for part in log:
+        replica.take(part)
+    assert replica.state() == wide.core.replica.state()
+    assert Replica.of(replica.state(), Limits(key_bytes=7)).state() == replica.state()
+    narrow = Leader(log, replica, Limits(key_bytes=3, stored_bytes=10))
+    caller = narrow.open()
+    assert narrow.ask(caller, request(Op.GET, b"/a")) == request(Op.GET, b"")[1:]
+    assert narrow.ask(caller, request(Op.GETNUMKEYS)) == pack_i64(1)
+    narrow.ask(caller, request(Op.SET, b"/a", b"no room"))
+    assert "stored_bytes" in narrow.closed[caller.id]
+
+
+def test_a_replica_refuses_other_formats() -> None:
+    with pytest.raises(FormatError, match=r"format \[9\]"):
+        Replica().take(b"\x09" + bytes(20))
+    with pytest.raises(FormatError, match="format 9"):
+        Replica.of(pack([9, 0, 0.0, []]))
+    with pytest.raises(FormatError, match="cannot be read"):
+        Replica.of(b"nothing")
+
+
+def test_parts_that_a_dead_leader_has_left_are_dropped() -> None:
+    entries = [Entry(Kind.REQUESTS, 1, bytes(500))]
+    parts = in_parts(pack_record(1.0, entries), MOST)
+    assembly, whole = Assembly(), pack_record(2.0, [Entry(Kind.TERM, 2)])
+    assert [assembly.take(part) for part in parts[:-1]] == [None] * (len(parts) - 1)
+    assert assembly.take(whole) == whole
+    assert [each for each in map(assembly.take, parts) if each] == [pack_record(1.0, entries)]
+
+
+def test_what_an_engine_has_lost_is_noticed_when_the_log_goes_on() -> None:
+    """Also if it has grown again by as much meanwhile, so that the numbers look right."""
+    log: list[bytes] = []
+    leader = Leader(log)
+    caller = leader.open()
+    leader.ask(caller, request(Op.SET, b"/k", b"v"))
+    standby, late = Replica(LIMITS), Replica(LIMITS)
+    for part in log:
+        standby.take(part)
+    del log[-2:]
+    for part in log:
+        late.take(part)
+    other = Leader(log, late)
+    while len(log) <= standby.sequence:
+        other.ask(other.open(), request(Op.SET, b"/k", b"w"))
+    with pytest.raises(LostRecordsError, match="another one than before"):
+        standby.check_last(log[standby.sequence - 1])
+    with pytest.raises(LostRecordsError, match="from another record"):
+        standby.take(log[standby.sequence])
+    late.check_last(log[late.sequence - 1])
+
+
+def test_a_store_with_a_name_is_dropped_when_nobody_has_used_it_for_a_while() -> None:
+    leader = Leader([])
+    caller, other = leader.open(request(Op.ENTER, b"round 1")), leader.open()
+    leader.ask(caller, request(Op.SET, b"/k", b"v"))
+    leader.core.confirm(leader.clock.now)
+    assert leader.ask(caller, request(Op.GETNUMKEYS)) == pack_i64(1)
+    assert leader.ask(other, request(Op.GETNUMKEYS)) == pack_i64(0)
+    assert list(leader.core.replica.stores) == ["round 1"]
+    leader.close(caller)
+    reading = leader.open(request(Op.ENTER, b"round 1"))
+    for _ in range(62):
+        leader.tick()
+        leader.commit()
+    assert list(leader.core.replica.stores) == ["round 1"], "somebody is there who only reads"
+    leader.close(reading)
+    for _ in range(62):
+        leader.tick()
+        leader.commit()
+    assert not leader.core.replica.stores
+    leader.close(caller := leader.open(request(Op.ENTER, b"round 1") + request(Op.SET, b"/k", b"v")))
+    leader.commit()
+    for _ in range(3):
+        leader.tick()
+        leader.commit()
+    assert list(leader.core.replica.stores) == ["round 1"], "it is used again"
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.binary() | st.text(),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(value=plain)
+def test_plain_data_comes_back(value: Any) -> None:
+    assert unpack(pack(value)) == value
+
+
+@given(value=plain, cut=st.integers(0, 40), data=st.binary(max_size=60))
+def test_other_bytes_are_refused(value: Any, cut: int, data: bytes) -> None:
+    packed = pack(value)
+    for wrong in (packed[:cut], data):
+        if wrong != packed:
+            try:
+                unpack(wrong)
+            except (ValueError, UnicodeDecodeError):
+                continue
+
+
+def test_long_data_is_parsed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers, "_SCANNED_BYTES", 20)
+    leader = Leader([])
+    caller = leader.open()
+    adds = request(Op.ADD, b"/k", tail=pack_i64(1)) * 20
+    assert leader.ask(caller, adds) == b"".join(pack_i64(number) for number in range(1, 21))

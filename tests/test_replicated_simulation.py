@@ -1,0 +1,113 @@
+"""Random runs of a replicated store whose processes are killed and stopped, and proof that its checks see.
+
+Each broken rule below is one that somebody could think of as an improvement, or forget.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import pytest
+
+from memory_log import MemoryLog, _Record
+from rallypoint.replica.core.callers import Caller
+from rallypoint.replica.core.leader import LeaderCore
+from rallypoint.replica.core.replica import Replica
+from rallypoint.server.core.outbox import Work
+from replicated_simulation import simulate
+from simulated_ranks import FailedError
+from simulation import Options
+
+SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *(range(each, each + 100) for each in range(0, 500, 100)),
+        *(pytest.param(range(each, each + 250), marks=SLOW) for each in range(500, 2_000, 250)),
+    ],
+    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
+)
+def test_every_run_could_have_been_one_store(seeds: range) -> None:
+    for seed in seeds:
+        simulate(seed)
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    for seed in range(3):
+        assert simulate(seed).report() == simulate(seed).report()
+
+
+# Broken rules
+
+
+def _must_catch(what: str, first: int, seeds: int = 500, mix: str | None = None) -> None:
+    """The checks have to say one of these; the invariants, which would be quicker, are not asked.
+
+    The first seed is one that has found it before. As long as nothing else changes, the search ends there.
+    """
+    for seed in (first, *range(seeds)):
+        try:
+            simulate(seed, Options(with_invariants=False, mix=mix))
+        except FailedError as error:
+            if re.search(what, str(error)):
+                return
+    pytest.fail(f"nothing was found in {seeds} runs")
+
+
+def test_replies_that_leave_before_the_commit_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    next_record, committed = LeaderCore.next_record, LeaderCore.committed
+
+    def carry_out_at_once(self: LeaderCore, most: int) -> Sequence[bytes]:
+        parts = next_record(self, most)
+        under_way = self._in_flight
+        if parts:
+            committed(self)
+            self._in_flight = under_way
+        return parts
+
+    def only_go_on(self: LeaderCore) -> None:
+        self._in_flight = []
+        if self._entries:
+            self.outbox.others.append(Work.FLUSH)
+
+    monkeypatch.setattr(LeaderCore, "next_record", carry_out_at_once)
+    monkeypatch.setattr(LeaderCore, "committed", only_go_on)
+    _must_catch("should be one of|no order explains|lost or doubled", first=88)
+
+
+def test_appends_of_an_old_term_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def append(self: MemoryLog, term: int, sequence: int, data: bytes) -> None:
+        memory = self._memory
+        memory.begin(writes=True)
+        memory.records[memory.last + 1] = _Record(term, data)
+        memory.end()
+
+    monkeypatch.setattr(MemoryLog, "_check", lambda _, __: None)
+    monkeypatch.setattr(MemoryLog, "append", append)
+    _must_catch("differ after record|goes on from another record", first=2)
+
+
+def test_a_read_after_the_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def may_read(self: LeaderCore, name: str, awaited: Sequence[bytes]) -> bool:
+        store = self.replica.stores.get(name)
+        return not awaited or (store is not None and not store.engine.missing(awaited))
+
+    monkeypatch.setattr(LeaderCore, "may_read", may_read)
+    _must_catch("no order explains", first=33, mix="reads")
+
+
+def test_an_expiry_that_is_not_logged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    overdue = LeaderCore.overdue
+
+    def expire_by_its_own_clock(self: LeaderCore) -> list[tuple[Caller, str]]:
+        for core in self.replica.stores.values():
+            core.sessions.expire(self.time)
+        with patch.object(Replica, "awaits_sessions", False):
+            return overdue(self)
+
+    monkeypatch.setattr(LeaderCore, "overdue", expire_by_its_own_clock)
+    _must_catch("differ after record", first=3)

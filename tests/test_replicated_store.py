@@ -1,0 +1,103 @@
+"""A store on a real engine, from outside: two processes, a relay, a client. See `test_survival` for more."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from engines import await_that, free_ports, redis_cluster
+from processes import relaying
+from rallypoint import TCPStore
+from rallypoint.errors import RallypointError
+from rallypoint.replica.engines.opening import open_log
+from rallypoint.replica.log import Log
+from survival import FrontEnd, front_end
+
+
+@dataclass
+class Site:
+    """Two processes of a store, a client behind a relay, and a look at the log from outside."""
+
+    servers: list[FrontEnd]
+    store: TCPStore
+    log: Log
+
+    def leader(self, *, but: FrontEnd | None = None) -> FrontEnd:
+        """Who leads, as soon as somebody does, who is not this one."""
+
+        def found() -> FrontEnd | None:
+            leading = [each for each in self.servers if each.address == self.log.look().address]
+            return leading[0] if leading and leading[0] is not but else None
+
+        await_that(lambda: found() is not None, lambda: "nobody leads")
+        leader = found()
+        assert leader is not None
+        return leader
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with ExitStack() as stack:
+        url = stack.enter_context(redis_cluster(tmp_path)).url("job")
+        servers: list[FrontEnd] = []
+        for port in free_ports(2):
+            servers.append(front_end(url, 0, port, tmp_path / f"{port}.log"))
+            stack.callback(servers[-1].kill)
+            servers[-1].start()
+        log = open_log(url)
+        stack.callback(log.close)
+        file = stack.enter_context((tmp_path / "relay.log").open("w+"))
+        relay = stack.enter_context(relaying(",".join(each.address for each in servers), file))
+        store = stack.enter_context(TCPStore("127.0.0.1", relay.port, timeout=30))
+        yield Site(servers, store, log)
+
+
+def test_the_store_goes_on_whatever_happens_to_its_leader(site: Site) -> None:
+    store = site.store
+    store.set("kept", "value")
+    store.queue_push("queue", "first")
+    assert store.add("sum", 1) == 1
+
+    killed = site.leader()
+    killed.kill()
+    assert store.add("sum", 1) == 2
+    assert (store.get("kept"), store.queue_pop("queue")) == (b"value", b"first")
+    killed.restart()
+
+    told = site.leader(but=killed)
+    told._signal(signal.SIGTERM)  # it hands the lead over, so nobody has to wait for its silence
+    assert store.add("sum", 1) == 3
+    assert site.leader(but=told) is killed
+    told.restart()
+
+    paused = site.leader(but=told)
+    paused.pause()
+    assert store.add("sum", 1) == 4
+    assert site.leader(but=paused) is told
+    paused.resume()
+    await_that(lambda: "leads no more" in paused.log.read_text(), lambda: "it believes to lead")
+    assert store.add("sum", 1) == 5
+    assert store.get("kept") == b"value"
+
+
+def test_nothing_changes_while_the_engine_is_away(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(redis_cluster(tmp_path))
+        server = front_end(cluster.url("job"), 0, free_ports(1)[0], tmp_path / "serve.log")
+        stack.callback(server.kill)
+        server.start()
+        await_that(lambda: "leads from now on" in server.log.read_text(), lambda: "it does not lead")
+        store = stack.enter_context(TCPStore("127.0.0.1", server.port, timeout=30))
+        store.set("k", "before")
+        redis = cluster.leader()
+        redis.pause()
+        with pytest.raises(RallypointError):
+            TCPStore("127.0.0.1", server.port, timeout=2.5).set("k", "meanwhile")
+        redis.resume()
+        store.set("k", "after")
+        assert store.get("k") == b"after"

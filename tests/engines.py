@@ -285,12 +285,12 @@ def redis_cluster(folder: Path, replicas: int = 0, options: Sequence[str] = ()) 
     cluster = RedisCluster(nodes, sentinels)
     for number, port in enumerate(ports[:count]):
         (home := folder / f"n{number}").mkdir()
+        # In a file, where Sentinels write down who is the master: else one that was comes back as a replica.
+        (file := folder / f"n{number}.conf").write_text(f"replicaof 127.0.0.1 {ports[0]}\n" if number else "")
         command = [
-            *("redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(home)),
+            *("redis-server", str(file), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(home)),
             *("--appendonly", "yes", "--save", "", "--repl-diskless-sync-delay", "0", *options),
         ]
-        if number:
-            command += ["--replicaof", "127.0.0.1", str(ports[0])]
         nodes.append(Node(command, port, folder / f"n{number}.log", cluster.is_ready))
     with _running(nodes), ExitStack() as stack:
         if replicas:

@@ -55,7 +55,6 @@ class LeaderPump(Pump[Caller]):
         self._leads = False
         self._has_ended = False
         self._sent_at = 0.0
-        self._bytes_since = 0
         self._kept_bytes = 0
         self._is_keeping = False
         self.commits = Durations()
@@ -113,7 +112,6 @@ class LeaderPump(Pump[Caller]):
         parts = self._leader.next_record(MOST_BYTES)
         if parts:
             self._sent_at = time.monotonic()
-            self._bytes_since += sum(map(len, parts))
             self._workers.append(self._leader.replica.sequence + 1, parts, self._on_appended)
         self.deliver()
 
@@ -133,10 +131,10 @@ class LeaderPump(Pump[Caller]):
 
     def _keep_if_due(self) -> None:
         replica = self._leader.replica
-        if self._is_keeping or self._bytes_since < max(CHECKPOINT_BYTES, self._kept_bytes):
+        if self._is_keeping or replica.taken_bytes < max(CHECKPOINT_BYTES, self._kept_bytes):
             return
         self._is_keeping = True
-        self._bytes_since = 0
+        replica.taken_bytes = 0
         data = replica.state()
         self._kept_bytes = len(data)
         self._workers.keep(Checkpoint(replica.sequence, data), self._on_kept)
@@ -162,7 +160,7 @@ class LeaderPump(Pump[Caller]):
             records=last,
             commit_p50=self.commits.quantile(0.5),
             commit_p99=self.commits.quantile(0.99),
-            log_bytes=self._bytes_since,
+            log_bytes=self._leader.replica.taken_bytes,
             checkpoint_bytes=self._kept_bytes,
             away_seconds=time.monotonic() - since if since is not None else -1.0,
             error=error.message if error is not None else "",

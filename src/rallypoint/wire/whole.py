@@ -13,7 +13,7 @@ from rallypoint.wire.opcodes import SHAPES, Op
 
 READS: Final = frozenset((Op.GET, Op.CHECK, Op.GETNUMKEYS, Op.MULTI_GET, Op.PING, Op.QUEUE_LEN, Op.LIST_KEYS))
 """Operations that change nothing. A WAIT for keys that are there is one, too."""
-_MOST_KNOWN: Final = 256
+_MOST_KNOWN: Final = 4_096
 _KNOWN_BYTES: Final = range(65, 1_025)
 """How long data is that is worth to be known by its bytes: what is shorter is looked at as quickly."""
 

@@ -50,9 +50,11 @@ class Caller(Client):
     __slots__ = (
         "_is_looking",
         "_leader",
+        "_most_bytes",
         "_only_looks",
         "_outgoing",
         "_outgoing_bytes",
+        "_woken",
         "has_left",
         "is_known",
         "name",
@@ -64,6 +66,8 @@ class Caller(Client):
         self._leader = leader
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
+        self._most_bytes = leader.clients.limits.unsent_bytes
+        self._woken = leader.outbox.woken
         self._is_looking = False
         self._only_looks = True  # so far
         self.name = ""
@@ -147,7 +151,8 @@ class Caller(Client):
 
     def _take_look(self, snapshot: bytes) -> None:
         self._is_looking = False
-        self.take(blob(snapshot))
+        if self in self._leader.clients:
+            self.take(blob(snapshot))
 
     # What it is sent
 
@@ -157,29 +162,16 @@ class Caller(Client):
 
     def take(self, data: bytes) -> None:
         """It is to be sent this. If that is too much, it is closed instead."""
-        if self not in self._leader.clients:
-            return
-        limit = self._clients.limits.unsent_bytes
-        if self._outgoing_bytes + len(data) > limit:
-            why = f"a record asked for more than {limit:,} bytes for it, the limit unsent_bytes"
+        self._outgoing_bytes += len(data)
+        if self._outgoing_bytes > self._most_bytes:
+            why = f"it asked for more than {self._most_bytes:,} bytes at once, the limit unsent_bytes"
             self._leader.outbox.others.append(Close(self, LimitError(why), at_once=True))
             return
         if not self._outgoing:
-            self._leader.outbox.woken.append(self)
+            self._woken.append(self)
         self._outgoing.append(data)
-        self._outgoing_bytes += len(data)
-        self._clients.count_held(len(data))
-
-    @property
-    def held(self) -> int:
-        return super().held + self._outgoing_bytes
-
-    def read_no_more(self) -> None:
-        super().read_no_more()
-        self._outgoing, self._outgoing_bytes = [], 0
 
     def take_notice(self) -> bytes:
         outgoing, self._outgoing = self._outgoing, []
-        self._clients.count_held(-self._outgoing_bytes)
         self._outgoing_bytes = 0
         return outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)

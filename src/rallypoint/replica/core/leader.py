@@ -63,7 +63,17 @@ class LeaderCore(Front[Caller]):
     __slots__ = (
         *("_all_looks", "_asked", "_clock", "_confirmed", "_ended", "_entries", "_idle", "_in_flight"),
         *("_is_full", "_known"),
-        *("_nothing", "_parts", "_readers", "_time_ahead", "_waiting_bytes", "forms", "replica", "scanner"),
+        *(
+            "_nothing",
+            "_parts",
+            "_readers",
+            "_sending_bytes",
+            "_time_ahead",
+            "_waiting_bytes",
+            "forms",
+            "replica",
+            "scanner",
+        ),
         "tell_replication",
     )
 
@@ -96,6 +106,7 @@ class LeaderCore(Front[Caller]):
         self._is_full = False
         self._in_flight: list[Entry] = []  # of the record that is on its way
         self._parts: Sequence[bytes] = ()
+        self._sending_bytes = 0  # because of the last record
         self._readers: dict[str, _Reader] = {}
         self._nothing = Core(self.limits, replica.turn)
         self._idle: dict[str, float] = {}
@@ -167,6 +178,7 @@ class LeaderCore(Front[Caller]):
         for kind, client, _ in entries:
             if kind is Kind.REQUESTS and client in known:
                 known[client].pending -= 1
+        self._sending_bytes = 0
         for part in self._parts:
             self.replica.take(part, self._send)
         for caller in [each for each in self._ended if not each.pending]:
@@ -174,14 +186,20 @@ class LeaderCore(Front[Caller]):
             self.outbox.woken.append(caller)  # nothing more will come for it, and it may be closed
 
     def _send(self, output: Output) -> None:
-        caller = self._known.get(output.client)
+        number, data, error = output
+        caller = self._known.get(number)
         if caller is None:
             return
-        if output.data:
-            caller.take(output.data)
-        if output.error is not None:
+        if data:
+            self._sending_bytes += len(data)
+            if self._sending_bytes > self.limits.held_bytes:  # a short record may ask for a lot
+                why = "its record asked for more than the limit held_bytes"
+                self.outbox.others.append(Close(caller, LimitError(why), at_once=True))
+            else:
+                caller.take(data)
+        if error is not None:
             caller.has_left = True  # the replica has closed it already
-            self.outbox.others.append(Close(caller, output.error))
+            self.outbox.others.append(Close(caller, error))
 
     @property
     def time(self) -> float:

@@ -68,8 +68,8 @@ def pack_record(time: float, entries: Iterable[Entry]) -> bytes:
     return b"".join(parts)
 
 
-def parse_record(record: bytes) -> tuple[float, Iterator[Entry]]:
-    """The time and the entries of a record."""
+def parse_record(record: bytes) -> tuple[float, Iterator[tuple[int, int, bytes]]]:
+    """The time and the entries of a record; each as a plain tuple, as there are very many."""
     _, _, time = _HEAD.unpack_from(record)
     return time, _entries(record)
 
@@ -99,16 +99,13 @@ def unlink(data: bytes, last: int) -> bytes:
     return data[:-LINK_BYTES]
 
 
-def _entries(record: bytes) -> Iterator[Entry]:
+def _entries(record: bytes) -> Iterator[tuple[int, int, bytes]]:
     position, end = _HEAD.size, len(record)
     while position < end:
         kind, client, length = _ENTRY.unpack_from(record, position)
         start = position + _ENTRY.size
         position = start + length
-        yield Entry(_KINDS[kind], client, record[start:position])
-
-
-_KINDS: Final = tuple(Kind)
+        yield kind, client, record[start:position]
 
 
 def in_parts(record: bytes, most: int) -> Sequence[bytes]:

@@ -24,6 +24,7 @@ from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
 
+_REQUESTS: Final = int(Kind.REQUESTS)
 _RULES: Final = (
     *("key_bytes", "value_bytes", "keys_per_request", "request_bytes", "batch_bytes", "connections"),
     *("unsent_bytes", "stored_bytes", "stored_entries", "session_seconds"),
@@ -64,6 +65,7 @@ class Replica:
         "last",
         "sequence",
         "stores",
+        "taken_bytes",
         "turn",
     )
 
@@ -79,6 +81,8 @@ class Replica:
         """The number of the last record of the log."""
         self.last = 0
         """The sum of that record."""
+        self.taken_bytes = 0
+        """How long the records since the last checkpoint are, as far as it knows; the leader sets it back."""
         self.stores: dict[str, Core] = {}
         self.faults: list[Exception] = []
         """Exceptions that are faults of ours, for the log of the process; whoever writes them clears it."""
@@ -91,17 +95,18 @@ class Replica:
         Nothing of that is kept here: a short record may ask for a lot. Who runs out of memory has to end: it
         would differ from the others.
         """
+        self.taken_bytes += len(data)
         data, self.last = unlink(data, self.last), crc32(data)
         self.sequence += 1
         record = self._assembly.take(data)
         if record is None:
             return
         self.turn.now, entries = parse_record(record)
-        for entry in entries:
-            if entry.kind is Kind.REQUESTS:
-                self._receive(entry.client, entry.data, put)
+        for kind, client, content in entries:
+            if kind == _REQUESTS:
+                self._receive(client, content, put)
             else:
-                self._do(entry, put)
+                self._do(Entry(Kind(kind), client, content), put)
         for core in self.stores.values():
             while core.engine.is_untidy:
                 core.engine.sweep()

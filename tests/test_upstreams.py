@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -270,7 +269,6 @@ def test_a_relay_says_which_store_it_means_before_anything_else(stack: ExitStack
         assert rank.read_number() == 5
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="it fails under Wine; why is not known yet")
 def test_a_store_that_takes_long_to_read_is_alive_until_it_reads_no_more(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,8 @@ Address = tuple[int, Any]
 """The family and the address of a socket."""
 
 _READ_BYTES: Final = 1 << 18
+# Windows takes any length at once, and sends it when it can: nobody could see that it is on its way.
+_SENT_AT_ONCE: Final = 1 << 16 if sys.platform == "win32" else None
 _CONNECT_SECONDS: Final = 5.0
 _UNDER_WAY: Final = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY}
 
@@ -97,7 +100,7 @@ class Outgoing:
             return
         assert self._sock is not None
         try:
-            sent = self._sock.send(data)
+            sent = self._sock.send(memoryview(data)[:_SENT_AT_ONCE])
         except NOT_NOW:
             sent = 0
         except OSError as error:
@@ -222,7 +225,7 @@ class Outgoing:
     def _on_writable(self) -> None:
         assert self._sock is not None
         try:
-            count = self._sock.send(self._unsent)
+            count = self._sock.send(self._unsent if _SENT_AT_ONCE is None else self._unsent[:_SENT_AT_ONCE])
         except NOT_NOW:
             return
         except OSError as error:

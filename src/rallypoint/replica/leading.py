@@ -51,7 +51,6 @@ class LeaderPump(Pump[Caller]):
         self._mailbox = Mailbox(loop, self._fail)
         self._workers = Workers(log, term, self._mailbox, self._end_term)
         self._on_tick: Callback = lambda: None
-        self._on_lead: Callback = lambda: None
         self._leads = False
         self._has_ended = False
         self._sent_at = 0.0

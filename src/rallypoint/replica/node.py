@@ -14,7 +14,6 @@ from rallypoint.replica.core.replica import Replica
 from rallypoint.replica.core.watch import Watch
 from rallypoint.replica.leading import LeaderPump
 from rallypoint.replica.log import EngineAwayError, FencedError, Follower, Log, LostRecordsError, TrimmedError
-from rallypoint.server.core.about import About
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import about_this_process, stop_on_signals
 from rallypoint.server.process.binding import reserve_again
@@ -154,8 +153,7 @@ class Node:
     def _lead(self, replica: Replica, term: int) -> bool:
         """Lead until the term is over; return whether to stand by then."""
         loop = self._open_loop()
-        about: About = about_this_process(loop)
-        core = LeaderCore(replica, time.monotonic, self._limits, loop.turn, about)
+        core = LeaderCore(replica, time.monotonic, self._limits, loop.turn, about_this_process(loop))
         pump = LeaderPump(loop, core, self._sockets, self._log, term, self._address)
         self._prepare(pump)
         pump.stopped = self._stopped

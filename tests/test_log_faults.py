@@ -189,7 +189,7 @@ class TestRedisNode(LoneNodeContract):
             term = leader.acquire(leader.look(), "a:1")
             leader.append(term, 1, b"lost")
             assert standby.read(1) == [b"lost"]
-            leader.erase()
+            assert ask(redis.nodes[0], "FLUSHALL")
             with closing(open_log(url)) as next_leader:
                 assert next_leader.acquire(next_leader.look(), "b:1") == term
                 next_leader.append(term, 1, b"another")

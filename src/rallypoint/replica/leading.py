@@ -28,6 +28,14 @@ CHECKPOINT_BYTES = 32 << 20
 """After so many bytes of records, a checkpoint takes their place; or more, if the last one was longer."""
 
 
+def release_lead(log: Log, term: int) -> None:
+    """Let somebody else lead at once. If the engine is away, others have to wait until the term is over."""
+    try:
+        log.release(term)
+    except RallypointError as error:
+        logger.warning("could not release the lead: %s", error.message)
+
+
 class LeaderPump(Pump[Caller]):
     """Serves clients for one term. The sockets are bound, and listen when the first record is written."""
 
@@ -87,10 +95,7 @@ class LeaderPump(Pump[Caller]):
         super().close()
         self._mailbox.close()
         if self.error is None:
-            try:
-                self._log.release(self._term)
-            except RallypointError as error:
-                logger.warning("could not release the lead: %s", error.message)
+            release_lead(self._log, self._term)
 
     # Records
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.core.replica import Replica
 from rallypoint.replica.core.watch import Watch
-from rallypoint.replica.leading import LeaderPump
+from rallypoint.replica.leading import LeaderPump, release_lead
 from rallypoint.replica.log import EngineAwayError, FencedError, Follower, Log, LostRecordsError, TrimmedError
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import about_this_process, stop_on_signals
@@ -60,7 +60,7 @@ class Node:
             while not self._stopped.is_set():
                 replica, term = self._follow(replica)
                 if term and self._stopped.is_set():
-                    self._log.release(term)
+                    release_lead(self._log, term)
                 elif term and not self._lead(replica, term):
                     return
         finally:
@@ -161,9 +161,9 @@ class Node:
         pump.serve()
         if pump.error is None:
             return False
-        self._sockets = reserve_again(places)
-        stop_on_signals(self._stopped.set)
         if not isinstance(pump.error, FencedError):
             raise pump.error
+        self._sockets = reserve_again(places)
+        stop_on_signals(self._stopped.set)
         logger.warning("leads no more: %s", pump.error.message)
         return True

@@ -15,7 +15,6 @@ from rallypoint.replica.log import MOST_BYTES, Checkpoint, Follower, Log
 from rallypoint.replica.workers import Mailbox, Workers
 from rallypoint.rollcall.snapshot import Replication, Standby
 from rallypoint.server.core.durations import Durations
-from rallypoint.server.core.outbox import Work
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.binding import BACKLOG
@@ -98,13 +97,6 @@ class LeaderPump(Pump[Caller]):
             release_lead(self._log, self._term)
 
     # Records
-
-    def _work(self, work: Work) -> None:
-        if work is Work.FLUSH:
-            # Not before all that is ready to be read has been read: what that brings goes along.
-            self.loop.later(0, self._flush)
-        else:
-            super()._work(work)
 
     def _flush(self) -> None:
         try:

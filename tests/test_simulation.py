@@ -25,7 +25,7 @@ from rallypoint.relay.core.slots import AddSlot, Asker, Call, Line, SharedSlot, 
 from rallypoint.relay.core.upstream import Upstream
 from rallypoint.server.core import sessions
 from rallypoint.server.core.long_answers import LongAnswers
-from rallypoint.server.core.sessions import Party, Session
+from rallypoint.server.core.sessions import Bearer, Session
 from rallypoint.server.core.slices import Rest
 from rallypoint.server.core.tickets import StoreCarrier
 from rallypoint.wire import parser
@@ -150,7 +150,7 @@ def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyP
             last[session.token].append((blobs[0], unpack_i64(tail)[0]))
         return carry(self, session, tag, op, blobs, tail)
 
-    def repeat_adds(self: Session, connection: Party, taken: int) -> None:
+    def repeat_adds(self: Session, connection: Bearer, taken: int) -> None:
         attach(self, connection, taken)
         if isinstance(self._carrier, StoreCarrier):
             for key, amount in last.pop(self.token, []):

@@ -131,12 +131,6 @@ class LoneNodeContract:
             assert log.followers() == [Follower("here", 2)]
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as cluster:
-        yield cluster
-
-
 class TestEtcdNode(LoneNodeContract):
     @pytest.fixture
     def node(self, etcd: EtcdCluster) -> Node:
@@ -165,12 +159,6 @@ class TestEtcdNode(LoneNodeContract):
             with pytest.raises(EngineRefusedError, match="compacted"):
                 client.compact(before)
             assert log.read(4) == [b"record"]
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    with redis_cluster(tmp_path_factory.mktemp("redis"), options=("--appendfsync", "always")) as cluster:
-        yield cluster
 
 
 class TestRedisNode(LoneNodeContract):

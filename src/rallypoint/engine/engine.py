@@ -62,8 +62,10 @@ class Engine(Generic[Member]):
         """The values of keys at one moment, those that are missing as empty. They do not change later."""
         return [value if type(value) is bytes else bytes(value or b"") for value in map(self.get, keys)]
 
-    def has_all(self, keys: Iterable[bytes]) -> bool:
+    def has_all(self, keys: Sequence[bytes]) -> bool:
         """Whether none of `keys` is missing."""
+        if len(keys) == 1 and keys[0] in self._space.values:
+            return True
         wanted = set(keys)
         return wanted <= self._space.values.keys() or not self.missing(wanted)
 

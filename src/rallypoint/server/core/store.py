@@ -264,7 +264,9 @@ class Core(Front[Connection]):
         self._framed = b"", blob(b"")
         self._carrier = StoreCarrier(self.engine, context, self._act_for, self.pushers)
         super().__init__(context, self._carrier)
-        self.forms: Forms[Connection] = Forms(context.limits, {**SERVED, **SESSIONS, **ENTERS, **LOOKS})
+        self.forms: Forms[Connection] = Forms(
+            context.limits, {**SERVED, **SESSIONS, **ENTERS, **LOOKS}, is_prompt=True
+        )
         self.owners = Owners(owner_key, context.outbox.others)
         self._contents = Contents(
             self.engine, self.writers, self.pushers, self.clients, self.sessions, self.turn

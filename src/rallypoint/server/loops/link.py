@@ -35,6 +35,11 @@ NOT_NOW = (BlockingIOError, InterruptedError)
 _READS_SOCKETS_ONLY = sys.platform == "win32"
 read_some: Callable[[Any, int], bytes] = socket.socket.recv if _READS_SOCKETS_ONLY else os.read
 _write: Callable[[Any, bytes | memoryview], int] = socket.socket.send if _READS_SOCKETS_ONLY else os.write
+try:
+    from rallypoint.server.loops.native import read_some
+    from rallypoint.server.loops.native import write_some as _write
+except ImportError:  # it is not compiled, or not for this system
+    pass
 
 # Linux counts bytes for each connection, so nobody here needs to: `struct tcp_info` has them since Linux 4.1.
 _BYTE_COUNTS = Struct("=QQ")

@@ -141,7 +141,7 @@ class ReplicatedSimulation(Simulation):
         self.after(self.rng.randint(5, 100), lose)
 
     def _audit_barriers(self) -> None:
-        if self.cluster.has_lost:  # a leader that has nothing to write does not know, and would leave a probe
+        if self.cluster.has_lost:  # a leader finds out when it writes, and ends: not in the audit
             probe = self._probe()
             probe.add(self.keys.counters[0], 0)
             probe.send()

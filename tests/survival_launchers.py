@@ -8,6 +8,7 @@ or three.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -55,7 +56,7 @@ class Launcher:
         self._rng = rng
         self._stopped = stopped
         self.entries: list[Entry] = []
-        self.failure: FailedError | None = None
+        self.failure = ""
         self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self.thread.start()
 
@@ -67,10 +68,10 @@ class Launcher:
             finally:
                 place.close(alone=False)
         except (OSError, RallypointError, FailedError) as error:
-            self.failure = FailedError(f"{self.name}: {error!r}")
+            self.failure = f"{self.name}: {error!r}"
 
     def _take_part(self, place: ReplicatedPlace) -> None:
-        member = Member(self.name, "127.0.0.1", os.getpid(), keeps=place.is_here)
+        member = Member(self.name, "127.0.0.1", os.getpid())
         meeting = Meeting(place.store, JOB, member, SIZE, _TIMES.outlasting(place.pause_seconds))
         heart = Heartbeat(meeting)
         try:
@@ -84,8 +85,6 @@ class Launcher:
             heart.stop()
         meeting.close("the trial has ended")
         meeting.leave()
-        if gone := (*meeting.roster.gone, *meeting.roster.lost):
-            raise FailedError(f"counted as lost: {', '.join(each.id for each in gone)}")
 
     def _enter(self, place: ReplicatedPlace, meeting: Meeting) -> None:
         """The next round: its store is reached through this launcher's relay, as ranks do."""
@@ -108,7 +107,10 @@ class Launcher:
         self.entries.append(Entry(self.name, met, came, now, now - begun))
 
     def _work(self, meeting: Meeting) -> None:
-        """Until a rank fails here, or the launchers should start again because of another one."""
+        """Until a rank fails here, or all should start again because of another launcher.
+
+        After some failures this one stays away for a while, and the others begin a round without it.
+        """
         fails_at = time.monotonic() + self._rng.uniform(0, 1)
         while not self._stopped.wait(_LOOK_SECONDS) and time.monotonic() < fails_at:
             if meeting.wants_restart():
@@ -118,10 +120,22 @@ class Launcher:
             self._stopped.wait(self._rng.uniform(1, 4))
 
 
+class Warnings(logging.Handler):
+    """What meetings warn of: a launcher was given up, or the store has not answered. Neither is to be."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
 class Launchers:
     """All launchers of a job, from the first fault to the last."""
 
     def __init__(self, places: Endpoints, rng: random.Random) -> None:
+        self.warnings = Warnings()
         self._stopped = threading.Event()
         self._all = [
             Launcher(number, places, random.Random(rng.random()), self._stopped)
@@ -134,9 +148,7 @@ class Launchers:
 
     def go_on(self, since: float) -> bool:
         """Whether each has entered a round after a moment. FailedError if that will not be."""
-        for each in self._all:
-            if each.failure is not None:
-                raise each.failure
+        self._check_failures()
         return all(each.entries and each.entries[-1].at > since for each in self._all)
 
     def stop(self) -> None:
@@ -149,20 +161,26 @@ class Launchers:
             each.thread.join(PATIENCE)
             if each.thread.is_alive():
                 raise FailedError(f"{each.name} hangs")
-            if each.failure is not None:
-                raise each.failure
+        self._check_failures()
         check_rounds(self.entries)
+
+    def _check_failures(self) -> None:
+        if found := [*filter(None, (each.failure for each in self._all)), *self.warnings.texts]:
+            raise FailedError("launchers: " + "; ".join(found))
 
 
 @contextmanager
 def launching(places: Endpoints, rng: random.Random) -> Iterator[Launchers]:
     """Launchers that meet, and are judged when the block is left; after a failure they only end."""
     launchers = Launchers(places, rng)
+    logger = logging.getLogger("rallypoint.meeting")
+    logger.addHandler(launchers.warnings)
     try:
         yield launchers
         launchers.finish()
     finally:
         launchers.stop()
+        logger.removeHandler(launchers.warnings)
 
 
 def check_rounds(entries: Sequence[Entry]) -> None:

@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 from rallypoint.engine import Engine
 from rallypoint.server.core.store import Core
 from rallypoint.wire.limits import Limits
-from simulated_network import Place
+from simulated_network import Link, Place
 from simulated_nodes import SECONDS_EACH, Cluster, Process
+from simulated_ranks import Rank
 from simulation import Options, Simulation, main, run_simulation
 
 _MOST_RANKS = 16
@@ -54,14 +55,24 @@ class ReplicatedSimulation(Simulation):
             self.after(self.rng.randint(1, 200), self._add_rank)
 
     def tell(self, key: bytes, is_there: bool) -> None:
-        """Mostly to one without a relay: its leader may have been stopped meanwhile."""
-        idle = [rank for rank in self.ranks if rank.is_alive and not rank.replies and rank.at == "store"]
+        """Mostly to one without a relay, and best to one whose leader was stopped, and leads no more."""
+        idle = [rank for rank in self._idle if rank.at == "store"]
         if idle and self.rng.random() < 0.7:
-            rank = self.rng.choice(idle)
+            rank = self.rng.choice([rank for rank in idle if not self._is_led(rank)] or idle)
             rank.heard = ("GET", (key,))
             self.ready.append(rank.go_on)
         else:
             super().tell(key, is_there)
+
+    @property
+    def _idle(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.is_alive and not rank.replies]
+
+    def _is_led(self, rank: Rank) -> bool:
+        """Whether the process that a rank without a relay asks still leads."""
+        leader = self.cluster.leader
+        assert isinstance(rank.wire, Link)
+        return leader is not None and rank.wire.server is leader.serving
 
     # Faults
 
@@ -91,7 +102,19 @@ class ReplicatedSimulation(Simulation):
         self._choose().kill(self.rng.randint(10, 300))
 
     def _pause_process(self) -> None:
-        self._choose().pause(self.rng.choice((20, 150, 400, 700)) + self.rng.randint(0, 60))
+        """At times for so long that another leads; then some write there, and tell one who is still here."""
+        steps = self.rng.choice((20, 150, 400, 700)) + self.rng.randint(0, 60)
+        if steps >= 400 and self.cluster.find() is not None and len(self.ranks) < _MOST_RANKS:
+            self._connect_rank(f"r{len(self.ranks)}", self.cluster, 0)
+            for _ in range(3):
+                self.after(self.rng.randint(200, steps), self._write)
+        self._choose().pause(steps)
+
+    def _write(self) -> None:
+        if idle := [rank for rank in self._idle if rank.at != "store" or self._is_led(rank)]:
+            rank = self.rng.choice(idle)
+            rank.heard = ("SET", (self.rng.choice(self.keys.texts),))
+            rank.go_on()
 
     def _stop_process(self) -> None:
         self._choose().stop(self.rng.randint(10, 300))
@@ -116,6 +139,14 @@ class ReplicatedSimulation(Simulation):
                 self._kill_process()
 
         self.after(self.rng.randint(5, 100), lose)
+
+    def _audit_barriers(self) -> None:
+        if self.cluster.has_lost:  # a leader finds out when it writes, and ends: not in the audit
+            probe = self._probe()
+            probe.add(self.keys.counters[0], 0)
+            probe.send()
+            self.run_until_rest()
+        super()._audit_barriers()
 
     def _audit_values(self) -> None:
         super()._audit_values()

@@ -415,7 +415,7 @@ class Cluster:
         records = dict(memory.records)
 
         def go_back() -> None:
-            if memory.records != records or memory.owner is not owner:
+            if (memory.first, memory.records) != (first, records) or memory.owner is not owner:
                 self.has_lost = True
                 self.net.counts["losses"] += 1
                 for relay in self.children:

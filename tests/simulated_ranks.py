@@ -354,6 +354,8 @@ class Rank:
         self.heard = None
         if what == "GET":
             self.get(keys[0])
+        elif what == "SET":
+            self._ping(self.set(keys[0], self._value()))
         elif what == "DELETE":
             self._delete(keys[0])
         else:

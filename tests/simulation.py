@@ -433,7 +433,9 @@ class Simulation:
             if rank.is_alive:
                 rank.die()
         self.run_until_rest()
-        for seconds in (1.0, 70.0):  # the sessions of relays that were killed; some clocks are slow
+        # The sessions of relays that were killed; some clocks are slow, and who leads may change meanwhile:
+        # for the next one, that time has not passed.
+        for seconds in (1.0, 70.0, 70.0):
             self._pass(seconds)
             self.run_until_rest()
         for node in self.nodes:

@@ -4,7 +4,8 @@ Three processes of `rallypoint serve --engine`, two relays with clients behind t
 or a Redis with two replicas and three Sentinels. In each round the clients begin anew, with keys of their
 own; at a random moment the leading process, one that stands by, or the engine's leader is killed and started
 again, or stopped for a while. Then all that the clients were told is judged: `survival_clients` and
-`histories` say how.
+`histories` say how. All the while three launchers meet on the same store, and start again and again:
+`survival_launchers`.
 
     python tests/survival.py [--engine etcd|redis] [--kills 50] [--seed 7]
 
@@ -31,10 +32,12 @@ from pathlib import Path
 from engines import EtcdCluster, Node, RedisCluster, await_that, etcd_cluster, free_ports, redis_cluster
 from histories import History
 from processes import relaying
+from rallypoint.launch.endpoint import Endpoints, parse_endpoints
 from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.log import Log
 from simulated_ranks import FailedError, Keys
 from survival_clients import PATIENCE, TOTAL, Client, Crowd
+from survival_launchers import Launchers, launching
 
 WHO = ("leading process", "standby", "engine's leader")
 HOW = ("killed", "stopped")
@@ -72,6 +75,8 @@ class System:
 
     engine: EtcdCluster | RedisCluster
     servers: Sequence[FrontEnd]
+    places: Endpoints
+    """Where the servers are."""
     relays: Sequence[int]
     log: Log
 
@@ -109,14 +114,14 @@ def running(engine: str, folder: Path) -> Iterator[System]:
             servers.append(server)
             stack.callback(server.kill)
             server.start()
-        upstream = ",".join(each.address for each in servers)
+        places = parse_endpoints(",".join(each.address for each in servers))
         relays: list[int] = []
         for number in range(_RELAYS):
             log = stack.enter_context((folder / f"relay{number}.log").open("w+"))
-            relays.append(stack.enter_context(relaying(upstream, log)).port)
+            relays.append(stack.enter_context(relaying(str(places), log)).port)
         own = open_log(url)
         stack.callback(own.close)
-        system = System(cluster, servers, relays, own)
+        system = System(cluster, servers, places, relays, own)
         system.await_ready()
         await_that(lambda: own.look().address != "", lambda: "nobody leads")
         yield system
@@ -152,13 +157,17 @@ class Trial:
     def run(self, kills: int) -> None:
         """So many faults, as many of each kind. FailedError if anything is wrong."""
         kinds = [(who, how) for who in WHO for how in HOW]
-        for number in range(kills):
-            if number % len(kinds) == 0:
-                self._rng.shuffle(kinds)
-            self._round(*kinds[number % len(kinds)])
+        with launching(self._system.places, self._rng) as launchers:
+            for number in range(kills):
+                if number % len(kinds) == 0:
+                    self._rng.shuffle(kinds)
+                self._round(launchers, *kinds[number % len(kinds)])
+        self.figures.pauses["(a launcher starts again)"] = [each.took for each in launchers.entries]
+        sizes = {each.met.number: len(each.met.members) for each in launchers.entries}
+        self.figures.counts += Counter(f"rounds of {size}" for size in sizes.values())
         self._check_total()
 
-    def _round(self, who: str, how: str) -> None:
+    def _round(self, launchers: Launchers, who: str, how: str) -> None:
         rng, system = self._rng, self._system
         self._rounds += 1
         crowd = Crowd(system.relays, rng, f"r{self._rounds}")
@@ -178,6 +187,7 @@ class Trial:
         await_that(lambda: crowd.goes_on(over), lambda: f"{who} {how}: clients hang", PATIENCE)
         time.sleep(0.3)
         crowd.finish()
+        await_that(lambda: launchers.go_on(over), lambda: f"{who} {how}: launchers hang", PATIENCE)
         system.await_ready()
         pause = crowd.pause(since)
         self._totals += crowd.totals

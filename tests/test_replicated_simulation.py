@@ -60,7 +60,8 @@ def test_replies_that_leave_before_the_commit_are_caught(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(LeaderCore, "next_record", carry_out_at_once)
     monkeypatch.setattr(LeaderCore, "committed", only_go_on)
-    must_catch("should be one of|no order explains|lost or doubled", first=88, simulate=simulate)
+    what = "should be one of|no order explains|lost or doubled|has lost its session"
+    must_catch(what, first=1, simulate=simulate)
 
 
 def test_appends_of_an_old_term_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +82,7 @@ def test_a_read_after_the_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
         return not awaited or (store is not None and not store.engine.missing(awaited))
 
     monkeypatch.setattr(LeaderCore, "may_read", may_read)
-    must_catch("no order explains", first=33, mix="reads", simulate=simulate)
+    must_catch("no order explains", first=5, simulate=simulate)
 
 
 def test_an_expiry_that_is_not_logged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,11 +109,11 @@ def _shared_forms() -> Callable[..., Forms[Any]]:
     """Makes forms that share all but what they have noticed: to make them all takes longer than a script."""
     made: list[Forms[Any]] = []
 
-    def make(limits: Limits, deliveries: Any) -> Forms[Any]:
+    def make(limits: Limits, deliveries: Any, *, is_prompt: bool = False) -> Forms[Any]:
         if not made:
-            made.append(Forms(limits, deliveries))
+            made.append(Forms(limits, deliveries, is_prompt=is_prompt))
         forms: Forms[Any] = object.__new__(Forms)
-        for name in ("limits", "request_cap", "get_cap", "by_opcode"):
+        for name in ("limits", "request_cap", "get_cap", "by_opcode", "hot"):
             setattr(forms, name, getattr(made[0], name))
         forms.repeated = Repeated(limits, forms.by_opcode)
         return forms

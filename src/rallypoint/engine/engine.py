@@ -321,7 +321,7 @@ class Engine(Generic[Member]):
         """
         away = sorted(name_of(member) for member in self._away)
         parts = (self._waiters, self._barriers, self._calls)
-        return [away, *(part.state(name_of) for part in parts)]
+        return [away, *[part.state(name_of) for part in parts]]
 
     def take_state(self, state: State, member_of: Callable[[State], Member]) -> None:
         away, waits, barriers, calls = state

@@ -8,7 +8,7 @@ at once, but the index of keys is tidied up a slice at a time, by `sweep`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
@@ -197,11 +197,13 @@ class Waiters(Generic[Member]):
 
     def pending_of(self, member: Member, most: int) -> list[tuple[list[bytes], int, float]]:
         """Of each wait of `member`: the first `most` keys that have not arrived, how many, and since when."""
-        pending = []
-        for wait in self._waits_of(member):
-            missing = (key for key in wait.keys if wait in self.awaited.get(key, ()))
-            pending.append((list(islice(missing, most)), wait.left, wait.since))
-        return pending
+        waits = self._waits_of(member)
+        return [(list(islice(self._missing(wait), most)), wait.left, wait.since) for wait in waits]
+
+    def _missing(self, wait: Wait[Member]) -> Iterator[bytes]:
+        for key in wait.keys:
+            if wait in self.awaited.get(key, ()):
+                yield key
 
     def held_by(self, member: Member) -> int:
         """Bytes that the waits of `member` take."""

@@ -313,7 +313,9 @@ class Session:
         for number, tags in enumerate(sliced(list(self.notes))):
             if number:
                 yield None
-            yield from (self.notes[tag] for tag in tags if tag in self.notes)
+            for tag in tags:
+                if tag in self.notes:
+                    yield self.notes[tag]
 
     def attach(self, connection: Party, taken: int) -> None:
         self._let_go(taken)

@@ -25,7 +25,8 @@ Rest = Generator[None, None, None]
 
 
 def sliced(keys: list[T]) -> Iterator[list[T]]:
-    return (keys[start : start + SLICE] for start in range(0, len(keys), SLICE))
+    for start in range(0, len(keys), SLICE):
+        yield keys[start : start + SLICE]
 
 
 class Worker:

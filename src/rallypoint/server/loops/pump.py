@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 import rallypoint
@@ -51,9 +52,13 @@ def about_this_process(loop: Loop) -> About:
 
 def stop_on_signals(stop: Callback) -> None:
     """Have this called on SIGINT, SIGTERM and Ctrl-Break. For the main thread."""
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stop()
+
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGBREAK", signal.SIGTERM)):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: stop())
+            signal.signal(number, on_signal)
 
 
 def _is_from_here(sock: Socket, address: Any) -> bool:

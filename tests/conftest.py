@@ -8,12 +8,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from processes import BACKENDS, Server, relaying, serving
 from raw import empty
+
+if TYPE_CHECKING:
+    from engines import EtcdCluster, RedisCluster
 
 
 def pytest_configure() -> None:
@@ -94,3 +98,24 @@ def any_server(any_server_of_module: Server) -> Iterator[Server]:
     """
     yield any_server_of_module
     empty(any_server_of_module.port)
+
+
+# `engines` imports the clients of engines, which the other tests need not wait for.
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """etcd, with one node."""
+    from engines import etcd_cluster
+
+    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """A Redis that loses nothing when it is killed."""
+    from engines import redis_cluster
+
+    with redis_cluster(tmp_path_factory.mktemp("redis"), options=("--appendfsync", "always")) as cluster:
+        yield cluster

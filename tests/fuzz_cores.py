@@ -32,7 +32,7 @@ from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.rollcall.words import stall_text
-from rallypoint.server.core import long_answers, sessions, slices, store
+from rallypoint.server.core import long_answers, registry, sessions, slices, store
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import CoreFault, GoOn, Work
@@ -79,14 +79,13 @@ Script = list[Step]
 
 def make_small() -> None:
     """Have little done at once and little kept, in this process, and make what all cores share only once."""
-    requests = WholeRequests(LIMITS, sessions.IN_BATCHES)
+    requests = WholeRequests(LIMITS, registry.IN_BATCHES)
     remembered = {"REMEMBERED": 2, "REMEMBERED_BYTES": 500, "WORTH_REMEMBERING": 40}
     changes: dict[Any, dict[str, Any]] = {
         # So few bytes hold no more keys than a slice, as with the real numbers.
         parser: {"STEPS_AT_ONCE": 6, "BYTES_AT_ONCE": 120, "_LARGE_REPLY": 60, "REPEATED_BYTES": 44},
-        sessions: {"STEPS_AT_ONCE": 6, "LONG": 100, "_SPARE": 200, "WholeRequests": lambda *_: requests}
-        | {"MOST_UNTAKEN": 300}
-        | remembered,
+        sessions: {"STEPS_AT_ONCE": 6, "LONG": 100, "_SPARE": 200, "MOST_UNTAKEN": 300} | remembered,
+        registry: {"WholeRequests": lambda *_: requests},
         long_answers: {"PIECE_BYTES": 60},
         long_values: remembered,
         slices: {"SLICE": 4},

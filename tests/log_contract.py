@@ -246,25 +246,6 @@ class LogContract:
             assert other.read(1) == []
             assert other.checkpoint() is None
             assert other.followers() == []
-            other.erase()
         leader.append(term, 2, b"two")
         assert read_all(leader) == [b"one", b"two"]
         assert leader.checkpoint() == Checkpoint(1, b"state")
-
-    def test_an_erased_log_is_new_and_its_leader_is_fenced(self, site: Site) -> None:
-        leader, term = site.lead()
-        leader.append(term, 1, b"one")
-        leader.put_checkpoint(term, Checkpoint(1, b"state"))
-        leader.announce(Follower("a:1", 1))
-        seen = leader.look()
-        log = site.open()
-        log.erase()
-        fenced(lambda: leader.renew(term))
-        fenced(lambda: leader.append(term, 2, b"two"))
-        fenced(lambda: leader.acquire(seen, "a:1"))
-        with pytest.raises(LostRecordsError):
-            leader.read(2)
-        self.test_a_new_log_is_empty(site)
-        other, term = site.lead()
-        other.append(term, 1, b"of another history")
-        fenced(lambda: leader.append(term, 1, b"of the old one"))

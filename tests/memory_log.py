@@ -170,14 +170,6 @@ class MemoryLog:
         self._memory.begin(writes=False)
         return sorted(self._memory.followers.values(), key=lambda each: each.name)
 
-    def erase(self) -> None:
-        memory = self._memory
-        memory.begin(writes=True)
-        memory.leadership, memory.owner = Leadership(), None
-        memory.records, memory.first, memory.checkpoint = {}, 1, None
-        memory.followers = {}
-        memory.end()
-
     def close(self) -> None:
         pass
 

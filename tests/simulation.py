@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import re
 import sys
 import time
 from collections import Counter
@@ -490,6 +491,26 @@ def run_simulation(simulation: SimulationT) -> SimulationT:
             print(simulation.report())
             print(dict(simulation.counts))
     return simulation
+
+
+def must_catch(
+    what: str,
+    seeds: int = 1_000,
+    mix: str | None = None,
+    first: int = 0,
+    simulate: Callable[[int, Options], Simulation] = simulate,
+) -> None:
+    """The checks have to say one of these; the invariants, which would be quicker, are not asked.
+
+    The first seed is one that has found it before. As long as nothing else changes, the search ends there.
+    """
+    for seed in (first, *range(seeds)):
+        try:
+            simulate(seed, Options(with_invariants=False, mix=mix))
+        except FailedError as error:
+            if re.search(what, str(error)):
+                return
+    raise AssertionError(f"nothing was found in {seeds} runs")
 
 
 def main(simulate: Callable[[int, Options], Simulation] = simulate) -> int:

@@ -131,12 +131,6 @@ class LoneNodeContract:
             assert log.followers() == [Follower("here", 2)]
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as cluster:
-        yield cluster
-
-
 class TestEtcdNode(LoneNodeContract):
     @pytest.fixture
     def node(self, etcd: EtcdCluster) -> Node:
@@ -167,12 +161,6 @@ class TestEtcdNode(LoneNodeContract):
             assert log.read(4) == [b"record"]
 
 
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    with redis_cluster(tmp_path_factory.mktemp("redis"), options=("--appendfsync", "always")) as cluster:
-        yield cluster
-
-
 class TestRedisNode(LoneNodeContract):
     @pytest.fixture
     def node(self, redis: RedisCluster) -> Node:
@@ -189,7 +177,7 @@ class TestRedisNode(LoneNodeContract):
             term = leader.acquire(leader.look(), "a:1")
             leader.append(term, 1, b"lost")
             assert standby.read(1) == [b"lost"]
-            leader.erase()
+            assert ask(redis.nodes[0], "FLUSHALL")
             with closing(open_log(url)) as next_leader:
                 assert next_leader.acquire(next_leader.look(), "b:1") == term
                 next_leader.append(term, 1, b"another")

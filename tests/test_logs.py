@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engines import EtcdCluster, RedisCluster, etcd_cluster, redis_cluster
+from engines import EtcdCluster, RedisCluster
 from log_contract import LogContract, Site
 from memory_log import Memory, MemoryLog
 from rallypoint.replica.engines.opening import open_log
@@ -69,12 +69,6 @@ class TestMemory(LogContract):
 _runs = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as cluster:
-        yield cluster
-
-
 class TestEtcd(LogContract):
     @pytest.fixture
     def site(self, etcd: EtcdCluster) -> Iterator[Site]:
@@ -82,12 +76,6 @@ class TestEtcd(LogContract):
         site = Site(lambda job: open_log(etcd.url(f"{run}-{job}")))
         with site.cleanup:
             yield site
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    with redis_cluster(tmp_path_factory.mktemp("redis")) as cluster:
-        yield cluster
 
 
 class TestRedis(LogContract):

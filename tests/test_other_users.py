@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ from rallypoint.errors import AccessError, ConnectError, UsageError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.relay.outgoing import Outgoing
-from rallypoint.server.guard.other_users import access_of_environment
+from rallypoint.server.guard.other_users import ClientGuard, access_of_environment
 from rallypoint.server.loops.legacy import LegacyLoop
 from rallypoint.server.machine import socket_owner
 from rallypoint.server.machine.socket_owner import SocketTable
 from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import counted_request
+from rallypoint.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.wire.opcodes import READY, Op
 from raw import SECONDS, RawClient
 
@@ -417,6 +417,50 @@ def test_a_kernel_without_the_table_does_not_tell(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(socket_owner, "_DUMP", 0)  # so that this is answered alike
     monkeypatch.setattr(socket_owner, "_open_netlink", lambda: Kernel(*NOT_FOUND))
     assert SocketTable().owner_of(("127.0.0.1", 40_000), ("127.0.0.1", 29_500)) is NoUser.UNTOLD
+
+
+_SET = request(Op.SET, b"key", b"value")
+_ENTER = request(Op.ENTER, b"round 1")
+
+
+@pytest.mark.parametrize(
+    ("said", "stays", "refused"),
+    [
+        pytest.param(b"", False, False, id="a look whether the port answers"),
+        pytest.param(_PING, False, False, id="a client that has given up"),
+        pytest.param(VALIDATE + _ENTER + _PING[-5:], False, False, id="a relay that is served elsewhere"),
+        pytest.param(_PING, True, True, id="hidden"),
+        pytest.param(b"", True, True, id="hidden and silent"),
+        pytest.param(_PING + _SET, False, True, id="what it asks"),
+        pytest.param(_PING * 1_000 + _SET, False, True, id="what it asks behind a lot"),
+        pytest.param(_SET, False, True, id="what it asks without a greeting"),
+        pytest.param(b"\xff", False, True, id="nonsense"),
+    ],
+)
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_client_that_is_gone_is_refused_only_if_it_has_asked_for_something(
+    said: bytes, stays: bool, refused: bool, resets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing that it has said can be read any more."""
+    monkeypatch.setattr(socket_owner, "_open_netlink", lambda: Kernel(*NOT_FOUND))
+    guard = ClientGuard(Access(frozenset({ROOT})))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        client.connect(listener.getsockname())
+        client.sendall(said)
+        if resets:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if not stays:
+            client.close()
+        sock, address = listener.accept()
+        with sock:
+            sock.setblocking(False)
+            if refused:
+                with pytest.raises(AccessError):
+                    guard.check(sock, address)
+            else:
+                assert guard.check(sock, address) is NoUser.GONE
+                with suppress(ConnectionError):
+                    assert sock.recv(1) == b""
 
 
 def test_a_server_that_has_not_accepted_yet_is_the_user_who_listens() -> None:

@@ -5,7 +5,6 @@ Each broken rule below is one that somebody could think of as an improvement, or
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from unittest.mock import patch
 
@@ -17,8 +16,7 @@ from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.core.replica import Replica
 from rallypoint.server.core.outbox import Work
 from replicated_simulation import simulate
-from simulated_ranks import FailedError
-from simulation import Options
+from simulation import must_catch
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -44,20 +42,6 @@ def test_a_seed_gives_the_same_run_again() -> None:
 # Broken rules
 
 
-def _must_catch(what: str, first: int, seeds: int = 500, mix: str | None = None) -> None:
-    """The checks have to say one of these; the invariants, which would be quicker, are not asked.
-
-    The first seed is one that has found it before. As long as nothing else changes, the search ends there.
-    """
-    for seed in (first, *range(seeds)):
-        try:
-            simulate(seed, Options(with_invariants=False, mix=mix))
-        except FailedError as error:
-            if re.search(what, str(error)):
-                return
-    pytest.fail(f"nothing was found in {seeds} runs")
-
-
 def test_replies_that_leave_before_the_commit_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     next_record, committed = LeaderCore.next_record, LeaderCore.committed
 
@@ -76,7 +60,7 @@ def test_replies_that_leave_before_the_commit_are_caught(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(LeaderCore, "next_record", carry_out_at_once)
     monkeypatch.setattr(LeaderCore, "committed", only_go_on)
-    _must_catch("should be one of|no order explains|lost or doubled", first=88)
+    must_catch("should be one of|no order explains|lost or doubled", first=88, simulate=simulate)
 
 
 def test_appends_of_an_old_term_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +72,7 @@ def test_appends_of_an_old_term_are_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(MemoryLog, "_check", lambda _, __: None)
     monkeypatch.setattr(MemoryLog, "append", append)
-    _must_catch("differ after record|goes on from another record", first=2)
+    must_catch("differ after record|goes on from another record", first=2, simulate=simulate)
 
 
 def test_a_read_after_the_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +81,7 @@ def test_a_read_after_the_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
         return not awaited or (store is not None and not store.engine.missing(awaited))
 
     monkeypatch.setattr(LeaderCore, "may_read", may_read)
-    _must_catch("no order explains", first=33, mix="reads")
+    must_catch("no order explains", first=33, mix="reads", simulate=simulate)
 
 
 def test_an_expiry_that_is_not_logged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,4 +94,4 @@ def test_an_expiry_that_is_not_logged_is_caught(monkeypatch: pytest.MonkeyPatch)
             return overdue(self)
 
     monkeypatch.setattr(LeaderCore, "overdue", expire_by_its_own_clock)
-    _must_catch("differ after record", first=3)
+    must_catch("differ after record", first=3, simulate=simulate)

@@ -5,7 +5,6 @@ Each broken rule below is one that somebody could think of as an improvement, or
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import pytest
@@ -25,15 +24,14 @@ from rallypoint.relay.core.slots import AddSlot, Asker, Call, Line, SharedSlot, 
 from rallypoint.relay.core.upstream import Upstream
 from rallypoint.server.core import sessions
 from rallypoint.server.core.long_answers import LongAnswers
-from rallypoint.server.core.sessions import Party, Session
+from rallypoint.server.core.sessions import Bearer, Session
 from rallypoint.server.core.slices import Rest
 from rallypoint.server.core.tickets import StoreCarrier
 from rallypoint.wire import parser
 from rallypoint.wire.encoding import unpack_i64
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import Status
-from simulated_ranks import FailedError
-from simulation import Options, simulate
+from simulation import must_catch, simulate
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -68,20 +66,6 @@ def test_requests_that_are_carried_out_in_slices_keep_their_order(monkeypatch: p
 # Broken rules
 
 
-def _must_catch(what: str, seeds: int = 1_000, mix: str | None = None, first: int = 0) -> None:
-    """The checker has to say one of these; the invariants, which would be quicker, are not asked.
-
-    The first seed is one that has found it before. As long as nothing else changes, the search ends there.
-    """
-    for seed in (first, *range(seeds)):
-        try:
-            simulate(seed, Options(with_invariants=False, mix=mix))
-        except FailedError as error:
-            if re.search(what, str(error)):
-                return
-    pytest.fail(f"nothing was found in {seeds} runs")
-
-
 def test_a_read_that_joins_one_already_sent_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Combiner._share
 
@@ -97,7 +81,7 @@ def test_a_read_that_joins_one_already_sent_is_caught(monkeypatch: pytest.Monkey
         read(self, line, op, blobs, asker)
 
     monkeypatch.setattr(Combiner, "_share", join_what_is_sent)
-    _must_catch("no order explains", first=29)
+    must_catch("no order explains", first=29)
 
 
 def test_a_wait_that_ends_with_one_from_before_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +95,7 @@ def test_a_wait_that_ends_with_one_from_before_it_is_caught(monkeypatch: pytest.
         end_wait(self, slot, waiters, status, content)
 
     monkeypatch.setattr(Combiner, "_end_wait", end_for_all)
-    _must_catch("no order explains", 2_000, "waits", first=513)
+    must_catch("no order explains", 2_000, "waits", first=513)
 
 
 def test_sums_that_are_told_to_all_alike_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +105,7 @@ def test_sums_that_are_told_to_all_alike_are_caught(monkeypatch: pytest.MonkeyPa
         return True
 
     monkeypatch.setattr(AddSlot, "take", tell_all_the_last)
-    _must_catch("told twice", mix="adds", first=60)
+    must_catch("told twice", mix="adds", first=60)
 
 
 def test_sums_that_are_dealt_out_backwards_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +116,7 @@ def test_sums_that_are_dealt_out_backwards_are_caught(monkeypatch: pytest.Monkey
         return take(self, status, content)
 
     monkeypatch.setattr(AddSlot, "take", deal_backwards)
-    _must_catch("no order explains", first=29)
+    must_catch("no order explains", first=29)
 
 
 def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +134,7 @@ def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyP
             last[session.token].append((blobs[0], unpack_i64(tail)[0]))
         return carry(self, session, tag, op, blobs, tail)
 
-    def repeat_adds(self: Session, connection: Party, taken: int) -> None:
+    def repeat_adds(self: Session, connection: Bearer, taken: int) -> None:
         attach(self, connection, taken)
         if isinstance(self._carrier, StoreCarrier):
             for key, amount in last.pop(self.token, []):
@@ -160,7 +144,7 @@ def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Session, "begin_batch", begin)
     monkeypatch.setattr(StoreCarrier, "carry", remember)
     monkeypatch.setattr(Session, "attach", repeat_adds)
-    _must_catch("should be one of", mix="adds")
+    must_catch("should be one of", mix="adds")
 
 
 def test_the_dead_who_are_counted_at_a_barrier_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,12 +155,12 @@ def test_the_dead_who_are_counted_at_a_barrier_are_caught(monkeypatch: pytest.Mo
         leave(self)
 
     monkeypatch.setattr(Rank, "leave", stay_at_barriers)
-    _must_catch("barrier", mix="barriers", first=35)
+    must_catch("barrier", mix="barriers", first=35)
 
 
 def test_relays_that_count_while_they_are_away_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoreCarrier, "suspend", lambda self, session: iter(()))
-    _must_catch("barrier", mix="barriers", first=14)
+    must_catch("barrier", mix="barriers", first=14)
 
 
 def test_joining_before_an_earlier_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +171,7 @@ def test_joining_before_an_earlier_request_is_caught(monkeypatch: pytest.MonkeyP
         return find(self, line, name)
 
     monkeypatch.setattr(Combiner, "_find", forget_the_order)
-    _must_catch("no order explains", first=6)
+    must_catch("no order explains", first=6)
 
 
 def test_a_call_that_nobody_gives_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,12 +179,12 @@ def test_a_call_that_nobody_gives_back_is_caught(monkeypatch: pytest.MonkeyPatch
         pass
 
     monkeypatch.setattr(Combiner, "dismiss", keep)
-    _must_catch("is not told that its wait is over|which nobody waits for", mix="queues", first=39)
+    must_catch("is not told that its wait is over|which nobody waits for", mix="queues", first=39)
 
 
 def test_a_silence_that_no_beat_finds_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Upstream, "beat", lambda _: b"")
-    _must_catch("has no answer to")
+    must_catch("has no answer to")
 
 
 def test_a_value_that_is_wrongly_taken_for_unchanged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,12 +197,12 @@ def test_a_value_that_is_wrongly_taken_for_unchanged_is_caught(monkeypatch: pyte
         answer_read(self, tag, key, same, head, value, recalled=recalled)
 
     monkeypatch.setattr(Session, "answer_read", trust)
-    _must_catch("no order explains")
+    must_catch("no order explains")
 
 
 def test_a_recall_that_overtakes_the_value_it_relies_on_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LongAnswers, "has", lambda _, __: False)
-    _must_catch("is said to be unchanged, but is not known here|no order explains", mix="reads", first=35)
+    must_catch("is said to be unchanged, but is not known here|no order explains", mix="reads", first=35)
 
 
 # The checker by itself

@@ -19,7 +19,6 @@ from rallypoint.relay.finding import StoreAddress
 from rallypoint.relay.outgoing import Outgoing
 from rallypoint.relay.racing import Race
 from rallypoint.rollcall.snapshot import Upstream
-from rallypoint.server.core.outbox import Work
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.machine.reasons import reason_of
@@ -79,13 +78,6 @@ class Relay(Pump[Rank]):
         super().close()
 
     # What clients ask
-
-    def _work(self, work: Work) -> None:
-        if work is Work.FLUSH:
-            # Not before all that is ready to be read has been read: what that brings goes along.
-            self.loop.later(0, self._flush)
-        else:
-            super()._work(work)
 
     def _flush(self) -> None:
         try:

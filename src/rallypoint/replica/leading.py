@@ -15,7 +15,6 @@ from rallypoint.replica.log import MOST_BYTES, Checkpoint, Follower, Log
 from rallypoint.replica.workers import Mailbox, Workers
 from rallypoint.rollcall.snapshot import Replication, Standby
 from rallypoint.server.core.durations import Durations
-from rallypoint.server.core.outbox import Work
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.binding import BACKLOG
@@ -26,6 +25,14 @@ _MOST_NAMED = 100
 """Of the stores, in a snapshot."""
 CHECKPOINT_BYTES = 32 << 20
 """After so many bytes of records, a checkpoint takes their place; or more, if the last one was longer."""
+
+
+def release_lead(log: Log, term: int) -> None:
+    """Let somebody else lead at once. If the engine is away, others have to wait until the term is over."""
+    try:
+        log.release(term)
+    except RallypointError as error:
+        logger.warning("could not release the lead: %s", error.message)
 
 
 class LeaderPump(Pump[Caller]):
@@ -51,7 +58,6 @@ class LeaderPump(Pump[Caller]):
         self._mailbox = Mailbox(loop, self._fail)
         self._workers = Workers(log, term, self._mailbox, self._end_term)
         self._on_tick: Callback = lambda: None
-        self._on_lead: Callback = lambda: None
         self._leads = False
         self._has_ended = False
         self._sent_at = 0.0
@@ -88,19 +94,9 @@ class LeaderPump(Pump[Caller]):
         super().close()
         self._mailbox.close()
         if self.error is None:
-            try:
-                self._log.release(self._term)
-            except RallypointError as error:
-                logger.warning("could not release the lead: %s", error.message)
+            release_lead(self._log, self._term)
 
     # Records
-
-    def _work(self, work: Work) -> None:
-        if work is Work.FLUSH:
-            # Not before all that is ready to be read has been read: what that brings goes along.
-            self.loop.later(0, self._flush)
-        else:
-            super()._work(work)
 
     def _flush(self) -> None:
         try:

@@ -128,8 +128,5 @@ class Log(Protocol):
     def followers(self) -> Sequence[Follower]:
         """Who stands by."""
 
-    def erase(self) -> None:
-        """Remove all that the engine keeps of this log. Whoever leads is fenced by that."""
-
     def close(self) -> None:
         """Let go of connections. A call under way in another thread raises EngineAwayError soon."""

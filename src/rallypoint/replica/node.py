@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.core.replica import Replica
 from rallypoint.replica.core.watch import Watch
-from rallypoint.replica.leading import LeaderPump
+from rallypoint.replica.leading import LeaderPump, release_lead
 from rallypoint.replica.log import EngineAwayError, FencedError, Follower, Log, LostRecordsError, TrimmedError
-from rallypoint.server.core.about import About
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import about_this_process, stop_on_signals
 from rallypoint.server.process.binding import reserve_again
@@ -61,7 +60,7 @@ class Node:
             while not self._stopped.is_set():
                 replica, term = self._follow(replica)
                 if term and self._stopped.is_set():
-                    self._log.release(term)
+                    release_lead(self._log, term)
                 elif term and not self._lead(replica, term):
                     return
         finally:
@@ -154,8 +153,7 @@ class Node:
     def _lead(self, replica: Replica, term: int) -> bool:
         """Lead until the term is over; return whether to stand by then."""
         loop = self._open_loop()
-        about: About = about_this_process(loop)
-        core = LeaderCore(replica, time.monotonic, self._limits, loop.turn, about)
+        core = LeaderCore(replica, time.monotonic, self._limits, loop.turn, about_this_process(loop))
         pump = LeaderPump(loop, core, self._sockets, self._log, term, self._address)
         self._prepare(pump)
         pump.stopped = self._stopped
@@ -163,9 +161,9 @@ class Node:
         pump.serve()
         if pump.error is None:
             return False
-        self._sockets = reserve_again(places)
-        stop_on_signals(self._stopped.set)
         if not isinstance(pump.error, FencedError):
             raise pump.error
+        self._sockets = reserve_again(places)
+        stop_on_signals(self._stopped.set)
         logger.warning("leads no more: %s", pump.error.message)
         return True

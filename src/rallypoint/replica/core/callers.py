@@ -11,7 +11,7 @@ from rallypoint.rollcall.question import Question
 from rallypoint.server.core.clients import Client, Clients
 from rallypoint.server.core.looks import Deliver
 from rallypoint.server.core.outbox import Close, Outbox
-from rallypoint.server.core.sessions import Sessions
+from rallypoint.server.core.registry import Sessions
 from rallypoint.wire.encoding import EMPTY_BLOB, blob, encode, pack_i64
 from rallypoint.wire.opcodes import READY, Op
 from rallypoint.wire.parser import Forms, RequestParser

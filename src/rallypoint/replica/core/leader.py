@@ -62,19 +62,8 @@ class LeaderCore(Front[Caller]):
 
     __slots__ = (
         *("_all_looks", "_asked", "_clock", "_confirmed", "_ended", "_entries", "_idle", "_in_flight"),
-        *("_is_full", "_known"),
-        *(
-            "_nothing",
-            "_parts",
-            "_readers",
-            "_sending_bytes",
-            "_time_ahead",
-            "_waiting_bytes",
-            "forms",
-            "replica",
-            "scanner",
-        ),
-        "tell_replication",
+        *("_is_full", "_known", "_nothing", "_parts", "_readers", "_sending_bytes", "_time_ahead"),
+        *("_waiting_bytes", "forms", "replica", "scanner", "tell_replication"),
     )
 
     def __init__(

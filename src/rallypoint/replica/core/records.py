@@ -46,7 +46,7 @@ class Kind(IntEnum):
     TELL = 5
     """The relays of a store, which is named, are asked to tell of themselves."""
     END_SESSION = 6
-    """A session of too great a weight is given up: its token, and the name of the store behind it."""
+    """A session of too great a weight is given up: the name of its store, a zero byte, and its token."""
     DROP = 7
     """A store is not needed any more."""
 

@@ -210,10 +210,6 @@ class EtcdLog:
         (found,) = self._client.transact(transaction([], [get(start, self._key("followers0"))])).found
         return [Follower(unquote(each.key[len(start) :].decode()), int(each.value)) for each in found]
 
-    def erase(self) -> None:
-        prefix = self._prefix.encode()
-        self._client.transact(transaction([], [delete(prefix, prefix[:-1] + b"0")]))
-
     def close(self) -> None:
         self._client.close()
 

@@ -160,10 +160,6 @@ class RedisLog:
             (Follower(name.decode(), int(number)) for name, number in pairs), key=lambda each: each.name
         )
 
-    def erase(self) -> None:
-        keys = (self._leader, self._log, self._checkpoint, self._next, self._followers)
-        self._client.run(("UNLINK", *keys))
-
     def close(self) -> None:
         self._client.close()
 

@@ -31,7 +31,7 @@ end
 redis.call('HINCRBY', KEYS[1], 'beat', 1)
 return {'ok', now[5] or '0'}
 """
-"""The first beat is the time: after `erase`, no beat comes a second time."""
+"""The first beat is the time: if Redis has lost all, no beat comes a second time."""
 
 _CHECK: Final = """
 local now = redis.call('HMGET', KEYS[1], 'term', 'owner')

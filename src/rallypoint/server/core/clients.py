@@ -14,7 +14,7 @@ from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import NOBODY, Identity, Role, parse_hello
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.outbox import GoOn, Work
-from rallypoint.server.core.sessions import Party, Sessions
+from rallypoint.server.core.registry import Party, Sessions
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.parser import RequestParser

@@ -12,7 +12,7 @@ from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.server.core.clients import Clients
 from rallypoint.server.core.looks import Fields, as_list, barrier_row, key_row
 from rallypoint.server.core.members import Member
-from rallypoint.server.core.sessions import Sessions
+from rallypoint.server.core.registry import Sessions
 from rallypoint.server.core.turn import Turn
 from rallypoint.server.core.writers import Writers
 

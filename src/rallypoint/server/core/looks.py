@@ -19,7 +19,8 @@ from rallypoint.rollcall.identity import NOBODY, Identity
 from rallypoint.rollcall.question import Question, key_name
 from rallypoint.server.core.clients import Client, Clients, Departed
 from rallypoint.server.core.outbox import CoreFault, Outbox, Work
-from rallypoint.server.core.sessions import Session, Sessions
+from rallypoint.server.core.registry import Sessions
+from rallypoint.server.core.sessions import Session
 from rallypoint.server.core.turn import Turn
 
 if TYPE_CHECKING:

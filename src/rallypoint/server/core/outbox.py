@@ -19,7 +19,7 @@ class Work(Enum):
 
     SNAPSHOTS = "call Looks.step until it is done"
     PROCESSES = "find the processes behind clients that have no name, and call Front.processes_found"
-    FLUSH = "call RelayCore.flush, when all that can be read now has been read"
+    FLUSH = "pass on what was asked, when all that can be read now has been read"
     HOLD = "read nothing more from the clients"
     READ_ON = "read from the clients again"
     CROWDED = "serve none of the clients that ask for much"

@@ -24,6 +24,15 @@ Rest = Generator[None, None, None]
 """Work under way for which nobody waits: it stops behind each slice but the last."""
 
 
+def nothing() -> Rest:
+    yield from ()
+
+
+def one_after_the_other(*rests: Rest) -> Rest:
+    for rest in rests:
+        yield from rest
+
+
 def sliced(keys: list[T]) -> Iterator[list[T]]:
     for start in range(0, len(keys), SLICE):
         yield keys[start : start + SLICE]

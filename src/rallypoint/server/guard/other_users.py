@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from functools import cache
+from typing import Final
 
 from rallypoint.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
 from rallypoint.errors import AccessError, ConnectionLostError, UsageError
@@ -18,6 +19,13 @@ from rallypoint.server.loops.backend import parse_switch
 from rallypoint.server.machine.addresses import Address, is_local
 from rallypoint.server.machine.socket_owner import SocketTable
 from rallypoint.server.machine.users import local_user_name, user_number
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import Op
+from rallypoint.wire.whole import Nature, Scanner
+
+_GREETINGS: Final = Scanner(Limits(), frozenset((Op.VALIDATE, Op.ENTER, Op.PING)))
+_GREETING_BYTES: Final = 2_048
+"""More than a greeting has."""
 
 
 def access_of_environment(environ: Mapping[str, str] = os.environ) -> Access:
@@ -74,7 +82,7 @@ class ClientGuard:
             owner = self._table.owner_of(address, sock.getsockname())
         except OSError:  # only on other systems: on Linux, a socket that was reset keeps its address
             return NoUser.UNTOLD
-        if not self._access.refuses(owner) or (owner is NoUser.GONE and _has_ended_silently(sock)):
+        if not self._access.refuses(owner) or (owner is NoUser.GONE and _has_left_without_asking(sock)):
             return owner
         if isinstance(owner, NoUser):
             raise AccessError(
@@ -128,14 +136,22 @@ def _judge_server(access: Access, owner: Owner, server: str) -> None:
     )
 
 
-def _has_ended_silently(sock: socket.SocketType) -> bool:
-    """Whether a client that is gone has asked nothing: a look whether the port answers is no attack."""
+def _has_left_without_asking(sock: socket.SocketType) -> bool:
+    """Whether a client has closed its end, and has said nothing before, or only a greeting.
+
+    That is no attack: it has looked whether the port answers, or is a relay that another process was quicker
+    to answer. What it has said is read here, so that nobody carries it out.
+    """
+    said = b""
     try:
-        return not sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
+        said = sock.recv(_GREETING_BYTES)
+        if said and sock.recv(1):
+            return False
+    except BlockingIOError:  # it is still there
         return False
-    except OSError:
-        return True
+    except OSError:  # it has reset the connection
+        pass
+    return _GREETINGS.look(said).nature is not Nature.OTHER
 
 
 def _describe(user: int) -> str:

@@ -257,6 +257,9 @@ class Pump(Generic[ClientT]):
             self.core.lighten()
         elif work is Work.REST:
             self.loop.later(0, self._go_on)
+        elif work is Work.FLUSH:
+            # Not before all that is ready to be read has been read: what that brings goes along.
+            self.loop.later(0, self._flush)
 
     def _close_client(self, close: Close[Any]) -> None:
         link = self._links.get(close.client)
@@ -286,6 +289,9 @@ class Pump(Generic[ClientT]):
             if self.core.go_on():
                 self.loop.later(0, self._go_on)
             self.deliver()
+
+    def _flush(self) -> None:
+        """Pass on what clients have asked, where the core has others carry it out."""
 
     def _hold_readers(self, hold: bool) -> None:
         """Read nothing more from the clients while there is no room: what they send stays with them."""

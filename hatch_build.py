@@ -26,30 +26,32 @@ ROOT = Path(__file__).parent
 SOURCE = ROOT / "src"
 
 COMPILED = {
-    "wire": ("encoding", "form", "handlers", "parser", "repeated", "sessions"),
-    "engine": ("barriers", "calls", "engine", "keyspace", "waiters"),
-    "server/core": (*("clients", "front", "members", "sessions", "slices", "store", "tickets", "writers"),),
-    "server/loops": ("link", "loop", "pump", "readers"),
+    "wire": "encoding form handlers parser repeated sessions",
+    "engine": "barriers calls engine keyspace waiters",
+    "server/core": "clients front members registry sessions slices store tickets writers",
+    "server/loops": "link pump readers",
 }
-"""What every request passes through, by folder. A class and its base are both here, or neither."""
+"""What every request passes through, by folder.
 
-REQUIREMENTS = ["mypy==2.4.1", "Cython==3.3.1", "setuptools>=70"]
-"""Pinned: another mypyc makes other code, which the tests have not seen."""
+A class is here only if its bases are; one with subclasses elsewhere is marked with `mypyc_attr`. A constant
+that tests change is not Final, as mypyc writes those into the code.
+"""
+
 PYTHONS = ((3, 10), (3, 14))
-"""The first and the last Python for which the requirements are known to have wheels."""
+"""The first and the last Python for which mypyc is known to have wheels."""
 
 
 def sources() -> list[Path]:
     """The modules that mypyc compiles."""
     package = SOURCE / "rallypoint"
-    return [package / folder / f"{name}.py" for folder, names in COMPILED.items() for name in names]
+    return [package / folder / f"{name}.py" for folder, names in COMPILED.items() for name in names.split()]
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     """Adds the extension modules to a wheel; an editable installation has none."""
 
     def dependencies(self) -> list[str]:
-        return [] if why_not() else REQUIREMENTS
+        return [] if why_not() else self.metadata.core.optional_dependencies["compile"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version != "standard":
@@ -116,10 +118,12 @@ def _first_error(log: Path) -> str:
 
 def main(folder: Path) -> None:
     """Run mypyc, Cython and the C compiler. What has not changed since the last time is not compiled."""
-    from Cython.Build import cythonize
-    from mypyc.build import mypycify
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
+
+    _try_compiler(folder)
+    from Cython.Build import cythonize
+    from mypyc.build import mypycify
 
     # Not the project's settings of mypy: those are for its own code in an environment with all its packages.
     settings = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
@@ -143,6 +147,19 @@ def main(folder: Path) -> None:
     build.run()
     for path in {*(folder / "lib").rglob("*.*")} - {*map(Path, build.get_outputs())}:
         path.unlink()  # of a module that is no longer compiled
+
+
+def _try_compiler(folder: Path) -> None:
+    """End this process now, and not in a minute, if the compiler is of no use; it says why."""
+    from setuptools._distutils.ccompiler import new_compiler
+    from setuptools._distutils.sysconfig import customize_compiler
+
+    trial = folder / "trial.c"
+    trial.write_text("#include <Python.h>\nint trial(void) { return PY_MAJOR_VERSION; }\n", encoding="utf-8")
+    compiler = new_compiler()
+    customize_compiler(compiler)
+    headers = [sysconfig.get_path("include")]
+    compiler.compile([str(trial)], output_dir=str(folder / "objects"), include_dirs=headers)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ Member = TypeVar("Member")
 _WAIT_BYTES: Final = 400
 """What a wait takes in memory, with its entries in both indexes; and each of its keys, besides its bytes."""
 _KEY_BYTES: Final = 300
-_AT_ONCE: Final = 1_024
+_AT_ONCE = 1_024
 """How many keys are taken out of the index at a time."""
 
 

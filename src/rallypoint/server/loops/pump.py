@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 import rallypoint
+from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import AccessError, LimitError, ProtocolError
 from rallypoint.server.core.about import About
 from rallypoint.server.core.clients import Client, ClientT
@@ -68,6 +69,7 @@ def _is_from_here(sock: Socket, address: Any) -> bool:
         return False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Pump(Generic[ClientT]):
     """Serves the clients of a core on listening sockets, which it owns from now on."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, Final
 
 from rallypoint.errors import LimitError, ProtocolError
@@ -135,7 +136,7 @@ class Keyspace:
         self.values.update((key, bytearray(self.values[key])) for key in growing)
         self.queues.update((key, deque(queue)) for key, queue in queues)
         self.queued = sum(map(len, self.queues.values()))
-        stored = [*keys, *values, *self.queues, *(value for queue in self.queues.values() for value in queue)]
+        stored = [*keys, *values, *self.queues, *chain.from_iterable(self.queues.values())]
         self.stored_bytes = sum(map(len, stored))
 
     def _take(self, count: int, entries: int = 0) -> None:

@@ -48,10 +48,10 @@ _BATCH: Final = int(Op.BATCH)
 # Shorter replies are not counted as steps of their own.
 _LARGE_REPLY: Final = 4096
 
-STEPS_AT_ONCE: Final = 256
+STEPS_AT_ONCE = 256
 """How much one client may have done at a time, while others wait: about a quarter of a millisecond. A reply
 is a step, and so are 64 bytes of a large one."""
-BYTES_AT_ONCE: Final = 2_048
+BYTES_AT_ONCE = 2_048
 """No more short requests than these are read at a time. So requests without a reply, and GETs, which are the
 hot path, need not be counted."""
 STEP_BYTES: Final = 64

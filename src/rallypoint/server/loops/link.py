@@ -11,6 +11,7 @@ from functools import partial
 from struct import Struct
 from typing import Any, Generic, Protocol
 
+from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import ProtocolError
 from rallypoint.server.core.clients import ClientT
 from rallypoint.server.core.front import Front
@@ -87,6 +88,7 @@ class LinkOwner(Protocol[ClientT]):
         """A client behind a door is of this machine, speaks plainly, and has sent this."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Link(Generic[ClientT]):
     """One client's socket and what is still to be sent on it."""
 

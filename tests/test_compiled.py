@@ -67,6 +67,9 @@ def test_without_a_compiler_or_if_asked_for_the_wheel_is_pure(
 ) -> None:
     name, said = build_wheel(tmp_path, **environ)
     assert name.endswith(PURE)
+    asked = "from hatchling.build import get_requires_for_build_wheel as asked; print(asked())"
+    command = [sys.executable, "-c", asked]
+    assert subprocess.check_output(command, cwd=tmp_path, env=os.environ | environ, text=True) == "[]\n"
     [line] = lines_of(said)
     assert line.startswith(f"rallypoint: built as pure Python, which is slower: {why}")
 

@@ -118,7 +118,7 @@ def _first_error(log: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    """Run mypyc, Cython and the C compiler. What has not changed since the last time is not compiled."""
+    """Run mypyc, Cython and the C compiler, this one only if something has changed since the last time."""
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
 

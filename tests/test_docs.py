@@ -216,7 +216,7 @@ def test_named_files_exist() -> None:
 
 
 def test_nobody_is_told_to_install_it_from_an_index() -> None:
-    """It is on none: the README installs it from a clone, with `.` and `'.[etcd]'`."""
+    """The README installs it from a clone, with `.` and `'.[web]'`, and promises no index."""
     told = re.compile(r"pip install (-\S+ )*'?rallypoint\b(?!-)")
     pages = [page for page in _PAGES if page.name != "CHANGELOG.md"]
     files = [*pages, *(_ROOT / "src").rglob("*.py"), *(_ROOT / "src").rglob("*.toml")]

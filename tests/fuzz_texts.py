@@ -77,7 +77,12 @@ def _roster(data: bytes) -> None:
     meetings_of(None, [("job", data.decode(errors="replace"))])
     roster = Roster.from_json(data)
     assert Roster.from_json(roster.to_json()) == roster
-    for each in (roster.fill(), roster.join(_NEW, _SIZE), roster.leave("a", _SIZE), roster.lose("b", _SIZE)):
+    for each in (
+        roster.fill(),
+        roster.join(_NEW, _SIZE),
+        roster.leave("a", _SIZE),
+        roster.lose({"b"}, _SIZE),
+    ):
         each.turned_from(roster, _SIZE)
         assert Roster.from_json(each.to_json()) == each
 
@@ -147,7 +152,7 @@ def _seeds() -> dict[str, Text]:
     rosters = [
         roster,
         roster.fill().publish("node-a:29500").tell("it failed"),
-        roster.fill().lose("b", _SIZE),
+        roster.fill().lose({"b"}, _SIZE),
     ]
     snapshots = [
         each.to_json().encode() for each in (told, behind, snapshot(rosters=(("j", rosters[1].to_json()),)))

@@ -334,7 +334,7 @@ def test_without_matplotlib_there_is_a_hint(tmp_path: Path, monkeypatch: pytest.
     ):
         with pytest.raises(UsageError, match="figures need matplotlib") as caught:
             act()
-        assert "pip install 'rallypoint[bench]'" in caught.value.hint
+        assert "pip install '.[bench]'" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 
 

@@ -215,6 +215,14 @@ def test_named_files_exist() -> None:
     assert [each for each in named if not (_ROOT / each[1]).exists()] == []
 
 
+def test_nobody_is_told_to_install_it_from_an_index() -> None:
+    """The README installs it from a clone, with `.` and `'.[web]'`, and promises no index."""
+    told = re.compile(r"pip install (-\S+ )*'?rallypoint\b(?!-)")
+    pages = [page for page in _PAGES if page.name != "CHANGELOG.md"]
+    files = [*pages, *(_ROOT / "src").rglob("*.py"), *(_ROOT / "src").rglob("*.toml")]
+    assert [path.name for path in files if told.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_every_page_is_in_the_index() -> None:
     index = _DOCS / "index.md"
     linked = {

@@ -37,6 +37,7 @@ PURE = {
     *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text", "rallypoint.codec"),
     *("rallypoint.access", "rallypoint.exits"),
     *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.replica.core"),
+    *(f"rallypoint.launch.rendezvous.{name}" for name in ("lookout", "roster")),
     *(f"rallypoint.replica.engines.{name}" for name in ("protobuf", "etcd_messages")),
     "rallypoint.diagnose.findings",
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),

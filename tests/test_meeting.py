@@ -433,7 +433,7 @@ def miss(hall: Hall, machines: Sequence[Machine], *dead: Machine) -> None:
     """Let machines live on without those that are dead until they have noticed it."""
     alive = [machine for machine in machines if machine not in dead]
     gone = {machine.member.id for machine in dead}
-    for _ in range((TIMES.beats_missed + 3) * len(dead)):
+    for _ in range(TIMES.beats_missed + 4):
         beat(hall, alive)
         if not gone & {each.id for each in alive[0].roster.everybody}:
             return
@@ -474,13 +474,26 @@ def test_who_gives_none_is_lost_and_the_others_start_again(any_hall: Hall, victi
 
 @pytest.mark.parametrize("victims", ["bc", "ad", "bd", "bcd"])
 def test_all_that_are_lost_at_once_are_found(hall: Hall, victims: str) -> None:
-    """Each looks after the next; who has lost that one looks after the one behind it."""
+    """Each looks after the next; while that one is silent, also after those behind it."""
     machines = [hall.machine(name, Size(4, 4), rank) for rank, name in enumerate("abcd")]
     together(machines)
     dead = [machine for machine in machines if machine.member.id in victims]
     miss(hall, machines, *dead)
     survivor = next(machine for machine in machines if machine not in dead)
     assert {each.id for each in survivor.roster.lost} == set(victims)
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_job_whose_machines_were_all_killed_is_soon_started_again(hall: Hall, count: int) -> None:
+    """All are lost after about the time that one takes, however many they are."""
+    size = Size(count, count)
+    together(hall.machines("abcdefghijklmnopqrst"[:count], size))
+    machines = hall.machines("ABCDEFGHIJKLMNOPQRST"[:count], size)
+    calls = [machine.coming() for machine in machines]
+    until(lambda: len(machines[0].roster.waiting) == count, "all wait")
+    for _ in range(TIMES.beats_missed + 4):
+        beat(hall, machines)
+    assert agreed(machines, [call.result() for call in calls]).number == 1
 
 
 def test_who_is_lost_while_it_waits_is_no_reason_to_start_again(hall: Hall) -> None:
@@ -538,11 +551,14 @@ def test_with_another_neighbour_patience_starts_anew(hall: Hall) -> None:
     together(machines)
     beat(hall, machines[::-1])
     for _ in range(TIMES.beats_missed):
-        first.beat()
+        beat(hall, [third, first])
     second.leave()
     assert first.roster.present == (first.member, third.member)
+    for _ in range(TIMES.beats_missed):
+        first.beat()
+        assert first.roster.lost == ()
     first.beat()
-    assert first.roster.lost == ()
+    assert first.roster.lost == (third.member,)
 
 
 def test_with_a_neighbour_that_comes_again_patience_starts_anew(hall: Hall) -> None:

@@ -22,7 +22,13 @@ import pytest
 from cable import Cable, cable_to
 from command_line import invoke
 from processes import Server, end, is_wine, relaying, sends_signals, serving, torch_serving
-from rallypoint.errors import ConnectionLostError, ServerStartError, StoreTimeoutError, UsageError
+from rallypoint.errors import (
+    ConnectError,
+    ConnectionLostError,
+    ServerStartError,
+    StoreTimeoutError,
+    UsageError,
+)
 from rallypoint.relay import relay as running
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.relay.finding import find_upstream
@@ -138,6 +144,14 @@ def test_an_upstream_that_cannot_be_is_a_usage_error() -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert (result.returncode, result.stdout) == (2, "")
     assert "HOST:PORT" in result.stderr
+
+
+def test_a_store_without_an_engine_has_none_with_a_name(site: Site) -> None:
+    for server in (site.server, site.relay()):
+        refused = invoke("relay", "--upstream", f"127.0.0.1:{server.port}", "--name", "run-1")
+        assert isinstance(refused.exception, ConnectError)
+        assert "has no store named 'run-1'" in refused.exception.message
+        assert "serve --engine" in refused.exception.hint
 
 
 def test_a_relay_says_that_its_upstream_is_not_there() -> None:

@@ -26,6 +26,7 @@ class Site:
     servers: list[FrontEnd]
     store: TCPStore
     log: Log
+    files: Path
 
     def leader(self, *, but: FrontEnd | None = None) -> FrontEnd:
         """Who leads, as soon as somebody does, who is not this one."""
@@ -54,7 +55,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         file = stack.enter_context((tmp_path / "relay.log").open("w+"))
         relay = stack.enter_context(relaying(",".join(each.address for each in servers), file))
         store = stack.enter_context(TCPStore("127.0.0.1", relay.port, timeout=30))
-        yield Site(servers, store, log)
+        yield Site(servers, store, log, tmp_path)
 
 
 def test_the_store_goes_on_whatever_happens_to_its_leader(site: Site) -> None:
@@ -83,6 +84,26 @@ def test_the_store_goes_on_whatever_happens_to_its_leader(site: Site) -> None:
     await_that(lambda: "leads no more" in paused.log.read_text(), lambda: "it believes to lead")
     assert store.add("sum", 1) == 5
     assert store.get("kept") == b"value"
+
+
+def test_each_job_has_a_fresh_store_behind_relays_with_a_name(site: Site) -> None:
+    places = ",".join(each.address for each in site.servers)
+    site.store.set("address", "of no job")
+    with ExitStack() as stack:
+        stores = []
+        for number, name in enumerate(("run-1", "run-1", "run-2")):
+            file = stack.enter_context((site.files / f"named-{number}.log").open("w+"))
+            relay = stack.enter_context(relaying(places, file, ["--name", name]))
+            stores.append(stack.enter_context(TCPStore("127.0.0.1", relay.port, timeout=30)))
+        first, same, second = stores
+        assert not first.check(["address"])
+        first.set("address", "of the first")
+        assert same.get("address") == b"of the first"
+        assert not second.check(["address"])
+        site.leader().kill()
+        assert same.get("address") == b"of the first"
+        assert second.add("n", 1) == 1
+    assert site.store.get("address") == b"of no job"
 
 
 def test_nothing_changes_while_the_engine_is_away(tmp_path: Path) -> None:

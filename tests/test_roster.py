@@ -116,7 +116,7 @@ def test_an_agent_started_again_takes_the_place_of_its_predecessor_in_the_next_r
     dead, again, other = member("a", 0, host="one"), member("b", 0, host="one"), member("c", 1)
     roster = gather(TWO, dead, other, again)
     assert not roster.wants_restart(TWO)
-    roster = roster.lose("a", TWO)
+    roster = roster.lose({"a"}, TWO)
     assert roster.wants_restart(TWO)
     roster = roster.leave("c", TWO).join(other, TWO)
     assert (roster.round, roster.complete, names(roster.present)) == (1, True, "bc")
@@ -156,9 +156,15 @@ def test_who_was_lost_in_earlier_rounds_is_remembered_for_a_while() -> None:
         victim = member("a", host=f"host-{number}")
         roster = gather_into(roster, TWO, victim, B)
         assert not roster.wants_restart(TWO)
-        roster = roster.lose("a", TWO).leave("b", TWO)
+        roster = roster.lose({"a"}, TWO).leave("b", TWO)
     assert roster.round == 20
     assert [each.host for each in roster.gone] == [f"host-{number}" for number in range(4, 20)]
+
+
+def test_the_last_to_be_lost_are_remembered_as_well() -> None:
+    roster = gather(TWO, A, B, C).lose({"a", "b", "c"}, TWO)
+    assert (roster.round, roster.complete, roster.everybody) == (1, False, ())
+    assert roster.gone == (A, B), "c did not take part"
 
 
 # Starting again
@@ -173,9 +179,9 @@ def test_who_was_lost_in_earlier_rounds_is_remembered_for_a_while() -> None:
         (gather(Size(1, 2), A, B, C), False),
         (gather(Size(1, 2), A, B).leave("a", Size(1, 2)), False),
         (gather(Size(1, 2), A, B, C).leave("a", Size(1, 2)), True),
-        (gather(Size(1, 2), A, B).lose("a", Size(1, 2)), True),
-        (gather(Size(1, 2), A, B, C).lose("c", Size(1, 2)), False),
-        (gather(Size(1, 2), A).lose("a", Size(1, 2)), False),
+        (gather(Size(1, 2), A, B).lose({"a"}, Size(1, 2)), True),
+        (gather(Size(1, 2), A, B, C).lose({"c"}, Size(1, 2)), False),
+        (gather(Size(1, 2), A).lose({"a"}, Size(1, 2)), False),
     ],
     ids=[
         *("open", "complete", "one waits and there is room", "one waits, but there is no room"),
@@ -212,7 +218,7 @@ def test_nobody_joins_a_closed_meeting() -> None:
 
 def test_nobody_is_to_start_again_when_it_is_closed() -> None:
     roster = gather(TWO, A, B).close("the job has ended")
-    assert not roster.lose("a", TWO).wants_restart(TWO)
+    assert not roster.lose({"a"}, TWO).wants_restart(TWO)
 
 
 def test_a_closed_meeting_has_no_next_round() -> None:
@@ -335,15 +341,17 @@ class Histories(RuleBasedStateMachine):
             self.roster.leave(name, self.size), self._ids() - {name}, unchanged=not self.roster.knows(name)
         )
 
-    @rule(who=who)
-    def lose(self, who: int) -> None:
-        name = self.members[who].id
-        before = self.roster
-        took_part = any(each.id == name for each in before.present)
-        after = before.lose(name, self.size)
-        self._step(after, self._ids() - {name}, unchanged=not before.knows(name), loses=True)
+    @rule(who=st.sets(who, min_size=1, max_size=3))
+    def lose(self, who: set[int]) -> None:
+        before, names = self.roster, {self.members[each].id for each in who}
+        took_part = tuple(each for each in before.present if each.id in names)
+        after = before.lose(names, self.size)
+        self._step(after, self._ids() - names, unchanged=not names & self._ids(), loses=True)
         if after.round == before.round:
-            assert after.lost == (*before.lost, *([self.members[who]] if took_part else []))
+            assert after.lost == (*before.lost, *took_part)
+        else:
+            assert took_part == before.present
+            assert set(took_part) <= set(after.gone)
 
     @precondition(lambda self: len(self.roster.present) >= self.size.least)
     @rule()
@@ -395,6 +403,7 @@ class Histories(RuleBasedStateMachine):
             assert publishes or after.store == before.store
         else:
             self._check_new_round(before, after)
+            assert loses or len(before.present) == 1
         assert after.closed == before.closed or not before.closed
         assert after.told[: len(before.told)] == before.told
         assert (after.least, after.most) in ((before.least, before.most), (self.size.least, self.size.most))
@@ -434,7 +443,6 @@ class Histories(RuleBasedStateMachine):
     def _check_new_round(self, before: Roster, after: Roster) -> None:
         assert after.round == before.round + 1
         assert before.complete
-        assert len(before.present) == 1
         assert (after.store, after.lost) == ("", ())
         assert {each.id for each in before.lost} <= {each.id for each in after.gone}
 

@@ -412,7 +412,7 @@ def test_without_the_extra_it_says_what_to_install(
     monkeypatch.setattr(hosting, "find_spec", lambda name: None if name == "uvicorn" else object())
     with pytest.raises(UsageError, match="needs uvicorn: not installed") as found:
         host_web(real_store)
-    assert found.value.hint == "pip install 'rallypoint[web]'"
+    assert found.value.hint == "pip install '.[web]' in a clone of Rallypoint"
 
 
 PARENT = """

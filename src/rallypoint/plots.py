@@ -103,5 +103,5 @@ def need_matplotlib() -> None:
     except ImportError as error:
         raise UsageError(
             f"figures need matplotlib: {error}",
-            hint="pip install 'rallypoint[bench]', or leave the figures out",
+            hint="pip install '.[bench]' in a clone of Rallypoint, or leave the figures out",
         ) from error

@@ -20,12 +20,13 @@ from rallypoint.cli.foreground import (
     tell_door,
 )
 from rallypoint.launch.endpoint import parse_places
-from rallypoint.relay.finding import find_upstream
+from rallypoint.relay.finding import check_has_names, find_upstream
 from rallypoint.relay.hosting import UPSTREAM_SECONDS
 from rallypoint.relay.passing import make_relay
 from rallypoint.server.guard.secret import take_secret
 from rallypoint.server.process.binding import describe
 from rallypoint.server.process.startup import door_for, limits_of_environment, settle_in
+from rallypoint.text import shown
 
 
 @command(
@@ -35,6 +36,13 @@ from rallypoint.server.process.startup import door_for, limits_of_environment, s
         required=True,
         help="The store server, or another relay, that it asks. Several addresses: those between which the "
         "store moves. The last port counts for those before it that have none.",
+    ),
+    Argument(
+        "--name",
+        metavar="NAME",
+        default="",
+        help="Of a store on an engine: the store of this name there. It begins empty, and is dropped when "
+        "nobody has used it for a minute: with the id of a run as its name, each run has a fresh store.",
     ),
     host_option(
         "127.0.0.1", "Listen where this name says, as with serve: the ranks of this machine connect here."
@@ -47,6 +55,7 @@ from rallypoint.server.process.startup import door_for, limits_of_environment, s
 )
 def relay(
     upstream: str,
+    name: str,
     host: str,
     port: int,
     backend: str,
@@ -62,11 +71,14 @@ def relay(
     set_access(allow_user, insecure)
     limits = limits_of_environment().override(limit or ())
     take_secret()
-    place = find_upstream(parse_places(upstream, "--upstream"), UPSTREAM_SECONDS)
+    place = find_upstream(parse_places(upstream, "--upstream"), UPSTREAM_SECONDS, name)
+    if name:
+        check_has_names(place, UPSTREAM_SECONDS)
     listeners = listen_safely(host, port)
     loop = open_loop(backend)
     pump = make_relay(loop, place, listeners, limits)
     pump.door = door_for(listeners)
     tell_door(pump)
-    logger.info("listening on %s, for %s", describe(listeners), place.name)
+    named = f"the store named {shown(name)} at " if name else ""
+    logger.info("listening on %s, for %s%s", describe(listeners), named, place.name)
     pump.serve(announce(host, listeners, loop))

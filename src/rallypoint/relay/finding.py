@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -10,9 +11,11 @@ from typing import NamedTuple
 from rallypoint.errors import ConnectError, RallypointError
 from rallypoint.relay.outgoing import Address
 from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.question import Question
 from rallypoint.stores.client.connecting import connect, format_address, resolve
 from rallypoint.stores.client.deadline import Deadline, in_thread
 from rallypoint.stores.client.hello import who_am_i
+from rallypoint.stores.client.look import look_through
 from rallypoint.wire.opcodes import READY
 from rallypoint.wire.sessions import ASK
 
@@ -67,7 +70,21 @@ def find_upstream(places: Sequence[tuple[str, int]], seconds: float, store: str 
             f"{found[number].name} knows no sessions, which several upstreams and named stores need",
             hint="it is a store of torch's own, or of another version of rallypoint than this relay",
         )
-    return StoreAddress(found, knows_sessions, store.encode())
+    return StoreAddress(found, knows_sessions, store.encode(errors="surrogateescape"))
+
+
+def check_has_names(upstream: StoreAddress, seconds: float) -> None:
+    """ConnectError if what answers there is no store on an engine: only such a one has others with names."""
+    name = upstream.store.decode(errors="replace")
+    place = next(each for each in upstream.places if each.addresses)
+    deadline = Deadline(seconds)
+    with closing(connect(place.host, place.port, deadline, who_am_i(Role.TOOL), to_look=True)) as connection:
+        if look_through(connection, place.name, Question(), deadline).replication is None:
+            raise ConnectError(
+                f"{place.name} has no store named {name!r}, but only one, without a name",
+                hint="only a store on an engine has others with names: give the addresses of `rallypoint "
+                "serve --engine`, and not that of another relay; or leave --name out",
+            )
 
 
 def _ask(host: str, port: int, deadline: Deadline) -> bool:

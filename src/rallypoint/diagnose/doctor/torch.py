@@ -183,13 +183,13 @@ def _judge_nccl(torch: Mapping[str, Any], answers: Answers) -> Iterator[Finding]
 def _judge_plugin(_: Mapping[str, Any], answers: Answers) -> Iterator[Finding]:
     problem = answers.error_of("plugin")
     if problem:
-        remedy = "pip install --force-reinstall rallypoint"
+        remedy = "pip install --force-reinstall . in a clone of Rallypoint"
         yield failure("torchrun-plug-in", f"it cannot be loaded: {problem}", remedy)
     elif "rallypoint" not in answers.parts["plugin"]["backends"]:
         yield warning(
             "torchrun-plug-in",
             "it loads, but torchrun does not know it: torch is before 2.6, or Rallypoint is only on the path",
-            "pip install rallypoint; or rallypoint run, which does without",
+            "pip install . in a clone of Rallypoint; or rallypoint run, which does without",
         )
     else:
         yield ok("torchrun-plug-in", "registered, and loads: --rdzv-backend=rallypoint")

@@ -2,9 +2,9 @@
 
 The roster is one key, changed by compare-and-set: a machine that was too late looks again. Each change
 that others wait for has a number, and a key of that number: to wait for the next change is to wait for
-the next number's key, so no machine polls. A sign of life is a counter of each machine's own. Only its
-neighbour reads it, and counts how often it has looked in vain. So no clocks are compared, and a pause of
-all machines costs none of them its place.
+the next number's key, so no machine polls. A sign of life is a counter of each machine's own, which
+another one reads (`lookout`), and counts how often it has looked in vain. So no clocks are compared, and a
+pause of all machines costs none of them its place.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rallypoint.errors import JoinTimeoutError, RallypointError, StoreTimeoutError
+from rallypoint.launch.rendezvous.lookout import Lookout
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size, closed_error
 from rallypoint.stores.base import Store
 from rallypoint.stores.prefix import PrefixStore
@@ -24,7 +25,6 @@ from rallypoint.stores.prefix import PrefixStore
 logger = logging.getLogger("rallypoint.meeting")
 
 _ROSTER = "roster"
-_NOBODY = ("", -1)
 _TURNS_KEPT = 64
 _READ_EVERY = 10  # looks or beats: the whole roster is read then, whether there is news or not
 _PARTING_SECONDS = 0.1  # between looks at the machines that are still there, at the end
@@ -90,8 +90,7 @@ class Meeting:
         self._round: Round | None = None
         self._turn_seen = -1  # the last turn whose key was there when this machine waited for it
         self._beats = 0
-        self._neighbour = _NOBODY  # the machine that this one watches, and its last sign of life
-        self._looks_in_vain = 0
+        self._lookout = Lookout(times.beats_missed)
 
     @property
     def roster(self) -> Roster:
@@ -160,20 +159,22 @@ class Meeting:
             self._await_turn(roster, min(_PARTING_SECONDS, end - self._clock()))
 
     def beat(self) -> None:
-        """Give a sign of life, and look for the neighbour's; to be called every `times.beat` seconds."""
+        """Give a sign of life, and look for those of others; to be called every `times.beat` seconds."""
         self._store.add(f"beat/{self.member.id}", 1)
         self._beats += 1
         roster = self.roster if self._beats % _READ_EVERY == 1 else self._news()
-        neighbour = _next_to(roster, self.member)
-        before = self._neighbour
-        beats = self._store.add(f"beat/{neighbour.id}", 0) if neighbour else 0
-        self._neighbour = (neighbour.id, beats) if neighbour else _NOBODY
-        self._looks_in_vain = self._looks_in_vain + 1 if self._neighbour == before else 0
-        if neighbour is not None and self._looks_in_vain > self.times.beats_missed:
-            seconds = self._looks_in_vain * self.times.beat
-            logger.warning("%s gave no sign of life for %.0f s: going on without it", neighbour, seconds)
-            self._neighbour = _NOBODY
-            self._change(lambda latest: latest.lose(neighbour.id, self.size))
+        silent = self._lookout.look(_ring_after(roster, self.member.id), self._signs_of)
+        if silent:
+            lost = [each for each in roster.everybody if each.id in silent]
+            seconds = (self.times.beats_missed + 1) * self.times.beat
+            who = "it" if len(lost) == 1 else "them"
+            logger.warning(
+                "%s gave no sign of life for %.0f s: going on without %s", _list(lost), seconds, who
+            )
+            self._change(lambda latest: latest.lose(silent, self.size))
+
+    def _signs_of(self, member_id: str) -> int:
+        return self._store.add(f"beat/{member_id}", 0)
 
     # Coming together
 
@@ -354,13 +355,13 @@ class Heartbeat:
                 return
 
 
-def _next_to(roster: Roster, member: Member) -> Member | None:
-    """The next in the ring: the machine that `member` watches."""
-    ring = roster.everybody
-    place = next((index for index, each in enumerate(ring) if each.id == member.id), None)
-    if place is None or len(ring) < 2:
-        return None
-    return ring[(place + 1) % len(ring)]
+def _ring_after(roster: Roster, member_id: str) -> list[str]:
+    """The ids of all others, as they follow this machine in the ring; none if it is not in it."""
+    ids = [each.id for each in roster.everybody]
+    if member_id not in ids:
+        return []
+    place = ids.index(member_id)
+    return ids[place + 1 :] + ids[:place]
 
 
 def _list(members: Sequence[Member]) -> str:

@@ -12,6 +12,7 @@ written to the store by compare-and-set, so that rules only ever see the latest.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from rallypoint.codec import from_text, to_text
@@ -132,25 +133,12 @@ class Roster:
 
     def leave(self, member_id: str, size: Size) -> Roster:
         """Take no part any more. The last to leave a complete round opens the next, for those that wait."""
-        if not self.knows(member_id):
-            return self
-        left = replace(
-            self,
-            present=tuple(each for each in self.present if each.id != member_id),
-            waiting=tuple(each for each in self.waiting if each.id != member_id),
-        )
-        return left._settle(size)
+        return self._without({member_id}, size)
 
-    def lose(self, member_id: str, size: Size) -> Roster:
-        """Note that a member gave no sign of life, and go on without it."""
-        member = next((each for each in self.everybody if each.id == member_id), None)
-        if member is None:
-            return self
-        took_part = member in self.present
-        left = self.leave(member_id, size)
-        if took_part and left.round == self.round:
-            return replace(left, lost=(*left.lost, member))
-        return left
+    def lose(self, member_ids: Set[str], size: Size) -> Roster:
+        """Note that these members gave no sign of life, and go on without them."""
+        lost = tuple(each for each in self.present if each.id in member_ids)
+        return replace(self, lost=(*self.lost, *lost))._without(member_ids, size)
 
     def publish(self, store: str) -> Roster:
         """Say where the round's store listens."""
@@ -181,6 +169,16 @@ class Roster:
                 f"{shown(member.host)} (process {member.pid}) asks for a rank that is taken: {rival}",
                 hint="give every machine a rank of its own (rank= in --rdzv-conf), or none to any",
             )
+
+    def _without(self, member_ids: Set[str], size: Size) -> Roster:
+        if not any(map(self.knows, member_ids)):
+            return self
+        left = replace(
+            self,
+            present=tuple(each for each in self.present if each.id not in member_ids),
+            waiting=tuple(each for each in self.waiting if each.id not in member_ids),
+        )
+        return left._settle(size)
 
     def _settle(self, size: Size) -> Roster:
         """Open the next round if all have left this one, let in those that wait, complete a full one."""

@@ -21,7 +21,7 @@ def open_log(url: str, *, acks: int = 0) -> Log:
         return _open(address, acks)
     except ModuleNotFoundError as error:
         name, extra = ("grpcio", "etcd") if address.kind == ETCD else ("redis", "redis")
-        hint = f"pip install 'rallypoint[{extra}]'"
+        hint = f"pip install '.[{extra}]' in a clone of Rallypoint"
         raise UsageError(f"for {address}, the package {name} is needed: {error}", hint=hint) from error
 
 

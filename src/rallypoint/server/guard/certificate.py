@@ -122,8 +122,8 @@ def _make_by_program() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(
             f"no certificate could be made, as TLS with the job's secret needs it: {error}",
-            hint="pip install 'rallypoint[tls]', or install the program openssl, or name a certificate of "
-            f"your own in {CERTIFICATE_VARIABLE} and {KEY_VARIABLE}",
+            hint="pip install '.[tls]' in a clone of Rallypoint, or install the program openssl, "
+            f"or name a certificate of your own in {CERTIFICATE_VARIABLE} and {KEY_VARIABLE}",
         ) from error
     return made.stdout
 

@@ -27,7 +27,8 @@ def need_extra() -> None:
     missing = [package for module, package in _MODULES.items() if find_spec(module) is None]
     if missing:
         raise UsageError(
-            f"the web page needs {', '.join(missing)}: not installed", hint="pip install 'rallypoint[web]'"
+            f"the web page needs {', '.join(missing)}: not installed",
+            hint="pip install '.[web]' in a clone of Rallypoint",
         )
 
 

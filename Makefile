@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+COMPILED := build/compiled/.built
 SEEDS  ?= 20000
 SECONDS ?= 600
 STREAMS ?= 10000000
@@ -17,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tools are installed while pip installs.
 MAKEFLAGS += --jobs=2
 
-.PHONY: help demo tools test test-all test-windows test-pythons check docs bench bench-full fuzz simulate chaos clean
+.PHONY: help demo tools test test-pure test-all test-windows test-pythons check docs bench bench-full fuzz simulate chaos clean
 .DEFAULT_GOAL := help
 
 help:                 ## this list
@@ -27,7 +28,7 @@ $(STAMP): EXTRAS := torch,bench,test,lint
 $(VENV)/.docs: EXTRAS := docs
 $(STAMP) $(VENV)/.docs: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[$(EXTRAS)]'
+	RALLYPOINT_PURE=1 $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[$(EXTRAS)]'
 	touch $@
 
 demo: $(STAMP)        ## jobs come up by every quick route; two ranks train like one
@@ -46,11 +47,20 @@ check: $(STAMP)       ## lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check tools     ## lint, types and all tests but the slow ones
+# The wheel is compiled beside the tests, and only if something has changed.
+$(COMPILED): $(shell find src -name '*.py' -o -name '*.pyx') hatch_build.py pyproject.toml | $(STAMP) tools
+	$(BIN)/python tests/compiled.py build
+	touch $@
+
+test-pure: check tools
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow'
 
-test-all: check tools ## all tests: the whole matrix of launches as well; then those on Windows and with other Pythons
+test: test-pure $(COMPILED) ## lint, types and all tests but the slow ones; those of the core compiled as well
+	$(BIN)/python tests/compiled.py test $(SIDE_BY_SIDE)
+
+test-all: check tools $(COMPILED) ## all tests: the whole matrix of launches as well; then compiled, on Windows and with other Pythons
 	$(BIN)/pytest $(SIDE_BY_SIDE)
+	$(BIN)/python tests/compiled.py test $(SIDE_BY_SIDE)
 	$(BIN)/python tests/on_windows.py test --may-skip
 	$(BIN)/python tests/pythons.py
 

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from ends import PRESENT, Desk, End, frame, read_frames, read_upstream, session, welcome
+from rallypoint.build import in_use
 from rallypoint.engine import engine, waiters
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core import long_values, ranks, relay, upstream
@@ -107,13 +108,15 @@ def make_small() -> None:
 
 def _shared_forms() -> Callable[..., Forms[Any]]:
     """Makes forms that share all but what they have noticed: to make them all takes longer than a script."""
+    if in_use() == "compiled":
+        return Forms  # a compiled class cannot be filled by hand
     made: list[Forms[Any]] = []
 
-    def make(limits: Limits, deliveries: Any) -> Forms[Any]:
+    def make(limits: Limits, deliveries: Any, *, is_prompt: bool = False) -> Forms[Any]:
         if not made:
-            made.append(Forms(limits, deliveries))
+            made.append(Forms(limits, deliveries, is_prompt=is_prompt))
         forms: Forms[Any] = object.__new__(Forms)
-        for name in ("limits", "request_cap", "get_cap", "by_opcode"):
+        for name in ("limits", "request_cap", "get_cap", "by_opcode", "hot"):
             setattr(forms, name, getattr(made[0], name))
         forms.repeated = Repeated(limits, forms.by_opcode)
         return forms

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import strategies as st
 
 import rallypoint
+from rallypoint.build import in_use
 from rallypoint.diagnose.doctor import machine, network, stores
 from rallypoint.diagnose.doctor.network import Interface
 from rallypoint.diagnose.doctor.situation import Situation
@@ -529,7 +530,7 @@ def test_packages_and_a_torch_without_numpy(monkeypatch: pytest.MonkeyPatch) -> 
     assert (found.state, found.hint) == (W, "pip install numpy")
     there.clear()
     [found] = machine.check_packages(situation())
-    assert (found.state, found.found) == (OK, f"rallypoint {rallypoint.__version__}")
+    assert (found.state, found.found) == (OK, f"rallypoint {rallypoint.__version__} ({in_use()})")
 
 
 def test_an_event_loop_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import fuzz as fuzz_command
 from fuzz_cores import Step
 from fuzz_live import AT_ONCE, BACKENDS, SECONDS, TARGETS, Server, fuzz, make_stream, serving
 from fuzz_scripts import from_text, to_text
+from rallypoint.build import in_use
 from rallypoint.errors import ProtocolError
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, pack_i64, request
@@ -54,8 +55,9 @@ def test_guided_streams_break_no_rule_and_a_run_goes_on_where_it_has_stopped(tmp
     before = first["targets"]["store"]["streams"]
     assert second["targets"]["store"]["streams"] == 200
     assert second["streams"] == first["streams"] + 200 - before
-    assert all(second["targets"][name]["kept"] > 3 for name in ("store", "relay", "upstream", "texts"))
-    assert second["branches"] > second["all_branches"] / 3
+    if in_use() != "compiled":  # nobody sees the branches of compiled code
+        assert all(second["targets"][name]["kept"] > 3 for name in ("store", "relay", "upstream", "texts"))
+        assert second["branches"] > second["all_branches"] / 3
 
 
 def test_a_stream_that_breaks_a_rule_can_be_replayed(tmp_path: Path) -> None:

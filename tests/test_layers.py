@@ -17,7 +17,7 @@ ROOT = Path(rallypoint.__file__).parent
 
 # Lowest first. Parts of one level do not import each other.
 LEVELS = [
-    {"errors", "text", "codec", "access", "exits"},
+    {"build", "compiling", "errors", "text", "codec", "access", "exits"},
     {"plots"},
     {"wire"},
     {"engine", "rollcall"},

@@ -48,6 +48,9 @@ class Recorder:
     def hold(self, count: int, is_cut: bool) -> None:
         """What the parser keeps is not among the calls."""
 
+    def validate(self) -> None:
+        self.note("VALIDATE")
+
     def __getattr__(self, method: str) -> Callable[..., bytes]:
         return partial(self.note, method.upper())
 

@@ -5,6 +5,8 @@ What is listed here is imported when it is first used, so that `import rallypoin
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False  # as in typing, which takes almost as long to import as Python takes to start
 
 if TYPE_CHECKING:
@@ -83,3 +85,13 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _choose_build() -> None:
+    if os.environ.get("RALLYPOINT_PURE", "0") not in ("", "0"):
+        from rallypoint.build import use_source_only
+
+        use_source_only()
+
+
+_choose_build()

@@ -70,7 +70,9 @@ def call(words: list[str]) -> int:
     """Do what the words behind `rallypoint` say; the exit code."""
     name = words[0] if words else ""
     if name == "--version":
-        print(f"rallypoint {rallypoint.__version__}")
+        from rallypoint.build import in_use
+
+        print(f"rallypoint {rallypoint.__version__} ({in_use()})")
         return 0
     if name in COMMANDS:
         from importlib import import_module

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from rallypoint.engine.barriers import Barriers
 from rallypoint.engine.calls import Calls
@@ -20,7 +20,7 @@ from rallypoint.wire.limits import Limits
 
 Member = TypeVar("Member")
 
-_BARRIERS_AT_ONCE: Final = 1_024
+_BARRIERS_AT_ONCE = 1_024
 """A client waits at one. To leave very many would hold up others."""
 
 
@@ -62,8 +62,10 @@ class Engine(Generic[Member]):
         """The values of keys at one moment, those that are missing as empty. They do not change later."""
         return [value if type(value) is bytes else bytes(value or b"") for value in map(self.get, keys)]
 
-    def has_all(self, keys: Iterable[bytes]) -> bool:
+    def has_all(self, keys: Sequence[bytes]) -> bool:
         """Whether none of `keys` is missing."""
+        if len(keys) == 1 and keys[0] in self._space.values:
+            return True
         wanted = set(keys)
         return wanted <= self._space.values.keys() or not self.missing(wanted)
 
@@ -321,7 +323,7 @@ class Engine(Generic[Member]):
         """
         away = sorted(name_of(member) for member in self._away)
         parts = (self._waiters, self._barriers, self._calls)
-        return [away, *(part.state(name_of) for part in parts)]
+        return [away, *[part.state(name_of) for part in parts]]
 
     def take_state(self, state: State, member_of: Callable[[State], Member]) -> None:
         away, waits, barriers, calls = state

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
 from rallypoint.errors import LimitError, ProtocolError
 
@@ -14,8 +15,9 @@ Value = bytes | bytearray
 State = Any
 """Plain data: numbers, texts, bytes, None, and lists of such."""
 
-_I64_MIN = -(1 << 63)
-_I64_MAX = (1 << 63) - 1
+_I64_MIN: Final = -(1 << 63)
+_I64_MAX: Final = (1 << 63) - 1
+_SMALL: Final = 1 << 60  # compiled code compares smaller numbers without an object for each
 
 # A 64-bit number has at most 20 characters; the rest is room for white space, as torch allows it.
 _NUMBER_CHARACTERS = 64
@@ -80,7 +82,7 @@ class Keyspace:
             total, room, entries = self._sum + amount, len(old), 0
         else:
             total, room, entries = _number(key, old) + amount, len(old), 0
-        if not _I64_MIN <= total <= _I64_MAX:
+        if not -_SMALL < total < _SMALL and not _I64_MIN <= total <= _I64_MAX:
             raise ProtocolError(f"ADD of {amount} to key {key!r} goes beyond 64 bits")
         digits = b"%d" % total
         more = len(digits) - room
@@ -134,7 +136,7 @@ class Keyspace:
         self.values.update((key, bytearray(self.values[key])) for key in growing)
         self.queues.update((key, deque(queue)) for key, queue in queues)
         self.queued = sum(map(len, self.queues.values()))
-        stored = [*keys, *values, *self.queues, *(value for queue in self.queues.values() for value in queue)]
+        stored = [*keys, *values, *self.queues, *chain.from_iterable(self.queues.values())]
         self.stored_bytes = sum(map(len, stored))
 
     def _take(self, count: int, entries: int = 0) -> None:

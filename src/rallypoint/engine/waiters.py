@@ -8,7 +8,7 @@ at once, but the index of keys is tidied up a slice at a time, by `sweep`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
@@ -19,7 +19,7 @@ Member = TypeVar("Member")
 _WAIT_BYTES: Final = 400
 """What a wait takes in memory, with its entries in both indexes; and each of its keys, besides its bytes."""
 _KEY_BYTES: Final = 300
-_AT_ONCE: Final = 1_024
+_AT_ONCE = 1_024
 """How many keys are taken out of the index at a time."""
 
 
@@ -197,11 +197,13 @@ class Waiters(Generic[Member]):
 
     def pending_of(self, member: Member, most: int) -> list[tuple[list[bytes], int, float]]:
         """Of each wait of `member`: the first `most` keys that have not arrived, how many, and since when."""
-        pending = []
-        for wait in self._waits_of(member):
-            missing = (key for key in wait.keys if wait in self.awaited.get(key, ()))
-            pending.append((list(islice(missing, most)), wait.left, wait.since))
-        return pending
+        waits = self._waits_of(member)
+        return [(list(islice(self._missing(wait), most)), wait.left, wait.since) for wait in waits]
+
+    def _missing(self, wait: Wait[Member]) -> Iterator[bytes]:
+        for key in wait.keys:
+            if wait in self.awaited.get(key, ()):
+                yield key
 
     def held_by(self, member: Member) -> int:
         """Bytes that the waits of `member` take."""

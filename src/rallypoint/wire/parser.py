@@ -29,6 +29,11 @@ from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import MAGIC, NO_TLS, SHAPES, TLS_BYTE, Op
 from rallypoint.wire.repeated import REPEATED_BYTES, Repeated
 
+try:
+    from rallypoint.wire.native import Hot
+except ImportError:  # it is not compiled
+    Hot = None  # type: ignore[assignment,misc]
+
 # What the next atom of a request is, when the data so far has ended within one.
 _HANDSHAKE: Final = 0
 _COUNT: Final = 1
@@ -43,10 +48,10 @@ _BATCH: Final = int(Op.BATCH)
 # Shorter replies are not counted as steps of their own.
 _LARGE_REPLY: Final = 4096
 
-STEPS_AT_ONCE: Final = 256
+STEPS_AT_ONCE = 256
 """How much one client may have done at a time, while others wait: about a quarter of a millisecond. A reply
 is a step, and so are 64 bytes of a large one."""
-BYTES_AT_ONCE: Final = 2_048
+BYTES_AT_ONCE = 2_048
 """No more short requests than these are read at a time. So requests without a reply, and GETs, which are the
 hot path, need not be counted."""
 STEP_BYTES: Final = 64
@@ -57,9 +62,13 @@ BLOB_BYTES: Final = 48
 class Forms(Generic[HandlerT]):
     """The table that all parsers of one server share: a form per opcode, under the server's limits."""
 
-    __slots__ = ("by_opcode", "get_cap", "limits", "repeated", "request_cap")
+    __slots__ = ("by_opcode", "get_cap", "hot", "limits", "repeated", "request_cap")
 
-    def __init__(self, limits: Limits, deliveries: Mapping[Op, Deliver[HandlerT]]) -> None:
+    def __init__(
+        self, limits: Limits, deliveries: Mapping[Op, Deliver[HandlerT]], *, is_prompt: bool = False
+    ) -> None:
+        """`is_prompt`: the handlers have methods `get`, `set`, `add` and `check`, which never leave a request
+        with one key unfinished."""
         self.limits = limits
         self.request_cap = limits.request_bytes
         self.get_cap = min(limits.key_bytes, limits.request_bytes - 9)  # for the key of a GET
@@ -68,6 +77,7 @@ class Forms(Generic[HandlerT]):
         for op, deliver in deliveries.items():
             self.by_opcode[op] = Form(op, deliver, limits)
         self.repeated: Repeated[HandlerT] = Repeated(limits, self.by_opcode)
+        self.hot = Hot(limits, _LARGE_REPLY) if is_prompt and Hot is not None else None
 
     def counts(self, operations: int) -> dict[Op, int]:
         """How many requests of each kind there have been, among the `operations` of all parsers together.
@@ -75,6 +85,9 @@ class Forms(Generic[HandlerT]):
         GETs are not counted by themselves, as they are the most frequent: they are the rest.
         """
         counts = self.repeated.counts()
+        if self.hot is not None:
+            for op, count in (Op.SET, self.hot.sets), (Op.ADD, self.hot.adds), (Op.CHECK, self.hot.checks):
+                counts[op] = counts.get(op, 0) + count
         for form in self.by_opcode:
             if form is not None and form.count:
                 counts[form.op] = counts.get(form.op, 0) + form.count
@@ -95,6 +108,7 @@ class RequestParser(Generic[HandlerT]):
         "_get_cap",
         "_handler",
         "_held",
+        "_hot",
         "_is_unfinished",
         "_kept",
         "_known",
@@ -107,6 +121,7 @@ class RequestParser(Generic[HandlerT]):
         self._handler = handler
         self._forms = forms
         self._get_cap = forms.get_cap
+        self._hot = forms.hot
         self._known = forms.repeated.calls
         # The request under way: which atom comes next, how many bytes that takes (0: between two
         # requests), those of them that have come, what has been read before it, and its size.
@@ -139,6 +154,11 @@ class RequestParser(Generic[HandlerT]):
         Raises ProtocolError, whose `replies` are those of the requests before the violation.
         """
         if not self._need:
+            if self._hot is not None:
+                answer = self._hot.serve_one(self._handler, data)
+                if answer is not None:
+                    self.operations += 1
+                    return answer
             size = len(data)
             if size > 8 and data[0] == _GET:
                 (length,) = unpack_u64(data, 1)
@@ -215,7 +235,7 @@ class RequestParser(Generic[HandlerT]):
 
     def _read(self, data: bytes, replies: list[bytes]) -> None:
         """Read all requests that end in `data`. The state is in local variables: this is the hot path."""
-        handler, by_opcode = self._handler, self._forms.by_opcode
+        handler, hot, by_opcode = self._handler, self._hot, self._forms.by_opcode
         get_cap, request_cap = self._forms.get_cap, self._forms.request_cap
         begin = -self._size  # where the request under way begins: before this data, or in it
         position = self._go_on(data) if self._need else 0
@@ -225,6 +245,19 @@ class RequestParser(Generic[HandlerT]):
         others = len(replies)  # replies that are not to a GET
         steps = STEPS_AT_ONCE
         while True:
+            if form is None and hot is not None and position < pause:
+                count = len(replies)
+                try:
+                    position, more = hot.serve(handler, data, position, pause, replies)
+                finally:
+                    self.operations += hot.carried
+                others += more
+                if len(replies) > count and len(replies[-1]) >= _LARGE_REPLY:
+                    hot = None  # it does not count steps, which now have to be
+                    steps -= len(replies[-1]) // STEP_BYTES
+                    if steps < 0 and position < end:
+                        self._stop(data[position:], is_unfinished=False)
+                        break
             if form is None:
                 if position >= pause:
                     if position < end:

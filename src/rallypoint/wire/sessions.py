@@ -89,9 +89,9 @@ class Welcome(NamedTuple):
 
 # Longer answers are sent in pieces, as long as the other side has not taken less than so much of all frames.
 # So a short answer waits for a few pieces at most.
-LONG: Final = 4096
+LONG = 4096
 PIECE_BYTES: Final = 1 << 16
-MOST_UNTAKEN: Final = 1 << 18
+MOST_UNTAKEN = 1 << 18
 
 UNASKED: Final = (1 << 64) - 1
 """The tag of what a server says without having been asked."""
@@ -100,9 +100,9 @@ MOST_ARRIVALS: Final = 1 << 24
 """In one ARRIVE."""
 
 # Values that both sides remember after they have been read.
-REMEMBERED: Final = 64
-REMEMBERED_BYTES: Final = 16 << 20
-WORTH_REMEMBERING: Final = 256
+REMEMBERED = 64
+REMEMBERED_BYTES = 16 << 20
+WORTH_REMEMBERING = 256
 
 _SESSION: Final = Struct("<QQQ")
 _WELCOME: Final = Struct("<BQQQ")

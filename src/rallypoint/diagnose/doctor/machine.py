@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import rallypoint
+from rallypoint.build import in_use
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, failure, note, ok, unknown, warning
 from rallypoint.server.loops.backend import LOOP_PACKAGE
@@ -54,9 +55,8 @@ def check_python(_: Situation) -> Iterator[Finding]:
 
 def check_packages(_: Situation) -> Iterator[Finding]:
     found = {name: version for name in _OTHERS if (version := installed(name)) != ABSENT}
-    what = ", ".join(
-        f"{name} {version}" for name, version in {"rallypoint": rallypoint.__version__, **found}.items()
-    )
+    ours = f"rallypoint {rallypoint.__version__} ({in_use()})"
+    what = ", ".join([ours, *(f"{name} {version}" for name, version in found.items())])
     if "torch" in found and "numpy" not in found:
         yield warning("packages", f"{what}; no numpy, which torch warns about", "pip install numpy")
     else:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from rallypoint.codec import from_text, to_text
+from rallypoint.compiling import mypyc_attr
 from rallypoint.engine.keyspace import State
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import NOBODY, Identity, Role, parse_hello
@@ -26,6 +27,7 @@ _NO_HANDSHAKE: Final = "no VALIDATE"
 _NOBODY: Final = to_text(NOBODY, sparse=True)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Client(Party, ABC):
     """One connection."""
 

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic
 
+from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.clients import Clients, ClientT
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from rallypoint.rollcall.snapshot import Snapshot
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Front(ABC, Generic[ClientT]):
     """One server or relay. Not safe for threads."""
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from rallypoint.compiling import mypyc_attr
 from rallypoint.engine.keyspace import State
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.server.core.context import Context
@@ -195,6 +196,7 @@ class Sessions:
             session.check_invariants()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Party(Bearer):
     """A connection that may carry a session: what the parser calls for that."""
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
+from rallypoint.compiling import mypyc_attr
 from rallypoint.engine.keyspace import State
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.server.core.budget import Budget
@@ -34,7 +35,7 @@ from rallypoint.wire.sessions import (
     parse_requests,
 )
 
-_SPARE: Final = 4096
+_SPARE = 4096
 
 
 class Carrier(Protocol):
@@ -58,6 +59,7 @@ class Carrier(Protocol):
         """It has ended: nobody waits for its answers."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Bearer(Worker):
     """A connection that may carry a session: what the session knows of it."""
 
@@ -317,7 +319,9 @@ class Session:
         for number, tags in enumerate(sliced(list(self.notes))):
             if number:
                 yield None
-            yield from (self.notes[tag] for tag in tags if tag in self.notes)
+            for tag in tags:
+                if tag in self.notes:
+                    yield self.notes[tag]
 
     def attach(self, connection: Bearer, taken: int) -> None:
         self._let_go(taken)

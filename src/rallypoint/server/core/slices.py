@@ -7,14 +7,15 @@ together, is what takes long.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Final, TypeVar
+from typing import TypeVar
 
+from rallypoint.compiling import mypyc_attr
 from rallypoint.wire.parser import STEPS_AT_ONCE
 
 Slices = Generator[None, None, bytes]
 """A request under way: it stops behind each slice but the last, and returns the reply."""
 
-SLICE: Final = STEPS_AT_ONCE
+SLICE = STEPS_AT_ONCE
 """How many keys are a slice; an even number, as keys and values alternate in some requests."""
 
 
@@ -34,9 +35,11 @@ def one_after_the_other(*rests: Rest) -> Rest:
 
 
 def sliced(keys: list[T]) -> Iterator[list[T]]:
-    return (keys[start : start + SLICE] for start in range(0, len(keys), SLICE))
+    for start in range(0, len(keys), SLICE):
+        yield keys[start : start + SLICE]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Worker:
     """Carries out one request at a time, in slices."""
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
+from rallypoint.compiling import mypyc_attr
 from rallypoint.engine import Engine
 from rallypoint.engine.keyspace import State
 from rallypoint.errors import LimitError, ProtocolError
@@ -41,6 +42,7 @@ _WAITS_TOLD: Final = 2_048
 """Of one relay; more would hold up others."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Connection(Client):
     """One client: the handler of its requests. Made by `Core.open` alone."""
 
@@ -264,7 +266,9 @@ class Core(Front[Connection]):
         self._framed = b"", blob(b"")
         self._carrier = StoreCarrier(self.engine, context, self._act_for, self.pushers)
         super().__init__(context, self._carrier)
-        self.forms: Forms[Connection] = Forms(context.limits, {**SERVED, **SESSIONS, **ENTERS, **LOOKS})
+        self.forms: Forms[Connection] = Forms(
+            context.limits, {**SERVED, **SESSIONS, **ENTERS, **LOOKS}, is_prompt=True
+        )
         self.owners = Owners(owner_key, context.outbox.others)
         self._contents = Contents(
             self.engine, self.writers, self.pushers, self.clients, self.sessions, self.turn

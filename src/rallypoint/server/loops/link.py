@@ -11,6 +11,7 @@ from functools import partial
 from struct import Struct
 from typing import Any, Generic, Protocol
 
+from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import ProtocolError
 from rallypoint.server.core.clients import ClientT
 from rallypoint.server.core.front import Front
@@ -35,6 +36,11 @@ NOT_NOW = (BlockingIOError, InterruptedError)
 _READS_SOCKETS_ONLY = sys.platform == "win32"
 read_some: Callable[[Any, int], bytes] = socket.socket.recv if _READS_SOCKETS_ONLY else os.read
 _write: Callable[[Any, bytes | memoryview], int] = socket.socket.send if _READS_SOCKETS_ONLY else os.write
+try:
+    from rallypoint.server.loops.native import read_some
+    from rallypoint.server.loops.native import write_some as _write
+except ImportError:  # it is not compiled, or not for this system
+    pass
 
 # Linux counts bytes for each connection, so nobody here needs to: `struct tcp_info` has them since Linux 4.1.
 _BYTE_COUNTS = Struct("=QQ")
@@ -82,6 +88,7 @@ class LinkOwner(Protocol[ClientT]):
         """A client behind a door is of this machine, speaks plainly, and has sent this."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Link(Generic[ClientT]):
     """One client's socket and what is still to be sent on it."""
 

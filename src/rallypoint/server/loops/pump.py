@@ -13,9 +13,11 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 import rallypoint
+from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import AccessError, LimitError, ProtocolError
 from rallypoint.server.core.about import About
 from rallypoint.server.core.clients import Client, ClientT
@@ -51,9 +53,13 @@ def about_this_process(loop: Loop) -> About:
 
 def stop_on_signals(stop: Callback) -> None:
     """Have this called on SIGINT, SIGTERM and Ctrl-Break. For the main thread."""
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stop()
+
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGBREAK", signal.SIGTERM)):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: stop())
+            signal.signal(number, on_signal)
 
 
 def _is_from_here(sock: Socket, address: Any) -> bool:
@@ -63,6 +69,7 @@ def _is_from_here(sock: Socket, address: Any) -> bool:
         return False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Pump(Generic[ClientT]):
     """Serves the clients of a core on listening sockets, which it owns from now on."""
 

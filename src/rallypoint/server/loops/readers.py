@@ -15,6 +15,11 @@ from typing import Final
 
 from rallypoint.server.loops.loop import Callback, Loop
 
+try:
+    from rallypoint.server.loops import native
+except ImportError:  # not compiled
+    native = None  # type: ignore[assignment]
+
 _AT_ONCE: Final = 1024
 
 
@@ -57,6 +62,8 @@ class Readers:
         self._epoll.close()
 
 
-def make_readers(loop: Loop) -> Readers | None:
+def make_readers(loop: Loop) -> Readers | native.Readers | None:
     """A set for this system, if it has epoll."""
-    return Readers(loop) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return None
+    return Readers(loop) if native is None else native.Readers(loop)

@@ -1,0 +1,13 @@
+from rallypoint.wire.handlers import Handler
+from rallypoint.wire.limits import Limits
+
+class Hot:
+    sets: int
+    adds: int
+    checks: int
+    carried: int
+    def __init__(self, limits: Limits, large_reply: int) -> None: ...
+    def serve_one(self, handler: Handler, data: bytes, /) -> bytes | None: ...
+    def serve(
+        self, handler: Handler, data: bytes, position: int, pause: int, replies: list[bytes], /
+    ) -> tuple[int, int]: ...

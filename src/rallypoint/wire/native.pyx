@@ -1,0 +1,131 @@
+# cython: language_level=3, binding=False, boundscheck=False, wraparound=False
+"""The hot requests, read without an object for each step.
+
+The parser asks here first, where this has been compiled. What is not one of these requests, or is not there
+whole, or is longer than its limit, is left to the parser. Nothing is carried out here: whoever has read a
+request, it goes to the same method of the handler, with the same arguments.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint64_t
+
+from rallypoint.wire.opcodes import Op
+
+cdef int SET = Op.SET
+cdef int GET = Op.GET
+cdef int ADD = Op.ADD
+cdef int CHECK = Op.CHECK
+
+
+cdef inline uint64_t number_at(const unsigned char* at) noexcept:
+    # Byte by byte, for every machine. A compiler makes one load of it where that is the same.
+    return (
+        <uint64_t>at[0] | <uint64_t>at[1] << 8 | <uint64_t>at[2] << 16 | <uint64_t>at[3] << 24
+        | <uint64_t>at[4] << 32 | <uint64_t>at[5] << 40 | <uint64_t>at[6] << 48 | <uint64_t>at[7] << 56
+    )
+
+
+cdef inline bytes cut(const unsigned char* start, Py_ssize_t begin, Py_ssize_t stop):
+    return PyBytes_FromStringAndSize(<const char*>start + begin, stop - begin)
+
+
+cdef class Hot:
+    """GET, SET, ADD, and CHECK of one key, for all connections of a server: limits, and how many there were."""
+
+    cdef uint64_t _key_bytes, _value_bytes, _request_bytes
+    cdef Py_ssize_t _large
+    cdef readonly int64_t sets, adds, checks
+    cdef readonly Py_ssize_t carried
+
+    def __init__(self, limits, Py_ssize_t large_reply):
+        """`large_reply`: from so many bytes on, a reply is large."""
+        self._key_bytes = limits.key_bytes
+        self._value_bytes = limits.value_bytes
+        self._request_bytes = limits.request_bytes
+        self._large = large_reply
+
+    def serve_one(self, handler, bytes data not None):
+        """Have the handler carry out the one request that `data` is, and return the reply; None if it is not."""
+        cdef Py_ssize_t end = PyBytes_GET_SIZE(data)
+        cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(data)
+        if not end or self._end_of(start, 0, end) != end:
+            return None
+        return self._hand_over(handler, start, 0, end)
+
+    def serve(self, handler, bytes data not None, Py_ssize_t position, Py_ssize_t pause, list replies not None):
+        """Have the handler carry out the requests that begin at `position` and before `pause`.
+
+        Returns where the first one begins that it has not carried out, and how many of the replies are not to a
+        GET. `carried` says how many requests were no GETs, even if the handler raises. Stops behind a large reply.
+        """
+        cdef Py_ssize_t end = PyBytes_GET_SIZE(data), stop, others = 0
+        cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(data)
+        cdef bytes reply
+        self.carried = 0
+        while position < pause:
+            stop = self._end_of(start, position, end)
+            if not stop:
+                break
+            reply = self._hand_over(handler, start, position, stop)
+            if start[position] == GET:
+                replies.append(reply)
+                if PyBytes_GET_SIZE(reply) >= self._large:
+                    pause = stop
+            else:
+                self.carried += 1
+                if PyBytes_GET_SIZE(reply):
+                    replies.append(reply)
+                    others += 1
+            position = stop
+        return position, others
+
+    cdef Py_ssize_t _end_of(self, const unsigned char* start, Py_ssize_t begin, Py_ssize_t end) noexcept:
+        """Where the request ends that begins there; 0 if it is none of these, is not whole, or breaks a limit."""
+        cdef Py_ssize_t stop = begin + 9
+        cdef uint64_t length, value
+        cdef int op
+        if stop > end:
+            return 0
+        op = start[begin]
+        length = number_at(start + begin + 1)
+        if op == CHECK:
+            if length != 1 or stop + 8 > end:
+                return 0
+            length = number_at(start + stop)
+            stop += 8
+        elif op != GET and op != ADD and op != SET:
+            return 0
+        if length > <uint64_t>(end - stop) or length > self._key_bytes:
+            return 0
+        stop += <Py_ssize_t>length
+        if op == ADD or op == SET:
+            if end - stop < 8:
+                return 0
+            if op == SET:
+                value = number_at(start + stop)
+                if value > <uint64_t>(end - stop - 8) or value > self._value_bytes:
+                    return 0
+                stop += <Py_ssize_t>value
+            stop += 8
+        return stop if <uint64_t>(stop - begin) <= self._request_bytes else 0
+
+    cdef bytes _hand_over(self, handler, const unsigned char* start, Py_ssize_t begin, Py_ssize_t stop):
+        """The handler's reply to the request that is there."""
+        cdef int op = start[begin]
+        cdef Py_ssize_t key
+        cdef bytes reply
+        if op == GET:
+            reply = handler.get(cut(start, begin + 9, stop))
+        elif op == ADD:
+            reply = handler.add(cut(start, begin + 9, stop - 8), <int64_t>number_at(start + stop - 8))
+            self.adds += 1
+        elif op == CHECK:
+            reply = handler.check([cut(start, begin + 17, stop)])
+            self.checks += 1
+        else:
+            key = begin + 9 + <Py_ssize_t>number_at(start + begin + 1)
+            reply = handler.set(cut(start, begin + 9, key), cut(start, key + 8, stop))
+            self.sets += 1
+        if reply is None:
+            raise TypeError("a prompt handler leaves nothing unfinished")
+        return reply

@@ -181,7 +181,9 @@ class EtcdCluster:
 
 
 @contextmanager
-def etcd_cluster(folder: Path, count: int = 1, certificate: Path | None = None) -> Iterator[EtcdCluster]:
+def etcd_cluster(
+    folder: Path, count: int = 1, certificate: Path | None = None, options: Sequence[str] = ()
+) -> Iterator[EtcdCluster]:
     """etcd with so many nodes. With a certificate, its clients must have the same one.
 
     The test is skipped where etcd is not installed.
@@ -189,11 +191,10 @@ def etcd_cluster(folder: Path, count: int = 1, certificate: Path | None = None) 
     _require("etcd")
     nodes: list[Node] = []
     cluster = EtcdCluster(nodes)
-    options: list[str] = []
     if certificate is not None:
         key = certificate.with_suffix(".key")
-        options = [f"--cert-file={certificate}", f"--key-file={key}", f"--trusted-ca-file={certificate}"]
-        options.append("--client-cert-auth")
+        files = (f"--cert-file={certificate}", f"--key-file={key}", f"--trusted-ca-file={certificate}")
+        options = (*options, *files, "--client-cert-auth")
         cluster.options = f"?ca={certificate}&cert={certificate}&key={key}"
     ports = free_ports(2 * count)
     peers = ",".join(f"n{number}=http://127.0.0.1:{ports[count + number]}" for number in range(count))

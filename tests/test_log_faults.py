@@ -25,12 +25,14 @@ from engines import (
     redis_cluster,
 )
 from log_contract import read_all
+from rallypoint.replica.engines import etcd_messages
 from rallypoint.replica.engines.address import parse_address
 from rallypoint.replica.engines.etcd_client import EtcdClient
-from rallypoint.replica.engines.etcd_messages import transaction
+from rallypoint.replica.engines.etcd_messages import Outcome, put, transaction
 from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.engines.protobuf import encode
+from rallypoint.replica.engines.protobuf import decode, encode
 from rallypoint.replica.log import (
+    MOST_BYTES,
     Checkpoint,
     EngineAwayError,
     EngineRefusedError,
@@ -39,6 +41,7 @@ from rallypoint.replica.log import (
     Leadership,
     Log,
     LostRecordsError,
+    TrimmedError,
 )
 
 PATIENCE = 20.0
@@ -119,6 +122,17 @@ class LoneNodeContract:
                 assert won.count(True) == 1
                 assert logs[won.index(True)].read(number) == [repr(logs[won.index(True)]).encode()]
 
+    def test_many_short_records_are_read_by_few_calls(self, node: Node, url: str) -> None:
+        with closing(open_log(url)) as log, closing(open_log(url)) as other:
+            term = log.acquire(log.look(), "a:1")
+            for number in range(1, 201):
+                log.append(term, number, b"%d" % number)
+            log.append(term, 201, bytes(MOST_BYTES))
+            log.renew(term)
+            first = other.read(1)
+            rest = other.read(1 + len(first))
+            assert [*first, *rest] == [*(b"%d" % number for number in range(1, 201)), bytes(MOST_BYTES)]
+
     @pytest.mark.slow
     def test_a_follower_that_says_nothing_is_forgotten(self, node: Node, url: str) -> None:
         with closing(open_log(url)) as log:
@@ -159,6 +173,43 @@ class TestEtcdNode(LoneNodeContract):
             with pytest.raises(EngineRefusedError, match="compacted"):
                 client.compact(before)
             assert log.read(4) == [b"record"]
+
+    def test_a_read_far_behind_looks_at_few_keys_and_trimming_lets_others_write(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """etcd counts all keys of a range, whatever its limit. And a trim is done in steps, each with a
+        revision of its own: the cluster writes nothing else during one."""
+        counts: list[int] = []
+
+        def read_outcome(data: bytes) -> Outcome:
+            counts.extend(each.message(1).integer(4) for each in decode(data).messages(3))
+            return original(data)
+
+        original = etcd_messages.read_outcome
+        monkeypatch.setattr(etcd_messages, "read_outcome", read_outcome)
+        client = EtcdClient(parse_address(url))
+        with closing(open_log(url)) as log, closing(client):
+            term = log.acquire(log.look(), "a:1")
+            _fill(client, url, 5_000)
+            assert len(read_all(log)) == 5_000
+            assert max(counts) < 2_000
+            before = client.transact(transaction([], [])).revision
+            log.put_checkpoint(term, Checkpoint(4_990, b"state"))
+            log.trim(term, 4_990)
+            assert client.transact(transaction([], [])).revision - before >= 5
+            for sequence in (1, 3_000, 4_989):
+                with pytest.raises(TrimmedError):
+                    log.read(sequence)
+            assert len(log.read(4_991)) == 10
+            log.append(term, 5_001, b"next")
+
+
+def _fill(client: EtcdClient, url: str, count: int) -> None:
+    """Short records from 1 on, many at once."""
+    key = f"/rallypoint/{parse_address(url).job}/log/"
+    for start in range(1, count + 1, 125):
+        numbers = range(start, min(start + 125, count + 1))
+        client.transact(transaction([], [put(f"{key}{each:020}".encode(), bytes(8)) for each in numbers]))
 
 
 class TestRedisNode(LoneNodeContract):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from rallypoint.errors import UsageError
@@ -36,6 +36,7 @@ from rallypoint.replica.engines.etcd_messages import (
     put,
     transaction,
 )
+from rallypoint.replica.engines.pace import Pace
 from rallypoint.replica.log import (
     MOST_BYTES,
     Checkpoint,
@@ -54,7 +55,7 @@ FOLLOWER_SECONDS: Final = 5
 COMPACT_BYTES: Final = 256 << 20
 """How much the cluster may have in use before this compacts its history. By default it takes 2 GiB."""
 
-_RECORDS_PER_READ: Final = 32
+_RECORDS_PER_TRIM: Final = 1_000
 _PARTS_PER_READ: Final = 8
 _SECONDS_PER_READ: Final = 5.0
 _TERM_BYTES: Final = 8
@@ -72,6 +73,7 @@ class EtcdLog:
         self._owner = secrets.token_hex(8)
         self._address = ""
         self._last_trim = 0
+        self._pace = Pace()
 
     # Leading ------------------------------------------------------------------------------------------------
 
@@ -122,35 +124,50 @@ class EtcdLog:
             raise FencedError(f"{self.name}: there is another record {sequence}")
 
     def read(self, sequence: int) -> Sequence[bytes]:
+        # Not all that follow: etcd would count them, whatever the limit.
+        end = sequence + self._pace.take()
         outcome = self._client.transact(
             transaction(
                 [],
                 [
-                    get(self._record(sequence), self._key("log0"), limit=_RECORDS_PER_READ),
+                    get(self._record(sequence), self._record(end)),
                     get(self._record(sequence - 1), keys_only=True),
+                    get(self._checkpoint),
                 ],
             ),
             seconds=_SECONDS_PER_READ,
         )
-        records, before = outcome.found
-        if records and records[0].key != self._record(sequence):
-            raise TrimmedError(f"{self.name}: record {sequence} is gone, and a checkpoint has its place")
-        if not records and not before and sequence > 1:
-            raise LostRecordsError(f"{self.name}: record {sequence - 1} is gone")
-        return [each.value[_TERM_BYTES:] for each in records]
+        found, before, checkpoint = outcome.found
+        if not found or found[0].key != self._record(sequence):
+            if checkpoint and _about(checkpoint[0]).sequence >= sequence:
+                raise TrimmedError(f"{self.name}: record {sequence} is gone, and a checkpoint has its place")
+            if found or (not before and sequence > 1):
+                gone = sequence if found else sequence - 1
+                raise LostRecordsError(f"{self.name}: record {gone} is gone")
+        records = [each.value[_TERM_BYTES:] for each in found]
+        self._pace.note(records)
+        return records
 
     def trim(self, term: int, sequence: int) -> None:
-        """Drop the records before this one. It stays itself: the next one has to follow one."""
-        last = self._record(sequence)
-        outcome = self._client.transact(
-            transaction(
-                [holds(self._leader, self._mine(term)), present(last)],
-                [delete(self._key("log/"), last)],
-                [get(self._leader)],
+        """Drop the records before this one. It stays itself: the next one has to follow one.
+
+        In steps: while one of many keys is carried out, the whole cluster writes nothing else.
+        """
+        start, last = self._key("log/"), self._record(sequence)
+        request = transaction([], [get(start, last, limit=1, keys_only=True)])
+        outcome = self._client.transact(request, seconds=_SECONDS_PER_READ)
+        (found,) = outcome.found
+        first = int(found[0].key[len(start) :]) if found else sequence
+        for end in (*range(first + _RECORDS_PER_TRIM, sequence, _RECORDS_PER_TRIM), sequence):
+            outcome = self._client.transact(
+                transaction(
+                    [holds(self._leader, self._mine(term)), present(last)],
+                    [delete(start, self._record(end))],
+                    [get(self._leader)],
+                )
             )
-        )
-        if not outcome.succeeded:
-            self._check(term, outcome.found[0])
+            if not outcome.succeeded:
+                self._check(term, outcome.found[0])
         self._compact(outcome.revision)
 
     def _compact(self, revision: int) -> None:
@@ -169,13 +186,15 @@ class EtcdLog:
             (found,) = self._client.transact(transaction([], [get(self._checkpoint)])).found
             if not found:
                 return None
-            sequence, name, length = found[0].value.decode().split()
-            data = b"".join(self._parts(name))
-            if len(data) == int(length):
-                return Checkpoint(int(sequence), data)
+            about = _about(found[0])
+            data = b"".join(self._parts(about.name))
+            if len(data) == about.length:
+                return Checkpoint(about.sequence, data)
             (again,) = self._client.transact(transaction([], [get(self._checkpoint)])).found
             if again == found:
-                raise LostRecordsError(f"{self.name}: parts of the checkpoint of record {sequence} are gone")
+                raise LostRecordsError(
+                    f"{self.name}: parts of the checkpoint of record {about.sequence} are gone"
+                )
 
     def _parts(self, name: str) -> Sequence[bytes]:
         parts: list[bytes] = []
@@ -245,6 +264,19 @@ class EtcdLog:
         if 0 < now < term:
             raise LostRecordsError(f"{self.name}: term {term} is gone; the last one there is {now}")
         raise FencedError(f"{self.name}: term {term} is over; there is term {now}")
+
+
+class _About(NamedTuple):
+    """What the key `checkpoint` holds."""
+
+    sequence: int
+    name: str
+    length: int
+
+
+def _about(found: KeyValue) -> _About:
+    sequence, name, length = found.value.decode().split()
+    return _About(int(sequence), name, int(length))
 
 
 def _is(value: bytes, found: Sequence[KeyValue]) -> bool:

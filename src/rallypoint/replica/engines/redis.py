@@ -29,6 +29,7 @@ from urllib.parse import quote
 from rallypoint.errors import UsageError
 from rallypoint.replica.engines import redis_scripts as scripts
 from rallypoint.replica.engines.address import EngineAddress
+from rallypoint.replica.engines.pace import Pace
 from rallypoint.replica.engines.redis_client import Command, RedisClient
 from rallypoint.replica.log import (
     MOST_BYTES,
@@ -43,8 +44,6 @@ from rallypoint.replica.log import (
 FOLLOWER_SECONDS: Final = 5
 """How long after its last word a standby is forgotten."""
 
-_RECORDS_PER_READ: Final = 32
-
 
 class RedisLog:
     """The log of one job. `acks`: so many replicas must have a write before it counts."""
@@ -58,6 +57,7 @@ class RedisLog:
         self._checkpoint, self._next = f"{prefix}checkpoint", f"{prefix}checkpoint:next"
         self._followers = f"{prefix}followers"
         self._owner = secrets.token_hex(8)
+        self._pace = Pace()
         self._kept = 0
         """While this log leads: up to where replicas have acknowledged the records."""
         self._known = (0, b"")
@@ -98,7 +98,7 @@ class RedisLog:
     def read(self, sequence: int) -> Sequence[bytes]:
         about, entries = self._client.run(
             ("HMGET", self._leader, "owner", "last", "stamp", "kept"),
-            ("XRANGE", self._log, f"{sequence}-0", "+", "COUNT", _RECORDS_PER_READ),
+            ("XRANGE", self._log, f"{sequence}-0", "+", "COUNT", self._pace.take()),
         )
         owner, last, stamp, kept = about
         if int(last or 0) < sequence - 1:
@@ -117,7 +117,9 @@ class RedisLog:
         shown = [(number, fields) for number, fields in records if number <= until]
         if shown:
             self._known = (shown[-1][0], shown[-1][1][b"stamp"])
-        return [fields[b"data"] for _, fields in shown]
+        data = [fields[b"data"] for _, fields in shown]
+        self._pace.note(data)
+        return data
 
     def trim(self, term: int, sequence: int) -> None:
         self._write(scripts.TRIM, (self._leader, self._log), term, sequence)

@@ -30,7 +30,7 @@ from rallypoint.replica.engines.address import parse_address
 from rallypoint.replica.engines.etcd_client import EtcdClient
 from rallypoint.replica.engines.etcd_messages import Outcome, put, transaction
 from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.engines.protobuf import decode, encode
+from rallypoint.replica.engines.protobuf import encode
 from rallypoint.replica.log import (
     MOST_BYTES,
     Checkpoint,
@@ -182,8 +182,9 @@ class TestEtcdNode(LoneNodeContract):
         counts: list[int] = []
 
         def read_outcome(data: bytes) -> Outcome:
-            counts.extend(each.message(1).integer(4) for each in decode(data).messages(3))
-            return original(data)
+            outcome = original(data)
+            counts.extend(outcome.counts)
+            return outcome
 
         original = etcd_messages.read_outcome
         monkeypatch.setattr(etcd_messages, "read_outcome", read_outcome)

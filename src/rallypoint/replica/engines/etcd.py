@@ -2,13 +2,15 @@
 
 All keys are below `/rallypoint/JOB/`:
 
+    lost                why nobody may go on with this log, if somebody has found that records were lost
     leader              term, owner and address. Its last change is the beat: a renewal writes the same again
     log/SEQUENCE        a record: its term in 8 bytes, then its data
     checkpoint          the last checkpoint: its sequence number, name and length
     parts/NAME/NUMBER   its data, in parts
     followers/NAME      the last record that a standby has read; with a lease, so it goes by itself
 
-Every write is one transaction with the condition that `leader` is what its owner has written.
+Every write is one transaction with the condition that `leader` is what its owner has written, and that nobody
+has written `lost`.
 
 etcd keeps each change, also of what is deleted, until its history is compacted: for all users of the cluster
 at once. So that is left to etcd (`--auto-compaction-retention`), which does it every five minutes at best.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -27,6 +30,7 @@ from rallypoint.replica.engines.address import EngineAddress
 from rallypoint.replica.engines.etcd_client import EtcdClient
 from rallypoint.replica.engines.etcd_messages import (
     KeyValue,
+    Outcome,
     absent,
     changed_at,
     delete,
@@ -47,6 +51,7 @@ from rallypoint.replica.log import (
     Leadership,
     LostRecordsError,
     TrimmedError,
+    marked_error,
 )
 
 FOLLOWER_SECONDS: Final = 5
@@ -69,6 +74,7 @@ class EtcdLog:
         self._client = EtcdClient(address)
         self._prefix = f"/rallypoint/{quote(address.job, safe='')}/"
         self._leader = self._key("leader")
+        self._lost = self._key("lost")
         self._checkpoint = self._key("checkpoint")
         self._owner = secrets.token_hex(8)
         self._address = ""
@@ -78,18 +84,25 @@ class EtcdLog:
     # Leading ------------------------------------------------------------------------------------------------
 
     def look(self) -> Leadership:
-        (found,) = self._client.transact(transaction([], [get(self._leader)])).found
-        return _leadership(found)
+        leader, lost = self._client.transact(transaction([], [get(self._leader), get(self._lost)])).found
+        return replace(_leadership(leader), lost=lost[0].value.decode() if lost else "")
 
     def acquire(self, seen: Leadership, address: str) -> int:
         self._address = address
         term = seen.term + 1
         mine = self._mine(term)
         outcome = self._client.transact(
-            transaction([changed_at(self._leader, seen.beat)], [put(self._leader, mine)], [get(self._leader)])
+            transaction(
+                [changed_at(self._leader, seen.beat), absent(self._lost)],
+                [put(self._leader, mine)],
+                [get(self._leader), get(self._lost)],
+            )
         )
-        if not outcome.succeeded and not _is(mine, outcome.found[0]):
-            raise FencedError(f"{self.name}: term {_leadership(outcome.found[0]).term} is under way")
+        if not outcome.succeeded:
+            leader, lost = outcome.found
+            self._check_mark(lost)
+            if not _is(mine, leader):
+                raise FencedError(f"{self.name}: term {_leadership(leader).term} is under way")
         return term
 
     def renew(self, term: int) -> None:
@@ -108,16 +121,11 @@ class EtcdLog:
             raise UsageError(f"a record of {len(data)} bytes is too long")
         key, before = self._record(sequence), self._record(sequence - 1)
         value = term.to_bytes(_TERM_BYTES, "big") + data
-        conditions = [holds(self._leader, self._mine(term)), absent(key)]
-        if sequence > 1:
-            conditions.append(present(before))
-        outcome = self._client.transact(
-            transaction(conditions, [put(key, value)], [get(self._leader), get(key)])
-        )
+        conditions = [absent(key), *([present(before)] if sequence > 1 else [])]
+        outcome = self._attempt(term, conditions, [put(key, value)], [get(key)])
         if outcome.succeeded:
             return
-        leader, there = outcome.found
-        self._check(term, leader)
+        there = outcome.found[-1]
         if not there:
             raise LostRecordsError(f"{self.name}: record {sequence - 1} is gone")
         if not _is(value, there):
@@ -133,11 +141,13 @@ class EtcdLog:
                     get(self._record(sequence), self._record(end)),
                     get(self._record(sequence - 1), keys_only=True),
                     get(self._checkpoint),
+                    get(self._lost),
                 ],
             ),
             seconds=_SECONDS_PER_READ,
         )
-        found, before, checkpoint = outcome.found
+        found, before, checkpoint, lost = outcome.found
+        self._check_mark(lost)
         if not found or found[0].key != self._record(sequence):
             if checkpoint and _about(checkpoint[0]).sequence >= sequence:
                 raise TrimmedError(f"{self.name}: record {sequence} is gone, and a checkpoint has its place")
@@ -153,22 +163,20 @@ class EtcdLog:
 
         In steps: while one of many keys is carried out, the whole cluster writes nothing else.
         """
-        start, last = self._key("log/"), self._record(sequence)
-        request = transaction([], [get(start, last, limit=1, keys_only=True)])
-        outcome = self._client.transact(request, seconds=_SECONDS_PER_READ)
-        (found,) = outcome.found
-        first = int(found[0].key[len(start) :]) if found else sequence
-        for end in (*range(first + _RECORDS_PER_TRIM, sequence, _RECORDS_PER_TRIM), sequence):
-            outcome = self._client.transact(
-                transaction(
-                    [holds(self._leader, self._mine(term)), present(last)],
-                    [delete(start, self._record(end))],
-                    [get(self._leader)],
-                )
-            )
-            if not outcome.succeeded:
-                self._check(term, outcome.found[0])
+        last = self._record(sequence)
+        for older in self._slices(last):
+            outcome = self._attempt(term, [present(last)], [older])
         self._compact(outcome.revision)
+
+    def _slices(self, end: bytes) -> Sequence[bytes]:
+        """Deletions that drop the records before this key, some at a time."""
+        start = self._key("log/")
+        request = transaction([], [get(start, end, limit=1, keys_only=True)])
+        outcome = self._client.transact(request, seconds=_SECONDS_PER_READ)
+        (found,), (count,) = outcome.found, outcome.counts
+        first = int(found[0].key[len(start) :]) if found else 0
+        cuts = range(first + _RECORDS_PER_TRIM, first + count, _RECORDS_PER_TRIM)
+        return [delete(start, cut) for cut in (*map(self._record, cuts), end)]
 
     def _compact(self, revision: int) -> None:
         """Compact the history up to the trim before, if a lot is in use."""
@@ -229,6 +237,24 @@ class EtcdLog:
         (found,) = self._client.transact(transaction([], [get(start, self._key("followers0"))])).found
         return [Follower(unquote(each.key[len(start) :].decode()), int(each.value)) for each in found]
 
+    # Losses, and the end ------------------------------------------------------------------------------------
+
+    def mark_lost(self, why: str) -> None:
+        self._client.transact(transaction([absent(self._lost)], [put(self._lost, why.encode())]))
+
+    def _check_mark(self, found: Sequence[KeyValue]) -> None:
+        if found:
+            raise marked_error(self.name, found[0].value.decode())
+
+    def erase(self) -> None:
+        """The mark goes last: nobody begins with what is left if this ends in the middle."""
+        mark = put(self._lost, b"somebody has begun to erase this log, and has not come to an end")
+        self._client.transact(transaction([], [mark, delete(self._leader)]))
+        for records in self._slices(self._key("log0")):
+            self._client.transact(transaction([], [records]))
+        prefix = self._prefix.encode()
+        self._client.transact(transaction([], [delete(prefix, prefix[:-1] + b"0")]))
+
     def close(self) -> None:
         self._client.close()
 
@@ -250,11 +276,24 @@ class EtcdLog:
 
     def _write(self, term: int, operations: Sequence[bytes], record: bytes | None = None) -> None:
         """Write in this term, and only if there is this record."""
-        conditions = [holds(self._leader, self._mine(term)), *([present(record)] if record else [])]
-        outcome = self._client.transact(transaction(conditions, operations, [get(self._leader)]))
-        if not outcome.succeeded:
-            self._check(term, outcome.found[0])
+        if not self._attempt(term, [present(record)] if record else [], operations).succeeded:
             raise LostRecordsError(f"{self.name}: the record of a checkpoint is gone")
+
+    def _attempt(
+        self,
+        term: int,
+        conditions: Sequence[bytes],
+        operations: Sequence[bytes],
+        otherwise: Sequence[bytes] = (),
+    ) -> Outcome:
+        """Write in this term, on these conditions. If they do not hold, the outcome ends with `otherwise`."""
+        conditions = [holds(self._leader, self._mine(term)), absent(self._lost), *conditions]
+        reads = [get(self._leader), get(self._lost), *otherwise]
+        outcome = self._client.transact(transaction(conditions, operations, reads))
+        if not outcome.succeeded:
+            self._check_mark(outcome.found[1])
+            self._check(term, outcome.found[0])
+        return outcome
 
     def _check(self, term: int, found: Sequence[KeyValue]) -> None:
         """Raise what the key `leader` says to a write in this term; nothing if that term is under way."""

@@ -9,7 +9,8 @@ is cut off, or was paused, goes on taking writes until it learns that there is a
 they are lost. With `acks`, the Sentinels are asked before a write counts if its replicas have changed.
 
 A loss is not repaired. It is found where it can be: records have no gap, each knows who wrote the one before
-it, and a term has an owner. Then LostRecordsError is raised, and nobody goes on with another history.
+it, and a term has an owner. Then LostRecordsError is raised, and who finds it marks the log, so that nobody
+goes on with another history.
 
 All keys begin with `rallypoint:{JOB}:`:
 
@@ -39,6 +40,7 @@ from rallypoint.replica.log import (
     Leadership,
     LostRecordsError,
     TrimmedError,
+    marked_error,
 )
 
 FOLLOWER_SECONDS: Final = 5
@@ -66,17 +68,20 @@ class RedisLog:
     # Leading ------------------------------------------------------------------------------------------------
 
     def look(self) -> Leadership:
-        ((term, beat, address),) = self._client.run(("HMGET", self._leader, "term", "beat", "address"))
-        return Leadership(int(term or 0), int(beat or 0), (address or b"").decode())
+        ((term, beat, address, lost),) = self._client.run(
+            ("HMGET", self._leader, "term", "beat", "address", "lost")
+        )
+        return Leadership(int(term or 0), int(beat or 0), (address or b"").decode(), (lost or b"").decode())
 
     def acquire(self, seen: Leadership, address: str) -> int:
         term = seen.term + 1
-        word, number = self._eval(
+        word, about = self._eval(
             scripts.ACQUIRE, (self._leader,), seen.term, seen.beat, term, self._owner, address
         )
+        self._check_mark(about if word == scripts.MARKED else None)
         if word != scripts.OK:
-            raise FencedError(f"{self.name}: term {int(number)} is under way")
-        self._kept = int(number)  # the replicas that have acknowledged this have all that was before
+            raise FencedError(f"{self.name}: term {int(about)} is under way")
+        self._kept = int(about)  # the replicas that have acknowledged this have all that was before
         return term
 
     def renew(self, term: int) -> None:
@@ -97,10 +102,11 @@ class RedisLog:
 
     def read(self, sequence: int) -> Sequence[bytes]:
         about, entries = self._client.run(
-            ("HMGET", self._leader, "owner", "last", "stamp", "kept"),
+            ("HMGET", self._leader, "owner", "last", "stamp", "kept", "lost"),
             ("XRANGE", self._log, f"{sequence}-0", "+", "COUNT", self._pace.take()),
         )
-        owner, last, stamp, kept = about
+        owner, last, stamp, kept, lost = about
+        self._check_mark(lost)
         if int(last or 0) < sequence - 1:
             raise LostRecordsError(
                 f"{self.name}: record {sequence - 1} is gone; the last one is {int(last or 0)}"
@@ -162,6 +168,19 @@ class RedisLog:
             (Follower(name.decode(), int(number)) for name, number in pairs), key=lambda each: each.name
         )
 
+    # Losses, and the end ------------------------------------------------------------------------------------
+
+    def mark_lost(self, why: str) -> None:
+        self._eval(scripts.MARK_LOST, (self._leader,), why)
+
+    def _check_mark(self, lost: bytes | None) -> None:
+        if lost is not None:
+            raise marked_error(self.name, lost.decode())
+
+    def erase(self) -> None:
+        keys = (self._leader, self._log, self._checkpoint, self._next, self._followers)
+        self._client.run(("UNLINK", *keys))
+
     def close(self) -> None:
         self._client.close()
 
@@ -169,6 +188,7 @@ class RedisLog:
 
     def _write(self, script: str, keys: Sequence[str], term: int, *arguments: str | bytes | int) -> None:
         word, *about = self._eval(script, keys, term, self._owner, *arguments)
+        self._check_mark(about[0] if word == scripts.MARKED else None)
         if word == scripts.OTHER_TERM and 0 < int(about[0]) < term:
             raise LostRecordsError(f"{self.name}: term {term} is gone; the last one there is {int(about[0])}")
         if word == scripts.OTHER_TERM:

@@ -1,7 +1,8 @@
 """The Lua scripts of a log on Redis: each checks the term and writes, as one.
 
 KEYS[1] is the hash `leader`: term, owner, address, beat; `last` and `stamp`, the number of the last record
-and who wrote it; `kept`, up to where replicas are known to have the records. Of other keys, see `redis.py`.
+and who wrote it; `kept`, up to where replicas are known to have the records; `lost`, why nobody may go on. Of
+other keys, see `redis.py`.
 
 Each returns a word, and what explains it. Each writes something, also when it is repeated and finds its work
 done: WAIT is about what a connection has written.
@@ -15,10 +16,14 @@ OK: Final = b"ok"
 OTHER_TERM: Final = b"other term"
 OTHER_RECORD: Final = b"other record"
 LOST: Final = b"lost"
+MARKED: Final = b"marked"
 
 ACQUIRE: Final = """
 local seen_term, seen_beat, term, owner, address = unpack(ARGV)
-local now = redis.call('HMGET', KEYS[1], 'term', 'beat', 'owner', 'address', 'last')
+local now = redis.call('HMGET', KEYS[1], 'term', 'beat', 'owner', 'address', 'last', 'lost')
+if now[6] then
+  return {'marked', now[6]}
+end
 if (now[1] or '0') == seen_term and (now[2] or '0') == seen_beat then
   if not now[2] then
     local time = redis.call('TIME')
@@ -34,7 +39,10 @@ return {'ok', now[5] or '0'}
 """The first beat is the time: if Redis has lost all, no beat comes a second time."""
 
 _CHECK: Final = """
-local now = redis.call('HMGET', KEYS[1], 'term', 'owner')
+local now = redis.call('HMGET', KEYS[1], 'term', 'owner', 'lost')
+if now[3] then
+  return {'marked', now[3]}
+end
 if now[1] ~= ARGV[1] or now[2] ~= ARGV[2] then
   return {'other term', now[1] or '0'}
 end
@@ -106,6 +114,12 @@ if redis.call('HLEN', KEYS[2]) ~= parts + 2 then
 end
 redis.call('RENAME', KEYS[2], KEYS[3])
 return {{'ok'}}
+"""
+
+MARK_LOST: Final = """
+redis.call('HSETNX', KEYS[1], 'lost', ARGV[1])
+redis.call('HINCRBY', KEYS[1], 'repeated', 1)
+return {'ok'}
 """
 
 ANNOUNCE: Final = """

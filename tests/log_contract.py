@@ -16,6 +16,7 @@ from rallypoint.errors import UsageError
 from rallypoint.replica.log import (
     MOST_BYTES,
     Checkpoint,
+    Extent,
     FencedError,
     Follower,
     Leadership,
@@ -66,6 +67,7 @@ class LogContract:
         assert log.read(1) == []
         assert log.checkpoint() is None
         assert log.followers() == []
+        assert log.measure() == Extent()
 
     def test_records_come_back_in_order_to_all(self, site: Site) -> None:
         leader, term = site.lead()
@@ -195,6 +197,7 @@ class LogContract:
         data = bytes(range(251)) * (length // 251 + 1)
         for sequence in (2, 3):
             leader.put_checkpoint(term, Checkpoint(sequence, data[sequence : sequence + length]))
+            assert site.open().measure() == Extent(3, sequence, length)
             assert site.open().checkpoint() == Checkpoint(sequence, data[sequence : sequence + length])
 
     def test_a_checkpoint_is_not_ahead_of_the_log(self, site: Site) -> None:

@@ -14,6 +14,7 @@ from rallypoint.replica.log import (
     MOST_BYTES,
     Checkpoint,
     EngineAwayError,
+    Extent,
     FencedError,
     Follower,
     Leadership,
@@ -172,6 +173,11 @@ class MemoryLog:
     def followers(self) -> Sequence[Follower]:
         self._memory.begin(writes=False)
         return sorted(self._memory.followers.values(), key=lambda each: each.name)
+
+    def measure(self) -> Extent:
+        self._memory.begin(writes=False)
+        kept = self._memory.checkpoint
+        return Extent(len(self._memory.records), *((kept.sequence, len(kept.data)) if kept else ()))
 
     def mark_lost(self, why: str) -> None:
         memory = self._memory

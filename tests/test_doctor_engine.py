@@ -27,7 +27,7 @@ from rallypoint.diagnose.doctor.engine import (
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, State
 from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import Checkpoint, Follower, Leadership
+from rallypoint.replica.log import Extent, Follower, Leadership
 
 F, W, N, U, OK = State.FAILURE, State.WARNING, State.NOTE, State.UNKNOWN, State.OK
 
@@ -114,7 +114,7 @@ def test_what_is_wrong_with_a_redis(change: dict[str, Any], acks: int, state: St
     assert (found, words in text) == (state, True), text
 
 
-LED = LogFacts(Leadership(3, 9, "a:1"), True, [Follower("a:1", 5), Follower("b:1", 5)], Checkpoint(4, b"12"))
+LED = LogFacts(Leadership(3, 9, "a:1"), True, [Follower("a:1", 5), Follower("b:1", 5)], Extent(1, 4, 2))
 
 
 def test_who_leads() -> None:
@@ -127,6 +127,9 @@ def test_who_leads() -> None:
     )
     assert worst_of(judge_log(replace(LED, is_alive=False)))[0][0] is W
     assert worst_of(judge_log(replace(LED, leadership=Leadership(3, 9, ""))))[0][0] is N
+    (marked, *_) = judge_log(replace(LED, leadership=Leadership(3, 9, "a:1", "record 7 is gone")))
+    assert (marked.state, "record 7 is gone" in marked.found) == (F, True)
+    assert "rallypoint erase" in marked.hint
 
 
 # Real engines

@@ -25,6 +25,7 @@ from engines import (
     redis_cluster,
 )
 from log_contract import read_all
+from rallypoint.replica.core.records import FormatError
 from rallypoint.replica.engines import etcd_messages
 from rallypoint.replica.engines.address import parse_address
 from rallypoint.replica.engines.etcd_client import EtcdClient
@@ -204,6 +205,25 @@ class TestEtcdNode(LoneNodeContract):
             assert len(log.read(4_991)) == 10
             log.append(term, 5_001, b"next")
 
+    def test_what_cannot_be_read_is_told(self, url: str) -> None:
+        client = EtcdClient(parse_address(url))
+        with closing(open_log(url)) as log, closing(client):
+            term = log.acquire(log.look(), "a:1")
+            _write(client, url, "checkpoint", b"x")
+            _write(client, url, "followers/a", b"\xff")
+            for call in (log.checkpoint, log.measure, log.followers, lambda: log.read(1)):
+                with pytest.raises(FormatError, match="cannot be read"):
+                    call()
+            _write(client, url, "leader", b"\xff 1")
+            seen = Leadership(0, 0)
+            for ask_who in (log.look, lambda: log.renew(term), lambda: log.acquire(seen, "b:1")):
+                with pytest.raises(FormatError, match="who leads cannot be read"):
+                    ask_who()
+
+
+def _write(client: EtcdClient, url: str, name: str, value: bytes) -> None:
+    client.transact(transaction([], [put(f"/rallypoint/{parse_address(url).job}/{name}".encode(), value)]))
+
 
 def _fill(client: EtcdClient, url: str, count: int) -> None:
     """Short records from 1 on, many at once."""
@@ -221,6 +241,45 @@ class TestRedisNode(LoneNodeContract):
     @pytest.fixture
     def url(self, redis: RedisCluster, request: pytest.FixtureRequest) -> str:
         return redis.url(request.node.name)
+
+    def test_a_checkpoint_whose_parts_are_gone(self, redis: RedisCluster, url: str) -> None:
+        with closing(open_log(url)) as log:
+            term = log.acquire(log.look(), "a:1")
+            log.append(term, 1, b"one")
+            log.put_checkpoint(term, Checkpoint(1, b"state"))
+            key = f"rallypoint:{{{parse_address(url).job}}}:checkpoint"
+            assert ask(redis.nodes[0], "HDEL", key, "0") == 1
+            with pytest.raises(LostRecordsError, match="parts of the last checkpoint are gone"):
+                log.checkpoint()
+
+    def test_what_cannot_be_read_is_told(self, redis: RedisCluster, url: str) -> None:
+        prefix = f"rallypoint:{{{parse_address(url).job}}}:"
+        with closing(open_log(url)) as log:
+            term = log.acquire(log.look(), "a:1")
+            ask(redis.nodes[0], "HSET", f"{prefix}checkpoint", "name", "x", "parts", "1", "length", "y")
+            ask(redis.nodes[0], "HSET", f"{prefix}followers", "a:1", "\u20ac")
+            for call in (log.checkpoint, log.measure, log.followers):
+                with pytest.raises(FormatError, match="cannot be read"):
+                    call()
+            ask(redis.nodes[0], "XADD", f"{prefix}log", "1-0", "no", "data")
+            ask(redis.nodes[0], "HSET", f"{prefix}leader", "last", "1", "kept", "1")
+            with pytest.raises(FormatError, match="a record from 1 on cannot be read"):
+                log.read(1)
+            ask(redis.nodes[0], "HSET", f"{prefix}leader", "term", "first")
+            seen = Leadership(0, 0)
+            for ask_who in (log.look, lambda: log.renew(term), lambda: log.acquire(seen, "b:1")):
+                with pytest.raises(FormatError, match="who leads cannot be read"):
+                    ask_who()
+
+    def test_asking_who_stands_by_writes_nothing(self, redis: RedisCluster, url: str) -> None:
+        key = f"rallypoint:{{{parse_address(url).job}}}:followers"
+        ask(redis.nodes[0], "HSET", key, "gone", "7 100")
+        with closing(open_log(url)) as log:
+            assert log.followers() == []
+            assert ask(redis.nodes[0], "HLEN", key) == 1
+            log.announce(Follower("here", 2))
+            assert log.followers() == [Follower("here", 2)]
+            assert ask(redis.nodes[0], "HLEN", key) == 1
 
     def test_a_record_that_is_not_the_one_that_it_was(self, redis: RedisCluster) -> None:
         """As when a master that was lost had acknowledged it: then another history has begun."""

@@ -80,6 +80,16 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Extent:
+    """How much an engine keeps of a log."""
+
+    records: int = 0
+    checkpoint: int = 0
+    """The number of the record that the last checkpoint is of; 0: there is none."""
+    checkpoint_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Follower:
     """A process that stands by."""
 
@@ -142,6 +152,9 @@ class Log(Protocol):
 
     def followers(self) -> Sequence[Follower]:
         """Who stands by."""
+
+    def measure(self) -> Extent:
+        """How much there is; nothing of it is fetched."""
 
     def mark_lost(self, why: str) -> None:
         """Say that the engine has lost records: nobody is to go on with what is left.

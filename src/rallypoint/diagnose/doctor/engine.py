@@ -20,7 +20,7 @@ from rallypoint.errors import RallypointError
 from rallypoint.replica.core.watch import SILENCE_SECONDS
 from rallypoint.replica.engines.address import ETCD, SENTINEL, EngineAddress, parse_address
 from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import Checkpoint, Follower, Leadership, Log
+from rallypoint.replica.log import Extent, Follower, Leadership, Log, marked_error
 from rallypoint.text import counted, fine_duration, size
 
 _ROUND_TRIPS: Final = 10
@@ -50,7 +50,7 @@ def check_engine(situation: Situation) -> Iterator[Finding]:
                 yield from judge_etcd(_ask_etcd(address))
             else:
                 yield from judge_redis(_ask_redis(address), situation.acks)
-            yield from judge_log(_ask_log(log))
+            yield from judge_log(ask_log(log))
     except RallypointError as error:
         hint = error.hint or "is it up? look for a firewall, another port, or TLS on one side only"
         yield failure("engine", error.message, hint)
@@ -325,15 +325,15 @@ class LogFacts:
     is_alive: bool
     """Whether the leader gave a sign of life while it was watched."""
     followers: Sequence[Follower]
-    checkpoint: Checkpoint | None
+    extent: Extent
 
 
-def _ask_log(log: Log) -> LogFacts:
+def ask_log(log: Log) -> LogFacts:
     first = log.look()
     if first.address:
         time.sleep(SILENCE_SECONDS)
     last = log.look()
-    return LogFacts(last, last != first, log.followers(), log.checkpoint())
+    return LogFacts(last, last != first, log.followers(), log.measure())
 
 
 def judge_log(facts: LogFacts) -> Iterator[Finding]:
@@ -341,7 +341,10 @@ def judge_log(facts: LogFacts) -> Iterator[Finding]:
     others = [each.name for each in facts.followers if each.name != leader]
     standing = f"{', '.join(others)} {'stands' if len(others) == 1 else 'stand'} by" if others else ""
     serve = "run `rallypoint serve --engine` on a second machine"
-    if not leader:
+    if facts.leadership.lost:
+        error = marked_error("the log of this job", facts.leadership.lost)
+        yield failure("engine", error.message, error.hint)
+    elif not leader:
         yield note("engine", f"nobody leads this job{f'; {standing}' if others else ' yet'}")
     elif not facts.is_alive:
         found = f"{leader} leads in term {term}, and has given no sign for {SILENCE_SECONDS:g} s"
@@ -350,6 +353,6 @@ def judge_log(facts: LogFacts) -> Iterator[Finding]:
         yield warning("engine", f"{leader} leads in term {term}, and nobody stands by", serve)
     else:
         yield ok("engine", f"{leader} leads in term {term}; {standing}")
-    if facts.checkpoint is not None:
-        sequence, length = facts.checkpoint.sequence, size(len(facts.checkpoint.data))
+    if facts.extent.checkpoint:
+        sequence, length = facts.extent.checkpoint, size(facts.extent.checkpoint_bytes)
         yield ok("engine", f"the last checkpoint, of record {sequence:,}, takes {length}")

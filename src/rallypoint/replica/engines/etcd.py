@@ -41,11 +41,13 @@ from rallypoint.replica.engines.etcd_messages import (
     transaction,
 )
 from rallypoint.replica.engines.pace import Pace
+from rallypoint.replica.engines.parsing import parsing
 from rallypoint.replica.log import (
     MOST_BYTES,
     Checkpoint,
     EngineAwayError,
     EngineRefusedError,
+    Extent,
     FencedError,
     Follower,
     Leadership,
@@ -85,7 +87,8 @@ class EtcdLog:
 
     def look(self) -> Leadership:
         leader, lost = self._client.transact(transaction([], [get(self._leader), get(self._lost)])).found
-        return replace(_leadership(leader), lost=lost[0].value.decode() if lost else "")
+        with parsing(self.name, "who leads"):
+            return replace(_leadership(leader), lost=lost[0].value.decode() if lost else "")
 
     def acquire(self, seen: Leadership, address: str) -> int:
         self._address = address
@@ -102,7 +105,8 @@ class EtcdLog:
             leader, lost = outcome.found
             self._check_mark(lost)
             if not _is(mine, leader):
-                raise FencedError(f"{self.name}: term {_leadership(leader).term} is under way")
+                with parsing(self.name, "who leads"):
+                    raise FencedError(f"{self.name}: term {_leadership(leader).term} is under way")
         return term
 
     def renew(self, term: int) -> None:
@@ -149,7 +153,7 @@ class EtcdLog:
         found, before, checkpoint, lost = outcome.found
         self._check_mark(lost)
         if not found or found[0].key != self._record(sequence):
-            if checkpoint and _about(checkpoint[0]).sequence >= sequence:
+            if checkpoint and self._about(checkpoint[0]).sequence >= sequence:
                 raise TrimmedError(f"{self.name}: record {sequence} is gone, and a checkpoint has its place")
             if found or (not before and sequence > 1):
                 gone = sequence if found else sequence - 1
@@ -174,7 +178,8 @@ class EtcdLog:
         request = transaction([], [get(start, end, limit=1, keys_only=True)])
         outcome = self._client.transact(request, seconds=_SECONDS_PER_READ)
         (found,), (count,) = outcome.found, outcome.counts
-        first = int(found[0].key[len(start) :]) if found else 0
+        number = found[0].key[len(start) :] if found else b""
+        first = int(number) if number.isdigit() else 0
         cuts = range(first + _RECORDS_PER_TRIM, first + count, _RECORDS_PER_TRIM)
         return [delete(start, cut) for cut in (*map(self._record, cuts), end)]
 
@@ -194,7 +199,7 @@ class EtcdLog:
             (found,) = self._client.transact(transaction([], [get(self._checkpoint)])).found
             if not found:
                 return None
-            about = _about(found[0])
+            about = self._about(found[0])
             data = b"".join(self._parts(about.name))
             if len(data) == about.length:
                 return Checkpoint(about.sequence, data)
@@ -235,7 +240,19 @@ class EtcdLog:
     def followers(self) -> Sequence[Follower]:
         start = self._key("followers/")
         (found,) = self._client.transact(transaction([], [get(start, self._key("followers0"))])).found
-        return [Follower(unquote(each.key[len(start) :].decode()), int(each.value)) for each in found]
+        with parsing(self.name, "the list of who stands by"):
+            return [Follower(unquote(each.key[len(start) :].decode()), int(each.value)) for each in found]
+
+    def measure(self) -> Extent:
+        records = get(self._key("log/"), self._key("log0"), limit=1, keys_only=True)
+        outcome = self._client.transact(
+            transaction([], [records, get(self._checkpoint)]), seconds=_SECONDS_PER_READ
+        )
+        checkpoint = outcome.found[1]
+        if not checkpoint:
+            return Extent(outcome.counts[0])
+        about = self._about(checkpoint[0])
+        return Extent(outcome.counts[0], about.sequence, about.length)
 
     # Losses, and the end ------------------------------------------------------------------------------------
 
@@ -270,6 +287,11 @@ class EtcdLog:
     def _part(self, name: str, number: int) -> bytes:
         return self._key(f"parts/{name}/{number:010}")
 
+    def _about(self, checkpoint: KeyValue) -> _About:
+        with parsing(self.name, "the head of the checkpoint"):
+            sequence, name, length = checkpoint.value.decode().split()
+            return _About(int(sequence), name, int(length))
+
     def _mine(self, term: int) -> bytes:
         """What the key `leader` holds while this log leads."""
         return f"{term} {self._owner} {self._address}".encode()
@@ -299,7 +321,8 @@ class EtcdLog:
         """Raise what the key `leader` says to a write in this term; nothing if that term is under way."""
         if _is(self._mine(term), found):
             return
-        now = _leadership(found).term
+        with parsing(self.name, "who leads"):
+            now = _leadership(found).term
         if 0 < now < term:
             raise LostRecordsError(f"{self.name}: term {term} is gone; the last one there is {now}")
         raise FencedError(f"{self.name}: term {term} is over; there is term {now}")
@@ -311,11 +334,6 @@ class _About(NamedTuple):
     sequence: int
     name: str
     length: int
-
-
-def _about(found: KeyValue) -> _About:
-    sequence, name, length = found.value.decode().split()
-    return _About(int(sequence), name, int(length))
 
 
 def _is(value: bytes, found: Sequence[KeyValue]) -> bool:

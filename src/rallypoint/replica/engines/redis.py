@@ -16,7 +16,7 @@ All keys begin with `rallypoint:{JOB}:`:
 
     leader        a hash: see `redis_scripts.py`
     log           a stream: the sequence number of a record is its id
-    checkpoint    a hash: name, number of parts, and the parts by number; `checkpoint:next` while it is made
+    checkpoint    a hash: name, length, number of parts, parts by number; `checkpoint:next` while it is made
     followers     a hash: see `redis_scripts.py`
 """
 
@@ -31,10 +31,12 @@ from rallypoint.errors import UsageError
 from rallypoint.replica.engines import redis_scripts as scripts
 from rallypoint.replica.engines.address import EngineAddress
 from rallypoint.replica.engines.pace import Pace
+from rallypoint.replica.engines.parsing import parsing
 from rallypoint.replica.engines.redis_client import Command, RedisClient
 from rallypoint.replica.log import (
     MOST_BYTES,
     Checkpoint,
+    Extent,
     FencedError,
     Follower,
     Leadership,
@@ -71,7 +73,10 @@ class RedisLog:
         ((term, beat, address, lost),) = self._client.run(
             ("HMGET", self._leader, "term", "beat", "address", "lost")
         )
-        return Leadership(int(term or 0), int(beat or 0), (address or b"").decode(), (lost or b"").decode())
+        with parsing(self.name, "who leads"):
+            return Leadership(
+                int(term or 0), int(beat or 0), (address or b"").decode(), (lost or b"").decode()
+            )
 
     def acquire(self, seen: Leadership, address: str) -> int:
         term = seen.term + 1
@@ -79,9 +84,11 @@ class RedisLog:
             scripts.ACQUIRE, (self._leader,), seen.term, seen.beat, term, self._owner, address
         )
         self._check_mark(about if word == scripts.MARKED else None)
+        with parsing(self.name, "who leads"):
+            number = int(about)
         if word != scripts.OK:
-            raise FencedError(f"{self.name}: term {int(about)} is under way")
-        self._kept = int(about)  # the replicas that have acknowledged this have all that was before
+            raise FencedError(f"{self.name}: term {number} is under way")
+        self._kept = number  # the replicas that have acknowledged this have all that was before
         return term
 
     def renew(self, term: int) -> None:
@@ -105,6 +112,13 @@ class RedisLog:
             ("HMGET", self._leader, "owner", "last", "stamp", "kept", "lost"),
             ("XRANGE", self._log, f"{sequence}-0", "+", "COUNT", self._pace.take()),
         )
+        with parsing(self.name, f"a record from {sequence} on"):
+            records = self._judge_read(sequence, about, entries)
+        self._pace.note(records)
+        return records
+
+    def _judge_read(self, sequence: int, about: Any, entries: Any) -> Sequence[bytes]:
+        """What may be shown of what is there from this record on."""
         owner, last, stamp, kept, lost = about
         self._check_mark(lost)
         if int(last or 0) < sequence - 1:
@@ -123,9 +137,7 @@ class RedisLog:
         shown = [(number, fields) for number, fields in records if number <= until]
         if shown:
             self._known = (shown[-1][0], shown[-1][1][b"stamp"])
-        data = [fields[b"data"] for _, fields in shown]
-        self._pace.note(data)
-        return data
+        return [fields[b"data"] for _, fields in shown]
 
     def trim(self, term: int, sequence: int) -> None:
         self._write(scripts.TRIM, (self._leader, self._log), term, sequence)
@@ -134,17 +146,23 @@ class RedisLog:
 
     def checkpoint(self) -> Checkpoint | None:
         while True:
-            ((name, count),) = self._client.run(("HMGET", self._checkpoint, "name", "parts"))
-            if name is None:
+            head = self._checkpoint_head()
+            if head is None:
                 return None
-            parts: list[bytes] = []
-            for number in range(int(count)):
-                ((again, part),) = self._client.run(("HMGET", self._checkpoint, "name", number))
-                if again != name or part is None:
-                    break
-                parts.append(part)
-            else:
-                return Checkpoint(int(name.split()[0]), b"".join(parts))
+            sequence, _, count, length = head
+            parts = [self._client.run(("HGET", self._checkpoint, number))[0] for number in range(count)]
+            if self._checkpoint_head() != head:
+                continue  # another one has taken its place meanwhile
+            data = b"".join(part or b"" for part in parts)
+            if len(data) != length:
+                raise LostRecordsError(f"{self.name}: parts of the last checkpoint are gone")
+            return Checkpoint(sequence, data)
+
+    def _checkpoint_head(self) -> tuple[int, bytes, int, int] | None:
+        """The number of its record, its name, the number of its parts, and its length."""
+        ((name, parts, length),) = self._client.run(("HMGET", self._checkpoint, "name", "parts", "length"))
+        with parsing(self.name, "the head of the checkpoint"):
+            return None if name is None else (int(name.split()[0]), name, int(parts), int(length))
 
     def put_checkpoint(self, term: int, checkpoint: Checkpoint) -> None:
         data = checkpoint.data
@@ -153,7 +171,7 @@ class RedisLog:
         for number, piece in enumerate(pieces):
             self._write(scripts.PUT_PART, (self._leader, self._next), term, name, number, piece)
         keys = (self._leader, self._next, self._checkpoint)
-        self._write(scripts.PUT_CHECKPOINT, keys, term, name, len(pieces), checkpoint.sequence)
+        self._write(scripts.PUT_CHECKPOINT, keys, term, name, len(pieces), checkpoint.sequence, len(data))
 
     # Followers ----------------------------------------------------------------------------------------------
 
@@ -162,11 +180,19 @@ class RedisLog:
         self._client.run(("EVAL", scripts.ANNOUNCE, 1, self._followers, *arguments))
 
     def followers(self) -> Sequence[Follower]:
-        (found,) = self._client.run(("EVAL", scripts.FOLLOWERS, 1, self._followers, FOLLOWER_SECONDS))
-        pairs = zip(found[::2], found[1::2], strict=True)
-        return sorted(
-            (Follower(name.decode(), int(number)) for name, number in pairs), key=lambda each: each.name
-        )
+        (now, _), found = self._client.run(("TIME",), ("HGETALL", self._followers))
+        with parsing(self.name, "the list of who stands by"):
+            said = {name.decode(): [int(each) for each in text.split()] for name, text in found.items()}
+            return [
+                Follower(name, sequence)
+                for name, (sequence, time) in sorted(said.items())
+                if now - time < FOLLOWER_SECONDS
+            ]
+
+    def measure(self) -> Extent:
+        (records,) = self._client.run(("XLEN", self._log))
+        head = self._checkpoint_head()
+        return Extent(records, *((head[0], head[3]) if head is not None else ()))
 
     # Losses, and the end ------------------------------------------------------------------------------------
 
@@ -189,14 +215,16 @@ class RedisLog:
     def _write(self, script: str, keys: Sequence[str], term: int, *arguments: str | bytes | int) -> None:
         word, *about = self._eval(script, keys, term, self._owner, *arguments)
         self._check_mark(about[0] if word == scripts.MARKED else None)
-        if word == scripts.OTHER_TERM and 0 < int(about[0]) < term:
-            raise LostRecordsError(f"{self.name}: term {term} is gone; the last one there is {int(about[0])}")
+        with parsing(self.name, "who leads"):
+            number = int(about[0]) if about else 0
+        if word == scripts.OTHER_TERM and 0 < number < term:
+            raise LostRecordsError(f"{self.name}: term {term} is gone; the last one there is {number}")
         if word == scripts.OTHER_TERM:
-            raise FencedError(f"{self.name}: term {term} is over; there is term {int(about[0])}")
+            raise FencedError(f"{self.name}: term {term} is over; there is term {number}")
         if word == scripts.OTHER_RECORD:
             raise FencedError(f"{self.name}: there is another record of this number")
         if word == scripts.LOST:
-            raise LostRecordsError(f"{self.name}: what was before this is gone; the last is {int(about[0])}")
+            raise LostRecordsError(f"{self.name}: what was before this is gone; the last is {number}")
 
     def _eval(self, script: str, keys: Sequence[str], *arguments: str | bytes | int) -> list[Any]:
         command: Command = ("EVAL", script, len(keys), *keys, *arguments)

@@ -98,7 +98,7 @@ return {{'ok'}}
 """
 
 PUT_CHECKPOINT: Final = f"""{_CHECK}
-local name, parts, sequence = ARGV[3], ARGV[4], ARGV[5]
+local name, parts, sequence, length = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local last = redis.call('HGET', KEYS[1], 'last') or '0'
 if tonumber(last) < tonumber(sequence) then
   return {{'lost', last}}
@@ -108,8 +108,8 @@ if redis.call('HGET', KEYS[3], 'name') == name then
   redis.call('DEL', KEYS[2])
   return {{'ok'}}
 end
-redis.call('HSET', KEYS[2], 'name', name, 'parts', parts)
-if redis.call('HLEN', KEYS[2]) ~= parts + 2 then
+redis.call('HSET', KEYS[2], 'name', name, 'parts', parts, 'length', length)
+if redis.call('HLEN', KEYS[2]) ~= parts + 3 then
   return {{'lost', '0'}}
 end
 redis.call('RENAME', KEYS[2], KEYS[3])
@@ -124,23 +124,14 @@ return {'ok'}
 
 ANNOUNCE: Final = """
 local time = redis.call('TIME')[1]
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. time)
-return redis.call('EXPIRE', KEYS[1], ARGV[3])
-"""
-"""KEYS[1] is the hash `followers`: of each the record, and when it said so."""
-
-FOLLOWERS: Final = """
-local time = redis.call('TIME')[1]
-local alive = {}
 local all = redis.call('HGETALL', KEYS[1])
 for index = 1, #all, 2 do
-  local sequence, said = string.match(all[index + 1], '(%d+) (%d+)')
-  if time - said < tonumber(ARGV[1]) then
-    table.insert(alive, all[index])
-    table.insert(alive, sequence)
-  else
+  local said = string.match(all[index + 1], '%d+ (%d+)')
+  if time - said >= tonumber(ARGV[3]) then
     redis.call('HDEL', KEYS[1], all[index])
   end
 end
-return alive
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. time)
+return redis.call('EXPIRE', KEYS[1], ARGV[3])
 """
+"""KEYS[1] is the hash `followers`: of each the record, and when it said so. Silent ones are dropped."""

@@ -38,7 +38,7 @@ def release_lead(log: Log, term: int) -> None:
 def mark_lost(log: Log, error: LostRecordsError) -> None:
     """Let nobody go on with a log that has lost records: the others may not know them."""
     try:
-        log.mark_lost(error.message)
+        log.mark_lost(error.message.removeprefix(f"{log.name}: "))
     except RallypointError as failure:
         logger.warning("could not mark the log as one that has lost records: %s", failure.message)
 

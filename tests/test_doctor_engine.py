@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,8 @@ from rallypoint.diagnose.doctor.engine import (
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, State
 from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import Extent, Follower, Leadership
+from rallypoint.replica.engines.redis_rights import COMMANDS
+from rallypoint.replica.log import Checkpoint, Extent, Follower, Leadership
 
 F, W, N, U, OK = State.FAILURE, State.WARNING, State.NOTE, State.UNKNOWN, State.OK
 
@@ -167,6 +170,45 @@ class _led:  # noqa: N801
 
     def __exit__(self, *_: object) -> None:
         self._log.close()
+
+
+def test_a_user_of_redis_with_few_rights(tmp_path: Path) -> None:
+    """The guide names all that are needed. A user that has them can do all that a log does."""
+    guide = (Path(__file__).parents[1] / "docs/guides/survival.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"ACL SETUSER .*\n(?:.*\\\n)*.*", guide)
+    given = [each[1:].upper() for each in line.split() if each.startswith("+")]
+    assert sorted(given) == sorted([*COMMANDS, "INFO", "SELECT"])
+    with redis_cluster(tmp_path) as redis:
+
+        def examine_with(*names: str) -> list[Finding]:
+            rights = [f"+{name.lower()}" for name in names]
+            ask(redis.nodes[0], "ACL SETUSER", "me", "reset", "on", ">hush", "~rallypoint:{job}:*", *rights)
+            return examine(url)
+
+        url = redis.url("job").replace("//", "//me:hush@")
+        for name in ("XTRIM", "MULTI", "HMGET"):
+            (found,) = examine_with(*(each for each in given if each != name))
+            assert (found.state, name in found.found) == (F, True), found
+        assert ask(redis.nodes[0], "DBSIZE") == 0
+        states = [(each.state, each.found) for each in examine_with(*(set(given) - {"INFO"}))]
+        assert any(state is U and "may not ask" in text for state, text in states)
+        assert not [text for state, text in states if state is F]
+        assert not [each for each in examine_with(*given) if each.state is F]
+        with closing(open_log(url)) as log:
+            term = log.acquire(log.look(), "a:1")
+            for number in (1, 2, 3):
+                log.append(term, number, b"record")
+            log.renew(term)
+            log.put_checkpoint(term, Checkpoint(2, b"state"))
+            log.put_checkpoint(term, Checkpoint(3, b"state"))
+            log.trim(term, 2)
+            assert (log.read(3), log.checkpoint()) == ([b"record"], Checkpoint(3, b"state"))
+            log.announce(Follower("b:1", 3))
+            assert log.followers() == [Follower("b:1", 3)]
+            log.release(term)
+            log.mark_lost("why")
+            log.erase()
+            assert log.measure() == Extent()
 
 
 def test_a_real_redis(tmp_path: Path) -> None:

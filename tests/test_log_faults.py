@@ -321,6 +321,7 @@ def test_redis_with_tls_and_a_password(tmp_path: Path) -> None:
             with closing(open_log(url)) as log, pytest.raises(EngineRefusedError) as caught:
                 log.look()
             assert "guessed" not in str(caught.value)
+            assert "RALLYPOINT_ENGINE_PASSWORD" in caught.value.hint
         with closing(open_log(f"rediss://:se%40cret@{place}")) as log:
             log.append(log.acquire(log.look(), "a:1"), 1, b"one")
             assert log.read(1) == [b"one"]
@@ -339,6 +340,7 @@ def test_etcd_with_tls_and_users(tmp_path: Path) -> None:
             ):
                 log.look()
             assert "guessed" not in str(caught.value)
+            assert "RALLYPOINT_ENGINE_PASSWORD" in caught.value.hint
         with closing(open_log(etcd.url("job", "root:se%40cret@"))) as log:
             term = log.acquire(log.look(), "a:1")
             log.append(term, 1, b"one")

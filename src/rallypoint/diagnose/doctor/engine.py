@@ -20,7 +20,15 @@ from rallypoint.errors import RallypointError
 from rallypoint.replica.core.watch import SILENCE_SECONDS
 from rallypoint.replica.engines.address import ETCD, SENTINEL, EngineAddress, parse_address
 from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import Extent, Follower, Leadership, Log, marked_error
+from rallypoint.replica.log import (
+    EngineAwayError,
+    EngineRefusedError,
+    Extent,
+    Follower,
+    Leadership,
+    Log,
+    marked_error,
+)
 from rallypoint.text import counted, fine_duration, size
 
 _ROUND_TRIPS: Final = 10
@@ -44,6 +52,9 @@ def check_engine(situation: Situation) -> Iterator[Finding]:
     address = parse_address(situation.engine)
     try:
         with closing(open_log(situation.engine, acks=situation.acks)) as log:
+            if address.kind != ETCD and (missing := _ask_rights(address, situation.acks)):
+                yield judge_rights(missing)
+                return
             seconds = _read_time(log)
             yield judge_speed(str(address), seconds)
             if address.kind == ETCD:
@@ -52,8 +63,9 @@ def check_engine(situation: Situation) -> Iterator[Finding]:
                 yield from judge_redis(_ask_redis(address), situation.acks)
             yield from judge_log(ask_log(log))
     except RallypointError as error:
-        hint = error.hint or "is it up? look for a firewall, another port, or TLS on one side only"
-        yield failure("engine", error.message, hint)
+        is_away = isinstance(error, EngineAwayError)
+        hint = "is it up? look for a firewall, another port, or TLS on one side only" if is_away else ""
+        yield failure("engine", error.message, error.hint or hint)
 
 
 def _read_time(log: Log) -> float:
@@ -224,11 +236,30 @@ class RedisFacts:
 _SETTINGS: Final = ("appendfsync", "min-replicas-to-write")
 
 
-def _ask_redis(address: EngineAddress) -> RedisFacts:
+def _ask_rights(address: EngineAddress, acks: int) -> Sequence[str]:
+    from rallypoint.replica.engines.redis_client import RedisClient  # late: it needs a package
+    from rallypoint.replica.engines.redis_rights import missing_rights
+
+    with closing(RedisClient(address)) as client:
+        return missing_rights(client, address.job, acks)
+
+
+def judge_rights(missing: Sequence[str]) -> Finding:
+    hint = "ACL SETUSER gives it more rights; docs/guides/survival.md has all that are needed"
+    return failure(
+        "engine", f"this user of Redis may not run {', '.join(missing)} on the keys of the job", hint
+    )
+
+
+def _ask_redis(address: EngineAddress) -> RedisFacts | None:
+    """None: this user may not ask."""
     from rallypoint.replica.engines.redis_client import RedisClient  # late: it needs a package
 
     with closing(RedisClient(address)) as client:
-        (about,) = client.run(("INFO",))
+        try:
+            (about,) = client.run(("INFO",))
+        except EngineRefusedError:
+            return None
         try:
             told = client.run(*(("CONFIG GET", name) for name in _SETTINGS))
         except RallypointError:
@@ -251,7 +282,11 @@ def _facts(
     )
 
 
-def judge_redis(facts: RedisFacts, acks: int) -> Iterator[Finding]:
+def judge_redis(facts: RedisFacts | None, acks: int) -> Iterator[Finding]:
+    if facts is None:
+        found = "its version, its file, its memory and its replicas: this user may not ask"
+        yield unknown("engine", found, "let it run INFO, or ask as another user")
+        return
     if parse_version(facts.version)[:2] < _OLDEST_REDIS:
         yield failure("engine", f"Redis {facts.version} is too old", "6.2 or later is needed")
     else:

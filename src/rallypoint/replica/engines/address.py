@@ -23,6 +23,10 @@ from urllib.parse import parse_qsl, unquote
 from rallypoint.errors import UsageError
 
 PASSWORD_VARIABLE: Final = "RALLYPOINT_ENGINE_PASSWORD"  # noqa: S105
+PASSWORD_HINT: Final = (
+    f"the user belongs into the URL (USER@HOST), the password into the variable {PASSWORD_VARIABLE}, or into "
+    "a file: ?password-file=FILE"
+)
 DEFAULT_JOB: Final = "rallypoint"
 
 ETCD: Final = "etcd"

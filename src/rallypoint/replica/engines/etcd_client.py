@@ -12,7 +12,7 @@ import grpc
 
 from rallypoint.errors import UsageError
 from rallypoint.replica.engines import etcd_messages as messages
-from rallypoint.replica.engines.address import EngineAddress, Tls, join_host
+from rallypoint.replica.engines.address import PASSWORD_HINT, EngineAddress, Tls, join_host
 from rallypoint.replica.engines.etcd_messages import Outcome, Status
 from rallypoint.replica.log import EngineAwayError, EngineRefusedError
 
@@ -149,7 +149,7 @@ class EtcdClient:
             return EngineAwayError(f"{self._address}: it cannot write now: {details}", hint=hint)
         if code in _PASSING:
             return EngineAwayError(f"{self._address}: no answer: {details or code.name}")
-        hint = "user and password belong into its URL: etcd://USER:PASSWORD@HOST" if "user" in details else ""
+        hint = PASSWORD_HINT if "user" in details else ""
         raise EngineRefusedError(f"{self._address}: it refuses: {details or code.name}", hint=hint)
 
 

@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from rallypoint.replica.engines.address import SENTINEL, EngineAddress
+from rallypoint.replica.engines.address import PASSWORD_HINT, SENTINEL, EngineAddress
 from rallypoint.replica.log import EngineAwayError, EngineRefusedError
 
 SECONDS_PER_CALL: Final = 2.0
@@ -31,6 +31,8 @@ _PASSING: Final = (
     *("UNBLOCKED", "WAIT cannot be used", "max number of clients reached"),
 )
 """How errors begin that go by, or that somebody will mend."""
+
+_RIGHTS: Final = "its user needs more rights: `rallypoint doctor --engine URL` tells which"
 
 Command = Sequence[str | bytes | int]
 
@@ -123,8 +125,9 @@ class RedisClient:
         """The error to raise if it does not go by. If it cannot, it is raised here."""
         words = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, redis.AuthenticationError) or "NOAUTH" in words or "WRONGPASS" in words:
-            hint = "user and password belong into its URL: redis://USER:PASSWORD@HOST"
-            raise EngineRefusedError(f"{self._address}: it refuses: {words}", hint=hint) from None
+            raise EngineRefusedError(f"{self._address}: it refuses: {words}", hint=PASSWORD_HINT) from None
+        if isinstance(error, redis.exceptions.NoPermissionError) or "can't run this command" in words:
+            raise EngineRefusedError(f"{self._address}: it refuses: NOPERM {words}", hint=_RIGHTS) from None
         if isinstance(error, redis.ConnectionError | redis.TimeoutError) or _is_passing(words):
             return EngineAwayError(f"{self._address}: no answer: {words}")
         raise EngineRefusedError(f"{self._address}: it refuses: {words}") from None

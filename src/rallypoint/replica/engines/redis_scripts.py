@@ -91,7 +91,7 @@ return {{'ok'}}
 PUT_PART: Final = f"""{_CHECK}
 local name, number, data = ARGV[3], ARGV[4], ARGV[5]
 if redis.call('HGET', KEYS[2], 'name') ~= name then
-  redis.call('DEL', KEYS[2])
+  redis.call('UNLINK', KEYS[2])
 end
 redis.call('HSET', KEYS[2], 'name', name, number, data)
 return {{'ok'}}
@@ -105,7 +105,7 @@ if tonumber(last) < tonumber(sequence) then
 end
 if redis.call('HGET', KEYS[3], 'name') == name then
   redis.call('HINCRBY', KEYS[1], 'repeated', 1)
-  redis.call('DEL', KEYS[2])
+  redis.call('UNLINK', KEYS[2])
   return {{'ok'}}
 end
 redis.call('HSET', KEYS[2], 'name', name, 'parts', parts, 'length', length)
@@ -117,7 +117,9 @@ return {{'ok'}}
 """
 
 MARK_LOST: Final = """
-redis.call('HSETNX', KEYS[1], 'lost', ARGV[1])
+if not redis.call('HGET', KEYS[1], 'lost') then
+  redis.call('HSET', KEYS[1], 'lost', ARGV[1])
+end
 redis.call('HINCRBY', KEYS[1], 'repeated', 1)
 return {'ok'}
 """

@@ -150,6 +150,8 @@ class EtcdClient:
         if code in _PASSING:
             return EngineAwayError(f"{self._address}: no answer: {details or code.name}")
         hint = PASSWORD_HINT if "user" in details else ""
+        if "permission denied" in details:
+            hint = f"its user needs to read and write below /rallypoint/; {PASSWORD_HINT}"
         raise EngineRefusedError(f"{self._address}: it refuses: {details or code.name}", hint=hint)
 
 

@@ -120,8 +120,9 @@ def parse_address(url: str, environ: Mapping[str, str] | None = None) -> EngineA
 
 def _without_password(url: str) -> str:
     """The URL as it may be shown: whatever may be a user or a password is left out, and all options."""
-    place, question, _ = url.strip().partition("?")
-    shown = re.sub(r"^([a-z+]*:)?/*.*@", r"\1//***@", place, flags=re.DOTALL)
+    without_user = re.sub(r"^([a-z+]*:)?/*.*@", r"\1//***@", url.strip(), flags=re.DOTALL)
+    shown, question, _ = without_user.partition("?")
+    shown = re.sub(r"//:[^@/]*", "//***", shown)  # a password without its host
     return f"{shown}?…" if question else shown
 
 

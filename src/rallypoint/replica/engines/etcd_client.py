@@ -10,7 +10,6 @@ from typing import Final
 
 import grpc
 
-from rallypoint.errors import UsageError
 from rallypoint.replica.engines import etcd_messages as messages
 from rallypoint.replica.engines.address import PASSWORD_HINT, EngineAddress, Tls, join_host
 from rallypoint.replica.engines.etcd_messages import Outcome, Status
@@ -162,12 +161,5 @@ class _OldTokenError(EngineAwayError):
 def _open(target: str, tls: Tls | None) -> grpc.Channel:
     if tls is None:
         return grpc.insecure_channel(target, options=_OPTIONS)
-    ca, cert, key = (_read(path) for path in (tls.ca, tls.cert, tls.key))
+    ca, cert, key = (Path(path).read_bytes() if path else None for path in (tls.ca, tls.cert, tls.key))
     return grpc.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options=_OPTIONS)
-
-
-def _read(path: str) -> bytes | None:
-    try:
-        return Path(path).read_bytes() if path else None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error

@@ -77,6 +77,7 @@ def test_urls(url: str, address: EngineAddress) -> None:
         ("redis://u:secret@a,b", "one host"),
         ("redis+sentinel://u:secret@a", "which master"),
         ("redis+sentinel://u:secret@a/m/x", "no use for"),
+        ("redis://u:secret@a/0?sentinel-password-file=f", "names no Sentinels"),
     ],
 )
 def test_urls_that_are_wrong(url: str, words: str) -> None:

@@ -23,6 +23,7 @@ from engines import (
     free_ports,
     make_certificate,
     redis_cluster,
+    sentinel,
 )
 from log_contract import read_all
 from rallypoint.replica.core.records import FormatError
@@ -326,6 +327,21 @@ def test_redis_with_tls_and_a_password(tmp_path: Path) -> None:
             log.append(log.acquire(log.look(), "a:1"), 1, b"one")
             assert log.read(1) == [b"one"]
             assert "se@cret" not in repr(log) + log.name
+
+
+def test_sentinels_with_a_password(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("hush\n", encoding="utf-8")
+    with redis_cluster(tmp_path) as redis, sentinel(tmp_path, redis.nodes[0], "requirepass hush") as node:
+        url = f"redis+sentinel://{node.address}/{MASTER}?job=job"
+        with closing(open_log(url)) as log, pytest.raises(EngineRefusedError) as caught:
+            log.look()
+        assert "sentinel-password-file" in caught.value.hint
+        assert "AuthenticationError" in caught.value.message
+        assert "<" not in caught.value.message
+        with closing(open_log(f"{url}&sentinel-password-file={password}")) as log:
+            assert log.acquire(log.look(), "a:1") == 1
+            assert "hush" not in repr(log) + log.name
 
 
 def test_etcd_with_tls_and_users(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from command_line import invoke
-from engines import EtcdCluster, RedisCluster
+from engines import EtcdCluster, RedisCluster, ask
 from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.log import Checkpoint, Extent, Follower, Leadership
 
@@ -60,6 +60,14 @@ def test_a_job_that_somebody_serves_is_left_alone(url: str) -> None:
         assert refused.exit_code == 1
         assert "a:1 leads" in str(refused.exception)
         assert log.read(1) == [b"record"]
+
+
+def test_what_cannot_be_read_is_removed_too(redis: RedisCluster) -> None:
+    key = "rallypoint:{unreadable}:leader"
+    assert ask(redis.nodes[0], "HSET", key, "term", "first") == 1
+    told = invoke("erase", "--engine", redis.url("unreadable"))
+    assert (told.exit_code, told.stdout[:7]) == (0, "erased ")
+    assert ask(redis.nodes[0], "EXISTS", key) == 0
 
 
 def test_a_job_for_which_somebody_stands_by(redis: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import closing
-from typing import Final
+from contextlib import closing, suppress
+from typing import Any, Final
 
 from rallypoint.cli.command import JSON, Argument, command
+from rallypoint.diagnose.doctor.engine import watch_leader
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.replica.core.records import FormatError
+from rallypoint.replica.engines.opening import open_log
+from rallypoint.replica.log import Extent, Leadership, Log
 from rallypoint.text import counted, size
 
 _PATIENCE: Final = 6.0
@@ -32,36 +36,47 @@ def erase(engine: str, as_json: bool) -> None:
     """
     if not engine:
         raise UsageError("which engine is not said", hint="give --engine URL, as to rallypoint serve")
-    from rallypoint.diagnose.doctor.engine import LogFacts, ask_log  # late, as all that speaks to engines
-    from rallypoint.replica.core.records import FormatError
-    from rallypoint.replica.engines.opening import open_log
-    from rallypoint.replica.log import Extent, Leadership
-
     with closing(open_log(engine)) as log:
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                facts = ask_log(log)
-            except FormatError:  # whatever it is, it can be removed
-                facts = LogFacts(Leadership(term=1), False, (), Extent())
-            if facts.is_alive:
-                raise _is_in_use(log.name, f"{facts.leadership.address} leads")
-            if not facts.followers:
-                break
+        _check_nobody_serves(log)
+        told = _erase(log)
+    if as_json:
+        print(json.dumps(told))
+        return
+    kept = f" and a checkpoint of {size(told['checkpoint_bytes'])}" if told["checkpoint_bytes"] else ""
+    print(f"erased {told['erased']}: {counted(told['records'], 'record')}{kept}")
+
+
+def _check_nobody_serves(log: Log) -> None:
+    with suppress(FormatError):  # then nobody can lead
+        leadership, is_alive = watch_leader(log)
+        if is_alive:
+            raise _is_in_use(log.name, f"{leadership.address} leads")
+    deadline = time.monotonic() + _PATIENCE
+    with suppress(FormatError):
+        while followers := log.followers():
             if time.monotonic() > deadline:
-                names = ", ".join(each.name for each in facts.followers)
+                names = ", ".join(each.name for each in followers)
                 raise _is_in_use(log.name, f"there is who stands by: {names}")
             time.sleep(0.2)
-        extent = facts.extent
-        if facts.leadership == Leadership() and extent == Extent():
+
+
+def _erase(log: Log) -> dict[str, Any]:
+    """Erase it; what there was, as JSON."""
+    leadership, extent = Leadership(), Extent()
+    try:
+        leadership, extent = log.look(), log.measure()
+    except FormatError:
+        pass  # whatever it is, it can be removed
+    else:
+        if (leadership, extent) == (Leadership(), Extent()):
             raise RallypointError(f"{log.name}: there is nothing of this job", hint="is its name right?")
-        log.erase()
-        if as_json:
-            told = {"records": extent.records, "checkpoint_bytes": extent.checkpoint_bytes}
-            print(json.dumps({"erased": log.name, **told, "term": facts.leadership.term}))
-            return
-        kept = f" and a checkpoint of {size(extent.checkpoint_bytes)}" if extent.checkpoint else ""
-        print(f"erased {log.name}: {counted(extent.records, 'record')}{kept}")
+    log.erase()
+    return {
+        "erased": log.name,
+        "records": extent.records,
+        "checkpoint_bytes": extent.checkpoint_bytes,
+        "term": leadership.term,
+    }
 
 
 def _is_in_use(name: str, who: str) -> RallypointError:

@@ -61,7 +61,7 @@ def check_engine(situation: Situation) -> Iterator[Finding]:
                 yield from judge_etcd(_ask_etcd(address))
             else:
                 yield from judge_redis(_ask_redis(address), situation.acks)
-            yield from judge_log(ask_log(log))
+            yield from judge_log(_ask_log(log))
     except RallypointError as error:
         is_away = isinstance(error, EngineAwayError)
         hint = "is it up? look for a firewall, another port, or TLS on one side only" if is_away else ""
@@ -363,12 +363,18 @@ class LogFacts:
     extent: Extent
 
 
-def ask_log(log: Log) -> LogFacts:
+def _ask_log(log: Log) -> LogFacts:
+    leadership, is_alive = watch_leader(log)
+    return LogFacts(leadership, is_alive, log.followers(), log.measure())
+
+
+def watch_leader(log: Log) -> tuple[Leadership, bool]:
+    """Who leads, and whether it has given a sign of life meanwhile."""
     first = log.look()
     if first.address:
         time.sleep(SILENCE_SECONDS)
     last = log.look()
-    return LogFacts(last, last != first, log.followers(), log.measure())
+    return last, last != first
 
 
 def judge_log(facts: LogFacts) -> Iterator[Finding]:

@@ -45,9 +45,7 @@ def _check_files(tls: Tls) -> None:
         raise UsageError(f"{tls.ca} holds no certificate of an authority, in PEM") from error
     try:
         if tls.cert:
-            context.load_cert_chain(
-                tls.cert, tls.key, password=""
-            )  # one that is asked for is no way to start
+            context.load_cert_chain(tls.cert, tls.key, password="")  # else it asks at the terminal
     except ssl.SSLError as error:
         raise UsageError(
             f"{tls.cert} and {tls.key} hold no certificate and its key, in PEM and without a password"

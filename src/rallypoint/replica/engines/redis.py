@@ -150,10 +150,15 @@ class RedisLog:
             if head is None:
                 return None
             sequence, _, count, length = head
-            parts = [self._client.run(("HGET", self._checkpoint, number))[0] for number in range(count)]
+            parts: list[bytes] = []
+            for number in range(count):
+                (part,) = self._client.run(("HGET", self._checkpoint, number))
+                if part is None:
+                    break
+                parts.append(part)
             if self._checkpoint_head() != head:
                 continue  # another one has taken its place meanwhile
-            data = b"".join(part or b"" for part in parts)
+            data = b"".join(parts)
             if len(data) != length:
                 raise LostRecordsError(f"{self.name}: parts of the last checkpoint are gone")
             return Checkpoint(sequence, data)

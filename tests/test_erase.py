@@ -40,7 +40,8 @@ def test_a_job_that_was_killed_is_removed(url: str) -> None:
         assert json.loads(told.stdout) == {"erased": log.name, "records": 0, "checkpoint_bytes": 0, "term": 1}
 
 
-def test_a_job_that_somebody_serves_is_left_alone(url: str) -> None:
+def test_a_job_that_somebody_serves_is_left_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rallypoint.cli.erase._PATIENCE", 0.0)
     stopped = threading.Event()
 
     def lead() -> None:

@@ -16,7 +16,7 @@ from rallypoint.replica.log import Extent, Leadership, Log
 from rallypoint.text import counted, size
 
 _PATIENCE: Final = 6.0
-"""Seconds. The engine remembers for five that somebody stands by who has ended meanwhile."""
+"""Seconds until who serves has to have ended. The engine remembers for five that somebody stood by."""
 
 
 @command(
@@ -37,7 +37,7 @@ def erase(engine: str, as_json: bool) -> None:
     if not engine:
         raise UsageError("which engine is not said", hint="give --engine URL, as to rallypoint serve")
     with closing(open_log(engine)) as log:
-        _check_nobody_serves(log)
+        _await_nobody(log)
         told = _erase(log)
     if as_json:
         print(json.dumps(told))
@@ -46,18 +46,25 @@ def erase(engine: str, as_json: bool) -> None:
     print(f"erased {told['erased']}: {counted(told['records'], 'record')}{kept}")
 
 
-def _check_nobody_serves(log: Log) -> None:
-    with suppress(FormatError):  # then nobody can lead
+def _await_nobody(log: Log) -> None:
+    """Until nobody serves; RallypointError if somebody goes on with it."""
+    deadline = time.monotonic() + _PATIENCE
+    while who := _who_serves(log):
+        if time.monotonic() > deadline:
+            raise RallypointError(f"{log.name}: {who}", hint="end all `rallypoint serve` of this job first")
+        time.sleep(0.2)
+
+
+def _who_serves(log: Log) -> str:
+    """In this order: one that stood by may lead by now. What cannot be read does not let anybody lead."""
+    with suppress(FormatError):
         leadership, is_alive = watch_leader(log)
         if is_alive:
-            raise _is_in_use(log.name, f"{leadership.address} leads")
-    deadline = time.monotonic() + _PATIENCE
+            return f"{leadership.address} leads"
     with suppress(FormatError):
-        while followers := log.followers():
-            if time.monotonic() > deadline:
-                names = ", ".join(each.name for each in followers)
-                raise _is_in_use(log.name, f"there is who stands by: {names}")
-            time.sleep(0.2)
+        if followers := log.followers():
+            return f"there is who stands by: {', '.join(each.name for each in followers)}"
+    return ""
 
 
 def _erase(log: Log) -> dict[str, Any]:
@@ -77,7 +84,3 @@ def _erase(log: Log) -> dict[str, Any]:
         "checkpoint_bytes": extent.checkpoint_bytes,
         "term": leadership.term,
     }
-
-
-def _is_in_use(name: str, who: str) -> RallypointError:
-    return RallypointError(f"{name}: {who}", hint="end all `rallypoint serve` of this job first")

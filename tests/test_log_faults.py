@@ -206,6 +206,30 @@ class TestEtcdNode(LoneNodeContract):
             assert len(log.read(4_991)) == 10
             log.append(term, 5_001, b"next")
 
+    def test_an_erasure_that_is_carried_out_late_spares_a_new_log(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As by a node that was paused, after another one had answered."""
+        requests: list[bytes] = []
+
+        def transact(client: EtcdClient, request: bytes, *, seconds: float = 1.0) -> Outcome:
+            requests.append(request)
+            return original(client, request, seconds=seconds)
+
+        original = EtcdClient.transact
+        client = EtcdClient(parse_address(url))
+        with closing(open_log(url)) as log, closing(client):
+            log.append(log.acquire(log.look(), "a:1"), 1, b"old")
+            with monkeypatch.context() as patched:
+                patched.setattr(EtcdClient, "transact", transact)
+                log.erase()
+            term = log.acquire(log.look(), "a:1")
+            log.append(term, 1, b"new")
+            for request in requests:
+                client.transact(request)
+            log.append(term, 2, b"new")
+            assert read_all(log) == [b"new", b"new"]
+
     def test_what_cannot_be_read_is_told(self, url: str) -> None:
         client = EtcdClient(parse_address(url))
         with closing(open_log(url)) as log, closing(client):
@@ -278,6 +302,8 @@ class TestRedisNode(LoneNodeContract):
         with closing(open_log(url)) as log:
             assert log.followers() == []
             assert ask(redis.nodes[0], "HLEN", key) == 1
+            log.announce(Follower("here", 2))
+            ask(redis.nodes[0], "HSET", key, "odd", "no number")
             log.announce(Follower("here", 2))
             assert log.followers() == [Follower("here", 2)]
             assert ask(redis.nodes[0], "HLEN", key) == 1

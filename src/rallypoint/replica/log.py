@@ -164,7 +164,10 @@ class Log(Protocol):
         """
 
     def erase(self) -> None:
-        """Remove all that the engine keeps of this log. Whoever leads is fenced by that."""
+        """Remove all that the engine keeps of this log. Whoever leads is fenced.
+
+        FencedError if it was faster.
+        """
 
     def close(self) -> None:
         """Let go of connections. A call under way in another thread raises EngineAwayError soon."""

@@ -261,16 +261,26 @@ class EtcdLog:
 
     def _check_mark(self, found: Sequence[KeyValue]) -> None:
         if found:
-            raise marked_error(self.name, found[0].value.decode())
+            raise marked_error(self.name, found[0].value.decode(errors="replace"))
 
     def erase(self) -> None:
-        """The mark goes last: nobody begins with what is left if this ends in the middle."""
-        mark = put(self._lost, b"somebody has begun to erase this log, and has not come to an end")
-        self._client.transact(transaction([], [mark, delete(self._leader)]))
-        for records in self._slices(self._key("log0")):
-            self._client.transact(transaction([], [records]))
+        """A mark of its own comes first and goes last: nobody begins with what is left if this ends in the
+        middle, and a deletion that is carried out late finds no mark, and removes nothing of a new log."""
+        (leader,) = self._client.transact(transaction([], [get(self._leader)])).found
+        mark = f"somebody has begun to erase this log, and has not come to an end ({secrets.token_hex(8)})"
+        outcome = self._client.transact(
+            transaction(
+                [changed_at(self._leader, leader[0].changed if leader else 0)],
+                [put(self._lost, mark.encode()), delete(self._leader)],
+                [get(self._lost)],
+            )
+        )
+        if not outcome.succeeded and not _is(mark.encode(), outcome.found[0]):
+            raise FencedError(f"{self.name}: somebody leads", hint="end all processes of the store first")
         prefix = self._prefix.encode()
-        self._client.transact(transaction([], [delete(prefix, prefix[:-1] + b"0")]))
+        rest = delete(prefix, prefix[:-1] + b"0")
+        for some in (*self._slices(self._key("log0")), rest):
+            self._client.transact(transaction([holds(self._lost, mark.encode())], [some]))
 
     def close(self) -> None:
         self._client.close()

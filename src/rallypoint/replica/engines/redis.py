@@ -206,7 +206,7 @@ class RedisLog:
 
     def _check_mark(self, lost: bytes | None) -> None:
         if lost is not None:
-            raise marked_error(self.name, lost.decode())
+            raise marked_error(self.name, lost.decode(errors="replace"))
 
     def erase(self) -> None:
         keys = (self._leader, self._log, self._checkpoint, self._next, self._followers)

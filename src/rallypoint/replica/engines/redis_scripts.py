@@ -129,7 +129,7 @@ local time = redis.call('TIME')[1]
 local all = redis.call('HGETALL', KEYS[1])
 for index = 1, #all, 2 do
   local said = string.match(all[index + 1], '%d+ (%d+)')
-  if time - said >= tonumber(ARGV[3]) then
+  if not said or time - said >= tonumber(ARGV[3]) then
     redis.call('HDEL', KEYS[1], all[index])
   end
 end

@@ -181,7 +181,9 @@ class EtcdCluster:
 
 
 @contextmanager
-def etcd_cluster(folder: Path, count: int = 1, certificate: Path | None = None) -> Iterator[EtcdCluster]:
+def etcd_cluster(
+    folder: Path, count: int = 1, certificate: Path | None = None, options: Sequence[str] = ()
+) -> Iterator[EtcdCluster]:
     """etcd with so many nodes. With a certificate, its clients must have the same one.
 
     The test is skipped where etcd is not installed.
@@ -189,11 +191,10 @@ def etcd_cluster(folder: Path, count: int = 1, certificate: Path | None = None) 
     _require("etcd")
     nodes: list[Node] = []
     cluster = EtcdCluster(nodes)
-    options: list[str] = []
     if certificate is not None:
         key = certificate.with_suffix(".key")
-        options = [f"--cert-file={certificate}", f"--key-file={key}", f"--trusted-ca-file={certificate}"]
-        options.append("--client-cert-auth")
+        files = (f"--cert-file={certificate}", f"--key-file={key}", f"--trusted-ca-file={certificate}")
+        options = (*options, *files, "--client-cert-auth")
         cluster.options = f"?ca={certificate}&cert={certificate}&key={key}"
     ports = free_ports(2 * count)
     peers = ",".join(f"n{number}=http://127.0.0.1:{ports[count + number]}" for number in range(count))
@@ -294,17 +295,30 @@ def redis_cluster(folder: Path, replicas: int = 0, options: Sequence[str] = ()) 
         nodes.append(Node(command, port, folder / f"n{number}.log", cluster.is_ready))
     with _running(nodes), ExitStack() as stack:
         if replicas:
-            _require("redis-sentinel")
-            for number, port in enumerate(ports[count:]):
-                file = folder / f"sentinel{number}.conf"
-                file.write_text(
-                    _SENTINEL.format(port=port, folder=folder, master=MASTER, master_port=ports[0])
-                )
-                command = ["redis-sentinel", str(file)]
-                log = folder / f"sentinel{number}.log"
-                sentinels.append(Node(command, port, log, cluster.is_sentinel_ready))
+            sentinels += [
+                _make_sentinel(folder, port, nodes[0], cluster.is_sentinel_ready) for port in ports[count:]
+            ]
             stack.enter_context(_running(sentinels))
         yield cluster
+
+
+@contextmanager
+def sentinel(folder: Path, master: Node, options: str = "") -> Iterator[Node]:
+    """One Sentinel that watches a server, with more lines for its file."""
+    (port,) = free_ports(1)
+    node = _make_sentinel(folder, port, master, lambda node: is_open(node.port), options)
+    with _running([node]):
+        yield node
+
+
+def _make_sentinel(
+    folder: Path, port: int, master: Node, is_ready: Callable[[Node], bool], options: str = ""
+) -> Node:
+    _require("redis-sentinel")
+    file = folder / f"sentinel{port}.conf"
+    text = _SENTINEL.format(port=port, folder=folder, master=MASTER, master_port=master.port)
+    file.write_text(f"{text}{options}\n")
+    return Node(["redis-sentinel", str(file)], port, file.with_suffix(".log"), is_ready)
 
 
 _SENTINEL = """

@@ -16,6 +16,7 @@ from rallypoint.errors import UsageError
 from rallypoint.replica.log import (
     MOST_BYTES,
     Checkpoint,
+    Extent,
     FencedError,
     Follower,
     Leadership,
@@ -66,6 +67,7 @@ class LogContract:
         assert log.read(1) == []
         assert log.checkpoint() is None
         assert log.followers() == []
+        assert log.measure() == Extent()
 
     def test_records_come_back_in_order_to_all(self, site: Site) -> None:
         leader, term = site.lead()
@@ -195,6 +197,7 @@ class LogContract:
         data = bytes(range(251)) * (length // 251 + 1)
         for sequence in (2, 3):
             leader.put_checkpoint(term, Checkpoint(sequence, data[sequence : sequence + length]))
+            assert site.open().measure() == Extent(3, sequence, length)
             assert site.open().checkpoint() == Checkpoint(sequence, data[sequence : sequence + length])
 
     def test_a_checkpoint_is_not_ahead_of_the_log(self, site: Site) -> None:
@@ -249,3 +252,60 @@ class LogContract:
         leader.append(term, 2, b"two")
         assert read_all(leader) == [b"one", b"two"]
         assert leader.checkpoint() == Checkpoint(1, b"state")
+
+    def test_nobody_goes_on_with_a_log_that_has_lost_records(self, site: Site) -> None:
+        """Whoever finds it says so on the engine: the others may not know what was lost."""
+        leader, term = site.lead()
+        leader.append(term, 1, b"one")
+        leader.put_checkpoint(term, Checkpoint(1, b"state"))
+        finder, other = site.open(), site.open()
+        assert other.look().lost == ""
+        finder.mark_lost("record 7 is gone")
+        finder.mark_lost("record 9 is gone")
+        seen = other.look()
+        assert (seen.lost, seen.term) == ("record 7 is gone", term)
+        for call in (
+            lambda: other.acquire(seen, "b:1"),
+            lambda: other.read(1),
+            lambda: other.read(2),
+            lambda: leader.renew(term),
+            lambda: leader.append(term, 2, b"two"),
+            lambda: leader.put_checkpoint(term, Checkpoint(1, b"other")),
+            lambda: leader.trim(term, 1),
+        ):
+            with pytest.raises(LostRecordsError, match="record 7 is gone") as caught:
+                call()
+            assert "rallypoint erase" in caught.value.hint
+        assert site.open("job2").read(1) == []
+        other.erase()
+        self.test_a_new_log_is_empty(site)
+        other, term = site.lead()
+        other.append(term, 1, b"of a new history")
+
+    def test_a_log_that_has_lost_all(self, site: Site) -> None:
+        log = site.open()
+        log.mark_lost("all is gone")
+        with pytest.raises(LostRecordsError, match="all is gone"):
+            log.acquire(log.look(), "a:1")
+
+    def test_an_erased_log_is_new_and_its_leader_is_fenced(self, site: Site) -> None:
+        leader, term = site.lead()
+        other, other_term = site.lead("job2")
+        other.append(other_term, 1, b"one")
+        leader.append(term, 1, b"one")
+        leader.put_checkpoint(term, Checkpoint(1, b"state"))
+        leader.announce(Follower("a:1", 1))
+        seen = leader.look()
+        log = site.open()
+        log.erase()
+        log.erase()
+        fenced(lambda: leader.renew(term))
+        fenced(lambda: leader.append(term, 2, b"two"))
+        fenced(lambda: leader.acquire(seen, "a:1"))
+        with pytest.raises(LostRecordsError):
+            leader.read(2)
+        self.test_a_new_log_is_empty(site)
+        another, term = site.lead()
+        another.append(term, 1, b"of another history")
+        fenced(lambda: leader.append(term, 1, b"of the old one"))
+        assert read_all(other) == [b"one"]

@@ -14,11 +14,13 @@ from rallypoint.replica.log import (
     MOST_BYTES,
     Checkpoint,
     EngineAwayError,
+    Extent,
     FencedError,
     Follower,
     Leadership,
     LostRecordsError,
     TrimmedError,
+    marked_error,
 )
 
 
@@ -93,6 +95,7 @@ class MemoryLog:
         memory = self._memory
         memory.begin(writes=True)
         now = memory.leadership
+        self._check_mark()
         if now == seen:
             memory.owner = self
             memory.leadership = Leadership(now.term + 1, now.beat + 1, address)
@@ -133,6 +136,7 @@ class MemoryLog:
     def read(self, sequence: int) -> Sequence[bytes]:
         memory = self._memory
         memory.begin(writes=False)
+        self._check_mark()
         if sequence < memory.first:
             raise TrimmedError(f"record {sequence} is gone; the first is {memory.first}")
         if sequence > memory.last + 1:
@@ -170,10 +174,35 @@ class MemoryLog:
         self._memory.begin(writes=False)
         return sorted(self._memory.followers.values(), key=lambda each: each.name)
 
+    def measure(self) -> Extent:
+        self._memory.begin(writes=False)
+        kept = self._memory.checkpoint
+        return Extent(len(self._memory.records), *((kept.sequence, len(kept.data)) if kept else ()))
+
+    def mark_lost(self, why: str) -> None:
+        memory = self._memory
+        memory.begin(writes=True)
+        if not memory.leadership.lost:
+            memory.leadership = replace(memory.leadership, lost=why)
+        memory.end()
+
+    def erase(self) -> None:
+        memory = self._memory
+        memory.begin(writes=True)
+        memory.leadership, memory.owner = Leadership(), None
+        memory.records, memory.first, memory.checkpoint = {}, 1, None
+        memory.followers = {}
+        memory.end()
+
     def close(self) -> None:
         pass
 
+    def _check_mark(self) -> None:
+        if self._memory.leadership.lost:
+            raise marked_error(self.name, self._memory.leadership.lost)
+
     def _check(self, term: int) -> None:
+        self._check_mark()
         now = self._memory.leadership
         if now.term == term and self._memory.owner is self:
             return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +17,14 @@ from engines import ask, etcd_cluster, free_ports, make_certificate, redis_clust
 from rallypoint.cli import doctor as examining
 from rallypoint.diagnose.doctor import engine
 from rallypoint.diagnose.doctor.checks import CHECKS
-from rallypoint.diagnose.doctor.engine import (
-    EtcdFacts,
-    LogFacts,
-    RedisFacts,
-    judge_etcd,
-    judge_log,
-    judge_redis,
-    judge_speed,
-)
+from rallypoint.diagnose.doctor.engine import LogFacts, judge_log, judge_speed
+from rallypoint.diagnose.doctor.engine_etcd import EtcdFacts, judge_etcd
+from rallypoint.diagnose.doctor.engine_redis import RedisFacts, judge_redis
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, State
 from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import Checkpoint, Follower, Leadership
+from rallypoint.replica.engines.redis_rights import COMMANDS
+from rallypoint.replica.log import Checkpoint, Extent, Follower, Leadership
 
 F, W, N, U, OK = State.FAILURE, State.WARNING, State.NOTE, State.UNKNOWN, State.OK
 
@@ -114,7 +111,7 @@ def test_what_is_wrong_with_a_redis(change: dict[str, Any], acks: int, state: St
     assert (found, words in text) == (state, True), text
 
 
-LED = LogFacts(Leadership(3, 9, "a:1"), True, [Follower("a:1", 5), Follower("b:1", 5)], Checkpoint(4, b"12"))
+LED = LogFacts(Leadership(3, 9, "a:1"), True, [Follower("a:1", 5), Follower("b:1", 5)], Extent(1, 4, 2))
 
 
 def test_who_leads() -> None:
@@ -127,6 +124,9 @@ def test_who_leads() -> None:
     )
     assert worst_of(judge_log(replace(LED, is_alive=False)))[0][0] is W
     assert worst_of(judge_log(replace(LED, leadership=Leadership(3, 9, ""))))[0][0] is N
+    (marked, *_) = judge_log(replace(LED, leadership=Leadership(3, 9, "a:1", "record 7 is gone")))
+    assert (marked.state, "record 7 is gone" in marked.found) == (F, True)
+    assert "rallypoint erase" in marked.hint
 
 
 # Real engines
@@ -164,6 +164,45 @@ class _led:  # noqa: N801
 
     def __exit__(self, *_: object) -> None:
         self._log.close()
+
+
+def test_a_user_of_redis_with_few_rights(tmp_path: Path) -> None:
+    """The guide names all that are needed. A user that has them can do all that a log does."""
+    guide = (Path(__file__).parents[1] / "docs/guides/survival.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"ACL SETUSER .*\n(?:.*\\\n)*.*", guide)
+    given = [each[1:].upper() for each in line.split() if each.startswith("+")]
+    assert sorted(given) == sorted([*COMMANDS, "INFO", "SELECT"])
+    with redis_cluster(tmp_path) as redis:
+
+        def examine_with(*names: str) -> list[Finding]:
+            rights = [f"+{name.lower()}" for name in names]
+            ask(redis.nodes[0], "ACL SETUSER", "me", "reset", "on", ">hush", "~rallypoint:{job}:*", *rights)
+            return examine(url)
+
+        url = redis.url("job").replace("//", "//me:hush@")
+        for name in ("XTRIM", "MULTI", "HMGET"):
+            (found,) = examine_with(*(each for each in given if each != name))
+            assert (found.state, name in found.found) == (F, True), found
+        assert ask(redis.nodes[0], "DBSIZE") == 0
+        states = [(each.state, each.found) for each in examine_with(*(set(given) - {"INFO"}))]
+        assert any(state is U and "may not ask" in text for state, text in states)
+        assert not [text for state, text in states if state is F]
+        assert not [each for each in examine_with(*given) if each.state is F]
+        with closing(open_log(url)) as log:
+            term = log.acquire(log.look(), "a:1")
+            for number in (1, 2, 3):
+                log.append(term, number, b"record")
+            log.renew(term)
+            log.put_checkpoint(term, Checkpoint(2, b"state"))
+            log.put_checkpoint(term, Checkpoint(3, b"state"))
+            log.trim(term, 2)
+            assert (log.read(3), log.checkpoint()) == ([b"record"], Checkpoint(3, b"state"))
+            log.announce(Follower("b:1", 3))
+            assert log.followers() == [Follower("b:1", 3)]
+            log.release(term)
+            log.mark_lost("why")
+            log.erase()
+            assert log.measure() == Extent()
 
 
 def test_a_real_redis(tmp_path: Path) -> None:

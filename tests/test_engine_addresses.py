@@ -77,6 +77,7 @@ def test_urls(url: str, address: EngineAddress) -> None:
         ("redis://u:secret@a,b", "one host"),
         ("redis+sentinel://u:secret@a", "which master"),
         ("redis+sentinel://u:secret@a/m/x", "no use for"),
+        ("redis://u:secret@a/0?sentinel-password-file=f", "names no Sentinels"),
     ],
 )
 def test_urls_that_are_wrong(url: str, words: str) -> None:
@@ -87,12 +88,29 @@ def test_urls_that_are_wrong(url: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://h/0?password=hunter2", "etcd:/root:hunter2@h/job", "root:hunter2@h:2379/job"]
+    "url",
+    [
+        *("redis://h/0?password=hunter2", "etcd:/root:hunter2@h/job", "root:hunter2@h:2379/job"),
+        *("redis://:hunter?2@h/0", "redis://:hunter#2@h/0", "redis://:x?hunter@h@h/0", "etcd://:hunter2/job"),
+    ],
 )
 def test_a_url_that_is_wrong_is_shown_without_its_password(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_address(url)
-    assert "hunter2" not in str(caught.value)
+    assert "hunter" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "etcds"])
+def test_files_that_cannot_be_used_are_told_at_once(scheme: str, tmp_path: Path) -> None:
+    (tmp_path / "no.pem").write_text("no certificate", encoding="utf-8")
+    for option, words in (
+        (f"ca={tmp_path}/gone.pem", "gone.pem cannot be read: No such file"),
+        (f"ca={tmp_path}/no.pem", "no.pem holds no certificate"),
+        (f"cert={tmp_path}/no.pem&key={tmp_path}/gone.pem", "gone.pem cannot be read: No such file"),
+        (f"cert={tmp_path}/no.pem&key={tmp_path}/no.pem", "no.pem and .*no.pem hold no certificate"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            open_log(f"{scheme}://h/?{option}")
 
 
 def test_where_a_password_may_be(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ PURE = {
     *("rallypoint.access", "rallypoint.exits"),
     *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.replica.core"),
     *(f"rallypoint.launch.rendezvous.{name}" for name in ("lookout", "roster")),
-    *(f"rallypoint.replica.engines.{name}" for name in ("protobuf", "etcd_messages")),
+    *(f"rallypoint.replica.engines.{name}" for name in ("protobuf", "etcd_messages", "pace")),
     "rallypoint.diagnose.findings",
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),
     *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "members", "records", "timeline")),

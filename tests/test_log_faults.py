@@ -23,14 +23,18 @@ from engines import (
     free_ports,
     make_certificate,
     redis_cluster,
+    sentinel,
 )
 from log_contract import read_all
+from rallypoint.replica.core.records import FormatError
+from rallypoint.replica.engines import etcd_messages
 from rallypoint.replica.engines.address import parse_address
 from rallypoint.replica.engines.etcd_client import EtcdClient
-from rallypoint.replica.engines.etcd_messages import transaction
+from rallypoint.replica.engines.etcd_messages import Outcome, put, transaction
 from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.engines.protobuf import encode
 from rallypoint.replica.log import (
+    MOST_BYTES,
     Checkpoint,
     EngineAwayError,
     EngineRefusedError,
@@ -39,6 +43,7 @@ from rallypoint.replica.log import (
     Leadership,
     Log,
     LostRecordsError,
+    TrimmedError,
 )
 
 PATIENCE = 20.0
@@ -119,6 +124,17 @@ class LoneNodeContract:
                 assert won.count(True) == 1
                 assert logs[won.index(True)].read(number) == [repr(logs[won.index(True)]).encode()]
 
+    def test_many_short_records_are_read_by_few_calls(self, node: Node, url: str) -> None:
+        with closing(open_log(url)) as log, closing(open_log(url)) as other:
+            term = log.acquire(log.look(), "a:1")
+            for number in range(1, 201):
+                log.append(term, number, b"%d" % number)
+            log.append(term, 201, bytes(MOST_BYTES))
+            log.renew(term)
+            first = other.read(1)
+            rest = other.read(1 + len(first))
+            assert [*first, *rest] == [*(b"%d" % number for number in range(1, 201)), bytes(MOST_BYTES)]
+
     @pytest.mark.slow
     def test_a_follower_that_says_nothing_is_forgotten(self, node: Node, url: str) -> None:
         with closing(open_log(url)) as log:
@@ -160,6 +176,87 @@ class TestEtcdNode(LoneNodeContract):
                 client.compact(before)
             assert log.read(4) == [b"record"]
 
+    def test_a_read_far_behind_looks_at_few_keys_and_trimming_lets_others_write(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """etcd counts all keys of a range, whatever its limit. And a trim is done in steps, each with a
+        revision of its own: the cluster writes nothing else during one."""
+        counts: list[int] = []
+
+        def read_outcome(data: bytes) -> Outcome:
+            outcome = original(data)
+            counts.extend(outcome.counts)
+            return outcome
+
+        original = etcd_messages.read_outcome
+        monkeypatch.setattr(etcd_messages, "read_outcome", read_outcome)
+        client = EtcdClient(parse_address(url))
+        with closing(open_log(url)) as log, closing(client):
+            term = log.acquire(log.look(), "a:1")
+            _fill(client, url, 5_000)
+            assert len(read_all(log)) == 5_000
+            assert max(counts) < 2_000
+            before = client.transact(transaction([], [])).revision
+            log.put_checkpoint(term, Checkpoint(4_990, b"state"))
+            log.trim(term, 4_990)
+            assert client.transact(transaction([], [])).revision - before >= 5
+            for sequence in (1, 3_000, 4_989):
+                with pytest.raises(TrimmedError):
+                    log.read(sequence)
+            assert len(log.read(4_991)) == 10
+            log.append(term, 5_001, b"next")
+
+    def test_an_erasure_that_is_carried_out_late_spares_a_new_log(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As by a node that was paused, after another one had answered."""
+        requests: list[bytes] = []
+
+        def transact(client: EtcdClient, request: bytes, *, seconds: float = 1.0) -> Outcome:
+            requests.append(request)
+            return original(client, request, seconds=seconds)
+
+        original = EtcdClient.transact
+        client = EtcdClient(parse_address(url))
+        with closing(open_log(url)) as log, closing(client):
+            log.append(log.acquire(log.look(), "a:1"), 1, b"old")
+            with monkeypatch.context() as patched:
+                patched.setattr(EtcdClient, "transact", transact)
+                log.erase()
+            term = log.acquire(log.look(), "a:1")
+            log.append(term, 1, b"new")
+            for request in requests:
+                client.transact(request)
+            log.append(term, 2, b"new")
+            assert read_all(log) == [b"new", b"new"]
+
+    def test_what_cannot_be_read_is_told(self, url: str) -> None:
+        client = EtcdClient(parse_address(url))
+        with closing(open_log(url)) as log, closing(client):
+            term = log.acquire(log.look(), "a:1")
+            _write(client, url, "checkpoint", b"x")
+            _write(client, url, "followers/a", b"\xff")
+            for call in (log.checkpoint, log.measure, log.followers, lambda: log.read(1)):
+                with pytest.raises(FormatError, match="cannot be read"):
+                    call()
+            _write(client, url, "leader", b"\xff 1")
+            seen = Leadership(0, 0)
+            for ask_who in (log.look, lambda: log.renew(term), lambda: log.acquire(seen, "b:1")):
+                with pytest.raises(FormatError, match="who leads cannot be read"):
+                    ask_who()
+
+
+def _write(client: EtcdClient, url: str, name: str, value: bytes) -> None:
+    client.transact(transaction([], [put(f"/rallypoint/{parse_address(url).job}/{name}".encode(), value)]))
+
+
+def _fill(client: EtcdClient, url: str, count: int) -> None:
+    """Short records from 1 on, many at once."""
+    key = f"/rallypoint/{parse_address(url).job}/log/"
+    for start in range(1, count + 1, 125):
+        numbers = range(start, min(start + 125, count + 1))
+        client.transact(transaction([], [put(f"{key}{each:020}".encode(), bytes(8)) for each in numbers]))
+
 
 class TestRedisNode(LoneNodeContract):
     @pytest.fixture
@@ -169,6 +266,47 @@ class TestRedisNode(LoneNodeContract):
     @pytest.fixture
     def url(self, redis: RedisCluster, request: pytest.FixtureRequest) -> str:
         return redis.url(request.node.name)
+
+    def test_a_checkpoint_whose_parts_are_gone(self, redis: RedisCluster, url: str) -> None:
+        with closing(open_log(url)) as log:
+            term = log.acquire(log.look(), "a:1")
+            log.append(term, 1, b"one")
+            log.put_checkpoint(term, Checkpoint(1, b"state"))
+            key = f"rallypoint:{{{parse_address(url).job}}}:checkpoint"
+            assert ask(redis.nodes[0], "HDEL", key, "0") == 1
+            with pytest.raises(LostRecordsError, match="parts of the last checkpoint are gone"):
+                log.checkpoint()
+
+    def test_what_cannot_be_read_is_told(self, redis: RedisCluster, url: str) -> None:
+        prefix = f"rallypoint:{{{parse_address(url).job}}}:"
+        with closing(open_log(url)) as log:
+            term = log.acquire(log.look(), "a:1")
+            ask(redis.nodes[0], "HSET", f"{prefix}checkpoint", "name", "x", "parts", "1", "length", "y")
+            ask(redis.nodes[0], "HSET", f"{prefix}followers", "a:1", "\u20ac")
+            for call in (log.checkpoint, log.measure, log.followers):
+                with pytest.raises(FormatError, match="cannot be read"):
+                    call()
+            ask(redis.nodes[0], "XADD", f"{prefix}log", "1-0", "no", "data")
+            ask(redis.nodes[0], "HSET", f"{prefix}leader", "last", "1", "kept", "1")
+            with pytest.raises(FormatError, match="a record from 1 on cannot be read"):
+                log.read(1)
+            ask(redis.nodes[0], "HSET", f"{prefix}leader", "term", "first")
+            seen = Leadership(0, 0)
+            for ask_who in (log.look, lambda: log.renew(term), lambda: log.acquire(seen, "b:1")):
+                with pytest.raises(FormatError, match="who leads cannot be read"):
+                    ask_who()
+
+    def test_asking_who_stands_by_writes_nothing(self, redis: RedisCluster, url: str) -> None:
+        key = f"rallypoint:{{{parse_address(url).job}}}:followers"
+        ask(redis.nodes[0], "HSET", key, "gone", "7 100")
+        with closing(open_log(url)) as log:
+            assert log.followers() == []
+            assert ask(redis.nodes[0], "HLEN", key) == 1
+            log.announce(Follower("here", 2))
+            ask(redis.nodes[0], "HSET", key, "odd", "no number")
+            log.announce(Follower("here", 2))
+            assert log.followers() == [Follower("here", 2)]
+            assert ask(redis.nodes[0], "HLEN", key) == 1
 
     def test_a_record_that_is_not_the_one_that_it_was(self, redis: RedisCluster) -> None:
         """As when a master that was lost had acknowledged it: then another history has begun."""
@@ -210,15 +348,32 @@ def test_redis_with_tls_and_a_password(tmp_path: Path) -> None:
             with closing(open_log(url)) as log, pytest.raises(EngineRefusedError) as caught:
                 log.look()
             assert "guessed" not in str(caught.value)
+            assert "RALLYPOINT_ENGINE_PASSWORD" in caught.value.hint
         with closing(open_log(f"rediss://:se%40cret@{place}")) as log:
             log.append(log.acquire(log.look(), "a:1"), 1, b"one")
             assert log.read(1) == [b"one"]
             assert "se@cret" not in repr(log) + log.name
 
 
+def test_sentinels_with_a_password(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("hush\n", encoding="utf-8")
+    with redis_cluster(tmp_path) as redis, sentinel(tmp_path, redis.nodes[0], "requirepass hush") as node:
+        url = f"redis+sentinel://{node.address}/{MASTER}?job=job"
+        with closing(open_log(url)) as log, pytest.raises(EngineRefusedError) as caught:
+            log.look()
+        assert "sentinel-password-file" in caught.value.hint
+        assert "AuthenticationError" in caught.value.message
+        assert "<" not in caught.value.message
+        with closing(open_log(f"{url}&sentinel-password-file={password}")) as log:
+            assert log.acquire(log.look(), "a:1") == 1
+            assert "hush" not in repr(log) + log.name
+
+
 def test_etcd_with_tls_and_users(tmp_path: Path) -> None:
     certificate = make_certificate(tmp_path)
-    with etcd_cluster(tmp_path, certificate=certificate) as etcd:
+    # What is not yet in its file when it is killed is done again: tokens would be made anew, too.
+    with etcd_cluster(tmp_path, certificate=certificate, options=["--backend-batch-limit=1"]) as etcd:
         _enable_users(etcd.nodes[0].address, certificate)
         for wrong in ("", "root:guessed@"):
             with (
@@ -227,6 +382,7 @@ def test_etcd_with_tls_and_users(tmp_path: Path) -> None:
             ):
                 log.look()
             assert "guessed" not in str(caught.value)
+            assert "RALLYPOINT_ENGINE_PASSWORD" in caught.value.hint
         with closing(open_log(etcd.url("job", "root:se%40cret@"))) as log:
             term = log.acquire(log.look(), "a:1")
             log.append(term, 1, b"one")

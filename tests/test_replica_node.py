@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -57,5 +57,33 @@ def test_what_ended_the_lead_is_told_though_its_port_is_taken(monkeypatch: pytes
         raise RallypointError("the port is taken")
 
     monkeypatch.setattr("rallypoint.replica.node.reserve_again", is_taken)
+    memory = Memory()
     with pytest.raises(LostRecordsError, match="records are gone"):
-        run(Loses(Memory()))
+        run(Loses(memory))
+    with pytest.raises(LostRecordsError, match="nobody goes on with what is left: records are gone"):
+        run(MemoryLog(memory))  # which has not seen what was lost
+
+
+def test_a_loss_that_a_standby_finds_ends_the_leader_too() -> None:
+    class KnowsMore(MemoryLog):
+        def read(self, sequence: int) -> Sequence[bytes]:
+            raise LostRecordsError("record 7 is gone")
+
+    memory = Memory()
+    leader = MemoryLog(memory)
+    term = leader.acquire(leader.look(), "b:1")
+    with pytest.raises(LostRecordsError, match="record 7 is gone"):
+        run(KnowsMore(memory))
+    with pytest.raises(LostRecordsError, match="record 7 is gone"):
+        leader.renew(term)
+
+
+def test_a_loss_is_told_though_the_engine_cannot_be_told() -> None:
+    class GoesAway(MemoryLog):
+        def read(self, sequence: int) -> Sequence[bytes]:
+            memory.is_away = True
+            raise LostRecordsError("record 7 is gone")
+
+    memory = Memory()
+    with pytest.raises(LostRecordsError, match="record 7 is gone"):
+        run(GoesAway(memory))

@@ -27,6 +27,7 @@ COMMANDS = {
     "doctor": "Examine this machine: torch, names, ports, stores, limits; and what will work here.",
     "explain": "Find the first cause in the logs of a failed job: what happened, why, what to do, how sure.",
     "kv": "Look into a TCPStore, torch's own included, and change it.",
+    "erase": "Remove what a job has left on an engine: its stores begin anew.",
     "secret": "Make a secret for a job, or a token of it that may only look.",
     "bench": "Measure the stores of this machine against each other, in turns; Linux only.",
     "torch": "Builds of torch: is the libuv server in one, how to build one with it, how far a build is.",

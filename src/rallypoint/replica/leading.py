@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rallypoint.errors import RallypointError
 from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.leader import LeaderCore
-from rallypoint.replica.log import MOST_BYTES, Checkpoint, Follower, Log
+from rallypoint.replica.log import MOST_BYTES, Checkpoint, Follower, Log, LostRecordsError
 from rallypoint.replica.workers import Mailbox, Workers
 from rallypoint.rollcall.snapshot import Replication, Standby
 from rallypoint.server.core.durations import Durations
@@ -33,6 +33,14 @@ def release_lead(log: Log, term: int) -> None:
         log.release(term)
     except RallypointError as error:
         logger.warning("could not release the lead: %s", error.message)
+
+
+def mark_lost(log: Log, error: LostRecordsError) -> None:
+    """Let nobody go on with a log that has lost records: the others may not know them."""
+    try:
+        log.mark_lost(error.message.removeprefix(f"{log.name}: "))
+    except RallypointError as failure:
+        logger.warning("could not mark the log as one that has lost records: %s", failure.message)
 
 
 class LeaderPump(Pump[Caller]):

@@ -23,6 +23,11 @@ from rallypoint.errors import RallypointError
 MOST_BYTES: Final = 1 << 20
 """How long a record may be. etcd takes no more than 1.5 MiB in one request, by default."""
 
+_ERASE: Final = (
+    "nobody knows what was lost, so end the job: `rallypoint erase --engine URL` removes what is left of it, "
+    "and its store begins anew; docs/guides/survival.md says what each engine promises"
+)
+
 
 class EngineAwayError(RallypointError):
     """The engine did not answer in time, or said that it cannot write now."""
@@ -43,6 +48,14 @@ class TrimmedError(RallypointError):
 class LostRecordsError(RallypointError):
     """The engine has lost what it had acknowledged, or somebody has removed it: nobody knows what it was."""
 
+    def __init__(self, message: str, *, hint: str = _ERASE) -> None:
+        super().__init__(message, hint=hint)
+
+
+def marked_error(name: str, why: str) -> LostRecordsError:
+    """What a log of this name raises that is marked as one that has lost records."""
+    return LostRecordsError(f"{name}: it has lost records, and nobody goes on with what is left: {why}")
+
 
 @dataclass(frozen=True)
 class Leadership:
@@ -54,6 +67,8 @@ class Leadership:
     """Grows with each `renew`, and with all else that happens to the term."""
     address: str = ""
     """Where the leader serves; empty if it has released its term."""
+    lost: str = ""
+    """Why nobody may lead any more, as `mark_lost` has said; else empty."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,16 @@ class Checkpoint:
 
     sequence: int
     data: bytes
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much an engine keeps of a log."""
+
+    records: int = 0
+    checkpoint: int = 0
+    """The number of the record that the last checkpoint is of; 0: there is none."""
+    checkpoint_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,6 +152,22 @@ class Log(Protocol):
 
     def followers(self) -> Sequence[Follower]:
         """Who stands by."""
+
+    def measure(self) -> Extent:
+        """How much there is; nothing of it is fetched."""
+
+    def mark_lost(self, why: str) -> None:
+        """Say that the engine has lost records: nobody is to go on with what is left.
+
+        From then on, `acquire`, `read` and all writes of a term raise LostRecordsError with these words, in
+        every process, until `erase`. The first to say it counts.
+        """
+
+    def erase(self) -> None:
+        """Remove all that the engine keeps of this log. Whoever leads is fenced.
+
+        FencedError if it was faster.
+        """
 
     def close(self) -> None:
         """Let go of connections. A call under way in another thread raises EngineAwayError soon."""

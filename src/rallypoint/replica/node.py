@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.core.replica import Replica
 from rallypoint.replica.core.watch import Watch
-from rallypoint.replica.leading import LeaderPump, release_lead
+from rallypoint.replica.leading import LeaderPump, mark_lost, release_lead
 from rallypoint.replica.log import EngineAwayError, FencedError, Follower, Log, LostRecordsError, TrimmedError
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import about_this_process, stop_on_signals
@@ -63,6 +63,9 @@ class Node:
                     release_lead(self._log, term)
                 elif term and not self._lead(replica, term):
                     return
+        except LostRecordsError as error:
+            mark_lost(self._log, error)
+            raise
         finally:
             for each in self._sockets:
                 each.close()

@@ -93,8 +93,7 @@ def unlink(data: bytes, last: int) -> bytes:
         )
     if not data.endswith(_LINK.pack(last)):
         raise LostRecordsError(
-            "the log goes on from another record than the one that was read: the engine has lost records",
-            hint="start this process again: it will serve what is left; see what the engine promises",
+            "the log goes on from another record than the one that was read: the engine has lost records"
         )
     return data[:-LINK_BYTES]
 

@@ -231,7 +231,6 @@ class Replica:
         if crc32(data) != self.last:
             raise LostRecordsError(
                 f"record {self.sequence} of the log is another one than before: the engine has lost records",
-                hint="start this process again: it will serve what is left; see what the engine promises",
             )
 
     # What the leader asks besides

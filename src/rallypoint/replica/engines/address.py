@@ -7,7 +7,7 @@
 Hosts are names, IPv4 addresses, or IPv6 addresses in brackets, with a port each, or with the last one's, or
 with the engine's own. User and password stand in front of them (`user:password@`, percent-encoded). The
 password may also be in a file (`?password-file=FILE`) or in the variable RALLYPOINT_ENGINE_PASSWORD: other
-users of the machine see neither.
+users of the machine see neither. Sentinels may have a password of their own: `?sentinel-password-file=FILE`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from urllib.parse import parse_qsl, unquote
 from rallypoint.errors import UsageError
 
 PASSWORD_VARIABLE: Final = "RALLYPOINT_ENGINE_PASSWORD"  # noqa: S105
+PASSWORD_HINT: Final = (
+    f"the user belongs into the URL (USER@HOST), the password into the variable {PASSWORD_VARIABLE}, or into "
+    "a file: ?password-file=FILE"
+)
 DEFAULT_JOB: Final = "rallypoint"
 
 ETCD: Final = "etcd"
@@ -36,7 +40,7 @@ _SCHEMES: Final = {
     "rediss+sentinel": (SENTINEL, True),
 }
 _FILES: Final = ("ca", "cert", "key")
-_OPTIONS: Final = ("job", "password-file", *_FILES)
+_OPTIONS: Final = ("job", "password-file", "sentinel-password-file", *_FILES)
 _URL: Final = re.compile(r"([a-z+]+)://(?:([^@/?#]*)@)?([^@/?#]*)(/[^@?#]*)?(?:\?([^@#]*))?")
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.-]+)(?::([0-9]{1,5}))?")
 _HINT: Final = "write etcd://a,b,c:2379/JOB, redis://HOST/0?job=JOB or redis+sentinel://a,b,c/MASTER?job=JOB"
@@ -69,6 +73,8 @@ class EngineAddress:
     """Of Redis."""
     master: str = ""
     """The name by which Sentinels know it."""
+    sentinel_password: str = field(default="", repr=False)
+    """What the Sentinels themselves ask for; empty: nothing."""
 
     @property
     def places(self) -> str:
@@ -96,6 +102,9 @@ def parse_address(url: str, environ: Mapping[str, str] | None = None) -> EngineA
     files = Tls(*(options.get(name, "") for name in _FILES))
     if bool(files.cert) != bool(files.key):
         raise UsageError(f"{shown!r} names one of cert and key", hint="a certificate and its key go together")
+    sentinel_file = options.get("sentinel-password-file")
+    if sentinel_file is not None and kind != SENTINEL:
+        raise UsageError(f"{shown!r} names no Sentinels", hint="sentinel-password-file is for their password")
     hosts = _read_hosts(match[3], _PORTS[kind], shown)
     if kind == REDIS and len(hosts) > 1:
         hint = "to know which of several is the master takes Sentinels: redis+sentinel://a,b,c/mymaster"
@@ -111,13 +120,15 @@ def parse_address(url: str, environ: Mapping[str, str] | None = None) -> EngineA
         tls=files if is_secure or files != Tls() else None,
         database=database,
         master=master,
+        sentinel_password=_read_file(sentinel_file, shown) if sentinel_file is not None else "",
     )
 
 
 def _without_password(url: str) -> str:
     """The URL as it may be shown: whatever may be a user or a password is left out, and all options."""
-    place, question, _ = url.strip().partition("?")
-    shown = re.sub(r"^([a-z+]*:)?/*.*@", r"\1//***@", place, flags=re.DOTALL)
+    without_user = re.sub(r"^([a-z+]*:)?/*.*@", r"\1//***@", url.strip(), flags=re.DOTALL)
+    shown, question, _ = without_user.partition("?")
+    shown = re.sub(r"//:[^@/]*", "//***", shown)  # a password without its host
     return f"{shown}?…" if question else shown
 
 

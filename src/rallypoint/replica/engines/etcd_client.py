@@ -10,9 +10,8 @@ from typing import Final
 
 import grpc
 
-from rallypoint.errors import UsageError
 from rallypoint.replica.engines import etcd_messages as messages
-from rallypoint.replica.engines.address import EngineAddress, Tls, join_host
+from rallypoint.replica.engines.address import PASSWORD_HINT, EngineAddress, Tls, join_host
 from rallypoint.replica.engines.etcd_messages import Outcome, Status
 from rallypoint.replica.log import EngineAwayError, EngineRefusedError
 
@@ -94,19 +93,18 @@ class EtcdClient:
     def _call(self, method: str, request: bytes, seconds: float = SECONDS_PER_TRY) -> bytes:
         if not self._address.user:
             return self._ask(method, request, seconds)
-        if not self._token:
-            self._authenticate()
         try:
-            return self._ask(method, request, seconds)
+            return self._ask(method, request, seconds, self._token or self._authenticate())
         except _OldTokenError:
-            self._authenticate()
-            return self._ask(method, request, seconds)
+            return self._ask(method, request, seconds, self._authenticate())
 
-    def _authenticate(self) -> None:
+    def _authenticate(self) -> str:
+        """A new token. It is asked for without the old one, for which etcd would refuse this, too."""
         request = messages.authentication(self._address.user, self._address.password)
         self._token = messages.read_token(self._ask("Auth/Authenticate", request, SECONDS_PER_TRY))
+        return self._token
 
-    def _ask(self, method: str, request: bytes, seconds: float) -> bytes:
+    def _ask(self, method: str, request: bytes, seconds: float, token: str = "") -> bytes:
         """Ask one node after the other until one answers.
 
         A request may be carried out more than once, and long after this has given up: by a node that was
@@ -118,7 +116,7 @@ class EtcdClient:
             chosen = self._current
             left = max(deadline - time.monotonic(), 0.1)
             try:
-                return self._ask_node(chosen, method, request, min(seconds, left))
+                return self._ask_node(chosen, method, request, min(seconds, left), token)
             except grpc.RpcError as error:
                 failure = self._judge(error)
             except ValueError:  # gRPC's word for a channel that is closed
@@ -132,10 +130,9 @@ class EtcdClient:
                 self._closed.wait(_PAUSE)
         raise EngineAwayError(f"{self._address}: the connection was closed")
 
-    def _ask_node(self, chosen: int, method: str, request: bytes, seconds: float) -> bytes:
-        token = (("token", self._token),) if self._token else ()
+    def _ask_node(self, chosen: int, method: str, request: bytes, seconds: float, token: str) -> bytes:
         # Without `hasleader`, a node that knows no leader lets callers wait.
-        metadata = (("hasleader", "true"), *token)
+        metadata = (("hasleader", "true"), *((("token", token),) if token else ()))
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
         call = self._channels[chosen].unary_unary(f"/etcdserverpb.{method}")
         return call(request, timeout=seconds, metadata=metadata)
@@ -145,29 +142,24 @@ class EtcdClient:
         assert isinstance(error, grpc.Call)
         code, details = error.code(), " ".join((error.details() or "").split())
         if _OLD_TOKEN.search(details):
-            raise _OldTokenError(details)
+            raise _OldTokenError(f"{self._address}: no answer: {details}")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             hint = _FULL if "space exceeded" in details else ""
             return EngineAwayError(f"{self._address}: it cannot write now: {details}", hint=hint)
         if code in _PASSING:
             return EngineAwayError(f"{self._address}: no answer: {details or code.name}")
-        hint = "user and password belong into its URL: etcd://USER:PASSWORD@HOST" if "user" in details else ""
+        hint = PASSWORD_HINT if "user" in details else ""
+        if "permission denied" in details:
+            hint = f"its user needs to read and write below /rallypoint/; {PASSWORD_HINT}"
         raise EngineRefusedError(f"{self._address}: it refuses: {details or code.name}", hint=hint)
 
 
-class _OldTokenError(Exception):
-    """What the user was let in by is over: they are after some minutes."""
+class _OldTokenError(EngineAwayError):
+    """What the user was let in by is over: tokens are after some minutes, and when a node was restarted."""
 
 
 def _open(target: str, tls: Tls | None) -> grpc.Channel:
     if tls is None:
         return grpc.insecure_channel(target, options=_OPTIONS)
-    ca, cert, key = (_read(path) for path in (tls.ca, tls.cert, tls.key))
+    ca, cert, key = (Path(path).read_bytes() if path else None for path in (tls.ca, tls.cert, tls.key))
     return grpc.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options=_OPTIONS)
-
-
-def _read(path: str) -> bytes | None:
-    try:
-        return Path(path).read_bytes() if path else None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error

@@ -31,6 +31,8 @@ class Outcome:
     revision: int
     found: Sequence[Sequence[KeyValue]]
     """What each of its operations has read; nothing where it wrote."""
+    counts: Sequence[int]
+    """How many keys the range of each has, whatever its limit."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,13 @@ def transaction(if_: Sequence[bytes], then: Sequence[bytes], else_: Sequence[byt
 
 def read_outcome(data: bytes) -> Outcome:
     answer = decode(data)
+    ranges = [operation.message(1) for operation in answer.messages(3)]
     found = [
-        [KeyValue(each.data(1), each.data(5), each.integer(3)) for each in operation.message(1).messages(2)]
-        for operation in answer.messages(3)
+        [KeyValue(each.data(1), each.data(5), each.integer(3)) for each in range_.messages(2)]
+        for range_ in ranges
     ]
-    return Outcome(bool(answer.integer(2)), answer.message(1).integer(3), found)
+    counts = [range_.integer(4) for range_ in ranges]
+    return Outcome(bool(answer.integer(2)), answer.message(1).integer(3), found, counts)
 
 
 def compaction(revision: int) -> bytes:

@@ -9,13 +9,14 @@ is cut off, or was paused, goes on taking writes until it learns that there is a
 they are lost. With `acks`, the Sentinels are asked before a write counts if its replicas have changed.
 
 A loss is not repaired. It is found where it can be: records have no gap, each knows who wrote the one before
-it, and a term has an owner. Then LostRecordsError is raised, and nobody goes on with another history.
+it, and a term has an owner. Then LostRecordsError is raised, and who finds it marks the log, so that nobody
+goes on with another history.
 
 All keys begin with `rallypoint:{JOB}:`:
 
     leader        a hash: see `redis_scripts.py`
     log           a stream: the sequence number of a record is its id
-    checkpoint    a hash: name, number of parts, and the parts by number; `checkpoint:next` while it is made
+    checkpoint    a hash: name, length, number of parts, parts by number; `checkpoint:next` while it is made
     followers     a hash: see `redis_scripts.py`
 """
 
@@ -29,21 +30,23 @@ from urllib.parse import quote
 from rallypoint.errors import UsageError
 from rallypoint.replica.engines import redis_scripts as scripts
 from rallypoint.replica.engines.address import EngineAddress
+from rallypoint.replica.engines.pace import Pace
+from rallypoint.replica.engines.parsing import parsing
 from rallypoint.replica.engines.redis_client import Command, RedisClient
 from rallypoint.replica.log import (
     MOST_BYTES,
     Checkpoint,
+    Extent,
     FencedError,
     Follower,
     Leadership,
     LostRecordsError,
     TrimmedError,
+    marked_error,
 )
 
 FOLLOWER_SECONDS: Final = 5
 """How long after its last word a standby is forgotten."""
-
-_RECORDS_PER_READ: Final = 32
 
 
 class RedisLog:
@@ -58,6 +61,7 @@ class RedisLog:
         self._checkpoint, self._next = f"{prefix}checkpoint", f"{prefix}checkpoint:next"
         self._followers = f"{prefix}followers"
         self._owner = secrets.token_hex(8)
+        self._pace = Pace()
         self._kept = 0
         """While this log leads: up to where replicas have acknowledged the records."""
         self._known = (0, b"")
@@ -66,17 +70,25 @@ class RedisLog:
     # Leading ------------------------------------------------------------------------------------------------
 
     def look(self) -> Leadership:
-        ((term, beat, address),) = self._client.run(("HMGET", self._leader, "term", "beat", "address"))
-        return Leadership(int(term or 0), int(beat or 0), (address or b"").decode())
+        ((term, beat, address, lost),) = self._client.run(
+            ("HMGET", self._leader, "term", "beat", "address", "lost")
+        )
+        with parsing(self.name, "who leads"):
+            return Leadership(
+                int(term or 0), int(beat or 0), (address or b"").decode(), (lost or b"").decode()
+            )
 
     def acquire(self, seen: Leadership, address: str) -> int:
         term = seen.term + 1
-        word, number = self._eval(
+        word, about = self._eval(
             scripts.ACQUIRE, (self._leader,), seen.term, seen.beat, term, self._owner, address
         )
+        self._check_mark(about if word == scripts.MARKED else None)
+        with parsing(self.name, "who leads"):
+            number = int(about)
         if word != scripts.OK:
-            raise FencedError(f"{self.name}: term {int(number)} is under way")
-        self._kept = int(number)  # the replicas that have acknowledged this have all that was before
+            raise FencedError(f"{self.name}: term {number} is under way")
+        self._kept = number  # the replicas that have acknowledged this have all that was before
         return term
 
     def renew(self, term: int) -> None:
@@ -97,10 +109,18 @@ class RedisLog:
 
     def read(self, sequence: int) -> Sequence[bytes]:
         about, entries = self._client.run(
-            ("HMGET", self._leader, "owner", "last", "stamp", "kept"),
-            ("XRANGE", self._log, f"{sequence}-0", "+", "COUNT", _RECORDS_PER_READ),
+            ("HMGET", self._leader, "owner", "last", "stamp", "kept", "lost"),
+            ("XRANGE", self._log, f"{sequence}-0", "+", "COUNT", self._pace.take()),
         )
-        owner, last, stamp, kept = about
+        with parsing(self.name, f"a record from {sequence} on"):
+            records = self._judge_read(sequence, about, entries)
+        self._pace.note(records)
+        return records
+
+    def _judge_read(self, sequence: int, about: Any, entries: Any) -> Sequence[bytes]:
+        """What may be shown of what is there from this record on."""
+        owner, last, stamp, kept, lost = about
+        self._check_mark(lost)
         if int(last or 0) < sequence - 1:
             raise LostRecordsError(
                 f"{self.name}: record {sequence - 1} is gone; the last one is {int(last or 0)}"
@@ -126,17 +146,28 @@ class RedisLog:
 
     def checkpoint(self) -> Checkpoint | None:
         while True:
-            ((name, count),) = self._client.run(("HMGET", self._checkpoint, "name", "parts"))
-            if name is None:
+            head = self._checkpoint_head()
+            if head is None:
                 return None
+            sequence, _, count, length = head
             parts: list[bytes] = []
-            for number in range(int(count)):
-                ((again, part),) = self._client.run(("HMGET", self._checkpoint, "name", number))
-                if again != name or part is None:
+            for number in range(count):
+                (part,) = self._client.run(("HGET", self._checkpoint, number))
+                if part is None:
                     break
                 parts.append(part)
-            else:
-                return Checkpoint(int(name.split()[0]), b"".join(parts))
+            if self._checkpoint_head() != head:
+                continue  # another one has taken its place meanwhile
+            data = b"".join(parts)
+            if len(data) != length:
+                raise LostRecordsError(f"{self.name}: parts of the last checkpoint are gone")
+            return Checkpoint(sequence, data)
+
+    def _checkpoint_head(self) -> tuple[int, bytes, int, int] | None:
+        """The number of its record, its name, the number of its parts, and its length."""
+        ((name, parts, length),) = self._client.run(("HMGET", self._checkpoint, "name", "parts", "length"))
+        with parsing(self.name, "the head of the checkpoint"):
+            return None if name is None else (int(name.split()[0]), name, int(parts), int(length))
 
     def put_checkpoint(self, term: int, checkpoint: Checkpoint) -> None:
         data = checkpoint.data
@@ -145,7 +176,7 @@ class RedisLog:
         for number, piece in enumerate(pieces):
             self._write(scripts.PUT_PART, (self._leader, self._next), term, name, number, piece)
         keys = (self._leader, self._next, self._checkpoint)
-        self._write(scripts.PUT_CHECKPOINT, keys, term, name, len(pieces), checkpoint.sequence)
+        self._write(scripts.PUT_CHECKPOINT, keys, term, name, len(pieces), checkpoint.sequence, len(data))
 
     # Followers ----------------------------------------------------------------------------------------------
 
@@ -154,11 +185,32 @@ class RedisLog:
         self._client.run(("EVAL", scripts.ANNOUNCE, 1, self._followers, *arguments))
 
     def followers(self) -> Sequence[Follower]:
-        (found,) = self._client.run(("EVAL", scripts.FOLLOWERS, 1, self._followers, FOLLOWER_SECONDS))
-        pairs = zip(found[::2], found[1::2], strict=True)
-        return sorted(
-            (Follower(name.decode(), int(number)) for name, number in pairs), key=lambda each: each.name
-        )
+        (now, _), found = self._client.run(("TIME",), ("HGETALL", self._followers))
+        with parsing(self.name, "the list of who stands by"):
+            said = {name.decode(): [int(each) for each in text.split()] for name, text in found.items()}
+            return [
+                Follower(name, sequence)
+                for name, (sequence, time) in sorted(said.items())
+                if now - time < FOLLOWER_SECONDS
+            ]
+
+    def measure(self) -> Extent:
+        (records,) = self._client.run(("XLEN", self._log))
+        head = self._checkpoint_head()
+        return Extent(records, *((head[0], head[3]) if head is not None else ()))
+
+    # Losses, and the end ------------------------------------------------------------------------------------
+
+    def mark_lost(self, why: str) -> None:
+        self._eval(scripts.MARK_LOST, (self._leader,), why)
+
+    def _check_mark(self, lost: bytes | None) -> None:
+        if lost is not None:
+            raise marked_error(self.name, lost.decode(errors="replace"))
+
+    def erase(self) -> None:
+        keys = (self._leader, self._log, self._checkpoint, self._next, self._followers)
+        self._client.run(("UNLINK", *keys))
 
     def close(self) -> None:
         self._client.close()
@@ -167,14 +219,17 @@ class RedisLog:
 
     def _write(self, script: str, keys: Sequence[str], term: int, *arguments: str | bytes | int) -> None:
         word, *about = self._eval(script, keys, term, self._owner, *arguments)
-        if word == scripts.OTHER_TERM and 0 < int(about[0]) < term:
-            raise LostRecordsError(f"{self.name}: term {term} is gone; the last one there is {int(about[0])}")
+        self._check_mark(about[0] if word == scripts.MARKED else None)
+        with parsing(self.name, "who leads"):
+            number = int(about[0]) if about else 0
+        if word == scripts.OTHER_TERM and 0 < number < term:
+            raise LostRecordsError(f"{self.name}: term {term} is gone; the last one there is {number}")
         if word == scripts.OTHER_TERM:
-            raise FencedError(f"{self.name}: term {term} is over; there is term {int(about[0])}")
+            raise FencedError(f"{self.name}: term {term} is over; there is term {number}")
         if word == scripts.OTHER_RECORD:
             raise FencedError(f"{self.name}: there is another record of this number")
         if word == scripts.LOST:
-            raise LostRecordsError(f"{self.name}: what was before this is gone; the last is {int(about[0])}")
+            raise LostRecordsError(f"{self.name}: what was before this is gone; the last is {number}")
 
     def _eval(self, script: str, keys: Sequence[str], *arguments: str | bytes | int) -> list[Any]:
         command: Command = ("EVAL", script, len(keys), *keys, *arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -10,9 +11,9 @@ from typing import Any, Final
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import MasterNotFoundError, Sentinel
 
-from rallypoint.replica.engines.address import SENTINEL, EngineAddress
+from rallypoint.replica.engines.address import PASSWORD_HINT, SENTINEL, EngineAddress
 from rallypoint.replica.log import EngineAwayError, EngineRefusedError
 
 SECONDS_PER_CALL: Final = 2.0
@@ -31,6 +32,8 @@ _PASSING: Final = (
     *("UNBLOCKED", "WAIT cannot be used", "max number of clients reached"),
 )
 """How errors begin that go by, or that somebody will mend."""
+
+_RIGHTS: Final = "its user needs more rights: `rallypoint doctor --engine URL` tells which"
 
 Command = Sequence[str | bytes | int]
 
@@ -122,12 +125,24 @@ class RedisClient:
     def _judge(self, error: redis.RedisError) -> EngineAwayError:
         """The error to raise if it does not go by. If it cannot, it is raised here."""
         words = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, MasterNotFoundError):
+            words = _shorten(words)
+            if "AuthenticationError" in words:
+                hint = "?sentinel-password-file=FILE names the file with the password of the Sentinels"
+                raise EngineRefusedError(f"{self._address}: it refuses: {words}", hint=hint) from None
         if isinstance(error, redis.AuthenticationError) or "NOAUTH" in words or "WRONGPASS" in words:
-            hint = "user and password belong into its URL: redis://USER:PASSWORD@HOST"
-            raise EngineRefusedError(f"{self._address}: it refuses: {words}", hint=hint) from None
+            raise EngineRefusedError(f"{self._address}: it refuses: {words}", hint=PASSWORD_HINT) from None
+        if isinstance(error, redis.exceptions.NoPermissionError) or "can't run this command" in words:
+            raise EngineRefusedError(f"{self._address}: it refuses: NOPERM {words}", hint=_RIGHTS) from None
         if isinstance(error, redis.ConnectionError | redis.TimeoutError) or _is_passing(words):
             return EngineAwayError(f"{self._address}: no answer: {words}")
         raise EngineRefusedError(f"{self._address}: it refuses: {words}") from None
+
+
+def _shorten(words: str) -> str:
+    """What redis-py says if no Sentinel names a master, without all settings of its clients."""
+    reasons = dict.fromkeys(re.findall(r"> - (.*?)(?=, <|$)", words))
+    return f"{words.partition(' : ')[0]}: {', '.join(reasons) or 'no Sentinel knows one that is up'}"
 
 
 def _is_passing(words: str) -> bool:
@@ -163,5 +178,6 @@ def _connect(address: EngineAddress) -> redis.Redis:
         ((host, port),) = address.hosts
         return redis.Redis(host, port, **own)
     sentinels: Any = Sentinel
-    master: redis.Redis = sentinels(address.hosts, sentinel_kwargs=common, **own).master_for(address.master)
+    asked = {**common, "password": address.sentinel_password or None}
+    master: redis.Redis = sentinels(address.hosts, sentinel_kwargs=asked, **own).master_for(address.master)
     return master

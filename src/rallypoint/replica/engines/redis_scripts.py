@@ -1,7 +1,8 @@
 """The Lua scripts of a log on Redis: each checks the term and writes, as one.
 
 KEYS[1] is the hash `leader`: term, owner, address, beat; `last` and `stamp`, the number of the last record
-and who wrote it; `kept`, up to where replicas are known to have the records. Of other keys, see `redis.py`.
+and who wrote it; `kept`, up to where replicas are known to have the records; `lost`, why nobody may go on. Of
+other keys, see `redis.py`.
 
 Each returns a word, and what explains it. Each writes something, also when it is repeated and finds its work
 done: WAIT is about what a connection has written.
@@ -15,10 +16,14 @@ OK: Final = b"ok"
 OTHER_TERM: Final = b"other term"
 OTHER_RECORD: Final = b"other record"
 LOST: Final = b"lost"
+MARKED: Final = b"marked"
 
 ACQUIRE: Final = """
 local seen_term, seen_beat, term, owner, address = unpack(ARGV)
-local now = redis.call('HMGET', KEYS[1], 'term', 'beat', 'owner', 'address', 'last')
+local now = redis.call('HMGET', KEYS[1], 'term', 'beat', 'owner', 'address', 'last', 'lost')
+if now[6] then
+  return {'marked', now[6]}
+end
 if (now[1] or '0') == seen_term and (now[2] or '0') == seen_beat then
   if not now[2] then
     local time = redis.call('TIME')
@@ -34,7 +39,10 @@ return {'ok', now[5] or '0'}
 """The first beat is the time: if Redis has lost all, no beat comes a second time."""
 
 _CHECK: Final = """
-local now = redis.call('HMGET', KEYS[1], 'term', 'owner')
+local now = redis.call('HMGET', KEYS[1], 'term', 'owner', 'lost')
+if now[3] then
+  return {'marked', now[3]}
+end
 if now[1] ~= ARGV[1] or now[2] ~= ARGV[2] then
   return {'other term', now[1] or '0'}
 end
@@ -83,50 +91,49 @@ return {{'ok'}}
 PUT_PART: Final = f"""{_CHECK}
 local name, number, data = ARGV[3], ARGV[4], ARGV[5]
 if redis.call('HGET', KEYS[2], 'name') ~= name then
-  redis.call('DEL', KEYS[2])
+  redis.call('UNLINK', KEYS[2])
 end
 redis.call('HSET', KEYS[2], 'name', name, number, data)
 return {{'ok'}}
 """
 
 PUT_CHECKPOINT: Final = f"""{_CHECK}
-local name, parts, sequence = ARGV[3], ARGV[4], ARGV[5]
+local name, parts, sequence, length = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local last = redis.call('HGET', KEYS[1], 'last') or '0'
 if tonumber(last) < tonumber(sequence) then
   return {{'lost', last}}
 end
 if redis.call('HGET', KEYS[3], 'name') == name then
   redis.call('HINCRBY', KEYS[1], 'repeated', 1)
-  redis.call('DEL', KEYS[2])
+  redis.call('UNLINK', KEYS[2])
   return {{'ok'}}
 end
-redis.call('HSET', KEYS[2], 'name', name, 'parts', parts)
-if redis.call('HLEN', KEYS[2]) ~= parts + 2 then
+redis.call('HSET', KEYS[2], 'name', name, 'parts', parts, 'length', length)
+if redis.call('HLEN', KEYS[2]) ~= parts + 3 then
   return {{'lost', '0'}}
 end
 redis.call('RENAME', KEYS[2], KEYS[3])
 return {{'ok'}}
 """
 
+MARK_LOST: Final = """
+if not redis.call('HGET', KEYS[1], 'lost') then
+  redis.call('HSET', KEYS[1], 'lost', ARGV[1])
+end
+redis.call('HINCRBY', KEYS[1], 'repeated', 1)
+return {'ok'}
+"""
+
 ANNOUNCE: Final = """
 local time = redis.call('TIME')[1]
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. time)
-return redis.call('EXPIRE', KEYS[1], ARGV[3])
-"""
-"""KEYS[1] is the hash `followers`: of each the record, and when it said so."""
-
-FOLLOWERS: Final = """
-local time = redis.call('TIME')[1]
-local alive = {}
 local all = redis.call('HGETALL', KEYS[1])
 for index = 1, #all, 2 do
-  local sequence, said = string.match(all[index + 1], '(%d+) (%d+)')
-  if time - said < tonumber(ARGV[1]) then
-    table.insert(alive, all[index])
-    table.insert(alive, sequence)
-  else
+  local said = string.match(all[index + 1], '%d+ (%d+)')
+  if not said or time - said >= tonumber(ARGV[3]) then
     redis.call('HDEL', KEYS[1], all[index])
   end
 end
-return alive
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. time)
+return redis.call('EXPIRE', KEYS[1], ARGV[3])
 """
+"""KEYS[1] is the hash `followers`: of each the record, and when it said so. Silent ones are dropped."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ends import batch, session
+from ends import BEAT, SIGN_OF_LIFE, batch, note, session
 from rallypoint.errors import ProtocolError
 from rallypoint.replica.core import callers
 from rallypoint.replica.core.callers import Caller
@@ -19,6 +19,7 @@ from rallypoint.replica.core.replica import Replica
 from rallypoint.replica.log import LostRecordsError
 from rallypoint.rollcall.identity import Identity, Role, hello_key
 from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Replication
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Close, GoOn, Work
 from rallypoint.server.core.store import Core
@@ -77,9 +78,12 @@ class Leader:
             self._drop(caller, "closed")
         self._empty_outbox()
 
-    def tick(self, seconds: float = 1.0) -> None:
+    def tick(self, seconds: float = 1.0, *, leads: bool = False) -> None:
+        """Time passes. `leads`: and the engine has confirmed that it leads."""
         self.clock.now += seconds
         self.core.turn.now = self.clock.now
+        if leads:
+            self.core.confirm(self.clock.now)
         for caller, why in self.core.overdue():
             self._drop(caller, why)
         self._empty_outbox()
@@ -338,11 +342,48 @@ def test_sessions_expire_by_the_log() -> None:
     replica = leader.core.replica
     for _ in range(3):
         assert len(replica.stores[""].sessions) == 1
-        leader.tick(0.3)
+        leader.tick(0.3, leads=True)
         leader.commit()
-    leader.tick(0.3)
+    leader.tick(0.3, leads=True)
     leader.commit()
     assert not len(replica.stores[""].sessions)
+
+
+def test_no_session_is_given_up_because_the_engine_was_away() -> None:
+    """Time stands still for the log meanwhile: its relay could not have come back."""
+    leader = Leader([])
+    leader.core.confirm(leader.clock.now)
+    relay = leader.open()
+    leader.ask(relay, session(keep=5_000), b"\x22")
+    leader.close(relay)
+    while leader.commit():
+        pass
+    sessions, before = leader.core.replica.stores[""].sessions, leader.core.time
+    for _ in range(20):
+        leader.tick()
+    assert not leader.commit()
+    leader.tick(leads=True)
+    leader.commit()
+    assert (len(sessions), leader.core.time) == (1, before + 1.0)
+    for _ in range(5):
+        leader.tick(leads=True)
+        leader.commit()
+    assert not len(sessions)
+
+
+def test_a_beat_is_answered_with_what_is_wrong_unless_this_process_surely_leads() -> None:
+    leader = Leader([])
+    leader.commit()
+    relay = leader.open(BEAT)
+    assert leader.sent.pop(relay.id) == note()
+    leader.core.tell_replication = lambda: Replication("etcd at a:1", 1, "", away_seconds=70.0, error="down")
+    leader.sent[relay.id] = b""
+    leader.receive(relay, BEAT)
+    trouble = "the engine of the store, etcd at a:1, has not answered for 1 min 10 s: down"
+    assert trouble.encode() in leader.sent[relay.id]
+    leader.core.confirm(leader.clock.now)
+    leader.receive(relay, BEAT)
+    assert leader.sent[relay.id].endswith(SIGN_OF_LIFE)
 
 
 def test_the_limits_are_those_of_the_leader() -> None:

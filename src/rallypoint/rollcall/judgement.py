@@ -16,7 +16,7 @@ from rallypoint.rollcall.identity import Source
 from rallypoint.rollcall.plan import Plan, believed_size, is_believable, meetings_of
 from rallypoint.rollcall.question import KEYS_NAMED
 from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import Gone, Relay, Snapshot
+from rallypoint.rollcall.snapshot import Gone, Relay, Replication, Snapshot
 from rallypoint.rollcall.waits import waits_in, waits_of
 from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, shown
 
@@ -56,17 +56,24 @@ def trouble_of(snapshot: Snapshot) -> tuple[str, str]:
     """What keeps a store from answering, and what to look at; nothing if it answers."""
     kept, upstream = snapshot.replication, snapshot.upstream
     if kept is not None and kept.away_seconds >= _AWAY_SECONDS:
-        why = shown(kept.error.removeprefix(f"{kept.engine}: "), LONGEST_SENTENCE)
-        engine = shown(kept.engine, LONGEST_SENTENCE)
-        return (
-            f"the engine of the store, {engine}, has not answered for {duration(kept.away_seconds)}: {why}",
-            shown(kept.hint, LONGEST_SENTENCE) or _ENGINE_ADVICE,
-        )
+        return trouble_with_engine(kept)
     if upstream is not None and upstream.down_seconds >= _AWAY_SECONDS:
+        if upstream.trouble:
+            return shown(upstream.trouble, 3 * LONGEST_SENTENCE), shown(upstream.advice, LONGEST_SENTENCE)
         why = shown(upstream.error, LONGEST_SENTENCE)
         away = duration(upstream.down_seconds)
         return f"the relay has had no connection to the store for {away}: {why}", _UPSTREAM_ADVICE
     return "", ""
+
+
+def trouble_with_engine(kept: Replication) -> tuple[str, str]:
+    """That an engine is away, and what to look at."""
+    why = shown(kept.error.removeprefix(f"{kept.engine}: "), LONGEST_SENTENCE)
+    engine = shown(kept.engine, LONGEST_SENTENCE)
+    return (
+        f"the engine of the store, {engine}, has not answered for {duration(kept.away_seconds)}: {why}",
+        shown(kept.hint, LONGEST_SENTENCE) or _ENGINE_ADVICE,
+    )
 
 
 def _expected(snapshot: Snapshot, crowd: Crowd, plan: Plan | None) -> int:

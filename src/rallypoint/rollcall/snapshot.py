@@ -209,6 +209,9 @@ class Upstream:
     """Since when it has none; -1: it has one."""
     error: str = ""
     """What is wrong with each place then."""
+    trouble: str = ""
+    """What keeps the store from going on, as it says itself, and what to do."""
+    advice: str = ""
     store: str = ""
     """Which of several stores is meant that are there."""
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from zlib import crc32
 
 import pytest
 
 from memory_log import Memory, MemoryLog
 from rallypoint.errors import RallypointError
+from rallypoint.replica.core.records import link, pack_record
 from rallypoint.replica.log import Leadership, LostRecordsError
 from rallypoint.replica.node import Node
 from rallypoint.server.loops.legacy import LegacyLoop
@@ -46,6 +48,24 @@ def test_a_stop_ends_it_also_if_the_engine_goes_away_while_it_takes_over() -> No
     sockets = run(GoesAway(memory))
     assert memory.leadership.term == 1
     assert [each.fileno() for each in sockets] == [-1]
+
+
+def test_a_stop_ends_it_also_while_it_reads_a_long_log() -> None:
+    records = [b""]
+
+    class Endless(MemoryLog):
+        def read(self, sequence: int) -> Sequence[bytes]:
+            assert sequence < 100, "it reads on"
+            if sequence == 3:
+                signal.raise_signal(signal.SIGTERM)
+            records.extend(link([pack_record(0.0, [])], crc32(records[-1])))
+            return records[-1:]
+
+        def acquire(self, seen: Leadership, address: str) -> int:
+            raise AssertionError("it has not read the log")
+
+    run(Endless(Memory()))
+    assert len(records) == 4
 
 
 def test_what_ended_the_lead_is_told_though_its_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,8 @@ class Node:
         while not self._stopped.is_set():
             try:
                 replica = self._catch_up(replica)
+                if self._stopped.is_set():
+                    break
                 if time.monotonic() >= next_word:
                     next_word = time.monotonic() + _ANNOUNCE_SECONDS
                     self._log.announce(Follower(self._address, replica.sequence))
@@ -116,7 +118,8 @@ class Node:
         return replica
 
     def _catch_up(self, replica: Replica) -> Replica:
-        while True:
+        """Read the log to its end, or until this process is told to end."""
+        while not self._stopped.is_set():
             try:
                 records = self._log.read(replica.sequence + 1)
             except TrimmedError:
@@ -128,6 +131,7 @@ class Node:
             for record in records:
                 replica.take(record)
             replica.faults.clear()
+        return replica
 
     def _restore(self, at_least: int) -> Replica:
         """The state of the last checkpoint: it was put before the records up to it were dropped."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from zlib import crc32
 
@@ -11,11 +13,13 @@ import pytest
 
 from memory_log import Memory, MemoryLog
 from rallypoint.errors import RallypointError
+from rallypoint.replica import leading
 from rallypoint.replica.core.records import link, pack_record
 from rallypoint.replica.log import Leadership, LostRecordsError
 from rallypoint.replica.node import Node
 from rallypoint.server.loops.legacy import LegacyLoop
 from rallypoint.server.process.binding import reserve
+from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.limits import Limits
 
 
@@ -66,6 +70,28 @@ def test_a_stop_ends_it_also_while_it_reads_a_long_log() -> None:
 
     run(Endless(Memory()))
     assert len(records) == 4
+
+
+def test_checkpoints_take_the_place_of_few_bytes_in_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "RECORD_BYTES", leading.CHECKPOINT_BYTES // 10)
+    memory, kept = Memory(), list[int]()
+    sockets = reserve("127.0.0.1", 0)
+
+    def add() -> None:
+        try:
+            with TCPStore("127.0.0.1", sockets[0].getsockname()[1], timeout=30) as store:
+                for _ in range(60):
+                    store.add("n", 1)
+                    kept.append(len(memory.records))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    client = threading.Thread(target=add)
+    client.start()
+    Node(MemoryLog(memory), Limits(), "a:1", sockets, LegacyLoop).run()
+    client.join()
+    assert len(kept) == 60
+    assert max(kept) <= 25, "those since the last checkpoint, and those before it that are being dropped"
 
 
 def test_what_ended_the_lead_is_told_though_its_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

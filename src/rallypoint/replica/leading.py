@@ -25,6 +25,8 @@ _MOST_NAMED = 100
 """Of the stores, in a snapshot."""
 CHECKPOINT_BYTES = 32 << 20
 """After so many bytes of records, a checkpoint takes their place; or more, if the last one was longer."""
+RECORD_BYTES = 3 << 10
+"""So much counts for each record besides: to read many short ones takes as long as few long ones."""
 
 
 def release_lead(log: Log, term: int) -> None:
@@ -127,10 +129,11 @@ class LeaderPump(Pump[Caller]):
 
     def _keep_if_due(self) -> None:
         replica = self._leader.replica
-        if self._is_keeping or replica.taken_bytes < max(CHECKPOINT_BYTES, self._kept_bytes):
+        taken = replica.taken_bytes + replica.taken_records * RECORD_BYTES
+        if self._is_keeping or taken < max(CHECKPOINT_BYTES, self._kept_bytes):
             return
         self._is_keeping = True
-        replica.taken_bytes = 0
+        replica.taken_bytes = replica.taken_records = 0
         data = replica.state()
         self._kept_bytes = len(data)
         self._workers.keep(Checkpoint(replica.sequence, data), self._on_kept)

@@ -66,6 +66,7 @@ class Replica:
         "sequence",
         "stores",
         "taken_bytes",
+        "taken_records",
         "turn",
     )
 
@@ -83,6 +84,8 @@ class Replica:
         """The sum of that record."""
         self.taken_bytes = 0
         """How long the records since the last checkpoint are, as far as it knows; the leader sets it back."""
+        self.taken_records = 0
+        """How many they are; as `taken_bytes`."""
         self.stores: dict[str, Core] = {}
         self.faults: list[Exception] = []
         """Exceptions that are faults of ours, for the log of the process; whoever writes them clears it."""
@@ -96,6 +99,7 @@ class Replica:
         would differ from the others.
         """
         self.taken_bytes += len(data)
+        self.taken_records += 1
         data, self.last = unlink(data, self.last), crc32(data)
         self.sequence += 1
         record = self._assembly.take(data)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from ends import BEAT, SIGN_OF_LIFE, batch, note, session
 from rallypoint.errors import ProtocolError
 from rallypoint.replica.core import callers
+from rallypoint.replica.core import replica as replica_module
 from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.core.packing import pack, unpack
-from rallypoint.replica.core.records import Assembly, Entry, FormatError, Kind, in_parts, pack_record
+from rallypoint.replica.core.records import Assembly, Entry, FormatError, Kind, in_parts, link, pack_record
 from rallypoint.replica.core.replica import Replica
 from rallypoint.replica.log import LostRecordsError
 from rallypoint.rollcall.identity import Identity, Role, hello_key
@@ -411,6 +412,31 @@ def test_a_replica_refuses_other_formats() -> None:
         Replica.of(pack([9, 0, 0.0, []]))
     with pytest.raises(FormatError, match="cannot be read"):
         Replica.of(b"nothing")
+
+
+def _replica_of(log: list[bytes]) -> Replica:
+    replica = Replica(LIMITS)
+    for part in log:
+        replica.take(part)
+    return replica
+
+
+def test_a_replica_takes_nothing_from_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same requests may make something else there; an operation that only one knows is an example."""
+    log: list[bytes] = []
+    leader = Leader(log)
+    leader.ask(leader.open(), request(Op.SET, b"/k", b"v"))
+    state = leader.core.replica.state()
+    monkeypatch.setattr(replica_module, "__version__", "9.9")
+    with pytest.raises(FormatError, match=r"written by Rallypoint 0\.\S+, and this is 9\.9"):
+        _replica_of(log)
+    with pytest.raises(FormatError, match=r"this is 9\.9"):
+        Replica.of(state)
+    monkeypatch.undo()
+    replica = Replica(LIMITS)
+    unknown = [Entry(Kind.OPEN, 1, b"\0peer"), Entry(Kind.REQUESTS, 1, b"\xee")]
+    with pytest.raises(FormatError, match="no operation 238"):
+        replica.take(link([pack_record(1.0, unknown)], 0)[0])
 
 
 def test_parts_that_a_dead_leader_has_left_are_dropped() -> None:

@@ -18,6 +18,11 @@ from rallypoint.replica.log import LostRecordsError
 FORMAT: Final = 1
 """Of records and checkpoints. Who does not know it refuses to go on: it would do something else."""
 
+SAME_VERSION: Final = (
+    "all processes of a store have to be of the same version of Rallypoint, from the first record of its log "
+    "on: for another version, name another job in the URL of the engine"
+)
+
 _HEAD: Final = Struct("<BBd")
 _ENTRY: Final = Struct("<BQQ")
 _LINK: Final = Struct("<I")
@@ -89,7 +94,7 @@ def unlink(data: bytes, last: int) -> bytes:
     if len(data) < _HEAD.size + LINK_BYTES or data[0] != FORMAT:
         raise FormatError(
             f"a record of the log has format {list(data[:1])}, and this version knows {FORMAT}",
-            hint="all processes of one store have to be of the same version of Rallypoint",
+            hint=SAME_VERSION,
         )
     if not data.endswith(_LINK.pack(last)):
         raise LostRecordsError(

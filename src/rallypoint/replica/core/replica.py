@@ -12,10 +12,20 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from rallypoint import __version__
 from rallypoint.codec import to_text
 from rallypoint.errors import ProtocolError
 from rallypoint.replica.core.packing import pack, unpack
-from rallypoint.replica.core.records import FORMAT, Assembly, Entry, FormatError, Kind, parse_record, unlink
+from rallypoint.replica.core.records import (
+    FORMAT,
+    SAME_VERSION,
+    Assembly,
+    Entry,
+    FormatError,
+    Kind,
+    parse_record,
+    unlink,
+)
 from rallypoint.replica.log import LostRecordsError
 from rallypoint.server.core.about import About
 from rallypoint.server.core.outbox import Close, CoreFault, Work
@@ -23,6 +33,7 @@ from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
+from rallypoint.wire.parser import UnknownOperationError
 
 _REQUESTS: Final = int(Kind.REQUESTS)
 _RULES: Final = (
@@ -32,13 +43,25 @@ _RULES: Final = (
 
 
 def rules_of(limits: Limits) -> bytes:
-    """The limits that decide what a request does. A leader writes them down with its term."""
-    return to_text({name: getattr(limits, name) for name in _RULES}).encode()
+    """What decides what a request does: the version, and some limits. It stands beside each leader's term."""
+    return to_text({"version": __version__, **{name: getattr(limits, name) for name in _RULES}}).encode()
 
 
 def with_rules(limits: Limits, rules: bytes) -> Limits:
-    """These limits, with those that decide as a leader has written them."""
-    return replace(limits, **json.loads(rules))
+    """These limits, with those that decide as a leader has written them.
+
+    FormatError if that was another version: it may make something else of the same requests.
+    """
+    try:
+        written = json.loads(rules)
+        version = written.pop("version", "an unknown version")
+        if version != __version__:
+            raise FormatError(
+                f"the log is written by Rallypoint {version}, and this is {__version__}", hint=SAME_VERSION
+            )
+        return replace(limits, **{name: written[name] for name in _RULES})
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise FormatError(f"the rules of a leader cannot be read: {error!r}", hint=SAME_VERSION) from error
 
 
 class Output(NamedTuple):
@@ -127,6 +150,8 @@ class Replica:
                 if reply:
                     put(Output(number, reply))
                 reply = client.receive(b"")
+        except UnknownOperationError as raised:  # the leader knew it, or it would not stand here
+            raise FormatError(raised.message, hint=SAME_VERSION) from raised
         except ProtocolError as raised:
             error, reply = raised, raised.replies
         except MemoryError:

@@ -15,8 +15,17 @@ from rallypoint.replica.core import replica as replica_module
 from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.core.packing import pack, unpack
-from rallypoint.replica.core.records import Assembly, Entry, FormatError, Kind, in_parts, link, pack_record
-from rallypoint.replica.core.replica import Replica
+from rallypoint.replica.core.records import (
+    Assembly,
+    Entry,
+    FormatError,
+    Kind,
+    in_parts,
+    link,
+    pack_record,
+    seal,
+)
+from rallypoint.replica.core.replica import Replica, rules_of
 from rallypoint.replica.log import LostRecordsError
 from rallypoint.rollcall.identity import Identity, Role, hello_key
 from rallypoint.rollcall.question import Question
@@ -409,7 +418,7 @@ def test_a_replica_refuses_other_formats() -> None:
     with pytest.raises(FormatError, match=r"format \[9\]"):
         Replica().take(b"\x09" + bytes(20))
     with pytest.raises(FormatError, match="format 9"):
-        Replica.of(pack([9, 0, 0.0, []]))
+        Replica.of(seal(pack([9, 0, 0.0, []])))
     with pytest.raises(FormatError, match="cannot be read"):
         Replica.of(b"nothing")
 
@@ -437,6 +446,80 @@ def test_a_replica_takes_nothing_from_another_version(monkeypatch: pytest.Monkey
     unknown = [Entry(Kind.OPEN, 1, b"\0peer"), Entry(Kind.REQUESTS, 1, b"\xee")]
     with pytest.raises(FormatError, match="no operation 238"):
         replica.take(link([pack_record(1.0, unknown)], 0)[0])
+
+
+records = st.one_of(
+    st.binary(max_size=60),
+    st.builds(
+        lambda time, entries, cut, more: pack_record(time, entries)[: cut or None] + more,
+        st.floats() | st.just(1.0),
+        st.lists(
+            st.builds(
+                Entry,
+                st.sampled_from(Kind) | st.integers(0, 255),
+                st.integers(0, 3),
+                DATA | st.sampled_from([b"\0p", b"{}", b'{"version": 3}', b"[]", rules_of(LIMITS)]),
+            ),
+            max_size=5,
+        ),
+        st.integers(-30, 0) | st.just(0),
+        st.binary(max_size=9) | st.just(b""),
+    ),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(some=st.lists(st.tuples(records, st.integers(0, 4)), max_size=6))
+def test_whatever_stands_in_the_log_is_taken_or_refused_by_name(some: list[tuple[bytes, int]]) -> None:
+    """And what is taken makes a state that can be kept, and is the same in every replica."""
+    leader = Leader([])
+    leader.ask(leader.open(), session(), request(Op.SET, b"/k", b"v"))
+    one = leader.core.replica
+    other = Replica.of(one.state(), LIMITS)
+    for record, mark in some:
+        data = link([record[:1] + bytes([mark]) + record[2:] if mark else record], one.last)[0]
+        try:
+            one.take(data)
+        except FormatError:
+            return
+        other.take(data)
+        assert not one.faults
+        if one.can_be_kept:
+            assert one.state() == other.state()
+            other = Replica.of(other.state(), LIMITS)
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_a_checkpoint_that_is_damaged_is_refused(data: st.DataObject) -> None:
+    leader = Leader([])
+    leader.ask(leader.open(), session(), request(Op.SET, b"/k", b"v"))
+    state = bytearray(leader.core.replica.state())
+    position = data.draw(st.integers(0, len(state) - 1))
+    state[position] ^= data.draw(st.integers(1, 255))
+    for wrong in (state, state[:position], data.draw(st.binary(max_size=40))):
+        with pytest.raises(FormatError):
+            Replica.of(bytes(wrong))
+
+
+def test_a_record_that_ends_within_a_request_is_refused() -> None:
+    """The rest of it would be in no checkpoint."""
+    entries = [Entry(Kind.OPEN, 1, b"\0p"), Entry(Kind.REQUESTS, 1, request(Op.GET, b"/key")[:-1])]
+    with pytest.raises(FormatError, match="within a request"):
+        Replica().take(link([pack_record(1.0, entries)], 0)[0])
+
+
+def test_a_record_that_is_refused_is_named_by_its_number() -> None:
+    replica = Replica()
+    replica.take(link([pack_record(1.0, [])], 0)[0])
+    with pytest.raises(FormatError, match="record 2 of the log: it has an entry of kind 99 and 0 bytes"):
+        replica.take(link([pack_record(1.0, [(99, 0, b"")])], replica.last)[0])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("content", [[], [1], [1, 2, 3], None, 7, [1, 0, 0, 0.0, b"{}", []]])
+def test_a_checkpoint_of_something_else_is_refused(content: object) -> None:
+    with pytest.raises(FormatError):
+        Replica.of(seal(pack(content)))
 
 
 def test_parts_that_a_dead_leader_has_left_are_dropped() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from rallypoint import __version__
@@ -17,6 +17,7 @@ from rallypoint.codec import to_text
 from rallypoint.errors import ProtocolError
 from rallypoint.replica.core.packing import pack, unpack
 from rallypoint.replica.core.records import (
+    DAMAGED,
     FORMAT,
     SAME_VERSION,
     Assembly,
@@ -24,7 +25,9 @@ from rallypoint.replica.core.records import (
     FormatError,
     Kind,
     parse_record,
+    seal,
     unlink,
+    unseal,
 )
 from rallypoint.replica.log import LostRecordsError
 from rallypoint.server.core.about import About
@@ -123,8 +126,16 @@ class Replica:
         """
         self.taken_bytes += len(data)
         self.taken_records += 1
-        data, self.last = unlink(data, self.last), crc32(data)
         self.sequence += 1
+        try:
+            self._take(data, put)
+        except FormatError as error:
+            raise FormatError(
+                f"record {self.sequence} of the log: {error.message}", hint=error.hint
+            ) from error
+
+    def _take(self, data: bytes, put: Put) -> None:
+        data, self.last = unlink(data, self.last), crc32(data)
         record = self._assembly.take(data)
         if record is None:
             return
@@ -159,6 +170,8 @@ class Replica:
         except Exception as raised:
             self.faults.append(raised)
             error, reply = ProtocolError("the store failed to carry its request out"), b""
+        if error is None and client.is_within_request:
+            raise FormatError("an entry ends within a request", hint=DAMAGED)
         if reply or error is not None:
             put(Output(number, reply, error))
         if error is not None:
@@ -292,18 +305,25 @@ class Replica:
             ]
             for name, core in self.stores.items()
         ]
-        return pack([FORMAT, self.sequence, self.last, self.turn.now, rules_of(self._limits), stores])
+        return seal(pack([FORMAT, self.sequence, self.last, self.turn.now, rules_of(self._limits), stores]))
 
     @classmethod
     def of(cls, state: bytes, limits: Limits | None = None, about: About | None = None) -> Replica:
         """The replica that has given this state; FormatError if this version cannot read it."""
         try:
-            version, *rest = unpack(state)
-        except ValueError as error:
-            raise FormatError(f"a checkpoint cannot be read: {error}") from error
-        if version != FORMAT:
-            raise FormatError(f"a checkpoint has format {version}, and this version knows {FORMAT}")
-        sequence, last, now, rules, stores = rest
+            version, *rest = unpack(unseal(state))
+            if version != FORMAT:
+                what = f"a checkpoint has format {version}, and this version knows {FORMAT}"
+                raise FormatError(what, hint=SAME_VERSION)
+            return cls._of(rest, limits, about)
+        except (FormatError, MemoryError):
+            raise
+        except Exception as error:  # it can be anything, and each part of the state reads its own
+            raise FormatError(f"a checkpoint cannot be read: {error!r}", hint=DAMAGED) from error
+
+    @classmethod
+    def _of(cls, state: list[Any], limits: Limits | None, about: About | None) -> Replica:
+        sequence, last, now, rules, stores = state
         replica = cls(with_rules(limits or Limits(), rules), about)
         replica.sequence, replica.last, replica.turn.now = sequence, last, now
         for name, core_state, here in stores:

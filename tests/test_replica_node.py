@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from zlib import crc32
 
@@ -15,7 +16,7 @@ from memory_log import Memory, MemoryLog
 from rallypoint.errors import RallypointError
 from rallypoint.replica import leading
 from rallypoint.replica.core.records import link, pack_record
-from rallypoint.replica.log import Leadership, LostRecordsError
+from rallypoint.replica.log import EngineAwayError, Leadership, LostRecordsError
 from rallypoint.replica.node import Node
 from rallypoint.server.loops.legacy import LegacyLoop
 from rallypoint.server.process.binding import reserve
@@ -52,6 +53,36 @@ def test_a_stop_ends_it_also_if_the_engine_goes_away_while_it_takes_over() -> No
     sockets = run(GoesAway(memory))
     assert memory.leadership.term == 1
     assert [each.fileno() for each in sockets] == [-1]
+
+
+def test_a_leader_ends_at_once_while_the_engine_is_away() -> None:
+    calls, closed = 0, threading.Event()
+
+    class Hangs(MemoryLog):
+        def renew(self, term: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise EngineAwayError("no answer")
+            if calls > 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+                self._hang()
+            super().renew(term)
+
+        def release(self, _: int) -> None:
+            self._hang()
+
+        def _hang(self) -> None:
+            closed.wait(20)
+            raise EngineAwayError("no answer")
+
+        def close(self) -> None:
+            closed.set()
+
+    begun = time.monotonic()
+    run(Hangs(Memory()))
+    assert calls == 4
+    assert time.monotonic() - begun < 10
 
 
 def test_a_stop_ends_it_also_while_it_reads_a_long_log() -> None:

@@ -92,10 +92,12 @@ class LeaderPump(Pump[Caller]):
         logger.info("leads from now on, in term %d", self._term)
 
     def close(self) -> None:
-        self._workers.close()
+        is_told = self.error is None
+        waits_for_engine = self._workers.away_since is not None
+        self._workers.close(wait=not (is_told and waits_for_engine))
         super().close()
         self._mailbox.close()
-        if self.error is None:
+        if is_told and not waits_for_engine:
             release_lead(self._log, self._term)
 
     # Records

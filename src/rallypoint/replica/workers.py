@@ -106,13 +106,14 @@ class Workers:
         """Put a checkpoint, drop the records before it, and have the loop call back then."""
         self._checkpoints.put((checkpoint, on_done))
 
-    def close(self) -> None:
-        """Have them end. A call of the engine that is under way may take its time."""
+    def close(self, *, wait: bool = True) -> None:
+        """Have them end. A call of the engine that is under way may take its time: `wait` for that, if the
+        log is to be used again."""
         self._closed.set()
         self._records.put(None)
         self._checkpoints.put(None)
         for thread in self._threads:
-            if thread.ident is not None:
+            if wait and thread.ident is not None:
                 thread.join()
 
     def _guard(self, work: Callback) -> None:

@@ -28,8 +28,10 @@ from rallypoint.replica.core.records import (
 from rallypoint.replica.core.replica import Replica, rules_of
 from rallypoint.replica.log import LostRecordsError
 from rallypoint.rollcall.identity import Identity, Role, hello_key
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Replication
+from rallypoint.rollcall.snapshot import Replication, Snapshot
+from rallypoint.server.core.about import About
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Close, GoOn, Work
 from rallypoint.server.core.store import Core
@@ -322,6 +324,33 @@ def test_who_looks_is_answered_without_a_record_and_without_a_lease() -> None:
     assert not leader.commit()
     rank = leader.open(request(Op.PING, tail=b"1234") + hello)
     assert not leader.sent[rank.id], "who may ask for more is answered when this leader surely leads"
+
+
+def test_a_look_tells_the_process_the_bytes_and_whether_there_is_such_a_store() -> None:
+    leader = Leader([])
+    leader.core.about = About("1.2", "node-a", 77, "legacy")
+    leader.core.tell_replication = lambda: Replication("etcd at a:1", 1, "")
+    rank, gone = leader.open(), leader.open()
+    for caller, count in ((rank, 100), (gone, 20)):
+        leader.ask(caller, request(Op.SET, b"/k", b"v"))
+        caller.received, caller.sent = count, 3 * count
+    leader.close(gone)
+    while leader.commit():
+        pass
+
+    def look(name: str) -> Snapshot:
+        told: list[bytes] = []
+        leader.core.look_at(name, Question(), told.append)
+        while leader.core.looks.step() is not LookStep.DONE:
+            pass
+        return Snapshot.from_json(told[0])
+
+    here, nowhere = look(""), look("nope")
+    assert (here.version, here.host, here.pid, here.backend) == ("1.2", "node-a", 77, "legacy")
+    assert (here.received, here.sent) == (120, 360)
+    assert [(each.received, each.sent) for each in here.clients] == [(100, 300)]
+    assert not judge(here).trouble
+    assert judge(nowhere).trouble == "there is no store named nope here"
 
 
 def test_a_new_leader_knows_the_sessions_of_the_old_one() -> None:

@@ -27,6 +27,7 @@ _ENGINE_ADVICE: Final = (
     "look at its processes and their logs; `rallypoint doctor --engine URL` examines it. The store goes on "
     "by itself when the engine answers"
 )
+_STORE_ADVICE: Final = "without --name, `rallypoint status` lists the stores that are here"
 _UPSTREAM_ADVICE: Final = "is a process that serves the store up at one of these places? its log says why not"
 
 
@@ -57,6 +58,8 @@ def trouble_of(snapshot: Snapshot) -> tuple[str, str]:
     kept, upstream = snapshot.replication, snapshot.upstream
     if kept is not None and kept.away_seconds >= _AWAY_SECONDS:
         return trouble_with_engine(kept)
+    if kept is not None and kept.unknown_store:
+        return f"there is no store named {shown(kept.unknown_store)} here", _STORE_ADVICE
     if upstream is not None and upstream.down_seconds >= _AWAY_SECONDS:
         if upstream.trouble:
             return shown(upstream.trouble, 3 * LONGEST_SENTENCE), shown(upstream.advice, LONGEST_SENTENCE)

@@ -175,6 +175,8 @@ class Replication:
     standbys: tuple[Standby, ...] = ()
     stores: tuple[str, ...] = ()
     """The names of the stores that are there besides the one without a name: of jobs and their rounds."""
+    unknown_store: str = ""
+    """The name that was asked for, if there is no store of that name."""
     records: int = 0
     """The number of the last record of the log."""
     commit_p50: float = -1.0

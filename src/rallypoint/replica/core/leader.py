@@ -26,6 +26,7 @@ from rallypoint.replica.core.replica import Output, Replica, rules_of
 from rallypoint.rollcall.judgement import trouble_with_engine
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.about import About
+from rallypoint.server.core.clients import Client
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.front import Front
@@ -212,6 +213,9 @@ class LeaderCore(Front[Caller]):
 
     def close(self, client: Caller) -> None:
         super().close(client)
+        found = self.replica.client(client.id)
+        if found is not None:  # for the sums of its store
+            found[1].received, found[1].sent = client.received, client.sent
         self._known.pop(client.id, None)
         self._ended.discard(client)
 
@@ -348,6 +352,10 @@ class LeaderCore(Front[Caller]):
         """What keeps it from going on: its engine is away, as far as it knows."""
         kept = self.tell_replication()
         return Note(*trouble_with_engine(kept)) if kept is not None and kept.away_seconds >= 0 else Note()
+
+    def caller_of(self, client: Client) -> Caller | None:
+        number = self.replica.number_of(client)
+        return self._known.get(number) if number is not None else None
 
     def look_at(self, name: str, question: Question, deliver: Deliver) -> None:
         """Make a snapshot of a store."""

@@ -31,6 +31,7 @@ from rallypoint.replica.core.records import (
 )
 from rallypoint.replica.log import LostRecordsError
 from rallypoint.server.core.about import About
+from rallypoint.server.core.clients import Client
 from rallypoint.server.core.outbox import Close, CoreFault, Work
 from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.core.turn import Turn
@@ -101,7 +102,7 @@ class Replica:
         self._about = about or About()
         self._assembly = Assembly()
         self._here: dict[int, tuple[Core, Connection]] = {}
-        self._numbers: dict[Connection, int] = {}
+        self._numbers: dict[Client, int] = {}
         self.turn = Turn()
         """The time of the record that was applied last."""
         self.sequence = 0
@@ -281,6 +282,10 @@ class Replica:
     def client(self, number: int) -> tuple[Core, Connection] | None:
         """A client of this number, and its store."""
         return self._here.get(number)
+
+    def number_of(self, client: Client) -> int | None:
+        """The number of a client; None if it has gone."""
+        return self._numbers.get(client)
 
     @property
     def awaits_sessions(self) -> bool:

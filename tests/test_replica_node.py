@@ -14,9 +14,9 @@ import pytest
 
 from memory_log import Memory, MemoryLog
 from rallypoint.errors import RallypointError
-from rallypoint.replica import leading
+from rallypoint.replica import absence, leading
 from rallypoint.replica.core.records import link, pack_record
-from rallypoint.replica.log import EngineAwayError, Leadership, LostRecordsError
+from rallypoint.replica.log import EngineAwayError, FencedError, Leadership, LostRecordsError
 from rallypoint.replica.node import Node
 from rallypoint.server.loops.legacy import LegacyLoop
 from rallypoint.server.process.binding import reserve
@@ -83,6 +83,36 @@ def test_a_leader_ends_at_once_while_the_engine_is_away() -> None:
     run(Hangs(Memory()))
     assert calls == 4
     assert time.monotonic() - begun < 10
+
+
+def test_an_engine_that_never_answers_is_told_of_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks, ready = 0, list[int]()
+
+    class Comes(MemoryLog):
+        def read(self, sequence: int) -> Sequence[bytes]:
+            nonlocal looks
+            looks += 1
+            if looks < 4:
+                raise EngineAwayError("etcd at a:1: no answer")
+            return super().read(sequence)
+
+        def acquire(self, seen: Leadership, address: str) -> int:
+            signal.raise_signal(signal.SIGTERM)
+            raise FencedError("somebody else")
+
+    monkeypatch.setattr(absence, "REMIND_SECONDS", 0.0)
+    Node(Comes(Memory()), Limits(), "a:1", reserve("127.0.0.1", 0), LegacyLoop).run(
+        lambda: ready.append(looks)
+    )
+    assert ready == [4]
+    first, second, third = caplog.messages
+    assert first == (
+        "etcd at a:1: no answer; trying again. hint: `rallypoint doctor --engine URL` examines it"
+    )
+    assert second.startswith("etcd at a:1: no answer (for ")
+    assert third.startswith("etcd at a:1: no answer (for ")
 
 
 def test_a_stop_ends_it_also_while_it_reads_a_long_log() -> None:

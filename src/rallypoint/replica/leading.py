@@ -93,7 +93,7 @@ class LeaderPump(Pump[Caller]):
 
     def close(self) -> None:
         is_told = self.error is None
-        waits_for_engine = self._workers.away_since is not None
+        waits_for_engine = self._workers.absence.since is not None
         self._workers.close(wait=not (is_told and waits_for_engine))
         super().close()
         self._mailbox.close()
@@ -150,8 +150,8 @@ class LeaderPump(Pump[Caller]):
         workers, last = self._workers, self._leader.replica.sequence
         # The engine remembers for some seconds that this process stood by.
         others = [each for each in self.followers if each.name != self._address]
-        since = workers.away_since
-        error = workers.last_error if since is not None else None
+        since = workers.absence.since
+        error = workers.absence.error if since is not None else None
         return Replication(
             engine=self._log.name,
             term=self._term,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rallypoint.errors import RallypointError
+from rallypoint.replica.absence import Absence
 from rallypoint.replica.core.watch import RENEW_SECONDS
 from rallypoint.replica.log import Checkpoint, EngineAwayError, Follower, Log
 from rallypoint.server.loops.loop import Callback, Loop
@@ -80,9 +81,7 @@ class Workers:
         self._checkpoints: queue.SimpleQueue[tuple[Checkpoint, Callback] | None] = queue.SimpleQueue()
         self._heard = time.monotonic()
         """When the loop was last heard of."""
-        self.away_since: float | None = None
-        """Since when the engine has not answered, by the monotonic clock."""
-        self.last_error: EngineAwayError | None = None
+        self.absence = Absence(log.name, "what changes the store waits")
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=f"rallypoint-{name}", daemon=True)
             for name, work in (("append", self._append), ("renew", self._renew), ("keep", self._keep))
@@ -149,7 +148,7 @@ class Workers:
             try:
                 call()
             except EngineAwayError as error:
-                self._note_away(error)
+                self.absence.begin(error)
                 self._closed.wait(_PAUSE_SECONDS)
             else:
                 return True
@@ -164,26 +163,13 @@ class Workers:
                 if begun - self._heard < _HUNG_SECONDS:  # else the loop is stuck: let somebody else lead
                     self._log.renew(self._term)
                     self._mailbox.put(partial(self._on_confirmed, begun))
-                    self._note_back()
+                    self.absence.end()
                 if begun >= next_look:
                     next_look = begun + _LOOK_SECONDS
                     self._mailbox.put(partial(self._on_followers, self._log.followers()))
             except EngineAwayError as error:
-                self._note_away(error)
+                self.absence.begin(error)
             self._closed.wait(max(RENEW_SECONDS - (time.monotonic() - begun), 0.01))
 
     def _hear(self) -> None:
         self._heard = time.monotonic()
-
-    def _note_away(self, error: EngineAwayError) -> None:
-        if self.away_since is None:
-            self.away_since = time.monotonic()
-            logger.warning("%s; what changes the store waits", error.message)
-        self.last_error = error
-
-    def _note_back(self) -> None:
-        if self.away_since is not None:
-            logger.warning(
-                "%s answers again after %.1f s", self._log.name, time.monotonic() - self.away_since
-            )
-            self.away_since = None

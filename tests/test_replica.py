@@ -25,7 +25,7 @@ from rallypoint.replica.core.records import (
     pack_record,
     seal,
 )
-from rallypoint.replica.core.replica import Replica, rules_of
+from rallypoint.replica.core.replica import Replica, pack_state, rules_of
 from rallypoint.replica.log import LostRecordsError
 from rallypoint.rollcall.identity import Identity, Role, hello_key
 from rallypoint.rollcall.judgement import judge
@@ -175,7 +175,9 @@ def test_a_standby_equals_the_leader_at_every_record(actions: list[Any]) -> None
             standby = Replica.of(standby.state(), LIMITS)
         elif name == "checkpoint":
             late = Replica.of(late.state(), LIMITS)
+        kept = leader.core.replica.plain_state(), leader.core.replica.state()
         leader.commit()
+        assert pack_state(kept[0]) == kept[1], "it is packed while the leader goes on"
         for part in log[standby.sequence :]:
             standby.take(part)
         for part in log[late.sequence :]:

@@ -122,8 +122,10 @@ class Keyspace:
 
     def state(self) -> State:
         """All of it, as plain data. The order of the keys counts, and whether a value grows in place."""
-        values = [bytes(value) for value in self.values.values()]
-        growing = [key for key, value in self.values.items() if type(value) is bytearray]
+        values, growing = list(self.values.values()), []
+        if bytearray in set(map(type, values)):  # else there may be millions, and all others wait
+            growing = [key for key, value in self.values.items() if type(value) is bytearray]
+            values = [bytes(value) for value in values]
         queues = [(key, list(queue)) for key, queue in self.queues.items()]
         return [list(self.values), values, growing, queues]
 

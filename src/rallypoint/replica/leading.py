@@ -7,11 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from rallypoint.errors import RallypointError
 from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.leader import LeaderCore
-from rallypoint.replica.log import MOST_BYTES, Checkpoint, Follower, Log
+from rallypoint.replica.core.replica import pack_state
+from rallypoint.replica.log import MOST_BYTES, Follower, Log
 from rallypoint.replica.workers import Mailbox, Workers
 from rallypoint.rollcall.snapshot import Replication, Standby
 from rallypoint.server.core.durations import Durations
@@ -136,12 +138,11 @@ class LeaderPump(Pump[Caller]):
             return
         self._is_keeping = True
         replica.taken_bytes = replica.taken_records = 0
-        data = replica.state()
-        self._kept_bytes = len(data)
-        self._workers.keep(Checkpoint(replica.sequence, data), self._on_kept)
+        self._workers.keep(replica.sequence, partial(pack_state, replica.plain_state()), self._on_kept)
 
-    def _on_kept(self) -> None:
+    def _on_kept(self, size: int) -> None:
         self._is_keeping = False
+        self._kept_bytes = size
 
     def _take_followers(self, followers: Sequence[Follower]) -> None:
         self.followers = followers

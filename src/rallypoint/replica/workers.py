@@ -26,6 +26,8 @@ _HUNG_SECONDS = 10.0
 _LOOK_SECONDS = 2.0
 """How often the engine is asked who stands by."""
 
+_Keeping = tuple[int, Callable[[], bytes], Callable[[int], None]]
+
 
 class Mailbox:
     """Calls from threads, which the loop makes."""
@@ -78,7 +80,7 @@ class Workers:
         self._on_end = on_end
         self._closed = threading.Event()
         self._records: queue.SimpleQueue[tuple[int, Sequence[bytes], Callback] | None] = queue.SimpleQueue()
-        self._checkpoints: queue.SimpleQueue[tuple[Checkpoint, Callback] | None] = queue.SimpleQueue()
+        self._checkpoints: queue.SimpleQueue[_Keeping | None] = queue.SimpleQueue()
         self._heard = time.monotonic()
         """When the loop was last heard of."""
         self.absence = Absence(log.name, "what changes the store waits")
@@ -101,9 +103,10 @@ class Workers:
         """Append records from this number on, and have the loop call back then."""
         self._records.put((sequence, parts, on_done))
 
-    def keep(self, checkpoint: Checkpoint, on_done: Callback) -> None:
-        """Put a checkpoint, drop the records before it, and have the loop call back then."""
-        self._checkpoints.put((checkpoint, on_done))
+    def keep(self, sequence: int, pack: Callable[[], bytes], on_done: Callable[[int], None]) -> None:
+        """Put a checkpoint of what `pack` makes, drop the records up to this one, and have the loop call back
+        then, with its length. It is packed here, as that may take seconds."""
+        self._checkpoints.put((sequence, pack, on_done))
 
     def close(self, *, wait: bool = True) -> None:
         """Have them end. A call of the engine that is under way may take its time: `wait` for that, if the
@@ -135,12 +138,13 @@ class Workers:
 
     def _keep(self) -> None:
         while (order := self._checkpoints.get()) is not None:
-            checkpoint, on_done = order
+            sequence, pack, on_done = order
+            checkpoint = Checkpoint(sequence, pack())
             if not self._persist(partial(self._log.put_checkpoint, self._term, checkpoint)):
                 return
-            if not self._persist(partial(self._log.trim, self._term, checkpoint.sequence)):
+            if not self._persist(partial(self._log.trim, self._term, sequence)):
                 return
-            self._mailbox.put(on_done)
+            self._mailbox.put(partial(on_done, len(checkpoint.data)))
 
     def _persist(self, call: Callback) -> bool:
         """Make a call until the engine answers; False if there is no use any more."""

@@ -39,6 +39,9 @@ from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.parser import UnknownOperationError
 
+State = Any
+"""Plain data, as `packing` knows it."""
+
 _REQUESTS: Final = int(Kind.REQUESTS)
 _RULES: Final = (
     *("key_bytes", "value_bytes", "keys_per_request", "request_bytes", "batch_bytes", "connections"),
@@ -66,6 +69,11 @@ def with_rules(limits: Limits, rules: bytes) -> Limits:
         return replace(limits, **{name: written[name] for name in _RULES})
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise FormatError(f"the rules of a leader cannot be read: {error!r}", hint=SAME_VERSION) from error
+
+
+def pack_state(state: State) -> bytes:
+    """A checkpoint, of `Replica.plain_state`. It takes long if that is large, and may be done in a thread."""
+    return seal(pack(state))
 
 
 class Output(NamedTuple):
@@ -301,6 +309,10 @@ class Replica:
 
     def state(self) -> bytes:
         """All of it. `Replica.of` makes one that goes on in the same way."""
+        return pack_state(self.plain_state())
+
+    def plain_state(self) -> State:
+        """The same as plain data, for `pack_state`: it does not change when the replica goes on."""
         assert self.can_be_kept
         stores = [
             [
@@ -310,7 +322,7 @@ class Replica:
             ]
             for name, core in self.stores.items()
         ]
-        return seal(pack([FORMAT, self.sequence, self.last, self.turn.now, rules_of(self._limits), stores]))
+        return [FORMAT, self.sequence, self.last, self.turn.now, rules_of(self._limits), stores]
 
     @classmethod
     def of(cls, state: bytes, limits: Limits | None = None, about: About | None = None) -> Replica:
@@ -327,7 +339,7 @@ class Replica:
             raise FormatError(f"a checkpoint cannot be read: {error!r}", hint=DAMAGED) from error
 
     @classmethod
-    def _of(cls, state: list[Any], limits: Limits | None, about: About | None) -> Replica:
+    def _of(cls, state: State, limits: Limits | None, about: About | None) -> Replica:
         sequence, last, now, rules, stores = state
         replica = cls(with_rules(limits or Limits(), rules), about)
         replica.sequence, replica.last, replica.turn.now = sequence, last, now

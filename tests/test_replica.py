@@ -292,7 +292,9 @@ def test_waits_for_many_keys_that_are_given_up_are_tidied_up() -> None:
     leader = Leader([], limits=Limits())
     caller = leader.open()
     leader.ask(caller, counted_request(Op.WAIT, [b"/%d" % number for number in range(3_000)]))
+    kept = leader.core.replica.plain_state(), leader.core.replica.state()
     leader.ask(caller, request(Op.CANCEL_WAIT))
+    assert pack_state(kept[0]) == kept[1], "it is packed while the leader goes on"
     assert Replica.of(leader.core.replica.state()).state() == leader.core.replica.state()
 
 

@@ -542,6 +542,14 @@ def test_a_record_that_ends_within_a_request_is_refused() -> None:
         Replica().take(link([pack_record(1.0, entries)], 0)[0])
 
 
+@pytest.mark.parametrize("limit", [b'"8192"', b"0", b"NaN", b"true", b"null"])
+def test_rules_that_are_no_limits_are_refused(limit: bytes) -> None:
+    rules = rules_of(Limits()).replace(b":8192", b":" + limit)
+    assert rules != rules_of(Limits())
+    with pytest.raises(FormatError, match="record 1 of the log: the rules of a leader"):
+        Replica().take(link([pack_record(1.0, [Entry(Kind.TERM, 1, rules)])], 0)[0])
+
+
 def test_a_record_that_is_refused_is_named_by_its_number() -> None:
     replica = Replica()
     replica.take(link([pack_record(1.0, [])], 0)[0])

@@ -66,7 +66,10 @@ def with_rules(limits: Limits, rules: bytes) -> Limits:
             raise FormatError(
                 f"the log is written by Rallypoint {version}, and this is {__version__}", hint=SAME_VERSION
             )
-        return replace(limits, **{name: written[name] for name in _RULES})
+        found = {name: written[name] for name in _RULES}
+        if not all(type(value) in (int, float) and value > 0 for value in found.values()):
+            raise ValueError("a limit is no number, or not positive")
+        return replace(limits, **found)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise FormatError(f"the rules of a leader cannot be read: {error!r}", hint=SAME_VERSION) from error
 

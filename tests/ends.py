@@ -6,6 +6,7 @@ so that a mistake in one does not hide in the other.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import deque
 from typing import Any, NamedTuple
@@ -78,6 +79,10 @@ def end_of_wait(taken: int) -> bytes:
 def frame(number: int, taken: int, *items: Item) -> bytes:
     parts = [u64(tag) + bytes([status]) + blob(content) for tag, status, content in items]
     return blob(u64(number) + u64(taken) + b"".join(parts))
+
+
+def note(trouble: str = "", advice: str = "") -> bytes:
+    return blob(bytes(16) + json.dumps([trouble, advice], separators=(",", ":")).encode())
 
 
 def welcome(answer: int = 0, taken: int = 0, most_bytes: int = 1 << 20, keeps: int = 60_000) -> bytes:

@@ -309,6 +309,16 @@ class Process:
         began, term = self.clock(), self._term
         self._call(lambda: self.log.renew(term), lambda _: self._renewed(began))
 
+    def renew_at_once(self) -> None:
+        """As `_renew`, but in no time."""
+        assert self.serving is not None
+        try:
+            self.log.renew(self._term)
+        except EngineAwayError:
+            return
+        self._confirmed = self.clock()
+        self.serving.core.confirm(self._confirmed)
+
     def _renewed(self, began: float) -> None:
         self._confirmed = began
         if self.serving is not None:
@@ -402,6 +412,12 @@ class Cluster:
             each for each in self.processes if each.log is self.memory.owner and each.serving is not None
         ]
         return found[0] if found else None
+
+    def renew(self) -> None:
+        """The leader has its term confirmed, if it goes on and the engine is there."""
+        leader = self.leader
+        if leader is not None and not leader.is_paused:
+            leader.renew_at_once()
 
     def remember(self) -> Task:
         """What takes the engine back to what it is now, as when a copy takes its place that is behind."""

@@ -31,6 +31,10 @@ from rallypoint.replica.engines.address import parse_address
 from rallypoint.replica.engines.etcd_client import EtcdClient
 from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.log import TrimmedError
+from rallypoint.rollcall.question import Question
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
+from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import blob, pack_u32, request
 from rallypoint.wire.opcodes import Op
 from survival import FrontEnd, front_end
@@ -92,6 +96,42 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EtcdClus
         yield running
 
 
+def _start(url: str, port: int, folder: Path, stack: ExitStack) -> FrontEnd:
+    """A process of the store, which makes many checkpoints."""
+    server = front_end(url, 0, port, folder / f"serve{port}.log")
+    server.command = [sys.executable, "-c", _WITH_MANY_CHECKPOINTS, *server.command[3:]]
+    stack.callback(server.kill)
+    server.start()
+    server.await_ready()
+    return server
+
+
+@pytest.mark.slow
+def test_a_log_of_short_records_is_kept_short_as_well(
+    cluster: EtcdCluster | RedisCluster, tmp_path: Path
+) -> None:
+    """They have few bytes, but each is to be read and dropped: 340 of them count for a MiB."""
+    url, (port,) = cluster.url("job"), free_ports(1)
+    with ExitStack() as stack:
+        _start(url, port, tmp_path, stack)
+        log = stack.enter_context(closing(open_log(url)))
+        with TCPStore("127.0.0.1", port, timeout=60) as store:
+            for number in range(1, 1_201):
+                assert store.add("n", 1) == number
+        replication = look("127.0.0.1", port, Question(), Deadline(30)).replication
+        assert replication is not None
+        assert replication.records >= 1_200
+
+        def is_trimmed() -> bool:
+            try:
+                log.read(replication.records - 700)
+            except TrimmedError:
+                return True
+            return False
+
+        await_that(is_trimmed, lambda: "its records are still there")
+
+
 @pytest.mark.slow
 def test_the_log_stays_short_and_memory_does_not_grow(
     cluster: EtcdCluster | RedisCluster, tmp_path: Path
@@ -101,12 +141,7 @@ def test_the_log_stays_short_and_memory_does_not_grow(
         log = stack.enter_context(closing(open_log(url)))
 
         def start(port: int) -> FrontEnd:
-            server = front_end(url, 0, port, tmp_path / f"serve{port}.log")
-            server.command = [sys.executable, "-c", _WITH_MANY_CHECKPOINTS, *server.command[3:]]
-            stack.callback(server.kill)
-            server.start()
-            server.await_ready()
-            return server
+            return _start(url, port, tmp_path, stack)
 
         ports = free_ports(3)
         leader = start(ports[0])

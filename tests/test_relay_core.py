@@ -422,7 +422,7 @@ def test_a_store_that_has_taken_what_it_cannot_have_has_lost_the_session(relay: 
         relay.core.receive_upstream(welcome(1, 0))
 
 
-@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("number", [2, 9])
 def test_a_frame_out_of_order_loses_the_session(relay: ByHand, number: int) -> None:
     with pytest.raises(SessionLostError):
         relay.core.receive_upstream(frame(number, 0))

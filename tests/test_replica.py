@@ -8,17 +8,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ends import batch, session
+from ends import BEAT, SIGN_OF_LIFE, batch, note, session
 from rallypoint.errors import ProtocolError
 from rallypoint.replica.core import callers
+from rallypoint.replica.core import replica as replica_module
 from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.core.packing import pack, unpack
-from rallypoint.replica.core.records import Assembly, Entry, FormatError, Kind, in_parts, pack_record
-from rallypoint.replica.core.replica import Replica
+from rallypoint.replica.core.records import (
+    Assembly,
+    Entry,
+    FormatError,
+    Kind,
+    in_parts,
+    link,
+    pack_record,
+    seal,
+)
+from rallypoint.replica.core.replica import Replica, pack_state, rules_of
 from rallypoint.replica.log import LostRecordsError
 from rallypoint.rollcall.identity import Identity, Role, hello_key
+from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Replication, Snapshot
+from rallypoint.server.core.about import About
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.outbox import Close, GoOn, Work
 from rallypoint.server.core.store import Core
@@ -77,9 +90,12 @@ class Leader:
             self._drop(caller, "closed")
         self._empty_outbox()
 
-    def tick(self, seconds: float = 1.0) -> None:
+    def tick(self, seconds: float = 1.0, *, leads: bool = False) -> None:
+        """Time passes. `leads`: and the engine has confirmed that it leads."""
         self.clock.now += seconds
         self.core.turn.now = self.clock.now
+        if leads:
+            self.core.confirm(self.clock.now)
         for caller, why in self.core.overdue():
             self._drop(caller, why)
         self._empty_outbox()
@@ -159,7 +175,9 @@ def test_a_standby_equals_the_leader_at_every_record(actions: list[Any]) -> None
             standby = Replica.of(standby.state(), LIMITS)
         elif name == "checkpoint":
             late = Replica.of(late.state(), LIMITS)
+        kept = leader.core.replica.plain_state(), leader.core.replica.state()
         leader.commit()
+        assert pack_state(kept[0]) == kept[1], "it is packed while the leader goes on"
         for part in log[standby.sequence :]:
             standby.take(part)
         for part in log[late.sequence :]:
@@ -274,7 +292,9 @@ def test_waits_for_many_keys_that_are_given_up_are_tidied_up() -> None:
     leader = Leader([], limits=Limits())
     caller = leader.open()
     leader.ask(caller, counted_request(Op.WAIT, [b"/%d" % number for number in range(3_000)]))
+    kept = leader.core.replica.plain_state(), leader.core.replica.state()
     leader.ask(caller, request(Op.CANCEL_WAIT))
+    assert pack_state(kept[0]) == kept[1], "it is packed while the leader goes on"
     assert Replica.of(leader.core.replica.state()).state() == leader.core.replica.state()
 
 
@@ -310,6 +330,33 @@ def test_who_looks_is_answered_without_a_record_and_without_a_lease() -> None:
     assert not leader.sent[rank.id], "who may ask for more is answered when this leader surely leads"
 
 
+def test_a_look_tells_the_process_the_bytes_and_whether_there_is_such_a_store() -> None:
+    leader = Leader([])
+    leader.core.about = About("1.2", "node-a", 77, "legacy")
+    leader.core.tell_replication = lambda: Replication("etcd at a:1", 1, "")
+    rank, gone = leader.open(), leader.open()
+    for caller, count in ((rank, 100), (gone, 20)):
+        leader.ask(caller, request(Op.SET, b"/k", b"v"))
+        caller.received, caller.sent = count, 3 * count
+    leader.close(gone)
+    while leader.commit():
+        pass
+
+    def look(name: str) -> Snapshot:
+        told: list[bytes] = []
+        leader.core.look_at(name, Question(), told.append)
+        while leader.core.looks.step() is not LookStep.DONE:
+            pass
+        return Snapshot.from_json(told[0])
+
+    here, nowhere = look(""), look("nope")
+    assert (here.version, here.host, here.pid, here.backend) == ("1.2", "node-a", 77, "legacy")
+    assert (here.received, here.sent) == (120, 360)
+    assert [(each.received, each.sent) for each in here.clients] == [(100, 300)]
+    assert not judge(here).trouble
+    assert judge(nowhere).trouble == "there is no store named nope here"
+
+
 def test_a_new_leader_knows_the_sessions_of_the_old_one() -> None:
     log: list[bytes] = []
     old = Leader(log)
@@ -338,11 +385,48 @@ def test_sessions_expire_by_the_log() -> None:
     replica = leader.core.replica
     for _ in range(3):
         assert len(replica.stores[""].sessions) == 1
-        leader.tick(0.3)
+        leader.tick(0.3, leads=True)
         leader.commit()
-    leader.tick(0.3)
+    leader.tick(0.3, leads=True)
     leader.commit()
     assert not len(replica.stores[""].sessions)
+
+
+def test_no_session_is_given_up_because_the_engine_was_away() -> None:
+    """Time stands still for the log meanwhile: its relay could not have come back."""
+    leader = Leader([])
+    leader.core.confirm(leader.clock.now)
+    relay = leader.open()
+    leader.ask(relay, session(keep=5_000), b"\x22")
+    leader.close(relay)
+    while leader.commit():
+        pass
+    sessions, before = leader.core.replica.stores[""].sessions, leader.core.time
+    for _ in range(20):
+        leader.tick()
+    assert not leader.commit()
+    leader.tick(leads=True)
+    leader.commit()
+    assert (len(sessions), leader.core.time) == (1, before + 1.0)
+    for _ in range(5):
+        leader.tick(leads=True)
+        leader.commit()
+    assert not len(sessions)
+
+
+def test_a_beat_is_answered_with_what_is_wrong_unless_this_process_surely_leads() -> None:
+    leader = Leader([])
+    leader.commit()
+    relay = leader.open(BEAT)
+    assert leader.sent.pop(relay.id) == note()
+    leader.core.tell_replication = lambda: Replication("etcd at a:1", 1, "", away_seconds=70.0, error="down")
+    leader.sent[relay.id] = b""
+    leader.receive(relay, BEAT)
+    trouble = "the engine of the store, etcd at a:1, has not answered for 1 min 10 s: down"
+    assert trouble.encode() in leader.sent[relay.id]
+    leader.core.confirm(leader.clock.now)
+    leader.receive(relay, BEAT)
+    assert leader.sent[relay.id].endswith(SIGN_OF_LIFE)
 
 
 def test_the_limits_are_those_of_the_leader() -> None:
@@ -367,9 +451,116 @@ def test_a_replica_refuses_other_formats() -> None:
     with pytest.raises(FormatError, match=r"format \[9\]"):
         Replica().take(b"\x09" + bytes(20))
     with pytest.raises(FormatError, match="format 9"):
-        Replica.of(pack([9, 0, 0.0, []]))
+        Replica.of(seal(pack([9, 0, 0.0, []])))
     with pytest.raises(FormatError, match="cannot be read"):
         Replica.of(b"nothing")
+
+
+def _replica_of(log: list[bytes]) -> Replica:
+    replica = Replica(LIMITS)
+    for part in log:
+        replica.take(part)
+    return replica
+
+
+def test_a_replica_takes_nothing_from_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same requests may make something else there; an operation that only one knows is an example."""
+    log: list[bytes] = []
+    leader = Leader(log)
+    leader.ask(leader.open(), request(Op.SET, b"/k", b"v"))
+    state = leader.core.replica.state()
+    monkeypatch.setattr(replica_module, "__version__", "9.9")
+    with pytest.raises(FormatError, match=r"written by Rallypoint 0\.\S+, and this is 9\.9"):
+        _replica_of(log)
+    with pytest.raises(FormatError, match=r"this is 9\.9"):
+        Replica.of(state)
+    monkeypatch.undo()
+    replica = Replica(LIMITS)
+    unknown = [Entry(Kind.OPEN, 1, b"\0peer"), Entry(Kind.REQUESTS, 1, b"\xee")]
+    with pytest.raises(FormatError, match="no operation 238"):
+        replica.take(link([pack_record(1.0, unknown)], 0)[0])
+
+
+records = st.one_of(
+    st.binary(max_size=60),
+    st.builds(
+        lambda time, entries, cut, more: pack_record(time, entries)[: cut or None] + more,
+        st.floats() | st.just(1.0),
+        st.lists(
+            st.builds(
+                Entry,
+                st.sampled_from(Kind) | st.integers(0, 255),
+                st.integers(0, 3),
+                DATA | st.sampled_from([b"\0p", b"{}", b'{"version": 3}', b"[]", rules_of(LIMITS)]),
+            ),
+            max_size=5,
+        ),
+        st.integers(-30, 0) | st.just(0),
+        st.binary(max_size=9) | st.just(b""),
+    ),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(some=st.lists(st.tuples(records, st.integers(0, 4)), max_size=6))
+def test_whatever_stands_in_the_log_is_taken_or_refused_by_name(some: list[tuple[bytes, int]]) -> None:
+    """And what is taken makes a state that can be kept, and is the same in every replica."""
+    leader = Leader([])
+    leader.ask(leader.open(), session(), request(Op.SET, b"/k", b"v"))
+    one = leader.core.replica
+    other = Replica.of(one.state(), LIMITS)
+    for record, mark in some:
+        data = link([record[:1] + bytes([mark]) + record[2:] if mark else record], one.last)[0]
+        try:
+            one.take(data)
+        except FormatError:
+            return
+        other.take(data)
+        assert not one.faults
+        if one.can_be_kept:
+            assert one.state() == other.state()
+            other = Replica.of(other.state(), LIMITS)
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_a_checkpoint_that_is_damaged_is_refused(data: st.DataObject) -> None:
+    leader = Leader([])
+    leader.ask(leader.open(), session(), request(Op.SET, b"/k", b"v"))
+    state = bytearray(leader.core.replica.state())
+    position = data.draw(st.integers(0, len(state) - 1))
+    state[position] ^= data.draw(st.integers(1, 255))
+    for wrong in (state, state[:position], data.draw(st.binary(max_size=40))):
+        with pytest.raises(FormatError):
+            Replica.of(bytes(wrong))
+
+
+def test_a_record_that_ends_within_a_request_is_refused() -> None:
+    """The rest of it would be in no checkpoint."""
+    entries = [Entry(Kind.OPEN, 1, b"\0p"), Entry(Kind.REQUESTS, 1, request(Op.GET, b"/key")[:-1])]
+    with pytest.raises(FormatError, match="within a request"):
+        Replica().take(link([pack_record(1.0, entries)], 0)[0])
+
+
+@pytest.mark.parametrize("limit", [b'"8192"', b"0", b"NaN", b"true", b"null"])
+def test_rules_that_are_no_limits_are_refused(limit: bytes) -> None:
+    rules = rules_of(Limits()).replace(b":8192", b":" + limit)
+    assert rules != rules_of(Limits())
+    with pytest.raises(FormatError, match="record 1 of the log: the rules of a leader"):
+        Replica().take(link([pack_record(1.0, [Entry(Kind.TERM, 1, rules)])], 0)[0])
+
+
+def test_a_record_that_is_refused_is_named_by_its_number() -> None:
+    replica = Replica()
+    replica.take(link([pack_record(1.0, [])], 0)[0])
+    with pytest.raises(FormatError, match="record 2 of the log: it has an entry of kind 99 and 0 bytes"):
+        replica.take(link([pack_record(1.0, [(99, 0, b"")])], replica.last)[0])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("content", [[], [1], [1, 2, 3], None, 7, [1, 0, 0, 0.0, b"{}", []]])
+def test_a_checkpoint_of_something_else_is_refused(content: object) -> None:
+    with pytest.raises(FormatError):
+        Replica.of(seal(pack(content)))
 
 
 def test_parts_that_a_dead_leader_has_left_are_dropped() -> None:

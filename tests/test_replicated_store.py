@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from engines import await_that, free_ports, redis_cluster
 from processes import relaying
 from rallypoint import TCPStore
-from rallypoint.errors import RallypointError
+from rallypoint.errors import ConnectError, RallypointError, StoreTimeoutError
 from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.log import Log
 from survival import FrontEnd, front_end
@@ -122,3 +123,35 @@ def test_nothing_changes_while_the_engine_is_away(tmp_path: Path) -> None:
         redis.resume()
         store.set("k", "after")
         assert store.get("k") == b"after"
+
+
+@pytest.mark.slow
+def test_who_is_behind_a_relay_waits_for_the_engine_and_hears_what_it_waits_for(tmp_path: Path) -> None:
+    """Longer than a session is kept without a connection."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(redis_cluster(tmp_path))
+        ports = free_ports(2)
+        server = front_end(cluster.url("job"), 0, ports[0], tmp_path / "serve.log")
+        server.command = [*server.command, "--limit", "session_seconds=3"]
+        stack.callback(server.kill)
+        server.start()
+        file = stack.enter_context((tmp_path / "relay.log").open("w+"))
+        relay = stack.enter_context(relaying(f"{server.address},127.0.0.1:{ports[1]}", file))
+        patient, other = (
+            stack.enter_context(TCPStore("127.0.0.1", relay.port, timeout=60)) for _ in range(2)
+        )
+        assert patient.add("n", 1) == 1
+        other.set_timeout(8.0)
+        redis = cluster.leader()
+        redis.pause()
+        away = rf"the engine of the store, redis at {cluster.nodes[0].address}, job job, has not answered for"
+        with ThreadPoolExecutor(1) as pool:
+            adding = pool.submit(patient.add, "n", 1)
+            with pytest.raises(StoreTimeoutError, match=away):
+                other.set("k", "v")
+            with pytest.raises(ConnectError, match=away):
+                TCPStore("127.0.0.1", server.port, timeout=2)
+            redis.resume()
+            assert adding.result(30) == 2
+        assert "is lost:" not in relay.read_log()
+        assert f"{away} " in relay.read_log()

@@ -196,6 +196,12 @@ def test_a_replicated_store_from_its_start_to_an_engine_that_is_away(
         assert told["records"] >= 2
         assert told["log_bytes"] > 0
         assert "away_seconds" not in told
+        shown = invoke("status", f"{HERE}:{ports[0]}").stdout
+        assert f"process {first.pid} on" in shown
+        assert "received 0 B" not in shown
+        told = invoke("status", f"{HERE}:{ports[0]}", "--name", "nope")
+        assert told.exit_code == 1
+        assert told.stdout.startswith("there is no store named nope here")
 
         relay = host_relay(places, store="job/round/1")
         stack.callback(relay.release)

@@ -147,8 +147,6 @@ def test_a_session_that_should_be_known_and_is_not_is_not_begun_anew(desk: Desk)
         batch(1, 0),
         PRESENT,
         BYE,
-        BEAT,
-        session() + BYE + BEAT,
         arrive(b"b", 2, 1),
         leave(0),
         wait_in_turn(b"k"),

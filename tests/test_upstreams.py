@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ends import BEAT, DONE, SIGN_OF_LIFE, ByHand, frame, i64, welcome
+from ends import BEAT, DONE, SIGN_OF_LIFE, ByHand, frame, i64, note, welcome
 from processes import relaying, sends_signals, serving
 from rallypoint.errors import ConnectError, ConnectionLostError, ProtocolError, UsageError
 from rallypoint.launch.endpoint import parse_places
@@ -23,10 +23,14 @@ from rallypoint.relay import relay as running
 from rallypoint.relay.finding import Place, StoreAddress, find_upstream
 from rallypoint.relay.outgoing import Address
 from rallypoint.relay.relay import Relay
+from rallypoint.rollcall.judgement import trouble_of
+from rallypoint.rollcall.question import Question
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops import pump as pumping
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import VALIDATE, pack_i64, request
 from rallypoint.wire.limits import Limits
@@ -233,6 +237,18 @@ def test_beats_are_sent_in_silence_and_three_without_an_answer_are_the_end() -> 
     assert [upstream.beat() for _ in range(2)] == [b"", BEAT]
 
 
+def test_a_note_is_no_sign_of_life_and_says_why_there_is_none() -> None:
+    upstream = (relay := ByHand()).core.upstream
+    assert [upstream.beat() for _ in range(2)] == [b"", BEAT]
+    relay.core.receive_upstream(note("its engine is away"))
+    assert upstream.beat() == BEAT
+    relay.core.receive_upstream(note() + note("its engine is still away"))
+    with pytest.raises(ProtocolError, match="its engine is still away"):
+        upstream.beat()
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        relay.core.receive_upstream(frame(0, 0, (1, DONE, b"")))
+
+
 @contextmanager
 def played(stack: ExitStack, store: bytes = b"") -> Iterator[tuple[RawClient, socket.socket]]:
     """A rank of a relay whose store the test plays, and its connection to the relay, just welcomed."""
@@ -246,9 +262,9 @@ def played(stack: ExitStack, store: bytes = b"") -> Iterator[tuple[RawClient, so
     with listener.accept()[0] as sock:
         sock.settimeout(SECONDS)
         opening = VALIDATE + (request(Op.ENTER, store) if store else b"")
-        said = _read(sock, len(opening) + 5)
-        assert said[:-4] == opening + bytes([Op.PING])
-        sock.sendall(said[-4:])
+        said = _read(sock, len(opening) + 6)
+        assert said[:-4] == opening + BEAT + bytes([Op.PING])
+        sock.sendall(SIGN_OF_LIFE + said[-4:])
         assert _read(sock, 49)[0] == Op.SESSION
         sock.sendall(welcome(most_bytes=1 << 30))
         yield stack.enter_context(RawClient(port)), sock
@@ -281,6 +297,50 @@ def test_a_store_that_takes_long_to_read_is_alive_until_it_reads_no_more(
             time.sleep(0.02)
         assert "no sign of life" not in caplog.text
         until(lambda: "no sign of life" in caplog.text, "it is given up")
+
+
+# A store that waits for its engine
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_store_that_waits_for_its_engine_is_waited_for(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For longer than its sessions are kept. It answers beats, but neither a PING nor a batch."""
+    monkeypatch.setattr(racing, "BEAT_SECONDS", 0.1)
+    listener = stack.enter_context(socket.create_server((HOST, 0)))
+    listener.settimeout(SECONDS)
+    place = Place(HOST, listener.getsockname()[1], [(socket.AF_INET, listener.getsockname())])
+    port = stack.enter_context(running_here(relay_for(StoreAddress([place, place], True))))
+
+    def accept() -> tuple[socket.socket, bytes]:
+        sock = stack.enter_context(listener.accept()[0])
+        sock.settimeout(SECONDS)
+        return sock, _read(sock, len(VALIDATE) + 6)[-4:]
+
+    (sock, nonce), (other, _) = accept(), accept()
+    other.close()
+    sock.sendall(SIGN_OF_LIFE + nonce)
+    assert _read(sock, 49)[0] == Op.SESSION
+    sock.sendall(welcome(keeps=1_000))
+    rank = stack.enter_context(RawClient(port))
+    rank.send(request(Op.ADD, b"n", tail=pack_i64(1)))
+    assert _read(sock, 2) == b"\x22\x21"  # PRESENT, then the batch
+    sock.close()
+    (sock, nonce), (other, _) = accept(), accept()
+    other.close()
+    begun = time.monotonic()
+    while time.monotonic() - begun < 2.5:
+        sock.sendall(note("its engine is away", "look there"))
+        assert _read(sock, 1) == BEAT
+    told = look(HOST, port, Question(), Deadline(SECONDS))
+    assert trouble_of(told) == ("its engine is away", "look there")
+    assert "is lost" not in caplog.text
+    sock.sendall(nonce[:2])
+    sock.sendall(nonce[2:] + SIGN_OF_LIFE)
+    assert _read(sock, 49)[0] == Op.SESSION
+    sock.sendall(welcome(1, taken=1) + frame(1, 1, (0, DONE, i64(7))))
+    assert rank.read_number() == 7
 
 
 # Finding it

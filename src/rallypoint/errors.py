@@ -43,7 +43,14 @@ class QueueEmptyError(RallypointError):
 
 
 class ConnectError(RallypointError, ConnectionError):
-    """No store server could be reached. The message lists each address that was tried."""
+    """No store server could be reached. The message lists each address that was tried.
+
+    `is_silent`: somebody accepts connections there, but has not answered.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", is_silent: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.is_silent = is_silent
 
 
 class ConnectionLostError(RallypointError, ConnectionError):

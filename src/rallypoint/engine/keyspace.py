@@ -124,8 +124,11 @@ class Keyspace:
 
     def state(self) -> State:
         """All of it, as plain data. The order of the keys counts, and whether a value grows in place."""
-        values = [bytes(value) for value in self.values.values()]
-        growing = [key for key, value in self.values.items() if type(value) is bytearray]
+        values: list[Value] = list(self.values.values())
+        growing: list[bytes] = []
+        if bytearray in set(map(type, values)):  # few have any, and all clients wait for this
+            growing = [key for key, value in self.values.items() if type(value) is bytearray]
+            values = [bytes(value) if type(value) is bytearray else value for value in values]
         queues = [(key, list(queue)) for key, queue in self.queues.items()]
         return [list(self.values), values, growing, queues]
 

@@ -245,7 +245,7 @@ class Waiters(Generic[Member]):
         for member in self.by_member:
             waits = self._waits_of(member)
             numbers.update((wait, len(numbers) + number) for number, wait in enumerate(waits))
-            members.append((name_of(member), [(wait.keys, wait.since) for wait in waits]))
+            members.append((name_of(member), [(list(wait.keys), wait.since) for wait in waits]))
         return [members, [(key, [numbers[wait] for wait in waits]) for key, waits in self.awaited.items()]]
 
     def take_state(self, state: State, member_of: Callable[[State], Member]) -> None:

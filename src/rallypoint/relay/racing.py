@@ -1,7 +1,8 @@
 """Reaching a store that may be at one of several places: all are dialled side by side, again and again.
 
 The first place that answers a PING is taken, and the others are closed. To be connected is not enough: for a
-process that is stopped, the system accepts connections, and nobody answers them.
+process that is stopped, the system accepts connections, and nobody answers them. A BEAT goes with the PING:
+the leader of a replicated store answers that at once, and says if it cannot answer the PING now, and why.
 """
 
 from __future__ import annotations
@@ -13,19 +14,27 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from rallypoint.errors import ProtocolError
+from rallypoint.relay.core.upstream import BEAT, BEAT_SECONDS
 from rallypoint.relay.finding import Place, StoreAddress
 from rallypoint.relay.outgoing import Address, Outgoing
 from rallypoint.server.loops.loop import Loop
 from rallypoint.stores.client.connecting import is_numeric, resolve
 from rallypoint.stores.client.deadline import Deadline, in_thread
-from rallypoint.wire.encoding import VALIDATE, request
+from rallypoint.wire.encoding import VALIDATE, request, unpack_u64
 from rallypoint.wire.opcodes import LOCKED, Op
+from rallypoint.wire.sessions import Note, parse_note
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.5
 _LOOK_UP_SECONDS: Final = 5.0
 """A place that cannot be reached for so long is looked up again: its machine may have another address now."""
 _NONCE_BYTES: Final = 4
+_NONCE_END: Final = b"\xff"
+"""So it is never taken for the length of a note."""
+_LONGEST_NOTE: Final = 1 << 16
+_FRESH_SECONDS: Final = 4 * BEAT_SECONDS
+"""For how long a note counts."""
 
 
 class Race:
@@ -70,6 +79,13 @@ class Race:
         self.stop()
         self._on_won(connection, winner.place.name)
 
+    @property
+    def trouble(self) -> Note:
+        """What keeps the store from going on, as it says at one of its places, and has said just now."""
+        fresh = time.monotonic() - _FRESH_SECONDS
+        notes = (runner.note for runner in self._runners if runner.noted_at > fresh)
+        return next((note for note in notes if note.trouble), Note())
+
     def tell(self) -> str:
         """What was wrong with each place last."""
         return "; ".join(f"{runner.place.name}: {runner.why}" for runner in self._runners)
@@ -89,6 +105,9 @@ class _Runner:
         self._connection: Outgoing | None = None
         self._nonce = b""
         self._heard = b""
+        self._has_answered = self._is_owed = False
+        self.note = Note()
+        self.noted_at = 0.0
 
     def begin(self) -> None:
         if self._addresses:
@@ -147,23 +166,53 @@ class _Runner:
     def _on_open(self) -> None:
         assert self._connection is not None
         self.why = "it accepts connections, but does not answer"
-        self._nonce = os.urandom(_NONCE_BYTES)
-        self._connection.send(self._race.opening + request(Op.PING, tail=self._nonce))
+        self._nonce = os.urandom(_NONCE_BYTES - len(_NONCE_END)) + _NONCE_END
+        self._has_answered, self._is_owed = False, True
+        self._connection.send(self._race.opening + BEAT + request(Op.PING, tail=self._nonce))
+
+    def _beat(self, connection: Outgoing) -> None:
+        """Ask again, as long as the PING has no answer."""
+        if self._connection is connection and not self._has_answered:
+            self._is_owed = True
+            connection.send(BEAT)
 
     def _on_data(self, data: bytes) -> None:
         self._heard += data
-        if len(self._heard) < _NONCE_BYTES:
-            return
-        connection, self._connection = self._connection, None
+        connection = self._connection
         assert connection is not None
-        if self._heard == self._nonce:
-            self._race.win(self, connection)
+        try:
+            while self._take_answer(connection):
+                pass
+        except ProtocolError as error:
+            self.stop()
+            self._fail(error.message)
             return
-        connection.close()
-        if self._heard.startswith(LOCKED):
-            self._fail("it takes nobody from another machine without the job's secret")
-        else:
-            self._fail(f"it does not answer as a store does ({self._heard[:_NONCE_BYTES]!r})")
+        if self._has_answered and not self._is_owed:
+            self._connection = None
+            self._race.win(self, connection)
+
+    def _take_answer(self, connection: Outgoing) -> bool:
+        """Take the next answer, to the PING or to a BEAT; False if it is not complete yet."""
+        heard = self._heard
+        if len(heard) < _NONCE_BYTES:
+            return False
+        if heard.startswith(self._nonce):
+            self._has_answered = True
+            self._heard = heard[_NONCE_BYTES:]
+            return True
+        if heard.startswith(LOCKED):
+            raise ProtocolError("it takes nobody from another machine without the job's secret")
+        size = unpack_u64(heard.ljust(8, b"\0"))[0]
+        if size > _LONGEST_NOTE:
+            raise ProtocolError(f"it does not answer as a store does ({heard[:_NONCE_BYTES]!r})")
+        if len(heard) < 8 + size:
+            return False
+        self._heard, self._is_owed = heard[8 + size :], False
+        if size and (note := parse_note(heard[8 : 8 + size])):
+            self.note, self.noted_at = note, time.monotonic()
+            self.why = note.trouble or "it does not know whether it leads"
+        self._race.loop.later(BEAT_SECONDS, partial(self._beat, connection))
+        return True
 
     def _on_closed(self, why: str) -> None:
         self._connection = None

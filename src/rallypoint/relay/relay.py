@@ -59,6 +59,7 @@ class Relay(Pump[Rank]):
         # each time, is no better than none.
         self._failing_since: float | None = None
         self._refused_since: float | None = None
+        self._excused_at = 0.0  # when the store was last heard to be waiting for its engine
         self._steady_ticks = 0
         self._late_bytes = 0  # at the last beat
 
@@ -202,7 +203,8 @@ class Relay(Pump[Rank]):
         if self._relay.upstream.is_up:
             return Upstream(places, self._place, store=store)
         since = time.monotonic() - (self._failing_since or self._down_since or time.monotonic())
-        return Upstream(places, down_seconds=since, error=self._race.tell(), store=store)
+        trouble, advice = self._race.trouble
+        return Upstream(places, "", since, self._race.tell(), trouble, advice, store)
 
     def _tick(self) -> None:
         super()._tick()
@@ -215,8 +217,16 @@ class Relay(Pump[Rank]):
             self._check_patience(time.monotonic())
 
     def _check_patience(self, now: float) -> None:
+        """See whether the store has been away for too long.
+
+        One that waits for its engine is there, and keeps its sessions for as long as that takes.
+        """
         seconds = self._relay.upstream.keeps_seconds
-        if self._failing_since is not None and now - self._failing_since > seconds:
+        if trouble := self._race.trouble.trouble:
+            if self._excused_at < (self._failing_since or now):
+                logger.warning("%s; the ranks are kept until it does", trouble)
+            self._excused_at = now
+        if self._failing_since is not None and now - max(self._failing_since, self._excused_at) > seconds:
             told = f" ({self._race.tell()})" if self._upstream.moves else ""
             self._give_up(f"no connection for {seconds:g} s, the limit session_seconds{told}")
         elif self._refused_since is not None and now - self._refused_since > _REFUSED_SECONDS:

@@ -7,11 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from rallypoint.errors import RallypointError
 from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.leader import LeaderCore
-from rallypoint.replica.log import MOST_BYTES, Checkpoint, Follower, Log, LostRecordsError
+from rallypoint.replica.core.replica import pack_state
+from rallypoint.replica.log import MOST_BYTES, Follower, Log, LostRecordsError
 from rallypoint.replica.workers import Mailbox, Workers
 from rallypoint.rollcall.snapshot import Replication, Standby
 from rallypoint.server.core.durations import Durations
@@ -25,6 +27,8 @@ _MOST_NAMED = 100
 """Of the stores, in a snapshot."""
 CHECKPOINT_BYTES = 32 << 20
 """After so many bytes of records, a checkpoint takes their place; or more, if the last one was longer."""
+RECORD_BYTES = 3 << 10
+"""So much counts for each record besides: to read many short ones takes as long as few long ones."""
 
 
 def release_lead(log: Log, term: int) -> None:
@@ -98,10 +102,12 @@ class LeaderPump(Pump[Caller]):
         logger.info("leads from now on, in term %d", self._term)
 
     def close(self) -> None:
-        self._workers.close()
+        is_told = self.error is None
+        waits_for_engine = self._workers.absence.since is not None
+        self._workers.close(wait=not (is_told and waits_for_engine))
         super().close()
         self._mailbox.close()
-        if self.error is None:
+        if is_told and not waits_for_engine:
             release_lead(self._log, self._term)
 
     # Records
@@ -135,16 +141,16 @@ class LeaderPump(Pump[Caller]):
 
     def _keep_if_due(self) -> None:
         replica = self._leader.replica
-        if self._is_keeping or replica.taken_bytes < max(CHECKPOINT_BYTES, self._kept_bytes):
+        taken = replica.taken_bytes + replica.taken_records * RECORD_BYTES
+        if self._is_keeping or taken < max(CHECKPOINT_BYTES, self._kept_bytes):
             return
         self._is_keeping = True
-        replica.taken_bytes = 0
-        data = replica.state()
-        self._kept_bytes = len(data)
-        self._workers.keep(Checkpoint(replica.sequence, data), self._on_kept)
+        replica.taken_bytes = replica.taken_records = 0
+        self._workers.keep(replica.sequence, partial(pack_state, replica.plain_state()), self._on_kept)
 
-    def _on_kept(self) -> None:
+    def _on_kept(self, size: int) -> None:
         self._is_keeping = False
+        self._kept_bytes = size
 
     def _take_followers(self, followers: Sequence[Follower]) -> None:
         self.followers = followers
@@ -153,8 +159,8 @@ class LeaderPump(Pump[Caller]):
         workers, last = self._workers, self._leader.replica.sequence
         # The engine remembers for some seconds that this process stood by.
         others = [each for each in self.followers if each.name != self._address]
-        since = workers.away_since
-        error = workers.last_error if since is not None else None
+        since = workers.absence.since
+        error = workers.absence.error if since is not None else None
         return Replication(
             engine=self._log.name,
             term=self._term,

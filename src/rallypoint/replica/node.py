@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rallypoint.replica.absence import Absence
 from rallypoint.replica.core.leader import LeaderCore
 from rallypoint.replica.core.replica import Replica
 from rallypoint.replica.core.watch import Watch
@@ -46,15 +47,18 @@ class Node:
         self._open_loop = open_loop
         self._prepare = prepare
         self._stopped = threading.Event()
-        self._away_since: float | None = None
+        self._on_ready: Callable[[], None] = lambda: None
+        self._absence = Absence(log.name, "trying again")
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Stand by, and lead when it is due, until SIGINT, SIGTERM or Ctrl-Break.
 
+        `on_ready` is called when it has read the log for the first time, so that it could take over.
+
         Raises RallypointError if it can do neither: the log is of another version, or has lost records.
         """
         stop_on_signals(self._stopped.set)
-        on_ready()
+        self._on_ready = on_ready
         replica = Replica(self._limits)
         try:
             while not self._stopped.is_set():
@@ -80,20 +84,27 @@ class Node:
         while not self._stopped.is_set():
             try:
                 replica = self._catch_up(replica)
+                if self._stopped.is_set():
+                    break
                 if time.monotonic() >= next_word:
                     next_word = time.monotonic() + _ANNOUNCE_SECONDS
                     self._log.announce(Follower(self._address, replica.sequence))
                 seen = self._log.look()
+                self._be_ready()
                 if watch.look(time.monotonic(), seen):
                     term = self._log.acquire(seen, self._address)
                     return self._read_all(replica), term
-                self._note_back()
+                self._absence.end()
             except FencedError:
                 watch = Watch()  # the leader is alive, or somebody else was faster
             except EngineAwayError as error:
-                self._note_away(error)
+                self._absence.begin(error)
             self._stopped.wait(_LOOK_SECONDS)
         return replica, 0
+
+    def _be_ready(self) -> None:
+        on_ready, self._on_ready = self._on_ready, lambda: None
+        on_ready()
 
     def _read_all(self, replica: Replica) -> Replica:
         """All that the leader before has written. Nobody but this process can write any more."""
@@ -101,7 +112,7 @@ class Node:
             try:
                 return self._check(self._catch_up(replica))
             except EngineAwayError as error:
-                self._note_away(error)
+                self._absence.begin(error)
                 self._stopped.wait(_LOOK_SECONDS)
         return replica
 
@@ -119,7 +130,8 @@ class Node:
         return replica
 
     def _catch_up(self, replica: Replica) -> Replica:
-        while True:
+        """Read the log to its end, or until this process is told to end."""
+        while not self._stopped.is_set():
             try:
                 records = self._log.read(replica.sequence + 1)
             except TrimmedError:
@@ -131,6 +143,7 @@ class Node:
             for record in records:
                 replica.take(record)
             replica.faults.clear()
+        return replica
 
     def _restore(self, at_least: int) -> Replica:
         """The state of the last checkpoint: it was put before the records up to it were dropped."""
@@ -138,18 +151,6 @@ class Node:
         if checkpoint is None or checkpoint.sequence < at_least:
             raise LostRecordsError(f"{self._log.name}: the checkpoint of record {at_least} is gone")
         return Replica.of(checkpoint.data, self._limits)
-
-    def _note_away(self, error: EngineAwayError) -> None:
-        if self._away_since is None:
-            self._away_since = time.monotonic()
-            logger.warning("%s", error)
-
-    def _note_back(self) -> None:
-        if self._away_since is not None:
-            logger.warning(
-                "%s answers again after %.1f s", self._log.name, time.monotonic() - self._away_since
-            )
-            self._away_since = None
 
     # Leading
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rallypoint.errors import RallypointError
+from rallypoint.replica.absence import Absence
 from rallypoint.replica.core.watch import RENEW_SECONDS
 from rallypoint.replica.log import Checkpoint, EngineAwayError, Follower, Log
 from rallypoint.server.loops.loop import Callback, Loop
@@ -24,6 +25,8 @@ _HUNG_SECONDS = 10.0
 """After so long without a turn of the loop, the term is not renewed any more."""
 _LOOK_SECONDS = 2.0
 """How often the engine is asked who stands by."""
+
+_Keeping = tuple[int, Callable[[], bytes], Callable[[int], None]]
 
 
 class Mailbox:
@@ -77,12 +80,10 @@ class Workers:
         self._on_end = on_end
         self._closed = threading.Event()
         self._records: queue.SimpleQueue[tuple[int, Sequence[bytes], Callback] | None] = queue.SimpleQueue()
-        self._checkpoints: queue.SimpleQueue[tuple[Checkpoint, Callback] | None] = queue.SimpleQueue()
+        self._checkpoints: queue.SimpleQueue[_Keeping | None] = queue.SimpleQueue()
         self._heard = time.monotonic()
         """When the loop was last heard of."""
-        self.away_since: float | None = None
-        """Since when the engine has not answered, by the monotonic clock."""
-        self.last_error: EngineAwayError | None = None
+        self.absence = Absence(log.name, "what changes the store waits")
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=f"rallypoint-{name}", daemon=True)
             for name, work in (("append", self._append), ("renew", self._renew), ("keep", self._keep))
@@ -102,17 +103,19 @@ class Workers:
         """Append records from this number on, and have the loop call back then."""
         self._records.put((sequence, parts, on_done))
 
-    def keep(self, checkpoint: Checkpoint, on_done: Callback) -> None:
-        """Put a checkpoint, drop the records before it, and have the loop call back then."""
-        self._checkpoints.put((checkpoint, on_done))
+    def keep(self, sequence: int, pack: Callable[[], bytes], on_done: Callable[[int], None]) -> None:
+        """Put a checkpoint of what `pack` makes, drop the records up to this one, and have the loop call back
+        then, with its length. It is packed here, as that may take seconds."""
+        self._checkpoints.put((sequence, pack, on_done))
 
-    def close(self) -> None:
-        """Have them end. A call of the engine that is under way may take its time."""
+    def close(self, *, wait: bool = True) -> None:
+        """Have them end. A call of the engine that is under way may take its time: `wait` for that, if the
+        log is to be used again."""
         self._closed.set()
         self._records.put(None)
         self._checkpoints.put(None)
         for thread in self._threads:
-            if thread.ident is not None:
+            if wait and thread.ident is not None:
                 thread.join()
 
     def _guard(self, work: Callback) -> None:
@@ -135,12 +138,13 @@ class Workers:
 
     def _keep(self) -> None:
         while (order := self._checkpoints.get()) is not None:
-            checkpoint, on_done = order
+            sequence, pack, on_done = order
+            checkpoint = Checkpoint(sequence, pack())
             if not self._persist(partial(self._log.put_checkpoint, self._term, checkpoint)):
                 return
-            if not self._persist(partial(self._log.trim, self._term, checkpoint.sequence)):
+            if not self._persist(partial(self._log.trim, self._term, sequence)):
                 return
-            self._mailbox.put(on_done)
+            self._mailbox.put(partial(on_done, len(checkpoint.data)))
 
     def _persist(self, call: Callback) -> bool:
         """Make a call until the engine answers; False if there is no use any more."""
@@ -148,7 +152,7 @@ class Workers:
             try:
                 call()
             except EngineAwayError as error:
-                self._note_away(error)
+                self.absence.begin(error)
                 self._closed.wait(_PAUSE_SECONDS)
             else:
                 return True
@@ -163,26 +167,13 @@ class Workers:
                 if begun - self._heard < _HUNG_SECONDS:  # else the loop is stuck: let somebody else lead
                     self._log.renew(self._term)
                     self._mailbox.put(partial(self._on_confirmed, begun))
-                    self._note_back()
+                    self.absence.end()
                 if begun >= next_look:
                     next_look = begun + _LOOK_SECONDS
                     self._mailbox.put(partial(self._on_followers, self._log.followers()))
             except EngineAwayError as error:
-                self._note_away(error)
+                self.absence.begin(error)
             self._closed.wait(max(RENEW_SECONDS - (time.monotonic() - begun), 0.01))
 
     def _hear(self) -> None:
         self._heard = time.monotonic()
-
-    def _note_away(self, error: EngineAwayError) -> None:
-        if self.away_since is None:
-            self.away_since = time.monotonic()
-            logger.warning("%s; what changes the store waits", error.message)
-        self.last_error = error
-
-    def _note_back(self) -> None:
-        if self.away_since is not None:
-            logger.warning(
-                "%s answers again after %.1f s", self._log.name, time.monotonic() - self.away_since
-            )
-            self.away_since = None

@@ -16,7 +16,7 @@ from rallypoint.rollcall.identity import Source
 from rallypoint.rollcall.plan import Plan, believed_size, is_believable, meetings_of
 from rallypoint.rollcall.question import KEYS_NAMED
 from rallypoint.rollcall.roll import MachineRanks, RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import Gone, Relay, Snapshot
+from rallypoint.rollcall.snapshot import Gone, Relay, Replication, Snapshot
 from rallypoint.rollcall.waits import waits_in, waits_of
 from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, shown
 
@@ -27,6 +27,7 @@ _ENGINE_ADVICE: Final = (
     "look at its processes and their logs; `rallypoint doctor --engine URL` examines it. The store goes on "
     "by itself when the engine answers"
 )
+_STORE_ADVICE: Final = "without --name, `rallypoint status` lists the stores that are here"
 _UPSTREAM_ADVICE: Final = "is a process that serves the store up at one of these places? its log says why not"
 
 
@@ -56,17 +57,26 @@ def trouble_of(snapshot: Snapshot) -> tuple[str, str]:
     """What keeps a store from answering, and what to look at; nothing if it answers."""
     kept, upstream = snapshot.replication, snapshot.upstream
     if kept is not None and kept.away_seconds >= _AWAY_SECONDS:
-        why = shown(kept.error.removeprefix(f"{kept.engine}: "), LONGEST_SENTENCE)
-        engine = shown(kept.engine, LONGEST_SENTENCE)
-        return (
-            f"the engine of the store, {engine}, has not answered for {duration(kept.away_seconds)}: {why}",
-            shown(kept.hint, LONGEST_SENTENCE) or _ENGINE_ADVICE,
-        )
+        return trouble_with_engine(kept)
+    if kept is not None and kept.unknown_store:
+        return f"there is no store named {shown(kept.unknown_store)} here", _STORE_ADVICE
     if upstream is not None and upstream.down_seconds >= _AWAY_SECONDS:
+        if upstream.trouble:
+            return shown(upstream.trouble, 3 * LONGEST_SENTENCE), shown(upstream.advice, LONGEST_SENTENCE)
         why = shown(upstream.error, LONGEST_SENTENCE)
         away = duration(upstream.down_seconds)
         return f"the relay has had no connection to the store for {away}: {why}", _UPSTREAM_ADVICE
     return "", ""
+
+
+def trouble_with_engine(kept: Replication) -> tuple[str, str]:
+    """That an engine is away, and what to look at."""
+    why = shown(kept.error.removeprefix(f"{kept.engine}: "), LONGEST_SENTENCE)
+    engine = shown(kept.engine, LONGEST_SENTENCE)
+    return (
+        f"the engine of the store, {engine}, has not answered for {duration(kept.away_seconds)}: {why}",
+        shown(kept.hint, LONGEST_SENTENCE) or _ENGINE_ADVICE,
+    )
 
 
 def _expected(snapshot: Snapshot, crowd: Crowd, plan: Plan | None) -> int:

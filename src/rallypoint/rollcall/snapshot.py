@@ -175,6 +175,8 @@ class Replication:
     standbys: tuple[Standby, ...] = ()
     stores: tuple[str, ...] = ()
     """The names of the stores that are there besides the one without a name: of jobs and their rounds."""
+    unknown_store: str = ""
+    """The name that was asked for, if there is no store of that name."""
     records: int = 0
     """The number of the last record of the log."""
     commit_p50: float = -1.0
@@ -209,6 +211,9 @@ class Upstream:
     """Since when it has none; -1: it has one."""
     error: str = ""
     """What is wrong with each place then."""
+    trouble: str = ""
+    """What keeps the store from going on, as it says itself, and what to do."""
+    advice: str = ""
     store: str = ""
     """Which of several stores is meant that are there."""
 

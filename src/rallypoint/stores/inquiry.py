@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
-from rallypoint.errors import StoreTimeoutError
+from rallypoint.errors import ConnectError
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.stores.client.deadline import Deadline, within
-from rallypoint.stores.client.pool import ConnectionPool
+from rallypoint.stores.client.pool import ConnectionPool, Late
 
 if TYPE_CHECKING:
     from rallypoint.rollcall.roll import Roll
@@ -84,14 +84,15 @@ class Inquiry:
         self._last = roll
         return roll
 
-    def explain(self, late: StoreTimeoutError, deadline: Deadline) -> StoreTimeoutError:
+    def explain(self, late: Late, deadline: Deadline) -> Late:
         """The error of a store that gave no answer, with what keeps it from answering, if that is known."""
-        if late.keys or not self.is_asker or deadline.seconds < _SHORTEST_WAIT:
+        is_silent = late.is_silent if isinstance(late, ConnectError) else not late.keys
+        if not is_silent or not self.is_asker or deadline.seconds < _SHORTEST_WAIT:
             return late
         roll = self.ask(Deadline(_EXPLAIN_SECONDS)) or self._last
         if roll is None or not roll.trouble:
             return late
-        return StoreTimeoutError(f"{late.message}: {roll.trouble}", hint=roll.advice)
+        return type(late)(f"{late.message}: {roll.trouble}", hint=roll.advice)
 
     def _find_roll(self, deadline: Deadline) -> Roll | None:
         from rallypoint.stores.absence import find_roll, find_roll_behind  # late, since most waits end well

@@ -59,6 +59,10 @@ BLOB_BYTES: Final = 48
 """What a key or a value takes in memory besides its bytes."""
 
 
+class UnknownOperationError(ProtocolError):
+    """The peer asked for an operation that this version does not know."""
+
+
 class Forms(Generic[HandlerT]):
     """The table that all parsers of one server share: a form per opcode, under the server's limits."""
 
@@ -391,7 +395,7 @@ class RequestParser(Generic[HandlerT]):
     def _no_form(self, opcode: int) -> Form[HandlerT]:
         if opcode == Op.VALIDATE:
             raise ProtocolError("a second VALIDATE")
-        raise ProtocolError(f"there is no operation {opcode}")
+        raise UnknownOperationError(f"there is no operation {opcode}")
 
     def _cut_get(self, length: int) -> Form[HandlerT]:
         """Prepare for the rest of a GET whose length has been read, but whose key has not come whole."""

@@ -13,7 +13,8 @@ the sender has got from the other side. What the other side has not taken is kep
 session is taken up on a new connection. Requests are numbered from 0 on throughout the session: that
 is their tag.
 
-A blob of no bytes among the frames is none: it is the answer to a BEAT, a sign of life.
+A BEAT is answered among the frames: by a blob of no bytes, or by a note, which has the number 0 and tells why
+the store cannot go on now.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
 
+from rallypoint.codec import from_text, to_text
 from rallypoint.errors import ProtocolError
 from rallypoint.wire.encoding import (
     blob,
@@ -158,6 +160,28 @@ def parse_head(payload: bytes) -> tuple[int, int]:
         raise ProtocolError(f"a batch or frame of {len(payload)} bytes has no room for its number")
     number, taken = _HEAD.unpack_from(payload)
     return number, taken
+
+
+class Note(NamedTuple):
+    """The answer of a store to a BEAT that does not know whether it leads: not a sign of life."""
+
+    trouble: str = ""
+    """What keeps it from going on; nothing if it does not know that either."""
+    advice: str = ""
+
+
+def pack_note(note: Note) -> bytes:
+    return blob(_HEAD.pack(0, 0) + to_text(note).encode())
+
+
+def parse_note(payload: bytes) -> Note | None:
+    """None if it is a frame."""
+    if parse_head(payload)[0]:
+        return None
+    try:
+        return from_text(Note, payload[_HEAD.size :])
+    except ValueError as error:
+        raise ProtocolError(f"a note of the store cannot be read: {error}") from None
 
 
 def parse_requests(payload: bytes) -> Iterator[tuple[int, int]]:

@@ -22,10 +22,12 @@ from rallypoint.wire.sessions import (
     Answer,
     FrameReader,
     Kept,
+    Note,
     Status,
     batch,
     parse_head,
     parse_items,
+    parse_note,
     parse_welcome,
     session_request,
 )
@@ -34,7 +36,7 @@ _BATCH_BYTES: Final = 1 << 20
 _BATCHES_AT_ONCE: Final = 4
 _UNTOLD_BYTES: Final = 1 << 16
 _TICKS: Final = 10
-_BEAT: Final = request(Op.BEAT)
+BEAT: Final = request(Op.BEAT)
 _PRESENT: Final = request(Op.PRESENT)
 BYE: Final = request(Op.BYE)
 """What ends a session for good."""
@@ -58,8 +60,8 @@ class Upstream:
     """One session upstream, for the requests of one combiner."""
 
     __slots__ = (
-        *("_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_reader", "_silent", "_state"),
-        *("_on_tell", "_taken", "_ticks", "_told", "_token", "_untold_bytes"),
+        *("_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_note", "_on_tell"),
+        *("_reader", "_silent", "_state", "_taken", "_ticks", "_told", "_token", "_untold_bytes"),
         *("batches", "frames", "keeps_seconds", "most_bytes"),
     )
 
@@ -81,6 +83,7 @@ class Upstream:
         self._untold_bytes = 0  # of those since
         self._ticks = 0  # since when it does not know of one
         self._silent = 0  # how often `beat` was called since something came
+        self._note = Note()
         self._kept = Kept()
         self.batches = 0
         """How many have been sent; repetitions do not count."""
@@ -105,6 +108,7 @@ class Upstream:
         """There is a new connection, and who is at its other end has answered: what to send."""
         self._state = _State.GREETING
         self._silent = 0
+        self._note = Note()
         self._greeting = bytearray()
         self._reader = FrameReader()
         return session_request(self._token, self._keep_ms, self._taken, known=self._is_known)
@@ -118,7 +122,6 @@ class Upstream:
 
         ProtocolError: the connection is to be closed. SessionLostError: and there is no use in another.
         """
-        self._silent = 0
         if self._state is _State.GREETING:
             self._greeting += data
             if len(self._greeting) < WELCOME_BYTES:
@@ -126,6 +129,7 @@ class Upstream:
             opening = self._welcome()
             data = bytes(self._greeting[WELCOME_BYTES:])
             self._take_frames(data)
+            self._silent = 0
             return opening + self.flush()
         self._take_frames(data)
         return self.flush()
@@ -165,9 +169,10 @@ class Upstream:
             return b""
         self._silent = 1 if is_read else self._silent + 1
         if self._silent > _MOST_SILENT:
-            raise ProtocolError(f"no sign of life for {_MOST_SILENT * BEAT_SECONDS:g} s")
+            silence = f"no sign of life for {_MOST_SILENT * BEAT_SECONDS:g} s"
+            raise ProtocolError(self._note.trouble or silence)
         # A SESSION is a question as well. A leader answers it when its record is committed, a beat at once.
-        return _BEAT if self._silent > 1 and self._state is _State.UP else b""
+        return BEAT if self._silent > 1 and self._state is _State.UP else b""
 
     def _tell(self) -> bytes:
         """An empty batch, which tells what has come."""
@@ -197,7 +202,12 @@ class Upstream:
         return b"".join([*opening, _PRESENT])
 
     def _take_frames(self, data: bytes) -> None:
+        silent, self._silent = self._silent, 0
         for payload in self._reader.feed(data):
+            if note := parse_note(payload):
+                self._note, self._silent = note, silent
+                continue
+            self._silent = 0
             number, taken = parse_head(payload)
             if number != self._taken + 1:
                 raise SessionLostError(f"frame {number} of a session comes after frame {self._taken}")

@@ -15,7 +15,7 @@ from rallypoint.server.core.registry import Sessions
 from rallypoint.wire.encoding import EMPTY_BLOB, blob, encode, pack_i64
 from rallypoint.wire.opcodes import READY, Op
 from rallypoint.wire.parser import Forms, RequestParser
-from rallypoint.wire.sessions import ANNOUNCED
+from rallypoint.wire.sessions import ANNOUNCED, Note, pack_note
 from rallypoint.wire.whole import READS, Nature, Scanner
 
 _SCANNED_BYTES: Final = 4_096
@@ -39,6 +39,9 @@ class Leading(Protocol):
 
     def read(self, name: str, data: bytes) -> bytes:
         """The replies to requests that only read."""
+
+    def trouble(self) -> Note:
+        """What keeps the leader from going on."""
 
     def look_at(self, name: str, question: Question, deliver: Deliver) -> None:
         """Make a snapshot of a store."""
@@ -139,8 +142,10 @@ class Caller(Client):
         return b""
 
     def beat(self) -> bytes:
-        """Who leads no more is silent: the relay looks for another one then."""
-        return EMPTY_BLOB if self._leader.may_read(self.name, ()) else b""
+        """Who may lead no more says so: the relay looks for another one then."""
+        if self._leader.may_read(self.name, ()):
+            return EMPTY_BLOB
+        return pack_note(self._leader.trouble())
 
     def look(self, question: bytes) -> bytes:
         if self._is_looking:

@@ -23,8 +23,10 @@ from rallypoint.replica.core.callers import Caller
 from rallypoint.replica.core.looking import LeaderLooks
 from rallypoint.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
 from rallypoint.replica.core.replica import Output, Replica, rules_of
+from rallypoint.rollcall.judgement import trouble_with_engine
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.about import About
+from rallypoint.server.core.clients import Client
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.front import Front
@@ -40,6 +42,7 @@ from rallypoint.wire.handlers import Deliver as Deliverer
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import Forms
+from rallypoint.wire.sessions import Note
 from rallypoint.wire.whole import Scanner
 
 if TYPE_CHECKING:
@@ -61,9 +64,9 @@ class LeaderCore(Front[Caller]):
     """One leader, for one term. Not safe for threads."""
 
     __slots__ = (
-        *("_all_looks", "_asked", "_clock", "_confirmed", "_ended", "_entries", "_idle", "_in_flight"),
-        *("_is_full", "_known", "_nothing", "_parts", "_readers", "_sending_bytes", "_time_ahead"),
-        *("_waiting_bytes", "forms", "replica", "scanner", "tell_replication"),
+        *("_all_looks", "_asked", "_clock", "_confirmed", "_counts_until", "_ended", "_entries", "_idle"),
+        *("_in_flight", "_is_full", "_known", "_nothing", "_parts", "_readers", "_sending_bytes"),
+        *("_time_ahead", "_waiting_bytes", "forms", "replica", "scanner", "tell_replication"),
     )
 
     def __init__(
@@ -85,8 +88,10 @@ class LeaderCore(Front[Caller]):
         self.tell_replication: Callable[[], Replication | None] = lambda: None
         """For snapshots; the driver knows it."""
         self._clock = clock
-        # Time goes on where the leader before has left it, so that no session is given up early.
+        # Time goes on where the leader before has left it, and stands still while nobody confirms that this
+        # process leads: relays could not take their sessions up, so none is given up for that.
         self._time_ahead = replica.turn.now - clock()
+        self._counts_until = clock()
         self._confirmed = float("-inf")
         self._known: dict[int, Caller] = {}  # those that the log knows of
         self._ended: set[Caller] = set()  # those that wait for their last replies
@@ -193,7 +198,7 @@ class LeaderCore(Front[Caller]):
     @property
     def time(self) -> float:
         """The time, as the log has it."""
-        return self._clock() + self._time_ahead
+        return min(self._clock(), self._counts_until) + self._time_ahead
 
     # Clients
 
@@ -208,11 +213,14 @@ class LeaderCore(Front[Caller]):
 
     def close(self, client: Caller) -> None:
         super().close(client)
+        found = self.replica.client(client.id)
+        if found is not None:  # for the sums of its store
+            found[1].received, found[1].sent = client.received, client.sent
         self._known.pop(client.id, None)
         self._ended.discard(client)
 
     def overdue(self) -> list[tuple[Caller, str]]:
-        if self.replica.awaits_sessions:
+        if self.replica.awaits_sessions and self.may_read("", ()):
             self._log(Entry(Kind.EXPIRE))
         self._drop_idle()
         return super().overdue()
@@ -264,6 +272,8 @@ class LeaderCore(Front[Caller]):
     def confirm(self, since: float) -> None:
         """The engine has confirmed that this process leads, when it was asked at this moment, or later."""
         self._confirmed = since
+        self._time_ahead -= max(self._clock() - self._counts_until, 0.0)
+        self._counts_until = max(since + LEASE_SECONDS, self._clock())
 
     def may_read(self, name: str, awaited: Sequence[bytes]) -> bool:
         """Whether what the replica holds is the truth, and all of these keys are there.
@@ -337,6 +347,15 @@ class LeaderCore(Front[Caller]):
             self._asked[name] = self._clock()
             self._log(Entry(Kind.TELL, 0, name.encode(errors="surrogateescape")))
         return True
+
+    def trouble(self) -> Note:
+        """What keeps it from going on: its engine is away, as far as it knows."""
+        kept = self.tell_replication()
+        return Note(*trouble_with_engine(kept)) if kept is not None and kept.away_seconds >= 0 else Note()
+
+    def caller_of(self, client: Client) -> Caller | None:
+        number = self.replica.number_of(client)
+        return self._known.get(number) if number is not None else None
 
     def look_at(self, name: str, question: Question, deliver: Deliver) -> None:
         """Make a snapshot of a store."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rallypoint.replica.core.replica import Replica
 from rallypoint.rollcall.question import Question
+from rallypoint.server.core.about import About
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.looks import Deliver, Looks, LookStep
 from rallypoint.server.core.outbox import Outbox
@@ -25,6 +26,7 @@ class Looked(Protocol):
 
     replica: Replica
     limits: Limits
+    about: About
     outbox: Outbox[Any]
     turn: Turn
     tell_replication: Callable[[], Replication | None]
@@ -35,6 +37,9 @@ class Looked(Protocol):
 
     def ask_in(self, name: str) -> bool:
         """Have the relays of a store tell of themselves; False if that cannot be written down now."""
+
+    def caller_of(self, client: Client) -> Client | None:
+        """Who it is to the leader; None if it has gone. A replica's client has no connection."""
 
 
 class LeaderLooks(Looks):
@@ -60,7 +65,7 @@ class LeaderLooks(Looks):
             if step is LookStep.DONE:
                 del self._by_name[name]
             else:
-                return LookStep.MORE if isinstance(step, Client) else step
+                return self._leader.caller_of(step) or LookStep.MORE if isinstance(step, Client) else step
         return LookStep.DONE
 
 
@@ -94,4 +99,11 @@ class _Subject:
     def sum_up(self) -> Snapshot:
         leader, core = self._leader, self._core
         leader.replica.turn.wall_ahead = leader.turn.wall - leader.time
-        return replace(core.sum_up(), replication=leader.tell_replication())
+        for client in core.clients:
+            caller = leader.caller_of(client)
+            if caller is not None:
+                client.received, client.sent = caller.received, caller.sent
+        kept = leader.tell_replication()
+        if kept is not None and self._name and self._name not in leader.replica.stores:
+            kept = replace(kept, unknown_store=self._name)
+        return replace(core.sum_up(), replication=kept, **asdict(leader.about))

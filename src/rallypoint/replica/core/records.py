@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from math import isfinite
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -17,6 +18,15 @@ from rallypoint.replica.log import LostRecordsError
 
 FORMAT: Final = 1
 """Of records and checkpoints. Who does not know it refuses to go on: it would do something else."""
+
+SAME_VERSION: Final = (
+    "all processes of a store have to be of the same version of Rallypoint, from the first record of its log "
+    "on: for another version, name another job in the URL of the engine"
+)
+DAMAGED: Final = (
+    "something else has written into the log, or the engine has damaged it: nobody can go on with it; name "
+    "another job in the URL of the engine"
+)
 
 _HEAD: Final = Struct("<BBd")
 _ENTRY: Final = Struct("<BQQ")
@@ -59,6 +69,9 @@ class Entry(NamedTuple):
     data: bytes = b""
 
 
+_KINDS: Final = frozenset(map(int, Kind))
+
+
 def pack_record(time: float, entries: Iterable[Entry]) -> bytes:
     """A record, of any length."""
     parts = [_HEAD.pack(FORMAT, _WHOLE, time)]
@@ -70,7 +83,11 @@ def pack_record(time: float, entries: Iterable[Entry]) -> bytes:
 
 def parse_record(record: bytes) -> tuple[float, Iterator[tuple[int, int, bytes]]]:
     """The time and the entries of a record; each as a plain tuple, as there are very many."""
-    _, _, time = _HEAD.unpack_from(record)
+    if len(record) < _HEAD.size:
+        raise FormatError("it ends too early", hint=DAMAGED)
+    form, mark, time = _HEAD.unpack_from(record)
+    if (form, mark) != (FORMAT, _WHOLE) or not isfinite(time):
+        raise FormatError(f"it begins with {form}, {mark} and the time {time}", hint=DAMAGED)
     return time, _entries(record)
 
 
@@ -88,9 +105,11 @@ def unlink(data: bytes, last: int) -> bytes:
     when it was written is something else than what has been read: the engine has lost that meanwhile."""
     if len(data) < _HEAD.size + LINK_BYTES or data[0] != FORMAT:
         raise FormatError(
-            f"a record of the log has format {list(data[:1])}, and this version knows {FORMAT}",
-            hint="all processes of one store have to be of the same version of Rallypoint",
+            f"it has format {list(data[:1])}, and this version knows {FORMAT}",
+            hint=SAME_VERSION,
         )
+    if data[1] > _LAST:
+        raise FormatError(f"it has the mark {data[1]}", hint=DAMAGED)
     if not data.endswith(_LINK.pack(last)):
         raise LostRecordsError(
             "the log goes on from another record than the one that was read: the engine has lost records"
@@ -101,10 +120,26 @@ def unlink(data: bytes, last: int) -> bytes:
 def _entries(record: bytes) -> Iterator[tuple[int, int, bytes]]:
     position, end = _HEAD.size, len(record)
     while position < end:
-        kind, client, length = _ENTRY.unpack_from(record, position)
         start = position + _ENTRY.size
+        if start > end:
+            raise FormatError("it ends within an entry", hint=DAMAGED)
+        kind, client, length = _ENTRY.unpack_from(record, position)
         position = start + length
+        if position > end or kind not in _KINDS:
+            raise FormatError(f"it has an entry of kind {kind} and {length:,} bytes", hint=DAMAGED)
         yield kind, client, record[start:position]
+
+
+def seal(checkpoint: bytes) -> bytes:
+    """A checkpoint with the sum of its bytes."""
+    return checkpoint + _LINK.pack(crc32(checkpoint))
+
+
+def unseal(data: bytes) -> bytes:
+    """What was sealed; FormatError if it has changed since."""
+    if len(data) < LINK_BYTES or seal(data[:-LINK_BYTES]) != data:
+        raise FormatError("a checkpoint cannot be read: its bytes have changed", hint=DAMAGED)
+    return data[:-LINK_BYTES]
 
 
 def in_parts(record: bytes, most: int) -> Sequence[bytes]:

@@ -9,20 +9,38 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+from rallypoint import __version__
 from rallypoint.codec import to_text
 from rallypoint.errors import ProtocolError
 from rallypoint.replica.core.packing import pack, unpack
-from rallypoint.replica.core.records import FORMAT, Assembly, Entry, FormatError, Kind, parse_record, unlink
+from rallypoint.replica.core.records import (
+    DAMAGED,
+    FORMAT,
+    SAME_VERSION,
+    Assembly,
+    Entry,
+    FormatError,
+    Kind,
+    parse_record,
+    seal,
+    unlink,
+    unseal,
+)
 from rallypoint.replica.log import LostRecordsError
 from rallypoint.server.core.about import About
+from rallypoint.server.core.clients import Client
 from rallypoint.server.core.outbox import Close, CoreFault, Work
 from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
+from rallypoint.wire.parser import UnknownOperationError
+
+State = Any
+"""Plain data, as `packing` knows it."""
 
 _REQUESTS: Final = int(Kind.REQUESTS)
 _RULES: Final = (
@@ -32,13 +50,33 @@ _RULES: Final = (
 
 
 def rules_of(limits: Limits) -> bytes:
-    """The limits that decide what a request does. A leader writes them down with its term."""
-    return to_text({name: getattr(limits, name) for name in _RULES}).encode()
+    """What decides what a request does: the version, and some limits. It stands beside each leader's term."""
+    return to_text({"version": __version__, **{name: getattr(limits, name) for name in _RULES}}).encode()
 
 
 def with_rules(limits: Limits, rules: bytes) -> Limits:
-    """These limits, with those that decide as a leader has written them."""
-    return replace(limits, **json.loads(rules))
+    """These limits, with those that decide as a leader has written them.
+
+    FormatError if that was another version: it may make something else of the same requests.
+    """
+    try:
+        written = json.loads(rules)
+        version = written.pop("version", "an unknown version")
+        if version != __version__:
+            raise FormatError(
+                f"the log is written by Rallypoint {version}, and this is {__version__}", hint=SAME_VERSION
+            )
+        found = {name: written[name] for name in _RULES}
+        if not all(type(value) in (int, float) and value > 0 for value in found.values()):
+            raise ValueError("a limit is no number, or not positive")
+        return replace(limits, **found)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise FormatError(f"the rules of a leader cannot be read: {error!r}", hint=SAME_VERSION) from error
+
+
+def pack_state(state: State) -> bytes:
+    """A checkpoint, of `Replica.plain_state`. It takes long if that is large, and may be done in a thread."""
+    return seal(pack(state))
 
 
 class Output(NamedTuple):
@@ -66,6 +104,7 @@ class Replica:
         "sequence",
         "stores",
         "taken_bytes",
+        "taken_records",
         "turn",
     )
 
@@ -74,7 +113,7 @@ class Replica:
         self._about = about or About()
         self._assembly = Assembly()
         self._here: dict[int, tuple[Core, Connection]] = {}
-        self._numbers: dict[Connection, int] = {}
+        self._numbers: dict[Client, int] = {}
         self.turn = Turn()
         """The time of the record that was applied last."""
         self.sequence = 0
@@ -83,6 +122,8 @@ class Replica:
         """The sum of that record."""
         self.taken_bytes = 0
         """How long the records since the last checkpoint are, as far as it knows; the leader sets it back."""
+        self.taken_records = 0
+        """How many they are; as `taken_bytes`."""
         self.stores: dict[str, Core] = {}
         self.faults: list[Exception] = []
         """Exceptions that are faults of ours, for the log of the process; whoever writes them clears it."""
@@ -96,8 +137,17 @@ class Replica:
         would differ from the others.
         """
         self.taken_bytes += len(data)
-        data, self.last = unlink(data, self.last), crc32(data)
+        self.taken_records += 1
         self.sequence += 1
+        try:
+            self._take(data, put)
+        except FormatError as error:
+            raise FormatError(
+                f"record {self.sequence} of the log: {error.message}", hint=error.hint
+            ) from error
+
+    def _take(self, data: bytes, put: Put) -> None:
+        data, self.last = unlink(data, self.last), crc32(data)
         record = self._assembly.take(data)
         if record is None:
             return
@@ -123,6 +173,8 @@ class Replica:
                 if reply:
                     put(Output(number, reply))
                 reply = client.receive(b"")
+        except UnknownOperationError as raised:  # the leader knew it, or it would not stand here
+            raise FormatError(raised.message, hint=SAME_VERSION) from raised
         except ProtocolError as raised:
             error, reply = raised, raised.replies
         except MemoryError:
@@ -130,6 +182,8 @@ class Replica:
         except Exception as raised:
             self.faults.append(raised)
             error, reply = ProtocolError("the store failed to carry its request out"), b""
+        if error is None and client.is_within_request:
+            raise FormatError("an entry ends within a request", hint=DAMAGED)
         if reply or error is not None:
             put(Output(number, reply, error))
         if error is not None:
@@ -239,6 +293,10 @@ class Replica:
         """A client of this number, and its store."""
         return self._here.get(number)
 
+    def number_of(self, client: Client) -> int | None:
+        """The number of a client; None if it has gone."""
+        return self._numbers.get(client)
+
     @property
     def awaits_sessions(self) -> bool:
         """Whether a session is without its connection, and so may have to be given up."""
@@ -253,6 +311,10 @@ class Replica:
 
     def state(self) -> bytes:
         """All of it. `Replica.of` makes one that goes on in the same way."""
+        return pack_state(self.plain_state())
+
+    def plain_state(self) -> State:
+        """The same as plain data, for `pack_state`: it does not change when the replica goes on."""
         assert self.can_be_kept
         stores = [
             [
@@ -262,18 +324,25 @@ class Replica:
             ]
             for name, core in self.stores.items()
         ]
-        return pack([FORMAT, self.sequence, self.last, self.turn.now, rules_of(self._limits), stores])
+        return [FORMAT, self.sequence, self.last, self.turn.now, rules_of(self._limits), stores]
 
     @classmethod
     def of(cls, state: bytes, limits: Limits | None = None, about: About | None = None) -> Replica:
         """The replica that has given this state; FormatError if this version cannot read it."""
         try:
-            version, *rest = unpack(state)
-        except ValueError as error:
-            raise FormatError(f"a checkpoint cannot be read: {error}") from error
-        if version != FORMAT:
-            raise FormatError(f"a checkpoint has format {version}, and this version knows {FORMAT}")
-        sequence, last, now, rules, stores = rest
+            version, *rest = unpack(unseal(state))
+            if version != FORMAT:
+                what = f"a checkpoint has format {version}, and this version knows {FORMAT}"
+                raise FormatError(what, hint=SAME_VERSION)
+            return cls._of(rest, limits, about)
+        except (FormatError, MemoryError):
+            raise
+        except Exception as error:  # it can be anything, and each part of the state reads its own
+            raise FormatError(f"a checkpoint cannot be read: {error!r}", hint=DAMAGED) from error
+
+    @classmethod
+    def _of(cls, state: State, limits: Limits | None, about: About | None) -> Replica:
+        sequence, last, now, rules, stores = state
         replica = cls(with_rules(limits or Limits(), rules), about)
         replica.sequence, replica.last, replica.turn.now = sequence, last, now
         for name, core_state, here in stores:

@@ -98,6 +98,11 @@ class Client(Party, ABC):
         return self._parser is not None and self._parser.has_rest
 
     @property
+    def is_within_request(self) -> bool:
+        """Whether a part of a request has come, and the rest has not."""
+        return self._parser is not None and not self._parser.is_between_requests
+
+    @property
     def operations(self) -> int:
         """How many requests it has sent."""
         return self._parser.operations if self._parser is not None else 0

@@ -116,6 +116,7 @@ class _Attempts:
             f"cannot reach the store at {format_address(self._host, self._port)} within "
             f"{deadline.seconds:g} s ({times}):{tried}",
             hint=self._hint(),
+            is_silent=self._codes[_SILENT] > 0,
         )
 
     def _hint(self) -> str:

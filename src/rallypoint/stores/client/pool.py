@@ -11,9 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rallypoint.errors import RallypointError, StoreTimeoutError
+from rallypoint.errors import ConnectError, RallypointError, StoreTimeoutError
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
+
+Late = StoreTimeoutError | ConnectError
 
 
 class ConnectionPool:
@@ -25,13 +27,16 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         self._owner = os.getpid()
         self._closed = False
-        self.explain: Callable[[StoreTimeoutError, Deadline], StoreTimeoutError] = lambda late, _: late
+        self.explain: Callable[[Late, Deadline], Late] = lambda late, _: late
         """The error of a call whose deadline has passed, with more about the cause."""
 
     @contextmanager
     def lend(self, deadline: Deadline) -> Iterator[Connection]:
         """A connection for the time of one call."""
-        connection = self._take() or self._connect(deadline)
+        try:
+            connection = self._take() or self._connect(deadline)
+        except ConnectError as late:
+            raise self.explain(late, deadline) from None
         try:
             yield connection
         except StoreTimeoutError as late:

@@ -38,7 +38,8 @@ def connect_to_relay(
     try:
         return connect(*relay, deadline, who)
     except ConnectError as error:
-        raise ConnectError(error.message, hint=relay_hint(relay, store)) from error
+        hint = relay_hint(relay, store)
+        raise ConnectError(error.message, hint=hint, is_silent=error.is_silent) from error
 
 
 def relay_hint(relay: tuple[str, int], store: tuple[str, int]) -> str:

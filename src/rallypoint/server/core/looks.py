@@ -15,7 +15,7 @@ from json.encoder import encode_basestring_ascii as _quote
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rallypoint.codec import to_json, to_text
-from rallypoint.rollcall.identity import NOBODY, Identity
+from rallypoint.rollcall.identity import NOBODY, WORKER, Identity
 from rallypoint.rollcall.question import Question, key_name
 from rallypoint.server.core.clients import Client, Clients, Departed
 from rallypoint.server.core.outbox import CoreFault, Outbox, Work
@@ -175,7 +175,10 @@ class Looks:
         now = subject.turn.now
         asked = []
         for session in list(subject.sessions):
-            if session.is_present and now - session.told_at > _FRESH_SECONDS:
+            fresh = (
+                0.0 if session.peer.startswith(WORKER) else _FRESH_SECONDS
+            )  # its clients are this server's
+            if session.is_present and now - session.told_at > fresh:
                 if subject.ask(session):
                     asked.append(session)
                 yield LookStep.MORE

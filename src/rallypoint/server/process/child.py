@@ -33,7 +33,8 @@ logger = logging.getLogger("rallypoint.server")
 Order = dict[str, Any]
 """What the parent asks for."""
 
-Builder = Callable[[Order, Loop, Sequence[socket.socket]], Pump[Any]]
+Builder = Callable[[Order, Loop, list[socket.socket]], Pump[Any]]
+"""Makes a pump that serves on these sockets. It may take some out of the list that are for another use."""
 
 
 def main() -> None:
@@ -97,14 +98,14 @@ class _Life:
     def leave(self) -> None:
         """The parent has gone, or has let go of the server."""
         self._left = True
-        if not self._stays_for_clients or not self._pump.core.has_clients:
+        if not self._stays_for_clients or not self._pump.has_clients:
             self._pump.loop.stop()
 
     def check(self) -> None:
         """Once a second: if the parent forked, its children have our standard input and may outlive it."""
         if sys.platform != "win32" and os.getppid() != self._parent:
             self.leave()
-        if self._left and not self._pump.core.has_clients:
+        if self._left and not self._pump.has_clients:
             self._pump.loop.stop()
 
 

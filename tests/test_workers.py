@@ -1,0 +1,276 @@
+"""A server with workers: what clients see, and what becomes of them when one of its processes ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from command_line import invoke
+from processes import Server, relaying, serving
+from rallypoint.errors import UsageError
+from rallypoint.relay import head
+from rallypoint.rollcall.identity import Identity, Role, hello_key
+from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.server.machine.ports import holder_of
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
+from rallypoint.stores.tcp import TCPStore
+from rallypoint.wire.encoding import pack_i64, request
+from rallypoint.wire.opcodes import STOP_WAITING, Op
+from raw import SECONDS, RawClient, await_log, empty, is_gone, until
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no workers on Windows")
+
+WORKERS = 2
+MANY = 40
+"""So many clients are never all of one worker."""
+
+
+@contextmanager
+def with_workers(folder: Path, *options: str) -> Iterator[Server]:
+    with (
+        (folder / "log").open("w+") as log,
+        serving("libuv", log, ["--workers", str(WORKERS), *options]) as running,
+    ):
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for all tests that end none of its processes."""
+    with with_workers(tmp_path_factory.mktemp("workers")) as running:
+        yield running
+
+
+@pytest.fixture
+def server(shared: Server) -> Iterator[Server]:
+    yield shared
+    empty(shared.port)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+def connect(server: Server, stack: ExitStack, count: int = MANY) -> list[RawClient]:
+    """Clients that are ranks, and are served."""
+    clients = [stack.enter_context(RawClient(server.port)) for _ in range(count)]
+    for rank, client in enumerate(clients):
+        who = Identity(host="node-a", pid=1000 + rank, rank=rank, world_size=count, role=Role.RANK)
+        client.send(request(Op.DELETE_KEY, b"/" + hello_key(who).encode()))
+        client.read_number()
+    return clients
+
+
+def seen(server: Server, question: Question | None = None) -> Snapshot:
+    return look(server.host, server.port, question or Question(), Deadline(SECONDS))
+
+
+def workers_of(server: Server) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children()
+    return [each for each in children if head.WORKER_PROCESS.module in each.cmdline()]
+
+
+def clients_of(process: psutil.Process, clients: Sequence[RawClient]) -> list[RawClient]:
+    """Those whose connections are of this process."""
+    theirs = {each.raddr.port for each in process.net_connections("tcp") if each.raddr}
+    return [each for each in clients if each.sock.getsockname()[1] in theirs]
+
+
+def is_closed(client: RawClient) -> bool:
+    client.sock.settimeout(SECONDS)
+    try:
+        return client.sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+# What clients see
+
+
+def test_clients_of_all_workers_have_one_store(server: Server, stack: ExitStack) -> None:
+    clients = connect(server, stack)
+    for client in clients:
+        client.send(request(Op.ADD, b"/n", tail=pack_i64(1)))
+    assert sorted(each.read_number() for each in clients) == list(range(1, MANY + 1))
+    for client in clients[1:]:
+        client.send(request(Op.BARRIER, b"/b", tail=pack_i64(MANY)))
+    assert seen(server).barriers[0].arrived == MANY - 1
+    clients[0].send(request(Op.BARRIER, b"/b", tail=pack_i64(MANY)))
+    assert {each.read(1) for each in clients} == {STOP_WAITING}
+
+
+def test_a_look_sees_the_whole(server: Server, stack: ExitStack) -> None:
+    before = seen(server)
+    clients = connect(server, stack)
+    for client in clients[1:]:
+        client.send(request(Op.BARRIER, b"/b", tail=pack_i64(MANY)))
+        client.send(request(Op.GET, b"/k"))
+    assert {each.read_blob() for each in clients[1:]} == {b""}
+    told = seen(server)
+    assert {each.name for each in clients} <= {each.peer for each in told.clients}
+    assert len({each.id for each in told.clients}) == len(told.clients)
+    assert not told.relays
+    assert [each.peer.split(":")[0] for each in told.own_workers] == ["worker-1", "worker-2"]
+    assert {int(each.peer.split(":")[1]) for each in told.own_workers} == {
+        each.pid for each in workers_of(server)
+    }
+    assert all(each.clients > 0 for each in told.own_workers)
+    roll = judge(told)
+    assert [each.rank for each in roll.ranks if each.is_here] == list(range(MANY))
+    assert {each.host for each in roll.ranks} == {"node-a"}
+    assert roll.gatherings[0].missing == (0,)
+    counts = [Counter({each.name: each.count for each in told.operations}) for told in (before, told)]
+    asked = counts[1] - counts[0]
+    assert asked["GET"] == asked["BARRIER"] == MANY - 1  # as often as they were asked, combined or not
+    assert told.accepted - before.accepted > MANY
+    assert told.received > before.received
+
+
+def test_who_wrote_a_key_that_tells_its_rank(server: Server, stack: ExitStack) -> None:
+    client = stack.enter_context(RawClient(server.port))
+    client.set(b"/default_pg/0//cpu//0/3", b"here")
+    told = seen(server, Question(search="default_pg", keys=1))
+    assert told.keys[0].writer_is.startswith("a client of worker-")
+    assert [each.rank for each in judge(told).ranks if each.is_here] == [3]
+
+
+def test_long_values_of_many_clients(server: Server, stack: ExitStack) -> None:
+    value = bytes(3 << 20)
+    clients = [stack.enter_context(RawClient(server.port)) for _ in range(8)]
+    for number, client in enumerate(clients):
+        client.send(request(Op.SET, b"/v%d" % number, value))
+        assert client.answers()
+    for number, client in enumerate(clients):
+        client.send(request(Op.GET, b"/v%d" % number))
+    assert all(each.read_blob() == value for each in clients)
+
+
+def test_many_looks_at_once(server: Server, stack: ExitStack) -> None:
+    clients = [stack.enter_context(RawClient(server.port)) for _ in range(MANY)]
+    for client in clients:
+        client.send(request(Op.LOOK, Question().to_json()))
+    for client in clients:
+        assert Snapshot.from_json(client.read_blob()).kind == "server"
+
+
+# When a process ends
+
+
+def test_a_worker_that_is_killed_takes_its_own_clients_alone(tmp_path: Path, stack: ExitStack) -> None:
+    events = tmp_path / "events"
+    server = stack.enter_context(with_workers(tmp_path, "--events", str(events)))
+    clients = connect(server, stack)
+    victim, other = workers_of(server)
+    theirs = clients_of(victim, clients)
+    rest = [each for each in clients if each not in theirs]
+    assert theirs
+    assert rest
+    theirs[0].send(request(Op.BARRIER, b"/b", tail=pack_i64(len(rest))))
+    assert theirs[0].answers()
+    victim.send_signal(signal.SIGKILL)
+    assert all(map(is_closed, theirs))
+    assert all(each.answers() for each in rest)
+    line = await_log(server, f"worker-1:{victim.pid}", "by signal SIGKILL")
+    assert "all others go on" in line
+    # Who is gone does not count.
+    for client in rest[1:]:
+        client.send(request(Op.BARRIER, b"/b", tail=pack_i64(len(rest))))
+        assert client.answers()
+    rest[0].send(request(Op.BARRIER, b"/b", tail=pack_i64(len(rest))))
+    assert {each.read(1) for each in rest} == {STOP_WAITING}
+    assert all(each.answers() for each in connect(server, stack))  # some by the new one
+    now = {each.pid for each in workers_of(server)}
+    assert len(now) == WORKERS
+    assert victim.pid not in now
+    assert other.pid in now
+    told = seen(server)
+    assert any("SIGKILL" in each.reason for each in told.errors)
+    assert "SIGKILL" in events.read_text()
+
+
+def test_a_relay_goes_on_when_its_worker_ends(tmp_path: Path, stack: ExitStack) -> None:
+    server = stack.enter_context(with_workers(tmp_path))
+    log = stack.enter_context((tmp_path / "relay").open("w+"))
+    relay = stack.enter_context(relaying(server.address, log))
+    store = stack.enter_context(TCPStore(relay.host, relay.port, timeout=SECONDS))
+    assert store.add("n", 1) == 1
+    told = seen(server)
+    assert [each.part.host if each.part else "" for each in told.relays] == [socket.gethostname()]
+    assert told.relays[0].peer not in {each.peer for each in told.clients}
+    for worker in workers_of(server):
+        worker.send_signal(signal.SIGKILL)
+        assert store.add("n", 1) > 1
+    assert store.add("n", 1) == 4
+    assert "nothing is lost" in (tmp_path / "relay").read_text()
+
+
+def test_all_processes_end_with_the_head(tmp_path: Path, stack: ExitStack) -> None:
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+        server = stack.enter_context(with_workers(tmp_path))
+        clients = connect(server, stack, 4)
+        workers = workers_of(server)
+        server.process.send_signal(number)
+        assert all(map(is_closed, clients))
+        server.process.wait(SECONDS)
+        if number is not signal.SIGKILL:
+            assert all(is_gone(each.pid) for each in workers)  # it has waited for them
+            assert server.process.returncode == 0
+        for worker in workers:
+            until(partial(is_gone, worker.pid), "the worker has ended")
+        assert holder_of(server.port) is None
+        assert "lost" not in (tmp_path / "log").read_text()
+
+
+# Limits and options
+
+
+def test_the_limit_of_connections_is_that_of_all_workers(tmp_path: Path, stack: ExitStack) -> None:
+    server = stack.enter_context(with_workers(tmp_path, "--limit", f"connections={MANY}"))
+    connect(server, stack)
+    # Each worker knows by now how many the other has, or will in a second.
+    until(lambda: all(_is_refused(server) for _ in range(MANY)), "the limit is reached")
+    await_log(server, f"one more connection than {MANY}, the limit connections")
+
+
+def _is_refused(server: Server) -> bool:
+    with RawClient(server.port) as client:
+        try:
+            return not client.answers()
+        except ConnectionError:
+            return True
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--workers", "some"), "--workers is 'some'"),
+        (("--workers", "65"), "65 workers"),
+        (("--workers", "2", "--engine", "redis://localhost/0"), "--workers and --engine do not go together"),
+    ],
+)
+def test_what_cannot_be(options: Sequence[str], words: str) -> None:
+    done = invoke("serve", "--port", "0", *options)
+    assert done.exit_code == 2
+    assert words in str(done.exception)
+
+
+def test_there_are_none_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    head.check_workers(0)
+    assert head.auto_workers() == 0
+    with pytest.raises(UsageError, match="no workers on Windows"):
+        head.check_workers(1)

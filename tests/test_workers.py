@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,13 +17,18 @@ import pytest
 
 from command_line import invoke
 from processes import Server, relaying, serving
-from rallypoint.errors import UsageError
+from rallypoint.access import INSECURE_VARIABLE
+from rallypoint.errors import AccessError, UsageError
 from rallypoint.relay import head
+from rallypoint.relay.hosting import host_store
 from rallypoint.rollcall.identity import Identity, Role, hello_key
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.server.guard import secret as guard
+from rallypoint.server.guard.secret import make_secret
 from rallypoint.server.machine.ports import holder_of
+from rallypoint.server.process.hosting import Lifespan
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
@@ -233,6 +239,42 @@ def test_all_processes_end_with_the_head(tmp_path: Path, stack: ExitStack) -> No
             until(partial(is_gone, worker.pid), "the worker has ended")
         assert holder_of(server.port) is None
         assert "lost" not in (tmp_path / "log").read_text()
+
+
+def test_a_server_that_stays_for_its_clients_stays_for_those_of_workers() -> None:
+    server = host_store("127.0.0.1", 0, workers=WORKERS, lifespan=Lifespan(stays_for_clients=True))
+    workers = psutil.Process(server.pid).children()
+    with TCPStore("127.0.0.1", server.port) as store:
+        server.abandon()
+        enough = time.monotonic() + 2.5  # it looks every second whether to end
+        until(lambda: store.add("n", 1) and time.monotonic() > enough, "it answers all the time")
+    for pid in (server.pid, *(each.pid for each in workers)):
+        until(partial(is_gone, pid), "it has ended with its last client")
+
+
+# Who comes in
+
+
+def test_workers_have_the_door_of_their_server(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS ends at the worker; what it passes on is plain, and nobody else can reach that."""
+    monkeypatch.setattr(guard, "_held", [])
+    monkeypatch.setenv(guard.SECRET_VARIABLE, make_secret())
+    monkeypatch.setenv(INSECURE_VARIABLE, "1")  # users are not looked at: so clients of this machine prove it
+    server = stack.enter_context(with_workers(tmp_path))
+    log = stack.enter_context((tmp_path / "relay").open("w+"))
+    relay = stack.enter_context(relaying(server.address, log))
+    stores = [TCPStore(each.host, each.port, timeout=SECONDS) for each in (server, relay)]
+    for store in stores:
+        stack.enter_context(store)
+    stores[0].set("large", bytes(3 << 20))
+    assert len(stores[1].get("large")) == 3 << 20
+    assert len(seen(server).relays) == 1
+    monkeypatch.setattr(guard, "_held", [])
+    monkeypatch.setenv(guard.SECRET_VARIABLE, make_secret())
+    with pytest.raises(AccessError, match="is not trusted"):
+        TCPStore(server.host, server.port, timeout=SECONDS)
 
 
 # Limits and options

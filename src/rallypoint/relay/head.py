@@ -28,6 +28,7 @@ from rallypoint.server.loops.link import Link
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.binding import share_out
+from rallypoint.server.process.child import Order, make_core, run
 from rallypoint.server.process.hosting import ServerKind, begin, end_process, ending, whole_order
 from rallypoint.server.process.startup import ANSWER_MARK
 from rallypoint.server.reporting.events import Events
@@ -230,6 +231,16 @@ def make_server(
     if workers:
         return Head(loop, core, listeners, events, workers)
     return Pump(loop, core, listeners, events)
+
+
+def main() -> None:
+    """Be a store server with workers."""
+    run(_build)
+
+
+def _build(order: Order, loop: Loop, listeners: list[socket.socket]) -> Pump[Connection]:
+    core, events = make_core(order, loop)
+    return Head(loop, core, listeners, events, order["workers"])
 
 
 def _last_words(process: Popen[bytes]) -> str:

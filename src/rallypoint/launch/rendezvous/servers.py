@@ -21,7 +21,7 @@ from rallypoint.errors import (
 )
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.reports import WITHOUT_STORE, LostServer, lost_server
-from rallypoint.relay.hosting import host_relay
+from rallypoint.relay.hosting import host_relay, host_store
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import choose
@@ -76,21 +76,21 @@ class MeetingPlace:
         """Where the round's store is that this machine reaches here."""
         return str(store)
 
-    def start_round(self, name: str) -> Endpoint:
+    def start_round(self, name: str, workers: int = 0) -> Endpoint:
         """Start a store server for a new round, and end the last one's; where other machines reach it.
 
-        `name` is that of the round, and of no other one.
+        `name` is that of the round, and of no other one. `workers`: how many the server is to have.
         """
         if self._round is not None:
             self._round.release()
             self._round = None
-        self._round = self._host_round(name)
+        self._round = self._host_round(name, workers)
         return Endpoint(self._reachable, self._round.port)
 
-    def _host_round(self, _: str, /) -> HostedServer:
+    def _host_round(self, _: str, workers: int, /) -> HostedServer:
         port = 0 if isinstance(self.store, TCPStore) else self._endpoint.port
         try:
-            return host_server(self._reachable, port, backend=choose(), lifespan=LIFESPAN)
+            return host_store(self._reachable, port, backend=choose(), lifespan=LIFESPAN, workers=workers)
         except PortInUseError as error:
             # The job is on this machine alone, so any port will do.
             logger.warning("%s: taking a free port instead", error.message)

@@ -43,6 +43,12 @@ def main() -> None:
 
 
 def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
+    core, events = make_core(order, loop)
+    return Pump(loop, core, listeners, events)
+
+
+def make_core(order: Order, loop: Loop) -> tuple[Core, Events]:
+    """The store that is asked for, and where its events go."""
     events = Events()
     try:
         events = Events(os.environ.get(EVENTS_VARIABLE, ""))
@@ -55,7 +61,7 @@ def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump
         wants_events=events.are_wanted,
         owner_key=order["owner_key"].encode() if order["owner_key"] else None,
     )
-    return Pump(loop, core, listeners, events)
+    return core, events
 
 
 def run(build: Builder) -> None:

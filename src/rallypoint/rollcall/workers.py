@@ -21,7 +21,7 @@ _NUMBERS: Final = 1 << 32
 
 def whole(snapshot: Snapshot) -> Snapshot:
     """The snapshot of a server, with the clients of its workers as clients of its own."""
-    workers = [each for each in snapshot.relays if each.peer.startswith(WORKER)]
+    workers = sorted((each for each in snapshot.relays if each.peer.startswith(WORKER)), key=_peer)
     if not workers:
         return snapshot
     relays = tuple(each for each in snapshot.relays if not each.peer.startswith(WORKER))
@@ -51,6 +51,10 @@ def whole(snapshot: Snapshot) -> Snapshot:
         error_count=snapshot.error_count + sum(each.error_count for each in parts),
         incomplete="; ".join(filter(None, (told.incomplete for told in (snapshot, *parts)))),
     )
+
+
+def _peer(each: Relay) -> str:
+    return each.peer
 
 
 def _number(worker: Relay, number: int) -> int:

@@ -32,7 +32,7 @@ from rallypoint.server.process.hosting import Lifespan
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import pack_i64, request
+from rallypoint.wire.encoding import counted_request, pack_i64, request
 from rallypoint.wire.opcodes import STOP_WAITING, Op
 from raw import SECONDS, RawClient, await_log, empty, is_gone, until
 
@@ -286,6 +286,16 @@ def test_the_limit_of_connections_is_that_of_all_workers(tmp_path: Path, stack: 
     # Each worker knows by now how many the other has, or will in a second.
     until(lambda: all(_is_refused(server) for _ in range(MANY)), "the limit is reached")
     await_log(server, f"one more connection than {MANY}, the limit connections")
+
+
+def test_who_makes_the_server_hold_too_much_is_closed_alone(tmp_path: Path, stack: ExitStack) -> None:
+    server = stack.enter_context(with_workers(tmp_path, "--limit", "held_bytes=60_000_000"))
+    clients = connect(server, stack)
+    greedy = clients[0]
+    greedy.send(counted_request(Op.WAIT, [b"/%0200d" % number for number in range(60_000)]))
+    assert is_closed(greedy)
+    await_log(server, greedy.name, "it holds the most")
+    assert all(each.answers() for each in clients[1:])
 
 
 def _is_refused(server: Server) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from rallypoint.relay.hosting import host_store
 from rallypoint.rollcall.identity import Identity, Role, hello_key
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.rollcall.snapshot import Relay, Snapshot
+from rallypoint.rollcall.workers import whole
 from rallypoint.server.guard import secret as guard
 from rallypoint.server.guard.secret import make_secret
 from rallypoint.server.machine.ports import holder_of
@@ -32,6 +34,7 @@ from rallypoint.server.process.hosting import Lifespan
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
+from rallypoint.watch.status.summary import summary
 from rallypoint.wire.encoding import counted_request, pack_i64, request
 from rallypoint.wire.opcodes import STOP_WAITING, Op
 from raw import SECONDS, RawClient, await_log, empty, is_gone, until
@@ -136,6 +139,8 @@ def test_a_look_sees_the_whole(server: Server, stack: ExitStack) -> None:
     }
     assert all(each.clients > 0 for each in told.own_workers)
     roll = judge(told)
+    assert not roll.remarks
+    assert any("and 2 workers on" in line for line in summary(told, roll))
     assert [each.rank for each in roll.ranks if each.is_here] == list(range(MANY))
     assert {each.host for each in roll.ranks} == {"node-a"}
     assert roll.gatherings[0].missing == (0,)
@@ -171,6 +176,11 @@ def test_many_looks_at_once(server: Server, stack: ExitStack) -> None:
         client.send(request(Op.LOOK, Question().to_json()))
     for client in clients:
         assert Snapshot.from_json(client.read_blob()).kind == "server"
+
+
+def test_a_worker_that_tells_nothing_is_told_of(server: Server) -> None:
+    told = replace(seen(server), relays=(Relay(7, "worker-3:4711", 60.0, present=True),))
+    assert "worker-3:4711 tells nothing of its clients" in " ".join(judge(whole(told)).remarks)
 
 
 # When a process ends

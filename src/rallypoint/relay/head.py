@@ -200,6 +200,8 @@ class Head(Pump[Connection]):
         if process.poll() is None and tries:
             self.loop.later(_REAP_SECONDS, partial(self._reap, worker, tries - 1))
             return
+        if process.poll() is None:
+            process.kill()
         said = _last_words(process)
         end_process(process, os.getpid())
         self._note_end(worker, f"has ended {ending(process.returncode)}{said}")

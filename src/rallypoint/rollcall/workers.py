@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Final
 
+from rallypoint.rollcall.clients import is_heard
 from rallypoint.rollcall.identity import WORKER
 from rallypoint.rollcall.snapshot import Barrier, Client, Operation, Relay, Second, Snapshot, Worker
 
@@ -33,6 +34,7 @@ def whole(snapshot: Snapshot) -> Snapshot:
         if worker.part is not None
         for each in worker.part.gone
     )
+    silent = [f"{each.peer} tells nothing of its clients" for each in workers if not is_heard(each)]
     turns = [told.turn_p99 for told in (snapshot, *parts)]
     return replace(
         snapshot,
@@ -49,7 +51,7 @@ def whole(snapshot: Snapshot) -> Snapshot:
         history=_history(snapshot, parts),
         errors=tuple(errors),
         error_count=snapshot.error_count + sum(each.error_count for each in parts),
-        incomplete="; ".join(filter(None, (told.incomplete for told in (snapshot, *parts)))),
+        incomplete="; ".join([*filter(None, (told.incomplete for told in (snapshot, *parts))), *silent]),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -20,7 +21,9 @@ from command_line import invoke
 from processes import Server, relaying, serving
 from rallypoint.access import INSECURE_VARIABLE
 from rallypoint.errors import AccessError, UsageError
+from rallypoint.launch.rendezvous.servers import workers_for
 from rallypoint.relay import head
+from rallypoint.relay.head import auto_workers, parse_workers
 from rallypoint.relay.hosting import host_store
 from rallypoint.rollcall.identity import Identity, Role, hello_key
 from rallypoint.rollcall.judgement import judge
@@ -320,7 +323,7 @@ def _is_refused(server: Server) -> bool:
     ("options", "words"),
     [
         (("--workers", "some"), "--workers is 'some'"),
-        (("--workers", "65"), "65 workers"),
+        (("--workers", "65"), "--workers is '65'"),
         (("--workers", "2", "--engine", "redis://localhost/0"), "--workers and --engine do not go together"),
     ],
 )
@@ -332,7 +335,33 @@ def test_what_cannot_be(options: Sequence[str], words: str) -> None:
 
 def test_there_are_none_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-    head.check_workers(0)
-    assert head.auto_workers() == 0
+    assert parse_workers("0", "--workers") == 0
+    assert auto_workers() == 0
     with pytest.raises(UsageError, match="no workers on Windows"):
-        head.check_workers(1)
+        parse_workers("1", "--workers")
+
+
+def test_by_itself_the_store_of_a_large_job_without_relays_has_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for cores, workers in ((2, 0), (8, 2), (16, 4), (100, 4)):
+        monkeypatch.setattr(head, "usable_cores", lambda found=cores: found)
+        assert workers_for(256, have_relays=False) == workers
+        assert workers_for(255, have_relays=False) == workers_for(4096, have_relays=True) == 0
+
+
+@pytest.mark.slow
+def test_a_job_trains_on_a_store_with_workers(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "print('rank', dist.get_rank(), 'passed', flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = ["run", "--nproc-per-node=2", "--rdzv-conf=workers=2", str(script)]
+    done = subprocess.run([sys.executable, "-m", "rallypoint", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 passed" in done.stdout
+    assert "rank 1 passed" in done.stdout

@@ -24,7 +24,7 @@ from rallypoint.cli.foreground import (
     tell_door,
 )
 from rallypoint.errors import UsageError
-from rallypoint.relay.head import auto_workers, check_workers, make_server
+from rallypoint.relay.head import auto_workers, make_server, parse_workers
 from rallypoint.server.core.store import Core
 from rallypoint.server.guard.secret import take_secret
 from rallypoint.server.loops.pump import about_this_process
@@ -104,7 +104,8 @@ def serve(
     set_access(allow_user, insecure)
     limits = limits_of_environment().override(limit or ())
     take_secret()
-    count = _number_of_workers(workers)
+    asked = parse_workers(workers, "--workers")
+    count = auto_workers() if asked is None else asked
     if engine:
         if events:
             raise UsageError("--events and --engine do not go together yet")
@@ -126,15 +127,6 @@ def serve(
         pump.door = door_for(listeners)
         tell_door(pump)
         pump.serve(announce(host, listeners, loop))
-
-
-def _number_of_workers(text: str) -> int:
-    if text == "auto":
-        return auto_workers()
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--workers is {text!r}", hint="write a number, or auto")
-    check_workers(int(text))
-    return int(text)
 
 
 def _show_page(web: int | None, sockets: Sequence[socket.socket], stack: ExitStack) -> None:

@@ -48,13 +48,13 @@ from rallypoint.launch.options import BACKEND, parse_seconds
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size, round_name
-from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place
+from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, workers_for
 from rallypoint.launch.reports import LostServer
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
 from rallypoint.pytorch.attendance import AGENTS, ROLE_INFO, RollCall
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
-from rallypoint.relay.head import auto_workers, check_workers
+from rallypoint.relay.head import parse_workers
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.guard.secret import job_secret, take_secret
@@ -71,8 +71,6 @@ _RECENT_SECONDS = 120.0
 _LOOK_SECONDS = 1.0
 _PROBE_SECONDS = 1.0
 _PAUSE_SECONDS = 60.0
-_MANY_MACHINES = 256
-"""So many have some thousand ranks: nobody says how many before the store is there."""
 
 _TORCHS_AGENT = "torch.distributed.elastic.agent.server.api"
 
@@ -184,11 +182,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         return str(self._place.start_round(name, self._workers_for(len(complete.members))))
 
     def _workers_for(self, machines: int) -> int:
-        """How many workers the store gets: some, if very many ranks connect to it and to no relay."""
+        """How many workers the store gets."""
         if self._workers is not None:
             return self._workers
-        is_direct = self._relay is False or patch_of() is Patch.NEVER
-        return auto_workers() if is_direct and machines >= _MANY_MACHINES else 0
+        return workers_for(machines, have_relays=self._relay is not False and patch_of() is not Patch.NEVER)
 
     def _enter(self, met: Round) -> RendezvousInfo:
         store_place = parse_endpoint(met.store)
@@ -357,13 +354,6 @@ class Conf:
         return Conf(MeetingTimes(**times), **others)
 
 
-def _number_of_workers(text: str) -> int | None:
-    if text == "auto":
-        return None
-    check_workers(int(text))
-    return int(text)
-
-
 # torchrun puts a time-out in for its static backend; the others are about torch's own store.
 _THEIRS = ("timeout", "heartbeat_timeout", "read_timeout", "store_type")
 
@@ -378,7 +368,11 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "keep_alive_max_attempt": ("beats_missed", lambda text: max(int(text), 1), _NUMBER),
     "rank": ("rank", int, _NUMBER),
     "is_host": ("is_host", lambda text: parse_switch(text, "it"), "write one of 0, 1, true, false, on, off"),
-    "workers": ("workers", _number_of_workers, "write a number, or auto"),
+    "workers": (
+        "workers",
+        lambda text: parse_workers(text, "it"),
+        "write a number to 64, or auto; 0 on Windows",
+    ),
     "relay": ("relay", {"auto": None, "on": True, "off": False}.__getitem__, "write one of auto, on, off"),
 }
 """The field of `Conf` or of its times, what reads it, and what to write."""

@@ -50,21 +50,29 @@ _NO_SESSION: Final = 0.0005
 """A worker's session is given up as soon as its connection is gone: a worker does not come back."""
 
 
-def check_workers(count: int) -> None:
-    """UsageError if a server cannot have that many workers here."""
+def parse_workers(text: str, source: str) -> int | None:
+    """A number of workers; None: `auto`. UsageError if a server cannot have so many here."""
+    if text == "auto":
+        return None
+    count = int(text) if text.isascii() and text.isdigit() else -1
     if not 0 <= count <= MOST_WORKERS:
-        raise UsageError(f"{count} workers", hint=f"a server has 0 to {MOST_WORKERS} of them")
+        raise UsageError(f"{source} is {text!r}", hint=f"write a number from 0 to {MOST_WORKERS}, or auto")
     if count and sys.platform == "win32":
         raise UsageError(
             "a server has no workers on Windows: sockets cannot be handed over there as workers need it",
-            hint="leave out --workers; relays (`rallypoint relay`) take load off a store on every system",
+            hint=f"leave out {source}; relays (`rallypoint relay`) take load off a store on every system",
         )
+    return count
 
 
 def auto_workers() -> int:
     """How many workers this machine has cores to spare for; 0: the server does better alone."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     return min(4, cores // 4) if sys.platform != "win32" and cores >= 8 else 0
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Worker:

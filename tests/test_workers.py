@@ -238,7 +238,7 @@ def test_a_relay_goes_on_when_its_worker_ends(tmp_path: Path, stack: ExitStack) 
 
 
 def test_all_processes_end_with_the_head(tmp_path: Path, stack: ExitStack) -> None:
-    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGKILL, signal.SIGTERM):
         server = stack.enter_context(with_workers(tmp_path))
         clients = connect(server, stack, 4)
         workers = workers_of(server)
@@ -259,7 +259,7 @@ def test_a_server_that_stays_for_its_clients_stays_for_those_of_workers() -> Non
     workers = psutil.Process(server.pid).children()
     with TCPStore("127.0.0.1", server.port) as store:
         server.abandon()
-        enough = time.monotonic() + 2.5  # it looks every second whether to end
+        enough = time.monotonic() + 1.5  # it looks every second whether to end
         until(lambda: store.add("n", 1) and time.monotonic() > enough, "it answers all the time")
     for pid in (server.pid, *(each.pid for each in workers)):
         until(partial(is_gone, pid), "it has ended with its last client")
@@ -293,22 +293,18 @@ def test_workers_have_the_door_of_their_server(
 # Limits and options
 
 
-def test_the_limit_of_connections_is_that_of_all_workers(tmp_path: Path, stack: ExitStack) -> None:
-    server = stack.enter_context(with_workers(tmp_path, "--limit", f"connections={MANY}"))
-    connect(server, stack)
+def test_limits_are_those_of_all_workers_together(tmp_path: Path, stack: ExitStack) -> None:
+    limits = ("--limit", f"connections={MANY}", "--limit", "held_bytes=60_000_000")
+    server = stack.enter_context(with_workers(tmp_path, *limits))
+    clients = connect(server, stack)
     # Each worker knows by now how many the other has, or will in a second.
     until(lambda: all(_is_refused(server) for _ in range(MANY)), "the limit is reached")
     await_log(server, f"one more connection than {MANY}, the limit connections")
-
-
-def test_who_makes_the_server_hold_too_much_is_closed_alone(tmp_path: Path, stack: ExitStack) -> None:
-    server = stack.enter_context(with_workers(tmp_path, "--limit", "held_bytes=60_000_000"))
-    clients = connect(server, stack)
-    greedy = clients[0]
+    greedy = clients.pop()
     greedy.send(counted_request(Op.WAIT, [b"/%0200d" % number for number in range(60_000)]))
     assert is_closed(greedy)
     await_log(server, greedy.name, "it holds the most")
-    assert all(each.answers() for each in clients[1:])
+    assert all(each.answers() for each in clients)
 
 
 def _is_refused(server: Server) -> bool:

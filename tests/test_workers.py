@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 from command_line import invoke
 from processes import Server, relaying, serving
 from rallypoint.access import INSECURE_VARIABLE
-from rallypoint.errors import AccessError, UsageError
+from rallypoint.errors import AccessError, ServerStartError, UsageError
 from rallypoint.launch.rendezvous.servers import workers_for
 from rallypoint.relay import head
 from rallypoint.relay.head import auto_workers, parse_workers
@@ -30,9 +31,13 @@ from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.snapshot import Relay, Snapshot
 from rallypoint.rollcall.workers import whole
+from rallypoint.server.core.store import Core
 from rallypoint.server.guard import secret as guard
 from rallypoint.server.guard.secret import make_secret
+from rallypoint.server.loops import pump
+from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.machine.ports import holder_of
+from rallypoint.server.process.binding import listen
 from rallypoint.server.process.hosting import Lifespan
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
@@ -252,6 +257,18 @@ def test_all_processes_end_with_the_head(tmp_path: Path, stack: ExitStack) -> No
             until(partial(is_gone, worker.pid), "the worker has ended")
         assert holder_of(server.port) is None
         assert "lost" not in (tmp_path / "log").read_text()
+
+
+def test_a_worker_that_cannot_be_started_is_an_error_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(head, "begin", fail)
+    monkeypatch.setattr(pump, "stop_on_signals", lambda _: None)
+    loop, _ = make_loop(Choice.LEGACY)
+    server = head.Head(loop, Core(turn=loop.turn), listen("127.0.0.1", 0, WORKERS), None, WORKERS)
+    with pytest.raises(ServerStartError, match="too many open files"):
+        server.serve()
 
 
 def test_a_server_that_stays_for_its_clients_stays_for_those_of_workers() -> None:

@@ -152,12 +152,15 @@ class Head(Pump[Connection]):
     def _begin(self, worker: _Worker) -> None:
         if self._closed:
             return
-        ours, theirs = socket.socketpair()
         worker.began = time.monotonic()
         try:
-            worker.process = begin(
-                [*worker.listeners, theirs], WORKER_PROCESS, {**self._order, "number": worker.number}
-            )
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            self._note_end(worker, f"cannot be started: {error}")
+            return
+        try:
+            sockets = [*worker.listeners, theirs]
+            worker.process = begin(sockets, WORKER_PROCESS, {**self._order, "number": worker.number})
         except (OSError, ServerStartError) as error:
             ours.close()
             self._note_end(worker, f"cannot be started: {error}")
@@ -227,7 +230,7 @@ class Head(Pump[Connection]):
             "%s %s; its clients, %d of late, are closed, and all others go on; another one starts in %.1f s",
             *(name, how, clients, worker.pause),
         )
-        self.core.note_error(name, f"{how}; its {counted(clients, 'client')} are closed")
+        self.core.note_error(name, f"{how}, with {counted(clients, 'client')}")
         worker.process, worker.control, worker.clients, worker.told_elsewhere = None, None, 0, 0
         self.loop.later(worker.pause, partial(self._begin, worker))
         worker.pause = min(max(2 * worker.pause, _FIRST_PAUSE), _LONGEST_PAUSE)

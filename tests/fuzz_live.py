@@ -212,9 +212,10 @@ class Server:
 
 @contextmanager
 def serving(target: str) -> Iterator[Server]:
-    """A server process under LIMITS, or a relay to one; ended when the block is left."""
+    """A server process under LIMITS, a relay to one, or one with workers; ended when the block is left."""
     if target != "relay":
-        with _running("serve", "--host", "127.0.0.1", "--backend", target) as server:
+        how = ("--workers", "2") if target == "workers" else ("--backend", target)
+        with _running("serve", "--host", "127.0.0.1", *how) as server:
             yield server
         return
     with (
@@ -548,7 +549,7 @@ class Run:
 
     def _is_right(self, replies: bytes, stream: Stream) -> bool:
         """A wait that is cancelled, or whose client ends, at once: a relay need not ask how it ended."""
-        return replies == stream.replies or (self.summary.backend == "relay" and stream.waits)
+        return replies == stream.replies or (self.summary.backend in ("relay", "workers") and stream.waits)
 
     def _keep_deaf(self, sock: socket.socket) -> None:
         """Let a client that does not read stay for a while; the one that has been longest goes."""

@@ -38,6 +38,14 @@ def test_a_server_survives_random_and_mutated_streams(target: str, streams: int)
     assert summary.witness_checks >= streams // AT_ONCE // 4
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no workers on Windows")
+def test_a_server_with_workers_survives_them_too() -> None:
+    summary = fuzz("workers", 2_000, SEED)
+    assert summary.closed_by_server > 500
+    assert summary.witness_checks >= 10
+
+
 def run_fuzz(*options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, fuzz_command.__file__, *map(str, options)]
     return subprocess.run(command, capture_output=True, text=True)

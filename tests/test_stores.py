@@ -5,6 +5,7 @@ To put another kind under the contract, add a factory to the list.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ import pytest
 
 from processes import torch_serving
 from rallypoint.errors import ProtocolError, RallypointError, StoreTimeoutError, UsageError
+from rallypoint.relay.hosting import host_store
 from rallypoint.stores.base import Store
 from rallypoint.stores.file import FileStore
 from rallypoint.stores.hash import HashStore
@@ -126,6 +128,7 @@ ALL: Final = [
     _prefixed(_file),
     _tcp("libuv"),
     _tcp("legacy"),
+    *([] if sys.platform == "win32" else [_tcp("workers")]),
     _relayed(1),
     _relayed(2),
     _torch("libuv", _TORCH_LACKS),
@@ -140,7 +143,14 @@ def masters() -> Iterator[dict[str, TCPStore]]:
         TCPStore("127.0.0.1", 0, is_master=True, use_libuv=True) as libuv,
         TCPStore("127.0.0.1", 0, is_master=True, use_libuv=False) as legacy,
     ):
-        yield {"libuv": libuv, "legacy": legacy}
+        stores = {"libuv": libuv, "legacy": legacy}
+        if sys.platform == "win32":  # there are none
+            yield stores
+            return
+        server = host_store("127.0.0.1", 0, workers=2)
+        with TCPStore("127.0.0.1", server.port) as workers:
+            yield {**stores, "workers": workers}
+        server.release()
 
 
 @pytest.fixture

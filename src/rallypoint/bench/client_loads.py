@@ -168,7 +168,7 @@ class Accepts(Session):
 
     def measure(self, count: int) -> Sample:
         """Let that many new clients arrive, and leave again."""
-        files = machine.open_files(self.target.pid)
+        files = self.target.open_files()
         self.crowd.gather(self.target.dialect, self.target.port, count)
         self.busy.order(do="run", per_request=self.per_request)
         time.sleep(0.2)  # all of the busy clients are in full swing by then
@@ -199,7 +199,7 @@ class Storm(Session):
     def measure(self, count: int) -> Sample:
         """Let that many clients arrive, and leave again."""
         target = self.target
-        files, resident = machine.open_files(target.pid), machine.resident_bytes(target.pid)
+        files, resident = target.open_files(), target.resident_bytes()
         order: dict[str, Any] = {"port": target.port, "dialect": target.dialect}
         ask_all(self.crowds, ANSWER_LIMIT_S, do="gather", count=count // STORM_PROCESSES, **order)
         dropped = machine.dropped_connects()
@@ -207,7 +207,7 @@ class Storm(Session):
         answers, cost = self.metered(lambda: ask_all(self.crowds, ANSWER_LIMIT_S, **arrive))
         cost.extras["dropped"] = machine.dropped_connects() - dropped
         cost.extras["turned_away"] = sum(answer["turned_away"] for answer in answers)
-        memory = (machine.resident_bytes(target.pid) - resident) / count
+        memory = (target.resident_bytes() - resident) / count
         ask_all(self.crowds, ANSWER_LIMIT_S, do="leave")
         target.await_open_files(files)
         load = load_of(answers)

@@ -61,9 +61,9 @@ class Session(ABC):
 
     def metered(self, work: Callable[[], _Done]) -> tuple[_Done, Cost]:
         """Do some work; return also what the target spent meanwhile."""
-        counters, cpu = self.target.counters(), machine.cpu_seconds(self.target.pid)
+        counters, cpu = self.target.counters(), self.target.cpu_seconds()
         done = work()
-        cpu = machine.cpu_seconds(self.target.pid) - cpu
+        cpu = self.target.cpu_seconds() - cpu
         after = self.target.counters()
         return done, Cost(cpu, {name: after[name] - counters[name] for name in counters})
 

@@ -52,6 +52,11 @@ def cpu_seconds(pid: int) -> float:
     return spent / 1e9
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process has started with its main thread, and that have not ended."""
+    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split())]
+
+
 def resident_bytes(pid: int) -> int:
     """The memory that a process holds."""
     return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")

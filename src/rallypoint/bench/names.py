@@ -10,5 +10,8 @@ COMMANDS: Final = ("init", "barrier", "ops", "accept", "bulk", "wakeup", "restar
 RELAY: Final = "rallypoint-relay"
 REDIS: Final = "redis"
 TARGETS: Final = ("rallypoint-libuv", "rallypoint-legacy", RELAY, "torch-libuv", "torch-legacy", REDIS)
+WORKERS: Final = "rallypoint-workers"
+BY_NAME: Final = (WORKERS,)
+"""Targets that take part only if they are asked for."""
 AS_IS: Final = ("torch-libuv-as-is", "torch-legacy-as-is")
 """torch's servers as they come: they take part beside the others, and are not asked for by name."""

@@ -144,8 +144,8 @@ def make_plan(wish: Wish) -> BenchPlan:
             hint="raise the limit of open files (ulimit -n) to 1,024 at least",
         )
     for name in wish.targets:
-        if name not in names.TARGETS:
-            raise UsageError(f"{name!r} is no target", hint=f"there are {', '.join(names.TARGETS)}")
+        if name not in (known := (*names.TARGETS, *names.BY_NAME)):
+            raise UsageError(f"{name!r} is no target", hint=f"there are {', '.join(known)}")
     plan = BenchPlan(wish)
     if not plan.measurements:
         raise UsageError("there is nothing to measure here", hint="; ".join(plan.notes))

@@ -103,9 +103,9 @@ class ComingUp(WithRanks):
     """All ranks connect, and count themselves; then they leave again."""
 
     def round(self) -> Sample:
-        files, resident = machine.open_files(self.target.pid), machine.resident_bytes(self.target.pid)
+        files, resident = self.target.open_files(), self.target.resident_bytes()
         measured = self.come_up()
-        memory = (machine.resident_bytes(self.target.pid) - resident) / self.ranks
+        memory = (self.target.resident_bytes() - resident) / self.ranks
         extras = {**measured.extras, "whole_seconds": self.start_seconds + measured.value}
         if isinstance(self.target, BehindRelays):
             extras |= {"relays": self.target.relays, "relays_bytes": self.target.relays_bytes()}

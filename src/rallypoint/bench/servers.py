@@ -19,15 +19,18 @@ from rallypoint.bench import machine
 from rallypoint.bench.clients import HOST, connect
 from rallypoint.bench.dialects import REDIS as REDIS_DIALECT
 from rallypoint.bench.dialects import TORCH, Dialect
-from rallypoint.bench.names import REDIS, RELAY
+from rallypoint.bench.names import REDIS, RELAY, WORKERS
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import Worker, end_with_parent, start
+from rallypoint.relay.head import auto_workers
+from rallypoint.relay.hosting import host_store
 from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.hosting import host_server
 
 REDIS_PROGRAM: Final = "redis-server"
 START_LIMIT_S: Final = 60.0
 _REDIS_START_S: Final = 10.0
+_FEWEST_WORKERS: Final = 2
+"""Also on a machine that has no cores to spare for workers."""
 
 
 class TorchHost:
@@ -66,9 +69,10 @@ class Server(ABC):
 class OurServer(Server):
     """A server of ours, on one of its backends."""
 
-    def __init__(self, backend: str, port: int = 0) -> None:
-        self._server = host_server(HOST, port, backend=Choice(backend))
+    def __init__(self, backend: str, port: int = 0, workers: int = 0) -> None:
+        self._server = host_store(HOST, port, backend=Choice(backend), workers=workers)
         self._backend = backend
+        self._workers = workers
         self.pid, self.port = self._server.pid, self._server.port
         if self._server.backend != backend:
             self.release()
@@ -76,7 +80,7 @@ class OurServer(Server):
 
     def renew(self) -> OurServer:
         self.release()
-        return OurServer(self._backend, self.port)
+        return OurServer(self._backend, self.port, self._workers)
 
     def release(self) -> None:
         self._server.release()
@@ -181,6 +185,7 @@ KINDS: Final = {
     "rallypoint-libuv": _LIBUV,
     "rallypoint-legacy": Kind(lambda _: OurServer("legacy")),
     RELAY: _LIBUV,
+    WORKERS: Kind(lambda _: OurServer("libuv", workers=auto_workers() or _FEWEST_WORKERS), "uvloop"),
     "torch-libuv": _torch("libuv"),
     "torch-legacy": _torch("legacy"),
     REDIS: Kind(lambda _: RedisServer(), REDIS_PROGRAM, REDIS_DIALECT),

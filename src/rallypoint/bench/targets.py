@@ -8,7 +8,7 @@ from typing import Final
 
 from rallypoint.bench import machine
 from rallypoint.bench.clients import HOST
-from rallypoint.bench.names import RELAY
+from rallypoint.bench.names import BY_NAME, RELAY
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.servers import KINDS, START_LIMIT_S, Server, TorchHost
 from rallypoint.bench.swarm import RanksAt
@@ -41,6 +41,23 @@ class Target:
     def pid(self) -> int:
         """The server's process; 0 while there is none."""
         return self._server.pid if self._server else 0
+
+    @property
+    def pids(self) -> list[int]:
+        """The server's process, and its workers."""
+        return [self.pid, *(machine.children(self.pid) if self.name in BY_NAME else ())]
+
+    def cpu_seconds(self) -> float:
+        """CPU time so far."""
+        return sum(map(machine.cpu_seconds, self.pids))
+
+    def resident_bytes(self) -> int:
+        """The memory that it holds."""
+        return sum(map(machine.resident_bytes, self.pids))
+
+    def open_files(self) -> int:
+        """How many file descriptors it holds."""
+        return sum(map(machine.open_files, self.pids))
 
     def start(self) -> None:
         """Start it; after that, it answers."""
@@ -75,7 +92,7 @@ class Target:
     def await_open_files(self, at_most: int) -> None:
         """Wait until it has noticed that clients left: until it holds hardly more descriptors than this."""
         deadline = time.monotonic() + LEAVE_LIMIT_S
-        while machine.open_files(self.pid) > at_most + SPARE_FILES:
+        while self.open_files() > at_most + SPARE_FILES:
             self.check_alive()
             if time.monotonic() > deadline:
                 raise BenchError(f"{self.name} kept the connections of clients that had left")
@@ -84,12 +101,12 @@ class Target:
     def await_quiet(self) -> None:
         """Wait until it does nothing more: until it takes no CPU time for a while."""
         deadline = time.monotonic() + LEAVE_LIMIT_S
-        before, now = -1.0, machine.cpu_seconds(self.pid)
+        before, now = -1.0, self.cpu_seconds()
         while now - before > 0.002:
             if time.monotonic() > deadline:
                 raise BenchError(f"{self.name} does not come to rest")
             time.sleep(0.1)
-            before, now = now, machine.cpu_seconds(self.pid)
+            before, now = now, self.cpu_seconds()
 
     def settle(self) -> None:
         """Let what follows from the last load happen before the next is measured."""

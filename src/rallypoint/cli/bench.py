@@ -30,7 +30,7 @@ _OPTIONS: Final = (
         "--targets",
         metavar="NAME,…",
         default=",".join(names.TARGETS),
-        help=f"Of {', '.join(names.TARGETS)}; by default all.",
+        help=f"Of {', '.join(names.TARGETS)}; by default all of these. Besides: {', '.join(names.BY_NAME)}.",
     ),
     Argument(
         "--repeat", type=not_negative, metavar="N", default=0, help="Rounds of each; 0: as many as suit."

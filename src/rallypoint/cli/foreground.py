@@ -54,10 +54,10 @@ def set_access(allow_user: list[str] | None, insecure: bool) -> None:
         os.environ[INSECURE_VARIABLE] = "1"
 
 
-def listen_safely(host: str, port: int) -> list[socket.socket]:
+def listen_safely(host: str, port: int, parts: int = 1) -> list[socket.socket]:
     """As `listen` does, after `check_safety`."""
     check_safety(host)
-    return listen(host, port)
+    return listen(host, port, parts)
 
 
 def check_safety(host: str) -> None:

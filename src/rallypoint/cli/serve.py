@@ -24,9 +24,10 @@ from rallypoint.cli.foreground import (
     tell_door,
 )
 from rallypoint.errors import UsageError
+from rallypoint.relay.head import auto_workers, make_server, parse_workers
 from rallypoint.server.core.store import Core
 from rallypoint.server.guard.secret import take_secret
-from rallypoint.server.loops.pump import Pump, about_this_process
+from rallypoint.server.loops.pump import about_this_process
 from rallypoint.server.process.binding import describe, is_everywhere, reachable_at, reserve
 from rallypoint.server.process.startup import EVENTS_VARIABLE, door_for, limits_of_environment, settle_in
 from rallypoint.server.reporting.events import Events
@@ -72,6 +73,13 @@ from rallypoint.wire.limits import Limits
         default=0,
         help="With Redis: how many of its replicas must have a change before it counts.",
     ),
+    Argument(
+        "--workers",
+        metavar="NUMBER|auto",
+        default="0",
+        help="Serve with so many processes more, which accept clients and combine what they ask, so that the "
+        "store uses several cores. For thousands of clients. auto: as the number of cores says; 0: none.",
+    ),
     ALLOW_USER,
     INSECURE,
 )
@@ -84,6 +92,7 @@ def serve(
     web: int | None,
     engine: str,
     acks: int,
+    workers: str,
     allow_user: list[str] | None,
     insecure: bool,
 ) -> None:
@@ -95,19 +104,26 @@ def serve(
     set_access(allow_user, insecure)
     limits = limits_of_environment().override(limit or ())
     take_secret()
+    asked = parse_workers(workers, "--workers")
+    count = auto_workers() if asked is None else asked
     if engine:
         if events:
             raise UsageError("--events and --engine do not go together yet")
+        if count:
+            raise UsageError(
+                "--workers and --engine do not go together: a store on an engine waits for the engine",
+                hint="relays (`rallypoint relay`) take load off it",
+            )
         _serve_on_engine(host, port, backend, limits, engine, acks, web)
         return
-    listeners = listen_safely(host, port)
+    listeners = listen_safely(host, port, max(count, 1))
     log = Events(events)
     loop = open_loop(backend)
     core = Core(limits, loop.turn, about_this_process(loop), wants_events=log.are_wanted)
     logger.info("listening on %s", describe(listeners))
     with ExitStack() as stack:
         _show_page(web, listeners, stack)
-        pump = Pump(loop, core, listeners, log)
+        pump = make_server(loop, core, listeners, log, count)
         pump.door = door_for(listeners)
         tell_door(pump)
         pump.serve(announce(host, listeners, loop))

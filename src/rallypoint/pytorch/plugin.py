@@ -48,12 +48,13 @@ from rallypoint.launch.options import BACKEND, parse_seconds
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size, round_name
-from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place
+from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, workers_for
 from rallypoint.launch.reports import LostServer
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
 from rallypoint.pytorch.attendance import AGENTS, ROLE_INFO, RollCall
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
+from rallypoint.relay.head import parse_workers
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.guard.secret import job_secret, take_secret
@@ -98,6 +99,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         size = Size(params.min_nodes, params.max_nodes)
         self._run_id = params.run_id
         self._relay = conf.relay
+        self._workers = conf.workers
         self._place = _open_place(params, size, conf)
         times = conf.times.outlasting(self._place.pause_seconds)
         # The name that ranks and relays use for this machine, so that it has one name: not its local_addr.
@@ -176,7 +178,14 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         return True
 
     def _start_store(self, complete: Roster) -> str:
-        return str(self._place.start_round(round_name(complete.round, complete.members)))
+        name = round_name(complete.round, complete.members)
+        return str(self._place.start_round(name, self._workers_for(len(complete.members))))
+
+    def _workers_for(self, machines: int) -> int:
+        """How many workers the store gets."""
+        if self._workers is not None:
+            return self._workers
+        return workers_for(machines, have_relays=self._relay is not False and patch_of() is not Patch.NEVER)
 
     def _enter(self, met: Round) -> RendezvousInfo:
         store_place = parse_endpoint(met.store)
@@ -320,6 +329,8 @@ class Conf:
     """Whether this machine holds the meeting place; None: if the endpoint names it."""
     relay: bool | None = None
     """Whether this machine's workers share a relay; None: if there are other machines."""
+    workers: int | None = None
+    """How many processes the job's store has besides its first one; None: as many as it needs."""
 
     @staticmethod
     def parse(config: Mapping[str, Any]) -> Conf:
@@ -331,7 +342,7 @@ class Conf:
                 key, parse, hint = _SETTINGS[name]
                 text = str(value).strip()
                 try:
-                    (others if name in ("rank", "is_host", "relay") else times)[key] = parse(text)
+                    (others if name in ("rank", "is_host", "relay", "workers") else times)[key] = parse(text)
                 except (ValueError, KeyError):
                     raise UsageError(f"{name} in --rdzv-conf is {text!r}", hint=hint) from None
             elif name not in _THEIRS:
@@ -357,6 +368,11 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "keep_alive_max_attempt": ("beats_missed", lambda text: max(int(text), 1), _NUMBER),
     "rank": ("rank", int, _NUMBER),
     "is_host": ("is_host", lambda text: parse_switch(text, "it"), "write one of 0, 1, true, false, on, off"),
+    "workers": (
+        "workers",
+        lambda text: parse_workers(text, "it"),
+        "write a number to 64, or auto; 0 on Windows",
+    ),
     "relay": ("relay", {"auto": None, "on": True, "off": False}.__getitem__, "write one of auto, on, off"),
 }
 """The field of `Conf` or of its times, what reads it, and what to write."""

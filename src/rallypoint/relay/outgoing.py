@@ -1,4 +1,4 @@
-"""A connection that a loop opens: connecting, reading and writing without ever waiting."""
+"""A connection that is not of a client: connecting, reading and writing without ever waiting."""
 
 from __future__ import annotations
 
@@ -41,44 +41,38 @@ _TIMES: Final = {
 }
 
 
-class Outgoing:
-    """One connection, to the first of some addresses that answers; it is closed once, for good.
+class Stream:
+    """A connection that is open; it is closed once, for good.
 
-    It calls `on_open`, then `on_data` as often as data comes, then `on_closed` with a reason; but nothing
-    after `close`.
+    It calls `on_data` as often as data comes, then `on_closed` with a reason; but nothing after `close`.
     """
 
     def __init__(
         self,
         loop: Loop,
-        host: str,
-        addresses: Sequence[Address],
+        sock: socket.socket | None,
         *,
-        on_open: Callable[[], None],
         on_data: Callable[[bytes], None],
         on_closed: Callable[[str], None],
+        on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """`host` is the name of the machine that has the addresses."""
+        """`on_room` is called when all is sent that had to wait. `sock` may come later."""
         self._loop = loop
-        self._host = host
-        self._channel: Channel | None = None
-        self._left = list(addresses)
-        self._on_open = on_open
+        self._sock = sock
         self._on_data = on_data
         self._on_closed = on_closed
-        self._sock: socket.socket | None = None
-        self._is_open = False
-        self._has_answered = False
+        self._on_room = on_room
         self._is_closed = False
-        self._early = bytearray()  # what was to be said before it was open
         self._unsent = bytearray()
         self.late_bytes = 0
         """How many bytes have had to wait, and are sent by now."""
-        self._dial("there is no address to connect to")
+        if sock is not None:
+            sock.setblocking(False)
+            loop.watch_readable(sock, self._on_readable)
 
     @property
     def unsent_bytes(self) -> int:
-        return len(self._unsent) + len(self._early)
+        return len(self._unsent)
 
     def hand_over(self, on_data: Callable[[bytes], None], on_closed: Callable[[str], None]) -> None:
         """From now on these are called."""
@@ -87,12 +81,8 @@ class Outgoing:
 
     def send(self, data: bytes) -> None:
         """Send, or hold what cannot be sent now."""
-        if not data:
-            return
-        if not self._is_open:
-            self._early += data
-        else:
-            self._write(data if self._channel is None else self._channel.seal(data))
+        if data and self._sock is not None:
+            self._write(data)
 
     def _write(self, data: bytes) -> None:
         if self._unsent:
@@ -117,11 +107,99 @@ class Outgoing:
 
     def _disconnect(self) -> None:
         sock, self._sock = self._sock, None
-        self._is_open = False
         if sock is not None:
             self._loop.watch_readable(sock, None)
             self._loop.watch_writable(sock, None)
             sock.close()
+
+    def _on_readable(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except NOT_NOW:
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        if not data:
+            self._end("it was closed at the other end")
+        else:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """This has come."""
+        self._on_data(data)
+
+    def _on_writable(self) -> None:
+        assert self._sock is not None
+        try:
+            count = self._sock.send(self._unsent if _SENT_AT_ONCE is None else self._unsent[:_SENT_AT_ONCE])
+        except NOT_NOW:
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        del self._unsent[:count]
+        self.late_bytes += count
+        if not self._unsent:
+            self._loop.watch_writable(self._sock, None)
+            self._on_room()
+
+    def _fail(self, error: OSError) -> None:
+        self._end(error.strerror or str(error))
+
+    def _end(self, why: str) -> None:
+        self._disconnect()
+        self._report(why)
+
+    def _report(self, why: str) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._on_closed(why)
+
+
+class Outgoing(Stream):
+    """One connection, to the first of some addresses that answers.
+
+    It calls `on_open` before all else.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        host: str,
+        addresses: Sequence[Address],
+        *,
+        on_open: Callable[[], None],
+        on_data: Callable[[bytes], None],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        """`host` is the name of the machine that has the addresses."""
+        super().__init__(loop, None, on_data=on_data, on_closed=on_closed)
+        self._host = host
+        self._channel: Channel | None = None
+        self._left = list(addresses)
+        self._on_open = on_open
+        self._is_open = False
+        self._has_answered = False
+        self._early = bytearray()  # what was to be said before it was open
+        self._dial("there is no address to connect to")
+
+    @property
+    def unsent_bytes(self) -> int:
+        return len(self._unsent) + len(self._early)
+
+    def send(self, data: bytes) -> None:
+        if not data:
+            return
+        if not self._is_open:
+            self._early += data
+        else:
+            self._write(data if self._channel is None else self._channel.seal(data))
+
+    def _disconnect(self) -> None:
+        self._is_open = False
+        super()._disconnect()
 
     def _dial(self, why: str) -> None:
         """Try the next address; what went wrong with the last one is told if there is none."""
@@ -186,24 +264,15 @@ class Outgoing:
         self._on_open()
         self.send(early)
 
-    def _on_readable(self) -> None:
+    def _take(self, data: bytes) -> None:
         assert self._sock is not None
-        try:
-            data = self._sock.recv(_READ_BYTES)
-        except NOT_NOW:
-            return
-        except OSError as error:
-            self._fail(error)
-            return
-        if not data:
-            self._end("it was closed at the other end")
-        elif not self._has_answered and (why := _objection(self._sock)):
+        if not self._has_answered and (why := _objection(self._sock)):
             self._end(why)
-        elif self._channel is None:
-            self._has_answered = True
+            return
+        self._has_answered = True
+        if self._channel is None:
             self._on_data(data)
         else:
-            self._has_answered = True
             self._unseal(self._channel, data)
 
     def _unseal(self, channel: Channel, data: bytes) -> None:
@@ -221,32 +290,6 @@ class Outgoing:
             self._open()
         if said and self._is_open:
             self._on_data(said)
-
-    def _on_writable(self) -> None:
-        assert self._sock is not None
-        try:
-            count = self._sock.send(self._unsent if _SENT_AT_ONCE is None else self._unsent[:_SENT_AT_ONCE])
-        except NOT_NOW:
-            return
-        except OSError as error:
-            self._fail(error)
-            return
-        del self._unsent[:count]
-        self.late_bytes += count
-        if not self._unsent:
-            self._loop.watch_writable(self._sock, None)
-
-    def _fail(self, error: OSError) -> None:
-        self._end(error.strerror or str(error))
-
-    def _end(self, why: str) -> None:
-        self._disconnect()
-        self._report(why)
-
-    def _report(self, why: str) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._on_closed(why)
 
 
 def _objection(sock: socket.socket) -> str:

@@ -16,7 +16,7 @@ from rallypoint.relay.core.ranks import Rank
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.relay.core.upstream import BEAT_SECONDS, BYE, SessionLostError
 from rallypoint.relay.finding import StoreAddress
-from rallypoint.relay.outgoing import Outgoing
+from rallypoint.relay.outgoing import Stream
 from rallypoint.relay.racing import Race
 from rallypoint.rollcall.snapshot import Upstream
 from rallypoint.server.loops.loop import Callback, Loop
@@ -32,7 +32,8 @@ _REFUSED_SECONDS: Final = 5.0
 """A port that refuses for so long: the store is gone, and its sessions with it, if it has no other place."""
 
 
-def _new_token() -> bytes:
+def new_token() -> bytes:
+    """A name for a session."""
     return secrets.token_bytes(TOKEN_BYTES)
 
 
@@ -45,14 +46,16 @@ class Relay(Pump[Rank]):
         upstream: StoreAddress,
         listeners: Sequence[socket.socket],
         limits: Limits | None = None,
+        core: RelayCore | None = None,
     ) -> None:
-        core = RelayCore(_new_token(), limits, loop.turn, about_this_process(loop))
+        """`core`: what it serves, with limits of its own; without, a relay as it is."""
+        core = core or RelayCore(new_token(), limits, loop.turn, about_this_process(loop))
         super().__init__(loop, core, listeners)
         self._relay = core
         core.tell_upstream = self._tell_upstream
         self._upstream = upstream
         self._race = Race(loop, upstream, on_won=self._on_won, on_failed=self._on_failed)
-        self._connection: Outgoing | None = None
+        self._connection: Stream | None = None
         self._place = upstream.name  # where it has been last
         self._down_since: float | None = None
         # Since when no connection has lasted from one tick to the next: one that is broken again at once,
@@ -108,7 +111,7 @@ class Relay(Pump[Rank]):
                 self._failing_since = time.monotonic()
             self._race.begin()
 
-    def _on_won(self, connection: Outgoing, place: str) -> None:
+    def _on_won(self, connection: Stream, place: str) -> None:
         self._refused_since = None
         self._place = place
         self._connection = connection
@@ -193,7 +196,7 @@ class Relay(Pump[Rank]):
         logger.error("the store at %s is lost: %s; closing %d clients", self._upstream.name, why, count)
         self.drop_all()
         self._drop_connection()
-        self._relay.reset(_new_token())
+        self._relay.reset(new_token())
         self._down_since = self._failing_since = self._refused_since = None
         self._dial()
 

@@ -149,17 +149,18 @@ def _named(here: KnownClient, rank: int) -> KnownClient:
 def _take_writers(crowd: Crowd, node: Node) -> None:
     """Ranks whose keys were written by a relay, or by a client that is not here any more."""
     relays = {each.id for each in node.told.relays}
+    workers = {each.id for each in node.told.own_workers}
     clients = {each.id for each in node.told.clients}
     behind: dict[int, list[int]] = defaultdict(list)
     for rank, writer in node.told.group_writers:
         if rank in crowd.by_rank or rank in crowd.behind or writer in clients:
             continue
-        if writer in relays:
+        if writer in relays or writer in workers:
             behind[writer].append(rank)
         else:
             crowd.left.add(rank)
     for writer, ranks in behind.items():
-        _take_behind(crowd, node.below.get(writer), ranks)
+        _take_behind(crowd, node if writer in workers else node.below.get(writer), ranks)
 
 
 def _take_behind(crowd: Crowd, node: Node | None, ranks: list[int]) -> None:
@@ -171,7 +172,7 @@ def _take_behind(crowd: Crowd, node: Node | None, ranks: list[int]) -> None:
         crowd.left.update(ranks)  # some of them, or all, are not here any more
         return
     node.settled += len(ranks)
-    crowd.behind.update(dict.fromkeys(ranks, "" if node.told.relays else node.told.host))
+    crowd.behind.update(dict.fromkeys(ranks, "" if node.told.relays else node.host))
 
 
 def _unsettled(node: Node) -> int:

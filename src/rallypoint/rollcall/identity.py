@@ -64,6 +64,9 @@ class Identity:
 
 NOBODY: Final = Identity()
 
+WORKER: Final = "worker-"
+"""The addresses of a server's own workers begin so, and no others: `worker-1:4711`, of process 4711."""
+
 
 def identity_of(environ: Mapping[str, str], host: str, pid: int) -> Identity:
     """Who a process is, as the launcher's variables in its environment say; a rank only if they name one."""

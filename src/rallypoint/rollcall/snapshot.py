@@ -154,6 +154,19 @@ class Relay:
 
 
 @dataclass(frozen=True)
+class Worker:
+    """A process of a server, which serves some of its clients."""
+
+    id: int
+    """As relays have one."""
+    peer: str
+    """Its name and its process: `worker-1:4711`."""
+    seconds: float
+    clients: int = -1
+    """-1: it has told nothing yet."""
+
+
+@dataclass(frozen=True)
 class Standby:
     """A process that would take over from the leader of a replicated store."""
 
@@ -248,6 +261,9 @@ class Snapshot:
     """Since nobody has made progress while somebody waited; 0: nobody waits, or somebody has."""
     clients: tuple[Client, ...] = ()
     relays: tuple[Relay, ...] = ()
+    """Relays; as a server tells it, its own workers as well (see `rollcall/workers.py`)."""
+    own_workers: tuple[Worker, ...] = ()
+    """The processes that serve the clients of a server, if it has such."""
     barriers: tuple[Barrier, ...] = ()
     gone: tuple[Gone, ...] = ()
     """The last to leave, the latest at the end."""

@@ -79,7 +79,7 @@ class ReplicatedPlace(MeetingPlace):
             self._round = None
         return super().start_relay(store, name)
 
-    def _host_round(self, name: str, /) -> HostedServer:
+    def _host_round(self, name: str, _: int, /) -> HostedServer:
         self._kept = name
         return self._relay_to(f"{self._run_id}/round/{name}", self._reachable)
 

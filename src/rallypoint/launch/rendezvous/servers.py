@@ -21,7 +21,8 @@ from rallypoint.errors import (
 )
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.reports import WITHOUT_STORE, LostServer, lost_server
-from rallypoint.relay.hosting import host_relay
+from rallypoint.relay.head import auto_workers
+from rallypoint.relay.hosting import host_relay, host_store
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import choose
@@ -36,6 +37,7 @@ logger = logging.getLogger("rallypoint.meeting")
 LIFESPAN = Lifespan(stays_for_clients=True)
 _ANSWER_SECONDS = 10.0
 _PARTING_SECONDS = 3.0  # for a server that has no clients left to end
+_MANY_MACHINES = 256  # they have some thousand ranks; how many, nobody says before the store is there
 _TENANT_SECONDS = 10.0  # to reach what holds the endpoint's port on this machine
 
 _WITHOUT_MEETING_PLACE = "ranks go on; but if a rank or a machine fails, the job cannot start again, and ends"
@@ -76,25 +78,25 @@ class MeetingPlace:
         """Where the round's store is that this machine reaches here."""
         return str(store)
 
-    def start_round(self, name: str) -> Endpoint:
+    def start_round(self, name: str, workers: int = 0) -> Endpoint:
         """Start a store server for a new round, and end the last one's; where other machines reach it.
 
-        `name` is that of the round, and of no other one.
+        `name` is that of the round, and of no other one. `workers`: how many the server is to have.
         """
         if self._round is not None:
             self._round.release()
             self._round = None
-        self._round = self._host_round(name)
+        self._round = self._host_round(name, workers)
         return Endpoint(self._reachable, self._round.port)
 
-    def _host_round(self, _: str, /) -> HostedServer:
+    def _host_round(self, _: str, workers: int, /) -> HostedServer:
         port = 0 if isinstance(self.store, TCPStore) else self._endpoint.port
         try:
-            return host_server(self._reachable, port, backend=choose(), lifespan=LIFESPAN)
+            return host_store(self._reachable, port, backend=choose(), lifespan=LIFESPAN, workers=workers)
         except PortInUseError as error:
             # The job is on this machine alone, so any port will do.
             logger.warning("%s: taking a free port instead", error.message)
-            return host_server(self._reachable, 0, backend=choose(), lifespan=LIFESPAN)
+            return host_store(self._reachable, 0, backend=choose(), lifespan=LIFESPAN, workers=workers)
 
     def start_relay(self, store: Endpoint, name: str) -> Endpoint | None:
         """Start a relay for the ranks of this machine, and end the last round's; where they reach it.
@@ -150,6 +152,11 @@ class MeetingPlace:
         if self._server is not None:
             self._server.abandon(_PARTING_SECONDS)  # another job may meet there as well
         self._round = self._server = None
+
+
+def workers_for(machines: int, *, have_relays: bool) -> int:
+    """How many workers the store of a round gets: some, if very many ranks connect to it and to no relay."""
+    return 0 if have_relays or machines < _MANY_MACHINES else auto_workers()
 
 
 def open_place(

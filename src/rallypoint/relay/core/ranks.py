@@ -278,12 +278,14 @@ class Rank(Client):
 
     def look(self, question: bytes) -> bytes:
         """What this relay knows; not what the store does."""
+        self._begin_look()
+        self._relay.looks.start(Question.from_json(question), self._take_snapshot)
+        return b""
+
+    def _begin_look(self) -> None:
         if self._look is not None:
             raise ProtocolError("a second LOOK before the first is answered")
-        asked = Question.from_json(question)
         self._look = self._next_reply()
-        self._relay.looks.start(asked, self._take_snapshot)
-        return b""
 
     def _take_snapshot(self, snapshot: bytes) -> None:
         reply, self._look = self._look, None

@@ -175,7 +175,7 @@ class Clients(Generic[ClientT]):
     """All connections of one core."""
 
     __slots__ = (
-        *("_by_id", "_context", "_deadlines", "arrivals", "gone", "opened"),
+        *("_by_id", "_context", "_deadlines", "arrivals", "elsewhere", "gone", "opened"),
         *("operations_before", "received_before", "sent_before"),
     )
 
@@ -185,6 +185,8 @@ class Clients(Generic[ClientT]):
         # When a connection is late, and with what; the deadlines come in the order of insertion.
         self._deadlines: dict[Any, tuple[float, str]] = {}
         self.gone: deque[Departed] = deque(maxlen=_GONE_KEPT)
+        self.elsewhere = 0
+        """How many connections other processes of the same server have."""
         self.opened = 0
         """Connections so far."""
         self.arrivals = 0
@@ -210,7 +212,7 @@ class Clients(Generic[ClientT]):
     def check_room(self) -> None:
         """LimitError if one more is one too many."""
         limit = self._context.limits.connections
-        if len(self._by_id) >= limit:
+        if len(self._by_id) + self.elsewhere >= limit:
             raise LimitError(f"one more connection than {limit:,}, the limit connections")
 
     def add(self, client: ClientT) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from rallypoint.codec import to_text
 from rallypoint.engine import Engine
+from rallypoint.rollcall.identity import WORKER
 from rallypoint.rollcall.question import PLAN, Question, key_name
 from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.server.core.clients import Clients
@@ -120,7 +121,8 @@ class _Names:
     def of(self, number: int) -> str:
         """In words; nothing if that is not known."""
         if number in self._relays:
-            return f"the relay {self._relays[number].peer}"
+            peer = self._relays[number].peer
+            return f"a client of {peer}" if peer.startswith(WORKER) else f"the relay {peer}"
         here = self._here.get(number)
         who = here.who if here is not None else self._gone.get(number)
         if who is not None and who.rank >= 0:

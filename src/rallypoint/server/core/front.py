@@ -97,7 +97,7 @@ class Front(ABC, Generic[ClientT]):
         """About once a second: see what has happened since. `turns`: how long all turns of the loop took."""
         counts, waiting = self.counts(), self.waiting
         self.traffic.end_second(
-            self.turn, turns or Durations(), counts, clients=len(self.clients), waiting=waiting
+            self.turn, turns or Durations(), self._seen(counts), clients=len(self.clients), waiting=waiting
         )
         self.lighten()
         self.progress.look(self.turn.now, self.clients.arrivals, counts, self.oldest_wait, waiting)
@@ -232,13 +232,18 @@ class Front(ABC, Generic[ClientT]):
             quiet_seconds=now - self.progress.last,
             stalled_seconds=self.stalled_seconds,
             accepted=self.clients.opened,
-            operations=tuple(Operation(*each) for each in traffic.operations(now, self.counts())),
+            operations=tuple(Operation(*each) for each in traffic.operations(now, self._seen(self.counts()))),
             turn_p50=traffic.turn_quantile(0.5),
             turn_p99=traffic.turn_quantile(0.99),
             history=tuple(Second(*each) for each in traffic.history),
             errors=tuple(Mishap(*each) for each in traffic.errors),
             error_count=traffic.error_count,
         )
+
+    def _seen(self, counts: dict[Op, int]) -> dict[Op, int]:
+        """These counts without what the workers of this server ask: they tell what they are asked."""
+        brought = self.sessions.counts_of_workers()
+        return {op: count - brought.get(op, 0) for op, count in counts.items()} if brought else counts
 
     def check_invariants(self) -> None:
         """Assert that all parts agree; for tests."""

@@ -15,7 +15,7 @@ from json.encoder import encode_basestring_ascii as _quote
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rallypoint.codec import to_json, to_text
-from rallypoint.rollcall.identity import NOBODY, Identity
+from rallypoint.rollcall.identity import NOBODY, WORKER, Identity
 from rallypoint.rollcall.question import Question, key_name
 from rallypoint.server.core.clients import Client, Clients, Departed
 from rallypoint.server.core.outbox import CoreFault, Outbox, Work
@@ -174,16 +174,23 @@ class Looks:
         """Ask the relays and the system for what they know."""
         subject = self._subject
         now = subject.turn.now
-        asked = []
+        relays: list[Session] = []
+        workers: list[Session] = []
         for session in list(subject.sessions):
-            if session.is_present and now - session.told_at > _FRESH_SECONDS:
+            is_worker = session.peer.startswith(WORKER)
+            if session.is_present and (is_worker or now - session.told_at > _FRESH_SECONDS):
                 if subject.ask(session):
-                    asked.append(session)
+                    (workers if is_worker else relays).append(session)
                 yield LookStep.MORE
         subject.find_processes()
-        while subject.turn.now < deadline and (
-            subject.is_finding or any(each.is_present and each.told_at < now for each in asked)
-        ):
+
+        def are_due(asked: list[Session]) -> bool:
+            return any(each.is_present and each.told_at < now for each in asked)
+
+        while subject.turn.now < deadline and (subject.is_finding or are_due(relays)):
+            yield LookStep.IDLE
+        # The clients of workers are this server's own. They are given as long to find processes as it has.
+        while subject.turn.now < deadline + _PATIENCE_SECONDS and are_due(workers):
             yield LookStep.IDLE
 
     def _rows(self, now: float) -> Fields:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from rallypoint.compiling import mypyc_attr
 from rallypoint.engine.keyspace import State
 from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.rollcall.identity import WORKER
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.outbox import Close, CoreFault, Work
 from rallypoint.server.core.sessions import Bearer, Carrier, Session
@@ -29,7 +31,9 @@ IN_BATCHES: Final = (
 class Sessions:
     """All sessions of a server or a relay, by their token."""
 
-    __slots__ = ("_budget", "_by_token", "_carrier", "_orphans", "_outbox", "_requests", "_rests")
+    __slots__ = (
+        *("_budget", "_by_token", "_carrier", "_of_workers", "_orphans", "_outbox", "_requests", "_rests"),
+    )
 
     def __init__(self, context: Context, carrier: Carrier) -> None:
         self._by_token: dict[bytes, Session] = {}
@@ -40,6 +44,7 @@ class Sessions:
         self._outbox = context.outbox
         self._budget = context.budget
         self._requests = WholeRequests(context.limits, IN_BATCHES)
+        self._of_workers: WholeRequests | None = None  # what the workers of this server ask, if it has some
 
     def __len__(self) -> int:
         return len(self._by_token)
@@ -121,8 +126,9 @@ class Sessions:
                 raise ProtocolError(f"a new session has taken frame {taken}")
             if len(self._by_token) >= limits.connections:
                 raise LimitError(f"one more session than {limits.connections:,}, the limit connections")
+            requests = self._worker_requests() if connection.peer.startswith(WORKER) else self._requests
             session = self._by_token[token] = Session(
-                token, self._carrier, self._requests, self._outbox, self._budget
+                token, self._carrier, requests, self._outbox, self._budget
             )
             session.id, session.since = connection.id, connection.since
         elif not session.kept.reaches_back_to(taken):
@@ -137,9 +143,24 @@ class Sessions:
         welcome = pack_welcome(Welcome(answer, session.keeps_ms, session.taken, most))
         return b"".join([welcome, *session.kept.all()])
 
+    def _worker_requests(self) -> WholeRequests:
+        """Many clients share a worker's session: what waits for them may be as much as for all clients."""
+        if self._of_workers is None:
+            limits = self._requests.limits
+            most = max(limits.unsent_bytes, limits.held_bytes)
+            self._of_workers = WholeRequests(replace(limits, unsent_bytes=most), IN_BATCHES)
+        return self._of_workers
+
     def counts(self) -> dict[Op, int]:
         """How many requests of each kind there have been in batches."""
-        return self._requests.counts()
+        counts = self._requests.counts()
+        for op, count in self.counts_of_workers().items():
+            counts[op] += count
+        return counts
+
+    def counts_of_workers(self) -> dict[Op, int]:
+        """Those of the workers of this server among them."""
+        return self._of_workers.counts() if self._of_workers is not None else {}
 
     def lose(self, session: Session) -> None:
         """The connection of a session is gone."""

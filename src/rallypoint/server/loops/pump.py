@@ -138,6 +138,11 @@ class Pump(Generic[ClientT]):
         self.deliver()
         self._events.close()
 
+    @property
+    def has_clients(self) -> bool:
+        """Whether anybody is connected, or may be back in a moment."""
+        return self.core.has_clients
+
     def drop_all(self) -> None:
         """Close the connections of all clients at once."""
         for link in list(self._links.values()):

@@ -13,7 +13,7 @@ import ipaddress
 import logging
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,10 @@ class BindAddresses:
     warning: str = ""
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
+def listen(host: str, port: int, parts: int = 1) -> list[socket.socket]:
     """Sockets that listen on `port` (0: a free one, the same for all) of the addresses that `host` means.
+
+    `parts`: how many processes will have a part of them (see `share_out`).
 
     Raises PortInUseError, which names the process that holds the port if the system tells, BindError or
     UsageError.
@@ -50,12 +52,23 @@ def listen(host: str, port: int) -> list[socket.socket]:
     choice = _choose(host, port)
     for _ in range(_PORT_TRIES - 1):
         try:
-            return _listen_all(choice.addresses, port)
+            return _listen_all(choice.addresses, port, parts)
         except PortInUseError:
             # With port 0, what is free on the first address may be taken on the second.
             if port or len(choice.addresses) == 1:
                 raise
-    return _listen_all(choice.addresses, port)
+    return _listen_all(choice.addresses, port, parts)
+
+
+def share_out(listeners: Sequence[socket.socket], parts: int) -> list[list[socket.socket]]:
+    """Which of these sockets each of some processes is to accept from.
+
+    On Linux each has its own, and the system spreads the clients over them evenly. Elsewhere all accept from
+    the same ones, and whoever is free takes the next client.
+    """
+    if sys.platform != "linux" or len(listeners) % parts:
+        return [list(listeners)] * parts
+    return [list(listeners[number::parts]) for number in range(parts)]
 
 
 def reserve(host: str, port: int) -> list[socket.socket]:
@@ -181,11 +194,11 @@ def reachable_at(listener: socket.socket) -> tuple[str, int]:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
-def _listen_all(addresses: Iterable[str], port: int) -> list[socket.socket]:
+def _listen_all(addresses: Iterable[str], port: int, parts: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
         for address in addresses:
-            listeners += _listen_on(address, port)
+            listeners += _listen_on(address, port, parts)
             port = listeners[0].getsockname()[1]
     except BaseException:
         for listener in listeners:
@@ -194,8 +207,10 @@ def _listen_all(addresses: Iterable[str], port: int) -> list[socket.socket]:
     return listeners
 
 
-def _listen_on(address: str, port: int) -> list[socket.socket]:
+def _listen_on(address: str, port: int, parts: int) -> list[socket.socket]:
     """Sockets that listen on one address: several, if the system cuts down the backlog of each.
+
+    As many for each part, where the system spreads clients over them.
 
     The first must get the port alone, so that a port in use is noticed, also if others share it.
     """
@@ -206,7 +221,7 @@ def _listen_on(address: str, port: int) -> list[socket.socket]:
     try:
         if sys.platform == "linux":
             listeners[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        for _ in range(_sockets_for_backlog() - 1):
+        for _ in range(_sockets_for(parts) - 1):
             listeners.append(_open(address, listeners[0].getsockname()[1], shared=True))
     except OSError:  # a system that shares otherwise; fewer clients can wait then
         pass
@@ -239,13 +254,16 @@ def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
     return listener
 
 
-def _sockets_for_backlog() -> int:
-    """How many sockets it takes for `BACKLOG` clients to wait, where Linux spreads clients over them.
+def _sockets_for(parts: int) -> int:
+    """How many sockets it takes for `BACKLOG` clients to wait, and as many for each part, where Linux spreads
+    clients over them.
 
     A client that does not fit tries again a second later, so in a storm a short backlog costs seconds.
     """
     most = accept_backlog()
-    return min(-(-BACKLOG // max(most, 1)), _MOST_SOCKETS) if most is not None else 1
+    if most is None:
+        return 1
+    return -(-min(-(-BACKLOG // max(most, 1)), _MOST_SOCKETS) // parts) * parts
 
 
 def _allow_reuse(listener: socket.socket) -> None:

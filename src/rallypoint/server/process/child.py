@@ -33,7 +33,8 @@ logger = logging.getLogger("rallypoint.server")
 Order = dict[str, Any]
 """What the parent asks for."""
 
-Builder = Callable[[Order, Loop, Sequence[socket.socket]], Pump[Any]]
+Builder = Callable[[Order, Loop, list[socket.socket]], Pump[Any]]
+"""Makes a pump that serves on these sockets. It may take some out of the list that are for another use."""
 
 
 def main() -> None:
@@ -42,6 +43,12 @@ def main() -> None:
 
 
 def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
+    core, events = make_core(order, loop)
+    return Pump(loop, core, listeners, events)
+
+
+def make_core(order: Order, loop: Loop) -> tuple[Core, Events]:
+    """The store that is asked for, and where its events go."""
     events = Events()
     try:
         events = Events(os.environ.get(EVENTS_VARIABLE, ""))
@@ -54,7 +61,7 @@ def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump
         wants_events=events.are_wanted,
         owner_key=order["owner_key"].encode() if order["owner_key"] else None,
     )
-    return Pump(loop, core, listeners, events)
+    return core, events
 
 
 def run(build: Builder) -> None:
@@ -97,14 +104,14 @@ class _Life:
     def leave(self) -> None:
         """The parent has gone, or has let go of the server."""
         self._left = True
-        if not self._stays_for_clients or not self._pump.core.has_clients:
+        if not self._stays_for_clients or not self._pump.has_clients:
             self._pump.loop.stop()
 
     def check(self) -> None:
         """Once a second: if the parent forked, its children have our standard input and may outlive it."""
         if sys.platform != "win32" and os.getppid() != self._parent:
             self.leave()
-        if self._left and not self._pump.core.has_clients:
+        if self._left and not self._pump.has_clients:
             self._pump.loop.stop()
 
 

@@ -29,6 +29,7 @@ from rallypoint.server.guard.secret import SECRET_VARIABLE, job_secret
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
 from rallypoint.server.process.startup import ANSWER_MARK, limits_of_environment
+from rallypoint.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -77,7 +78,7 @@ class HostedServer:
         self._users = 1
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a collection may release one store while another is retained
-        self._stop = weakref.finalize(self, _stop, process, os.getpid())
+        self._stop = weakref.finalize(self, end_process, process, os.getpid())
 
     @property
     def port(self) -> int:
@@ -109,7 +110,7 @@ class HostedServer:
     def how_it_ended(self) -> str:
         """How the process has ended: `by signal SIGKILL`, `with exit code 1`; empty while it runs."""
         code = self._process.poll()
-        return "" if code is None else _ending(code)
+        return "" if code is None else ending(code)
 
     def listens_for(self, host: str) -> bool:
         """Whether it listens wherever a server for `host` would."""
@@ -176,9 +177,7 @@ def host_on(
     `order` is passed on to its module.
     """
     try:
-        limits, secret = asdict(limits_of_environment()), job_secret()
-        whole = {**order, "backend": backend.value, "limits": limits, **asdict(lifespan)}
-        whole["secret"] = secret.text if secret is not None else ""  # a pipe: nobody else reads it
+        whole = whole_order(order, limits_of_environment(), backend, lifespan)
         server = _start(listeners, kind, whole)
         # At the end of this process it loses its standard input, and decides for itself.
         server._stop.atexit = not lifespan.stays_for_clients
@@ -186,6 +185,35 @@ def host_on(
         for listener in listeners:
             listener.close()
     return server
+
+
+def whole_order(
+    order: dict[str, object], limits: Limits, backend: Choice, lifespan: Lifespan = WITH_PARENT
+) -> dict[str, object]:
+    """An order with what all server processes need besides."""
+    secret = job_secret()
+    text = secret.text if secret is not None else ""  # a pipe: nobody else reads it
+    return {
+        **order,
+        "backend": backend.value,
+        "limits": asdict(limits),
+        "secret": text,
+        **asdict(lifespan),
+    }
+
+
+def begin(
+    sockets: Sequence[socket.socket], kind: ServerKind, order: dict[str, object]
+) -> subprocess.Popen[bytes]:
+    """Start a process that inherits these sockets, and give it its whole order. It will answer."""
+    with _inheritable(sockets) as descriptors:
+        process = _spawn(kind, descriptors)
+    try:
+        _give_order(process, sockets, descriptors, order)
+    except BaseException:
+        end_process(process, os.getpid())
+        raise
+    return process
 
 
 _shared: weakref.WeakValueDictionary[int, HostedServer] = weakref.WeakValueDictionary()
@@ -222,13 +250,11 @@ def share_server(
 
 def _start(listeners: Sequence[socket.socket], kind: ServerKind, order: dict[str, object]) -> HostedServer:
     began = time.monotonic()
-    with _inheritable(listeners) as descriptors:
-        process = _spawn(kind, descriptors)
+    process = begin(listeners, kind, order)
     try:
-        _give_order(process, listeners, descriptors, order)
         answer = _await_answer(kind, process)
     except BaseException:
-        _stop(process, os.getpid())
+        end_process(process, os.getpid())
         raise
     if answer["warning"]:
         logger.warning("%s", answer["warning"])
@@ -344,14 +370,16 @@ def _exit_of(process: subprocess.Popen[bytes]) -> str:
         code = process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         return "with its output closed"
-    return _ending(code)
+    return ending(code)
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
+    """How a process has ended, by its exit code: `by signal SIGKILL`, `with exit code 1`."""
     return f"by signal {signal_name(-code)}" if code < 0 else f"with {exit_text(code)}"
 
 
-def _stop(process: subprocess.Popen[bytes], owner: int) -> None:
+def end_process(process: subprocess.Popen[bytes], owner: int) -> None:
+    """End a process that was begun by the process `owner`, and wait for that."""
     if os.getpid() != owner:  # a fork of the parent has a copy of everything, but the server is not its own
         return
     if sys.platform != "win32":  # there it would end with exit code 1, as if somebody had killed it

@@ -49,9 +49,10 @@ class StallReports:
         from rallypoint.rollcall.judgement import judge
         from rallypoint.rollcall.snapshot import Snapshot
         from rallypoint.rollcall.words import stall_text
+        from rallypoint.rollcall.workers import whole
 
         try:
-            roll = judge(Snapshot.from_json(snapshot))
+            roll = judge(whole(Snapshot.from_json(snapshot)))
         except ProtocolError as error:
             text = f"no progress for {seconds:.0f} s; {error.message}"
         else:

@@ -8,6 +8,7 @@ from rallypoint.errors import NotOursError
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.rollcall.workers import whole
 from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
@@ -42,7 +43,7 @@ def look_through(connection: Connection, server: str, question: Question, deadli
     connection.send(request(Op.LOOK, question.to_json()), deadline)
     content = connection.read_blob(deadline)
     connection.finish()
-    return Snapshot.from_json(content)
+    return whole(Snapshot.from_json(content))
 
 
 def read_if_there(connection: Connection, wire_key: bytes, deadline: Deadline) -> bytes | None:

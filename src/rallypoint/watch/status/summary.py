@@ -206,7 +206,8 @@ def _upstream_row(upstream: Upstream) -> str:
 def _about_row(snapshot: Snapshot, head: str) -> str:
     of = f"of the server {shown(head)}; " if head else ""
     up = f"up {duration(snapshot.seconds)}, last progress {duration(snapshot.quiet_seconds)} ago"
-    name = f"process {snapshot.pid} on {shown(snapshot.host)}"
+    workers = f" and {counted(len(snapshot.own_workers), 'worker')}" if snapshot.own_workers else ""
+    name = f"process {snapshot.pid}{workers} on {shown(snapshot.host)}"
     return f"{of}{up}; {name}, Rallypoint {shown(snapshot.version)}, {shown(snapshot.backend)}"
 
 

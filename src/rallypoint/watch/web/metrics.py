@@ -88,6 +88,8 @@ def _of_store(snapshot: Snapshot) -> Iterator[Metric]:
     present = sum(each.present for each in snapshot.relays)
     relays = [(("present",), present), (("lost",), len(snapshot.relays) - present)]
     yield _gauges("relays", "Relays of this store", ("state",), relays)
+    workers = len(snapshot.own_workers)
+    yield _gauge("workers", "Processes of the store that serve its clients, besides its first one", workers)
     yield _gauge("keys", "Keys with a value", snapshot.key_count)
     yield _gauge("queues", "Keys with a queue", snapshot.queue_count)
     yield _gauge("stored_bytes", "Bytes of all values", snapshot.stored_bytes)

@@ -144,6 +144,7 @@ def _store(snapshot: Snapshot) -> Json:
         "bytes": snapshot.stored_bytes,
         "errors": snapshot.error_count,
         "relays": len(snapshot.relays),
+        "workers": len(snapshot.own_workers),
         "operations": sum(each.count for each in snapshot.operations),
         "per_second": round(sum(each.per_second for each in snapshot.operations), 1),
     }

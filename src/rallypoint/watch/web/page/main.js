@@ -9,7 +9,7 @@ import { Keys } from "./keys.js";
 import { Panels } from "./panels.js";
 import { Stream } from "./stream.js";
 import { Summary } from "./summary.js";
-import { duration, latency, number, timeOfDay } from "./text.js";
+import { counted, duration, latency, number, timeOfDay } from "./text.js";
 
 const SLOW_SECONDS = 2; // if the store is asked less often, the page says how often
 
@@ -56,7 +56,8 @@ function showStore(picture) {
   keys.update(store.get("keys") + store.get("queues"), picture.get("every"));
   details.refresh();
   const [kind, version, backend, pid] = ["kind", "version", "backend", "pid"].map((name) => store.get(name));
-  setText(byId("about"), `${kind} ${version} (${backend}), process ${pid} on ${store.get("host")}`);
+  const workers = store.get("workers") ? ` and ${counted(store.get("workers"), "worker")}` : "";
+  setText(byId("about"), `${kind} ${version} (${backend}), process ${pid}${workers} on ${store.get("host")}`);
   showAge(byId("uptime"), store.get("since"), (seconds) => `up for ${duration(seconds)}`);
 }
 

@@ -1,0 +1,128 @@
+"""A server and its workers as one server. Pure.
+
+A server that has workers tells of them as it does of relays. But their clients are its own: they have come to
+its address, and are on any machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Final
+
+from rallypoint.rollcall.clients import is_heard
+from rallypoint.rollcall.identity import WORKER
+from rallypoint.rollcall.snapshot import Barrier, Client, Operation, Relay, Second, Snapshot, Worker
+
+_NUMBERS: Final = 1 << 32
+"""A client of a worker gets a number beyond all that the server itself has given."""
+
+
+def whole(snapshot: Snapshot) -> Snapshot:
+    """The snapshot of a server, with the clients of its workers as clients of its own."""
+    workers = sorted((each for each in snapshot.relays if each.peer.startswith(WORKER)), key=_peer)
+    if not workers:
+        return snapshot
+    relays = tuple(each for each in snapshot.relays if not each.peer.startswith(WORKER))
+    parts = [each.part for each in workers if each.part is not None]
+    errors = sorted((each for told in (snapshot, *parts) for each in told.errors), key=lambda each: each.time)
+    gone = (
+        replace(each, id=_number(worker, each.id))
+        for worker in workers
+        if worker.part is not None
+        for each in worker.part.gone
+    )
+    silent = [f"{each.peer} tells nothing of its clients" for each in workers if not is_heard(each)]
+    turns = [told.turn_p99 for told in (snapshot, *parts)]
+    return replace(
+        snapshot,
+        clients=(*_own_clients(snapshot), *_clients(workers, {each.peer for each in relays})),
+        relays=relays,
+        own_workers=tuple(map(_worker, workers)),
+        barriers=tuple(_barrier(each, workers) for each in snapshot.barriers),
+        gone=tuple(sorted((*snapshot.gone, *gone), key=lambda each: -each.seconds)),
+        received=snapshot.received + sum(each.received for each in parts),
+        sent=snapshot.sent + sum(each.sent for each in parts),
+        accepted=sum(each.accepted for each in parts),
+        operations=_operations([snapshot, *parts]),
+        turn_p99=max(turns),
+        history=_history(snapshot, parts),
+        errors=tuple(errors),
+        error_count=snapshot.error_count + sum(each.error_count for each in parts),
+        incomplete="; ".join([*filter(None, (told.incomplete for told in (snapshot, *parts))), *silent]),
+    )
+
+
+def _peer(each: Relay) -> str:
+    return each.peer
+
+
+def _number(worker: Relay, number: int) -> int:
+    return worker.id * _NUMBERS + number
+
+
+def _worker(each: Relay) -> Worker:
+    clients = len(each.part.clients) if each.part is not None else -1
+    return Worker(each.id, each.peer, each.seconds, clients)
+
+
+def _own_clients(snapshot: Snapshot) -> Iterable[Client]:
+    """Without the connections by which workers ask."""
+    return (each for each in snapshot.clients if not each.peer.startswith(WORKER))
+
+
+def _clients(workers: Iterable[Relay], relays: set[str]) -> Iterable[Client]:
+    """The clients of workers. The addresses of relays are there as well: these the server knows itself."""
+    for worker in workers:
+        for each in worker.part.clients if worker.part is not None else ():
+            if each.peer not in relays:
+                yield replace(each, id=_number(worker, each.id))
+
+
+def _barrier(barrier: Barrier, workers: Iterable[Relay]) -> Barrier:
+    """With the clients of workers as members, instead of the workers."""
+    below = {each.id: each for each in workers if each.part is not None}
+    members: list[tuple[int, float]] = []
+    for number, seconds in barrier.members:
+        worker = below.get(number)
+        if worker is None or worker.part is None:
+            members.append((number, seconds))
+            continue
+        for each in worker.part.barriers:
+            if (each.key, each.size) == (barrier.key, barrier.size):
+                members += [(_number(worker, member), waited) for member, waited in each.members]
+    return replace(barrier, members=tuple(members))
+
+
+def _operations(told: Iterable[Snapshot]) -> tuple[Operation, ...]:
+    counts: Counter[str] = Counter()
+    rates: Counter[str] = Counter()
+    for each in told:
+        counts.update({operation.name: operation.count for operation in each.operations})
+        for operation in each.operations:
+            rates[operation.name] += operation.per_second  # type: ignore[assignment]
+    return tuple(Operation(name, count, round(rates[name], 3)) for name, count in sorted(counts.items()))
+
+
+def _history(snapshot: Snapshot, parts: Sequence[Snapshot]) -> tuple[Second, ...]:
+    """The seconds of all processes side by side, the last ones together. Who waits, only workers know."""
+    rows = zip_longest(
+        reversed(snapshot.history), *(reversed(part.history[-len(snapshot.history) :]) for part in parts)
+    )
+    seconds = []
+    for own, *others in rows:
+        if own is None:
+            break
+        there = [each for each in others if each is not None]
+        seconds.append(
+            Second(
+                own.time,
+                own.operations + sum(each.operations for each in there),
+                max([own.p99, *(each.p99 for each in there)]),
+                sum(each.clients for each in there),
+                sum(each.waiting for each in there),
+            )
+        )
+    return tuple(reversed(seconds))

@@ -130,5 +130,5 @@ def test_what_cannot_be_asked_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> N
     for name in [each for each in sys.modules if each.startswith("rallypoint.replica.engines.etcd")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "grpc", None)
-    with pytest.raises(UsageError, match=r"rallypoint\[etcd\]"):
+    with pytest.raises(UsageError, match=r"\.\[etcd\]"):
         open_log("etcd://me:secret@a")

@@ -29,7 +29,7 @@ from rallypoint.server.loops.link import Socket
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.process.child import Order, run
-from rallypoint.wire.encoding import VALIDATE, request, unpack_u64
+from rallypoint.wire.encoding import EMPTY_BLOB, VALIDATE, request, unpack_u64
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 
@@ -100,7 +100,7 @@ class _Client(Rank):
         return self._pass_on(request(Op.BYE))
 
     def beat(self) -> bytes:
-        return self._pass_on(request(Op.BEAT))
+        return EMPTY_BLOB if self._stream is None else self._pass_on(request(Op.BEAT))
 
     def _pass_on(self, data: bytes) -> bytes:
         if self._stream is None:

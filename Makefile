@@ -60,7 +60,7 @@ test: test-pure $(COMPILED) ## lint, types and all tests but the slow ones; thos
 
 test-all: check tools $(COMPILED) ## all tests: the whole matrix of launches as well; then compiled, on Windows and with other Pythons
 	$(BIN)/pytest $(SIDE_BY_SIDE)
-	$(BIN)/python tests/compiled.py test $(SIDE_BY_SIDE)
+	$(BIN)/python tests/compiled.py test --simulations $(SIDE_BY_SIDE)
 	$(BIN)/python tests/on_windows.py test --may-skip
 	$(BIN)/python tests/pythons.py
 

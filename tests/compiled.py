@@ -1,7 +1,8 @@
 """The tests of the core on the compiled package: `python tests/compiled.py build`, then `... test`.
 
 `build` makes a wheel as pip does, and lays it out in `build/compiled`. `test` runs the tests with that folder
-ahead of the sources, in all processes that they start. Where there is no C compiler, both say so.
+ahead of the sources, in all processes that they start. Where there is no C compiler, both say so; where there
+is one and the package cannot be compiled, `build` fails.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +23,11 @@ _WHEELS: Final = _PROJECT / "build" / "wheels"
 
 _TESTS: Final = (
     *("compiled", "parser", "session_bytes", "sessions", "engine", "core", "replay"),
-    *("simulation", "replicated_simulation", "fuzz", "serve", "torch_clients"),
+    *("fuzz", "serve", "torch_clients"),
 )
-"""What the compiled modules do: in bytes, by property, by simulation, with sockets, for torch's client."""
+"""What the compiled modules do: in bytes, by property, with sockets, for torch's client."""
+_SIMULATIONS: Final = ("simulation", "replicated_simulation")
+"""They take as long as all of these, and come behind `--simulations`."""
 
 
 def build() -> int:
@@ -35,11 +39,13 @@ def build() -> int:
     if done.returncode:
         print(done.stdout, file=sys.stderr)
         return done.returncode
-    print("\n".join(re.findall(r"rallypoint: built as pure Python.*", done.stdout)) or "rallypoint: compiled")
+    why_pure = "\n".join(re.findall(r"rallypoint: built as pure Python.*", done.stdout))
+    print(why_pure or "rallypoint: compiled")
     [wheel] = _WHEELS.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(_FOLDER)
-    return 0
+    sys.path.insert(0, str(_PROJECT))
+    return 1 if why_pure and not import_module("hatch_build").why_not() else 0
 
 
 def test(options: list[str]) -> int:
@@ -53,8 +59,11 @@ def test(options: list[str]) -> int:
     if kind != "compiled":
         print("rallypoint: it could not be compiled here, so there is nothing to test but the pure package")
         return 0
-    modules = [f"tests/test_{name}.py" for name in _TESTS]
+    is_all = "--simulations" in options
+    names = (*_TESTS, *_SIMULATIONS) if is_all else _TESTS
+    modules = [f"tests/test_{name}.py" for name in names]
     # Not those that break a rule to see it caught: compiled callers do not notice a method that is replaced.
+    options = [option for option in options if option != "--simulations"]
     pytest = [sys.executable, "-m", "pytest", "-m", "not slow", "-k", "not caught", *options, *modules]
     return subprocess.run(pytest, cwd=_PROJECT, env=environ).returncode
 

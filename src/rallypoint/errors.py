@@ -102,5 +102,9 @@ class LimitError(ProtocolError):
     """The peer went over one of the limits of `rallypoint.wire.limits`."""
 
 
+class UnknownOperationError(ProtocolError):
+    """The peer asked for an operation that this version does not know."""
+
+
 class AccessError(ProtocolError):
     """The peer did not prove that it belongs to the job, is another user's, or refused this process."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Generic
 
-from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.errors import LimitError, ProtocolError, UnknownOperationError
 from rallypoint.wire.encoding import VALIDATE, unpack_u32, unpack_u64
 from rallypoint.wire.form import Form
 from rallypoint.wire.handlers import Deliver, HandlerT
@@ -57,10 +57,6 @@ hot path, need not be counted."""
 STEP_BYTES: Final = 64
 BLOB_BYTES: Final = 48
 """What a key or a value takes in memory besides its bytes."""
-
-
-class UnknownOperationError(ProtocolError):
-    """The peer asked for an operation that this version does not know."""
 
 
 class Forms(Generic[HandlerT]):

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from rallypoint import __version__
 from rallypoint.codec import to_text
-from rallypoint.errors import ProtocolError
+from rallypoint.errors import ProtocolError, UnknownOperationError
 from rallypoint.replica.core.packing import pack, unpack
 from rallypoint.replica.core.records import (
     DAMAGED,
@@ -37,7 +37,6 @@ from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.parser import UnknownOperationError
 
 State = Any
 """Plain data, as `packing` knows it."""

@@ -267,6 +267,7 @@ def clients_of(ports: Sequence[int]) -> Iterator[list[RawClient]]:
 
 @unix_only
 @pytest.mark.usefixtures("_quick_handshakes")
+@pytest.mark.slow
 def test_a_server_that_stays_ends_when_the_last_client_has_gone() -> None:
     """Also if a fork of its parent lives on."""
     with parents("stays") as alone, parents("stays", "forks") as forked:

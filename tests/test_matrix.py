@@ -48,6 +48,7 @@ os.write(1, ("\\nthreads: " + ", ".join(names) + "\\n").encode())
 """
 
 
+@pytest.mark.slow
 def test_torchrun_trains_without_libuv_and_leaves_no_thread_that_could_abort_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

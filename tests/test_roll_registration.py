@@ -341,6 +341,7 @@ def _await_joined(place: tuple[str, int], count: int) -> Roll:
     return rolls[-1]
 
 
+@pytest.mark.slow
 def test_torchrun_tells_who_is_expected_and_unmodified_ranks_are_found(tmp_path: Path) -> None:
     port = free_port()
     with job(tmp_path) as running:

@@ -65,6 +65,7 @@ def test_a_script_runs_on_as_many_ranks_as_the_file_says(environ: dict[str, str]
     assert re.search(r"^rallypoint: 2 of 2 ranks have joined after \d+\.\d s$", done.stderr, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_module_runs_on_one_rank_by_default_whatever_file_and_environment_say_of_ranks(
     tmp_path: Path,
 ) -> None:

@@ -59,7 +59,7 @@ def test_requests_that_are_carried_out_in_slices_keep_their_order(monkeypatch: p
     monkeypatch.setattr(sessions, "STEPS_AT_ONCE", 1)
     monkeypatch.setattr(parser, "STEPS_AT_ONCE", 1)
     monkeypatch.setattr(parser, "BYTES_AT_ONCE", 20)
-    for seed in range(150):
+    for seed in range(60):
         simulate(seed)
 
 

@@ -341,6 +341,7 @@ def watching(*words: str, terminal: bool) -> Iterator[Screen]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such terminal")
+@pytest.mark.slow
 def test_watching_a_server_that_goes_and_comes_back(tmp_path: Path, job: Job) -> None:
     """On a terminal, and without one, at the same time."""
     with (tmp_path / "log").open("w+") as log, ExitStack() as stack:

@@ -138,7 +138,7 @@ print("done 0 of 1 sum 0.0 objects [{'from': 0}]", flush=True)
 @pytest.mark.parametrize(
     ("victim", "script"),
     [
-        pytest.param(0, _WAIT_UNTIL_ALONE, id="without torch"),
+        pytest.param(0, _WAIT_UNTIL_ALONE, id="without torch", marks=pytest.mark.slow),
         pytest.param(0, _UNTIL_ALONE, id="the machine with the store", marks=pytest.mark.slow),
         pytest.param(1, _UNTIL_ALONE, id="the other", marks=pytest.mark.slow),
     ],

@@ -8,9 +8,9 @@ SEEDS  ?= 20000
 SECONDS ?= 600
 STREAMS ?= 10000000
 
-# Three tests at a time keep two cores busy, since many wait for processes. A worker that is done takes over half of
+# Four tests at a time keep two cores busy, since many wait for processes. A worker that is done takes over half of
 # what another one has left.
-SIDE_BY_SIDE := -n 3 --dist worksteal
+SIDE_BY_SIDE := -n 4 --dist worksteal
 
 # The tests start hundreds of interpreters. With their byte code on disk, each starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE

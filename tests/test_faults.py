@@ -61,6 +61,7 @@ def _store_of(running: Job) -> int:
     return stores[0].pid
 
 
+@pytest.mark.slow
 def test_a_store_that_is_killed_is_told_at_once_and_again_at_the_end(tmp_path: Path) -> None:
     """The ranks, which know a relay alone, name the store behind it, too."""
     with job(tmp_path) as running:

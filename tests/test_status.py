@@ -400,6 +400,7 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(is_wine(), reason="gloo's ranks do not meet under Wine")
+@pytest.mark.slow
 def test_a_job_of_torch_with_a_rank_held_back(tmp_path: Path) -> None:
     """Unmodified torch clients, of which nothing is known but their processes and their keys."""
     with (tmp_path / "log").open("w+") as log, serving("libuv", log) as server, ExitStack() as stack:

@@ -59,23 +59,13 @@ def test(options: list[str]) -> int:
     if kind != "compiled":
         print("rallypoint: it could not be compiled here, so there is nothing to test but the pure package")
         return 0
-    is_all = "--simulations" in options
-    names = (*_TESTS, *_SIMULATIONS) if is_all else _TESTS
+    names = (*_TESTS, *_SIMULATIONS) if "--simulations" in options else _TESTS
     modules = [f"tests/test_{name}.py" for name in names]
-    # Not those that break a rule to see it caught: compiled callers do not notice a method that is replaced. Nor
-    # the fuzzer that is guided by branches, which it does not see there.
-    options = [option for option in options if option != "--simulations"]
-    pytest = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "not slow",
-        "-k",
-        "not caught and not guided",
-        *options,
-        *modules,
-    ]
+    words = [option for option in options if option != "--simulations"]
+    # Not those that break a rule to see it caught: compiled callers do not notice a method that is replaced.
+    # Nor the fuzzer that is guided by branches: it sees none there.
+    chosen = ["-m", "not slow", "-k", "not caught and not guided"]
+    pytest = [sys.executable, "-m", "pytest", *chosen, *words, *modules]
     return subprocess.run(pytest, cwd=_PROJECT, env=environ).returncode
 
 

@@ -20,7 +20,7 @@ def test_the_project_is_installed_on_a_drive_of_windows() -> None:
         "rallypoint.pytorch.autoload"
     ]
     said = subprocess.run(["rallypoint", "--version"], capture_output=True, text=True, timeout=60)
-    assert (said.returncode, said.stdout.strip()) == (0, f"rallypoint {rallypoint.__version__}")
+    assert (said.returncode, said.stdout.strip()) == (0, f"rallypoint {rallypoint.__version__} (pure Python)")
 
 
 def test_torch_refuses_libuv_in_the_words_that_people_search_for() -> None:

@@ -16,7 +16,7 @@ from cpython.bytes cimport (
     PyBytes_GET_SIZE,
 )
 from cpython.exc cimport PyErr_SetFromErrno
-from posix.unistd cimport close, read, write
+from posix.unistd cimport close
 
 cdef extern from "<sys/epoll.h>" nogil:
     enum:
@@ -33,30 +33,37 @@ cdef extern from "<sys/epoll.h>" nogil:
     int epoll_ctl(int epoll, int operation, int file, epoll_event* event)
     int epoll_wait(int epoll, epoll_event* events, int most, int timeout)
 
+cdef extern from "<sys/socket.h>" nogil:
+    enum:
+        MSG_NOSIGNAL
+    Py_ssize_t recv(int file, void* room, size_t size, int flags)
+    Py_ssize_t send(int file, const void* data, size_t size, int flags)
+
 cdef enum:
     LONGEST = 1 << 16
     AT_ONCE = 1024
+    MANY = 8
 
 cdef char room_for_all[LONGEST]
 
 
 def read_some(int file, Py_ssize_t room):
-    """As `os.read`. At most 64 KiB."""
-    cdef Py_ssize_t count = read(file, room_for_all, min(room, <Py_ssize_t>LONGEST))
+    """As `os.read`, of a socket: to read it as a file takes the system a tenth longer. At most 64 KiB."""
+    cdef Py_ssize_t count = recv(file, room_for_all, min(room, <Py_ssize_t>LONGEST), 0)
     if count < 0:
         PyErr_SetFromErrno(OSError)
     return PyBytes_FromStringAndSize(room_for_all, count)
 
 
 def write_some(int file, data not None):
-    """As `os.write`."""
+    """As `os.write`, to a socket."""
     cdef Py_buffer view
     cdef Py_ssize_t count
     if PyBytes_CheckExact(data):  # nearly always: a view costs as much as the rest of this
-        count = write(file, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        count = send(file, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL)
     else:
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        count = write(file, view.buf, view.len)
+        count = send(file, view.buf, view.len, MSG_NOSIGNAL)
         PyBuffer_Release(&view)
     if count < 0:
         PyErr_SetFromErrno(OSError)
@@ -105,14 +112,16 @@ cdef class Readers:
 
     def call_back(self):
         cdef epoll_event events[AT_ONCE]
-        cdef int index, count
-        self._turn.now = monotonic()
-        count = epoll_wait(self._epoll, events, AT_ONCE, 0)
-        for index in range(count):
-            callback = self._callbacks[events[index].data.fd]
-            if callback is not None:  # it may be gone by now, because of one before it
-                callback()
-        self._loop.end_turn()
+        cdef int index, count = MANY, total = 0
+        while count >= MANY and total < AT_ONCE:
+            self._turn.now = monotonic()
+            count = epoll_wait(self._epoll, events, AT_ONCE, 0)
+            for index in range(count):
+                callback = self._callbacks[events[index].data.fd]
+                if callback is not None:  # it may be gone by now, because of one before it
+                    callback()
+            total += count
+            self._loop.end_turn()
 
     cpdef close(self):
         if self._epoll >= 0:

@@ -30,6 +30,8 @@ COMPILED = {
     "wire": "encoding form handlers parser repeated sessions",
     "engine": "barriers calls engine keyspace waiters",
     "server/core": "clients front members registry sessions slices store tickets writers",
+    "relay/core": "children combining long_values ranks relay requests slots upstream",
+    "relay": "relay worker",
     "server/loops": "link pump" + (" readers" if sys.platform == "linux" else ""),  # it is for epoll
 }
 """What every request passes through, by folder.

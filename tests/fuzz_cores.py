@@ -25,10 +25,9 @@ from zlib import crc32
 from ends import PRESENT, Desk, End, frame, read_frames, read_upstream, session, welcome
 from rallypoint.build import in_use
 from rallypoint.engine import engine, waiters
-from rallypoint.errors import ProtocolError
+from rallypoint.errors import ProtocolError, SessionLostError
 from rallypoint.relay.core import long_values, ranks, relay, upstream
 from rallypoint.relay.core.relay import RelayCore
-from rallypoint.relay.core.upstream import SessionLostError
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.snapshot import Snapshot

@@ -8,9 +8,8 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from rallypoint.errors import ProtocolError
+from rallypoint.errors import ProtocolError, SessionLostError
 from rallypoint.relay.core.relay import RelayCore
-from rallypoint.relay.core.upstream import SessionLostError
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.outbox import Close, GoOn, Other, Work

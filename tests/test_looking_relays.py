@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ends import ByHand, Desk, Played, Wire, blob, end_of_wait, i64, relay_on, welcome
-from rallypoint.relay.core.upstream import SessionLostError
+from rallypoint.errors import SessionLostError
 from rallypoint.rollcall.identity import Role, Source
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.snapshot import Snapshot

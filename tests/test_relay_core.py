@@ -30,9 +30,9 @@ from ends import (
     wait_in_turn,
     welcome,
 )
-from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.errors import LimitError, ProtocolError, SessionLostError
 from rallypoint.relay.core.relay import RelayCore
-from rallypoint.relay.core.upstream import BYE, SessionLostError
+from rallypoint.relay.core.upstream import BYE
 from rallypoint.server.core.outbox import Close, Work
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, counted_request, request

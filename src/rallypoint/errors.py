@@ -106,5 +106,9 @@ class UnknownOperationError(ProtocolError):
     """The peer asked for an operation that this version does not know."""
 
 
+class SessionLostError(ProtocolError):
+    """The other side does not know a relay's session any more: what was under way has no answer."""
+
+
 class AccessError(ProtocolError):
     """The peer did not prove that it belongs to the job, is another user's, or refused this process."""

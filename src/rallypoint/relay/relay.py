@@ -11,10 +11,10 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from rallypoint.errors import ProtocolError
+from rallypoint.errors import ProtocolError, SessionLostError
 from rallypoint.relay.core.ranks import Rank
 from rallypoint.relay.core.relay import RelayCore
-from rallypoint.relay.core.upstream import BEAT_SECONDS, BYE, SessionLostError
+from rallypoint.relay.core.upstream import BEAT_SECONDS, BYE
 from rallypoint.relay.finding import StoreAddress
 from rallypoint.relay.outgoing import Stream
 from rallypoint.relay.racing import Race
@@ -28,7 +28,7 @@ from rallypoint.wire.sessions import TOKEN_BYTES
 logger = logging.getLogger("rallypoint.relay")
 
 _REFUSED: Final = reason_of(errno.ECONNREFUSED)
-_REFUSED_SECONDS: Final = 5.0
+_REFUSED_SECONDS = 5.0
 """A port that refuses for so long: the store is gone, and its sessions with it, if it has no other place."""
 
 

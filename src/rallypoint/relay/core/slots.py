@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.long_values import Known
 from rallypoint.wire.encoding import I64_MAX, I64_MIN, encode, pack_i64
@@ -213,6 +214,7 @@ class Call:
         self.keys = keys
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Waiter(ABC):
     """One wait of one client, or of a relay further down."""
 
@@ -261,6 +263,7 @@ class WaitSlot(Slot):
         return True
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Arrival(ABC):
     """One client at one barrier, or a relay further down for its ranks. Given to `Combiner.arrive` once."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from rallypoint.errors import ProtocolError
+from rallypoint.errors import ProtocolError, SessionLostError
 from rallypoint.relay.core.combining import Combiner
 from rallypoint.wire.encoding import request
 from rallypoint.wire.limits import Limits
@@ -44,10 +44,6 @@ BYE: Final = request(Op.BYE)
 BEAT_SECONDS: Final = 0.5
 _MOST_SILENT: Final = 3
 """So many beats without an answer: the other side is gone. It answers within milliseconds, if it is there."""
-
-
-class SessionLostError(ProtocolError):
-    """The other side does not know the session any more: what was under way has no answer."""
 
 
 class _State(Enum):

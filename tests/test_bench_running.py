@@ -357,9 +357,17 @@ def test_counts_that_are_not_are_a_fault() -> None:
             check_counts(4, answers, before)
 
 
-def test_there_are_as_many_processes_as_ranks_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    for total, most, count in ((18_000, 20_000, 1), (18_001, 20_000, 2), (1_000, 300, 4)):
+def test_there_are_as_many_processes_as_ranks_need_and_cores_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    for total, most, cores, count in (
+        (18_000, 20_000, 2, 1),
+        (18_001, 20_000, 2, 2),
+        (1_000, 300, 2, 4),
+        (18_000, 20_000, 16, 4),
+        (2_500, 20_000, 16, 2),
+        (100, 20_000, 16, 1),
+    ):
         monkeypatch.setattr(machine, "most_connections", lambda most=most: most)
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
         assert processes_for(total) == count
 
 

@@ -6,6 +6,7 @@ real clients of torch, each rank a process.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,6 +21,10 @@ from rallypoint.bench.targets import BehindRelays, Target
 from rallypoint.bench.workers import ask_all, ask_each, start
 
 RANKS_PER_PROCESS: Final = 18_000
+CORES_PER_PROCESS: Final = 4
+FEWEST_RANKS: Final = 1_000
+"""Where there are cores to spare, more processes than needed simulate ranks, of so many or more each: a server that
+is quicker than one of them would not be measured."""
 RUN_LIMIT_S: Final = 180.0
 TUTORIAL_LIMIT_S: Final = 120.0
 TUTORIAL_BARRIERS: Final = 5
@@ -28,8 +33,9 @@ TUTORIAL_TARGETS: Final = ("rallypoint-libuv", "rallypoint-legacy", "torch-libuv
 
 
 def processes_for(ranks: int) -> int:
-    """How many processes that many ranks need."""
-    return -(-ranks // min(RANKS_PER_PROCESS, machine.most_connections()))
+    """How many processes simulate that many ranks."""
+    needed = -(-ranks // min(RANKS_PER_PROCESS, machine.most_connections()))
+    return max(needed, min((os.cpu_count() or 1) // CORES_PER_PROCESS, ranks // FEWEST_RANKS))
 
 
 def shares_of(places: Sequence[RanksAt], count: int) -> list[list[RanksAt]]:

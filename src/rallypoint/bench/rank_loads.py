@@ -23,8 +23,8 @@ from rallypoint.bench.workers import ask_all, ask_each, start
 RANKS_PER_PROCESS: Final = 18_000
 CORES_PER_PROCESS: Final = 4
 FEWEST_RANKS: Final = 1_000
-"""Where there are cores to spare, more processes than needed simulate ranks, of so many or more each: a server
-that is quicker than one of them would not be measured."""
+"""Where there are cores to spare, more processes than needed simulate ranks, of so many or more each: else a
+quick server would wait for the load."""
 RUN_LIMIT_S: Final = 180.0
 TUTORIAL_LIMIT_S: Final = 120.0
 TUTORIAL_BARRIERS: Final = 5

@@ -25,11 +25,11 @@ from rallypoint.wire.sessions import ANNOUNCED, Status
 
 _ANNOUNCED: Final = [ANNOUNCED]
 
-_MOST_DUE: Final = 16
+_MOST_DUE = 16
 """A client that waits for so many replies is not read until half of them are there."""
 _MOST_UNREAD: Final = 4 << 20
 """Nor is one that has so much to read."""
-_NOTICE_BYTES: Final = 1 << 16
+_NOTICE_BYTES = 1 << 16
 """What is sent at a time. Replies that many clients share take room only when they are sent."""
 
 

@@ -32,10 +32,10 @@ from rallypoint.wire.sessions import (
     session_request,
 )
 
-_BATCH_BYTES: Final = 1 << 20
+_BATCH_BYTES = 1 << 20
 _BATCHES_AT_ONCE: Final = 4
-_UNTOLD_BYTES: Final = 1 << 16
-_TICKS: Final = 10
+_UNTOLD_BYTES = 1 << 16
+_TICKS = 10
 BEAT: Final = request(Op.BEAT)
 _PRESENT: Final = request(Op.PRESENT)
 BYE: Final = request(Op.BYE)

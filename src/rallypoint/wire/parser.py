@@ -46,7 +46,7 @@ _GET: Final = int(Op.GET)
 _BATCH: Final = int(Op.BATCH)
 
 # Shorter replies are not counted as steps of their own.
-_LARGE_REPLY: Final = 4096
+_LARGE_REPLY = 4096
 
 STEPS_AT_ONCE = 256
 """How much one client may have done at a time, while others wait: about a quarter of a millisecond. A reply

@@ -16,7 +16,7 @@ REPEATED: Final = (Op.SET, Op.ADD, Op.CHECK, Op.WAIT, Op.CANCEL_WAIT, Op.PING, O
 """The requests that may be known by their bytes. Their replies are short, so nothing has to count them: at
 most a byte for each wait of the client's own that one of them ends."""
 
-REPEATED_BYTES: Final = 256
+REPEATED_BYTES = 256
 """Longer data is always read."""
 _MOST_ENTRIES: Final = 64
 

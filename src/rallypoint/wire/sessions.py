@@ -92,7 +92,7 @@ class Welcome(NamedTuple):
 # Longer answers are sent in pieces, as long as the other side has not taken less than so much of all frames.
 # So a short answer waits for a few pieces at most.
 LONG = 4096
-PIECE_BYTES: Final = 1 << 16
+PIECE_BYTES = 1 << 16
 MOST_UNTAKEN = 1 << 18
 
 UNASKED: Final = (1 << 64) - 1

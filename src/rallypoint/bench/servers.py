@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from rallypoint.bench import machine
 from rallypoint.bench.clients import HOST, connect
 from rallypoint.bench.dialects import REDIS as REDIS_DIALECT
 from rallypoint.bench.dialects import TORCH, Dialect
-from rallypoint.bench.names import REDIS, RELAY, WORKERS
+from rallypoint.bench.names import PURE, REDIS, RELAY, WORKERS
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import Worker, end_with_parent, start
 from rallypoint.relay.head import auto_workers
@@ -67,12 +68,14 @@ class Server(ABC):
 
 
 class OurServer(Server):
-    """A server of ours, on one of its backends."""
+    """A server of ours, on one of its backends; `pure`: without its compiled modules."""
 
-    def __init__(self, backend: str, port: int = 0, workers: int = 0) -> None:
-        self._server = host_store(HOST, port, backend=Choice(backend), workers=workers)
+    def __init__(self, backend: str, port: int = 0, workers: int = 0, *, pure: bool = False) -> None:
+        with _pure_children() if pure else nullcontext():
+            self._server = host_store(HOST, port, backend=Choice(backend), workers=workers)
         self._backend = backend
         self._workers = workers
+        self._pure = pure
         self.pid, self.port = self._server.pid, self._server.port
         if self._server.backend != backend:
             self.release()
@@ -80,10 +83,22 @@ class OurServer(Server):
 
     def renew(self) -> OurServer:
         self.release()
-        return OurServer(self._backend, self.port, self._workers)
+        return OurServer(self._backend, self.port, self._workers, pure=self._pure)
 
     def release(self) -> None:
         self._server.release()
+
+
+@contextmanager
+def _pure_children() -> Iterator[None]:
+    before = os.environ.get("RALLYPOINT_PURE")
+    os.environ["RALLYPOINT_PURE"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["RALLYPOINT_PURE"]
+        if before is not None:
+            os.environ["RALLYPOINT_PURE"] = before
 
 
 class RedisServer(Server):
@@ -186,6 +201,7 @@ KINDS: Final = {
     "rallypoint-legacy": Kind(lambda _: OurServer("legacy")),
     RELAY: _LIBUV,
     WORKERS: Kind(lambda _: OurServer("libuv", workers=auto_workers() or _FEWEST_WORKERS), "uvloop"),
+    PURE: Kind(lambda _: OurServer("libuv", pure=True), "uvloop"),
     "torch-libuv": _torch("libuv"),
     "torch-legacy": _torch("legacy"),
     REDIS: Kind(lambda _: RedisServer(), REDIS_PROGRAM, REDIS_DIALECT),

@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tools are installed while pip installs.
 MAKEFLAGS += --jobs=2
 
-.PHONY: help demo tools test test-pure test-all test-windows test-pythons check docs bench bench-full fuzz simulate chaos clean
+.PHONY: help demo tools test test-pure test-all test-windows test-pythons check docs bench bench-full explain-score fuzz simulate chaos clean
 .DEFAULT_GOAL := help
 
 help:                 ## this list
@@ -80,6 +80,9 @@ bench: $(STAMP) tools ## all measurements, quickly, against torch's own servers 
 bench-full: $(STAMP) tools ## all measurements in full, to 98,304 ranks, and the page with its figures
 	$(BIN)/rallypoint bench all --json docs/benchmarks.json
 	$(BIN)/rallypoint bench page docs/benchmarks.json --output docs/benchmarks.md
+
+explain-score: $(STAMP) ## how well explain does on the logs of tests/corpus that nobody works with
+	$(BIN)/python tests/explain_score.py
 
 fuzz: $(STAMP)        ## 10,000,000 hostile streams, or STREAMS=..., on all cores; goes on where it was stopped
 	$(BIN)/python tests/fuzz.py --streams $(STREAMS)

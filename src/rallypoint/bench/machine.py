@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import rallypoint
+from rallypoint.build import in_use
 from rallypoint.errors import UsageError
 from rallypoint.server.machine.limits import accept_backlog, syn_backlog
 from rallypoint.server.machine.packages import installed
@@ -119,7 +120,7 @@ def versions() -> dict[str, str]:
     arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
     optimised = "with" if "--enable-optimizations" in arguments else "without"
     return {
-        "rallypoint": rallypoint.__version__,
+        "rallypoint": f"{rallypoint.__version__} ({in_use()})",
         "python": f"{platform.python_version()}, built {optimised} --enable-optimizations",
         "torch": installed("torch"),
         "uvloop": installed("uvloop"),

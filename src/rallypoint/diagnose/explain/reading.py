@@ -1,8 +1,8 @@
 """Logs from files, folders, standard input and failure reports, as streams of bytes.
 
 The bytes that come out are UTF-8 or nearly so: gzip is unpacked, and UTF-16, as PowerShell writes it, is
-recoded. A path may tell a rank, a host or a try: `attempt_0/3/stderr.log` (torchrun), `rank3.log`,
-`node-a.log`.
+recoded. A path may tell a rank, a host or a try: `attempt_0/3/stderr.log` (torchrun), `slurm-4711_3.out`
+(Slurm's %j_%t, a file for each task), `rank3.log`, `node-a.log`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _TORCHRUN: Final = re.compile(
     r"attempt_(?P<attempt>\d+)[/\\](?P<rank>\d+)[/\\](?:stdout|stderr)\.log(?:\.gz)?$"
 )
 _RANK: Final = re.compile(r"(?i)(?:^|[^a-z])rank[-_.]?(?P<rank>\d+)(?:\D|$)")
+_SLURM: Final = re.compile(r"slurm-\d+_(?P<rank>\d+)\.(?:out|err|log)")
 _HOST: Final = re.compile(
     r"(?i)(?P<host>(?:[a-z\d]+-)*(?:node|host|worker|master|machine)(?:[-_]?\d+|-[a-z])(?:-\d+)*)\."
 )
@@ -85,7 +86,7 @@ def told_by_name(path: Path) -> tuple[int | None, str | None, int | None]:
     torchrun = _TORCHRUN.search(str(path))
     if torchrun:
         return int(torchrun["rank"]), None, int(torchrun["attempt"])
-    rank, host = _RANK.search(path.name), _HOST.match(path.name)
+    rank, host = _RANK.search(path.name) or _SLURM.match(path.name), _HOST.match(path.name)
     return (int(rank["rank"]) if rank else None), (host["host"] if host else None), None
 
 

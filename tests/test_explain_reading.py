@@ -80,7 +80,6 @@ def test_a_stream() -> None:
         ("logs/none_x/attempt_1/3/stderr.log", 3, None, 1),
         ("rank3.log", 3, None, None),
         ("slurm-4711_3.out", 3, None, None),
-        ("slurm-4711.out", None, None, None),
         ("train_rank_12.err", 12, None, None),
         ("node-a.log", None, "node-a", None),
         ("worker-3.out", None, "worker-3", None),

@@ -21,11 +21,12 @@ from rallypoint.diagnose.doctor.stores import Met, check_store, judge_nobody, ju
 from rallypoint.diagnose.findings import Fix, State, ok
 from rallypoint.errors import BindError
 from rallypoint.launch.endpoint import Endpoint
+from rallypoint.server.machine.names import LookUps
 from rallypoint.server.process import binding
 from raw import SECONDS, RawClient, server_of_torch
 from threads import serving_in_a_thread
 
-F, W, OK = State.FAILURE, State.WARNING, State.OK
+F, W, OK, U = State.FAILURE, State.WARNING, State.OK, State.UNKNOWN
 HERE = "127.0.0.1"
 
 
@@ -33,6 +34,7 @@ HERE = "127.0.0.1"
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks do not wait long for a stranger that says nothing."""
     monkeypatch.setattr(stores, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(stores, "_HERE_S", 0.2)
     monkeypatch.setattr(stores, "_STRANGER_S", 0.3)
 
 
@@ -207,10 +209,21 @@ def test_nobody_at_an_endpoint() -> None:
             "firewall",
         ),
         (OSError("odd"), False, F, "a:1 cannot be reached: odd", "firewall"),
+        # The endpoint's own check says so, and what to do.
+        (socket.gaierror(-2, "x"), False, U, "it was not looked for, since a does not resolve", ""),
     ):
         found = judge_nobody(Endpoint("a", 1), error, here)
         assert (found.state, found.found) == (state, text)
         assert hint in found.hint
+
+
+def test_only_where_look_ups_may_hold_up_torchs_server_is_there_much_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seconds, patience in ((0.01, 0.2), (1.5, 0.3)):
+        monkeypatch.setattr(stores, "look_up", lambda seconds=seconds: LookUps(64, seconds))
+        assert stores._patience(Endpoint(HERE, 1)) == patience
+    assert stores._patience(Endpoint("192.0.2.1", 1)) == 0.3, "of another machine nothing is known"
 
 
 def test_without_an_endpoint_there_is_nothing_to_knock_at() -> None:

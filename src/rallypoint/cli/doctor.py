@@ -130,8 +130,8 @@ def examine(situation: Situation, *, asked_for: bool, as_json: bool) -> bool:
     begun = time.monotonic()
     findings = _run_checks(situation, show_progress=True)
     store = worst(findings, "store")
-    answers = store is not None and store.state in (*_QUIET, State.WARNING)
-    place = situation.endpoint if asked_for and answers else None
+    is_lost = store is not None and store.state in (State.FAILURE, State.UNKNOWN)
+    place = situation.endpoint if asked_for and not is_lost else None
     gathered, between = _visit(place, findings) if place else (None, [])
     outlook = _outlook(findings)
     seconds = time.monotonic() - begun

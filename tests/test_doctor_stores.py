@@ -21,7 +21,6 @@ from rallypoint.diagnose.doctor.stores import Met, check_store, judge_nobody, ju
 from rallypoint.diagnose.findings import Fix, State, ok
 from rallypoint.errors import BindError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.server.machine.names import LookUps
 from rallypoint.server.process import binding
 from raw import SECONDS, RawClient, server_of_torch
 from threads import serving_in_a_thread
@@ -217,13 +216,13 @@ def test_nobody_at_an_endpoint() -> None:
         assert hint in found.hint
 
 
-def test_only_where_look_ups_may_hold_up_torchs_server_is_there_much_patience(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for seconds, patience in ((0.01, 0.2), (1.5, 0.3)):
-        monkeypatch.setattr(stores, "look_up", lambda seconds=seconds: LookUps(64, seconds))
-        assert stores._patience(Endpoint(HERE, 1)) == patience
-    assert stores._patience(Endpoint("192.0.2.1", 1)) == 0.3, "of another machine nothing is known"
+def test_only_with_what_may_be_torchs_server_is_there_much_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((HERE, 0)) as listener:
+        here = Endpoint(HERE, listener.getsockname()[1])
+        for library, patience in (("libc.so", 0.3), ("no-such-library", 0.2)):
+            monkeypatch.setattr(stores, "_TORCH_LIBRARY", library)
+            assert stores._patience(here) == patience
+        assert stores._patience(here._replace(host="192.0.2.1")) == 0.3, "of another machine nothing is known"
 
 
 def test_without_an_endpoint_there_is_nothing_to_knock_at() -> None:

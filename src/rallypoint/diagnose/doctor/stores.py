@@ -26,11 +26,10 @@ from rallypoint.errors import (
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.loops.backend import LOOP_PACKAGE
-from rallypoint.server.machine.names import look_up
-from rallypoint.server.machine.ports import client_ports, holder_of
+from rallypoint.server.machine.ports import client_ports, holder_has, holder_of
 from rallypoint.server.process.binding import is_this_machine, try_port
 from rallypoint.stores.client.connecting import connect
-from rallypoint.stores.client.deadline import Deadline, within
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.text import fine_duration
@@ -40,7 +39,8 @@ from rallypoint.wire.sessions import ASK
 
 _SECONDS: Final = 2.0
 _PATIENCE_S: Final = 12.0  # torch's server may be held up by a look-up; resolvers give up after 10 s
-_HERE_S: Final = 4.0  # on this machine, where look-ups are quick
+_HERE_S: Final = 4.0  # for a process of this machine that is without torch
+_TORCH_LIBRARY: Final = "libtorch_cpu"
 _ROUND_TRIPS: Final = 50
 _SLOW_S: Final = 0.05
 _HELD_UP_S: Final = 2.0
@@ -212,15 +212,10 @@ def check_store(situation: Situation) -> Iterator[Finding]:
 def _patience(endpoint: Endpoint) -> float:
     """How long a store may take to answer: torch's looks up the name of each client, which may hold it up.
 
-    Whether look-ups are slow is known of this machine alone.
+    A process of this machine that has not loaded torch cannot be that.
     """
-    if not is_this_machine(endpoint.host):
-        return _PATIENCE_S
-    try:
-        is_held_up = within(_SECONDS, look_up).stall
-    except TimeoutError:
-        is_held_up = True
-    return _PATIENCE_S if is_held_up else _HERE_S
+    may_be_torch = not is_this_machine(endpoint.host) or holder_has(endpoint.port, _TORCH_LIBRARY)
+    return _PATIENCE_S if may_be_torch else _HERE_S
 
 
 def _knock(endpoint: Endpoint) -> OSError | None:

@@ -75,11 +75,12 @@ def test_the_worst_of_a_name() -> None:
 
 
 def test_open_files() -> None:
-    relay = "rallypoint run --relay=on; or have the limit of 2,063 raised"
+    relay = "rallypoint run --relay=on; or 2,063 is the hard limit, which an administrator has to raise"
     for soft, hard, world, state, found, hint in (
         (1024, 4096, None, OK, "a process may open 1,024 files: room for 960 ranks at one server", ""),
         (1023, 4096, None, W, "which is little for a training", "ulimit -n 4096"),
         (1023, 1 << 20, None, W, "which is little", "ulimit -n 65536"),
+        (64, 64, None, W, "which is little", "64 is the hard limit, which an administrator has to raise"),
         (2064, 4096, 2000, OK, "room for 2,000 ranks", ""),
         (2063, 2064, 2000, W, "too few for 2,000 ranks at one server", "ulimit -n 2064"),
         (2063, 2063, 2000, W, "too few for 2,000 ranks", relay),

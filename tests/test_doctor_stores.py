@@ -25,7 +25,7 @@ from rallypoint.server.process import binding
 from raw import SECONDS, RawClient, server_of_torch
 from threads import serving_in_a_thread
 
-F, W, OK = State.FAILURE, State.WARNING, State.OK
+F, W, OK, U = State.FAILURE, State.WARNING, State.OK, State.UNKNOWN
 HERE = "127.0.0.1"
 
 
@@ -33,6 +33,7 @@ HERE = "127.0.0.1"
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks do not wait long for a stranger that says nothing."""
     monkeypatch.setattr(stores, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(stores, "_HERE_S", 0.2)
     monkeypatch.setattr(stores, "_STRANGER_S", 0.3)
 
 
@@ -207,10 +208,21 @@ def test_nobody_at_an_endpoint() -> None:
             "firewall",
         ),
         (OSError("odd"), False, F, "a:1 cannot be reached: odd", "firewall"),
+        # The endpoint's own check says so, and what to do.
+        (socket.gaierror(-2, "x"), False, U, "it was not looked for, since a does not resolve", ""),
     ):
         found = judge_nobody(Endpoint("a", 1), error, here)
         assert (found.state, found.found) == (state, text)
         assert hint in found.hint
+
+
+def test_only_with_what_may_be_torchs_server_is_there_much_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((HERE, 0)) as listener:
+        here = Endpoint(HERE, listener.getsockname()[1])
+        for library, patience in (("libc.so", 0.3), ("no-such-library", 0.2)):
+            monkeypatch.setattr(stores, "_TORCH_LIBRARY", library)
+            assert stores._patience(here) == patience
+        assert stores._patience(here._replace(host="192.0.2.1")) == 0.3, "of another machine nothing is known"
 
 
 def test_without_an_endpoint_there_is_nothing_to_knock_at() -> None:

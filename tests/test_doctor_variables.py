@@ -69,7 +69,7 @@ def test_sane_variables_are_told_in_one_finding() -> None:
     for name, texts in {
         "MASTER_ADDR": ("fd00::1", "localhost"),
         "MASTER_PORT": ("1024", "32767", "61000", "65535", " 29500 "),
-        "USE_LIBUV": ("", "0"),
+        "USE_LIBUV": ("", "1"),
         "RALLYPOINT_PATCH": ("always",),
         "RALLYPOINT_CLIENT": ("python",),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": ("1",),
@@ -78,6 +78,18 @@ def test_sane_variables_are_told_in_one_finding() -> None:
             assert list(variables.check_variables(situation({name: text}))) == [
                 ok("variables", f"{name}={text}")
             ]
+
+
+def test_a_switch_that_launchers_do_not_obey_is_called_so() -> None:
+    noted, told = variables.check_variables(situation({"USE_LIBUV": "0"}))
+    assert (noted.state, told) == (State.NOTE, ok("variables", "USE_LIBUV=0"))
+    assert "the stores that torchrun and accelerate make for their rendezvous do not" in noted.found
+
+
+def test_a_rank_beyond_the_world_may_be_right_and_the_world_too_small() -> None:
+    (found,) = variables.check_variables(situation({**RANK, "RANK": "5", "WORLD_SIZE": "2"}))
+    assert found.state is State.FAILURE
+    assert found.hint.startswith("WORLD_SIZE is the number of ranks on all machines together")
 
 
 OTHER_PORT = "export MASTER_PORT=29500"

@@ -205,8 +205,15 @@ def test_a_failed_job_ends_with_what_is_known_of_it(
     monkeypatch.setenv("RANK", "2")
     error = ModuleNotFoundError("No module named 'banana'")
     reports.report_failure(ModuleNotFoundError, error, None)
-    run._explain(Reports(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    blame = run._tell_failure(Reports(tmp_path), [])
+    assert blame is not None
+    run._explain(blame, Reports(tmp_path), "", 0.0)
     told = capsys.readouterr().err
-    first, _, advice = told.partition("\nwhy: ")
+    first, _, rest = told.rpartition("\n\n")
     assert "failed first: ModuleNotFoundError: No module named 'banana'\n" in first
-    assert "\nwhat to do:\n  1. " in advice
+    cause, action, report = rest.splitlines()
+    assert re.fullmatch(r"cause \(certain\): rank 2 on \S+: A Python package is missing", cause)
+    assert action.startswith("do first: Is the name right?")
+    file = Path(report.removeprefix("whole report: "))
+    assert (file.stat().st_mode & 0o077, "\nWhat to do\n  1. " in file.read_text()) == (0, True)

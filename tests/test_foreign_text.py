@@ -248,15 +248,18 @@ def test_no_text_of_another_machine_that_the_doctor_prints_is_raw(capsys: pytest
 
 
 def test_no_text_of_a_rank_that_the_launcher_prints_is_raw(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     who = replace(filled(RankIdentity), rank=0)
     (tmp_path / "elsewhere.json").write_text(to_text((ENDLESS,)))
     for number in range(2):
         failure = replace(filled(Failure), who=replace(who, rank=number))
         (tmp_path / f"failed-{number}-1.json").write_text(to_text(failure))
     (tmp_path / "roll.json").write_text(to_text(replace(filled(JoinProgress), expected=9)))
-    launcher._explain(Reports(tmp_path))
+    blame = launcher._tell_failure(Reports(tmp_path), [])
+    assert blame is not None
+    launcher._explain(blame, Reports(tmp_path), "", 0.0)
     launcher._tell_missing(Reports(tmp_path))
     line = launcher._JoinLine(Reports(tmp_path), from_start=True)
     line._began -= 1000.0

@@ -26,7 +26,7 @@ from rallypoint.diagnose.doctor.exchange import Gathered
 from rallypoint.diagnose.doctor.machine import versions
 from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
 from rallypoint.diagnose.doctor.situation import Situation, endpoint_of
-from rallypoint.diagnose.findings import Finding, Fix, State, failure, ok
+from rallypoint.diagnose.findings import Finding, Fix, State, failure, ok, worst
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.config import FILES, read_file
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
@@ -129,7 +129,9 @@ def examine(situation: Situation, *, asked_for: bool, as_json: bool) -> bool:
     """This machine; and the way to another one whose doctor listens at the endpoint, if it was named."""
     begun = time.monotonic()
     findings = _run_checks(situation, show_progress=True)
-    place = situation.endpoint if asked_for else None
+    store = worst(findings, "store")
+    is_lost = store is not None and store.state in (State.FAILURE, State.UNKNOWN)
+    place = situation.endpoint if asked_for and not is_lost else None
     gathered, between = _visit(place, findings) if place else (None, [])
     outlook = _outlook(findings)
     seconds = time.monotonic() - begun

@@ -15,7 +15,7 @@ from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import reports
-from rallypoint.launch.blame import find_blame
+from rallypoint.launch.blame import FailureSummary, find_blame
 from rallypoint.launch.command import end_as, run_command
 from rallypoint.launch.config import Settings, settle
 from rallypoint.launch.endpoint import Endpoints
@@ -65,7 +65,7 @@ def run(prog: str, words: Sequence[str]) -> int:
     if order.target.kind == "command":
         _check_for_command(order.options)
         _warn_of_isolation(order.target.words[0])
-    return end_as(_run(settings, order.target))
+    return end_as(_run(settings, order.target, explains=not order.no_explain))
 
 
 def _check_for_command(given: Mapping[str, object]) -> None:
@@ -93,7 +93,8 @@ def _warn_of_isolation(program: str) -> None:
         )
 
 
-def _run(settings: Settings, target: Program) -> int:
+def _run(settings: Settings, target: Program, *, explains: bool) -> int:
+    began = time.time()
     with reports.new_folder() as folder:
         environ = _environment(settings, target, str(folder))
         found = Reports(folder)
@@ -107,7 +108,10 @@ def _run(settings: Settings, target: Program) -> int:
             _tell_missing(found)
             return -ended.told_to  # torchrun ends with 1, and that is no failure of a rank
         if ended.code:
-            _explain(found, lost)
+            blame = _tell_failure(found, lost)
+            if blame is not None and explains:
+                log_dir = settings.passed_on.get("log_dir")
+                _explain(blame, found, log_dir.text if log_dir is not None else "", began)
         return ended.code
 
 
@@ -206,7 +210,7 @@ def _tell_missing(found: Reports) -> None:
         print(f"rallypoint: {_progress(roll)}", file=sys.stderr)
 
 
-def _explain(found: Reports, lost: Sequence[LostServer] = ()) -> None:
+def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary | None:
     """Print which rank, server or agent failed first, and which ranks only followed."""
     lines: list[str] = []
     roll = found.roll()
@@ -225,13 +229,26 @@ def _explain(found: Reports, lost: Sequence[LostServer] = ()) -> None:
         print("\nrallypoint: " + "\n".join(lines), file=sys.stderr)
     if blame is not None and blame.hint:
         print(f"\nhint: {blame.hint}", file=sys.stderr)
-    if blame is not None and blame.cause is not None:
-        from rallypoint.diagnose.explain import explain, words
-        from rallypoint.diagnose.explain.reading import log_of_failure
+    return blame
 
-        advice = words.as_advice(explain([log_of_failure(blame.cause)]))
-        if advice:
-            print(f"\n{advice}", file=sys.stderr)
+
+def _explain(blame: FailureSummary, found: Reports, log_dir: str, began: float) -> None:
+    """Print the cause, what to do first, and where the whole report is; nothing if that is not known.
+
+    Whatever is wrong with the logs, the job ends as it ended.
+    """
+    from rallypoint.diagnose import last_words  # late: a job that succeeds does not need it
+
+    try:
+        files = last_words.logs_since(Path(log_dir), began) if log_dir else []
+        explanation = last_words.explain_failure(blame, found.failures(), files)
+        if explanation is not None and found.elsewhere() and last_words.is_consequence(explanation):
+            return  # another machine knows the cause, and has told it
+        if explanation is not None:
+            report = last_words.place_of_report(explanation, files)
+            print("\n" + "\n".join(last_words.last_words(explanation, report)), file=sys.stderr)
+    except (OSError, RallypointError):
+        pass
 
 
 def _print_help(prog: str) -> None:

@@ -26,6 +26,15 @@ class FailureSummary:
     """The failure that came first; None if that process ended without a report."""
     hint: str = ""
     """Why a process may have ended without a traceback."""
+    exit: Exit | None = None
+    """How the rank ended that came first, if it left no report."""
+
+    @property
+    def rank(self) -> int:
+        """The rank that came first; -1 if it was a server or a launcher."""
+        if self.exit is not None:
+            return self.exit.rank
+        return self.cause.who.rank if self.cause is not None else -1
 
 
 def find_blame(
@@ -58,9 +67,8 @@ def _of_exception(cause: Failure, told: Sequence[Failure]) -> FailureSummary:
 def _of_crash(crash: Exit, told: Sequence[Failure]) -> FailureSummary:
     how = f"ended by {signal_name(-crash.code)}" if crash.code < 0 else f"ended with {exit_text(crash.code)}"
     hint = hint_for(how) or "it left no traceback: see what it printed above"
-    return FailureSummary(
-        f"rank {crash.rank} (process {crash.pid}) {how}", "", _followers(told, None), hint=hint
-    )
+    headline = f"rank {crash.rank} (process {crash.pid}) {how}"
+    return FailureSummary(headline, "", _followers(told, None), hint=hint, exit=crash)
 
 
 def _of_server(lost: LostServer, told: Sequence[Failure]) -> FailureSummary:

@@ -279,6 +279,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
 
 FLAGS: Final[tuple[Option, ...]] = (
     _flag("module", "What follows the options is a module, started as python -m does.", "-m"),
+    _flag("no_explain", "Do not explain a failure at the end of the output."),
     _flag("show_config", "Print each setting with where it comes from, and start nothing."),
     _flag("json", "Print JSON."),
     _flag("help", "Show this message and exit.", "-h"),
@@ -326,6 +327,7 @@ class CommandLine:
 
     options: Mapping[str, str | bool] = field(default_factory=dict)
     target: Program | None = None
+    no_explain: bool = False
     show_config: bool = False
     json: bool = False
     help: bool = False
@@ -350,13 +352,13 @@ def split_arguments(arguments: Sequence[str]) -> CommandLine:
         repeats = option is not None and option.repeats and name in given
         given[name] = f"{given[name]},{value}" if repeats else value
     check_backend(given.pop("rdzv_backend", BACKEND))
-    as_module, show_config, json = (
-        bool(given.pop(name, False)) for name in ("module", "show_config", "json")
+    as_module, no_explain, show_config, json = (
+        bool(given.pop(name, False)) for name in ("module", "no_explain", "show_config", "json")
     )
     target = _target(tuple(words), as_module)
     if target is None and not show_config:
         raise UsageError(f"there is no {'module' if as_module else 'script'} to start", hint=_USAGE)
-    return CommandLine(given, target, show_config, json)
+    return CommandLine(given, target, no_explain, show_config, json)
 
 
 def _take_option(words: deque[str]) -> tuple[str, str | bool]:

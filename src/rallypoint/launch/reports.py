@@ -98,6 +98,7 @@ class Exit:
     pid: int
     code: int
     time: float
+    local_rank: int = -1
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,8 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     if kind.__name__ == "ChildFailedError":  # torchrun's agent reports on its ranks
         failures: dict[int, Any] = error.failures  # type: ignore[attr-defined]
         exits = tuple(
-            Exit(int(rank), each.pid, each.exitcode, float(each.timestamp)) for rank, each in failures.items()
+            Exit(int(rank), each.pid, each.exitcode, float(each.timestamp), each.local_rank)
+            for rank, each in failures.items()
         )
         _leave(f"exits-{os.getpid()}", exits)
         return quiet

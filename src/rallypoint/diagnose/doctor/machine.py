@@ -26,6 +26,7 @@ _OTHERS: Final = ("torch", "accelerate", "deepspeed", "lightning", "numpy")
 _SPARE_FILES: Final = 64
 """How many files a server process has open besides its clients."""
 _FEW_FILES: Final = 1024
+_MANY_FILES: Final = 65_536
 _LITTLE_SHARED_MEMORY: Final = 1 << 30
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - it is only examined
 
@@ -98,14 +99,27 @@ def judge_open_files(soft: int, hard: int, world_size: int | None) -> Finding:
     room = soft - _SPARE_FILES
     what = f"a process may open {_number(soft)} files"
     if world_size is not None and room < world_size:
-        remedy = f"ulimit -n {world_size + _SPARE_FILES}"
+        remedy = _raise_limit(world_size + _SPARE_FILES, hard)
         if hard < world_size + _SPARE_FILES:
-            remedy = f"rallypoint run --relay=on; or have the limit of {_number(hard)} raised"
+            remedy = f"rallypoint run --relay=on; or {remedy}"
         return warning("open-files", f"{what}, too few for {world_size:,} ranks at one server", remedy)
     if soft < _FEW_FILES:
         what += ", which is little for a training"
-        return warning("open-files", what, f"ulimit -n {min(hard, 65_536)}")
+        return warning("open-files", what, _raise_limit(min(max(hard, _FEW_FILES), _MANY_FILES), hard))
     return ok("open-files", f"{what}: room for {_number(room)} ranks at one server")
+
+
+def _raise_limit(wanted: int, hard: int) -> str:
+    """How to raise the limit: up to the hard one anybody may, above it an administrator alone."""
+    if wanted <= hard:
+        return f"ulimit -n {wanted}"
+    wanted = max(wanted, _MANY_FILES)
+    return (
+        f"{_number(hard)} is the hard limit, which an administrator has to raise: for this shell, "
+        f"sudo prlimit --pid $$ --nofile={wanted}; for good, `* - nofile {wanted}` in "
+        f"/etc/security/limits.conf and a new login; for a service, LimitNOFILE={wanted}; for a container, "
+        f"--ulimit nofile={wanted}"
+    )
 
 
 def _number(limit: int) -> str:

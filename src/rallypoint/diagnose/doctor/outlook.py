@@ -41,13 +41,18 @@ _WAYS: Final = {
 
 
 def look_ahead(findings: Sequence[Finding], packages: Mapping[str, str]) -> list[Outlook]:
-    """What to expect of each way. `packages` has the versions of those that are installed."""
+    """What to expect of each way, or of all at once if torch cannot be used.
+
+    `packages` has the versions of those that are installed.
+    """
     torch = _without_torch(findings)
-    found = {name: torch or _of_store(findings, name, command) or _YES for name, command in _WAYS.items()}
+    if torch is not None:
+        return [Outlook("any job", *torch)]
+    found = {name: _of_store(findings, name, command) or _YES for name, command in _WAYS.items()}
     if "accelerate" not in packages:
         found["accelerate"] = (Prospect.NO, "accelerate is not installed: pip install accelerate")
     for name, check in (("file init", "file-init"), ("gloo", "gloo"), ("NCCL", "nccl")):
-        found[name] = torch or _of_check(findings, check)
+        found[name] = _of_check(findings, check)
     return [Outlook(name, *each) for name, each in found.items()]
 
 

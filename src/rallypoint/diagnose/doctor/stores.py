@@ -14,7 +14,7 @@ from typing import Final
 
 from rallypoint.diagnose.doctor.network import interfaces_out, resolve
 from rallypoint.diagnose.doctor.situation import MASTER_PORT, Situation, is_loopback
-from rallypoint.diagnose.findings import Finding, Fix, failure, ok, warning
+from rallypoint.diagnose.findings import Finding, Fix, failure, ok, unknown, warning
 from rallypoint.errors import (
     BindError,
     ConnectError,
@@ -26,7 +26,7 @@ from rallypoint.errors import (
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.loops.backend import LOOP_PACKAGE
-from rallypoint.server.machine.ports import client_ports, holder_of
+from rallypoint.server.machine.ports import client_ports, holder_has, holder_of
 from rallypoint.server.process.binding import is_this_machine, try_port
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
@@ -39,6 +39,8 @@ from rallypoint.wire.sessions import ASK
 
 _SECONDS: Final = 2.0
 _PATIENCE_S: Final = 12.0  # torch's server may be held up by a look-up; resolvers give up after 10 s
+_HERE_S: Final = 4.0  # for a process of this machine that is without torch
+_TORCH_LIBRARY: Final = "libtorch_cpu"
 _ROUND_TRIPS: Final = 50
 _SLOW_S: Final = 0.05
 _HELD_UP_S: Final = 2.0
@@ -195,9 +197,9 @@ def check_store(situation: Situation) -> Iterator[Finding]:
     if problem is not None:
         yield judge_nobody(endpoint, problem, is_this_machine(endpoint.host))
         return
-    begun = time.monotonic()
+    patience, begun = _patience(endpoint), time.monotonic()
     try:
-        met = meet(endpoint, _PATIENCE_S)
+        met = meet(endpoint, patience)
     except (ProtocolError, ConnectError):
         what, hint = describe_stranger(endpoint), "take another port, the same on all machines"
         yield failure("store", what, hint)
@@ -205,6 +207,15 @@ def check_store(situation: Situation) -> Iterator[Finding]:
         yield failure("store", f"{endpoint}: {error.message}", error.hint)
     else:
         yield judge_store(endpoint, met, time.monotonic() - begun)
+
+
+def _patience(endpoint: Endpoint) -> float:
+    """How long a store may take to answer: torch's looks up the name of each client, which may hold it up.
+
+    A process of this machine that has not loaded torch cannot be that.
+    """
+    may_be_torch = not is_this_machine(endpoint.host) or holder_has(endpoint.port, _TORCH_LIBRARY)
+    return _PATIENCE_S if may_be_torch else _HERE_S
 
 
 def _knock(endpoint: Endpoint) -> OSError | None:
@@ -227,6 +238,8 @@ def judge_nobody(endpoint: Endpoint, error: OSError, is_here: bool) -> Finding:
             f"the machine at {endpoint.host} answers, but nothing listens on port {endpoint.port} yet",
             f"right before a job begins; to try the way: rallypoint doctor --listen --endpoint {endpoint}",
         )
+    if isinstance(error, socket.gaierror):
+        return unknown("store", f"it was not looked for, since {endpoint.host} does not resolve")
     late = isinstance(error, TimeoutError)
     reason = f"no answer within {_SECONDS:g} s" if late else error.strerror or error
     return failure(

@@ -36,7 +36,7 @@ _USE_PYTHON_CLIENT: Final = "rallypoint run --client=python train.py, or file://
 def check_torch(situation: Situation) -> Iterator[Finding]:
     if find_spec("torch") is None:
         what = f"not installed for {sys.executable}; stores work without it, jobs do not"
-        yield warning("torch", what, "pip install torch")
+        yield failure("torch", what, "pip install torch")
         return
     yield from judge_torch(ask_torch(situation.environ))
 

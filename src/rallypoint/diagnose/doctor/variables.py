@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from rallypoint.diagnose.doctor.situation import EVERYWHERE, MASTER_PORT, Situation, is_loopback, number_in
-from rallypoint.diagnose.findings import Finding, State, failure, ok, set_variable, unset_variable, warning
+from rallypoint.diagnose.findings import (
+    Finding,
+    State,
+    failure,
+    note,
+    ok,
+    set_variable,
+    unset_variable,
+    warning,
+)
 from rallypoint.errors import UsageError
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, Patch, client_of, patch_of
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
@@ -19,6 +28,11 @@ _NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _RANK: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 _BELOW: Final = tuple(zip(_RANK[::2], _RANK[1::2], strict=True))
 _NOT_ABOVE: Final = (("LOCAL_RANK", "RANK"), ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+_COUNTS: Final = {
+    "WORLD_SIZE": "WORLD_SIZE is the number of ranks on all machines together, the same on each; or ",
+    "LOCAL_WORLD_SIZE": "LOCAL_WORLD_SIZE is the number of ranks on this machine; or ",
+    "GROUP_WORLD_SIZE": "GROUP_WORLD_SIZE is the number of machines, the same on each; or ",
+}
 _RENAMED: Final = {
     "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
@@ -30,11 +44,15 @@ _SHOWN: Final = (
 _SHOWN_PREFIXES: Final = ("PET_", "TORCHELASTIC_")
 
 _NAME: Final = "variables"
+_NOT_OBEYED: Final = (
+    ": torch obeys it in a script that is started without a launcher (env://, tcp://); the stores that "
+    "torchrun and accelerate make for their rendezvous do not"
+)
 _USE_FIRST_MACHINE: Final = "set MASTER_ADDR to the first machine's address, the same on all (hostname -I)"
 
 
 def check_variables(situation: Situation) -> Iterator[Finding]:
-    """One finding with all that are set, if they are sane; else one for each problem."""
+    """One finding with all that are set, after notes about them; else one for each problem."""
     environ = situation.environ
     problems = [
         *_check_address(environ, situation.machines),
@@ -43,8 +61,8 @@ def check_variables(situation: Situation) -> Iterator[Finding]:
         *_check_switches(environ),
         *_check_completeness(environ),
     ]
-    if problems:
-        yield from problems
+    yield from problems
+    if any(each.state is not State.NOTE for each in problems):
         return
     shown = [name for name in environ if name in _SHOWN or name.startswith(_SHOWN_PREFIXES)]
     texts = [f"{name}={environ[name]}" for name in sorted(shown)]
@@ -125,12 +143,18 @@ def _check_numbers(environ: Mapping[str, str]) -> Iterator[Finding]:
         first, second = numbers[small], numbers[large]
         if first is not None and second is not None and first >= second > 0:
             what = f"{small} is {first}, but {large} is {second}: ranks go from 0 to {second - 1}"
-            yield failure(_NAME, what, unset_variable(small, large))
+            yield failure(_NAME, what, _correct(small, large))
     for small, large in _NOT_ABOVE:
         first, second = numbers[small], numbers[large]
         if first is not None and second is not None and first > second >= 0:
             what = f"{small} is {first}, but {large} is only {second}"
-            yield failure(_NAME, what, unset_variable(small, large))
+            yield failure(_NAME, what, _correct(small, large))
+
+
+def _correct(small: str, large: str) -> str:
+    """Which of two numbers is wrong is not known here: a rank's may be right, and the size one machine's."""
+    counts = _COUNTS.get(large, "")
+    return f"{counts}let the launcher set them: {unset_variable(small, large)}"
 
 
 def _check_switches(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -141,9 +165,12 @@ def _check_switches(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield failure(_NAME, error.message, error.hint)
     if environ.get(LIBUV_VARIABLE):
         try:
-            parse_switch(environ[LIBUV_VARIABLE], f"the variable {LIBUV_VARIABLE}")
+            wanted = parse_switch(environ[LIBUV_VARIABLE], f"the variable {LIBUV_VARIABLE}")
         except UsageError as error:
             yield warning(_NAME, error.message, error.hint)
+        else:
+            if not wanted:
+                yield note(_NAME, f"{LIBUV_VARIABLE}={environ[LIBUV_VARIABLE]}{_NOT_OBEYED}")
     if environ.get(PATCH_VARIABLE, "").strip().lower() == Patch.NEVER.value:
         what = f"{PATCH_VARIABLE}=never: where torch has no libuv, Rallypoint may not help"
         yield warning(_NAME, what, unset_variable(PATCH_VARIABLE))

@@ -41,6 +41,14 @@ def holder_of(port: int) -> str | None:
     return f"process {pid} ({_command_of(pid)})" if pid is not None else None
 
 
+def holder_has(port: int, library: str) -> bool:
+    """Whether the process that listens on `port` has loaded a library; True if that is not told."""
+    try:
+        return library in Path(f"/proc/{_listening()[port]}/maps").read_text(errors="replace")
+    except (KeyError, OSError):
+        return True
+
+
 def out_of_files(port: int) -> str | None:
     """The process that listens on `port`, if it may open no more files; only Linux tells its limit."""
     import psutil

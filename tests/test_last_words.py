@@ -1,0 +1,199 @@
+"""The last three lines of a failed job: about the rank that is blamed, or nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rallypoint.diagnose.last_words import (
+    explain_failure,
+    is_consequence,
+    last_words,
+    logs_since,
+    place_of_report,
+)
+from rallypoint.launch.blame import find_blame
+from rallypoint.launch.reports import Exit, Failure, LostServer, RankIdentity
+
+_CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:9952. This is typically caused by ..."
+_SECONDS = 150
+
+
+def _failure(rank: int, moment: float, message: str, kind: str = "RuntimeError") -> Failure:
+    who = RankIdentity("node-a", 100 + rank, rank, rank, 2, local_world_size=2)
+    frame = 'Traceback (most recent call last):\n  File "train.py", line 7, in step\n    x\n'
+    return Failure(who, moment, kind, message, f"{frame}{kind}: {message}")
+
+
+def _words(failures: list[Failure], exits: list[Exit], files: list[Path]) -> list[str]:
+    blame = find_blame(failures, exits)
+    assert blame is not None
+    found = explain_failure(blame, failures, files)
+    return last_words(found, "here") if found is not None else []
+
+
+def test_three_lines_name_the_rank_that_is_blamed_and_what_to_do() -> None:
+    lost = _failure(0, 1.0, _CLOSED)
+    assert _words([lost, _failure(1, 2.0, "'labels'", "KeyError")], [], []) == [
+        "cause (likely): rank 1 on node-a: KeyError: 'labels'",
+        "do first: look at train.py, line 7, in step",
+        "whole report: here",
+    ]
+    killed = _words([lost], [Exit(1, 101, -9, 1.0, 1)], [])
+    assert killed[0] == "cause (likely): rank 1: A rank was killed"
+    assert "dmesg" in killed[1]
+
+
+def test_what_only_followed_is_called_so() -> None:
+    blame = find_blame([_failure(0, 1.0, _CLOSED)], [])
+    assert blame is not None
+    found = explain_failure(blame, [_failure(0, 1.0, _CLOSED)])
+    assert found is not None
+    assert is_consequence(found)
+    assert "it followed from something that no rank has reported" in last_words(found, "")[0]
+    assert len(last_words(found, "")) == 2
+
+
+def test_nothing_is_said_where_nothing_more_is_known() -> None:
+    assert _words([], [Exit(1, 101, 3, 1.0, 1)], []) == [], "the exit code says nothing"
+    lost = [_failure(0, 1.0, _CLOSED)]
+    blame = find_blame(lost, [], [LostServer("the job's store", "has ended by signal SIGKILL", 0.5)])
+    assert blame is not None
+    assert explain_failure(blame, lost) is None, "the ranks' words are no cause of a server's end"
+
+
+def test_files_tell_of_a_rank_that_reported_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "logs" / "none_abc"
+    old = tmp_path / "logs" / "none_old" / "attempt_0" / "1" / "stderr.log"
+    thrown = "terminate called after throwing an instance of 'c10::Error'\n  what():  "
+    for rank, text in enumerate(("all is well\n", f"{thrown}CUDA error: device-side assert triggered\n")):
+        path = run / "attempt_0" / str(rank) / "stderr.log"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    old.parent.mkdir(parents=True)
+    old.write_text("CUDA error: out of memory\n")
+    os.utime(old, (1.0, 1.0))
+    files = logs_since(tmp_path / "logs", time.time() - 60)
+    assert [path.parts[-2:] for path in files] == [("0", "stderr.log"), ("1", "stderr.log")]
+    failures, exits = [_failure(0, 1.0, _CLOSED)], [Exit(1, 101, -6, 1.0, 1)]
+    cause, *_ = _words(failures, exits, files)
+    assert "rank 1: A CUDA kernel found an index out of range" in cause
+    assert "SIGABRT" in _words(failures, exits, [])[0], "without files, what the exit code tells"
+    blame = find_blame(failures, exits)
+    assert blame is not None
+    found = explain_failure(blame, failures, files)
+    assert found is not None
+    assert place_of_report(found, files) == f"rallypoint explain {run}"
+
+
+def test_reports_are_kept_for_a_week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    failures = [_failure(1, 2.0, "'labels'", "KeyError")]
+    blame = find_blame(failures, [])
+    assert blame is not None
+    found = explain_failure(blame, failures)
+    assert found is not None
+    first = Path(place_of_report(found, []))
+    os.utime(first, (1.0, 1.0))
+    second = Path(place_of_report(found, []))
+    assert list(tmp_path.iterdir()) == [second]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "full"))
+    assert place_of_report(found, []) == ""
+
+
+# Real jobs -------------------------------------------------------------------------------------------------
+
+_JOIN = "import datetime, os, signal, socket, time\nimport torch, torch.distributed as dist\n"
+_INIT = f"{_JOIN}dist.init_process_group('gloo')\nrank = dist.get_rank()\n"
+
+# A script of two ranks, options, the cause, and what to do first.
+JOBS = {
+    "port": (
+        f"{_JOIN}if os.environ['RANK'] == '1': time.sleep(600)\n"
+        "held = socket.socket(); held.bind(('127.0.0.1', 0)); held.listen()\n"
+        "dist.TCPStore('127.0.0.1', held.getsockname()[1], 2, True)\n",
+        (),
+        r"rank 0 on \S+: The port ",
+        r"port",
+    ),
+    "variable": (
+        f"{_JOIN}if os.environ['RANK'] == '1': del os.environ['MASTER_ADDR']\n"
+        "dist.init_process_group('gloo')\n",
+        (),
+        r"rank 1 on \S+: A variable that a launcher sets is missing$",
+        r"rallypoint run",
+    ),
+    "own": (
+        f"{_INIT}if rank == 1: {{}}['labels']\ndist.all_reduce(torch.ones(1))\n",
+        (),
+        r"rank 1 on \S+: KeyError: 'labels'$",
+        r"look at \S+own.py, line 5, in <module>$",
+    ),
+    "killed": (
+        f"{_INIT}if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(torch.ones(1))\n",
+        (),
+        r"rank 1: A rank was killed$",
+        r"dmesg",
+    ),
+    "sizes": (
+        f"{_INIT}dist.all_reduce(torch.ones(4 + 4 * rank))\n",
+        ("--log-dir=logs", "--redirects=3"),
+        r"rank [01]: ",
+        r"terminate called|size",
+    ),
+    "barrier": (
+        f"{_JOIN}dist.init_process_group('gloo')\n"
+        "group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=2))\n"
+        "if dist.get_rank() == 1: time.sleep(600)\n"
+        "dist.barrier(group)\n",
+        (),
+        r"rank 0 on \S+: ",
+        r".",
+    ),
+}
+
+
+def _run(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "rallypoint", "run", "--nproc-per-node=2", *words],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
+    )
+    assert done.returncode == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_that_fails_says_why_and_what_to_do(name: str, tmp_path: Path) -> None:
+    script, options, cause, action = JOBS[name]
+    (tmp_path / f"{name}.py").write_text(script)
+    said = _run(tmp_path, *options, f"{name}.py")
+    lines = said.splitlines()[-3:]
+    assert re.match(rf"cause \((certain|likely|possible)\): {cause}", lines[0]), said
+    assert re.search(rf"^do first: .*{action}", lines[1]), said
+    place = lines[2].removeprefix("whole report: ")
+    if options:
+        assert place.startswith("rallypoint explain logs/"), said
+    else:
+        assert "What to do" in Path(place).read_text()
+
+
+def test_a_missing_module_is_explained_unless_nobody_wants_to_know(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import no_such_module\n")
+    lines = _run(tmp_path, "train.py").splitlines()[-3:]
+    assert re.fullmatch(r"cause \(certain\): ranks? [01].* on \S+: A Python package is missing", lines[0])
+    assert lines[1].startswith("do first: Is the name right?")
+    assert Path(lines[2].removeprefix("whole report: ")).exists()
+    said = _run(tmp_path, "--no-explain", "train.py")
+    assert "failed first: ModuleNotFoundError" in said
+    assert "cause (" not in said

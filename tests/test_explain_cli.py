@@ -183,18 +183,6 @@ def test_lines_that_look_like_a_cause() -> None:
     assert "  | FATAL: the frobnicator failed\n  (rank 2, 0.log, line 2)\n" in text
 
 
-def test_advice_is_short() -> None:
-    advice = words.as_advice(report_of("EADDRINUSE on port 29500\n"))
-    assert advice.splitlines() == [
-        "The port is taken: Another process holds port 29500.",
-        "why: Why.",
-        "what to do:",
-        "  1. Use another port than 29500.",
-        "  2. End the other process.",
-    ]
-    assert words.as_advice(report_of(traceback("ValueError: no"))) == ""
-
-
 # At the end of `rallypoint run` ----------------------------------------------------------------------------
 
 

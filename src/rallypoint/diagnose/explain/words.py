@@ -81,21 +81,6 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
     yield ["How sure", *_wrapped(f"{verdict.sure}: {'; '.join(verdict.reasons)}", "  ")]
 
 
-def as_advice(explanation: Explanation) -> str:
-    """The entry of the first cause, for the end of a failed job; empty if the cause is unknown."""
-    if explanation.verdict is None or explanation.verdict.incident.cause is None:
-        return ""
-    incident = explanation.verdict.incident
-    return "\n".join(
-        [
-            *_prose(f"{incident.title}: {incident.what}"),
-            *_prose(f"why: {incident.why}"),
-            "what to do:",
-            *_numbered(incident.do[:_ADVICE]),
-        ]
-    )
-
-
 def _headline(verdict: Verdict) -> str:
     incident = verdict.incident
     who = describe_writers(incident)

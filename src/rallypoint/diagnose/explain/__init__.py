@@ -14,6 +14,8 @@ The way of a log line through the files:
                   torchrun's table; the result is an Explanation (explanation)
     words         writes that as text and as JSON
 
+Beside that way, `flight` compares dumps of torch's Flight Recorder.
+
 Only `reading` and `knowledge` read files. For a new cause, add an entry to causes.toml and a sample to
 tests/logs. For a new launcher, add a rule to `prefixes`, and a mark to `endings` if it says that a process
 ended badly.

@@ -91,6 +91,14 @@ def test_what_a_job_outlived_is_no_failure() -> None:
     ).found
 
 
+def test_a_traceback_in_a_warning_is_one() -> None:
+    """A launcher that ends the others warns, too, but not of the exception below."""
+    warned = f"2026-11-15 14:36:19 - WARNING - could not import x\n{traceback(_BANANA)}"
+    assert not report_of(f"{warned}step 1 loss 0.5\n").found
+    sent = f"2026-11-15 14:36:19 - WARNING - Sending process 7 closing signal SIGTERM\n{traceback(_BANANA)}"
+    assert report_of(f"{sent}step 1 loss 0.5\n").found
+
+
 def test_the_backtrace_of_an_error_belongs_to_it() -> None:
     frames = "".join(f"frame #{number}: c10::x() + 0x1\n" for number in range(40))
     report = report_of(f"RuntimeError: EADDRINUSE\nException raised from x at y.cpp:1\n{frames}")

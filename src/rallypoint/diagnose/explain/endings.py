@@ -88,7 +88,7 @@ class Ending:
         self.shown = (
             self.shown or (known and line.severity == SERIOUS) or ended or line.text.startswith(_GAVE_UP)
         )
-        spoken = raised is not None or (known and line.severity != MILD)
+        spoken = (raised is not None and not raised.warned) or (known and line.severity != MILD)
         if spoken or ended or (number <= self._last + LAST_LINES and _BACKTRACE.match(line.text)):
             self._last = number
         if raised is not None and line.rank is not None:

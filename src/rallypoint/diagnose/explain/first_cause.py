@@ -127,7 +127,7 @@ def _suspects(evidence: Evidence) -> list[Suspect]:
     return [
         suspect
         for suspect in evidence.suspects.best()
-        if sources[suspect.log].ended_badly or not sources[suspect.log].life.went_on_after(suspect.line)
+        if sources[suspect.log].ended_badly or not sources[suspect.log].life.shows_after(suspect.line)
     ]
 
 
@@ -136,7 +136,7 @@ def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequen
     logs = {source.name: index for index, source in enumerate(sources)}
     for suspect in sorted(suspects, key=lambda each: (logs[each.log], each.line)):
         source = sources[logs[suspect.log]]
-        last = source.lines - suspect.line <= LAST_LINES and not source.life.went_on_after(0)
+        last = source.lines - suspect.line <= LAST_LINES and not source.life.shows_after(suspect.line)
         if suspect.loud and (source.ended_badly or last):
             seen = Sighting(
                 *(logs[suspect.log], suspect.line, suspect.rank, None, None),

@@ -16,20 +16,25 @@ from typing import Final
 LAST_LINES: Final = 40
 """How many lines are looked at."""
 _ENOUGH: Final = 2
-"""One step may have been on its way already when something failed; two are not."""
+"""One line may have been on its way already when something failed; two were not."""
 
 _NUMBER: Final = r"[\s\"'=:\[(|#]{1,6}-?\d"
 _STEP: Final = re.compile(
     rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
     rf"|\b(?:steps?|iter(?:ation)?s?|epochs?|batch|updates?|episodes?|rounds?)\b{_NUMBER}"
-    r"|\d(?:it/s|s/it|\s?(?:samples?|tokens?|tok|img|images|ex)/s)"
+    rf"|(?:\b|_)(?:f1|auc|mAP|bleu|rouge\w*|wer|cer|psnr|ssim|fid|top-?\d|precision|recall|score|metric|lr"
+    rf"|learning[ _]rate|grad[ _]norm|eta|tflops|mfu)\b{_NUMBER}"
+    r"|\d(?:it/s|s/it|\s?(?:samples?|tokens?|tok|img|images|ex|GB|MB)/s)"
     r"|\d%\|.*\d/\d"
-    r'|"(?:GET|POST|PUT|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d|\bthroughput\b'
-    r"|\[\s*\d+/\d+\]|\bbandwidth\b|\bbusbw\b"
+    r'|"(?:GET|POST|PUT|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d|\bthroughput\b|\bbandwidth\b'
+    r"|[\[(]\s*\d+/\s*\d+\b"
+    r"|^[|\s]*(?:[\d.:e+-]{1,20}[|\s]+){3}"  # a table
 )
 _END: Final = re.compile(
-    r"(?i)\b(?:finished|completed?|done|succeeded|success(?:ful|fully)?|saved|saving|passed|exiting"
-    r"|goodbye|shut(?:ting)? down|terminated normally|serving|listening|ready|running on|ok|ended with 0)\b"
+    r"(?i)\b(?:finished|complete[ds]?|done|succeeded|success(?:ful|fully)?|saved|saving|wrote|written|passed"
+    r"|exit(?:ing|ed normally|s successfully)|shut(?:ting)? ?down|terminated normally|ended with 0"
+    r"|serving|listening|ready|running on|startup complete|ok|max_\w+=\d+` reached|total time|took \d"
+    r"|ran \d+ tests?|uploaded|generated|resum(?:ed|ing)|recovered|reconnected|best)\b"
 )
 _NO_STEP: Final = re.compile(r"(?i)exception|traceback|fatal|fail(?:ed|ure)|abort|killed|error: ")
 _NO_END: Final = re.compile(
@@ -53,9 +58,12 @@ class Life:
         return bool(self.steps or self.ends)
 
     def went_on_after(self, line: int) -> bool:
-        """Whether the job went on after what a line says."""
-        steps = sum(step > line for step in self.steps)
-        return steps >= _ENOUGH or (steps > 0 and any(end > line for end in self.ends))
+        """Whether the job went on after the failure that a line tells."""
+        return sum(sign > line for sign in (*self.steps, *self.ends)) >= _ENOUGH
+
+    def shows_after(self, line: int) -> bool:
+        """Whether there is any sign after a line, which only looks like a failure."""
+        return any(sign > line for sign in (*self.steps, *self.ends))
 
 
 def look_for_life(texts: Sequence[str], last: int) -> Life:

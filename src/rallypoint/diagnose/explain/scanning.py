@@ -6,6 +6,7 @@ something (a traceback, torchrun's table) are all lines read, until it is closed
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -25,6 +26,10 @@ _MOST_WRITERS: Final = 100_000
 _LINES_BACK: Final = 60
 _TAIL_BYTES: Final = 1 << 16
 _MESSAGE_LINES: Final = 12
+# Words of a warning about an exception; other warnings may stand before any traceback.
+_WARNED_OF: Final = re.compile(
+    r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip|ignor"
+)
 
 Writer = tuple[object, ...]
 
@@ -157,6 +162,8 @@ class _Scanner:
     def _follow_traceback(self, line: Line) -> tuple[bool, Raised | None]:
         """Whether a line belongs to the frames of a traceback, and the exception if it is its end."""
         state = self._tracebacks.get(line.writer) or Traceback()
+        if tracebacks.BEGIN in line.text:
+            state.warned = self._is_warned_of(line)
         raised = state.take(line.text)
         if state.idle or (tracebacks.BEGIN in line.text and not state.chained):
             self._settle(line.writer)
@@ -166,10 +173,17 @@ class _Scanner:
             self._tracebacks[line.writer] = state
         return state.frame, raised
 
+    def _is_warned_of(self, head: Line) -> bool:
+        """Whether a traceback belongs to a warning: a logger's, in its first line or in the one before."""
+        before = next(self._earlier(), b"")
+        record = head if head.record else self._split(before)
+        return record.record and record.severity == MILD and bool(_WARNED_OF.search(record.text))
+
     def _judge(self, line: Line, raised: Raised | None, tries: int) -> None:
         matches = self._evidence.match(line.text) if line.text else []
         mild = (raised is None or raised.place is None) and line.severity == MILD
         raised = None if mild else raised
+        mild = mild or (raised is not None and raised.warned)
         for cause, facts in matches:
             self._evidence.add_known(cause, facts, raised, self._sighting(line, tries, cause, mild))
         ended = self._source.ending.take(line, self._number, raised, [cause.role for cause, _ in matches])
@@ -179,7 +193,7 @@ class _Scanner:
         known = [cause for cause, _ in matches if not cause.context]
         if raised is not None and not raised.chained and not known:
             self._settle(line.writer)
-            self._pending[line.writer] = _Pending(raised, self._sighting(line, tries, raised))
+            self._pending[line.writer] = _Pending(raised, self._sighting(line, tries, raised, mild))
             if line.writer not in self._tracebacks:  # there are too many writers: no more of it is read
                 self._settle(line.writer)
         elif line.writer in self._pending:

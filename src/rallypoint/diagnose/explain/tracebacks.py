@@ -102,6 +102,8 @@ class Raised:
     """Whether it is the consequence of an exception before it."""
     ignored: bool = False
     """Whether Python has ignored it: it was raised in a destructor."""
+    warned: bool = False
+    """Whether a logger has only warned of it."""
 
     @property
     def name(self) -> str:
@@ -140,6 +142,8 @@ class Traceback:
     def __init__(self) -> None:
         self.frame = False
         """Whether the last line was one of the frames, or the head of a traceback."""
+        self.warned = False
+        """Whether it belongs to a warning."""
         self._body = False
         self._headless = False
         self._indent = 0
@@ -238,7 +242,7 @@ class Traceback:
             self._foreign += 1  # another writer's line that does not say whose it is
             return None
         place = self._own_place or self._place
-        raised = Raised(found["kind"], found["message"] or "", place, self._chained)
+        raised = Raised(found["kind"], found["message"] or "", place, self._chained, warned=self.warned)
         self._body, self._after, self._chained = False, _AFTER_LINES, False
         return raised
 

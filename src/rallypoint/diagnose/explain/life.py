@@ -28,7 +28,7 @@ _STEP: Final = re.compile(
     r"|\d%\|.*\d/\d"
     r'|"(?:GET|POST|PUT|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d|\bthroughput\b|\bbandwidth\b'
     r"|[\[(]\s*\d+/\s*\d+\b"
-    r"|^[|\s]*(?:[\d.:e+-]{1,20}[|\s]+){3}"  # a table
+    r"|^[|\s]*(?:[\d.:e+-]{1,20}[|\s]+){3}|(?:\s\d+\.\d+){3}"  # rows of tables
 )
 _END: Final = re.compile(
     r"(?i)\b(?:finished|complete[ds]?|done|succeeded|success(?:ful|fully)?|saved|saving|wrote|written|passed"
@@ -58,8 +58,9 @@ class Life:
         return bool(self.steps or self.ends)
 
     def went_on_after(self, line: int) -> bool:
-        """Whether the job went on after the failure that a line tells."""
-        return sum(sign > line for sign in (*self.steps, *self.ends)) >= _ENOUGH
+        """Whether the job went on after the failure that a line tells. Words alone may be of its message."""
+        steps = sum(step > line for step in self.steps)
+        return steps > 0 and steps + sum(end > line for end in self.ends) >= _ENOUGH
 
     def shows_after(self, line: int) -> bool:
         """Whether there is any sign after a line, which only looks like a failure."""

@@ -27,6 +27,7 @@ _WORDS: Final = (
     (r"\bwarn(?:ing)?\b|\bretry(?:ing)?\b", -3),
     (r"\bdeprecat|\bfuturewarning\b", -5),
     (r"\b(?:no|0|without) (?:errors?|failures?)\b", -6),
+    (r"\bresolved\b|\bresum(?:ed|ing)\b|\brecovered\b|sent help message", -6),  # it is over, or was said
     (r"\bof \d+ (?:\w+ )?failed\b", -6),  # a count, such as that of a validation
     (r"^Exception raised from \w+ at |^frame #\d+: ", -9),  # where in C++ a message above comes from
     (r"^frame #\d+|^\S+ FAILED$", -9),  # a C++ backtrace; the heading of torchrun's table

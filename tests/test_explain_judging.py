@@ -86,7 +86,7 @@ def test_what_is_mostly_harmless_is_told_apart() -> None:
     report = report_of("(errno: 97 - Address family not supported by protocol)\nEADDRINUSE\n")
     assert _title(report) == "The port is taken"
     assert _titles(report.notices) == ["IPv6 is off"]
-    alone = report_of("(errno: 97 - Address family not supported by protocol)\n")
+    alone = report_of("(errno: 97 - Address family not supported by protocol)\nstep 1 loss 0.5\n")
     assert (alone.verdict, alone.found) == (None, False)
     assert _titles(alone.notices) == ["IPv6 is off"]
 
@@ -395,13 +395,13 @@ def test_thousands_of_unknown_exceptions_are_bounded() -> None:
 
 
 def test_lines_that_look_like_a_cause() -> None:
-    report = report_of("fine\n[rank2]: FATAL: the frobnicator failed\nwarning: retrying, error\nerror: x\n")
-    assert report.verdict is None
-    assert report.found
-    assert [(each.text, each.rank) for each in report.suspects] == [
-        ("FATAL: the frobnicator failed", 2),
-        ("error: x", None),
-    ]
+    report = report_of("fine\nit is a failure, said 3\n[rank2]: FATAL: the frobnicator failed\nerror: x\n")
+    assert (_title(report), _verdict(report).sure) == ("FATAL: the frobnicator failed", "possible")
+    assert _verdict(report).incident.ranks == [2]
+    assert {each.text for each in report.suspects} == {"it is a failure, said 3", "error: x"}
+    vague = report_of("fine\nit is a failure, said 3\nwarning: retrying, error\n")
+    assert (vague.verdict, vague.found) == (None, True)
+    assert [each.text for each in vague.suspects] == ["it is a failure, said 3"]
 
 
 # What `rallypoint run` knows -------------------------------------------------------------------------------

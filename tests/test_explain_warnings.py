@@ -15,6 +15,9 @@ _MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 G
 _WARNED = "[W1115 14:36:19.1 socket.cpp:1] [c10d] EADDRINUSE on port 29500\n"
 _WENT_ON = "".join(f"step {number} loss 0.5\n" for number in range(20))
 
+_SILENT = "".join(f"{name}\n" for name in "abcdefghijklmnopqrst")
+"""Lines that show neither a job at work nor its end."""
+
 
 def _title(report: Explanation) -> str:
     return report.verdict.incident.title if report.verdict is not None else ""
@@ -31,7 +34,7 @@ def _title(report: Explanation) -> str:
 def test_a_warning_is_a_notice_if_no_process_ended_badly(line: str) -> None:
     for log in (line, line + _WENT_ON):
         report = report_of(log)
-        assert (report.verdict, report.suspects, report.found) == (None, (), False)
+        assert (report.verdict, report.suspects, report.found) == (None, (), log == line)
         assert [(told.title, told.role) for told in report.notices] == [("The port is taken", "notice")]
 
 
@@ -43,7 +46,7 @@ def test_a_warning_is_a_notice_if_no_process_ended_badly(line: str) -> None:
         "Fatal Python error: Aborted\n",
         "rallypoint: rank 0 (process 7) ended with exit code 3\n",
         "srun: error: node-a: task 0: Exited with exit code 1\n",
-        f"{_WARNED}[E1115 14:36:20.1 socket.cpp:1] [c10d] EADDRINUSE\n{_WENT_ON}",
+        f"{_WARNED}[E1115 14:36:20.1 socket.cpp:1] [c10d] EADDRINUSE\n{_SILENT}",
     ],
 )
 def test_a_warning_is_the_cause_if_a_process_ended_badly(end: str) -> None:
@@ -71,14 +74,29 @@ def test_an_exception_is_no_warning_whatever_it_says() -> None:
     assert _title(report) == "The port is taken"
 
 
-def test_what_a_job_outlived_is_possible_at_most() -> None:
+def test_what_a_job_outlived_is_no_failure() -> None:
+    """Steps after it show that it was caught; other lines only make it less sure that it ended anything."""
     for error in (traceback(_MEMORY), traceback(_BANANA), "EADDRINUSE\n"):
-        ended, went_on = report_of(_WENT_ON + error), report_of(error + _WENT_ON)
+        ended, unclear = report_of(_WENT_ON + error), report_of(error + _SILENT)
         assert ended.verdict is not None
-        assert went_on.verdict is not None
+        assert unclear.verdict is not None
         assert ended.verdict.sure != "possible"
-        assert went_on.verdict.sure == "possible"
-        assert "nothing shows that a process ended badly" in went_on.verdict.reasons[-1]
+        assert unclear.verdict.sure == "possible"
+        assert "nothing shows that a process ended badly" in unclear.verdict.reasons[-1]
+        went_on = report_of(error + _WENT_ON)
+        assert (went_on.found, [told.role for told in went_on.notices]) == (False, ["notice"])
+    assert report_of(traceback(_BANANA, "[rank3]: ") + _WENT_ON).found  # nobody has caught that one
+    assert report_of(
+        traceback(_BANANA) + _WENT_ON + "srun: error: a: task 0: Exited with exit code 1\n"
+    ).found
+
+
+def test_a_traceback_in_a_warning_is_one() -> None:
+    """A launcher that ends the others warns, too, but not of the exception below."""
+    warned = f"2026-11-15 14:36:19 - WARNING - could not import x\n{traceback(_BANANA)}"
+    assert not report_of(f"{warned}step 1 loss 0.5\n").found
+    sent = f"2026-11-15 14:36:19 - WARNING - Sending process 7 closing signal SIGTERM\n{traceback(_BANANA)}"
+    assert report_of(f"{sent}step 1 loss 0.5\n").found
 
 
 def test_the_backtrace_of_an_error_belongs_to_it() -> None:

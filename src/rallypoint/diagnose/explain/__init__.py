@@ -7,9 +7,11 @@ The way of a log line through the files:
     scanning      takes these lines, one by one, through the next five
     prefixes      takes off what launchers and loggers put before a line: rank, host, time (stamps), level
     endings       follows torchrun's table and tries, and notes whether a process ended badly
-    tracebacks    follows the frames of a traceback up to its exception
+    tracebacks    follows the frames of a traceback up to its exception; says which ones are wrappers
+    layers        knows what NCCL, CUDA and compilers say before torch raises an exception for it
     evidence      matches the text with the known causes (knowledge, from causes.toml), and keeps sightings
     suspects      scores a line that nothing matches
+    life          when a log is read: whether its last lines show a job at work, or at its end
     first_cause   when all logs are read: the first cause and its consequences, by role, order and
                   torchrun's table; the result is an Explanation (explanation)
     words         writes that as text and as JSON

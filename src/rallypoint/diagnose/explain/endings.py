@@ -16,22 +16,41 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rallypoint.diagnose.explain.life import Life
 from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line
 from rallypoint.diagnose.explain.stamps import read_stamp
 from rallypoint.diagnose.explain.tracebacks import Raised
+from rallypoint.exits import exit_text, hint_for, signal_name
 
 MARKS: Final = (
     *("failed (exitcode:", "Root Cause (first observed failure)", "death signal, shutting down"),
     *("terminated with signal", "terminated with exit code", "died with <Signals", "exits with return code"),
     *("ended with exit code", "ended by SIG", "Fatal Python error", "terminate called", "core dumped"),
     *("segmentation fault", "Killed process", "exited with exit code", "*** JOB", "*** STEP"),
+    # mpirun, its daemons, Slurm
+    *("exited on signal", "terminated normally, but", "returned a non-zero exit code", "Job step aborted"),
+    *("exited with non-zero status", "MPI_ERRORS_ARE_FATAL", "ORTE has lost", "ORTE was unable", "oom-kill"),
+    # pdsh, accelerate, Ray
+    *("ssh exited with", "non-zero exit status", "A worker died or was killed"),
+    # containers
+    *("command terminated with", "exited with code", "OOMKilled", "CrashLoopBackOff", "low on resource"),
 )
-"""A line with one of these says that a process ended badly."""
-BACKTRACE: Final = "frame #"
-TABLE: Final = "Failures:"
+"""A line with one of these says that a process ended badly, or that a launcher gave up."""
+_BACKTRACE_MARK: Final = "frame #"
+_GAVE_UP: Final = "Killing subprocess"
+"""DeepSpeed, of the processes that it ends since one has failed."""
+SELECTED: Final = (*MARKS, _GAVE_UP, _BACKTRACE_MARK, "Failures:")
+"""Every line that matters here has one of these."""
 _ENDED_BADLY: Final = re.compile("|".join(map(re.escape, MARKS)), re.IGNORECASE)
-_BACKTRACE: Final = re.compile(rf"Exception raised from |{BACKTRACE}\d")
-_LAST_LINES: Final = 12
+_BACKTRACE: Final = re.compile(rf"Exception raised from |{_BACKTRACE_MARK}\d")
+_CODE: Final = re.compile(
+    r"(?:return code =|exit code:?|exitcode:|exited with code|exit status|non-zero status) *(?P<code>-?\d+)"
+    r"|(?:on signal|with signal|Signals\.SIG\w+:) *(?P<signal>\d+)",
+    re.IGNORECASE,
+)
+_SENT: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
+"""Signals that come from outside; launchers end the other processes with these."""
+LAST_LINES: Final = 12
 """How many lines count as the end of a log: other ranks may speak for a moment longer."""
 
 _HEADINGS: Final = re.compile(r"(?:Other )?Failures:$|(?P<root>Root Cause \(first observed failure\):)")
@@ -53,22 +72,55 @@ class Ending:
 
     shown: bool = False
     """Whether a line says that a process ended badly."""
-    _last: int = -_LAST_LINES - 1
+    _last: int = -LAST_LINES - 1
     """The last line that speaks of a failure."""
 
-    def take(self, line: Line, number: int, raised: Raised | None, roles: Collection[str]) -> None:
-        """Read a line, with the exception that it names and the roles of the known causes in it."""
+    _fatal: int = 0
+    """The last line that no process can have outlived."""
+
+    def take(self, line: Line, number: int, raised: Raised | None, roles: Collection[str]) -> bool:
+        """Read a line, with the exception that it names and the roles of the known causes in it.
+
+        Returns whether it says that a process ended badly.
+        """
         known = any(role != "notice" for role in roles)
+        ended = bool(_ENDED_BADLY.search(line.text)) and code_of(line.text) != 0
         self.shown = (
-            self.shown or (known and line.severity == SERIOUS) or bool(_ENDED_BADLY.search(line.text))
+            self.shown or (known and line.severity == SERIOUS) or ended or line.text.startswith(_GAVE_UP)
         )
-        spoken = raised is not None or (known and line.severity != MILD)
-        if spoken or (number <= self._last + _LAST_LINES and _BACKTRACE.match(line.text)):
+        spoken = (raised is not None and not raised.warned) or (known and line.severity != MILD)
+        if spoken or ended or (number <= self._last + LAST_LINES and _BACKTRACE.match(line.text)):
             self._last = number
+        if raised is not None and line.rank is not None:
+            self._fatal = number  # torch writes the rank before exceptions that nobody has caught
+        return ended
 
     def is_bad(self, lines: int) -> bool:
         """Whether a log with this number of lines shows a bad end."""
-        return self.shown or lines - self._last <= _LAST_LINES
+        return self.shown or lines - self._last <= LAST_LINES
+
+    def was_outlived(self, life: Life, tries: int) -> bool:
+        """Whether the job went on after all that was bad: in a later try, or since it was caught."""
+        return (not self._fatal or tries > 0) and life.went_on_after(self._last)
+
+
+def code_of(text: str) -> int | None:
+    """The exit code that a line tells, as Python gives it: a signal is a negative one."""
+    found = _CODE.search(text)
+    if found is None:
+        return None
+    code = -int(found["signal"]) if found["signal"] else int(found["code"])
+    return 128 - code if 128 < code < 160 else code  # as a shell tells a signal
+
+
+def describe_ending(text: str) -> tuple[str, str]:
+    """How a process ended, by a line that says so, and the role of that. A crash means more than a code."""
+    code = code_of(text)
+    if code is None:
+        return "", "wrapper"
+    ending = signal_name(-code) if code < 0 else exit_text(code)
+    crashed = bool(hint_for(ending)) and ending not in _SENT
+    return ending, "symptom" if crashed else "wrapper"
 
 
 @dataclass

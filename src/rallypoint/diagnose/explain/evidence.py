@@ -15,10 +15,13 @@ from typing import Final
 from rallypoint.diagnose.explain import endings, suspects, tracebacks
 from rallypoint.diagnose.explain.endings import Ending, Table, Tries
 from rallypoint.diagnose.explain.knowledge import Cause, fill
+from rallypoint.diagnose.explain.layers import LAYERS, Layer
+from rallypoint.diagnose.explain.life import Life
 from rallypoint.diagnose.explain.sieve import reduce, required_literals
 from rallypoint.diagnose.explain.stamps import Stamp
 from rallypoint.diagnose.explain.suspects import Suspects
 from rallypoint.diagnose.explain.tracebacks import Raised
+from rallypoint.exits import hint_for
 from rallypoint.text import excerpt
 
 _MOST_UNKNOWN: Final = 200
@@ -26,12 +29,6 @@ _MOST_SIGHTINGS: Final = 200_000
 _EXCERPTS: Final = 3
 _LONGEST_EXCERPT: Final = 500
 _NUMBERS: Final = re.compile(r"0x[0-9a-f]+|\d+")
-
-# Exceptions that follow when another process is gone, or when this one was told to end.
-_FOLLOWERS: Final = (
-    *("BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError"),
-    *("EOFError", "KeyboardInterrupt", "SystemExit", "CancelledError", "SignalException"),
-)
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,10 @@ class Incident:
     sightings: dict[tuple[object, ...], Sighting] = field(default_factory=dict)
     """One for each writer. When `first_cause` has dated them, none is known to come before the first."""
     count: int = 0
+    ending: str = ""
+    """How a process ended, if it is about no more than that: `SIGBUS`, `exit code 1`."""
+    guessed: bool = False
+    """Whether it is only a line that looks like a cause."""
 
     @property
     def seen(self) -> ValuesView[Sighting]:
@@ -88,6 +89,8 @@ class Incident:
 
     def is_same(self, other: Incident) -> bool:
         """Whether it is about the same cause, or the same exception."""
+        if self.cause is None and self.raised is None:
+            return other.cause is None and other.raised is None and self.text == other.text
         return self.cause is other.cause and self.raised == other.raised
 
     @property
@@ -122,7 +125,10 @@ class Incident:
 
     @property
     def what(self) -> str:
-        return fill(self.cause.what, self.facts) if self.cause is not None else ""
+        if self.cause is not None:
+            return fill(self.cause.what, self.facts)
+        hint = hint_for(self.ending)
+        return f"A process ended with {self.ending}{': ' if hint else ''}{hint}." if self.ending else ""
 
     @property
     def why(self) -> str:
@@ -145,6 +151,16 @@ class Source:
     tries: Tries = field(default_factory=Tries)
     ending: Ending = field(default_factory=Ending)
     lines: int = 0
+    life: Life = field(default_factory=Life)
+
+    @property
+    def went_on(self) -> bool:
+        """Whether the job went on after all that was bad in this log."""
+        return self.ending.was_outlived(self.life, self.tries.count)
+
+    @property
+    def ended_badly(self) -> bool:
+        return self.ending.is_bad(self.lines) and not self.went_on
 
     def attempt_of(self, tries: int) -> int | None:
         """The try of a line, by the tries that failed before it. Lines at the end belong to the last."""
@@ -160,6 +176,8 @@ class Evidence:
         self.sources: list[Source] = []
         self.known: dict[str, Incident] = {}
         self.unknown: dict[str, Incident] = {}
+        self.said: dict[Layer, dict[int, Sighting]] = {}
+        """For each library and log, the first line in which it says what happened."""
         self.suspects = Suspects()
         self.contexts: set[str] = set()
         self._room = _MOST_SIGHTINGS
@@ -168,8 +186,8 @@ class Evidence:
 
     def texts(self) -> Iterator[bytes]:
         """Texts in reduced form; every line that matters here contains one of them."""
-        begins = (tracebacks.BEGIN, tracebacks.UNREADABLE, endings.BACKTRACE, endings.TABLE)
-        for mark in (*begins, *endings.MARKS):
+        marks = (mark for layer in LAYERS for mark in layer.marks)
+        for mark in (*tracebacks.MARKS, *endings.SELECTED, *marks):
             yield reduce(mark.encode())
         for literals in self._literals.values():
             yield from literals
@@ -208,9 +226,21 @@ class Evidence:
         """Add an exception that no entry knows, with the last one of its chain."""
         name = _form_of(raised)
         if name in self.unknown or len(self.unknown) < _MOST_UNKNOWN:
-            role = "symptom" if raised.name in _FOLLOWERS else "cause"
+            role = "wrapper" if raised.is_wrapper else "symptom" if raised.is_follower else "cause"
             incident = self.unknown.setdefault(name, Incident(None, role, raised=raised, became=became))
             self._add(incident, seen)
+
+    def add_ending(self, seen: Sighting) -> None:
+        """Add that a launcher or the system says of a bad end, which no entry knows."""
+        ending, role = endings.describe_ending(seen.text)
+        name = _NUMBERS.sub("", seen.text[:_LONGEST_EXCERPT])
+        if name in self.unknown or len(self.unknown) < _MOST_UNKNOWN:
+            self._add(self.unknown.setdefault(name, Incident(None, role, ending=ending)), seen)
+
+    def add_said(self, layer: Layer, seen: Sighting) -> None:
+        """Add a line in which a library says what happened."""
+        text = excerpt(seen.text, _LONGEST_EXCERPT)
+        self.said.setdefault(layer, {}).setdefault(seen.log, replace(seen, text=text))
 
     def _add(self, incident: Incident, seen: Sighting) -> None:
         """Add a sighting. If thousands of ranks write the same, only the first few texts are kept."""

@@ -27,20 +27,28 @@ class Verdict:
     @property
     def sure(self) -> str:
         """certain, likely or possible."""
-        if not self.shown:
+        incident = self.incident
+        if not self.shown or incident.guessed or incident.role == "wrapper":
             return SURENESS[0]
-        level = SURENESS.index(self.incident.cause.sure if self.incident.cause is not None else "likely")
-        less = 0 if self.order == "torchrun" else TIERS[self.incident.role] + _LESS_SURE.get(self.order, 0)
+        level = SURENESS.index(incident.cause.sure if incident.cause is not None else "likely")
+        less = 0 if self.order == "torchrun" else TIERS[incident.role] + _LESS_SURE.get(self.order, 0)
         return SURENESS[max(level - less, 0)]
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is as sure as that."""
-        cause = self.incident.cause
-        meaning = MEANINGS[cause.sure] if cause is not None else "this error is not in the knowledge base"
         order = _ORDERS[self.order]
         place = order if self.order == "torchrun" else _ROLES.get(self.incident.role, order)
-        return (meaning, place) if self.shown else (meaning, place, _NOT_SHOWN)
+        reasons = (_GUESSED,) if self.incident.guessed else (self._meaning, place)
+        return reasons if self.shown else (*reasons, _NOT_SHOWN)
+
+    @property
+    def _meaning(self) -> str:
+        cause = self.incident.cause
+        if cause is None:
+            return "this error is not in the knowledge base"
+        # What a line means can be clear, though it is no cause.
+        return _CLEAR if self.incident.role == "wrapper" else MEANINGS[cause.sure]
 
 
 _LESS_SURE: Final = {"clocks": 1, "none": 1}
@@ -49,9 +57,11 @@ MEANINGS: Final = {
     "likely": "these words mostly mean this",
     "possible": "these words can mean other things as well",
 }
+_CLEAR: Final = "what these words mean is clear"
+_GUESSED: Final = "no error in the log is known here; this is the first line that states one"
 _ROLES: Final = {
-    "symptom": "it is the consequence of something that the log does not tell",
-    "wrapper": "it only says that something failed, and not what",
+    "symptom": "but it is the consequence of something that the log does not tell",
+    "wrapper": "but they only say that something failed, and not what: the cause is not in this log",
 }
 _NOT_SHOWN: Final = "nothing shows that a process ended badly, so it may have been of no consequence"
 _ORDERS: Final = {
@@ -62,6 +72,15 @@ _ORDERS: Final = {
     "torchrun": "torchrun saw this rank fail first",
     "none": "other errors were found, and nothing tells which came first",
 }
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The last line of a log that shows neither a job at work nor its end."""
+
+    text: str
+    log: str
+    line: int
 
 
 @dataclass(frozen=True)
@@ -80,8 +99,10 @@ class Explanation:
     """Lines that look like a cause, if no cause was found."""
     logs: tuple[str, ...]
     lines: int
+    stop: Stop | None = None
+    """Where the logs stop, if nothing was found and they show no end."""
 
     @property
     def found(self) -> bool:
         """Whether anything seems to be wrong; what is mostly harmless does not count."""
-        return self.verdict is not None or bool(self.suspects)
+        return self.verdict is not None or bool(self.suspects) or self.stop is not None

@@ -22,10 +22,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from rallypoint.diagnose.explain.endings import LAST_LINES
 from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, Source
-from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Verdict
+from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Stop, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
+from rallypoint.diagnose.explain.layers import Layer, is_echo
 from rallypoint.diagnose.explain.stamps import moment_of
+from rallypoint.diagnose.explain.suspects import Suspect
 
 _OTHER_CLOCK: Final = timedelta(seconds=2)
 """How much the clocks of two machines may differ."""
@@ -37,8 +40,10 @@ _WHOLE_SECOND: Final = timedelta(seconds=1)
 def find_first_cause(evidence: Evidence) -> Explanation:
     """The explanation that the evidence of some logs gives."""
     _without_context(evidence)
-    shown = any(source.ending.is_bad(source.lines) for source in evidence.sources)
-    everything = _specific([incident if shown else _weighed(incident) for incident in _date(evidence)])
+    _add_layers(evidence)
+    shown = any(source.ended_badly for source in evidence.sources)
+    dated = [_outlived(incident, evidence.sources) for incident in _date(evidence)]
+    everything = _specific([incident if shown else _weighed(incident) for incident in dated])
     serious = [incident for incident in everything if incident.role != "notice"]
     notices = [incident for incident in everything if incident.role == "notice"]
     verdicts = [
@@ -46,8 +51,12 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         for number, part in _by_attempt(serious)
     ]
     verdict = _last_cause(verdicts)
+    suspects = _suspects(evidence) if verdict is None or verdict.incident.role != "cause" else []
+    if verdict is None or verdict.incident.role == "wrapper":
+        guess = _guess(suspects, verdict, evidence.sources)
+        suspects = [each for each in suspects if guess is None or each.line != guess.incident.first.line]
+        verdict = guess or verdict
     consequences, others = _sort_rest(serious, verdict) if verdict is not None else ([], [])
-    weak = verdict is None or verdict.incident.role != "cause"
     return Explanation(
         verdict,
         tuple(consequences),
@@ -55,10 +64,98 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         tuple(notices),
         tuple(each for each in verdicts if verdict and each.incident.title != verdict.incident.title),
         len(verdicts),
-        tuple(evidence.suspects.best()) if weak else (),
+        tuple(suspects),
         tuple(source.name for source in evidence.sources),
         sum(source.lines for source in evidence.sources),
+        _stop(evidence.sources) if verdict is None else None,
     )
+
+
+def _add_layers(evidence: Evidence) -> None:
+    """Beside an exception about a library, what the library itself said first in that log is its cause."""
+    for layer, firsts in evidence.said.items():
+        failed = [
+            incident
+            for incident in (*evidence.known.values(), *evidence.unknown.values())
+            if any(layer.failed.search(seen.text) for seen in incident.seen)
+        ]
+        for first in firsts.values():
+            _put_before(first, layer, failed, evidence)
+
+
+def _put_before(first: Sighting, layer: Layer, failed: Iterable[Incident], evidence: Evidence) -> None:
+    """Make a library's own line the cause of the exception nearest to it.
+
+    If an entry about this library knows that one, the entry is kept, and is said of this line. If not, the
+    line is an unknown cause.
+    """
+    covered = {name for each in evidence.known.values() if each.cause for name in each.cause.over}
+    near = [
+        (not _fits(incident, layer), abs(seen.line - first.line), index, incident)
+        for index, incident in enumerate(failed)
+        for seen in incident.seen
+        if seen.log == first.log and (incident.cause is None or incident.cause.id not in covered)
+    ]
+    if not near:
+        return
+    nearest = min(near)[-1]
+    if _fits(nearest, layer):
+        nearest.role = "cause"
+        nearest.sightings = {first.writer: first, **nearest.sightings, first.writer: first}
+        return
+    evidence.unknown[first.text] = Incident(None, "cause", sightings={first.writer: first}, count=1)
+    for *_, incident in near:
+        if incident.cause is None:
+            incident.role = "wrapper"
+
+
+def _fits(incident: Incident, layer: Layer) -> bool:
+    """Whether what is known of an exception is true of what the library said before it, too."""
+    return incident.cause is not None and incident.cause.part == layer.part and not is_echo(incident.text)
+
+
+def _outlived(incident: Incident, sources: Sequence[Source]) -> Incident:
+    """What was caught, in a job that went on, ended nothing."""
+    if all(sources[seen.log].went_on for seen in incident.seen):
+        return replace(incident, role="notice")
+    return incident
+
+
+def _suspects(evidence: Evidence) -> list[Suspect]:
+    """Lines that look like a cause, but for those that the job has outlived."""
+    sources = {source.name: source for source in evidence.sources}
+    return [
+        suspect
+        for suspect in evidence.suspects.best()
+        if sources[suspect.log].ended_badly or not sources[suspect.log].life.shows_after(suspect.line)
+    ]
+
+
+def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequence[Source]) -> Verdict | None:
+    """The first line that states an error, in a log that ended badly, or that ends soon after it."""
+    logs = {source.name: index for index, source in enumerate(sources)}
+    for suspect in sorted(suspects, key=lambda each: (logs[each.log], each.line)):
+        source = sources[logs[suspect.log]]
+        last = source.lines - suspect.line <= LAST_LINES and not source.life.shows_after(suspect.line)
+        if suspect.loud and (source.ended_badly or last):
+            seen = Sighting(
+                *(logs[suspect.log], suspect.line, suspect.rank, None, None),
+                exact=False,
+                tries=source.tries.count,
+                text=suspect.text,
+            )
+            incident = Incident(None, "cause", sightings={seen.writer: seen}, count=1, guessed=True)
+            attempt = wrapper.attempt if wrapper is not None else 0
+            return Verdict(incident, "none", attempt, any(each.ended_badly for each in sources))
+    return None
+
+
+def _stop(sources: Sequence[Source]) -> Stop | None:
+    """Where the logs stop, if none shows a job at work or at its end."""
+    if any(source.life.shown for source in sources):
+        return None
+    written = [source for source in sources if source.life.text]
+    return Stop(written[-1].life.text, written[-1].name, written[-1].life.last) if written else None
 
 
 def _without_context(evidence: Evidence) -> None:

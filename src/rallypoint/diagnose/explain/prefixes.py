@@ -89,7 +89,7 @@ _BRACKETED: Final = (
     # torch, in front of each line of a traceback: the rank in the whole job
     _rule(r"\[rank(?P<rank>\d+)\]: ?"),
     # torchrun's and accelerate's tee: the role and the rank within the machine
-    _rule(r"\[[A-Za-z_](?:[\w-]*(?:[^\W\d]|-))?(?P<rank>\d+)\]:", weak_rank=True),
+    _rule(r"\[[A-Za-z_](?:[\w-]*(?:[^\W\d]|-))?(?P<rank>\d+)(?:\|\d+)?\]:", weak_rank=True),
     # ProcessGroupNCCL, Lightning
     _rule(r"\[(?:PG [^\[\]]*?)?(?i:rank)[ :=_]{0,2}(?P<rank>\d+)\]:? ?"),
     # torch's C++ logging, of today and of before 2.2
@@ -102,6 +102,14 @@ _BRACKETED: Final = (
         record=True,
     ),
     _rule(rf"\[{_CLOCK}\] ?", record=True),
+    # Ray's C++, SGLang (with its kinds of parallel ranks), NeMo; Slurm's daemons behind their time
+    _rule(rf"\[{_DATE} {_CLOCK} {_LETTER} \d+ \d+\] (?:\(\w+\) )?[\w./-]+:\d+: ?", record=True),
+    _rule(rf"\[{_DATE} {_CLOCK}(?: [A-Z]{{2}}\d+){{1,4}}\] ?(?:{_LEVEL}[: ] ?)?", record=True),
+    _rule(rf"\[NeMo {_LETTER} {_DATE} {_CLOCK} [\w.]+:\d+\] ?", record=True),
+    _rule(r"\[\d+\.(?:\d{1,3}|batch|extern)\] "),
+    # Open MPI; a logger's name before a time
+    _rule(rf"\[(?P<host>{_NAME}):(?P<pid>\d+)\] ", record=True),
+    _rule(r"\[\w+\] (?=[12]\d{3}-[01]\d-[0-3]\d )"),
     # the kernel's: dmesg -T, and dmesg
     _rule(
         rf"\[[A-Z][a-z]{{2}} {_MONTH} +(?P<day>\d+) {_CLOCK} (?P<year>\d{{4}})\] ?",
@@ -118,7 +126,20 @@ _PLAIN: Final = (
     _rule(rf"{_DATE}T{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d) (?:(?:stdout|stderr) [FP] )?"),
     _rule(
         rf"{_DATE}[ T]{_CLOCK}{_ZONE}[ \t]*(?:[-|:,\[\]][ \t]*)?(?:[\w.]+[ \t]*[-|:][ \t]*)?"
-        rf"{_LEVEL}(?:[ \t]*[-|:\]])?[ \t]*",
+        rf"{_LEVEL}(?:[ \t]*[-|:\]])?[ \t]*"
+        # the place: Ray's, loguru's, or the name of a logger
+        r"(?:[\w./-]+\.\w+:\d+ -- |[\w.<>]+:[\w.<>]+:\d+ - |[\w.]+ - )?",
+        record=True,
+    ),
+    # vLLM, of today and of before 0.8
+    _rule(
+        rf"{_LEVEL} (?P<month>[01]\d)-(?P<day>[0-3]\d) {_CLOCK} (?:\[[\w./-]+:\d+\]|[\w./-]+:\d+\]) ?",
+        record=True,
+    ),
+    # log4j, mmengine, and a date without its year
+    _rule(
+        rf"(?:\d\d/)?(?P<month>[01]\d)[/-](?P<day>[0-3]\d) {_CLOCK},?(?: - \w+ -)? {_LEVEL} +"
+        r"(?:- |[\w$.]+: )?",
         record=True,
     ),
     _rule(rf"{_DATE}[ T]{_CLOCK}{_ZONE}(?: ?[-|:])? ?"),
@@ -130,7 +151,11 @@ _PLAIN: Final = (
     _rule(rf"{_LEVEL}:[\w.]+:", record=True),
     # NCCL: the last number is the device, which need not be the rank
     _rule(rf"(?P<host>{_NAME}):(?P<pid>\d+):\d+ \[-?\d+\] ", record=True),
-    _rule(r"\(\w+ pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:]+))?\) "),
+    # Ray and vLLM: the kind of process, and which one; Ray's own processes
+    _rule(r"\((?:[\w.:-]+ )?(?:rank=(?P<rank>\d+) )?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:]+))?\) ?"),
+    _rule(r"\((?:raylet|autoscaler|gcs_server)(?: [^()]{0,40}?)?(?:, ip=(?P<host>[\w.:]+))?\) "),
+    # what the terminal shows of Ctrl-C, and blanks before a time
+    _rule(r"\^C(?=\S)| +(?=\[?[12]\d{3}-[01]\d-[0-3]\d[ T][012]\d:)"),
     _rule(rf"(?P<host>{_NAME}[-_]\d+) +\| "),
     _rule(
         rf"{_MONTH} +(?P<day>[0-3]?\d) {_CLOCK} (?P<host>{_NAME})"
@@ -145,8 +170,12 @@ _PLAIN: Final = (
     ),
 )
 # srun -l and pdsh: `3: text`, `node-a: text`.
-_LABEL: Final = _rule(rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME})): ", weak_rank=True)
-_AFTER_LABEL: Final = re.compile(r"Traceback \(most recent call last\):|  File \"")
+_LABEL: Final = _rule(
+    rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME}|\d+(?:\.\d+){{3}})): ", weak_rank=True
+)
+_AFTER_LABEL: Final = re.compile(r"Traceback \(most recent call last\):|  File \"|ssh: |bash: ")
+# Ray says the same of many processes once.
+_REPEATED: Final = re.compile(r" \[repeated \d+x across cluster\].{0,200}$")
 
 
 # A progress bar does not end its line: the next message stands right behind it.
@@ -179,7 +208,8 @@ class Prefixes:
     def split(self, raw: str) -> Line:
         """A line, without its prefixes."""
         bar = _BAR.match(raw) if "%|" in raw else None
-        line, strong = Line(raw[bar.end() :] if bar else raw), False
+        text = raw[bar.end() :] if bar else raw
+        line, strong = Line(_REPEATED.sub("", text) if "[repeated " in text else text), False
         for _ in range(_MOST_PREFIXES):
             prefix = _find_prefix(line.text) or (None if line.record else self._find_label(line.text))
             if prefix is None:

@@ -6,6 +6,7 @@ something (a traceback, torchrun's table) are all lines read, until it is closed
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -13,7 +14,9 @@ from typing import Final
 from rallypoint.diagnose.explain import tracebacks
 from rallypoint.diagnose.explain.evidence import Evidence, Sighting, Source
 from rallypoint.diagnose.explain.knowledge import Cause
-from rallypoint.diagnose.explain.prefixes import MILD, Line, Prefixes
+from rallypoint.diagnose.explain.layers import LAST_ERROR, layer_of
+from rallypoint.diagnose.explain.life import LAST_LINES, look_for_life
+from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line, Prefixes
 from rallypoint.diagnose.explain.sieve import ESCAPE, Sieve, blocks
 from rallypoint.diagnose.explain.stamps import Stamp
 from rallypoint.diagnose.explain.tracebacks import Raised, Traceback
@@ -23,6 +26,10 @@ _MOST_WRITERS: Final = 100_000
 _LINES_BACK: Final = 60
 _TAIL_BYTES: Final = 1 << 16
 _MESSAGE_LINES: Final = 12
+# Words of a warning about an exception; other warnings may stand before any traceback.
+_WARNED_OF: Final = re.compile(
+    r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip|ignor"
+)
 
 Writer = tuple[object, ...]
 
@@ -86,6 +93,8 @@ class _Scanner:
         """The bytes before the block that is being read."""
         self._looked_back: tuple[int, Stamp | None] = (-1, None)
         """Up to which line a time was looked for, and that time."""
+        self._answering: set[Writer] = set()
+        """Writers whose next line says what NCCL's last error was."""
 
     # Which lines -------------------------------------------------------------------------------------------
 
@@ -112,10 +121,16 @@ class _Scanner:
         """The log is at its end: exceptions that still wait for more are unknown ones."""
         for writer in list(self._pending):
             self._settle(writer)
+        self._source.life = look_for_life(self._last_texts(), self._source.lines)
+
+    def _last_texts(self) -> list[str]:
+        """The last lines; of a progress bar, what it shows at its end."""
+        lines = self._tail.removesuffix(b"\n").split(b"\n")[-LAST_LINES:]
+        return [self._prefixes.split(decode(line.rstrip(b"\r").rpartition(b"\r")[2])).text for line in lines]
 
     @property
     def _busy(self) -> bool:
-        return bool(self._tracebacks or not self._source.table.idle)
+        return bool(self._tracebacks or self._answering or not self._source.table.idle)
 
     def _take(self, index: int) -> None:
         """A line, or what matters of its parts: a progress bar may write a hundred thousand into one line."""
@@ -141,12 +156,14 @@ class _Scanner:
         line = self._source.table.take(self._source.tries.take(line))
         self._evidence.note_contexts(line.text)
         is_frame, raised = self._follow_traceback(line)
-        if not is_frame:
+        if not is_frame and not (raised is not None and raised.ignored):
             self._judge(line, raised, tries)
 
     def _follow_traceback(self, line: Line) -> tuple[bool, Raised | None]:
         """Whether a line belongs to the frames of a traceback, and the exception if it is its end."""
         state = self._tracebacks.get(line.writer) or Traceback()
+        if tracebacks.BEGIN in line.text:
+            state.warned = self._is_warned_of(line)
         raised = state.take(line.text)
         if state.idle or (tracebacks.BEGIN in line.text and not state.chained):
             self._settle(line.writer)
@@ -156,22 +173,49 @@ class _Scanner:
             self._tracebacks[line.writer] = state
         return state.frame, raised
 
+    def _is_warned_of(self, head: Line) -> bool:
+        """Whether a traceback belongs to a warning: a logger's, in its first line or in the one before."""
+        before = next(self._earlier(), b"")
+        record = head if head.record else self._split(before)
+        return record.record and record.severity == MILD and bool(_WARNED_OF.search(record.text))
+
     def _judge(self, line: Line, raised: Raised | None, tries: int) -> None:
         matches = self._evidence.match(line.text) if line.text else []
-        mild = raised is None and line.severity == MILD
+        mild = (raised is None or raised.place is None) and line.severity == MILD
+        raised = None if mild else raised
+        mild = mild or (raised is not None and raised.warned)
         for cause, facts in matches:
             self._evidence.add_known(cause, facts, raised, self._sighting(line, tries, cause, mild))
-        self._source.ending.take(line, self._number, raised, [cause.role for cause, _ in matches])
+        ended = self._source.ending.take(line, self._number, raised, [cause.role for cause, _ in matches])
+        if not matches and raised is None and not mild:
+            self._note_line(line, tries, ended=ended)
         # An entry that needs a context may be dropped in the end.
         known = [cause for cause, _ in matches if not cause.context]
         if raised is not None and not raised.chained and not known:
-            self._pending[line.writer] = _Pending(raised, self._sighting(line, tries, raised))
+            self._settle(line.writer)
+            self._pending[line.writer] = _Pending(raised, self._sighting(line, tries, raised, mild))
             if line.writer not in self._tracebacks:  # there are too many writers: no more of it is read
                 self._settle(line.writer)
         elif line.writer in self._pending:
             self._go_on(line, self._pending[line.writer], raised, {cause.role for cause in known})
         if raised is None and not known and not mild and self._source.table.idle:
-            self._evidence.suspects.add(line.text, self._source.name, self._number, line.rank)
+            serious = line.severity == SERIOUS
+            self._evidence.suspects.add(
+                line.text, self._source.name, self._number, line.rank, serious=serious
+            )
+
+    def _note_line(self, line: Line, tries: int, *, ended: bool) -> None:
+        """A line that no entry knows: how a process ended, or what a library says by itself."""
+        seen = Sighting(self._index, self._number, line.rank, line.host, line.stamp, False, tries, line.text)
+        asked = line.text.strip() == LAST_ERROR
+        answer = f"{LAST_ERROR} {line.text}" if line.writer in self._answering and not asked else line.text
+        if layer := layer_of(answer):
+            self._evidence.add_said(layer, replace(seen, stamp=line.stamp or self._look_back()))
+        elif ended:
+            self._evidence.add_ending(replace(seen, stamp=line.stamp or self._look_back()))
+        self._answering.discard(line.writer)
+        if asked and len(self._answering) < _MOST_WRITERS:
+            self._answering.add(line.writer)
 
     def _go_on(self, line: Line, pending: _Pending, raised: Raised | None, roles: set[str]) -> None:
         """A line after an exception that is not known: the next one of its chain, or more of its message."""
@@ -181,6 +225,10 @@ class _Scanner:
             if "cause" in roles or (pending.raised.only_waited and "symptom" in roles):
                 del self._pending[line.writer]  # the last one of the chain says what it means
             return
+        if pending.raised.is_open and line.text and pending.message_lines:
+            message = f"{pending.raised.message} {line.text.strip()}"
+            pending.raised = replace(pending.raised, message=message)
+            pending.seen = replace(pending.seen, line=self._number)
         if line.record or line.text.startswith("[") or (line.anonymous and not line.text):
             pending.message_lines = 0  # without names of writers, an empty line ends the message
         elif pending.message_lines and roles & {"cause", "symptom"}:

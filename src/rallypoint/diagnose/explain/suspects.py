@@ -27,9 +27,13 @@ _WORDS: Final = (
     (r"\bwarn(?:ing)?\b|\bretry(?:ing)?\b", -3),
     (r"\bdeprecat|\bfuturewarning\b", -5),
     (r"\b(?:no|0|without) (?:errors?|failures?)\b", -6),
+    (r"\bresolved\b|\bresum(?:ed|ing)\b|\brecovered\b|sent help message", -6),  # it is over, or was said
     (r"\bof \d+ (?:\w+ )?failed\b", -6),  # a count, such as that of a validation
     (r"^Exception raised from \w+ at |^frame #\d+: ", -9),  # where in C++ a message above comes from
     (r"^frame #\d+|^\S+ FAILED$", -9),  # a C++ backtrace; the heading of torchrun's table
+    (r"^\s+raise \w|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
+    (r"^During handling of |^The above exception was |^Last error:$", -9),  # the answer is in the next lines
+    (r"^#", -3),  # a table's head, or a comment
 )
 _SCORES: Final = tuple((re.compile(pattern, re.IGNORECASE), points) for pattern, points in _WORDS)
 _LEAST: Final = 3
@@ -37,6 +41,10 @@ PATTERNS: Final = tuple(pattern for pattern, points in _SCORES if points >= _LEA
 """The sieve lets a line through only if it may match one of these."""
 _MOST: Final = 5
 _MOST_FORMS: Final = 10_000
+# A line that states an error, and not one that talks of errors.
+_LOUD: Final = re.compile(
+    r"(?i)(?:\W*|[\w./@ -]{0,40}: )(?:an )?(?:fatal error|error|fatal|failed|critical|panic)\b[: ]"
+)
 _NUMBERS: Final = re.compile(r"\d+")
 
 
@@ -49,6 +57,8 @@ class Suspect:
     line: int
     rank: int | None
     score: int
+    loud: bool = False
+    """Whether it states an error: by its first words, or by its logger's level."""
 
 
 @dataclass
@@ -58,7 +68,7 @@ class Suspects:
     _kept: dict[str, Suspect] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
 
-    def add(self, text: str, log: str, line: int, rank: int | None) -> None:
+    def add(self, text: str, log: str, line: int, rank: int | None, *, serious: bool = False) -> None:
         form = _NUMBERS.sub("", text)
         if form in self._seen:
             return
@@ -67,7 +77,7 @@ class Suspects:
         points = score(text)
         if points < _LEAST:
             return
-        self._kept[form] = Suspect(text, log, line, rank, points)
+        self._kept[form] = Suspect(text, log, line, rank, points, serious or bool(_LOUD.match(text)))
         if len(self._kept) > _MOST:
             # Of several with the lowest score, the last one goes: earlier lines are nearer to the cause.
             worst = min(reversed(self._kept.items()), key=lambda each: each[1].score)[0]

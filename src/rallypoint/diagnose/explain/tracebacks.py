@@ -2,26 +2,45 @@
 
 Lines of several ranks may be mixed, so each writer has a state of its own. Of a chain ("During handling of
 the above exception, another exception occurred") the first exception is nearest to the cause: those after it
-are marked, so that none of them is taken for a failure of its own.
+are marked, so that none of them is taken for a failure of its own. Some exceptions only hand on another one,
+whose traceback is part of their message: these are wrappers, and the innermost exception is the cause.
+
+Logs are cut, so a traceback may have no head, and an exception may stand alone. rich draws its tracebacks in
+a box. What Python says in a destructor ("Exception ignored in") ends nothing.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 BEGIN: Final = "Traceback (most recent call last)"
-UNREADABLE: Final = 'File "'
-"""How the message about a script that Python cannot parse begins: it has no head."""
-_UNREADABLE: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?P<function>)$')
+_IGNORED: Final = "Exception ignored in"
+MARKS: Final = (BEGIN, 'File "', _IGNORED, "what():")
+"""A line with one of these opens something; a frame does so without a head, too."""
 _CHAINED: Final = (
     "During handling of the above exception, another exception occurred",
     "The above exception was the direct cause of the following exception",
 )
-_FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+_FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
+# rich: `│ /home/user/train.py:8 in train                 │`; the rest of the box is source code and values.
+_BOX: Final = re.compile(r"\s*[│╭╰┃┏┗]")
+_BOX_FRAME: Final = re.compile(r"\s*[│┃] (?P<file>[^\s:]\S*?):(?P<line>\d+) in (?P<function>\S+)")
 # A class, perhaps with its module, and a message. `INFO: x` or `Epoch: 3`, of another writer, is none.
-_EXCEPTION: Final = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?: ?:(?: (?P<message>.*))?)?$")
+_EXCEPTION: Final = re.compile(r"(?P<kind>[A-Za-z_][\w.]*(?:\(\w+\))?)(?: ?:(?: (?P<message>.*))?)?$")
+# One that stands alone must look more like one: `ValueError: text`, `torch.cuda.OutOfMemoryError: text`.
+_ALONE: Final = re.compile(
+    r"(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?|Exception): ?(?P<message>.*)$"
+)
+# Errors of argparse, and C++'s last words, are exceptions in all but name.
+_USAGE: Final = re.compile(
+    r"(?P<kind>\S{1,200}: error): (?P<message>(?:unrecognized arguments|argument |ambiguous option"
+    r"|the following arguments are required|one of the arguments|invalid choice|too few arguments).*)"
+)
+_THROWN: Final = re.compile(r"\s*what\(\): +(?P<message>.*)")
+_THROWS: Final = re.compile(r"terminate called after throwing an instance of '(?P<kind>[^']+)'")
+_CXX: Final = "C++ exception"
 _ENDS_OF_NAMES: Final = ("Error", "error", "Exception", "Timeout", "timeout")
 _CAPITALS: Final = re.compile(r"[^A-Z]*[A-Z][^a-z]*[a-z][^A-Z]*[A-Z]")
 _LIBRARIES: Final = re.compile(
@@ -31,9 +50,30 @@ _PLAIN: Final = (
     *("AttributeError", "NameError", "TypeError", "KeyError", "IndexError", "ZeroDivisionError"),
     *("UnboundLocalError", "AssertionError", "FileNotFoundError"),
 )
+# They say that something inside failed. What, is said by another exception, or by a process that is gone.
+_WRAPPERS: Final = re.compile(
+    r"(?:RayActorError|ActorDiedError|ActorUnavailableError|RayTaskError|WorkerCrashedError|NodeDiedError"
+    r"|OwnerDiedError|LocalRayletDiedError|TuneError|TrainingFailedError|ProcessRaisedException"
+    r"|ProcessExitedException|CheckpointException|BackendCompilerFailed|CalledProcessError|ChildFailedError"
+    r"|SignalException|EngineDeadError|AsyncEngineDeadError|BrokenProcessPool)\b"
+    r"|Exception: $|\w+: Caught \w+ in "
+    r"|\w+: (?:Engine core|WorkerProc|Engine process) (?:initialization )?failed"
+    r"|\w+: Error building extension|\w+: .{0,200}(?:exited with non-zero|returned non-zero exit) status"
+    r"|RuntimeError: Worker failed with error|\w+: DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly"
+)
+# They follow when another process is gone, or when this one was told to end.
+_FOLLOWERS: Final = (
+    *("BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError"),
+    *("EOFError", "KeyboardInterrupt", "SystemExit", "CancelledError", "SignalException"),
+)
+_TRUNCATED: Final = "pickle data was truncated"
+# The message has no end here: the next line has the point.
+_OPEN: Final = re.compile(r"[^.:]*(?:\.\w[^.:]*)*:$|\d+ validation errors? for [\w.]+$")
 _WAITED: Final = ("Empty", "TimeoutError")
 _MOST_LINES: Final = 400
 _FOREIGN_LINES: Final = 50
+_FOREIGN_LINES_HEADLESS: Final = 8
+_IGNORED_LINES: Final = 4
 _AFTER_LINES: Final = 60  # torch's messages may hold a backtrace of C++
 
 
@@ -60,6 +100,10 @@ class Raised:
     """The innermost frame outside of libraries; if there is none, the innermost one."""
     chained: bool
     """Whether it is the consequence of an exception before it."""
+    ignored: bool = False
+    """Whether Python has ignored it: it was raised in a destructor."""
+    warned: bool = False
+    """Whether a logger has only warned of it."""
 
     @property
     def name(self) -> str:
@@ -70,6 +114,21 @@ class Raised:
     def is_plain(self) -> bool:
         """Whether errors of this kind mostly come from the script itself."""
         return self.kind in _PLAIN
+
+    @property
+    def is_wrapper(self) -> bool:
+        """Whether it only says that something inside failed."""
+        return _WRAPPERS.match(f"{self.name}: {self.message}") is not None
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether it mostly follows from the end of another process."""
+        return self.name in _FOLLOWERS or self.message == _TRUNCATED
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its message goes on in the next line, and says what it is about only there."""
+        return _OPEN.match(self.message) is not None
 
     @property
     def only_waited(self) -> bool:
@@ -83,18 +142,23 @@ class Traceback:
     def __init__(self) -> None:
         self.frame = False
         """Whether the last line was one of the frames, or the head of a traceback."""
+        self.warned = False
+        """Whether it belongs to a warning."""
         self._body = False
+        self._headless = False
         self._indent = 0
         self._lines = 0
         self._foreign = 0
         self._after = 0
+        self._ignoring = 0
         self._chained = False
+        self._thrown = _CXX
         self._place: Frame | None = None
         self._own_place: Frame | None = None
 
     @property
     def idle(self) -> bool:
-        return not self._body and not self._after
+        return not self._body and not self._after and not self._ignoring
 
     @property
     def chained(self) -> bool:
@@ -103,41 +167,67 @@ class Traceback:
 
     def take(self, text: str) -> Raised | None:
         """Read the next line of this writer; return the exception if the line names it."""
-        unreadable = None if self._body else _UNREADABLE.match(text)
-        self.frame = BEGIN in text or unreadable is not None
+        headless = None if self._body else _FRAME.match(text)
+        self.frame = BEGIN in text or headless is not None
         if self.frame:
             self._begin(text)
-            if unreadable is not None:
-                self._take_frame(unreadable)
+            if headless is not None:
+                self._headless = True
+                self._take_frame(headless)
             return None
-        if self._body:
-            return self._take_body(text)
+        if text.startswith(_IGNORED):
+            self._ignoring, self.frame = _IGNORED_LINES, True
+            return None
+        raised = self._take_body(text) if self._body else self._take_alone(text)
+        if raised is None or not self._ignoring:
+            self._ignoring = max(self._ignoring - (not self._body), 0)
+            return raised
+        self._ignoring = self._after = 0
+        return replace(raised, ignored=True)
+
+    def _take_alone(self, text: str) -> Raised | None:
+        """A line outside of frames: an exception that stands alone, or more of the one before."""
         if self._after:
             self._after -= 1
             if text.startswith(_CHAINED):
-                self._chained, self._after = True, _AFTER_LINES
-        return None
+                self._chained, self._after, self.frame = True, _AFTER_LINES, True
+        if _BOX.match(text):
+            self.frame = True  # source code, in a box whose head was cut off
+            return None
+        if found := _THROWS.match(text):
+            self._thrown, self._after = found["kind"], max(self._after, 1)
+            return None
+        if found := _THROWN.match(text):
+            raised = Raised(self._thrown, found["message"], None, chained=False)
+            self._thrown, self._after = _CXX, _AFTER_LINES
+            return raised
+        found = _ALONE.match(text) or _USAGE.match(text)
+        if found is None:
+            return None
+        self._after, self._chained = _AFTER_LINES, False
+        return Raised(found["kind"], found["message"], None, chained=False)
 
     def _begin(self, text: str) -> None:
         if not self._after:
             self._chained = False
         # Some print a traceback as part of a message, further in.
         self._indent = len(text) - len(text.lstrip()) if text.lstrip().startswith(BEGIN) else 0
-        self._body, self._after = True, 0
+        self._body, self._after, self._headless = True, 0, False
         self._lines = self._foreign = 0
         self._place = self._own_place = None
 
     def _take_body(self, text: str) -> Raised | None:
         self._lines += 1
-        if self._lines > _MOST_LINES or self._foreign > _FOREIGN_LINES:
+        most_foreign = _FOREIGN_LINES_HEADLESS if self._headless else _FOREIGN_LINES
+        if self._lines > _MOST_LINES or self._foreign > most_foreign:
             self._body = False
             return None
         if not text[: self._indent].strip():
             text = text[self._indent :]
-        frame = _FRAME.match(text)
+        frame = _FRAME.match(text) or _BOX_FRAME.match(text)
         if frame:
             self._take_frame(frame)
-        self.frame = frame is not None or text[:1] in ("", " ", "\t")
+        self.frame = frame is not None or text[:1] in ("", " ", "\t") or _BOX.match(text) is not None
         return None if self.frame else self._take_end(text)
 
     def _take_frame(self, frame: re.Match[str]) -> None:
@@ -152,7 +242,7 @@ class Traceback:
             self._foreign += 1  # another writer's line that does not say whose it is
             return None
         place = self._own_place or self._place
-        raised = Raised(found["kind"], found["message"] or "", place, self._chained)
+        raised = Raised(found["kind"], found["message"] or "", place, self._chained, warned=self.warned)
         self._body, self._after, self._chained = False, _AFTER_LINES, False
         return raised
 

@@ -22,9 +22,13 @@ _OWN_ERROR: Final = "It is an ordinary error of Python code, and not one of dist
 _EMPTY: Final = (
     "The log is empty. Launchers write to standard error as well: `torchrun ... 2>&1 | tee train.log`."
 )
-_ONLY_WARNED: Final = (
-    "It was said in warnings only, and nothing shows that a process ended badly. If the job hangs, or has "
-    "failed all the same:"
+_OUTLIVED: Final = (
+    "It was said in warnings only, or the job went on after it, and nothing shows that a process ended "
+    "badly. If the job hangs, or has failed all the same:"
+)
+_STOPPED: Final = (
+    "If the job hangs there, `py-spy dump --pid PID` shows where each rank waits. If it has ended, the rest "
+    "of its output is missing here: launchers write to standard error as well."
 )
 _PASTED: Final = re.compile(r"`[^`]*`")
 _HELD: Final = "\0"
@@ -77,6 +81,8 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
         yield ["Why", *_prose(incident.why, "  ")]
         yield ["What to do", *_numbered(incident.do)]
     else:
+        if incident.what:
+            yield ["What happened", *_prose(incident.what, "  ")]
         yield ["What to do", *_numbered(_advice(incident))]
     yield ["How sure", *_wrapped(f"{verdict.sure}: {'; '.join(verdict.reasons)}", "  ")]
 
@@ -86,6 +92,10 @@ def _headline(verdict: Verdict) -> str:
     who = describe_writers(incident)
     if incident.cause is not None:
         return f"{who}: {incident.title}" if who else incident.title
+    if incident.guessed:
+        return f"{who}: this line states an error first" if who else "This line states an error first"
+    if incident.role == "wrapper" and incident.raised is None:
+        return f"{who}: no more is known than this" if who else "No more is known than this"
     what = "an error that is not known here"
     return f"{who} failed first, with {what}" if who else f"The first failure is {what}"
 
@@ -93,10 +103,15 @@ def _headline(verdict: Verdict) -> str:
 def _notice(incident: Incident, explanation: Explanation) -> list[str]:
     """A notice in full, if there is no failure."""
     by_nature = incident.cause is not None and incident.cause.role == "notice"
+    if incident.cause is None:
+        return [
+            *_wrapped(_with("An error that the job outlived", describe_writers(incident))),
+            *_quote(incident, explanation),
+        ]
     return [
         *_wrapped(_with(incident.title, describe_writers(incident))),
         *_quote(incident, explanation),
-        *_prose(f"{incident.what} {incident.why}" if by_nature else f"{incident.what} {_ONLY_WARNED}", "  "),
+        *_prose(f"{incident.what} {incident.why}" if by_nature else f"{incident.what} {_OUTLIVED}", "  "),
         *_numbered(incident.do[:_ADVICE]),
     ]
 
@@ -122,6 +137,14 @@ def _advice(incident: Incident) -> list[str]:
 def _nothing(explanation: Explanation) -> list[str]:
     if explanation.suspects:
         return _wrapped("Nothing in this log is known here. These lines look most like a cause:")
+    if explanation.stop is not None:
+        stop = explanation.stop
+        return [
+            *_wrapped("No known error was found, but the log shows neither training nor an end. It stops at"),
+            *_wrapped(excerpt(stop.text, _LONGEST_QUOTE), "  | "),
+            *_wrapped(f"({stop.log}, line {stop.line:,})", "  "),
+            *_wrapped(_STOPPED),
+        ]
     if not explanation.lines:
         return _wrapped(_EMPTY)
     size = f"{explanation.lines:,} lines" if explanation.lines != 1 else "1 line"
@@ -140,7 +163,10 @@ def _rest_blocks(explanation: Explanation) -> Iterator[list[str]]:
     sections = (
         ("What followed from that", explanation.consequences),
         ("Also found; it may be a cause of its own", explanation.others),
-        ("Also seen, mostly harmless", explanation.notices if explanation.found else ()),
+        (
+            "Also seen, mostly harmless",
+            explanation.notices if explanation.verdict or explanation.suspects else (),
+        ),
     )
     for heading, incidents in sections:
         if incidents:
@@ -224,6 +250,7 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
         "notices": [_incident_json(each, explanation) for each in explanation.notices],
         "other_tries": [_verdict_json(each, explanation) for each in explanation.other_tries],
         "suspects": list(map(asdict, explanation.suspects)),
+        "stop": None if explanation.stop is None else asdict(explanation.stop),
         "attempts": explanation.attempts,
         "logs": list(explanation.logs),
         "lines": explanation.lines,

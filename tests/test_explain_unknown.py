@@ -1,0 +1,158 @@
+"""Logs about which nothing is known: what is read from them, and which line is the verdict."""
+
+from __future__ import annotations
+
+import pytest
+
+from explaining import dedent, report_of, traceback
+from rallypoint.diagnose.explain import Explanation, words
+
+pytestmark = pytest.mark.windows
+
+_FRAMES = '  File "/app/train.py", line 8, in train\n    step()\n'
+_BANANA = "ValueError: the learning rate is a banana"
+
+
+def _told(report: Explanation) -> tuple[str, str]:
+    """The headline of the verdict, and its role."""
+    return (report.verdict.incident.headline, report.verdict.incident.role) if report.verdict else ("", "")
+
+
+# Reading ---------------------------------------------------------------------------------------------------
+
+_INNERMOST = {
+    "no head": f"{_FRAMES}{_BANANA}\n",
+    "alone": f"    raise ValueError(\n{_BANANA}\n",
+    "of a rank": f"[rank1]: {_BANANA}\n",
+    "loader": traceback("ValueError: Caught ValueError in DataLoader worker process 1.")
+    + f"Original Traceback (most recent call last):\n{_FRAMES}{_BANANA}\n",
+    "spawn": traceback("torch.multiprocessing.spawn.ProcessRaisedException: ")
+    + f"\n-- Process 0 terminated with the following error:\n{traceback(_BANANA)}",
+    "old spawn": traceback("Exception: ")
+    + f"\n-- Process 0 terminated with the following error:\n{traceback(_BANANA)}",
+    "checkpoint": traceback("x.CheckpointException: CheckpointException ranks:dict_keys([0])")
+    + f"Traceback (most recent call last): (RANK 0)\n{_FRAMES}{_BANANA}\n",
+    "ray": traceback("ray.exceptions.RayTaskError(ValueError): ray::f() (pid=7, ip=10.0.0.1)")
+    + f"{_FRAMES}{_BANANA}\n",
+    "vllm": f"(VllmWorker rank=1 pid=9) ERROR 06-29 11:07:41 [multiproc_executor.py:492] {_BANANA}\n"
+    + traceback("RuntimeError: Engine core initialization failed. See root cause above."),
+    "rich": "╭──── Traceback (most recent call last) ────╮\n│ /app/train.py:8 in train     │\n"
+    f"│ ❱  8 │   raise RuntimeError('no')  │\n╰──────────────╯\n{_BANANA}\n",
+    "destructor": traceback(_BANANA)
+    + f"Exception ignored in: <function X.__del__ at 0x7f>\n{traceback('KeyError: 1')}",
+}
+
+
+@pytest.mark.parametrize("name", _INNERMOST)
+def test_the_innermost_exception_is_the_cause(name: str) -> None:
+    report = report_of(_INNERMOST[name])
+    assert _told(report) == (_BANANA, "cause")
+    assert report.others == ()
+    assert not any("raise" in suspect.text for suspect in report.suspects)
+
+
+def test_a_frame_in_a_box_is_a_place() -> None:
+    verdict = report_of(_INNERMOST["rich"]).verdict
+    assert verdict is not None
+    assert verdict.incident.raised is not None
+    assert str(verdict.incident.raised.place) == "/app/train.py, line 8, in train"
+
+
+def test_what_python_ignores_is_nothing() -> None:
+    ignored = f"Exception ignored in: <function X.__del__ at 0x7f>\n{traceback('KeyError: 1')}"
+    assert not report_of(f"step 1 loss 0.5\n{ignored}").found
+
+
+def test_the_point_of_a_message_may_be_in_its_next_line() -> None:
+    report = report_of(
+        traceback("RuntimeError: Error(s) in loading state_dict for Net:\n\tsize mismatch for w")
+    )
+    assert report.verdict is not None
+    assert report.verdict.incident.first.line == 5
+    assert _told(report)[0].endswith("for Net: size mismatch for w")
+
+
+def test_last_words_of_other_programs() -> None:
+    thrown = (
+        "terminate called after throwing an instance of 'gloo::IoException'\n  what():  [pair.cc:7] refused\n"
+    )
+    assert _told(report_of(thrown)) == ("gloo::IoException: [pair.cc:7] refused", "cause")
+    usage = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --local-rank=0\n"
+    failed = "failed (exitcode: 2) local_rank: 0 (pid: 7) of binary: python\n"
+    assert _told(report_of(usage + failed))[0] == "train.py: error: unrecognized arguments: --local-rank=0"
+
+
+# Layers ----------------------------------------------------------------------------------------------------
+
+
+def test_what_nccl_says_comes_before_what_torch_says() -> None:
+    said = "node-a:12:34 [0] transport/p2p.cc:572 NCCL WARN failed to open CUDA IPC handle : 11\n"
+    harmless = "node-a:12:34 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]\n"
+    error = traceback("RuntimeError: NCCL error in: x.cpp:514, internal error")
+    report = report_of(harmless + said + error)
+    assert _told(report) == ("transport/p2p.cc:572 NCCL WARN failed to open CUDA IPC handle : 11", "cause")
+    assert [each.role for each in report.consequences] == ["wrapper"]
+    assert not report_of(f"{harmless}{said}step 1 loss 0.5\n").found
+    last = traceback(
+        "RuntimeError: NCCL error in: x.cpp:514, invalid argument\nLast error:\nInvalid rank : 2/2"
+    )
+    assert _told(report_of(last)) == ("Invalid rank : 2/2", "cause")
+
+
+def test_a_compiler_is_heard_if_a_build_failed() -> None:
+    said = "/usr/bin/ld: cannot find -lcuda: No such file or directory\n"
+    build = traceback(
+        "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1."
+    )
+    assert _told(report_of(said + build)) == (said.strip(), "cause")
+    assert _told(report_of(said + traceback(_BANANA)))[0] == _BANANA
+
+
+# Endings ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("[launch.py:184:sigkill_handler] ['python', 'x.py'] exits with return code = -7", "SIGBUS"),
+        ("[launch.py:184:sigkill_handler] ['python', 'x.py'] exits with return code = 3", "exit code 3"),
+        ("srun: error: node-a: task 3: Exited with exit code 139", "SIGSEGV"),
+        ("mpirun noticed that process rank 2 with PID 7 on node a exited on signal 6 (Aborted).", "SIGABRT"),
+        ("process 0 terminated with exit code 3221225477", "access violation"),
+        ("command terminated with exit code 137", "SIGKILL"),
+        ("Primary job  terminated normally, but 1 process returned", ""),
+    ],
+)
+def test_a_launcher_that_says_it_failed_is_believed(line: str, what: str) -> None:
+    report = report_of(f"step 1 loss 0.5\nstep 2 loss 0.5\n{line}\n")
+    assert report.verdict is not None
+    assert (report.verdict.sure, report.verdict.incident.cause) == ("possible", None)
+    assert what in report.verdict.incident.what
+    assert not report_of(f"step 1 loss 0.5\n{line}\n".replace(line, "x exited with code 0")).found
+
+
+def test_a_log_that_stops_is_not_all_clear() -> None:
+    report = report_of("loading the model\ninitializing ddp: rank 0 of 2\n")
+    assert (report.found, report.verdict) == (True, None)
+    assert report.stop is not None
+    assert (report.stop.text, report.stop.line) == ("initializing ddp: rank 0 of 2", 2)
+    assert "It\nstops at\n  | initializing ddp: rank 0 of 2\n  (0.log, line 2)\n" in words.as_text(report)
+    for end in ("Training done.\n", "{'loss': 0.5, 'epoch': 1}\n", " 3%|# | 3/90 [00:01<00:30, 2.1it/s]\n"):
+        assert not report_of("loading the model\n" + end).found
+
+
+def test_a_server_that_answers_again_has_not_failed() -> None:
+    answered = 'INFO:     10.5.0.8:40110 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+    error = f"ERROR:    Exception in ASGI application\n{traceback('KeyError: 1')}"
+    assert not report_of(dedent(answered + error + answered * 2)).found
+    assert report_of(dedent(answered + error)).found
+
+
+# Words -----------------------------------------------------------------------------------------------------
+
+
+def test_a_wrapper_is_never_said_to_be_certain() -> None:
+    verdict = report_of("torch.x.ChildFailedError: \n").verdict
+    assert verdict is not None
+    assert verdict.sure == "possible"
+    assert not any("nothing else" in reason for reason in verdict.reasons)

@@ -338,6 +338,11 @@ def test_lines_between_those_of_the_table_are_not_of_its_ranks() -> None:
     assert (_title(report), _verdict(report).incident.ranks) == ("The port is taken", [])
 
 
+def test_a_local_rank_is_no_rank() -> None:
+    report = report_of(_end_of_try(1) + _table(9, 8, "-15"))
+    assert _verdict(report).incident.ranks == []
+
+
 def test_the_table_itself_is_no_cause() -> None:
     report = report_of("train.py FAILED\n" + _table(1, 0, "-15"))
     assert _title(report) == "torchrun ended because a rank failed"

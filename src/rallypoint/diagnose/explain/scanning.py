@@ -153,8 +153,7 @@ class _Scanner:
 
     def _take_line(self, line: Line) -> None:
         tries = self._source.tries.count
-        self._source.tries.take(line)
-        line = self._source.table.take(line)
+        line = self._source.table.take(self._source.tries.take(line))
         self._evidence.note_contexts(line.text)
         is_frame, raised = self._follow_traceback(line)
         if not is_frame and not (raised is not None and raised.ignored):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 # The parser of the standard library's `re`. It has no public name since 3.11, but nothing else tells what
@@ -98,7 +98,7 @@ class Sieve:
     """Lets through the lines that contain one of some texts (in reduced form)."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
-        self._texts = _without_needless(texts)
+        self._texts = _without_needless(frozenset(texts))
         self._clean: set[bytes] = set()
 
     def select(self, block: bytes) -> list[int]:
@@ -120,10 +120,11 @@ class Sieve:
         return {form for form in forms if any(text in form for text in texts)} if texts else set()
 
 
-def _without_needless(texts: Iterable[bytes]) -> tuple[bytes, ...]:
+@lru_cache(maxsize=8)  # to compare each text with all others takes longer than to read a short log
+def _without_needless(texts: frozenset[bytes]) -> tuple[bytes, ...]:
     """Without the texts that contain another one: the shorter one finds their lines as well."""
     kept: list[bytes] = []
-    for text in sorted(set(texts), key=len):
+    for text in sorted(texts, key=lambda text: (len(text), text)):
         if not any(shorter in text for shorter in kept):
             kept.append(text)
     return tuple(kept)

@@ -86,7 +86,7 @@ def test_what_is_mostly_harmless_is_told_apart() -> None:
     report = report_of("(errno: 97 - Address family not supported by protocol)\nEADDRINUSE\n")
     assert _title(report) == "The port is taken"
     assert _titles(report.notices) == ["IPv6 is off"]
-    alone = report_of("(errno: 97 - Address family not supported by protocol)\nstep 1 loss 0.5\n")
+    alone = report_of("(errno: 97 - Address family not supported by protocol)\n")
     assert (alone.verdict, alone.found) == (None, False)
     assert _titles(alone.notices) == ["IPv6 is off"]
 

@@ -18,8 +18,6 @@ from rallypoint.diagnose.explain.scanning import Log
 
 pytestmark = pytest.mark.windows
 
-SOON = 6.0
-"""Seconds of CPU time. It is one on a quiet machine; what grows with the square of a length takes minutes."""
 LENGTH = 4096
 LINES = 100
 FILLERS = ("1", "a", "1 ", "a.", "/", "1:", "Error", ".so", "a=[", "1%|", "- ")
@@ -54,7 +52,7 @@ def test_what_matters_is_found_among_many_parts_of_a_line() -> None:
     log = Log("log", [b"1\r" * 100_000 + b"EADDRINUSE on port 29500\r" + b"1\r" * 100_000 + b"\n"])
     began = time.thread_time()
     report = explain([log])
-    assert time.thread_time() - began < SOON
+    assert time.thread_time() - began < 2
     assert report.verdict is not None
     assert report.verdict.incident.text == "EADDRINUSE on port 29500"
 
@@ -75,4 +73,4 @@ def test_a_long_line_in_parts_is_explained_soon(line: str) -> None:
     known = "1 of 2 machines came within 5 s: node-a"
     parts = "\r".join([line[: LENGTH - len(known) - 1] + " " + known] * LINES)
     log = [b"Traceback (most recent call last):\n", parts.encode(), b"\n"]
-    assert seconds(lambda: explain([Log("log", log)])) < SOON
+    assert seconds(lambda: explain([Log("log", log)])) < 2

@@ -147,7 +147,6 @@ class LoneNodeContract:
             assert log.followers() == [Follower("here", 2)]
 
 
-@pytest.mark.slow  # on a machine that stands still for seconds, etcd is away in earnest
 class TestEtcdNode(LoneNodeContract):
     @pytest.fixture
     def node(self, etcd: EtcdCluster) -> Node:

@@ -114,7 +114,7 @@ def test_a_name_that_came_late_is_no_failure(reproductions: dict[str, Reproducti
     logs = sorted(reproduction.folder.glob("rank-*.log"))
     report = explain([Log(path.name, [path.read_bytes()]) for path in logs])
     assert json.loads((reproduction.folder / "outcome.json").read_text())["codes"] == [0, 0], _texts(logs)
-    assert (report.verdict, [_name(told) for told in report.notices]) == (None, ["name-not-resolved"])
+    assert (report.found, [_name(told) for told in report.notices]) == (False, ["name-not-resolved"])
 
 
 # With launchers --------------------------------------------------------------------------------------------

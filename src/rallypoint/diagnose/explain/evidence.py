@@ -26,6 +26,7 @@ from rallypoint.text import excerpt
 
 _MOST_UNKNOWN: Final = 200
 _MOST_SIGHTINGS: Final = 200_000
+_MOST_FORMS: Final = 1_000
 _EXCERPTS: Final = 3
 _LONGEST_EXCERPT: Final = 500
 _NUMBERS: Final = re.compile(r"0x[0-9a-f]+|\d+")
@@ -182,6 +183,7 @@ class Evidence:
         self.contexts: set[str] = set()
         self._room = _MOST_SIGHTINGS
         self._literals = {cause: _literals_of(cause) for cause in causes}
+        self._by_form: dict[bytes, list[Cause]] = {}
         self._contexts = {pattern.pattern: pattern for cause in causes for pattern in cause.context}
 
     def texts(self) -> Iterator[bytes]:
@@ -196,12 +198,21 @@ class Evidence:
 
     def match(self, text: str) -> list[tuple[Cause, dict[str, str]]]:
         """The causes that a line means, each with the facts that the line tells."""
-        reduced = reduce(text.encode(errors="replace"))
-        return [
-            (cause, facts)
-            for cause, literals in self._literals.items()
-            if any(literal in reduced for literal in literals) and (facts := cause.match(text)) is not None
-        ]
+        found = (
+            (cause, cause.match(text)) for cause in self._candidates(reduce(text.encode(errors="replace")))
+        )
+        return [(cause, facts) for cause, facts in found if facts is not None]
+
+    def _candidates(self, reduced: bytes) -> list[Cause]:
+        """The causes of which a line has a text; lines of one form, which differ in numbers, have the same."""
+        known = self._by_form.get(reduced)
+        if known is None:
+            if len(self._by_form) >= _MOST_FORMS:
+                self._by_form.clear()
+            texts = self._literals.items()
+            known = [cause for cause, literals in texts if any(each in reduced for each in literals)]
+            self._by_form[reduced] = known
+        return known
 
     def note_contexts(self, text: str) -> None:
         """Remember that a line was seen which an entry asks for as its context."""

@@ -67,7 +67,7 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         tuple(suspects),
         tuple(source.name for source in evidence.sources),
         sum(source.lines for source in evidence.sources),
-        _stop(evidence.sources) if verdict is None else None,
+        _stop(evidence.sources, notices) if verdict is None else None,
     )
 
 
@@ -150,12 +150,19 @@ def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequen
     return None
 
 
-def _stop(sources: Sequence[Source]) -> Stop | None:
-    """Where the logs stop, if none shows a job at work or at its end."""
-    if any(source.life.shown for source in sources):
+def _stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | None:
+    """Where the logs stop, if none shows a job at work or at its end.
+
+    Not if the last line is a notice: that is told, and what to do if the job hangs there.
+    """
+    written = [index for index, source in enumerate(sources) if source.life.text]
+    if not written or any(source.life.shown for source in sources):
         return None
-    written = [source for source in sources if source.life.text]
-    return Stop(written[-1].life.text, written[-1].name, written[-1].life.last) if written else None
+    last = sources[written[-1]]
+    noticed = {(seen.log, seen.line) for each in notices for seen in each.seen}
+    if (written[-1], last.life.last) in noticed:
+        return None
+    return Stop(last.life.text, last.name, last.life.last)
 
 
 def _without_context(evidence: Evidence) -> None:

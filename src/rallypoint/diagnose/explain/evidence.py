@@ -204,7 +204,7 @@ class Evidence:
         return [(cause, facts) for cause, facts in found if facts is not None]
 
     def _candidates(self, reduced: bytes) -> list[Cause]:
-        """The causes of which a line has a text; lines of one form, which differ in numbers, have the same."""
+        """The causes of which a line has a text. Lines that differ in numbers only have the same ones."""
         known = self._by_form.get(reduced)
         if known is None:
             if len(self._by_form) >= _MOST_FORMS:

@@ -39,6 +39,10 @@ class Client:
     received: int = 0
     sent: int = 0
     waits: tuple[Wait, ...] = ()
+    told: str = ""
+    """What it has said of itself by the operation TELL, which is for launchers; nothing: it has not."""
+    told_seconds: float = -1.0
+    """Since it said so."""
 
 
 @dataclass(frozen=True)

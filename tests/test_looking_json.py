@@ -191,6 +191,7 @@ KNOWN = snapshot(
     group_writers=((0, 1), (2, 5)),
     rosters=(("job", "{}"),),
     plan=plan(("node-a", 4)),
+    stall="rank 3 is late",
     operations=(Operation("GET", 1, 2.0),),
     turn_p50=1.0,
     turn_p99=2.0,

@@ -285,6 +285,8 @@ class Snapshot:
     """Clients that have counted themselves in, as torch's do that know the world size."""
     plan: str = ""
     """The value of the key `PLAN`."""
+    stall: str = ""
+    """The value of the key `STALL`: what a launcher has found out about a job that stands still."""
     rosters: tuple[tuple[str, str], ...] = ()
     """The jobs that meet here: their ids, and their rosters as JSON (see `launch/rendezvous/roster.py`)."""
     received: int = 0

@@ -358,6 +358,10 @@ class Core(Front[Connection]):
     def plan(self) -> bytes | bytearray | None:
         return self._contents.plan
 
+    @property
+    def stall(self) -> bytes | bytearray | None:
+        return self._contents.stall
+
     def counts(self) -> dict[Op, int]:
         counts = self.forms.counts(self.clients.operations)
         for op, count in super().counts().items():

@@ -30,6 +30,9 @@ BOUNDARIES = [
 LOOKS = 0.01
 """How many of the requests ask what the server knows: all of them wait for the same few looks."""
 
+TELLS = 0.02
+"""How many of them tell something, for those who look."""
+
 QUESTIONS = [
     *(
         b"",
@@ -69,8 +72,11 @@ def one_request(
     sizes: tuple[int, ...] = (1,),
     value: Callable[[Random], bytes] = some_value,
 ) -> bytes:
-    op = Op(rng.randrange(1, 19)) if rng.random() >= LOOKS else Op.LOOK
+    drawn = rng.random()
+    op = Op.LOOK if drawn < LOOKS else Op.TELL if drawn < LOOKS + TELLS else Op(rng.randrange(1, 19))
     *words, number = keys
+    if op is Op.TELL:
+        return request(op, bytes(rng.choices(range(128), k=rng.choice([0, 1, 30, 300]))))
     if op is Op.LOOK:
         return request(op, rng.choice(QUESTIONS))
     if op is Op.DELETE_KEY and rng.random() < 0.3:

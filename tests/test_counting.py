@@ -62,10 +62,11 @@ KINDS = {
     Op.QUEUE_LEN: request(Op.QUEUE_LEN, b"q"),
     Op.LIST_KEYS: request(Op.LIST_KEYS),
     Op.BARRIER: barrier(b"b", 1),
+    Op.TELL: request(Op.TELL, b"text"),
 }
 """A request of each kind, by which no client does anything that it may not do twice."""
 
-IN_BATCHES: list[Op] = [op for op in KINDS if op not in (Op.CANCEL_WAIT, Op.PING, Op.BARRIER)]
+IN_BATCHES: list[Op] = [op for op in KINDS if op not in (Op.CANCEL_WAIT, Op.PING, Op.BARRIER, Op.TELL)]
 
 some_kinds = st.lists(
     st.sampled_from([*KINDS] + 4 * [Op.GET] + 2 * [Op.SET, Op.ADD, Op.CHECK, Op.WAIT, Op.PING]), max_size=12

@@ -149,6 +149,7 @@ def of_status() -> Iterator[str]:
             report = RollReport(asked, snapshot, roll, ENDLESS)
             yield from report.lines()
             yield from report.lines(80)
+            yield from report.below
         yield stall_text(roll, 1.0)
     for asked in (here, replace(here, keys=True)):
         yield from ForeignReport(asked, filled(ForeignStore)).lines()

@@ -204,7 +204,8 @@ def test_a_relay_that_is_lost_in_the_midst_of_a_batch_that_breaks_a_rule_is_no_f
 def held_in(client: Client) -> int:
     parser = client._parser
     assert parser is not None
-    return len(parser._kept) + sum(map(len, parser._blobs if parser._form is not None else ()))
+    kept = len(parser._kept) + sum(map(len, parser._blobs if parser._form is not None else ()))
+    return kept + len(client.told.text)
 
 
 @settings(deadline=None, max_examples=150)

@@ -32,7 +32,8 @@ from rallypoint.rollcall.snapshot import (
 from rallypoint.server.core.looks import quoted, relay_row
 from rallypoint.server.core.sessions import Session
 from rallypoint.server.core.store import Core
-from rallypoint.wire.encoding import VALIDATE
+from rallypoint.wire.encoding import VALIDATE, request
+from rallypoint.wire.opcodes import Op
 from rolls import part, plan, rank, ranks, snapshot
 from test_core import wait
 from test_looking import Clock, repeatable, seen_by, told
@@ -63,6 +64,7 @@ some_keys = st.lists(keys, min_size=1, max_size=2 * KEYS_NAMED, unique=True)
     who=identities,
     counted=st.tuples(numbers, numbers),
     waits=st.lists(st.tuples(moments, some_keys), max_size=3),
+    text=st.text(st.characters(max_codepoint=127)),
     now=moments,
 )
 def test_a_client_is_told_as_its_dataclass_says(
@@ -70,6 +72,7 @@ def test_a_client_is_told_as_its_dataclass_says(
     who: Identity,
     counted: tuple[int, int],
     waits: list[tuple[float, list[bytes]]],
+    text: str,
     now: float,
 ) -> None:
     clock = Clock(0.125)
@@ -79,6 +82,8 @@ def test_a_client_is_told_as_its_dataclass_says(
     for since, missing in waits:
         clock.now = since
         client.receive(wait(*missing))
+    clock.now = 0.5
+    client.receive(request(Op.TELL, text.encode()))
     client.who = who
     client.received, client.sent = counted
     clock.now = now
@@ -87,7 +92,9 @@ def test_a_client_is_told_as_its_dataclass_says(
         for since, missing in waits
     )
     found = seen_by(core)
-    assert found.clients == (Client(1, peer, now - 0.125, who, len(waits), *counted, expected),)
+    age = now - 0.5 if text else -1.0
+    operations = len(waits) + 1
+    assert found.clients == (Client(1, peer, now - 0.125, who, operations, *counted, expected, text, age),)
     assert (found.received, found.sent) == counted
 
 
@@ -175,7 +182,7 @@ def _replaced(content: Any, way: tuple[Any, ...], value: Any) -> Any:
 
 _PART = part("node-b", clients=ranks([2], "node-b"), barriers=(Barrier("b", 4, 1, ((3, 1.0),)),))
 KNOWN = snapshot(
-    clients=(rolls.client(1, rank(0), Wait(("k", "l"), 9, 1.5)), rolls.client(2)),
+    clients=(rolls.client(1, rank(0), Wait(("k", "l"), 9, 1.5)), rolls.client(2, told="t", told_seconds=3.0)),
     relays=(rolls.relay(5, part("node-c", relays=(rolls.relay(6, _PART, waits=(rolls.wait("k"),)),))),),
     barriers=(Barrier("b", 4, 3, ((1, 2.0), (5, 1.0))),),
     gone=(Gone(8, rank(3), 2.0, "why"),),
@@ -184,6 +191,7 @@ KNOWN = snapshot(
     group_writers=((0, 1), (2, 5)),
     rosters=(("job", "{}"),),
     plan=plan(("node-a", 4)),
+    stall="rank 3 is late",
     operations=(Operation("GET", 1, 2.0),),
     turn_p50=1.0,
     turn_p99=2.0,

@@ -9,7 +9,7 @@ import pytest
 from ends import Desk, Played, pop_called, wait_in_turn
 from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.question import PLAN, Question
+from rallypoint.rollcall.question import PLAN, STALL, STALL_BYTES, Question
 from rallypoint.rollcall.snapshot import Key, Snapshot, Value
 from rallypoint.server.core import writers
 from rallypoint.server.core.store import Core
@@ -278,15 +278,17 @@ def test_what_only_looks_like_a_ranks_key_tells_nothing(desk: Desk) -> None:
     assert seen_by(desk.front).group_writers == ()
 
 
-def test_workers_plan_and_rosters_are_told(desk: Desk) -> None:
+def test_workers_plan_stall_and_rosters_are_told(desk: Desk) -> None:
     (client,) = desk.open()
     plan = Plan(2, (PlannedMachine("node-a", 0, 4),)).to_json()
     client.send(add(b"init/", 3) + set_(b"/" + PLAN.encode(), plan.encode()))
     client.send(
         set_(b"/rallypoint/meeting/job/7/roster", b'{"who":1}') + set_(b"/rallypoint/meeting/roster", b"")
     )
+    client.send(set_(b"/" + STALL.encode(), b"\xff" + b"x" * STALL_BYTES))
     snapshot = seen_by(desk.front)
     assert (snapshot.workers, snapshot.plan) == (3, plan)
+    assert snapshot.stall == "\ufffd" + "x" * (STALL_BYTES - 1)
     assert snapshot.rosters == (("job/7", '{"who":1}'), ("", ""))
 
 

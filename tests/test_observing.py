@@ -21,6 +21,7 @@ from rallypoint.rollcall.events import (
     Connected,
     Erred,
     Event,
+    Hung,
     Joined,
     Left,
     RoundPlanned,
@@ -33,7 +34,7 @@ from rallypoint.rollcall.events import (
 )
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.question import PLAN
+from rallypoint.rollcall.question import PLAN, STALL
 from rallypoint.server.core.about import About
 from rallypoint.server.core.outbox import Close, CoreFault, GoOn, Pause, Work
 from rallypoint.server.core.store import Core
@@ -296,6 +297,21 @@ def test_a_plan_is_told_when_it_is_new(observed: Observed) -> None:
         client.send(set_(b"/" + PLAN.encode(), garbage))
         observed.core.end_second()
         assert observed.take() == []
+
+
+def test_what_a_launcher_says_of_a_stall_is_told_when_it_changes(observed: Observed) -> None:
+    (client,) = observed.open()
+    key = b"/" + STALL.encode()
+    for sent, events in (
+        (set_(key, b"rank 3 is late"), [Hung(1_010.0, "rank 3 is late")]),
+        (set_(key, b"rank 3 is late"), []),
+        (set_(key, b"rank 3\xff"), [Hung(1_010.0, "rank 3\ufffd")]),
+        (request(Op.DELETE_KEY, key), [Hung(1_010.0, "")]),
+        (request(Op.DELETE_KEY, key), []),
+    ):
+        client.send(sent)
+        observed.core.end_second()
+        assert observed.take() == events
 
 
 def test_without_a_file_there_are_no_events() -> None:

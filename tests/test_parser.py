@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.wire import parser
-from rallypoint.wire.handlers import SERVED, RequestHandler
+from rallypoint.wire.handlers import SERVED, TELLS, Deliver, RequestHandler
 from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import Forms, RequestParser
 
 pytestmark = pytest.mark.windows
@@ -31,6 +32,8 @@ MAGIC = 0x3C85F7CE
 VALIDATE = b"\x00" + struct.pack("<I", MAGIC)
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
+
+ALL: dict[Op, Deliver[Any]] = {**SERVED, **TELLS}
 
 Call = tuple[object, ...]
 
@@ -74,7 +77,7 @@ class Bench:
 
     def __init__(self, limits: Limits | None = None, *, validated: bool = True) -> None:
         self.recorder = Recorder()
-        self.parser = RequestParser(cast(RequestHandler, self.recorder), Forms(limits or Limits(), SERVED))
+        self.parser = RequestParser(cast(RequestHandler, self.recorder), Forms(limits or Limits(), ALL))
         if validated:
             self.parser.feed(VALIDATE)
             self.recorder.calls.clear()
@@ -147,6 +150,7 @@ EXAMPLES = [
     plain(17, "LIST_KEYS"),
     with_number(18, "BARRIER", b"key", 16_000),
     with_number(18, "BARRIER", b"key", -(1 << 63)),
+    plain(50, "TELL", b"text"),
 ]
 each_example = pytest.mark.parametrize("sent", EXAMPLES, ids=lambda sent: str(sent.call[0]))
 
@@ -159,7 +163,7 @@ def in_bytes(wire: bytes) -> list[bytes]:
 
 
 def test_the_examples_cover_all_operations() -> None:
-    assert {sent.wire[0] for sent in EXAMPLES} == set(range(1, 19))
+    assert {sent.wire[0] for sent in EXAMPLES} == {*range(1, 19), 50}
 
 
 @each_example
@@ -513,7 +517,7 @@ class Crowd:
     """Parsers on handlers of their own that share their forms, as the connections of one server do."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.forms: Forms[RequestHandler] = Forms(limits or Limits(), SERVED)
+        self.forms: Forms[RequestHandler] = Forms(limits or Limits(), ALL)
 
     def join(self, handler: Recorder | None = None) -> tuple[Recorder, Callable[[bytes], bytes]]:
         handler = handler or Recorder()

@@ -139,7 +139,9 @@ class Replay:
                     self._drop(other.client, other.error.message)
 
 
-keys = st.sampled_from([b"/a", b"/b", b"/c", b"/rallypoint/roll", b"/default_pg/0//cpu//0/1"])
+keys = st.sampled_from(
+    [b"/a", b"/b", b"/c", b"/rallypoint/roll", b"/rallypoint/stall", b"/default_pg/0//cpu//0/1"]
+)
 values = st.sampled_from([b"", b"v", b"12", b"x" * 300])
 tokens = st.sampled_from([bytes(16), bytes(range(16))])
 REQUESTS = st.one_of(
@@ -154,6 +156,7 @@ REQUESTS = st.one_of(
     st.builds(lambda key, size: request(Op.BARRIER, key, tail=pack_i64(size)), keys, st.integers(1, 3)),
     st.sampled_from([request(Op.CANCEL_WAIT), request(Op.LIST_KEYS), b"\x30" + u64(0), b"\xff"]),
     st.just(request(Op.DELETE_KEY, b'/rallypoint/hello/1/{"rank":3,"role":"rank","world_size":4}')),
+    st.builds(lambda text: request(Op.TELL, text), st.sampled_from([b"", b"told", b'"' * 900, b"\xff"])),
     st.builds(lambda token, taken: session(token, taken=taken), tokens, st.integers(0, 1)),
 )
 BATCHES = st.builds(
@@ -207,6 +210,7 @@ HISTORY = [
     Input("open", data=session() + b"\x22" + batch(1, 0, counted_request(Op.WAIT, [b"/b"]))),
     *(Input("open", data=request(Op.DELETE_KEY, b'/rallypoint/hello/1/{"rank":%d}' % n)) for n in range(20)),
     *(Input("receive", number, request(Op.BARRIER, b"/x", tail=pack_i64(18))) for number in range(2, 20)),
+    Input("receive", 2, request(Op.TELL, b'ranks "0" to 3')),
     Input("open", data=b"\x30" + u64(len(b'{"keys":9}')) + b'{"keys":9}'),
     Input("snapshot"),
     Input("time", seconds=1.5),
@@ -228,3 +232,4 @@ def test_another_process_gives_the_same_outputs() -> None:
     (told,) = outputs
     assert told.count("notice") >= 18
     assert '"keys":[{"key":"a"' in told
+    assert '"told":"ranks' in told

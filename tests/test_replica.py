@@ -330,6 +330,24 @@ def test_who_looks_is_answered_without_a_record_and_without_a_lease() -> None:
     assert not leader.sent[rank.id], "who may ask for more is answered when this leader surely leads"
 
 
+def test_what_a_client_tells_is_no_record_and_what_a_launcher_says_of_a_stall_is() -> None:
+    leader = Leader([])
+    while leader.commit():
+        pass
+    caller = leader.open(request(Op.TELL, b"text"))
+    leader.receive(caller, request(Op.TELL, b"another"))
+    assert not leader.commit()
+    assert (caller.held, caller.is_known) == (0, False)
+    leader.ask(caller, request(Op.TELL, b"text") + request(Op.SET, b"/rallypoint/stall", b"rank 3"))
+    assert b"text" not in b"".join(leader.log)
+    told: list[bytes] = []
+    leader.core.look_at("", Question(), told.append)
+    while leader.core.looks.step() is not LookStep.DONE:
+        pass
+    snapshot = Snapshot.from_json(told[0])
+    assert (snapshot.stall, [each.told for each in snapshot.clients]) == ("rank 3", [""])
+
+
 def test_a_look_tells_the_process_the_bytes_and_whether_there_is_such_a_store() -> None:
     leader = Leader([])
     leader.core.about = About("1.2", "node-a", 77, "legacy")

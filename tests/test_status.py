@@ -22,7 +22,7 @@ from command_line import invoke
 from processes import Server, end, is_wine, relaying, serving, torch_serving
 from rallypoint.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.question import STALL, Question
 from rallypoint.rollcall.roll import Roll
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.connection import Connection
@@ -154,6 +154,17 @@ def test_waits_keys_and_a_rank(server: Place, job: Job) -> None:
     here = status(server.address, "--rank", "0")
     assert (here.code, here.lines[1]) == (0, "machine   node-a, process 100, local rank 0")
     assert status(server.address, "--rank", "3").code == 1
+
+
+def test_what_a_launcher_says_of_a_stall_is_below_the_summary(server: Place) -> None:
+    with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT) as store:
+        store.set(STALL, "rank 3 is in \x1b[2Jtorch.save\nsince 40 s")
+        found = status(server.address)
+        assert found.lines[-3:] == ["", "  rank 3 is in \\x1b[2Jtorch.save", "  since 40 s"]
+        told = json.loads(status(server.address, "--json").out)
+        assert told["snapshot"]["stall"] == "rank 3 is in \x1b[2Jtorch.save\nsince 40 s"
+        store.delete_key(STALL)
+    assert status(server.address).lines[-1].startswith("server    up ")
 
 
 def test_looking_changes_nothing(server: Place) -> None:

@@ -72,6 +72,21 @@ def test_the_summary_of_a_job_that_waits_for_two_ranks() -> None:
     ]
 
 
+def test_what_a_launcher_says_of_a_stall_is_below_as_it_is_but_obeyed_by_no_terminal() -> None:
+    text = "rank 3 is in \x1b[2Jtorch.save\n\n  " + "x" * 100 + "\r\nserver    all is well\n"
+    told = report(replace(STALLED, stall=text))
+    assert told.lines(80) == report(STALLED).lines(80)
+    empty, first, second, third, last = told.below
+    assert [empty, first, second] == ["", "  rank 3 is in \\x1b[2Jtorch.save", ""]
+    assert third == "    " + "x" * 100 + "\\r", "it is not cut"
+    assert last == "  server    all is well", "it is not taken for a line of the summary"
+    assert report(replace(STALLED, stall="x\n" * 1_000)).below[-1] == "  and 800 more lines"
+    assert report(replace(STALLED, stall=" \n")).below == report(STALLED).below == []
+    assert replace(told, asked=replace(told.asked, waits=True)).below == []
+    assert told.essence != report(STALLED).essence
+    assert told.content()["snapshot"]["stall"] == text
+
+
 def test_a_relay_has_no_keys_and_says_what_it_cannot_tell() -> None:
     told = part("node-b", clients=(*ranks([4]), client(9, Identity(role=Role.TOOL))))
     lines = summary(told, judge(told), head="node-a:1")

@@ -12,6 +12,7 @@ from rallypoint.rollcall.events import (
     Connected,
     Erred,
     Event,
+    Hung,
     Joined,
     RoundPlanned,
     Stalled,
@@ -31,6 +32,10 @@ def test_the_whole_of_it() -> None:
         *straggler(4, last=3, late=20.0, per_machine=2),
         BarrierComplete(BEGIN + 20.5, "store_based_barrier_key:1", 4, 20.3, client_of(3)),
         Stalled(BEGIN + 15.0, 14.5, "no progress for 14 s: 3 of 4 ranks joined\n  missing: 3"),
+        Hung(BEGIN + 12.0, "rank 3 is late"),
+        Hung(BEGIN + 15.0, "rank 3 loads its data\n  since 15 s"),
+        Hung(BEGIN + 20.0),
+        Hung(BEGIN + 20.2, "rank 1 saves"),
         Erred(BEGIN + 2.0, "10.0.0.9:1", "no VALIDATE"),
         Erred(BEGIN + 3.0, "10.0.0.9:2", "no VALIDATE"),
     ]
@@ -58,6 +63,8 @@ barriers
 
 stalls
    14.5 s  no progress for 14 s: 3 of 4 ranks joined
+   8.00 s  rank 3 loads its data; then it went on
+   0.30 s  rank 1 saves
 
 errors
        2x  no VALIDATE (10.0.0.9:2)"""
@@ -161,6 +168,7 @@ def test_a_crowd_fits_a_screen() -> None:
     events += [BarrierComplete(BEGIN + 31, f"barrier-{at}", 4_000, 0.1 * at, 1) for at in range(500)]
     events += [Erred(BEGIN + 31, f"10.0.0.9:{at}", f"reason {at % 50}" + "x" * 5_000) for at in range(500)]
     events += [Stalled(BEGIN + 31, float(at), "text\n" * 100) for at in range(50)]
+    events += [Hung(BEGIN + 31 + at, "text\n" * (at % 2)) for at in range(51)]
     for rank in range(0, 4_000, 2):
         events += wait(rank, 30.1, 40.0 + 0.001 * rank, f"{'k' * 500}{rank}", by=77)
     lines = as_text(judged(*events)).splitlines()
@@ -183,6 +191,7 @@ def test_nothing_that_a_terminal_obeys_is_printed() -> None:
         *wait(0, 0.5, 30.0, evil, by=1),
         BarrierComplete(BEGIN + 3, evil, 2, 1.0, 99),
         Stalled(BEGIN + 3, 1.0, evil + "x"),
+        Hung(BEGIN + 3, "x" + evil),
         Erred(BEGIN + 3, evil, "x" + evil),
     ]
     text = as_text(judged(*events))
@@ -200,7 +209,8 @@ def test_times_of_another_age_can_be_told() -> None:
 
 def test_json_has_all_of_it() -> None:
     barrier = BarrierComplete(BEGIN + 20.5, "b", 4, 20.3, client_of(3))
-    told = json.loads(json.dumps(judged(*straggler(300, last=3, late=20.0), barrier).as_json()))
+    hang = Hung(BEGIN + 15.0, "rank 3 is late")
+    told = json.loads(json.dumps(judged(*straggler(300, last=3, late=20.0), barrier, hang).as_json()))
     assert told["origin"] == BEGIN
     assert told["is_over"] is True
     assert told["expected"] == 300
@@ -225,5 +235,6 @@ def test_json_has_all_of_it() -> None:
         }
     ]
     assert told["barriers"] == [{"time": 20.5, "key": "b", "size": 4, "seconds": 20.3, "last": "rank 3"}]
+    assert told["hangs"] == [{"time": 15.0, "text": "rank 3 is late"}]
     assert told["writers"][0]["host"] == "node-a"
     assert told["writers"][0]["time"] == -2.0

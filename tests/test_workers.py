@@ -26,6 +26,7 @@ from rallypoint.launch.rendezvous.servers import workers_for
 from rallypoint.relay import head
 from rallypoint.relay.head import auto_workers, parse_workers
 from rallypoint.relay.hosting import host_store
+from rallypoint.rollcall.clients import tellers
 from rallypoint.rollcall.identity import Identity, Role, hello_key
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import Question
@@ -116,6 +117,14 @@ def is_closed(client: RawClient) -> bool:
 
 
 # What clients see
+
+
+def test_what_clients_of_all_workers_tell_is_seen(server: Server, stack: ExitStack) -> None:
+    for number, client in enumerate(connect(server, stack)):
+        client.send(request(Op.TELL, b"%d" % number) + request(Op.PING, tail=b"ping"))
+        assert client.read(4) == b"ping"
+    told = {each.told: each.who.rank for each in tellers(seen(server))}
+    assert told == {str(number): number for number in range(MANY)}
 
 
 def test_clients_of_all_workers_have_one_store(server: Server, stack: ExitStack) -> None:

@@ -76,7 +76,7 @@ def _show(asked: Asked, as_json: bool) -> int:
     else:
         console = Console(highlight=False)
         lines = report.lines(shutil.get_terminal_size().columns if console.is_terminal else None)
-        for at, line in enumerate(lines):
+        for at, line in enumerate([*lines, *report.below]):
             style = "" if at else "bold" if report.is_good else "bold red"
             console.print(Text(line, style), soft_wrap=True)
     return 0 if report.is_good else 1
@@ -114,13 +114,16 @@ class _Screen:
 
     def show(self, report: StatusReport) -> None:
         self._last, self._seen = report, time.monotonic()
-        self._update([Text(line) for line in report.lines(self._live.console.width)], report.is_good)
+        self._update([Text(line) for line in self._lines_of(report)], report.is_good)
 
     def miss(self, error: RallypointError) -> None:
         rows = [Text(f"no answer for {duration(time.monotonic() - self._seen)}: {_in_a_line(error)}")]
         if self._last is not None:
-            rows += [Text(line, "dim") for line in ["", *self._last.lines(self._live.console.width)]]
+            rows += [Text(line, "dim") for line in ["", *self._lines_of(self._last)]]
         self._update(rows, is_good=False)
+
+    def _lines_of(self, report: StatusReport) -> list[str]:
+        return [*report.lines(self._live.console.width), *report.below]
 
     def _update(self, rows: list[Text], is_good: bool) -> None:
         rows[0].stylize("bold" if is_good else "bold red")
@@ -136,7 +139,7 @@ class _Lines:
         self._last: Hashable = None
 
     def show(self, report: StatusReport) -> None:
-        self._print(report.essence, report.lines())
+        self._print(report.essence, [*report.lines(), *report.below])
 
     def miss(self, error: RallypointError) -> None:
         self._print(type(error).__name__, [f"no answer: {_in_a_line(error)}"])

@@ -99,6 +99,26 @@ def is_heard(relay: Relay) -> bool:
     return relay.present and relay.part is not None and relay.part_seconds <= SILENT_SECONDS
 
 
+def tellers(snapshot: Snapshot) -> Iterator[Client]:
+    """All clients that have told something of themselves, of relays of all levels and of workers as well.
+
+    Their `told_seconds` are until the snapshot was made. A client that has connected anew is there twice,
+    until its old connection is found broken.
+    """
+    waiting = [(snapshot, 0.0)]
+    while waiting:
+        part, seconds = waiting.pop()
+        yield from (aged(client, seconds) for client in part.clients if client.told)
+        waiting += [
+            (relay.part, seconds + relay.part_seconds) for relay in part.relays if relay.part is not None
+        ]
+
+
+def aged(client: Client, seconds: float) -> Client:
+    """A client of a part that is so many seconds old, as far as it has told something."""
+    return replace(client, told_seconds=client.told_seconds + seconds) if client.told else client
+
+
 def gather(snapshot: Snapshot) -> Crowd:
     """Everybody whom a snapshot knows."""
     crowd = Crowd(list(_tree(snapshot).with_all_below()))

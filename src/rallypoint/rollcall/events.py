@@ -137,6 +137,16 @@ class Stalled:
 
 
 @dataclass(frozen=True)
+class Hung:
+    """A launcher has said what it has found out about a job that stands still."""
+
+    KIND: ClassVar[str] = "hang"
+    time: Seconds
+    text: str = ""
+    """Nothing: the job goes on."""
+
+
+@dataclass(frozen=True)
 class Erred:
     """A connection was closed or refused."""
 
@@ -171,6 +181,7 @@ Event: TypeAlias = (
     | BarrierComplete
     | RoundPlanned
     | Stalled
+    | Hung
     | Erred
     | Stopped
     | Lost

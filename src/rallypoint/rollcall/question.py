@@ -17,6 +17,13 @@ KEYS_NAMED: Final = 8
 PLAN: Final = "rallypoint/roll"
 """The key at which a launcher says which machine has which ranks; see `plan`."""
 
+STALL: Final = "rallypoint/stall"
+"""The key at which a launcher says, as text, what it has found out about a job that stands still. It deletes
+the key when the job goes on."""
+
+STALL_BYTES: Final = 65_536
+"""No more of that text is read."""
+
 _Count = Annotated[int, Within(0, 1 << 62)]
 
 

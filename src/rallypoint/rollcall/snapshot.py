@@ -39,6 +39,10 @@ class Client:
     received: int = 0
     sent: int = 0
     waits: tuple[Wait, ...] = ()
+    told: str = ""
+    """What it has said of itself by the operation TELL, which is for launchers; nothing: it has not."""
+    told_seconds: float = -1.0
+    """Since it said so."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +285,8 @@ class Snapshot:
     """Clients that have counted themselves in, as torch's do that know the world size."""
     plan: str = ""
     """The value of the key `PLAN`."""
+    stall: str = ""
+    """The value of the key `STALL`: what a launcher has found out about a job that stands still."""
     rosters: tuple[tuple[str, str], ...] = ()
     """The jobs that meet here: their ids, and their rosters as JSON (see `launch/rendezvous/roster.py`)."""
     received: int = 0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Final
 
-from rallypoint.rollcall.clients import is_heard
+from rallypoint.rollcall.clients import aged, is_heard
 from rallypoint.rollcall.identity import WORKER
 from rallypoint.rollcall.snapshot import Barrier, Client, Operation, Relay, Second, Snapshot, Worker
 
@@ -78,7 +78,7 @@ def _clients(workers: Iterable[Relay], relays: set[str]) -> Iterable[Client]:
     for worker in workers:
         for each in worker.part.clients if worker.part is not None else ():
             if each.peer not in relays:
-                yield replace(each, id=_number(worker, each.id))
+                yield replace(aged(each, worker.part_seconds), id=_number(worker, each.id))
 
 
 def _barrier(barrier: Barrier, workers: Iterable[Relay]) -> Barrier:

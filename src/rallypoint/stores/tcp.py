@@ -43,7 +43,7 @@ from rallypoint.stores.client.pool import ConnectionPool
 from rallypoint.stores.client.relayed import connect_to_relay, relay_for
 from rallypoint.stores.inquiry import Inquiry
 from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
+from rallypoint.wire.opcodes import ACTIVITY_BYTES, READY, STOP_WAITING, WAIT_CANCELED, Op
 
 # Imported late: the server by a master, `absence` where a wait has failed. Together they take longer to
 # import than all the rest of a client.
@@ -147,7 +147,7 @@ class TCPStore(Store):
     # Values
 
     def set(self, key: str, value: Value) -> None:
-        self._tell(request(Op.SET, _wire_key(key), to_bytes(value)))
+        self._command(request(Op.SET, _wire_key(key), to_bytes(value)))
 
     def get(self, key: str) -> bytes:
         return self._get([key], request(Op.GET, _wire_key(key)))[0]
@@ -172,12 +172,12 @@ class TCPStore(Store):
             return connection.read_blob(deadline)
 
     def append(self, key: str, value: Value) -> None:
-        self._tell(request(Op.APPEND, _wire_key(key), to_bytes(value)))
+        self._command(request(Op.APPEND, _wire_key(key), to_bytes(value)))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         pairs = as_pairs(keys, values)
         contents = [part for key, value in pairs for part in (_wire_key(key), to_bytes(value))]
-        self._tell(counted_request(Op.MULTI_SET, contents, blobs_each=2))
+        self._command(counted_request(Op.MULTI_SET, contents, blobs_each=2))
 
     def delete_key(self, key: str) -> bool:
         return self._ask(request(Op.DELETE_KEY, _wire_key(key))) == 1
@@ -223,7 +223,7 @@ class TCPStore(Store):
     # Queues
 
     def queue_push(self, key: str, value: Value) -> None:
-        self._tell(request(Op.QUEUE_PUSH, _wire_key(key), to_bytes(value)))
+        self._command(request(Op.QUEUE_PUSH, _wire_key(key), to_bytes(value)))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = Deadline(self._timeout)
@@ -245,6 +245,25 @@ class TCPStore(Store):
         return self._ask(request(Op.QUEUE_LEN, _wire_key(key)))
 
     # The store itself
+
+    def tell(self, text: str) -> None:
+        """Say what whoever looks at the store is to be told of this process, instead of what it said before.
+
+        For launchers, and for servers of Rallypoint and their relays alone: torch's own server ends a
+        connection that tells, also if a relay is in front of it. The caller has to know that it is none. The
+        text is ASCII, of at most 65,536 characters; an empty one takes back what was told.
+
+        What is told belongs to the connection that it went by, as does the identity that was sent there
+        first, and goes with it. Calls at the same time go by several connections, each with a text of its
+        own. So use a store for this that no other thread uses: it has one connection, and makes a new one if
+        that is lost. What was told before is gone then, until the next call.
+        """
+        if not text.isascii() or len(text) > ACTIVITY_BYTES:
+            raise UsageError(
+                f"a text of {len(text):,} characters cannot be told",
+                hint=f"it has to be ASCII, and no longer than {ACTIVITY_BYTES:,} characters",
+            )
+        self._command(request(Op.TELL, text.encode()))
 
     def clone(self) -> TCPStore:
         """Another client of the same server. A master's server ends when it and its clones are closed."""
@@ -272,7 +291,7 @@ class TCPStore(Store):
             yield connection, deadline
             connection.finish()
 
-    def _tell(self, message: bytes) -> None:
+    def _command(self, message: bytes) -> None:
         """A request without a reply, acknowledged by a PING behind it.
 
         Without that, the next call could overtake it on another connection.

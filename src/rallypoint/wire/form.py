@@ -9,13 +9,13 @@ from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.wire.encoding import unpack_u64
 from rallypoint.wire.handlers import Deliver, Handler, HandlerT
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import SHAPES, Op
+from rallypoint.wire.opcodes import ACTIVITY_BYTES, SHAPES, Op
 
 _HELLO_BYTES: Final = 1_024  # whatever the limit of keys is
 _QUESTION_BYTES: Final = 16_384
 _REPORT_BYTES: Final = 16 << 20  # of a relay with some 50,000 clients
 _NAME_BYTES: Final = 1_024
-_OTHER_BLOBS: Final = {"T": "token", "R": "report", "Q": "question", "N": "name"}
+_OTHER_BLOBS: Final = {"T": "token", "R": "report", "Q": "question", "N": "name", "A": "text"}
 
 
 class Form(Generic[HandlerT]):
@@ -31,6 +31,7 @@ class Form(Generic[HandlerT]):
         caps["H"] = max(limits.key_bytes, _HELLO_BYTES)
         caps["Q"] = _QUESTION_BYTES
         caps["N"] = _NAME_BYTES
+        caps["A"] = ACTIVITY_BYTES
         self.op = op
         self.kinds = shape.blobs
         self.period = len(shape.blobs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeVar
 
+from rallypoint.errors import ProtocolError
 from rallypoint.wire.encoding import unpack_i64
 from rallypoint.wire.opcodes import Op
 
@@ -76,6 +77,12 @@ class LookHandler(Handler, Protocol):
     def look(self, question: bytes, /) -> bytes: ...
 
 
+class TellHandler(Handler, Protocol):
+    """Who keeps what a client says of itself, for those who look. The text is ASCII."""
+
+    def tell(self, text: bytes, /) -> bytes: ...
+
+
 class RawHandler(Handler, Protocol):
     """Who takes requests as they are: the operation, its blobs and its tail."""
 
@@ -124,6 +131,16 @@ ENTERS: Final[dict[Op, Deliver[EnterHandler]]] = {Op.ENTER: lambda handler, blob
 
 LOOKS: Final[dict[Op, Deliver[LookHandler]]] = {Op.LOOK: lambda handler, blobs, _: handler.look(blobs[0])}
 """The requests of tools that look into a store."""
+
+
+def _tell(handler: TellHandler, blobs: list[bytes], _: bytes) -> bytes:
+    if not blobs[0].isascii():  # it is put into JSON unread
+        raise ProtocolError("TELL with a text that is not ASCII")
+    return handler.tell(blobs[0])
+
+
+TELLS: Final[dict[Op, Deliver[TellHandler]]] = {Op.TELL: _tell}
+"""What launchers say of their ranks."""
 
 
 def carried(ops: Iterable[Op]) -> dict[Op, Deliver[RawHandler]]:

@@ -60,8 +60,9 @@ class Limits:
 
     held_bytes: int = 4 * _GIB
     """What all clients together can make the server hold besides keys and values: replies that they do not
-    read, requests that are not complete, waits, and relays' sessions. Beyond it, the client that holds the
-    most is closed. A server process takes a quarter of the machine's memory, unless it is told otherwise."""
+    read, requests that are not complete, waits, what they tell, and relays' sessions. Beyond it, the client
+    that holds the most is closed. A server process takes a quarter of the machine's memory, unless it is told
+    otherwise."""
 
     relayed_bytes: int = 256 * _MIB
     """What a relay holds of its clients' requests until they are answered; it reads no more meanwhile."""

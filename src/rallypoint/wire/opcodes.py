@@ -9,8 +9,9 @@ A blob is a u64 length and that many bytes: a key or a value. A counted request 
 reply: a client that breaks the protocol is disconnected.
 
 From 32 on, the operations are Rallypoint's own: between a relay and a server (or another relay), see
-`sessions`; ENTER, by which anyone may say which of several stores is meant; and LOOK, by which anyone may
-ask what a server or relay knows. They are unknown to torch.
+`sessions`; ENTER, by which anyone may say which of several stores is meant; LOOK, by which anyone may ask
+what a server or relay knows; and TELL, by which a client says what is told of it to whoever looks. They are
+unknown to torch.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ NO_TLS: Final = b"\x15\x03\x03\x00\x02\x02\x31"
 LOCKED: Final = b"\x15TLS"
 """The answer of a server with a secret to a client of another machine that begins without TLS. It is as long
 as what a client reads first, the answer to its PING."""
+
+
+ACTIVITY_BYTES: Final = 65_536
+"""How long the text of a TELL may be, which is ASCII."""
 
 
 class Op(IntEnum):
@@ -80,6 +85,7 @@ class Op(IntEnum):
 
     LOOK = 48
     ENTER = 49
+    TELL = 50
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,8 @@ class Shape:
     """What follows an opcode: which blobs, how often, and the size of the tail.
 
     A blob is a key (`K`; `H` where it may be a hello, see `rollcall.identity`), a value (`V`), the token of
-    a session (`T`), a whole batch (`B`), what a relay tells of itself (`R`), a question (`Q`) or the name of
-    a store (`N`).
+    a session (`T`), a whole batch (`B`), what a relay tells of itself (`R`), a question (`Q`), the name of
+    a store (`N`) or what a client tells of its activity (`A`).
     """
 
     blobs: str = ""
@@ -129,4 +135,5 @@ SHAPES: Final[dict[Op, Shape]] = {
     Op.BEAT: Shape(),
     Op.LOOK: Shape("Q"),
     Op.ENTER: Shape("N"),
+    Op.TELL: Shape("A"),
 }

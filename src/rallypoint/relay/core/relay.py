@@ -22,7 +22,7 @@ from rallypoint.server.core.context import Context
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Fields, Pending, as_list, barrier_row
 from rallypoint.server.core.turn import Turn
-from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, carried
+from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS, Deliver, carried
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import Forms
@@ -49,7 +49,8 @@ class RelayCore(Front[Rank]):
         context = Context(limits, turn, about)
         self.requests = Requests(context)
         super().__init__(context, RelayCarrier(self.requests, context.turn))
-        self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **SESSIONS, **ENTERS, **LOOKS})
+        own: dict[Op, Deliver[Rank]] = {**SESSIONS, **ENTERS, **LOOKS, **TELLS}
+        self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **own})
         self.tell_upstream: Callable[[], told.Upstream | None] = lambda: None
         """For snapshots; the driver knows it."""
         self._open_session(token)

@@ -154,6 +154,10 @@ class Caller(Client):
         self._is_looking = True
         return b""
 
+    def tell(self, _: bytes) -> bytes:
+        """Forgotten: launchers tell their relays, and the log is no place for it."""
+        return b""
+
     def _take_look(self, snapshot: bytes) -> None:
         self._is_looking = False
         if self in self._leader.clients:

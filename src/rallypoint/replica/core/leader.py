@@ -37,7 +37,7 @@ from rallypoint.server.core.slices import Rest
 from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE
-from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, carried
+from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS, carried
 from rallypoint.wire.handlers import Deliver as Deliverer
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
@@ -81,7 +81,7 @@ class LeaderCore(Front[Caller]):
         context = Context(limits, turn, about)
         super().__init__(context, _NoSessions())
         self.replica = replica
-        own: dict[Op, Deliverer[Caller]] = {**ENTERS, **LOOKS, Op.BEAT: SESSIONS[Op.BEAT]}
+        own: dict[Op, Deliverer[Caller]] = {**ENTERS, **LOOKS, **TELLS, Op.BEAT: SESSIONS[Op.BEAT]}
         self.forms: Forms[Caller] = Forms(self.limits, {**carried(_LOGGED), **own})
         self.scanner = Scanner(self.limits, _LOGGED)
         self.looks = self._all_looks = LeaderLooks(self)

@@ -6,9 +6,10 @@ from rallypoint.wire.limits import Limits
 
 
 class Budget:
-    """Replies that clients do not read, requests that are not complete, and sessions; waits are the engine's.
+    """Replies that clients do not read, requests that are not complete, what clients tell, and sessions.
 
-    Each client and each session counts here what is held for it, whenever that changes.
+    Waits are the engine's. Each client and each session counts here what is held for it, whenever that
+    changes.
     """
 
     __slots__ = ("held", "limit")

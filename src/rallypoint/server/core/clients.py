@@ -27,13 +27,25 @@ _NO_HANDSHAKE: Final = "no VALIDATE"
 _NOBODY: Final = to_text(NOBODY, sparse=True)
 
 
+class Told(NamedTuple):
+    """What a client has said of itself, for those who look."""
+
+    text: bytes
+    """ASCII; nothing: it has said nothing."""
+    at: float
+
+
+_NOTHING_TOLD: Final = Told(b"", 0.0)
+"""Most clients tell nothing, and share this."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Client(Party, ABC):
     """One connection."""
 
     __slots__ = (
         *("_clients", "_parser", "_unread", "_unserved", "receive", "received", "sent"),
-        *("tries", "who", "why"),
+        *("told", "tries", "who", "why"),
     )
 
     receive: Callable[[bytes], bytes]
@@ -52,6 +64,7 @@ class Client(Party, ABC):
         """Bytes that came from it and went to it, as the driver has counted them last."""
         self.sent = 0
         self.who = NOBODY
+        self.told = _NOTHING_TOLD
         self.tries = 0
         """How often the system was asked which process it is."""
         self.why = ""
@@ -91,6 +104,7 @@ class Client(Party, ABC):
         self._parser = None
         self.receive = _receive_nothing
         self._unread = self._unserved = 0
+        self.told = _NOTHING_TOLD
 
     @property
     def has_rest(self) -> bool:
@@ -131,6 +145,12 @@ class Client(Party, ABC):
         if who is not None and self in self._clients:  # a relay keeps the hellos of its clients to itself
             self._clients.name(self, who)
 
+    def tell(self, text: bytes) -> bytes:
+        """The client says what is to be told of it. That stands until it says something else, or leaves."""
+        self._clients.count_held(len(text) - len(self.told.text))
+        self.told = Told(text, self._clients.now) if text else _NOTHING_TOLD
+        return b""
+
     def has_session(self) -> None:
         self._clients.name(self, replace(self.who, role=Role.AGENT))
 
@@ -148,7 +168,7 @@ class Client(Party, ABC):
     @property
     def held(self) -> int:
         """Bytes that are held for it, without its waits and its session."""
-        return self._unread + self._unserved
+        return self._unread + self._unserved + len(self.told.text)
 
     def postpone(self) -> None:
         """The parser calls this when it keeps requests for another turn."""
@@ -208,6 +228,10 @@ class Clients(Generic[ClientT]):
     @property
     def limits(self) -> Limits:
         return self._context.limits
+
+    @property
+    def now(self) -> float:
+        return self._context.turn.now
 
     def check_room(self) -> None:
         """LimitError if one more is one too many."""

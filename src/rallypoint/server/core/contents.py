@@ -8,7 +8,7 @@ from typing import Any, Final
 from rallypoint.codec import to_text
 from rallypoint.engine import Engine
 from rallypoint.rollcall.identity import WORKER
-from rallypoint.rollcall.question import PLAN, Question, key_name
+from rallypoint.rollcall.question import PLAN, STALL, STALL_BYTES, Question, key_name
 from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.server.core.clients import Clients
 from rallypoint.server.core.looks import Fields, as_list, barrier_row, key_row
@@ -18,6 +18,7 @@ from rallypoint.server.core.turn import Turn
 from rallypoint.server.core.writers import Writers
 
 _PLAN_KEY: Final = b"/" + PLAN.encode()
+_STALL_KEY: Final = b"/" + STALL.encode()
 WORKERS: Final = b"init/"
 _GROUP: Final = b"/0//c"  # in all keys that may tell a rank
 _MEETING: Final = b"/rallypoint/meeting/"
@@ -46,6 +47,11 @@ class Contents:
         """What a launcher has said about its machines."""
         return self.engine.get(_PLAN_KEY)
 
+    @property
+    def stall(self) -> bytes | bytearray | None:
+        """What a launcher has found out about a job that stands still."""
+        return self.engine.get(_STALL_KEY)
+
     def describe(self, question: Question) -> Fields:
         """The fields of a snapshot that only a store has."""
         engine = self.engine
@@ -53,6 +59,7 @@ class Contents:
         yield "stored_bytes", str(engine.stored_bytes)
         yield "workers", str(_number(engine.get(WORKERS)))
         yield "plan", to_text(_text(self.plan))
+        yield "stall", to_text(_text(self.stall, STALL_BYTES))
         if question.value is not None:
             yield "value", to_text(_value(engine, question.value, min(question.value_bytes, _VALUE_BYTES)))
         yield from self._barriers()
@@ -145,8 +152,8 @@ def _value(engine: Engine[Member], name: str, most: int) -> dict[str, object] | 
     return None
 
 
-def _text(value: bytes | bytearray | None) -> str:
-    return bytes(value[:_TEXT_BYTES]).decode(errors="replace") if value is not None else ""
+def _text(value: bytes | bytearray | None, most: int = _TEXT_BYTES) -> str:
+    return bytes(value[:most]).decode(errors="replace") if value is not None else ""
 
 
 def _number(value: bytes | bytearray | None) -> int:

@@ -16,6 +16,7 @@ from rallypoint.rollcall.events import (
     BarrierComplete,
     Connected,
     Erred,
+    Hung,
     Joined,
     Left,
     RoundPlanned,
@@ -26,7 +27,7 @@ from rallypoint.rollcall.events import (
 )
 from rallypoint.rollcall.identity import Identity
 from rallypoint.rollcall.plan import Plan
-from rallypoint.rollcall.question import KEYS_NAMED, key_name
+from rallypoint.rollcall.question import KEYS_NAMED, STALL_BYTES, key_name
 from rallypoint.server.core.about import About
 from rallypoint.server.core.journal import Journal, Numbered
 from rallypoint.server.core.outbox import Outbox
@@ -59,6 +60,7 @@ class EventJournal(Journal):
         self._waits: dict[Numbered, _Wait] = {}
         self._errors = PeerLimit()
         self._plan = b""
+        self._stall = b""
 
     # The server
 
@@ -114,8 +116,8 @@ class EventJournal(Journal):
 
     # Once a second
 
-    def look(self, plan: bytes | bytearray | None) -> None:
-        """Tell of waits that have become long, of errors left out, and of a launcher's plan if it is new."""
+    def look(self, plan: bytes | bytearray | None, stall: bytes | bytearray | None) -> None:
+        """Tell of waits that have become long, of errors left out, and of what a launcher says anew."""
         now, wall = self._turn.now, self._turn.wall
         self._tell_left_out(now)
         for client, wait in self._waits.items():
@@ -128,6 +130,10 @@ class EventJournal(Journal):
             read = Plan.from_json(self._plan.decode(errors="replace"))
             if read is not None:
                 self._put(RoundPlanned(wall, read))
+        found = bytes(stall[:STALL_BYTES]) if stall is not None else b""
+        if found != self._stall:
+            self._stall = found
+            self._put(Hung(wall, found.decode(errors="replace")))
 
     def _end(self, client: Numbered, *, by: int, gave_up: bool) -> None:
         wait = self._waits.pop(client, None)

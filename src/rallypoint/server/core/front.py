@@ -102,7 +102,7 @@ class Front(ABC, Generic[ClientT]):
         self.lighten()
         self.progress.look(self.turn.now, self.clients.arrivals, counts, self.oldest_wait, waiting)
         if self.journal.is_wanted:
-            self.journal.look(self.plan)
+            self.journal.look(self.plan, self.stall)
             self.find_processes()
 
     def go_on(self) -> bool:
@@ -183,6 +183,11 @@ class Front(ABC, Generic[ClientT]):
     @property
     def plan(self) -> bytes | bytearray | None:
         """What a launcher has said about its machines, where that is kept."""
+        return None
+
+    @property
+    def stall(self) -> bytes | bytearray | None:
+        """What a launcher has found out about a job that stands still, where that is kept."""
         return None
 
     def has_key(self, _: str, /) -> bool:

@@ -59,5 +59,5 @@ class Journal:
     def gathered(self, key: bytes, size: int, waiters: Sequence[Numbered], last: Numbered) -> None:
         """A barrier is complete; `last` was the last to arrive. `woken` comes next."""
 
-    def look(self, plan: bytes | bytearray | None) -> None:
-        """About once a second: what has come of waits and of the launcher's plan?"""
+    def look(self, plan: bytes | bytearray | None, stall: bytes | bytearray | None) -> None:
+        """About once a second: what has come of waits, of the launcher's plan and what it says of a stall?"""

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from rallypoint.codec import to_json, to_text
 from rallypoint.rollcall.identity import NOBODY, WORKER, Identity
 from rallypoint.rollcall.question import Question, key_name
-from rallypoint.server.core.clients import Client, Clients, Departed
+from rallypoint.server.core.clients import Client, Clients, Departed, Told
 from rallypoint.server.core.outbox import CoreFault, Outbox, Work
 from rallypoint.server.core.registry import Sessions
 from rallypoint.server.core.sessions import Session
 from rallypoint.server.core.turn import Turn
+from rallypoint.text import counted
 
 if TYPE_CHECKING:
     from rallypoint.rollcall.snapshot import Snapshot
@@ -33,6 +34,8 @@ _AT_ONCE: Final = 4
 """How many are made at a time. The others wait for their turn, and take no room until then."""
 
 _QUOTED_AT_ONCE: Final = 1 << 16
+_TOLD_BYTES: Final = 4 << 20
+"""What clients tell may take so much of a snapshot, as JSON: the report of a relay has a limit."""
 
 Deliver = Callable[[bytes], None]
 """Takes a snapshot as JSON; nothing if it could not be made."""
@@ -199,15 +202,23 @@ class Looks:
         clients: list[str] = []
         present: set[int] = set()
         received, sent = subject.clients.received_before, subject.clients.sent_before
+        room, left_out = _TOLD_BYTES, 0
         for client in list(subject.clients):
             received, sent = received + client.received, sent + client.sent
             if client.session is None and client in subject.clients:  # or it has gone meanwhile
-                clients.append(client_row(client, subject.waits_of(client), now))
+                told = told_fields(client.told, now) if client.told.text else ""
+                if len(told) > room:
+                    told, left_out = "", left_out + 1
+                room -= len(told)
+                clients.append(client_row(client, told, subject.waits_of(client), now))
                 present.add(client.who.rank)
             yield None
         yield "received", str(received)
         yield "sent", str(sent)
         yield "clients", as_list(clients)
+        if left_out:
+            what = f"what {counted(left_out, 'client')} told is left out: all together tell too much"
+            yield "incomplete", _quote(what)
         relays: list[str] = []
         for session in list(subject.sessions):
             part = "" if session.told is None else (yield from quoted(session.told))
@@ -230,12 +241,17 @@ def as_list(rows: Iterable[str]) -> str:
     return f"[{','.join(rows)}]"
 
 
-def client_row(client: Client, pending: Sequence[Pending], now: float) -> str:
-    """A `rollcall.snapshot.Client` as JSON."""
+def told_fields(told: Told, now: float) -> str:
+    """What a client has told, and how long ago, as fields of its row."""
+    return f',"told":{_quote(told.text.decode("ascii"))},"told_seconds":{now - told.at:.3f}'
+
+
+def client_row(client: Client, told: str, pending: Sequence[Pending], now: float) -> str:
+    """A `rollcall.snapshot.Client` as JSON; `told` are the `told_fields`, if there are any."""
     return (
         f'{{"id":{client.id},"peer":{_quote(client.peer)},"seconds":{now - client.since:.3f},'
         f'"who":{_who(client.who)},"operations":{client.operations},"received":{client.received},'
-        f'"sent":{client.sent}{_waits(pending, now)}}}'
+        f'"sent":{client.sent}{told}{_waits(pending, now)}}}'
     )
 
 

@@ -31,7 +31,7 @@ from rallypoint.server.core.tickets import StoreCarrier, Ticket
 from rallypoint.server.core.turn import Turn
 from rallypoint.server.core.writers import Writers
 from rallypoint.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, blobs, pack_i64, pack_u64
-from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS
+from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.wire.parser import Forms, RequestParser
@@ -267,7 +267,7 @@ class Core(Front[Connection]):
         self._carrier = StoreCarrier(self.engine, context, self._act_for, self.pushers)
         super().__init__(context, self._carrier)
         self.forms: Forms[Connection] = Forms(
-            context.limits, {**SERVED, **SESSIONS, **ENTERS, **LOOKS}, is_prompt=True
+            context.limits, {**SERVED, **SESSIONS, **ENTERS, **LOOKS, **TELLS}, is_prompt=True
         )
         self.owners = Owners(owner_key, context.outbox.others)
         self._contents = Contents(
@@ -357,6 +357,10 @@ class Core(Front[Connection]):
     @property
     def plan(self) -> bytes | bytearray | None:
         return self._contents.plan
+
+    @property
+    def stall(self) -> bytes | bytearray | None:
+        return self._contents.stall
 
     def counts(self) -> dict[Op, int]:
         counts = self.forms.counts(self.clients.operations)

@@ -102,6 +102,7 @@ class RollReport:
             bool(roll.trouble),
             self.snapshot.replication and (self.snapshot.replication.term, self.snapshot.replication.leader),
             self.snapshot.error_count,
+            self.snapshot.stall,
             self.snapshot.keys,
         )
 
@@ -113,6 +114,12 @@ class RollReport:
         if self.asked.rank is not None:
             return rolls.one_rank(self.snapshot, self.roll, self.asked.rank)
         return rolls.summary(self.snapshot, self.roll, width, head=self.head)
+
+    @property
+    def below(self) -> list[str]:
+        """What stands below the summary and is not cut: what a launcher says of a job that stands still."""
+        is_summary = not self.asked.waits and not self.asked.keys and self.asked.rank is None
+        return rolls.stall_lines(self.snapshot.stall) if is_summary else []
 
     def content(self) -> dict[str, Any]:
         """For JSON."""
@@ -146,6 +153,10 @@ class ForeignReport:
         if self.asked.keys:
             return list(foreign.describe_keys(self.store, self.asked.search))
         return [rolls.cut(line, width) for line in foreign.describe(self.store)]
+
+    @property
+    def below(self) -> list[str]:
+        return []
 
     def content(self) -> dict[str, Any]:
         return {"torch": to_json(self.store)}

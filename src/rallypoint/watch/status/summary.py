@@ -41,6 +41,7 @@ _HOSTS_SHOWN: Final = 3
 _KINDS_SHOWN: Final = 3
 _PLACES_SHOWN: Final = 5
 _LONGEST_REMARK: Final = 300
+_STALL_LINES: Final = 200
 
 _STATES: Final = {
     RankState.JOINED: "joined",
@@ -213,6 +214,19 @@ def _about_row(snapshot: Snapshot, head: str) -> str:
 
 def _remark_row(text: str) -> str:
     return shown(text, _LONGEST_REMARK)
+
+
+def stall_lines(text: str) -> list[str]:
+    """What a launcher has found out about a job that stands still, as it says it.
+
+    The lines are indented, so that none is taken for one of the summary.
+    """
+    if not text.strip():
+        return []
+    lines = text.rstrip().split("\n")
+    told = [f"  {shown(line, LONGEST_KEY)}".rstrip() for line in lines[:_STALL_LINES]]
+    more = [f"  and {len(lines) - _STALL_LINES:,} more lines"] if len(lines) > _STALL_LINES else []
+    return ["", *told, *more]
 
 
 # The whole of one thing

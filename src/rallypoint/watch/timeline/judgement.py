@@ -62,6 +62,7 @@ def judge(record: RunRecord) -> Timeline:
         straggling=_straggling(course, members, blame),
         barriers=tuple(record.barriers),
         stalls=tuple(record.stalls),
+        hangs=tuple(record.hangs),
         errors=tuple(record.errors),
         names=_names(record, gathered.parties),
         others=gathered.others,

@@ -16,6 +16,7 @@ from rallypoint.rollcall.events import (
     Connected,
     Erred,
     Event,
+    Hung,
     Joined,
     Left,
     Lost,
@@ -86,6 +87,7 @@ class RunRecord:
     """Waits that have ended, in the order of their ends."""
     barriers: list[BarrierComplete] = field(default_factory=list)
     stalls: list[Stalled] = field(default_factory=list)
+    hangs: list[Hung] = field(default_factory=list)
     errors: list[Erred] = field(default_factory=list)
     plan: Plan | None = None
     """The last one."""
@@ -133,6 +135,8 @@ class RunRecord:
                 self.plan = event.plan
             case Stalled():
                 self.stalls.append(event)
+            case Hung():
+                self.hangs.append(event)
             case Erred():
                 self.errors.append(event)
             case Lost():
@@ -184,6 +188,7 @@ def _merge(whole: RunRecord, part: RunRecord, shift: int) -> None:
     ]
     whole.barriers += [replace(each, last=shifted(each.last)) for each in part.barriers]
     whole.stalls += part.stalls
+    whole.hangs = sorted([*whole.hangs, *part.hangs], key=lambda each: each.time)
     whole.errors += part.errors
     whole.plan = part.plan or whole.plan
     whole.lost += part.lost

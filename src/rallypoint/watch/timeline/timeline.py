@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from rallypoint.rollcall.events import BarrierComplete, Erred, Stalled, Started
+from rallypoint.rollcall.events import BarrierComplete, Erred, Hung, Stalled, Started
 from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
 
 _LONG: Final = 1.0
@@ -102,8 +102,10 @@ class Timeline:
     straggling: Straggling | None
     """None: no member was late by a second."""
     barriers: tuple[BarrierComplete, ...]
-    """All barriers of the run, not only of the start-up; likewise `stalls` and `errors`."""
+    """All barriers of the run, not only of the start-up; likewise `stalls`, `hangs` and `errors`."""
     stalls: tuple[Stalled, ...]
+    hangs: tuple[Hung, ...]
+    """What launchers have said, in the order of time."""
     errors: tuple[Erred, ...]
     names: Mapping[int, str]
     """The names of clients by their numbers, which are in `WaitRecord.by` and `BarrierComplete.last`."""
@@ -135,12 +137,13 @@ class Timeline:
                 self._event(each) | {"last": self.names.get(each.last, "")} for each in self.barriers
             ],
             "stalls": [self._event(each) for each in self.stalls],
+            "hangs": [self._event(each) for each in self.hangs],
             "errors": [self._event(each) for each in self.errors],
             "others": self.others,
             "remarks": list(self.remarks),
         }
 
-    def _event(self, event: Started | BarrierComplete | Stalled | Erred) -> dict[str, Any]:
+    def _event(self, event: Started | BarrierComplete | Stalled | Hung | Erred) -> dict[str, Any]:
         return asdict(event) | {"time": _round(event.time - self.origin)}
 
     def _member(self, each: StartupMember) -> dict[str, Any]:

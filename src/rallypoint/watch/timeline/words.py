@@ -33,7 +33,7 @@ _ENDINGS: Final = {WaitEnding.GIVEN_UP: "in vain", WaitEnding.OPEN: "and still d
 
 
 def as_text(timeline: Timeline) -> str:
-    """The straggler first; then all members, and the waits, barriers, stalls and errors that matter."""
+    """The straggler first; then all members, and what matters of waits, barriers, stalls and errors."""
     parts = [
         [headline(timeline)],
         _summary(timeline),
@@ -221,9 +221,24 @@ def _barriers(timeline: Timeline) -> list[str]:
 
 
 def _stalls(timeline: Timeline) -> list[str]:
-    longest = sorted(timeline.stalls, key=lambda each: -each.seconds)[:_ITEMS]
-    lines = [f"{seconds(each.seconds):>7}  {_first_line(each.text)}" for each in longest]
-    return _and_more(lines, len(timeline.stalls))
+    """What the server reported, and what launchers found out."""
+    found = [(each.seconds, _first_line(each.text)) for each in timeline.stalls]
+    found += _hangs(timeline)
+    longest = sorted(found, key=lambda each: -each[0])[:_ITEMS]
+    return _and_more([f"{seconds(lasted):>7}  {what}" for lasted, what in longest], len(found))
+
+
+def _hangs(timeline: Timeline) -> Iterator[tuple[float, str]]:
+    """Each time that the job stood still: for how long at least, and what was found out last."""
+    began, text = 0.0, ""
+    for each in timeline.hangs:
+        if each.text and not text:
+            began = each.time
+        elif text and not each.text:
+            yield each.time - began, f"{_first_line(text)}; then it went on"
+        text = each.text
+    if text:
+        yield timeline.origin + timeline.ended - began, _first_line(text)
 
 
 def _errors(timeline: Timeline) -> list[str]:

@@ -62,13 +62,15 @@ OWN_VARIABLES = {
     "relay": "RALLYPOINT_RELAY",
     "patch": "RALLYPOINT_PATCH",
     "client": "RALLYPOINT_CLIENT",
+    "stacks": "RALLYPOINT_STACKS",
+    "stall_after": "RALLYPOINT_STALL_AFTER",
     "use_libuv": "USE_LIBUV",
     "allow_user": "RALLYPOINT_ALLOW_USER",
     "insecure": "RALLYPOINT_INSECURE",
 }
 
 
-def test_variables_are_those_of_torchrun_and_seven_of_our_own() -> None:
+def test_variables_are_those_of_torchrun_and_our_own() -> None:
     expected = {option.name: f"PET_{option.name.upper()}" for option in OPTIONS} | OWN_VARIABLES
     assert {option.name: option.variable for option in OPTIONS} == expected
 

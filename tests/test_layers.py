@@ -21,6 +21,7 @@ LEVELS = [
     {"plots"},
     {"wire"},
     {"engine", "rollcall"},
+    {"stacks"},
     {"server"},
     {"stores"},
     {"relay", "replica"},
@@ -35,7 +36,7 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Folders and modules, with all that is below them.
 PURE = {
     *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text", "rallypoint.codec"),
-    *("rallypoint.access", "rallypoint.exits"),
+    *("rallypoint.access", "rallypoint.exits", "rallypoint.stacks"),
     *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.replica.core"),
     *(f"rallypoint.launch.rendezvous.{name}" for name in ("lookout", "roster")),
     *(f"rallypoint.replica.engines.{name}" for name in ("protobuf", "etcd_messages", "pace")),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         StoreTimeoutError,
         UsageError,
     )
+    from rallypoint.launch.stacks.steps import step
     from rallypoint.stores.base import Store
     from rallypoint.stores.file import FileStore
     from rallypoint.stores.hash import HashStore
@@ -58,6 +59,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "rendezvous",
+    "step",
 ]
 
 __version__ = "0.1.0"
@@ -70,6 +72,7 @@ _HOMES = {
     "Store": "rallypoint.stores.base",
     "TCPStore": "rallypoint.stores.tcp",
     "rendezvous": "rallypoint.stores.rendezvous",
+    "step": "rallypoint.launch.stacks.steps",
 }
 
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from rallypoint.launch.lost_agent import end_orphans
 from rallypoint.launch.options import FLAGS, OPTIONS, Program, flag_of, split_arguments, text_of
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import LostServer, Reports
+from rallypoint.launch.stacks.switch import STALL_VARIABLE
+from rallypoint.launch.stacks.switch import VARIABLE as STACKS_VARIABLE
+from rallypoint.launch.stacks.watching import answering, watching
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 from rallypoint.server.guard.other_users import access_of_environment
@@ -31,7 +35,7 @@ from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
 
-_FOR_COMMANDS = ("patch", "client", "use_libuv", "allow_user", "insecure")
+_FOR_COMMANDS = ("patch", "client", "stacks", "stall_after", "use_libuv", "allow_user", "insecure")
 
 _TRACEBACK_LINES = 12
 _FIRST_REMARK = 30.0  # seconds; then twice as long each time
@@ -101,7 +105,9 @@ def _run(settings: Settings, target: Program, *, explains: bool) -> int:
         is_agent = target.kind != "command"
         line = _JoinLine(found, from_start=is_agent)
         command = _command(settings, target, str(folder / "torchrun"))
-        ended = run_command(command, environ, line.look, is_agent=is_agent)
+        # torchrun's agent watches its ranks itself.
+        with nullcontext() if is_agent else watching(folder, environ, _tell_stall):
+            ended = run_command(command, environ, line.look, is_agent=is_agent)
         line.clear()
         lost = end_orphans(ended, str(folder)) if is_agent else []
         if ended.code and ended.told_to and is_agent:
@@ -138,12 +144,19 @@ def _environment(settings: Settings, target: Program, folder: str) -> dict[str, 
     switches = {PATCH_VARIABLE: settings.patch.text, CLIENT_VARIABLE: settings.client.text}
     if settings.use_libuv.value != "auto":
         switches[LIBUV_VARIABLE] = settings.use_libuv.text
+    switches[STACKS_VARIABLE] = settings.stacks.text
+    switches[STALL_VARIABLE] = settings.stall_after.text
     if settings.insecure.value:
         switches[INSECURE_VARIABLE] = "1"
     if settings.allow_user.value:
         switches[USERS_VARIABLE] = settings.allow_user.text
         access_of_environment(switches)  # a user who does not exist is told here, and not by every process
-    return {**inject(environ), **switches, reports.VARIABLE: folder}
+    environ = {**inject(environ), **switches, reports.VARIABLE: folder}
+    return answering(environ) if target.kind == "command" else environ
+
+
+def _tell_stall(lines: Sequence[str]) -> None:
+    print("rallypoint: " + "\n".join(lines), file=sys.stderr, flush=True)
 
 
 class _JoinLine:

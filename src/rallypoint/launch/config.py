@@ -91,6 +91,8 @@ class Settings:
     relay: Setting[str]
     patch: Setting[str]
     client: Setting[str]
+    stacks: Setting[str]
+    stall_after: Setting[float]
     use_libuv: Setting[str]
     allow_user: Setting[str]
     insecure: Setting[bool]

@@ -21,6 +21,8 @@ from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import DEFAULT_PORT, IPV6, STORE_PORT, Endpoints, parse_endpoints
 from rallypoint.launch.endpoint import HOST as HOST_NAME
 from rallypoint.launch.rendezvous.roster import Size
+from rallypoint.launch.stacks.switch import STALL_SECONDS, STALL_VARIABLE, signals_of
+from rallypoint.launch.stacks.switch import VARIABLE as STACKS_VARIABLE
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.server.loops.backend import parse_switch
 
@@ -120,6 +122,11 @@ def _conf(text: str) -> dict[str, str]:
 
 def _switch(text: str) -> bool:
     return parse_switch(text, "a switch")
+
+
+def _stacks(text: str) -> str:
+    signals_of(text, "stacks")  # a signal that is not known is told here, and not by every machine
+    return text.strip()
 
 
 def _libuv(text: str) -> str:
@@ -248,6 +255,23 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "always; never.",
     ),
     _choice("client", "auto|torch|python", "Which client talks to the store."),
+    Option(
+        "stacks",
+        "on|off|SIGNAL,...",
+        _stacks,
+        "on",
+        "Whether ranks are asked what they are doing, and by which signals: for the stack of the main "
+        "thread, and for those of all threads. On: SIGRTMAX-3,SIGRTMAX-4; on macOS SIGINFO; not on Windows.",
+        STACKS_VARIABLE,
+    ),
+    Option(
+        "stall_after",
+        "SECONDS",
+        parse_seconds,
+        STALL_SECONDS,
+        "Seconds for which ranks may wait for others without a move before it is said what each does.",
+        STALL_VARIABLE,
+    ),
     Option(
         "use_libuv",
         "auto|0|1",

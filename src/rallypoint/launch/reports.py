@@ -6,6 +6,9 @@
     roll.json                    the whole job, seen from its first machine: which ranks have joined
     lost.json                    the servers of the job that are gone
     elsewhere.json               what the launchers of other machines say of their failures
+    activity.json                what the ranks of this machine did when they were looked at last
+    stall.json                   what the ranks of the job do, while it stands still
+    stack-<rank>-<pid>-<file>.txt, step-<rank>-<pid>    a rank's answers; see `launch/stacks`
     owner                        empty; the launcher has it locked as long as it lives
 
 Files, because they need no server: they also tell of a rank that fails before there is one. Imports no torch.
@@ -23,13 +26,14 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.rollcall.identity import Identity
+from rallypoint.stacks.activity import MachineActivity
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.filelock import open_locked
@@ -59,6 +63,8 @@ class RankIdentity(Identity):
     local_world_size: int = -1
     tries: int = 0
     """How often the job had been started again when this process was started."""
+    store: str = ""
+    """Where the store is that it has reached, HOST:PORT; empty: not told."""
 
 
 @dataclass(frozen=True)
@@ -144,16 +150,26 @@ def _number(name: str) -> int:
     return int(text) if text.isdecimal() else -1
 
 
-def report_joined() -> None:
+def report_joined(store: str = "") -> None:
     """Report that this process has reached the store, if it is a rank and a launcher asked for reports."""
     who = _identity()
     if who.rank >= 0:
-        _leave(f"joined-{who.rank}-{who.pid}", who)
+        _leave(f"joined-{who.rank}-{who.pid}", replace(who, store=store))
 
 
 def report_roll(roll: JoinProgress) -> None:
     """Report which ranks have joined and which are missing."""
     _leave("roll", roll)
+
+
+def report_activity(activity: MachineActivity) -> None:
+    """Report what the ranks of this machine are doing."""
+    _leave("activity", activity)
+
+
+def report_stall(text: str) -> None:
+    """Report what the ranks of a job do that stands still; nothing: it goes on."""
+    _leave("stall", text)
 
 
 def report_elsewhere(told: Sequence[str]) -> None:
@@ -270,6 +286,18 @@ class Reports:
     def elsewhere(self) -> list[str]:
         """What other machines say of their failures."""
         return [text for each in self._read("elsewhere", tuple[str, ...]) for text in each]
+
+    def activity(self) -> MachineActivity | None:
+        """What the ranks of this machine did when they were looked at last."""
+        return next(self._read("activity", MachineActivity), None)
+
+    def stall(self) -> str:
+        """What the ranks of the job do, if it stands still."""
+        return next(self._read("stall", str), "")
+
+    def store(self) -> str:
+        """Where the job's store is, as a rank of this machine has found it; nothing: not known."""
+        return next((each.store for each in self._read("joined-*", RankIdentity) if each.store), "")
 
     def exits(self) -> list[Exit]:
         """How ranks of the last try ended, as torchrun's agent on this machine saw it."""

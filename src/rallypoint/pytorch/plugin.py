@@ -50,6 +50,7 @@ from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size, round_name
 from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, workers_for
 from rallypoint.launch.reports import LostServer
+from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
 from rallypoint.pytorch.attendance import AGENTS, ROLE_INFO, RollCall
 from rallypoint.pytorch.parameters import StoreParameters
@@ -113,6 +114,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._lost: list[LostServer] = []
         self._head: Endpoint | None = None  # the way to the round's store, if its ranks know a relay alone
         self._roll_call: RollCall | None = None
+        self._watch = RankWatch(_warn_of_stall)
         self._has_warned = False
 
     def get_backend(self) -> str:
@@ -129,6 +131,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._tell_lost()
         self._lost.clear()  # the launcher's last words are about the last round
         self._stop_roll_call()
+        self._watch.stop()
         self._place.end_relay()  # before the store that it asks is ended, which it would report
         try:
             return self._enter(self._meeting.next_round(self._start_store))
@@ -161,6 +164,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         """Leave. The machine with the stores stays until the others have left."""
         self._tell_lost()
         self._stop_roll_call()
+        self._watch.close()
         if self._heart is not None:
             self._heart.stop()  # before it leaves: the machine with the store may end it then
         failures = _recent_failures()
@@ -213,6 +217,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         if met.rank == 0:  # one machine is enough to warn, and for the roll call
             self._warn_of_openness(met, store_place)
             self._roll_call = RollCall(store_place, met.number, met.members)
+        self._watch.start(place, store_place)
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),
             met.rank,
@@ -301,6 +306,10 @@ def _open_place(params: RendezvousParameters, size: Size, conf: Conf) -> Meeting
         return open_replicated(endpoints, params.run_id, local_address=local_address, seconds=seconds)
     [endpoint] = endpoints
     return open_place(endpoint, size.most, hosts=conf.is_host, local_address=local_address, seconds=seconds)
+
+
+def _warn_of_stall(lines: Sequence[str]) -> None:
+    logger.warning("rallypoint: %s", "\n".join(lines))
 
 
 def _recent_failures() -> list[reports.Failure]:

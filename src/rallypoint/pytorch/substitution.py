@@ -34,6 +34,7 @@ from typing import Any
 import torch.distributed as dist
 
 from rallypoint.errors import PortInUseError
+from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.reports import folder_of, report_joined
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, patch_of
 from rallypoint.pytorch import endings, prefixes, queues
@@ -131,8 +132,8 @@ def _patched_new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if cls is not _TorchStore:  # a subclass, which initialises itself
         return _new(cls)
     store = _make(args, kwargs, client_of(), patch_of(), Role.UNKNOWN)
-    if folder_of(os.environ) is not None and StoreParameters(*args, **kwargs).is_for_job:
-        report_joined()
+    if folder_of(os.environ) is not None and (wanted := StoreParameters(*args, **kwargs)).is_for_job:
+        report_joined(str(Endpoint(*wanted.place)))
     return store
 
 

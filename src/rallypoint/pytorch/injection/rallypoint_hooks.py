@@ -79,6 +79,41 @@ def on_failure(report: Callable[[type[BaseException], BaseException, TracebackTy
     sys.excepthook = hook
 
 
+_HIGH_FILE = 100
+_is_answering = False
+
+
+def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
+    """Write the stack of the main thread into a file of `folder` whenever the first signal comes.
+
+    If there is a second signal, it is for those of all threads. C code does it, without the interpreter lock.
+    A signal that comes while the process ends is ignored. The name of the file has the rank, the process and
+    the number of the open file: whoever sends the signal looks first whether all three still hold.
+    """
+    global _is_answering
+    if _is_answering or not signals:
+        return
+    _is_answering = True
+    import _signal  # type: ignore[import-not-found]  # `signal` would import `enum`
+    import faulthandler
+    import fcntl
+
+    draft = os.path.join(folder, f"stack-{rank}-{os.getpid()}.draft")
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:  # programs that close files which they do not know begin with the low numbers
+        high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH_FILE)
+        os.close(file)
+    except OSError:  # it may have few files only
+        high = file
+    for at, number in enumerate(signals):
+        if _signal.getsignal(number) is not _signal.SIG_DFL:
+            continue  # the program uses it for itself
+        # What `faulthandler` puts back at the end; the default would be to end the process.
+        _signal.signal(number, _signal.SIG_IGN)
+        faulthandler.register(number, file=high, all_threads=at > 0)
+    os.rename(draft, os.path.join(folder, f"stack-{rank}-{os.getpid()}-{high}.txt"))
+
+
 def run_next_sitecustomize(file: str) -> None:
     """Run the sitecustomize that stands behind that in `file` on the path, as Python would have."""
     from importlib.machinery import PathFinder

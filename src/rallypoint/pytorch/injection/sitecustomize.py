@@ -18,6 +18,11 @@ def _prepare() -> None:
         rallypoint_hooks.after_import("torch.distributed", lambda: _try(_substitute))
     if os.environ.get("RALLYPOINT_REPORTS"):
         rallypoint_hooks.on_failure(_report)
+        rank, signals = os.environ.get("RANK", ""), os.environ.get("RALLYPOINT_STACKS_BY", "")
+        if rank.isdecimal() and signals:
+            rallypoint_hooks.answer_for_stacks(
+                os.environ["RALLYPOINT_REPORTS"], int(rank), [int(each) for each in signals.split(",")]
+            )
 
 
 def _substitute() -> None:

@@ -1,0 +1,46 @@
+"""The sampler's way to the job's store."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.question import STALL, Question
+from rallypoint.stacks.grouping import Work, machines_of, put_together
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
+from rallypoint.stores.tcp import TCPStore
+
+_SECONDS: Final = 5.0
+
+
+class StoreChannel:
+    """The store of a job, which is one of Rallypoint's.
+
+    `place` is where the ranks of this machine find it, which may be a relay; `head` is the store itself.
+    """
+
+    def __init__(self, place: Endpoint, head: Endpoint) -> None:
+        self._head = head
+        self._store = TCPStore(*place, timeout=_SECONDS, role=Role.AGENT)
+
+    def tell(self, text: str) -> None:
+        self._store.tell(text)
+
+    def work(self) -> Work:
+        return put_together(machines_of(look(*self._head, Question(), Deadline(_SECONDS))))
+
+    def announce(self, text: str) -> None:
+        self._store.compare_set(STALL, "", text)
+
+    def announced(self) -> str:
+        if not self._store.check([STALL]):
+            return ""
+        return bytes(self._store.get(STALL)).decode(errors="replace")
+
+    def withdraw(self) -> None:
+        self._store.delete_key(STALL)
+
+    def close(self) -> None:
+        self._store.close()

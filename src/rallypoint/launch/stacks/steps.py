@@ -1,0 +1,63 @@
+"""The step that a rank is in: one line of code in the script, a number in a file's memory for the launcher.
+
+    rallypoint.step(n)
+
+It costs well under a microsecond, and nothing is sent: the launcher reads the number when it looks at the
+rank. Without a launcher that asks, it does nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from pathlib import Path
+from typing import Final
+
+_FORM: Final = struct.Struct("=qd")
+_NAME: Final = "step-{rank}-{pid}"
+REPORTS: Final = "RALLYPOINT_REPORTS"  # as `launch.reports` has it, which would take longer to import
+
+_place: mmap.mmap | None = None
+_owner = -1
+_last = -1
+
+
+def step(number: int | None = None) -> None:
+    """Say which step this rank is in; without a number, that it is in the next one."""
+    global _last
+    _last = _last + 1 if number is None else number
+    if _owner != os.getpid():
+        _open()
+    if _place is not None:
+        _FORM.pack_into(_place, 0, _last, time.time())
+
+
+def read_step(folder: Path, rank: int, pid: int) -> tuple[int, float]:
+    """The step that a rank is in, and since when by the clock; -1: it has said none."""
+    try:
+        data = (folder / _NAME.format(rank=rank, pid=pid)).read_bytes()
+        number, since = _FORM.unpack(data)
+    except (OSError, struct.error):
+        return -1, 0.0
+    return int(number), float(since)
+
+
+def _open() -> None:
+    """A process that was forked gets a place of its own."""
+    global _place, _owner
+    _place, _owner = None, os.getpid()
+    folder, rank = os.environ.get(REPORTS, ""), os.environ.get("RANK", "")
+    if not folder or not rank.isdecimal():
+        return
+    path = os.path.join(folder, _NAME.format(rank=int(rank), pid=_owner))
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        try:
+            os.ftruncate(file, _FORM.size)
+            _place = mmap.mmap(file, _FORM.size)
+        finally:
+            os.close(file)
+    except OSError:
+        pass  # the folder is gone, or the disk is full: the job does not end for that

@@ -1,0 +1,72 @@
+"""Whether ranks are asked for their stacks, and by which signals. Imports next to nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from rallypoint.errors import UsageError
+
+VARIABLE: Final = "RALLYPOINT_STACKS"
+STALL_VARIABLE: Final = "RALLYPOINT_STALL_AFTER"
+STALL_SECONDS: Final = 180.0
+"""For how long ranks may wait for others without a move, before it is said what each of them does."""
+SIGNALS_VARIABLE: Final = "RALLYPOINT_STACKS_BY"
+"""For ranks: the numbers of the signals. Who sets it is the one that asks."""
+OFF: Final = "off"
+_HINT: Final = "write on, off, or the name or number of a signal, or of two: SIGRTMAX-3,SIGRTMAX-4"
+# Programs take such signals from the lower end, if at all; the last one is used by debuggers.
+_BY_DEFAULT: Final = "SIGRTMAX-3,SIGRTMAX-4"
+_ON_MACOS: Final = "SIGINFO"
+_RESERVED: Final = ("SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
+
+
+def signals_of(text: str, source: str) -> tuple[int, ...]:
+    """The signals for the main thread's stack and, if there is one, for all threads'; empty: off.
+
+    UsageError, naming the source, for what is none.
+    """
+    word = text.strip()
+    if word.lower() == OFF or sys.platform == "win32":
+        return ()
+    if word.lower() in ("on", "auto", ""):
+        word = _BY_DEFAULT if hasattr(signal, "SIGRTMAX") else _ON_MACOS
+    try:
+        numbers = tuple(_number(each) for each in word.split(","))
+    except ValueError:
+        raise UsageError(f"{source} is {text!r}, which is no signal", hint=_HINT) from None
+    if len(numbers) > 2 or len(set(numbers)) < len(numbers):
+        raise UsageError(f"{source} is {text!r}: one or two different signals are needed", hint=_HINT)
+    return numbers
+
+
+def stack_signals(environ: Mapping[str, str] = os.environ) -> tuple[int, ...]:
+    """What RALLYPOINT_STACKS says."""
+    return signals_of(environ.get(VARIABLE, ""), f"the variable {VARIABLE}")
+
+
+def stall_seconds(environ: Mapping[str, str] = os.environ) -> float:
+    """What RALLYPOINT_STALL_AFTER says."""
+    text = environ.get(STALL_VARIABLE, "")
+    try:
+        seconds = float(text or STALL_SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(
+            f"the variable {STALL_VARIABLE} is {text!r}, which is no time", hint="write seconds, more than 0"
+        )
+    return seconds
+
+
+def _number(text: str) -> int:
+    name, minus, less = text.strip().upper().partition("-")
+    number = int(name) if name.isdigit() else int(getattr(signal, name, 0))
+    number -= int(less) if minus else 0
+    refused = {int(getattr(signal, each)) for each in _RESERVED if hasattr(signal, each)}
+    if number in refused or number not in set(map(int, signal.valid_signals())):
+        raise ValueError(text)
+    return number

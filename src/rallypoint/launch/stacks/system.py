@@ -1,0 +1,241 @@
+"""What the operating system knows of a process: its state, the call that it is in, its memory. Linux.
+
+Elsewhere nothing of it is told. A process of another user tells less.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rallypoint.stacks.activity import ProcessFacts
+
+_PROC: Final = Path("/proc")
+_TICKS: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+_STATES: Final = {
+    "R": "runs",
+    "S": "sleeps",
+    "D": "is in the kernel, and cannot be interrupted",
+    "T": "is stopped (by SIGSTOP, or Ctrl-Z)",
+    "t": "is stopped by a debugger",
+    "Z": "has ended, and its parent has not noticed",
+    "X": "has ended",
+}
+STOPPED: Final = "Tt"
+_UNINTERRUPTIBLE: Final = "D"
+
+_CALLS: Final = """
+read 0 63, write 1 64, pread64 17 67, readv 19 65, recvfrom 45 207, recvmsg 47 212, accept 43 202,
+accept4 288 242, connect 42 203, flock 73 32, fcntl 72 25, fsync 74 82, ioctl 16 29,
+poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_wait 232 -, epoll_pwait 281 22,
+futex 202 98, nanosleep 35 101, clock_nanosleep 230 115, wait4 61 260, waitid 247 95, openat 257 56
+"""
+"""The system calls in which processes wait, with their numbers on x86_64 and aarch64."""
+_COLUMNS: Final = {"x86_64": 1, "aarch64": 2}
+_WITH_FILE: Final = frozenset(
+    each.split()[0] for each in _CALLS.partition("poll")[0].split(",") if each.strip()
+)
+_IN_WORDS: Final = {
+    "futex": "waits for a lock, or for another thread",
+    "nanosleep": "sleep()",
+    "clock_nanosleep": "sleep()",
+    "wait4": "waits for a process that it has started",
+    "waitid": "waits for a process that it has started",
+}
+
+
+def _names(architecture: str) -> dict[int, str]:
+    column = _COLUMNS.get(architecture, 0)
+    rows = (each.split() for each in _CALLS.split(","))
+    return {int(row[column]): row[0] for row in rows if column and row[column].isdigit()}
+
+
+_NAMES: Final = _names(platform.machine())
+_SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
+_KILLED: Final = re.compile(r"(?:[Oo]ut of memory|oom-kill).{0,400}?(?:Killed process|pid=) ?(\d+)")
+_KERNEL_LOG_BYTES: Final = 1 << 20
+
+
+class Process(NamedTuple):
+    """A process at one moment."""
+
+    state: str
+    """A letter of `_STATES`; nothing: it is gone."""
+    facts: ProcessFacts
+    wakes: int = -1
+    """How often its main thread has been put to sleep and woken, so far; -1: not known."""
+    began: int = 0
+    """When it was started, in the system's ticks: a number that is used again is another process."""
+    catches: int = 0
+    """The signals that it handles, a bit for each; `pending`: those that wait to be handled."""
+    pending: int = 0
+    cpu: float = 0.0
+    """Seconds of CPU time so far."""
+    parent: int = 0
+
+    @property
+    def is_here(self) -> bool:
+        return self.state not in ("", "Z", "X")
+
+    def handles(self, number: int) -> bool:
+        """Whether a signal may be sent to it: it has a handler, and no such signal is waiting."""
+        bit = 1 << (number - 1)
+        return bool(self.catches & bit) and not self.pending & bit
+
+
+GONE: Final = Process("", ProcessFacts())
+
+
+def look_at(pid: int) -> Process:
+    """A process of this machine."""
+    folder = _PROC / str(pid)
+    stat = _read(folder / "stat").rpartition(")")[2].split()
+    if len(stat) < 20:
+        return GONE
+    told = dict(line.split(":", 1) for line in _read(folder / "status").splitlines() if ":" in line)
+    state = stat[0]
+    facts = ProcessFacts(
+        _state_text(folder, state, told),
+        _call_text(folder) if state in "SD" else "",
+        _kibibytes(told, "VmRSS"),
+        _kibibytes(told, "VmSwap"),
+    )
+    return Process(
+        state,
+        facts,
+        _whole(told, "voluntary_ctxt_switches", -1),
+        int(stat[19]),
+        _whole(told, "SigCgt", 0, 16),
+        _whole(told, "SigPnd", 0, 16) | _whole(told, "ShdPnd", 0, 16),
+        (int(stat[11]) + int(stat[12])) / _TICKS,
+        int(stat[1]),
+    )
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting and len(found) < 256:
+        for tasks in _entries(_PROC / str(waiting.pop()) / "task"):
+            fresh = [int(each) for each in _read(tasks / "children").split()]
+            found += fresh
+            waiting += fresh
+    return found
+
+
+def opens(pid: int, file: int, path: Path) -> bool:
+    """Whether a process has this file under that number."""
+    try:
+        return os.path.samestat(os.stat(_PROC / str(pid) / "fd" / str(file)), path.stat())
+    except OSError:
+        return False
+
+
+def load_per_core() -> float:
+    """The machine's load of the last minute; -1: not known."""
+    if not hasattr(os, "getloadavg"):
+        return -1.0
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return -1.0
+
+
+def killed_for_memory(pids: set[int]) -> set[int]:
+    """Which of these processes the kernel has killed as memory ran out, if its log can be read."""
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return set()
+    text = b""
+    try:
+        end = time.monotonic() + 0.5
+        while len(text) < _KERNEL_LOG_BYTES and time.monotonic() < end:
+            text += os.read(log, 8192)
+    except OSError:
+        pass  # there is no more
+    finally:
+        os.close(log)
+    return {int(each) for each in _KILLED.findall(text.decode(errors="replace"))} & pids
+
+
+def _state_text(folder: Path, state: str, told: dict[str, str]) -> str:
+    text = _STATES.get(state, "")
+    if state == _UNINTERRUPTIBLE and (inside := _read(folder / "wchan").strip("\x000 \n")):
+        text = f"{text} ({inside})"
+    tracer = _whole(told, "TracerPid", 0)
+    return f"{text}, and process {tracer} traces it" if tracer else text
+
+
+def _call_text(folder: Path) -> str:
+    """The system call that its main thread is in: `read() of /data/shard-17.tar`."""
+    words = _read(folder / "syscall").split()
+    if len(words) < 3 or not words[0].lstrip("-").isdigit():
+        return ""
+    name = _NAMES.get(int(words[0]), "")
+    if name in _WITH_FILE:
+        return f"{name.removesuffix('64')}() of {_file_text(folder, int(words[1], 16))}"
+    return _IN_WORDS.get(name, f"{name}()" if name else "")
+
+
+def _file_text(folder: Path, number: int) -> str:
+    try:
+        target = os.readlink(folder / "fd" / str(number))
+    except OSError:
+        return f"file {number}"
+    if found := _SOCKET.fullmatch(target):
+        target = _socket_text(folder, found[1])
+    elif target.startswith("pipe:"):
+        target = "a pipe"
+    return f"standard input ({target})" if number == 0 else target
+
+
+def _socket_text(folder: Path, inode: str) -> str:
+    """A socket by the other end of its connection."""
+    for name in ("tcp", "tcp6"):
+        for line in _read(folder / "net" / name).splitlines()[1:]:
+            words = line.split()
+            if len(words) > 9 and words[9] == inode:
+                host, _, port = words[2].rpartition(":")
+                return f"a connection to {_host(host)} port {int(port, 16)}"
+    return "a socket"
+
+
+def _host(text: str) -> str:
+    import socket
+
+    data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
+    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+
+
+def _kibibytes(told: dict[str, str], name: str) -> int:
+    words = told.get(name, "").split()
+    return int(words[0]) * 1024 if words and words[0].isdigit() else 0
+
+
+def _whole(told: dict[str, str], name: str, otherwise: int, base: int = 10) -> int:
+    try:
+        return int(told.get(name, "").strip(), base)
+    except ValueError:
+        return otherwise
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    try:
+        yield from folder.iterdir()
+    except OSError:
+        return
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it is gone, or of another user
+        return ""

@@ -1,0 +1,180 @@
+"""What a launcher tells of the ranks on its machine, and how it is packed for the way. Pure.
+
+The text is compressed JSON, so that thousands of machines fit into one look. It is read as everything from
+the network: bounded, and checked.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Final
+
+from rallypoint.codec import Within, at_most, from_text, to_text
+from rallypoint.stacks.frames import Frame, Stack
+
+MOST_PACKED: Final = 48 * 1024
+"""Characters of a packed activity."""
+_MOST_BYTES: Final = 4 << 20
+_Text = Annotated[str, at_most(500)]
+_Number = Annotated[int, Within(-1, 1 << 62)]
+_Seconds = Annotated[float, Within(-1, 1e11)]
+
+
+@dataclass(frozen=True)
+class ProcessFacts:
+    """What the system knows of a process; nothing, 0 or -1 where it tells nothing."""
+
+    state: _Text = ""
+    """In words: `sleeps`, `is stopped`, `is in the kernel, and cannot be interrupted`."""
+    call: _Text = ""
+    """The system call of its main thread: `read() of /data/shard-17.tar`."""
+    memory: _Number = 0
+    """Bytes that are resident."""
+    swapped: _Number = 0
+    cores: _Seconds = -1.0
+    """How much of a core it has taken since it was looked at before."""
+    gpu: _Text = ""
+    """What its GPU does: `GPU 3 at 100 %`."""
+
+
+NO_FACTS: Final = ProcessFacts()
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process that a rank has started, such as a data loader's."""
+
+    pid: _Number
+    stack: Stack = ()
+    facts: ProcessFacts = NO_FACTS
+
+
+@dataclass(frozen=True)
+class RankActivity:
+    """One rank, as it was seen last."""
+
+    rank: Annotated[int, Within(0, 1 << 32)]
+    pid: _Number
+    stack: Stack = ()
+    """Of its main thread; empty: it has not answered yet."""
+    still_seconds: _Seconds = 0.0
+    """For how long it has not moved: the same stack, and hardly any work."""
+    silent_seconds: _Seconds = -1.0
+    """For how long it has not answered; -1: it answers. Its stack is the one before."""
+    ended: _Text = ""
+    """How it has ended, if it has."""
+    step: _Number = -1
+    """What it gave `rallypoint.step` last; -1: nothing."""
+    steps_per_second: _Seconds = -1.0
+    step_seconds: _Seconds = -1.0
+    """Since that step."""
+    facts: ProcessFacts = NO_FACTS
+    threads: Annotated[tuple[Stack, ...], at_most(100)] = ()
+    """The stacks of its other threads, once it has stood still for a while."""
+    children: Annotated[tuple[Child, ...], at_most(16)] = ()
+    """Its processes, if it waits for one of them."""
+
+
+@dataclass(frozen=True)
+class MachineActivity:
+    """The ranks of one machine."""
+
+    host: _Text
+    ranks: tuple[RankActivity, ...]
+    load: _Seconds = -1.0
+    """The machine's load, for each of its cores."""
+    remarks: Annotated[tuple[_Text, ...], at_most(16)] = ()
+    """What else is known: memory that ran out, versions of packages that stacks are in."""
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """An activity whose stacks are numbered: ranks of a machine mostly have the same ones."""
+
+    activity: MachineActivity
+    frames: tuple[Frame, ...]
+    stacks: tuple[tuple[int, ...], ...]
+    of_ranks: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...] = field(default=())
+    """By rank: the stacks of its main thread, of its other threads, and of its children; -1: none."""
+
+
+def pack(activity: MachineActivity) -> str:
+    """As ASCII, at most `MOST_PACKED` characters: what does not fit is left out, threads first."""
+    for cut in (_whole, _without_threads, _without_children, _with_short_stacks, _without_stacks):
+        text = _packed(replace(activity, ranks=tuple(map(cut, activity.ranks))))
+        if len(text) <= MOST_PACKED:
+            return text
+    return _packed(replace(activity, ranks=()))
+
+
+def unpack(text: str) -> MachineActivity | None:
+    """What a machine has told; None for what cannot be read, as it may be of another version."""
+    try:
+        unzip = zlib.decompressobj()
+        data = unzip.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
+        if unzip.unconsumed_tail:
+            return None
+        packed = from_text(_Packed, data)
+        stacks = [tuple(packed.frames[at] for at in each) for each in packed.stacks]
+
+        def stack(number: int) -> tuple[Frame, ...]:
+            return stacks[number] if number >= 0 else ()
+
+        ranks = []
+        for each, (main, threads, children) in zip(packed.activity.ranks, packed.of_ranks, strict=True):
+            family = zip(each.children, children, strict=True)
+            ranks.append(
+                replace(
+                    each,
+                    stack=stack(main),
+                    threads=tuple(map(stack, threads)),
+                    children=tuple(replace(child, stack=stack(at)) for child, at in family),
+                )
+            )
+        return replace(packed.activity, ranks=tuple(ranks))
+    except (ValueError, IndexError, binascii.Error, zlib.error):
+        return None
+
+
+def _packed(activity: MachineActivity) -> str:
+    frames: dict[Frame, int] = {}
+    stacks: dict[tuple[int, ...], int] = {}
+
+    def number(stack: Sequence[Frame]) -> int:
+        if not stack:
+            return -1
+        numbers = tuple(frames.setdefault(each, len(frames)) for each in stack)
+        return stacks.setdefault(numbers, len(stacks))
+
+    bare, of_ranks = [], []
+    for each in activity.ranks:
+        children = tuple(replace(child, stack=()) for child in each.children)
+        bare.append(replace(each, stack=(), threads=(), children=children))
+        of_children = tuple(number(child.stack) for child in each.children)
+        of_ranks.append((number(each.stack), tuple(map(number, each.threads)), of_children))
+    whole = _Packed(replace(activity, ranks=tuple(bare)), tuple(frames), tuple(stacks), tuple(of_ranks))
+    return base64.b64encode(zlib.compress(to_text(whole, sparse=True).encode())).decode("ascii")
+
+
+def _whole(each: RankActivity) -> RankActivity:
+    return each
+
+
+def _without_threads(each: RankActivity) -> RankActivity:
+    return replace(each, threads=())
+
+
+def _without_children(each: RankActivity) -> RankActivity:
+    return replace(each, threads=(), children=())
+
+
+def _with_short_stacks(each: RankActivity) -> RankActivity:
+    return replace(_without_children(each), stack=each.stack[:12])
+
+
+def _without_stacks(each: RankActivity) -> RankActivity:
+    return replace(_without_children(each), stack=())

@@ -1,0 +1,122 @@
+"""All ranks of a job, put together by what they do: the odd ones first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rallypoint.rollcall.clients import tellers
+from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
+from rallypoint.stacks.folding import NOTHING, Doing, fold
+from rallypoint.stacks.frames import Frame
+
+_LATE_SECONDS: Final = 60.0
+"""A machine that has told nothing for so long tells what was, not what is."""
+
+
+@dataclass
+class Group:
+    """Ranks that do the same."""
+
+    doing: Doing
+    hosts: dict[int, str] = field(default_factory=dict)
+    """By rank, in order: its machine."""
+    members: list[RankActivity] = field(default_factory=list)
+    ended: str = ""
+    """How they have ended, if they have."""
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(self.hosts)
+
+    @property
+    def example(self) -> RankActivity:
+        """The rank that has stood still for longest."""
+        return max(self.members, key=lambda each: (each.still_seconds, -each.rank))
+
+    @property
+    def still_seconds(self) -> float:
+        """For how long all of them have stood still."""
+        return min(each.still_seconds for each in self.members)
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The first and the last step that they are in; -1: not known of all."""
+        steps = [each.step for each in self.members]
+        return min(steps), max(steps)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all ranks of a job are doing."""
+
+    odd: tuple[Group, ...]
+    """Those that do something else than the others, the oddest first."""
+    main: Group | None
+    """What most do; None: nothing is known of any rank."""
+    size: int
+    """How many ranks are known."""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def groups(self) -> list[Group]:
+        """All of them, the odd ones first."""
+        return [*self.odd, *([self.main] if self.main is not None else [])]
+
+    def is_stalled(self, seconds: float) -> bool:
+        """Whether ranks have waited for others for so long; or all, of several, have not moved."""
+        living = [each for each in self.groups if not each.ended]
+        if any(each.doing.waits and each.example.still_seconds >= seconds for each in living):
+            return True
+        members = [rank for each in living for rank in each.members]
+        return len(members) > 1 and all(each.still_seconds >= seconds for each in members)
+
+
+def machines_of(snapshot: Snapshot) -> list[MachineActivity]:
+    """What the launchers of a job have told of their machines."""
+    found = []
+    for client in tellers(snapshot):
+        machine = unpack(client.told) if client.told_seconds < _LATE_SECONDS else None
+        if machine is not None:
+            found.append(machine)
+    return found
+
+
+def put_together(machines: Iterable[MachineActivity]) -> Work:
+    """The ranks of these machines, by what they do."""
+    groups: dict[tuple[Doing, str], Group] = {}
+    remarks: list[str] = []
+    known: dict[tuple[Frame, ...], Doing] = {}
+    for machine in machines:
+        remarks += (f"{machine.host}: {each}" for each in machine.remarks)
+        folded: dict[int, Doing] = {}  # ranks of a machine share their stacks, and to hash those takes long
+        for each in machine.ranks:
+            doing = folded.get(id(each.stack))
+            if doing is None:
+                doing = known.get(each.stack)
+                if doing is None:
+                    doing = known[each.stack] = fold(each.stack) if each.stack else NOTHING
+                folded[id(each.stack)] = doing
+            group = groups.setdefault((doing, each.ended), Group(doing, ended=each.ended))
+            group.hosts[each.rank] = machine.host
+            group.members.append(each)
+    for group in groups.values():
+        group.hosts = dict(sorted(group.hosts.items()))
+        group.members.sort(key=lambda each: each.rank)
+    found = sorted(groups.values(), key=_oddity)
+    main = _main(found)
+    odd = tuple(each for each in found if each is not main)
+    return Work(odd, main, sum(len(each.members) for each in found), tuple(remarks))
+
+
+def _main(groups: Sequence[Group]) -> Group | None:
+    """What the ranks do that wait for the others; if none waits, what most do."""
+    waiting = [each for each in groups if each.doing.waits and not each.ended]
+    return max(waiting or groups, key=lambda each: (len(each.members), -each.members[0].rank), default=None)
+
+
+def _oddity(group: Group) -> tuple[bool, bool, int, int]:
+    """The order of groups: one that has ended, then those that do not wait, then the small ones."""
+    return not group.ended, group.doing.waits, len(group.members), group.members[0].rank

@@ -1,0 +1,194 @@
+"""What ranks are doing, in words. Pure. Names and paths come from elsewhere: all go through `shown`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rallypoint.stacks.activity import Child, ProcessFacts, RankActivity
+from rallypoint.stacks.folding import Doing, fold, is_library
+from rallypoint.stacks.frames import Frame
+from rallypoint.stacks.grouping import Group, Work
+from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, ranks_text, shown, size
+
+_CHAIN: Final = 3
+_MOST_ODD: Final = 8
+_MOST_HOSTS: Final = 3
+_MOST_THREADS: Final = 3
+_MOVES_SECONDS: Final = 1.0
+"""Who has stood still for less than this may just as well have moved."""
+_MUCH: Final = 0.5  # of a core
+_ORDINARY: Final = ("sleeps", "runs")
+
+
+def summary_lines(work: Work) -> list[str]:
+    """What most ranks do, and who is elsewhere: the first line, and one or more for each odd group."""
+    if work.main is None:
+        return ["nothing is known of what the ranks do"]
+    first = f"{_how_many(work)} {_verb(work.main)} {_place(work.main)}{_lasting(work.main)}"
+    if not work.odd:
+        return [
+            f"{first}; no rank is elsewhere"
+            + (": do sizes or order differ, or is the network cut?" if work.main.doing.waits else "")
+        ]
+    elsewhere = sum(len(each.members) for each in work.odd)
+    if len(work.odd) == 1:
+        [odd] = work.odd
+        who = f"{who_text(odd)} {_is_elsewhere(odd)}:"
+        return [f"{first}; {who}", *(f"  {line}" for line in group_lines(odd))]
+    lines = [f"{first}; {counted(elsewhere, 'rank')} {'is' if elsewhere == 1 else 'are'} elsewhere:"]
+    for each in work.odd[:_MOST_ODD]:
+        inner = list(group_lines(each))
+        ended = f" {_is_elsewhere(each)}:" if each.ended else ":"
+        lines += [f"  {who_text(each)}{ended} {inner[0]}", *(f"    {line}" for line in inner[1:])]
+    rest = work.odd[_MOST_ODD:]
+    if rest:
+        ranks = sum(len(each.members) for each in rest)
+        lines.append(f"  and {counted(ranks, 'rank')} at {counted(len(rest), 'other place')}")
+    return lines
+
+
+def group_lines(group: Group) -> Iterator[str]:
+    """Where the ranks of a group are, for how long, and what the system says of the one that is stillest."""
+    example = group.example
+    doing = group.doing
+    chain = chain_text(doing) if doing.own or doing.call else "it has not told its stack yet"
+    if group.ended:
+        yield f"last seen in {chain}{_step(group)}"
+        return
+    facts = _facts_text(example)
+    yield f"{chain}{_step(group)}{_lasting(group)}{f': {facts}' if facts else ''}"
+    yield from _family_lines(example)
+
+
+def chain_text(doing: Doing) -> str:
+    """`load_batch (data.py:88) <- train (train.py:33)`."""
+    own = [each for each in doing.own if each.function != "<module>"] or list(doing.own)
+    names = [_frame(each) for each in own[:_CHAIN]]
+    return " <- ".join([shown(doing.call), *names] if doing.call else names)
+
+
+def stack_lines(stack: Sequence[Frame]) -> list[str]:
+    """All frames, the innermost first, each in a line."""
+    width = max((len(shown(each.function)) for each in stack), default=0)
+    return [
+        f"{shown(each.function).ljust(min(width, 40))}  {shown(each.file, LONGEST_SENTENCE)}:{each.line}"
+        for each in stack
+    ]
+
+
+def facts_lines(each: RankActivity) -> list[str]:
+    """What the system says of a rank."""
+    facts = each.facts
+    told = [facts.state, facts.call, facts.gpu]
+    if facts.memory > 0:
+        swap = f" ({size(facts.swapped)} swapped out)" if facts.swapped > 0 else ""
+        told.append(f"{size(facts.memory)} of memory{swap}")
+    if facts.cores >= 0:
+        told.append(f"{facts.cores:.0%} of a core")
+    return [shown(text, LONGEST_SENTENCE) for text in told if text]
+
+
+def _how_many(work: Work) -> str:
+    assert work.main is not None
+    count = len(work.main.members)
+    if count == work.size:
+        return f"all {count:,} ranks" if count > 1 else who_text(work.main)
+    return f"{count:,} of {work.size:,} ranks"
+
+
+def _verb(group: Group) -> str:
+    one = len(group.members) == 1
+    if group.ended:
+        return f"{'has' if one else 'have'} ended ({shown(group.ended)}), last seen in"
+    if group.doing.waits:
+        return "waits in" if one else "wait in"
+    return "is in" if one else "are in"
+
+
+def _place(group: Group) -> str:
+    """`all_reduce (train.py:41, step 1,204)`."""
+    doing = group.doing
+    if not doing.own:
+        return shown(doing.call) or "a place that is not known"
+    where = _where(doing.own[0])
+    step = _step(group).removeprefix(", ")
+    inner = f"{where}, {step}" if step else where
+    return f"{shown(doing.call) or shown(doing.own[0].function)} ({inner})"
+
+
+def _step(group: Group) -> str:
+    first, last = group.steps
+    if first < 0:
+        return ""
+    return f", step {first:,}" if first == last else f", steps {first:,} to {last:,}"
+
+
+def _lasting(group: Group) -> str:
+    seconds = group.still_seconds
+    return f", for {duration(seconds)}" if seconds >= _MOVES_SECONDS and not group.ended else ""
+
+
+def who_text(group: Group) -> str:
+    """`rank 2 on node-b`, `ranks 0, 1 and 3`."""
+    ranks = group.ranks
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    hosts = list(dict.fromkeys(group.hosts.values()))
+    on = f" on {joined_by_and([shown(each) for each in hosts])}" if len(hosts) <= _MOST_HOSTS else ""
+    return f"{noun} {ranks_text(ranks)}{on}"
+
+
+def _is_elsewhere(group: Group) -> str:
+    one = len(group.members) == 1
+    if group.ended:
+        return f"{'has' if one else 'have'} ended ({shown(group.ended)})"
+    return f"{'is' if one else 'are'} elsewhere"
+
+
+def _facts_text(each: RankActivity) -> str:
+    """The facts that explain why it stands still, or does not answer."""
+    facts = each.facts
+    told = []
+    if facts.state and facts.state not in _ORDINARY:
+        told.append(shown(facts.state))
+    if each.silent_seconds >= 0:
+        told.append(f"has not answered for {duration(each.silent_seconds)}")
+    if facts.call:
+        told.append(shown(facts.call, LONGEST_SENTENCE))
+    if facts.state == "runs" or facts.cores >= _MUCH:
+        told.append(f"runs, at {facts.cores:.0%} of a core" if facts.cores >= 0 else "runs")
+    if facts.swapped > 0:
+        told.append(f"{size(facts.swapped)} swapped out")
+    if facts.gpu:
+        told.append(shown(facts.gpu))
+    return ", ".join(told)
+
+
+def _family_lines(each: RankActivity) -> Iterator[str]:
+    """Its other threads, as far as they are in the user's own code, and its processes."""
+    own = (fold(stack) for stack in each.threads)
+    # Of a thread without any frame of the user's, `fold` gives its innermost one.
+    threads = [doing for doing in own if not all(map(is_library, doing.own))]
+    for doing in dict.fromkeys(threads[:_MOST_THREADS]):
+        yield f"another thread of rank {each.rank}: {chain_text(doing)}"
+    for child in each.children[:_MOST_THREADS]:
+        yield f"its process {child.pid}: {_child_text(child)}"
+
+
+def _child_text(child: Child) -> str:
+    facts: ProcessFacts = child.facts
+    where = chain_text(fold(child.stack)) if child.stack else "its stack is not known"
+    told = [
+        shown(text, LONGEST_SENTENCE) for text in (facts.state, facts.call) if text and text not in _ORDINARY
+    ]
+    return f"{where}{': ' if told else ''}{', '.join(told)}"
+
+
+def _frame(frame: Frame) -> str:
+    return f"{shown(frame.function)} ({_where(frame)})"
+
+
+def _where(frame: Frame) -> str:
+    name = re.split(r"[/\\]", frame.file)[-1]
+    return f"{shown(name) or '?'}:{frame.line or '?'}"

@@ -1,0 +1,316 @@
+"""What ranks are doing: stacks read, folded, put together and said. Pure."""
+
+from __future__ import annotations
+
+import faulthandler
+import tempfile
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.stacks.activity import (
+    MOST_PACKED,
+    Child,
+    MachineActivity,
+    ProcessFacts,
+    RankActivity,
+    pack,
+    unpack,
+)
+from rallypoint.stacks.folding import fold
+from rallypoint.stacks.frames import Frame, is_complete, read_dump
+from rallypoint.stacks.grouping import put_together
+from rallypoint.stacks.movement import Movement
+from rallypoint.stacks.words import summary_lines
+
+PACKAGES = "/opt/env/lib/python3.11/site-packages"
+ALL_REDUCE = (
+    Frame(f"{PACKAGES}/torch/distributed/distributed_c10d.py", 3252, "all_reduce"),
+    Frame(f"{PACKAGES}/torch/distributed/c10d_logger.py", 83, "wrapper"),
+    Frame("/home/me/train.py", 41, "train"),
+    Frame("/home/me/train.py", 60, "<module>"),
+)
+LOADING = (
+    Frame("/home/me/data.py", 88, "load_batch"),
+    Frame("/home/me/train.py", 33, "train"),
+    Frame("/home/me/train.py", 60, "<module>"),
+)
+
+
+class TestReading:
+    def test_what_faulthandler_writes_is_read_back(self) -> None:
+        def wait_here() -> None:
+            gate.wait()
+
+        gate = threading.Event()
+        thread = threading.Thread(target=wait_here)
+        thread.start()
+        try:
+            with tempfile.TemporaryFile("w+") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+                file.seek(0)
+                text = file.read()
+        finally:
+            gate.set()
+            thread.join()
+        dump = read_dump(text)
+        assert dump is not None
+        assert dump.stack[0].function == "test_what_faulthandler_writes_is_read_back"
+        assert dump.stack[0].file == __file__
+        assert any(frame.function == "wait_here" for stack in dump.others for frame in stack)
+
+    def test_the_main_thread_is_the_current_one_or_the_last(self) -> None:
+        frame = '  File "a.py", line 1 in f\n'
+        current = (
+            f"Thread 0x1 (most recent call first):\n{frame}\nCurrent thread 0x2 (most recent call first):\n"
+        )
+        dump = read_dump(
+            current + '  File "b.py", line 2 in g\n\nThread 0x3 (most recent call first):\n' + frame
+        )
+        assert dump is not None
+        assert dump.stack == (Frame("b.py", 2, "g"),)
+        dump = read_dump(
+            f"Thread 0x1 (most recent call first):\n{frame}\nThread 0x2 [main] (most recent call first):\n"
+        )
+        assert dump is not None
+        assert (dump.main, dump.stack) == (1, ())
+
+    @pytest.mark.parametrize(
+        ("written", "meant"),
+        [
+            (r"caf\xe9.py", "café.py"),
+            (r"\u65e5\U0001f600", "日😀"),
+            (r"a\x41b", r"a\x41b"),
+            (r"a\x1b[31m", "a\x1b[31m"),
+        ],
+    )
+    def test_escapes_are_undone_where_faulthandler_makes_them(self, written: str, meant: str) -> None:
+        dump = read_dump(f'Stack (most recent call first):\n  File "{written}", line 3 in {written}\n')
+        assert dump is not None
+        assert dump.stack == (Frame(meant, 3, meant),)
+
+    def test_names_that_are_not_known(self) -> None:
+        dump = read_dump("Stack (most recent call first):\n  File ???, line ??? in ???\n")
+        assert dump is not None
+        assert dump.stack == (Frame("", 0, "???"),)
+
+    def test_a_dump_is_complete_when_the_outermost_frame_is_there(self) -> None:
+        text = (
+            'Stack (most recent call first):\n  File "a.py", line 1 in f\n  File "a.py", line 9 in <module>\n'
+        )
+        assert is_complete(text)
+        assert not any(is_complete(text[:end]) for end in range(len(text)))
+
+    @given(st.text())
+    def test_whatever_is_written_is_no_error(self, text: str) -> None:
+        read_dump(text)
+        read_dump(f"Stack (most recent call first):\n{text}")
+
+
+class TestFolding:
+    def test_torchs_frames_fold_to_the_collective(self) -> None:
+        doing = fold(ALL_REDUCE)
+        assert (doing.call, doing.waits) == ("all_reduce", True)
+        assert [each.line for each in doing.own] == [41, 60]
+
+    def test_a_collective_deep_in_another_package_is_named(self) -> None:
+        through = (*ALL_REDUCE[:2], Frame(f"{PACKAGES}/accelerate/utils/operations.py", 9, "reduce"))
+        assert fold((*through, *ALL_REDUCE[2:])) == fold(ALL_REDUCE)
+
+    @pytest.mark.parametrize(
+        ("file", "function", "call", "waits"),
+        [
+            (
+                f"{PACKAGES}/torch/utils/data/dataloader.py",
+                "__next__",
+                "torch.utils.data.dataloader.__next__",
+                False,
+            ),
+            (f"{PACKAGES}/torch/_tensor.py", "backward", "torch._tensor.backward", True),
+            ("/usr/lib/python3.11/threading.py", "wait", "threading.wait", False),
+            ("/usr/lib/python3.11/multiprocessing/__init__.py", "get", "multiprocessing.get", False),
+            (
+                r"C:\env\Lib\site-packages\torch\cuda\__init__.py",
+                "synchronize",
+                "torch.cuda.synchronize",
+                True,
+            ),
+        ],
+    )
+    def test_other_calls_are_named_by_their_module(
+        self, file: str, function: str, call: str, waits: bool
+    ) -> None:
+        doing = fold((Frame(file, 5, function), *LOADING))
+        assert (doing.call, doing.waits, doing.own) == (call, waits, LOADING)
+
+    def test_own_code_is_in_no_call(self) -> None:
+        assert fold(LOADING).call == ""
+
+
+def machine(host: str, *ranks: RankActivity) -> MachineActivity:
+    return MachineActivity(host, ranks)
+
+
+def waiting(rank: int, seconds: float = 252.0) -> RankActivity:
+    return RankActivity(rank, 100 + rank, ALL_REDUCE, seconds, step=1204)
+
+
+ODD = RankActivity(2, 102, LOADING, 252.0, facts=ProcessFacts("sleeps", "read() of /mnt/data/shard-17.tar"))
+
+
+class TestWords:
+    def test_the_odd_rank_is_named_with_its_line(self) -> None:
+        work = put_together([machine("node-a", waiting(0), waiting(1)), machine("node-b", ODD, waiting(3))])
+        assert summary_lines(work) == [
+            "3 of 4 ranks wait in all_reduce (train.py:41, step 1,204), for 4 min 12 s; rank 2 on node-b is "
+            "elsewhere:",
+            "  load_batch (data.py:88) <- train (train.py:33), for 4 min 12 s: "
+            "read() of /mnt/data/shard-17.tar",
+        ]
+
+    def test_one_that_has_ended_is_the_oddest(self) -> None:
+        ended = replace(ODD, rank=1, ended="its process is gone")
+        lines = summary_lines(put_together([machine("a", waiting(0), ended, ODD, waiting(3))]))
+        assert lines[0].endswith("2 ranks are elsewhere:")
+        assert lines[1].startswith("  rank 1 on a has ended (its process is gone): last seen in load_batch")
+        assert lines[2].startswith("  rank 2 on a: load_batch (data.py:88)")
+
+    def test_all_at_the_same_place(self) -> None:
+        [line] = summary_lines(put_together([machine("a", waiting(0), waiting(1))]))
+        assert line.startswith("all 2 ranks wait in all_reduce (train.py:41, step 1,204)")
+        assert "do sizes or order differ" in line
+
+    def test_threads_and_children_of_the_odd_one(self) -> None:
+        lock = (Frame("/home/me/locks.py", 5, "hold"), Frame("/usr/lib/python3.11/threading.py", 9, "run"))
+        idle = (Frame("/usr/lib/python3.11/threading.py", 3, "wait"),)
+        odd = replace(
+            ODD,
+            threads=(lock, idle),
+            children=(Child(7, LOADING, ProcessFacts("sleeps", "read() of a pipe")),),
+        )
+        lines = summary_lines(put_together([machine("a", waiting(0), odd)]))
+        assert lines[2:] == [
+            "  another thread of rank 2: hold (locks.py:5)",
+            "  its process 7: load_batch (data.py:88) <- train (train.py:33): read() of a pipe",
+        ]
+
+    def test_names_are_shown_as_text(self) -> None:
+        hostile = (Frame("/x/\x1b[31m<b>.py", 1, "<script>\x07\n"),)
+        odd = replace(ODD, stack=hostile, facts=ProcessFacts("sleeps", "read() of /tmp/\x1b]0;x\x07"))
+        text = "\n".join(summary_lines(put_together([machine("\x1b[2J", waiting(0), odd)])))
+        assert all(character.isprintable() or character == "\n" for character in text)
+        assert r"<script>\x07\n" in text
+
+    def test_many_ranks_stay_readable_and_quick(self) -> None:
+        machines = []
+        for number in range(2048):
+            ranks = [waiting(8 * number + local) for local in range(8)]
+            if number % 512 == 5:
+                ranks[3] = replace(ODD, rank=8 * number + 3)
+            machines.append(machine(f"node-{number}", *ranks))
+        packed = [pack(each) for each in machines]
+        began = time.process_time()
+        told = [unpack(each) for each in packed]
+        work = put_together([each for each in told if each is not None])
+        lines = summary_lines(work)
+        seconds = time.process_time() - began
+        assert lines[0].startswith("16,380 of 16,384 ranks wait in all_reduce")
+        assert lines[0].endswith("ranks 43, 4139, 8235 and 12331 are elsewhere:")
+        assert len(lines) == 2
+        assert seconds < 1.0, seconds
+
+
+class TestStalls:
+    def test_who_waits_for_others_without_a_move(self) -> None:
+        assert put_together([machine("a", waiting(0), replace(ODD, still_seconds=0.0))]).is_stalled(200)
+        assert not put_together([machine("a", waiting(0, 100.0), ODD)]).is_stalled(200)
+
+    def test_a_server_that_is_idle_is_no_stall(self) -> None:
+        assert not put_together([machine("a", ODD)]).is_stalled(200)
+
+    def test_several_that_all_stand_still_are(self) -> None:
+        assert put_together([machine("a", ODD, replace(ODD, rank=3))]).is_stalled(200)
+
+    def test_who_has_ended_does_not_wait(self) -> None:
+        assert not put_together([machine("a", replace(waiting(0), ended="gone"))]).is_stalled(200)
+
+
+class TestMovement:
+    def test_the_same_stack_and_hardly_woken_stands_still(self) -> None:
+        rank = Movement(0.0)
+        for now in range(0, 100, 10):
+            rank.note(now, ALL_REDUCE, wakes=now // 10, step=7)
+        assert rank.still_seconds(90) == 90
+
+    @pytest.mark.parametrize("change", ["stack", "wakes", "step"])
+    def test_each_sign_of_work_is_a_move(self, change: str) -> None:
+        rank = Movement(0.0)
+        rank.note(10, ALL_REDUCE, 100, 7)
+        rank.note(20, ALL_REDUCE, 101, 7)
+        stack = LOADING if change == "stack" else ALL_REDUCE
+        rank.note(30, stack, 1000 if change == "wakes" else 102, 8 if change == "step" else 7)
+        assert rank.still_seconds(30) == 0
+
+    def test_without_the_systems_counts_the_stack_alone_tells(self) -> None:
+        rank = Movement(0.0)
+        rank.note(0, ALL_REDUCE, -1, -1)
+        rank.note(60, ALL_REDUCE, -1, -1)
+        assert rank.still_seconds(60) == 60
+
+    def test_steps_per_second(self) -> None:
+        rank = Movement(0.0)
+        for now in range(5):
+            rank.note(10.0 * now, ALL_REDUCE, -1, 20 * now)
+        assert rank.steps_per_second == 2.0
+        rank.note(50.0, ALL_REDUCE, -1, 0)  # it has begun again
+        assert rank.steps_per_second == -1.0
+
+
+_frames = st.builds(Frame, st.text(max_size=20), st.integers(0, 10**6), st.text(max_size=20))
+_stacks = st.lists(_frames, max_size=5).map(tuple)
+_ranks = st.builds(
+    RankActivity,
+    st.integers(0, 10**6),
+    st.integers(1, 10**6),
+    _stacks,
+    ended=st.text(max_size=20),
+    threads=st.lists(_stacks, max_size=3).map(tuple),
+    children=st.lists(st.builds(Child, st.integers(1, 9), _stacks), max_size=3).map(tuple),
+)
+
+
+class TestPacking:
+    @given(st.builds(MachineActivity, st.text(max_size=20), st.lists(_ranks, max_size=4).map(tuple)))
+    def test_what_is_packed_is_unpacked(self, told: MachineActivity) -> None:
+        text = pack(told)
+        assert text.isascii()
+        assert unpack(text) == told
+        summary_lines(put_together([told]))
+
+    @given(st.text() | st.binary().map(lambda data: pack(MachineActivity("a", ()))[:-1] + data.hex()))
+    def test_what_is_none_is_none(self, text: str) -> None:
+        assert unpack(text) is None or isinstance(unpack(text), MachineActivity)
+
+    def test_a_machine_with_much_to_tell_tells_less(self) -> None:
+        def deep(rank: int) -> RankActivity:
+            stacks = [
+                tuple(Frame(f"/{rank}/{at}/{n * 7919}.py", n, f"f{n * rank}") for n in range(100))
+                for at in range(9)
+            ]
+            return RankActivity(rank, 1, stacks[0], threads=tuple(stacks[1:]))
+
+        text = pack(machine("a", *map(deep, range(64))))
+        assert len(text) <= MOST_PACKED
+        told = unpack(text)
+        assert told is not None
+        assert len(told.ranks) == 64
+
+    def test_a_bomb_is_not_unpacked(self) -> None:
+        import base64
+        import zlib
+
+        assert unpack(base64.b64encode(zlib.compress(b" " * (64 << 20))).decode()) is None

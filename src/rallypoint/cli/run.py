@@ -238,11 +238,33 @@ def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary 
         if blame.followers:
             lines.append("what followed from that:")
             lines += [f"  {printable(each)}" for each in blame.followers[:8]]
+    lines += _last_seen(found, blame)
     if lines:
         print("\nrallypoint: " + "\n".join(lines), file=sys.stderr)
     if blame is not None and blame.hint:
         print(f"\nhint: {blame.hint}", file=sys.stderr)
     return blame
+
+
+def _last_seen(found: Reports, blame: FailureSummary | None) -> list[str]:
+    """What the ranks did before the end, where that may explain it."""
+    from rallypoint.stacks.grouping import put_together  # late: a job that succeeds does not need it
+    from rallypoint.stacks.words import last_place, summary_lines
+
+    if stall := found.stall():
+        return [
+            "before that, the job stood still:",
+            *(f"  {shown(each, 500)}" for each in stall.splitlines()),
+        ]
+    activity = found.activity()
+    if activity is None or blame is None:
+        return []
+    if blame.exit is not None:
+        return last_place(activity, blame.exit.rank)
+    work = put_together([activity])
+    if blame.is_timeout and work.odd:
+        return ["shortly before that:", *(f"  {each}" for each in summary_lines(work))]
+    return []
 
 
 def _explain(blame: FailureSummary, found: Reports, log_dir: str, began: float) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rallypoint.rollcall.clients import tellers
@@ -12,6 +12,8 @@ from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.stacks.folding import NOTHING, Doing, fold
 from rallypoint.stacks.frames import Frame
 
+SILENT_SECONDS: Final = 4.0
+"""A rank of a busy machine may take a while to answer."""
 _LATE_SECONDS: Final = 60.0
 """A machine that has told nothing for so long tells what was, not what is."""
 
@@ -26,6 +28,8 @@ class Group:
     members: list[RankActivity] = field(default_factory=list)
     ended: str = ""
     """How they have ended, if they have."""
+    is_silent: bool = False
+    """Whether they do not answer: what they do is what they did before."""
 
     @property
     def ranks(self) -> list[int]:
@@ -84,9 +88,17 @@ def machines_of(snapshot: Snapshot) -> list[MachineActivity]:
     return found
 
 
+def only(machines: Iterable[MachineActivity], ranks: Collection[int]) -> list[MachineActivity]:
+    """These ranks alone."""
+    return [
+        replace(machine, ranks=tuple(each for each in machine.ranks if each.rank in ranks))
+        for machine in machines
+    ]
+
+
 def put_together(machines: Iterable[MachineActivity]) -> Work:
     """The ranks of these machines, by what they do."""
-    groups: dict[tuple[Doing, str], Group] = {}
+    groups: dict[tuple[Doing, str, bool], Group] = {}
     remarks: list[str] = []
     known: dict[tuple[Frame, ...], Doing] = {}
     for machine in machines:
@@ -99,7 +111,11 @@ def put_together(machines: Iterable[MachineActivity]) -> Work:
                 if doing is None:
                     doing = known[each.stack] = fold(each.stack) if each.stack else NOTHING
                 folded[id(each.stack)] = doing
-            group = groups.setdefault((doing, each.ended), Group(doing, ended=each.ended))
+            silent = each.silent_seconds >= SILENT_SECONDS and not each.ended
+            key = (doing, each.ended, silent)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = Group(doing, ended=each.ended, is_silent=silent)
             group.hosts[each.rank] = machine.host
             group.members.append(each)
     for group in groups.values():
@@ -113,10 +129,13 @@ def put_together(machines: Iterable[MachineActivity]) -> Work:
 
 def _main(groups: Sequence[Group]) -> Group | None:
     """What the ranks do that wait for the others; if none waits, what most do."""
-    waiting = [each for each in groups if each.doing.waits and not each.ended]
+    waiting = [each for each in groups if each.doing.waits and not each.ended and not each.is_silent]
     return max(waiting or groups, key=lambda each: (len(each.members), -each.members[0].rank), default=None)
 
 
-def _oddity(group: Group) -> tuple[bool, bool, int, int]:
-    """The order of groups: one that has ended, then those that do not wait, then the small ones."""
-    return not group.ended, group.doing.waits, len(group.members), group.members[0].rank
+def _oddity(group: Group) -> tuple[bool, bool, bool, int, int]:
+    """The order of groups: who has ended, who does not answer, who does not wait; then the small ones."""
+    return (
+        *(not group.ended, not group.is_silent, group.doing.waits),
+        *(len(group.members), group.members[0].rank),
+    )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rallypoint.stacks.activity import Child, ProcessFacts, RankActivity
+from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
 from rallypoint.stacks.folding import Doing, fold, is_library
 from rallypoint.stacks.frames import Frame
 from rallypoint.stacks.grouping import Group, Work
@@ -40,13 +40,24 @@ def summary_lines(work: Work) -> list[str]:
     lines = [f"{first}; {counted(elsewhere, 'rank')} {'is' if elsewhere == 1 else 'are'} elsewhere:"]
     for each in work.odd[:_MOST_ODD]:
         inner = list(group_lines(each))
-        ended = f" {_is_elsewhere(each)}:" if each.ended else ":"
+        ended = f" {_is_elsewhere(each)}:" if each.ended or each.is_silent else ":"
         lines += [f"  {who_text(each)}{ended} {inner[0]}", *(f"    {line}" for line in inner[1:])]
     rest = work.odd[_MOST_ODD:]
     if rest:
         ranks = sum(len(each.members) for each in rest)
         lines.append(f"  and {counted(ranks, 'rank')} at {counted(len(rest), 'other place')}")
     return lines
+
+
+def last_place(machine: MachineActivity, rank: int) -> list[str]:
+    """Where one rank was seen last; nothing if it was not."""
+    stack = next((each.stack for each in machine.ranks if each.rank == rank), ())
+    return [f"rank {rank} was last seen in {chain_text(fold(stack))}"] if stack else []
+
+
+def headline(group: Group) -> str:
+    """Who is in this group, and where, for how long."""
+    return f"{who_text(group)} {_verb(group)} {_place(group)}{_lasting(group)}"
 
 
 def group_lines(group: Group) -> Iterator[str]:
@@ -57,7 +68,10 @@ def group_lines(group: Group) -> Iterator[str]:
     if group.ended:
         yield f"last seen in {chain}{_step(group)}"
         return
-    facts = _facts_text(example)
+    facts = _facts_text(example, doing)
+    if group.is_silent:
+        yield f"{facts}; last seen in {chain}{_step(group)}"
+        return
     yield f"{chain}{_step(group)}{_lasting(group)}{f': {facts}' if facts else ''}"
     yield from _family_lines(example)
 
@@ -102,6 +116,8 @@ def _verb(group: Group) -> str:
     one = len(group.members) == 1
     if group.ended:
         return f"{'has' if one else 'have'} ended ({shown(group.ended)}), last seen in"
+    if group.is_silent:
+        return f"{'does' if one else 'do'} not answer, last seen in"
     if group.doing.waits:
         return "waits in" if one else "wait in"
     return "is in" if one else "are in"
@@ -143,10 +159,12 @@ def _is_elsewhere(group: Group) -> str:
     one = len(group.members) == 1
     if group.ended:
         return f"{'has' if one else 'have'} ended ({shown(group.ended)})"
+    if group.is_silent:
+        return f"{'does' if one else 'do'} not answer"
     return f"{'is' if one else 'are'} elsewhere"
 
 
-def _facts_text(each: RankActivity) -> str:
+def _facts_text(each: RankActivity, doing: Doing) -> str:
     """The facts that explain why it stands still, or does not answer."""
     facts = each.facts
     told = []
@@ -154,7 +172,7 @@ def _facts_text(each: RankActivity) -> str:
         told.append(shown(facts.state))
     if each.silent_seconds >= 0:
         told.append(f"has not answered for {duration(each.silent_seconds)}")
-    if facts.call:
+    if facts.call and not doing.waits:
         told.append(shown(facts.call, LONGEST_SENTENCE))
     if facts.state == "runs" or facts.cores >= _MUCH:
         told.append(f"runs, at {facts.cores:.0%} of a core" if facts.cores >= 0 else "runs")

@@ -20,6 +20,7 @@ from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.stacks.asking import HAS_PROC, Source, ask, maker_of, sources_in
 from rallypoint.launch.stacks.gpus import gpus_of
+from rallypoint.launch.stacks.py_spy import look_into
 from rallypoint.launch.stacks.steps import read_step
 from rallypoint.launch.stacks.system import (
     GONE,
@@ -82,6 +83,8 @@ class _Known:
     threads_of: float = -1.0
     """When it had begun to stand still, at the time that its threads were asked."""
     children: tuple[Child, ...] = ()
+    is_seen: bool = False
+    """Whether it was looked into from outside, as it does not answer."""
     cores: float = -1.0
     step: int = -1
     stepped: float = 0.0
@@ -159,7 +162,10 @@ class Sampler:
         for source, pid, process in asked:
             known = self._known[source.rank]
             if pid in dumps:
-                known.stack, known.answered = dumps[pid].stack, now
+                known.stack, known.answered, known.is_seen = dumps[pid].stack, now, False
+            elif now - known.answered > self._threads_after and not known.is_seen:
+                known.is_seen = True  # from outside, once
+                known.stack = look_into(pid) or known.stack
             if known.stack:
                 known.movement.note(now, known.stack, process.wakes, known.step)
             self._ask_family(known, now)

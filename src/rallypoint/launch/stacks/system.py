@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,9 +181,27 @@ def _call_text(folder: Path) -> str:
     if len(words) < 3 or not words[0].lstrip("-").isdigit():
         return ""
     name = _NAMES.get(int(words[0]), "")
+    if name == "openat":  # its second argument is where the path is
+        path = _memory(folder, int(words[2], 16), 256).partition(b"\0")[0].decode(errors="replace")
+        return f"open() of {path}" if path else "open()"
+    if name in ("poll", "ppoll"):  # its first argument is where the files are, each with a number of 4 bytes
+        number = _memory(folder, int(words[1], 16), 4)
+        return (
+            f"poll() of {_file_text(folder, int.from_bytes(number, sys.byteorder))}" if number else "poll()"
+        )
     if name in _WITH_FILE:
         return f"{name.removesuffix('64')}() of {_file_text(folder, int(words[1], 16))}"
     return _IN_WORDS.get(name, f"{name}()" if name else "")
+
+
+def _memory(folder: Path, address: int, length: int) -> bytes:
+    """Some bytes of the process, as far as it is allowed to look."""
+    try:
+        with (folder / "mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(length)
+    except (OSError, ValueError, OverflowError):
+        return b""
 
 
 def _file_text(folder: Path, number: int) -> str:

@@ -162,14 +162,14 @@ def report_roll(roll: JoinProgress) -> None:
     _leave("roll", roll)
 
 
-def report_activity(activity: MachineActivity) -> None:
+def report_activity(folder: Path, activity: MachineActivity) -> None:
     """Report what the ranks of this machine are doing."""
-    _leave("activity", activity)
+    _leave("activity", activity, folder)
 
 
-def report_stall(text: str) -> None:
+def report_stall(folder: Path, text: str) -> None:
     """Report what the ranks of a job do that stands still; nothing: it goes on."""
-    _leave("stall", text)
+    _leave("stall", text, folder)
 
 
 def report_elsewhere(told: Sequence[str]) -> None:
@@ -218,9 +218,9 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     return quiet
 
 
-def _leave(name: str, report: object) -> None:
+def _leave(name: str, report: object, folder: Path | None = None) -> None:
     """Write a report. This raises no error: the folder may be on another machine, or gone, or full."""
-    folder = folder_of(os.environ)
+    folder = folder or folder_of(os.environ)
     if folder is None:
         return
     draft = folder / f"{name}.draft"

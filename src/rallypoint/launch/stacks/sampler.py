@@ -128,7 +128,7 @@ class Sampler:
                 continue
             if self._is_stalled(machine):
                 machine = self._look_closer(machine)
-            reports.report_activity(machine)
+            reports.report_activity(self._folder, machine)
             try:
                 self._share(machine)
             except RallypointError:
@@ -246,7 +246,7 @@ class Sampler:
         if text == self._said:
             return
         self._said = text
-        reports.report_stall(text)
+        reports.report_stall(self._folder, text)
         self._say(text.splitlines() if text else ["the ranks go on"])
 
 

@@ -1,0 +1,290 @@
+"""Real processes are asked what they are doing, without torch: each answers, and none is harmed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from rallypoint.launch.environment import inject
+from rallypoint.launch.reports import VARIABLE, Reports
+from rallypoint.launch.stacks.asking import Source, ask, sources_in
+from rallypoint.launch.stacks.sampler import Sampler
+from rallypoint.launch.stacks.steps import read_step
+from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of, stack_signals
+from rallypoint.launch.stacks.system import children_of, look_at
+from rallypoint.stacks.activity import MachineActivity, unpack
+from rallypoint.stacks.folding import fold
+from rallypoint.stacks.frames import Dump
+from rallypoint.stacks.grouping import Work, put_together
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it asks as Linux does")
+
+SECONDS = 60.0
+MAIN, ALL = signals_of("on", "the test")
+TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+
+WAYS = {
+    "sleep": ("import time\ndef odd(): time.sleep(1000)", "sleep()"),
+    "fifo": ("def odd(): open(FIFO).read()", "open() of "),
+    "pipe": ("import os\nends = os.pipe()\ndef odd(): os.read(ends[0], 1)", "read() of a pipe"),
+    "input": ("def odd(): input()", "read() of standard input"),
+    "python": ("def odd():\n    while True: pass", ""),
+    "the lock held": ("import re\ndef odd(): re.match('(a+)+$', 'a' * 60 + 'b')", ""),
+    "a lock": (
+        "import threading\nlock = threading.Lock()\nlock.acquire()\ndef odd(): lock.acquire()",
+        "lock",
+    ),
+    "a child": (
+        "import os\ndef odd():\n    child = os.fork()\n    os.waitpid(child, 0) if child else in_child()\n"
+        "def in_child(): open(FIFO).read()",
+        "waits for a process",
+    ),
+}
+"""What a rank does in its function `odd`, and what the system says of it."""
+
+
+class Ranks:
+    """Python processes that are ranks of a job, as a launcher starts them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "reports"
+        self.folder.mkdir()
+        self._fifo = folder / "fifo"
+        os.mkfifo(self._fifo)
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, script: str, environ: Mapping[str, str] | None = None) -> Source:
+        """Start a rank, and wait until it is in the last line of its script."""
+        rank = len(self.processes)
+        body, _, last = script.rstrip("\n").rpartition("\n")
+        path = self._fifo.with_name(f"script_{crc32(script.encode())}.py")  # the same for the same script
+        path.write_text(f"FIFO = {str(self._fifo)!r}\n{body}\nprint('ready', flush=True)\n{last}\n")
+        process = subprocess.Popen(
+            [sys.executable, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **inject(os.environ),
+                VARIABLE: str(self.folder),
+                SIGNALS_VARIABLE: f"{MAIN},{ALL}",
+                "RANK": str(rank),
+                **(environ or {}),
+            },
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return next(each for each in sources_in(self.folder) if each.rank == rank)
+
+    def ask(self, *sources: Source, number: int = MAIN) -> dict[int, Dump]:
+        return ask([(each, each.pid, look_at(each.pid)) for each in sources], number, SECONDS)
+
+    def end(self) -> None:
+        for each in self.processes:
+            for child in children_of(each.pid):
+                os.kill(child, signal.SIGKILL)
+            each.kill()
+            each.communicate()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    started = Ranks(tmp_path)
+    try:
+        yield started
+    finally:
+        started.end()
+
+
+def awaited(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_whatever_a_rank_does_it_answers_with_its_line(ranks: Ranks) -> None:
+    sources = {way: ranks.start(f"{script}\nodd()") for way, (script, _) in WAYS.items()}
+    for way, (_, call) in WAYS.items():
+        awaited(lambda: call in look_at(sources[way].pid).facts.call)  # noqa: B023
+    dumps = ranks.ask(*sources.values())
+    for way, source in sources.items():
+        own = fold(dumps[source.pid].stack).own
+        assert [each.function for each in own][:2] == ["odd", "<module>"], way
+    [child] = children_of(sources["a child"].pid)
+    awaited(lambda: "open() of " in look_at(child).facts.call)
+    answer = ask([(sources["a child"], child, look_at(child))], MAIN, SECONDS)
+    assert answer[child].stack[0].function == "in_child"
+
+
+def test_other_threads_answer_to_the_second_signal(ranks: Ranks) -> None:
+    source = ranks.start(
+        "import threading, time\ndef beside():\n    begun.set()\n    time.sleep(1000)\n"
+        "begun = threading.Event()\nthreading.Thread(target=beside, daemon=True).start()\nbegun.wait()\n"
+        "time.sleep(1000)\n"
+    )
+    dump = ranks.ask(source, number=ALL)[source.pid]
+    assert any(frame.function == "beside" for stack in dump.others for frame in stack)
+    assert fold(dump.stack).own[0].function == "<module>"
+
+
+def test_a_rank_that_is_stopped_is_not_asked_and_goes_on_later(ranks: Ranks) -> None:
+    source = ranks.start("import time\ntime.sleep(1000)")
+    os.kill(source.pid, signal.SIGSTOP)
+    awaited(lambda: look_at(source.pid).state == "T")
+    assert ranks.ask(source) == {}
+    assert not look_at(source.pid).pending & (1 << (MAIN - 1))
+    assert look_at(source.pid).facts.state.startswith("is stopped")
+    os.kill(source.pid, signal.SIGCONT)
+    awaited(lambda: look_at(source.pid).state == "S")
+    assert source.pid in ranks.ask(source)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "import signal\nsignal.signal(SIGNAL, signal.SIG_DFL)\n",
+        "import os\nos.closerange(3, 1000)\n",
+        "import os, sys\nos.execv(sys.executable, [sys.executable, '-I', '-c', 'import time;'\n"
+        " 'print(\"ready\", flush=True); time.sleep(1000)'])\n",
+    ],
+    ids=["it has taken the signal back", "it has closed the file", "it has become another program"],
+)
+def test_a_process_that_would_be_harmed_is_left_alone(ranks: Ranks, change: str) -> None:
+    source = ranks.start(f"import time\nSIGNAL = {MAIN}\n{change}time.sleep(1000)")
+    assert ranks.ask(source) == {}
+    assert ranks.processes[0].poll() is None
+
+
+def test_a_signal_that_the_program_uses_is_left_to_it(ranks: Ranks) -> None:
+    source = ranks.start(
+        "import faulthandler, signal, time\nfaulthandler.unregister(SIGNAL)\n"
+        "import os\nsignal.signal(SIGNAL, lambda *_: os.write(1, b'its own\\n'))\n"
+        "import rallypoint_hooks\nrallypoint_hooks._is_answering = False\n"
+        "rallypoint_hooks.answer_for_stacks(FOLDER, 0, [SIGNAL])\ntime.sleep(1000)".replace(
+            "SIGNAL", str(MAIN)
+        ).replace("FOLDER", repr(str(ranks.folder)))
+    )
+    process = ranks.processes[0]
+    os.kill(source.pid, MAIN)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "its own\n"
+
+
+def test_a_rank_that_ends_while_it_is_asked_ends_as_it_would(ranks: Ranks) -> None:
+    for _ in range(5):
+        source = ranks.start("input()")
+        process = ranks.processes[-1]
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        while process.poll() is None:
+            ask([(source, source.pid, look_at(source.pid))], MAIN, 0.0)
+        assert process.returncode == 0
+
+
+def test_a_step_is_read_from_outside(ranks: Ranks) -> None:
+    source = ranks.start("import rallypoint, time\nrallypoint.step(41)\nrallypoint.step()\ntime.sleep(1000)")
+    number, since = read_step(ranks.folder, 0, source.pid)
+    assert number == 42
+    assert abs(time.time() - since) < SECONDS
+    assert read_step(ranks.folder, 7, source.pid)[0] == -1
+
+
+class FakeStore:
+    """A channel that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[MachineActivity] = []
+        self.texts: list[str] = []
+        self.text = ""
+
+    def tell(self, text: str) -> None:
+        machine = unpack(text)
+        assert machine is not None
+        self.told.append(machine)
+
+    def work(self) -> Work:
+        return put_together(self.told[-1:])
+
+    def announce(self, text: str) -> None:
+        self.text = self.text or text
+
+    def announced(self) -> str:
+        return self.text
+
+    def withdraw(self) -> None:
+        self.text = ""
+
+
+COLLECTIVE = f"""
+def all_reduce():
+    exec(compile("def all_reduce(): input()", {TORCH!r}, "exec"), globals())
+    globals()["all_reduce"]()
+"""
+
+
+@contextmanager
+def sampled(ranks: Ranks, seconds: float, said: list[list[str]]) -> Iterator[FakeStore]:
+    store = FakeStore()
+    sampler = Sampler(ranks.folder, (MAIN, ALL), seconds, lambda: store, said.append)
+    try:
+        yield store
+    finally:
+        sampler.stop()
+
+
+def test_the_odd_rank_is_said_once_and_not_before_its_time(ranks: Ranks) -> None:
+    waiting = [ranks.start(f"{COLLECTIVE}\ndef train():\n    all_reduce()\ntrain()") for _ in range(2)]
+    ranks.start("import time\ndef load():\n    time.sleep(1000)\nload()")
+    said: list[list[str]] = []
+    began = time.monotonic()
+    with sampled(ranks, 2.0, said) as store:
+        awaited(lambda: bool(said))
+        assert time.monotonic() - began >= 2.0
+        [[first, second]] = said
+        assert first.startswith("2 of 3 ranks wait in all_reduce (script_")
+        assert "rank 2 on " in first
+        assert second.startswith("  load (script_")
+        assert Reports(ranks.folder).stall() == f"{first}\n{second}"
+        count = len(store.told)
+        awaited(lambda: len(store.told) > count + 2)
+        assert len(said) == 1
+        for source in waiting:
+            process = ranks.processes[source.rank]
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        awaited(lambda: len(said) == 2)
+        assert said[1] == ["the ranks go on"]
+        assert Reports(ranks.folder).stall() == ""
+
+
+def test_ranks_that_move_are_no_stall(ranks: Ranks) -> None:
+    for _ in range(2):
+        ranks.start(
+            "import time\nexec(compile('def all_reduce(): time.sleep(0.01)', "
+            f"{TORCH!r}, 'exec'))\nwhile True: all_reduce()"
+        )
+    said: list[list[str]] = []
+    with sampled(ranks, 1.0, said) as store:
+        awaited(lambda: len(store.told) > 6)
+    assert said == []
+    activity = Reports(ranks.folder).activity()
+    assert activity is not None
+    assert [each.rank for each in activity.ranks] == [0, 1]
+
+
+def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RALLYPOINT_STACKS", "off")
+    assert stack_signals() == ()

@@ -70,17 +70,23 @@ class Job:
 
     def start(
         self,
-        script: str,
+        script: str | Path,
         options: Sequence[str],
         environ: Mapping[str, str] | None = None,
         command: Sequence[str] = ("-m", "torch.distributed.run"),
         prefix: Sequence[str] = (),
         arguments: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
-        """Start one agent: `<prefix> python <command> <options> script.py <arguments>`."""
+        """Start one agent: `<prefix> python <command> <options> script.py <arguments>`.
+
+        Of a script that is a text, each agent gets a file of its own.
+        """
         number = len(self.agents)
-        path = self._folder / f"script-{number}.py"
-        path.write_text(script)
+        if isinstance(script, Path):
+            path = script
+        else:
+            path = self._folder / f"script-{number}.py"
+            path.write_text(script)
         log = (self._folder / f"log-{number}").open("w+")
         self._logs.append(log)
         agent = subprocess.Popen(

@@ -209,6 +209,10 @@ class FakeStore:
         self.texts: list[str] = []
         self.text = ""
 
+    @property
+    def address(self) -> str:
+        return "here:1"
+
     def tell(self, text: str) -> None:
         machine = unpack(text)
         assert machine is not None
@@ -252,10 +256,11 @@ def test_the_odd_rank_is_said_once_and_not_before_its_time(ranks: Ranks) -> None
     with sampled(ranks, 2.0, said) as store:
         awaited(lambda: bool(said))
         assert time.monotonic() - began >= 2.0
-        [[first, second]] = said
+        [[first, second, third]] = said
         assert first.startswith("2 of 3 ranks wait in all_reduce (script_")
         assert "rank 2 on " in first
         assert second.startswith("  load (script_")
+        assert third == "see `rallypoint stacks here:1`"
         assert Reports(ranks.folder).stall() == f"{first}\n{second}"
         count = len(store.told)
         awaited(lambda: len(store.told) > count + 2)
@@ -267,6 +272,7 @@ def test_the_odd_rank_is_said_once_and_not_before_its_time(ranks: Ranks) -> None
             process.stdin.flush()
         awaited(lambda: len(said) == 2)
         assert said[1] == ["the ranks go on"]
+        assert third == "see `rallypoint stacks here:1`"
         assert Reports(ranks.folder).stall() == ""
 
 

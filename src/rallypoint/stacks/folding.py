@@ -6,8 +6,9 @@ Frames of torch, of other packages and of Python itself are folded to the one ca
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import Final
 
@@ -19,6 +20,7 @@ _LIBRARY: Final = re.compile(
     r"|[/\\]rallypoint[/\\](?:pytorch|stores)[/\\]",
     re.IGNORECASE,
 )
+_SEPARATOR: Final = re.compile(r"[/\\]")
 _MODULE: Final = re.compile(r"(?:packages|python3(?:\.\d+)?|[/\\]Lib)[/\\](?P<path>.+?)(?:\.pyc?)?$")
 _OF_COLLECTIVES: Final = re.compile(r"[/\\]torch[/\\]distributed[/\\](?:distributed_c10d|_functional_coll)")
 _OF_STORE: Final = re.compile(r"[/\\](?:torch[/\\]distributed[/\\]rendezvous|rallypoint[/\\]stores[/\\])")
@@ -35,7 +37,7 @@ _WRAPPERS: Final = frozenset(
 
 @dataclass(frozen=True)
 class Doing:
-    """What a rank does, in few words: ranks that do the same are equal."""
+    """What a rank does, in few words."""
 
     call: str
     """The call that its own code is in: `all_reduce`, `torch.utils.data.dataloader.__next__`; nothing: its
@@ -43,11 +45,21 @@ class Doing:
     waits: bool
     """Whether that call waits for other ranks."""
     own: tuple[Frame, ...]
-    """The frames of the user's own code, innermost first; of a process without any, its innermost frames."""
+    """The frames of the user's own code, innermost first; of a process without any, its innermost frame."""
+
+    @cached_property
+    def place(self) -> Hashable:
+        """The same for ranks that do the same, also if their machines have the code in other folders."""
+        return self.call, tuple((file_name(each), each.line, each.function) for each in self.own)
 
 
 NOTHING: Final = Doing("", False, ())
 """Of a rank whose stack is not known."""
+
+
+def file_name(frame: Frame) -> str:
+    """The last part of its path."""
+    return _SEPARATOR.split(frame.file)[-1]
 
 
 def is_library(frame: Frame) -> bool:
@@ -84,7 +96,7 @@ def _call(called: Sequence[Frame]) -> tuple[str, bool]:
 def module_of(frame: Frame) -> str:
     """The module of a library's frame, as far as its path tells."""
     found = _MODULE.search(frame.file)
-    path = found["path"] if found else re.split(r"[/\\]", frame.file)[-1].removesuffix(".py")
+    path = found["path"] if found else file_name(frame).removesuffix(".py")
     name = re.sub(r"[/\\]+", ".", path.strip("<>").removeprefix("frozen "))
     name = re.sub(r"^(?:site|dist)-packages\.", "", name)
     return name.removesuffix(".__init__") or "?"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -98,7 +98,7 @@ def only(machines: Iterable[MachineActivity], ranks: Collection[int]) -> list[Ma
 
 def put_together(machines: Iterable[MachineActivity]) -> Work:
     """The ranks of these machines, by what they do."""
-    groups: dict[tuple[Doing, str, bool], Group] = {}
+    groups: dict[tuple[Hashable, str, bool], Group] = {}
     remarks: list[str] = []
     known: dict[tuple[Frame, ...], Doing] = {}
     for machine in machines:
@@ -112,7 +112,7 @@ def put_together(machines: Iterable[MachineActivity]) -> Work:
                     doing = known[each.stack] = fold(each.stack) if each.stack else NOTHING
                 folded[id(each.stack)] = doing
             silent = each.silent_seconds >= SILENT_SECONDS and not each.ended
-            key = (doing, each.ended, silent)
+            key = (doing.place, each.ended, silent)
             group = groups.get(key)
             if group is None:
                 group = groups[key] = Group(doing, ended=each.ended, is_silent=silent)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
-from rallypoint.stacks.folding import Doing, fold, is_library
+from rallypoint.stacks.folding import Doing, file_name, fold, is_library
 from rallypoint.stacks.frames import Frame
 from rallypoint.stacks.grouping import Group, Work
 from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, ranks_text, shown, size
@@ -208,5 +207,4 @@ def _frame(frame: Frame) -> str:
 
 
 def _where(frame: Frame) -> str:
-    name = re.split(r"[/\\]", frame.file)[-1]
-    return f"{shown(name) or '?'}:{frame.line or '?'}"
+    return f"{shown(file_name(frame)) or '?'}:{frame.line or '?'}"

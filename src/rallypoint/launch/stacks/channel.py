@@ -25,6 +25,10 @@ class StoreChannel:
         self._head = head
         self._store = TCPStore(*place, timeout=_SECONDS, role=Role.AGENT)
 
+    @property
+    def address(self) -> str:
+        return str(self._head)
+
     def tell(self, text: str) -> None:
         self._store.tell(text)
 

@@ -52,6 +52,10 @@ _KILLED: Final = "the kernel has killed it, as memory ran out"
 class Channel(Protocol):
     """The job's store, as far as the sampler needs it. Each method may raise RallypointError."""
 
+    @property
+    def address(self) -> str:
+        """Where others may look at it."""
+
     def tell(self, text: str) -> None:
         """Have this told to whoever looks at the store."""
 
@@ -247,7 +251,10 @@ class Sampler:
             return
         self._said = text
         reports.report_stall(self._folder, text)
-        self._say(text.splitlines() if text else ["the ranks go on"])
+        lines = text.splitlines() if text else ["the ranks go on"]
+        if text and self._channel is not None:
+            lines.append(f"see `rallypoint stacks {self._channel.address}`")
+        self._say(lines)
 
 
 _UNKNOWN: Final = Process("?", GONE.facts)

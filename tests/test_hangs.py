@@ -1,0 +1,182 @@
+"""Real jobs of four ranks that hang in many ways: the launcher names the odd rank and its line, in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs import SECONDS, Job, free_port, job
+from namespaces import Machine, two_machines
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it asks as Linux does")
+
+STALL = 8.0
+LATE = 5.0
+"""How long after the stall time it may be said."""
+
+SCRIPT = r"""
+import os, re, signal, sys, threading, time
+import torch, torch.distributed as dist
+import rallypoint
+
+how, fifo, mark = sys.argv[1:]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+lock = threading.Lock()
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return open(fifo).read()  # loader's child
+
+def hold():
+    with lock:
+        time.sleep(1000)  # lock's holder
+
+def load_batch():
+    open(mark, "w").close()
+    if how == "sleep":
+        time.sleep(1000)  # sleep
+    if how == "fifo":
+        open(fifo).read()  # fifo
+    if how == "input":
+        os.dup2(os.open(fifo, os.O_RDWR), 0)
+        input()  # input
+    if how == "python":
+        while True: pass  # python
+    if how == "gil":
+        re.match("(a+)+$", "a" * 60 + "b")  # gil
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)  # stop
+    if how == "collective":
+        dist.broadcast(torch.ones(4), 0)  # collective
+    if how == "order":
+        dist.barrier()  # order
+    if how == "lock":
+        threading.Thread(target=hold, daemon=True).start()
+        while not lock.locked(): time.sleep(0.01)
+        lock.acquire()  # lock
+    if how == "loader":
+        next(iter(torch.utils.data.DataLoader(Data(), num_workers=1)))  # loader
+    if how == "kill":
+        time.sleep(STALL)  # kill
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def train():
+    for number in range(1 << 62):
+        rallypoint.step(number)
+        if rank == 2 and number == 200:
+            load_batch()
+        dist.all_reduce(torch.ones(4))  # all wait
+
+train()
+""".replace("STALL", str(STALL))
+
+
+def line_of(mark: str) -> int:
+    [number] = [at for at, line in enumerate(SCRIPT.splitlines(), 1) if line.endswith(f"# {mark}")]
+    return number
+
+
+def await_stall(running: Job, mark: Path, words: str) -> float:
+    """Wait until the launcher says it; how many seconds after the hang began."""
+    running.await_text("ranks have joined")
+    running.await_text(words)
+    return time.time() - mark.stat().st_mtime
+
+
+def begin(running: Job, folder: Path, how: str, options: list[str], machine: Machine | None = None) -> Path:
+    fifo, mark, script = folder / "fifo", folder / "mark", folder / "train.py"
+    script.write_text(SCRIPT)
+    if not fifo.exists():
+        os.mkfifo(fifo)
+    running.start(
+        script,
+        [f"--stall-after={STALL}", *options],
+        command=("-m", "rallypoint", "run"),
+        prefix=machine.prefix if machine else (),
+        environ={"GLOO_SOCKET_IFNAME": machine.interface} if machine else {"TMPDIR": str(folder)},
+        arguments=[how, str(fifo), str(mark)],
+    )
+    return mark
+
+
+WAYS = {
+    "sleep": "sleep()",
+    "fifo": "open() of ",
+    "input": "read() of standard input",
+    "python": "runs, at ",
+    "collective": "broadcast <- ",
+    "order": "barrier <- ",
+    "lock": "another thread of rank 2: hold (train.py:",
+    "loader": "__getitem__ (train.py:",
+}
+"""What is said besides the line."""
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.slow) for how in WAYS] + ["gil"])
+def test_the_odd_rank_is_named_with_its_line(tmp_path: Path, how: str) -> None:
+    with job(tmp_path) as running:
+        mark = begin(running, tmp_path, how, ["--nproc-per-node=4"])
+        seconds = await_stall(running, mark, f"(train.py:{line_of(how)}) <- train (train.py:")
+        log = running.log()
+    assert STALL <= seconds <= STALL + LATE, (seconds, log)
+    assert f"3 of 4 ranks wait in all_reduce (train.py:{line_of('all wait')}, step 200), for " in log
+    assert re.search(r"; rank 2 on \S+ is elsewhere:\n", log)
+    assert WAYS.get(how, "") in log
+    assert log.count("is elsewhere") == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        mark = begin(running, tmp_path, "stop", ["--nproc-per-node=4"])
+        seconds = await_stall(running, mark, "is stopped (by SIGSTOP, or Ctrl-Z)")
+        log = running.log()
+    assert STALL <= seconds <= STALL + LATE, (seconds, log)
+    assert re.search(r"3 of 4 ranks wait in all_reduce .*; rank 2 on \S+ does not answer:\n", log)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_was_last_seen_at_its_line(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        mark = begin(running, tmp_path, "kill", ["--nproc-per-node=4", "--no-explain"])
+        seconds = await_stall(
+            running, mark, f"rank 2 was last seen in load_batch (train.py:{line_of('kill')})"
+        )
+    assert STALL <= seconds <= STALL + LATE
+
+
+@pytest.mark.slow
+def test_two_machines_with_relays_and_the_stacks_of_both(tmp_path: Path) -> None:
+    with two_machines() as machines, job(tmp_path) as running:
+        port = free_port()
+        options = [
+            "--nnodes=2",
+            "--nproc-per-node=2",
+            f"--rdzv-endpoint={machines[0].address}:{port}",
+            "--insecure",
+        ]
+        mark = begin(running, tmp_path, "fifo", [*options, "--node-rank=0"], machines[0])
+        begin(running, tmp_path, "fifo", [*options, "--node-rank=1"], machines[1])
+        running.await_text("open() of ")
+        seconds = time.time() - mark.stat().st_mtime
+        log = running.log()
+        assert STALL <= seconds <= STALL + LATE, (seconds, log)
+        assert "3 of 4 ranks wait in all_reduce" in log
+        assert "elsewhere" not in running.log(1)
+        [store] = set(re.findall(r"rallypoint stacks (\S+)", log))
+        command = [*machines[0].prefix, sys.executable, "-m", "rallypoint", "stacks", store, "--json"]
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        assert asked.returncode == 1, asked.stderr
+        told = json.loads(asked.stdout)
+        assert [each["ranks"] for each in told["groups"]] == [[2], [0, 1, 3]]
+        assert told["stall"]

@@ -110,6 +110,7 @@ def test_the_facts_in_an_entry_are_told_by_its_patterns(cause: Cause) -> None:
         fact, op, other = comparison.split()
         assert op in OPERATORS
         asked |= {fact, *([] if other.lstrip("-").isdigit() else [other])}
+    asked |= {cause.differs, cause.alike} - {""}
     assert asked <= set().union(*told)
     assert needed_facts(SEGMENT.sub("", "".join(texts))) <= set.intersection(*told)
 

@@ -4,14 +4,16 @@ The way of a log line through the files:
 
     reading       opens files, folders and standard input as logs: named streams of bytes
     sieve         cuts a log into blocks, and names the lines that may matter
-    scanning      takes these lines, one by one, through the next five
+    scanning      takes these lines, one by one, through the next ones
     prefixes      takes off what launchers and loggers put before a line: rank, host, time (stamps), level
     endings       follows torchrun's table and tries, and notes whether a process ended badly
+    local_ranks   says which rank of the job a rank within a machine is
     tracebacks    follows the frames of a traceback up to its exception; says which ones are wrappers
     layers        knows what NCCL, CUDA and compilers say before torch raises an exception for it
     evidence      matches the text with the known causes (knowledge, from causes.toml), and keeps sightings
     suspects      scores a line that nothing matches
-    life          when a log is read: whether its last lines show a job at work, or at its end
+    denials       takes out of a line the words of failure that state none
+    life          at a failure and at the end of a log: whether the last lines show a job at work, or done
     first_cause   when all logs are read: the first cause and its consequences, by role, order and
                   torchrun's table; the result is an Explanation (explanation)
     words         writes that as text and as JSON

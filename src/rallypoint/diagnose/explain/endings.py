@@ -12,13 +12,15 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rallypoint.diagnose.explain.life import Life
-from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line
+from rallypoint.diagnose.explain.local_ranks import LocalRanks
+from rallypoint.diagnose.explain.prefixes import MILD, NOBODY, SERIOUS, Line, Process
 from rallypoint.diagnose.explain.stamps import read_stamp
+from rallypoint.diagnose.explain.suspects import is_loud
 from rallypoint.diagnose.explain.tracebacks import Raised
 from rallypoint.exits import exit_text, hint_for, signal_name
 
@@ -36,6 +38,8 @@ MARKS: Final = (
     *("command terminated with", "exited with code", "OOMKilled", "CrashLoopBackOff", "low on resource"),
 )
 """A line with one of these says that a process ended badly, or that a launcher gave up."""
+TOLD_TO_END: Final = "death signal"
+"""torchrun, when somebody has told it to end: that is no failure of a job that is over."""
 _BACKTRACE_MARK: Final = "frame #"
 _GAVE_UP: Final = "Killing subprocess"
 """DeepSpeed, of the processes that it ends since one has failed."""
@@ -72,11 +76,20 @@ class Ending:
 
     shown: bool = False
     """Whether a line says that a process ended badly."""
-    _last: int = -LAST_LINES - 1
+    last: int = -LAST_LINES - 1
     """The last line that speaks of a failure."""
-
+    outlived: int = 0
+    """The last line that speaks of one after which the job went on, before it failed for good."""
     _fatal: int = 0
     """The last line that no process can have outlived."""
+    _hard: int = 0
+    """The last line that speaks of a failure of the program itself: not of a thread, nor in plain words."""
+    _loud: bool = False
+    """Whether plain words have stated an error, and not only had the words of one."""
+    _aside: int = 0
+    """The last line with an exception of a thread, of a task, or at the exit."""
+    _failed: dict[Process, int] = field(default_factory=dict)
+    """For each process that a launcher has named, its last line with an exception."""
 
     def take(self, line: Line, number: int, raised: Raised | None, roles: Collection[str]) -> bool:
         """Read a line, with the exception that it names and the roles of the known causes in it.
@@ -85,23 +98,56 @@ class Ending:
         """
         known = any(role != "notice" for role in roles)
         ended = bool(_ENDED_BADLY.search(line.text)) and code_of(line.text) != 0
-        self.shown = (
-            self.shown or (known and line.severity == SERIOUS) or ended or line.text.startswith(_GAVE_UP)
-        )
+        gave_up = line.text.startswith(_GAVE_UP)
+        self.shown = self.shown or (known and line.severity == SERIOUS) or ended or gave_up
         spoken = (raised is not None and not raised.warned) or (known and line.severity != MILD)
-        if spoken or ended or (number <= self._last + LAST_LINES and _BACKTRACE.match(line.text)):
-            self._last = number
-        if raised is not None and line.rank is not None:
-            self._fatal = number  # torch writes the rank before exceptions that nobody has caught
+        if spoken or ended or gave_up or (number <= self.last + LAST_LINES and _BACKTRACE.match(line.text)):
+            self.last = number
+            aside = raised.aside if raised is not None else TOLD_TO_END in line.text
+            plain = raised is None and not (ended or gave_up) and line.severity != SERIOUS
+            self._loud = self._loud or (plain and is_loud(line.text))
+            self._aside = number if aside else self._aside
+            self._hard = self._hard if plain or aside else number
+        if raised is not None and line.marked:
+            self._fatal = number
+        elif raised is not None and line.process != NOBODY and len(self._failed) < _MOST_AGENTS:
+            self._failed[line.process] = number
         return ended
+
+    def look_back(self, life: Life, before: int, number: int) -> None:
+        """What the lines between two failures show, of which the later one has this number."""
+        failed = {process: line for process, line in self._failed.items() if line < number}
+        if not 0 < self._fatal < number and _went_on(life, before, failed):
+            self.outlived = before
+
+    def _went_by(self, life: Life) -> bool:
+        """Whether what was said in plain words, or happened beside the program, had no consequence."""
+        if self._aside:
+            return life.shows_after(self.last) or life.is_over_before(self._aside)
+        if self._loud:
+            return life.began_after(self.last)
+        return life.is_first_after(self.last)
 
     def is_bad(self, lines: int) -> bool:
         """Whether a log with this number of lines shows a bad end."""
-        return self.shown or lines - self._last <= LAST_LINES
+        return self.shown or lines - self.last <= LAST_LINES
 
     def was_outlived(self, life: Life, tries: int) -> bool:
-        """Whether the job went on after all that was bad: in a later try, or since it was caught."""
-        return (not self._fatal or tries > 0) and life.went_on_after(self._last)
+        """Whether the job went on after all that was bad: in a later try, or since it was caught.
+
+        A process that has failed has to go on itself: others may not have missed it yet.
+        """
+        if tries > 0:
+            return life.went_on_after(self.last)
+        if not self._hard and not self._fatal:
+            return self._went_by(life)
+        return not self._fatal and _went_on(life, self.last, self._failed)
+
+
+def _went_on(life: Life, last: int, failed: Mapping[Process, int]) -> bool:
+    return life.went_on_after(last) and all(
+        life.went_on_after(line, process) for process, line in failed.items()
+    )
 
 
 def code_of(text: str) -> int | None:
@@ -131,8 +177,7 @@ class Table:
     """Ranks that torchrun says failed first."""
     others_failed: bool = False
     """Whether another rank had failed by itself as well before torchrun looked."""
-    _ranks: dict[int, int] = field(default_factory=dict)
-    """The rank of each local rank of a row."""
+    local_ranks: LocalRanks = field(default_factory=LocalRanks)
     _row: Line | None = None
     _root: bool = False
     _left: int = 0
@@ -142,12 +187,9 @@ class Table:
     def idle(self) -> bool:
         return self._left == 0
 
-    def rank_of(self, text: str, rank: int | None) -> int | None:
-        """The rank that a line is about: torchrun's word that a try has failed tells a local rank only."""
-        return self._ranks.get(rank, rank) if rank is not None and _TRY_FAILED.search(text) else rank
-
     def take(self, line: Line) -> Line:
         """Read a line; return it with the rank, the host and the time of its row."""
+        self.local_ranks.take(line)
         heading = _HEADINGS.match(line.text)
         if heading:
             self._left, self._root, self._row = _MOST_LINES, heading["root"] is not None, None
@@ -184,8 +226,8 @@ class Table:
             number = int(rank["rank"])
             if self._root and len(self.roots) < _MOST_AGENTS:
                 self.roots.add(number)
-            if rank["local"] and len(self._ranks) < _MOST_AGENTS:
-                self._ranks.setdefault(int(rank["local"]), number)
+            if rank["local"]:
+                self.local_ranks.note(row.host, number, int(rank["local"]))
             return replace(row, rank=number)
         if name == "exitcode" and not self._root and not value.startswith("-15 "):
             self.others_failed = True
@@ -209,4 +251,4 @@ class Tries:
         if agent in self._by_agent or len(self._by_agent) < _MOST_AGENTS:
             self._by_agent[agent] = self._by_agent.get(agent, 0) + 1
             self.count = max(self.count, self._by_agent[agent])
-        return line if line.rank is not None else replace(line, rank=int(found["rank"]))
+        return line if line.rank is not None else replace(line, local=int(found["rank"]))

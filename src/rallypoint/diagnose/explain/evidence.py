@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
-from rallypoint.diagnose.explain import endings, suspects, tracebacks
+from rallypoint.diagnose.explain import endings, local_ranks, suspects, tracebacks
 from rallypoint.diagnose.explain.endings import Ending, Table, Tries
 from rallypoint.diagnose.explain.knowledge import Cause, fill
 from rallypoint.diagnose.explain.layers import LAYERS, Layer
@@ -27,6 +27,7 @@ from rallypoint.text import excerpt
 _MOST_UNKNOWN: Final = 200
 _MOST_SIGHTINGS: Final = 200_000
 _MOST_FORMS: Final = 1_000
+_MOST_TOLD: Final = 1_000
 _EXCERPTS: Final = 3
 _LONGEST_EXCERPT: Final = 500
 _NUMBERS: Final = re.compile(r"0x[0-9a-f]+|\d+")
@@ -46,6 +47,8 @@ class Sighting:
     tries: int
     """How many tries of the job had failed before, by its log."""
     text: str
+    local: int | None = None
+    """The rank within its machine, if the log does not tell the one in the whole job."""
     mild: bool = False
     """Whether the writer has written it in warnings only."""
     time: datetime | None = None
@@ -54,7 +57,7 @@ class Sighting:
 
     @property
     def writer(self) -> tuple[object, ...]:
-        return (self.log, self.rank, self.host, self.tries)
+        return (self.log, self.rank, self.local, self.host, self.tries)
 
     @property
     def zoned(self) -> bool:
@@ -102,6 +105,11 @@ class Incident:
     @property
     def ranks(self) -> list[int]:
         return sorted({each.rank for each in self.seen if each.rank is not None})
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """Ranks within their machines, of which no more is known."""
+        return sorted({each.local for each in self.seen if each.rank is None and each.local is not None})
 
     @property
     def hosts(self) -> list[str]:
@@ -179,6 +187,8 @@ class Evidence:
         self.unknown: dict[str, Incident] = {}
         self.said: dict[Layer, dict[int, Sighting]] = {}
         """For each library and log, the first line in which it says what happened."""
+        self.told: dict[tuple[Cause, str], dict[str, Sighting]] = {}
+        """For causes that are differences: what was told, and where first."""
         self.suspects = Suspects()
         self.contexts: set[str] = set()
         self._room = _MOST_SIGHTINGS
@@ -189,7 +199,7 @@ class Evidence:
     def texts(self) -> Iterator[bytes]:
         """Texts in reduced form; every line that matters here contains one of them."""
         marks = (mark for layer in LAYERS for mark in layer.marks)
-        for mark in (*tracebacks.MARKS, *endings.SELECTED, *marks):
+        for mark in (*tracebacks.MARKS, *endings.SELECTED, *local_ranks.MARKS, *marks):
             yield reduce(mark.encode())
         for literals in self._literals.values():
             yield from literals
@@ -228,6 +238,16 @@ class Evidence:
         incident.raised = incident.raised or raised
         self._add(incident, seen)
 
+    def add_told(self, cause: Cause, facts: dict[str, str], seen: Sighting) -> None:
+        """Add a line that makes a cause only together with one that tells something else."""
+        about = (cause, facts.get(cause.alike, ""))
+        if about in self.told or len(self.told) < _MOST_TOLD:
+            told = self.told.setdefault(about, {})
+            if len(told) < _MOST_TOLD:
+                told.setdefault(
+                    facts[cause.differs], replace(seen, text=excerpt(seen.text, _LONGEST_EXCERPT))
+                )
+
     def is_news(self, what: Cause | Raised, writer: tuple[object, ...]) -> bool:
         """Whether this writer has not written of it before."""
         incident = self.unknown.get(_form_of(what)) if isinstance(what, Raised) else self.known.get(what.id)
@@ -257,8 +277,8 @@ class Evidence:
         """Add a sighting. If thousands of ranks write the same, only the first few texts are kept."""
         incident.count += 1
         known = incident.sightings.get(seen.writer)
-        if known is not None and known.mild and not seen.mild:
-            incident.sightings[seen.writer] = replace(known, mild=False)
+        if known is not None and known.mild and not seen.mild:  # what was warned of came to pass here
+            incident.sightings[seen.writer] = replace(seen, text=excerpt(seen.text, _LONGEST_EXCERPT))
         if seen.writer not in incident.sightings and (not incident.sightings or self._room > 0):
             self._room -= 1
             text = excerpt(seen.text, _LONGEST_EXCERPT) if len(incident.sightings) < _EXCERPTS else ""

@@ -34,16 +34,19 @@ _OTHER_CLOCK: Final = timedelta(seconds=2)
 """How much the clocks of two machines may differ."""
 _HALF_A_YEAR: Final = timedelta(days=182)
 _ANY: Final = datetime(2000, 7, 1)
+_MOST_NAMED: Final = 3
 _WHOLE_SECOND: Final = timedelta(seconds=1)
 
 
 def find_first_cause(evidence: Evidence) -> Explanation:
     """The explanation that the evidence of some logs gives."""
+    _add_differences(evidence)
     _without_context(evidence)
     _add_layers(evidence)
     shown = any(source.ended_badly for source in evidence.sources)
     dated = [_outlived(incident, evidence.sources) for incident in _date(evidence)]
-    everything = _specific([incident if shown else _weighed(incident) for incident in dated])
+    weighed = _specific([incident if shown else _weighed(incident) for incident in dated])
+    everything = _without_earlier(weighed, evidence.sources)
     serious = [incident for incident in everything if incident.role != "notice"]
     notices = [incident for incident in everything if incident.role == "notice"]
     verdicts = [
@@ -69,6 +72,21 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         sum(source.lines for source in evidence.sources),
         _stop(evidence.sources, notices) if verdict is None else None,
     )
+
+
+def _add_differences(evidence: Evidence) -> None:
+    """What the machines of a job were told differently, though they must agree on it.
+
+    One machine that tells two things was started twice.
+    """
+    for (cause, alike), told in evidence.told.items():
+        machines = {(seen.log, seen.host) for seen in told.values()}
+        if len(told) > 1 and (len(machines) > 1 or None in {host for _, host in machines}):
+            facts = {cause.differs: " and ".join(list(told)[:_MOST_NAMED]), cause.alike: alike}
+            sightings = {seen.writer: seen for seen in reversed(told.values())}
+            evidence.known.setdefault(
+                cause.id, Incident(cause, cause.role, facts, sightings=sightings, count=len(told))
+            )
 
 
 def _add_layers(evidence: Evidence) -> None:
@@ -121,14 +139,32 @@ def _outlived(incident: Incident, sources: Sequence[Source]) -> Incident:
     return incident
 
 
+def _without_earlier(everything: Sequence[Incident], sources: Sequence[Source]) -> list[Incident]:
+    """What the job went on after, before it failed for good, is no cause: if there is one that can be."""
+    earlier = [
+        all(seen.line <= sources[seen.log].ending.outlived for seen in each.seen) for each in everything
+    ]
+    if not any(each.role == "cause" and not was for each, was in zip(everything, earlier, strict=True)):
+        return list(everything)
+    return [
+        replace(each, role="notice") if was else each for each, was in zip(everything, earlier, strict=True)
+    ]
+
+
 def _suspects(evidence: Evidence) -> list[Suspect]:
     """Lines that look like a cause, but for those that the job has outlived."""
     sources = {source.name: source for source in evidence.sources}
     return [
-        suspect
+        replace(suspect, rank=_rank_of(suspect, sources[suspect.log]))
         for suspect in evidence.suspects.best()
         if sources[suspect.log].ended_badly or not sources[suspect.log].life.shows_after(suspect.line)
     ]
+
+
+def _rank_of(suspect: Suspect, source: Source) -> int | None:
+    if suspect.rank is not None or suspect.local_rank is None:
+        return suspect.rank
+    return source.table.local_ranks.rank_of(suspect.local_rank, None)
 
 
 def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequence[Source]) -> Verdict | None:
@@ -143,6 +179,7 @@ def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequen
                 exact=False,
                 tries=source.tries.count,
                 text=suspect.text,
+                local=suspect.local_rank,
             )
             incident = Incident(None, "cause", sightings={seen.writer: seen}, count=1, guessed=True)
             attempt = wrapper.attempt if wrapper is not None else 0
@@ -326,7 +363,9 @@ def _date(evidence: Evidence) -> list[Incident]:
         if each.stamp is not None:
             time = near[each.log] = each.stamp.resolve(near[each.log])
         source = evidence.sources[each.log]
-        attempt, rank = source.attempt_of(each.tries), source.table.rank_of(each.text, each.rank)
+        attempt, rank = source.attempt_of(each.tries), each.rank
+        if rank is None and each.local is not None:
+            rank = source.table.local_ranks.rank_of(each.local, each.host)
         incident.sightings[each.writer] = replace(each, time=time, attempt=attempt, rank=rank)
     return [_limited(incident, list(incident.seen)) for incident in incidents]
 

@@ -66,6 +66,10 @@ class Cause:
     versions: str = ""
     platforms: tuple[str, ...] = ()
     defect: str = ""
+    differs: str = ""
+    """A fact: it is this cause only if the logs of a job tell different ones."""
+    alike: str = ""
+    """A fact that is the same in the lines that are compared for that."""
 
     def match(self, text: str) -> dict[str, str] | None:
         """The facts that a line tells, if it means this cause; None if not."""

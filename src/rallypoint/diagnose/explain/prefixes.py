@@ -2,9 +2,9 @@
 
 Prefixes nest: `[default3]:[rank3]:[E1115 14:36:19.1 ProcessGroupNCCL.cpp:616] [Rank 3] text`. So they are
 taken off one after the other, each by a rule, until no rule fits. To teach it a new launcher, add a rule; its
-groups (rank, host, pid, level, clock, year, month, day, zone) say what the prefix tells. A rule must not take
-off text that is no prefix: `node-a: ` and `3: ` count as prefixes only for names that have been seen before
-something that can only follow a prefix.
+groups (rank, local, host, pid, level, clock, year, month, day, zone) say what the prefix tells. A rule must
+not take off text that is no prefix: `node-a: ` and `3: ` count as prefixes only for names that have been seen
+before something that can only follow a prefix.
 
 Healthy jobs warn of what fails for a while: a name that is not known yet, a port that is tried before its
 server listens. The words are those of a failure. What tells the two apart is the logger's level, or what the
@@ -22,6 +22,9 @@ from rallypoint.diagnose.explain.stamps import MONTHS, Stamp, read_stamp
 MILD: Final = "mild"
 SERIOUS: Final = "serious"
 
+Process = tuple[int | None, int | None]
+"""A rank in the whole job, or one within a machine; or neither."""
+NOBODY: Final[Process] = (None, None)
 _MOST_PREFIXES: Final = 8
 _MOST_NAMES: Final = 100_000
 
@@ -41,6 +44,8 @@ class Line:
 
     text: str
     rank: int | None = None
+    local: int | None = None
+    """The rank within its machine, which a launcher told."""
     host: str | None = None
     pid: int | None = None
     """The process that logged it."""
@@ -49,6 +54,8 @@ class Line:
     """Whether a logger's message begins here; if not, the line may belong to the one before."""
     level: str = ""
     """The logger's word or letter for how serious it is: `W`, `ERROR`."""
+    marked: bool = False
+    """Whether torch has put the rank before it, as it does with exceptions that nobody has caught."""
 
     @property
     def severity(self) -> str:
@@ -60,13 +67,18 @@ class Line:
         return "" if not self.level else MILD if self.level in _MILD_LEVELS else SERIOUS
 
     @property
-    def writer(self) -> tuple[int | None, str | None, int | None]:
+    def writer(self) -> tuple[int | None, int | None, str | None, int | None]:
         """The writer. Lines of several writers may be mixed; those of one are in order."""
-        return (self.rank, self.host, self.pid)
+        return (*self.process, self.host, self.pid)
+
+    @property
+    def process(self) -> Process:
+        """The rank in the whole job, else the one within its machine: one of the two."""
+        return (self.rank, None if self.rank is not None else self.local)
 
     @property
     def anonymous(self) -> bool:
-        return self.writer == (None, None, None)
+        return not any(each is not None for each in self.writer)
 
 
 @dataclass(frozen=True)
@@ -75,21 +87,23 @@ class _Rule:
     record: bool = False
     weak_rank: bool = False
     """The rank is the launcher's number for a process; one that the process itself gives is better."""
+    marks: bool = False
+    """torch puts it before what nobody has caught."""
 
 
 _Prefix = tuple[_Rule, re.Match[str]]
 
 
-def _rule(pattern: str, *, record: bool = False, weak_rank: bool = False) -> _Rule:
-    return _Rule(re.compile(pattern), record, weak_rank)
+def _rule(pattern: str, *, record: bool = False, weak_rank: bool = False, marks: bool = False) -> _Rule:
+    return _Rule(re.compile(pattern), record, weak_rank, marks)
 
 
 # By their first character, since most rules begin with a bracket.
 _BRACKETED: Final = (
     # torch, in front of each line of a traceback: the rank in the whole job
-    _rule(r"\[rank(?P<rank>\d+)\]: ?"),
+    _rule(r"\[rank(?P<rank>\d+)\]: ?", marks=True),
     # torchrun's and accelerate's tee: the role and the rank within the machine
-    _rule(r"\[[A-Za-z_](?:[\w-]*(?:[^\W\d]|-))?(?P<rank>\d+)(?:\|\d+)?\]:", weak_rank=True),
+    _rule(r"\[[A-Za-z_](?:[\w-]*(?:[^\W\d]|-))?(?P<local>\d+)(?:\|\d+)?\]:"),
     # ProcessGroupNCCL, Lightning
     _rule(r"\[(?:PG [^\[\]]*?)?(?i:rank)[ :=_]{0,2}(?P<rank>\d+)\]:? ?"),
     # torch's C++ logging, of today and of before 2.2
@@ -185,17 +199,22 @@ _BAR: Final = re.compile(
 
 
 _MILD_LEVELS: Final = ("D", "V", "I", "W", "DEBUG", "INFO", "NOTICE", "WARN", "WARNING")
+# A logger that writes JSON, or `level=info msg=...`.
+_FIELD: Final = r"\{.{0,300}?\"(?i:level|levelname|severity|lvl)\": ?\"|.{0,80}?\blevel=\"?"
 # Python's warnings, pip's and Hugging Face's loggers, NCCL's.
 _MILD: Final = re.compile(
     r"(?:\S+:\d+: )?(?:\w*Warning|warning): "
     r"|\[?(?:DEBUG|INFO|NOTICE|WARN|WARNING)\b[\]:| ]"
     r"|(?:\S+ )?NCCL (?:INFO|TRACE)\b"
+    rf"|(?:{_FIELD})(?i:debug|info|notice|warn(?:ing)?)\b"
 )
-_SERIOUS: Final = re.compile(r"\[?(?:ERROR|CRITICAL|FATAL)\b[\]:| ]")
+_SERIOUS: Final = re.compile(
+    rf"\[?(?:ERROR|CRITICAL|FATAL)\b[\]:| ]|(?:{_FIELD})(?i:error|critical|fatal|panic)\b"
+)
 # It has been dealt with, also if its level is an error's.
 _HANDLED: Final = re.compile(
     r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to|skipping"
-    r"|trying (?:again|another|the next|port \d))\b"
+    r"|trying (?:again|another|the next|next|port \d)|starting (?:fresh|from scratch)|(?<=[,;] )using \w)\b"
 )
 
 
@@ -249,11 +268,13 @@ def _take(line: Line, rule: _Rule, found: re.Match[str], *, strong: bool) -> Lin
         line,
         text=line.text[found.end() :],
         rank=rank,
+        local=line.local if line.local is not None else _number(groups.get("local")),
         host=line.host or groups.get("host"),
         pid=line.pid if line.pid is not None else _number(groups.get("pid")),
         stamp=line.stamp or read_stamp(found),
         record=line.record or rule.record,
         level=groups.get("level") or line.level,
+        marked=line.marked or rule.marks,
     )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from rallypoint.diagnose.explain import tracebacks
+from rallypoint.diagnose.explain.endings import TOLD_TO_END
 from rallypoint.diagnose.explain.evidence import Evidence, Sighting, Source
 from rallypoint.diagnose.explain.knowledge import Cause
 from rallypoint.diagnose.explain.layers import LAST_ERROR, layer_of
@@ -26,9 +28,15 @@ _MOST_WRITERS: Final = 100_000
 _LINES_BACK: Final = 60
 _TAIL_BYTES: Final = 1 << 16
 _MESSAGE_LINES: Final = 12
+_MOST_LOOKS: Final = 20
+_LONGEST_FORM: Final = 200
+_NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 # Words of a warning about an exception; other warnings may stand before any traceback.
 _WARNED_OF: Final = re.compile(
     r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip|ignor"
+)
+_ASIDE: Final = re.compile(
+    r"Exception in (?:thread|callback) |Task exception was never retrieved|Error in atexit|--- Logging error"
 )
 
 Writer = tuple[object, ...]
@@ -95,6 +103,8 @@ class _Scanner:
         """Up to which line a time was looked for, and that time."""
         self._answering: set[Writer] = set()
         """Writers whose next line says what NCCL's last error was."""
+        self._failures: set[str] = set()
+        """Lines that speak of a failure, without their numbers: each was looked at once."""
 
     # Which lines -------------------------------------------------------------------------------------------
 
@@ -121,12 +131,12 @@ class _Scanner:
         """The log is at its end: exceptions that still wait for more are unknown ones."""
         for writer in list(self._pending):
             self._settle(writer)
-        self._source.life = look_for_life(self._last_texts(), self._source.lines)
-
-    def _last_texts(self) -> list[str]:
-        """The last lines; of a progress bar, what it shows at its end."""
         lines = self._tail.removesuffix(b"\n").split(b"\n")[-LAST_LINES:]
-        return [self._prefixes.split(decode(line.rstrip(b"\r").rpartition(b"\r")[2])).text for line in lines]
+        self._source.life = look_for_life(list(map(self._split_bar, lines)), self._source.lines)
+
+    def _split_bar(self, raw: bytes) -> Line:
+        """A line; of a progress bar, what it shows at its end."""
+        return self._split(raw.rstrip(b"\r").rpartition(b"\r")[2])
 
     @property
     def _busy(self) -> bool:
@@ -163,7 +173,7 @@ class _Scanner:
         """Whether a line belongs to the frames of a traceback, and the exception if it is its end."""
         state = self._tracebacks.get(line.writer) or Traceback()
         if tracebacks.BEGIN in line.text:
-            state.warned = self._is_warned_of(line)
+            state.warned, state.aside = self._is_warned_of(line), self._is_aside()
         raised = state.take(line.text)
         if state.idle or (tracebacks.BEGIN in line.text and not state.chained):
             self._settle(line.writer)
@@ -179,15 +189,22 @@ class _Scanner:
         record = head if head.record else self._split(before)
         return record.record and record.severity == MILD and bool(_WARNED_OF.search(record.text))
 
+    def _is_aside(self) -> bool:
+        """Whether the lines before a traceback say that it comes from a thread, a task or the exit."""
+        return any(_ASIDE.match(self._split(raw).text) for raw in islice(self._earlier(), 2))
+
     def _judge(self, line: Line, raised: Raised | None, tries: int) -> None:
-        matches = self._evidence.match(line.text) if line.text else []
+        matches = self._matches(line, tries)
         mild = (raised is None or raised.place is None) and line.severity == MILD
         raised = None if mild else raised
         mild = mild or (raised is not None and raised.warned)
         for cause, facts in matches:
             self._evidence.add_known(cause, facts, raised, self._sighting(line, tries, cause, mild))
+        before = self._source.ending.last
         ended = self._source.ending.take(line, self._number, raised, [cause.role for cause, _ in matches])
-        if not matches and raised is None and not mild:
+        if before < self._source.ending.last:
+            self._look_between(before, line)
+        if not matches and raised is None and (not mild or TOLD_TO_END in line.text):
             self._note_line(line, tries, ended=ended)
         # An entry that needs a context may be dropped in the end.
         known = [cause for cause, _ in matches if not cause.context]
@@ -201,12 +218,37 @@ class _Scanner:
         if raised is None and not known and not mild and self._source.table.idle:
             serious = line.severity == SERIOUS
             self._evidence.suspects.add(
-                line.text, self._source.name, self._number, line.rank, serious=serious
+                line.text, self._source.name, self._number, line.process, serious=serious
+            )
+
+    def _matches(self, line: Line, tries: int) -> list[tuple[Cause, dict[str, str]]]:
+        """The causes that a line means. Those that are differences between lines are only noted."""
+        matches = self._evidence.match(line.text) if line.text else []
+        for cause, facts in matches:
+            if cause.differs:
+                where = (self._index, self._number, line.rank, line.host)
+                stamp = line.stamp or self._log.stamp
+                seen = Sighting(*where, stamp, stamp is not None, tries, line.text, line.process[1])
+                self._evidence.add_told(cause, facts, seen)
+        return [(cause, facts) for cause, facts in matches if not cause.differs]
+
+    def _look_between(self, before: int, line: Line) -> None:
+        """A further failure: whether the job went on after the one before, up to this one."""
+        form = line.text[:_LONGEST_FORM].translate(_NO_DIGITS)
+        if form in self._failures or len(self._failures) >= _MOST_LOOKS:
+            return
+        self._failures.add(form)
+        between = min(self._number - 1 - before, LAST_LINES)
+        if before > 0 and between > 1:
+            raw = reversed(list(islice(self._earlier(), between)))
+            self._source.ending.look_back(
+                look_for_life(list(map(self._split_bar, raw)), self._number - 1), before, self._number
             )
 
     def _note_line(self, line: Line, tries: int, *, ended: bool) -> None:
         """A line that no entry knows: how a process ended, or what a library says by itself."""
-        seen = Sighting(self._index, self._number, line.rank, line.host, line.stamp, False, tries, line.text)
+        where = (self._index, self._number, line.rank, line.host)
+        seen = Sighting(*where, line.stamp, False, tries, line.text, line.process[1])
         asked = line.text.strip() == LAST_ERROR
         answer = f"{LAST_ERROR} {line.text}" if line.writer in self._answering and not asked else line.text
         if layer := layer_of(answer):
@@ -249,7 +291,7 @@ class _Scanner:
     def _sighting(self, line: Line, tries: int, what: Cause | Raised, mild: bool = False) -> Sighting:
         stamp = line.stamp or self._log.stamp
         where = (self._index, self._number, line.rank, line.host)
-        seen = Sighting(*where, stamp, stamp is not None, tries, line.text, mild)
+        seen = Sighting(*where, stamp, stamp is not None, tries, line.text, line.process[1], mild)
         # Looking back is expensive, and only the first sighting of a writer counts.
         if stamp is not None or not self._evidence.is_news(what, seen.writer):
             return seen
@@ -271,5 +313,5 @@ class _Scanner:
 
     def _earlier(self) -> Iterator[bytes]:
         """The lines before this one, the last one first."""
-        yield from reversed(self._lines[: self._at])
+        yield from (self._lines[index] for index in range(self._at - 1, -1, -1))
         yield from reversed(self._tail.split(b"\n")[:-1])

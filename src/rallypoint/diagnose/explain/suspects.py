@@ -9,6 +9,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from rallypoint.diagnose.explain.denials import without_denials
+from rallypoint.diagnose.explain.prefixes import Process
+
 _WORDS: Final = (
     (r"\bfatal\b", 5),
     (r"segmentation fault|core dumped", 5),
@@ -17,22 +20,25 @@ _WORDS: Final = (
     (r"\bkilled\b", 4),
     (
         r"(?<![\w-])(?:\w+)?(?:error|exception)(?:s?\b)"
-        r"(?!(?: rate)?\s*(?:(?:[:=|]|is|of)\s*)?-?[\d.]+(?:e-?\d+)?\b)",
+        r"(?!(?: rate)?\s*(?:(?:[:=|]|is|of)\s*)?-?[\d.]+(?:e-?\d+)?\b)"
+        r"(?!(?: \w{1,20}){1,4}[:=| ]{1,3}-?\d+(?:\.\d|e-\d))",
         3,
     ),
-    (r"\bfailed\b|\bfailure\b", 3),
+    (r"\bfailed\b|\bfailure\b(?! rate)", 3),
     (r"\bcannot\b|\bunable to\b|\bcould not\b", 2),
     (r"\brefused\b|\bdenied\b|\binvalid\b", 2),
     (r"\btimed out\b|\btimeout\b", 2),
     (r"\bwarn(?:ing)?\b|\bretry(?:ing)?\b", -3),
     (r"\bdeprecat|\bfuturewarning\b", -5),
-    (r"\b(?:no|0|without) (?:errors?|failures?)\b", -6),
     (r"\bresolved\b|\bresum(?:ed|ing)\b|\brecovered\b|sent help message", -6),  # it is over, or was said
-    (r"\bof \d+ (?:\w+ )?failed\b", -6),  # a count, such as that of a validation
+    (r"\bof \d+ (?:\w+ )?failed\b|^failed \w+: \d", -6),  # a count, such as that of a validation
     (r"^Exception raised from \w+ at |^frame #\d+: ", -9),  # where in C++ a message above comes from
     (r"^frame #\d+|^\S+ FAILED$", -9),  # a C++ backtrace; the heading of torchrun's table
-    (r"^\s+raise \w|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
-    (r"^During handling of |^The above exception was |^Last error:$", -9),  # the answer is in the next lines
+    (r"^\s+(?:raise \w|(?:warnings\.)?warn\()|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
+    (
+        r"^During handling of |^The above exception was |^Last error:$|^Error in atexit",
+        -9,
+    ),  # the answer is in the next lines
     (r"^#", -3),  # a table's head, or a comment
 )
 _SCORES: Final = tuple((re.compile(pattern, re.IGNORECASE), points) for pattern, points in _WORDS)
@@ -57,6 +63,8 @@ class Suspect:
     line: int
     rank: int | None
     score: int
+    local_rank: int | None = None
+    """The rank within its machine, where the one in the whole job is not known."""
     loud: bool = False
     """Whether it states an error: by its first words, or by its logger's level."""
 
@@ -68,7 +76,7 @@ class Suspects:
     _kept: dict[str, Suspect] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
 
-    def add(self, text: str, log: str, line: int, rank: int | None, *, serious: bool = False) -> None:
+    def add(self, text: str, log: str, line: int, process: Process, *, serious: bool = False) -> None:
         form = _NUMBERS.sub("", text)
         if form in self._seen:
             return
@@ -77,7 +85,8 @@ class Suspects:
         points = score(text)
         if points < _LEAST:
             return
-        self._kept[form] = Suspect(text, log, line, rank, points, serious or bool(_LOUD.match(text)))
+        rank, local = process
+        self._kept[form] = Suspect(text, log, line, rank, points, local, serious or is_loud(text))
         if len(self._kept) > _MOST:
             # Of several with the lowest score, the last one goes: earlier lines are nearer to the cause.
             worst = min(reversed(self._kept.items()), key=lambda each: each[1].score)[0]
@@ -88,6 +97,12 @@ class Suspects:
         return sorted(self._kept.values(), key=lambda each: -each.score)
 
 
+def is_loud(text: str) -> bool:
+    """Whether a line states an error by its first words."""
+    return _LOUD.match(text) is not None
+
+
 def score(text: str) -> int:
     """How much a line looks like a cause."""
-    return sum(points for pattern, points in _SCORES if pattern.search(text))
+    plain = without_denials(text)
+    return sum(points for pattern, points in _SCORES if pattern.search(plain))

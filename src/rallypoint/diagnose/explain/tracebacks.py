@@ -46,6 +46,8 @@ _CAPITALS: Final = re.compile(r"[^A-Z]*[A-Z][^a-z]*[a-z][^A-Z]*[A-Z]")
 _LIBRARIES: Final = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|<frozen |[/\\]bin[/\\]"
 )
+# The outermost frames of threads, of a queue's feeder, and of what is done at the exit.
+_ASIDE: Final = ("_bootstrap_inner", "_feed", "_serve", "_exit_function", "_run_finalizers")
 _PLAIN: Final = (
     *("AttributeError", "NameError", "TypeError", "KeyError", "IndexError", "ZeroDivisionError"),
     *("UnboundLocalError", "AssertionError", "FileNotFoundError"),
@@ -104,6 +106,8 @@ class Raised:
     """Whether Python has ignored it: it was raised in a destructor."""
     warned: bool = False
     """Whether a logger has only warned of it."""
+    aside: bool = False
+    """Whether it was raised beside the program itself: in a thread, in a task, at the exit."""
 
     @property
     def name(self) -> str:
@@ -153,6 +157,8 @@ class Traceback:
         self._ignoring = 0
         self._chained = False
         self._thrown = _CXX
+        self.aside = False
+        """Whether it was raised in a thread, in a task, or at the exit."""
         self._place: Frame | None = None
         self._own_place: Frame | None = None
 
@@ -232,6 +238,8 @@ class Traceback:
 
     def _take_frame(self, frame: re.Match[str]) -> None:
         place = Frame(frame["file"], int(frame["line"]), frame["function"] or "")
+        if self._place is None and place.function in _ASIDE:
+            self.aside = True
         self._place = place
         if not _LIBRARIES.search(place.file):
             self._own_place = place
@@ -242,7 +250,9 @@ class Traceback:
             self._foreign += 1  # another writer's line that does not say whose it is
             return None
         place = self._own_place or self._place
-        raised = Raised(found["kind"], found["message"] or "", place, self._chained, warned=self.warned)
+        raised = Raised(
+            found["kind"], found["message"] or "", place, self._chained, warned=self.warned, aside=self.aside
+        )
         self._body, self._after, self._chained = False, _AFTER_LINES, False
         return raised
 

@@ -50,9 +50,13 @@ def describe_ranks(ranks: Sequence[int]) -> str:
 
 def describe_writers(incident: Incident) -> str:
     """The writers: ranks, else machines, else nothing."""
-    if incident.ranks:
+    ranks = [
+        *([describe_ranks(incident.ranks)] if incident.ranks else []),
+        *([f"local {describe_ranks(incident.local_ranks)}"] if incident.local_ranks else []),
+    ]
+    if ranks:
         where = f" on {shown(incident.hosts[0])}" if len(incident.hosts) == 1 else ""
-        return describe_ranks(incident.ranks) + where
+        return " and ".join(ranks) + where
     hosts = [shown(host) for host in incident.hosts]
     more = f" and {len(hosts) - 3:,} more" if len(hosts) > 3 else ""
     return ", ".join(hosts[:3]) + more
@@ -200,6 +204,8 @@ def _with(title: str, who: str) -> str:
 
 def _suspect(suspect: Suspect) -> list[str]:
     who = f"rank {suspect.rank}, " if suspect.rank is not None else ""
+    if suspect.rank is None and suspect.local_rank is not None:
+        who = f"local rank {suspect.local_rank}, "
     return [
         *_wrapped(excerpt(suspect.text, _LONGEST_QUOTE), "  | "),
         *_wrapped(f"({who}{suspect.log}, line {suspect.line:,})", "  "),
@@ -277,7 +283,7 @@ def _incident_json(incident: Incident, explanation: Explanation) -> dict[str, An
         "part": incident.cause.part if incident.cause is not None else None,
         **{
             name: getattr(incident, name)
-            for name in ("title", "role", "facts", "ranks", "hosts", "count", "text")
+            for name in ("title", "role", "facts", "ranks", "local_ranks", "hosts", "count", "text")
         },
         "time": None if first.time is None else first.time.isoformat(),
         "log": explanation.logs[first.log],

@@ -1,0 +1,26 @@
+"""Words of failure that state none: a count of zero, an empty field, the name of a test. Pure.
+
+`0 errors`, `"error": null`, `failed=0`, `2 xfailed`, `test_timeout_error PASSED` and `abort_on_error` have
+the words of a failure, and deny one or only name one. They are taken out of a line before it is judged.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_FAILURE: Final = r"(?:errors?|exceptions?|fail(?:ed|ures?|s)?|fatals?|aborted|killed|timeouts?)"
+_DENIALS: Final = re.compile(
+    rf"(?i)\b(?:no|0|zero|without(?: any)?) (?:\w{{1,20}} )?{_FAILURE}\b"
+    rf"|[\"']?\b(?:\w{{0,40}}[_ ])?{_FAILURE}[\"']? {{0,2}}[:=] {{0,2}}"
+    r"(?:0(?![.\d])|null|none|nil|false|\"\"|''|\[\]|\{\})"
+    rf"|\b\d{{1,9}} xfailed|\bxfail(?:ed)?\b|\bexpected {_FAILURE}\b(?:=\d{{1,9}})?"
+    # names, of which the words are a part: settings, metrics, tests
+    rf"|\b[a-z0-9]{{1,40}}_(?:\w{{0,60}}_)?{_FAILURE}(?:_\w{{1,60}})?\b(?!: )"
+    rf"|\b{_FAILURE}_\w{{1,60}}(?!\w|: )"
+)
+
+
+def without_denials(text: str) -> str:
+    """A line without the words that deny a failure, or that are names only; a sign stands in their place."""
+    return _DENIALS.sub("_", text)

@@ -1,0 +1,110 @@
+"""Jobs that outlived what looks like a failure, each beside one that looks alike and died of it.
+
+All texts are made up. What tells the two apart is never the error itself: it is what came after it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from explaining import log_of_text, traceback
+from rallypoint.diagnose.explain import Explanation, explain
+
+pytestmark = pytest.mark.windows
+
+_BANANA = "ValueError: the learning rate is a banana"
+_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+_RAISED = traceback(_BANANA)
+_STEPS = "step 11 loss 0.5\nstep 12 loss 0.4\n"
+_BAR = "epoch:  20%|##   | 2/10 [00:02<00:08,  1.00s/it]\nbatch:  50%|##   | 5/10 [00:02<00:08,  1.00s/it]\n"
+_THREAD = "Exception in thread Thread-5:\n" + traceback("EOFError").replace("in train", "in _bootstrap_inner")
+_FEEDER = traceback("BrokenPipeError: [Errno 32] Broken pipe").replace("in train", "in _feed")
+_TEE = traceback(_BANANA, "[default1]:")
+_KILLED = "W1115 14:36:19.1 7 torch/x.py:8] Received Signals.SIGTERM death signal, shutting down workers\n"
+_REFUSED = "ssh: connect to host worker-0 port 22: Connection refused\n"
+_SUMMED_UP = "wandb: Run summary:\nwandb:  loss 1.88\nwandb:  acc 0.5\nwandb: Synced 5 W&B file(s)\n"
+_NO_ERROR = '{"level": "info", "step": 1, "loss": 0.5, "error": null, "failed": 0}\n'
+
+_PAIRS = {
+    "a caught exception": (_RAISED + _STEPS, _STEPS + _RAISED),
+    "a line on its way": (_RAISED + _STEPS, _RAISED + "step 11 loss 0.5\n"),
+    "one step told by many": (_RAISED + _STEPS, _RAISED + "step 11 loss 0.5\nstep 11 loss 0.6\n"),
+    "bars drawn again": (_BAR + _RAISED + _BAR.replace(" 5/", " 6/") + _STEPS, _BAR + _RAISED + _BAR),
+    "a smaller batch": (
+        traceback(_MEMORY) + "Decreasing batch size to 32\nepoch 0: loss 1.1\nepoch 1: loss 0.9\n",
+        "epoch 0: loss 1.1\nCUDA out of memory, retrying with batch size 16\n" + traceback(_MEMORY),
+    ),
+    "wandb sums up": (
+        _RAISED + "wandb: Waiting for W&B process to finish... (success).\n",
+        "step 1 loss 0.5\n" + _RAISED + _SUMMED_UP,
+    ),
+    "saved at the end": (
+        _RAISED + _STEPS + "Saved checkpoint at step 12\n",
+        "step 11 loss 0.5\n" + _RAISED + "Saved emergency checkpoint at step 11\nShutdown complete\n",
+    ),
+    "words of the shell": (
+        _RAISED + _STEPS + "Job finished\n",
+        _RAISED + "Job finished\nTraining complete\n",
+    ),
+    "preempted": (
+        "step 9 loss 1\nslurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-02-02T02:02:02 ***\n" + _STEPS,
+        "step 9 loss 1\nslurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-02-02T02:02:02 ***\n"
+        "saving checkpoint at step 9\nsaved ckpt/step_9.pt\n",
+    ),
+    "a thread": (_STEPS + _THREAD + "Best model saved\n", _STEPS + _THREAD),
+    "the exit": (_STEPS + "Training finished\n" + _FEEDER, _STEPS + _FEEDER),
+    "told to end": ("Training finished, loss 0.2\n" + _KILLED, _STEPS + _KILLED),
+    "behind a tee": (
+        _TEE + "[default1]:step 1 loss 2\n[default1]:step 2 loss 1\n",
+        _TEE + "[default0]:step 1 loss 2\n[default0]:step 2 loss 1\n",
+    ),
+    "before the first step": (_REFUSED * 3 + "pi is approximately 3.14\n", _STEPS + _REFUSED * 3),
+    "JSON": (_NO_ERROR * 3, _NO_ERROR + '{"level": "error", "msg": "write failed: disk full"}\n'),
+    "tests": (
+        "tests/t.py::test_connection_error PASSED\n==== 12 passed, 1 skipped, 1 xfailed in 4.20s ====\n",
+        "tests/t.py::test_connection_error FAILED\n==== 1 failed, 12 passed in 4.20s ====\n",
+    ),
+    "counts": (
+        "docs:  22%|##   | 220/1000 [00:40<02:22, 54.81docs/s, errors=5, failed=0]\n",
+        "220 docs read\nERROR: 1000 documents could not be read\n",
+    ),
+    "exit codes": (
+        "worker 0 exited with code 0\nworker 1 exited with code 0\n",
+        "worker 0 exited with code 1\nworker 1 exited with code 0\n",
+    ),
+    "results": ("Rank 0 has data 3.0\nRank 1 has data 3.0\n", "rank 0 ready\nwaiting for rank 1\n"),
+    "settings": (
+        "Namespace(epochs=10, lr=0.1)\nepoch 1 accuracy 0.5\n",
+        "Namespace(epochs=10, lr=0.1)\ninitializing process group\n",
+    ),
+    "a bar at 0": ("  1%|    | 1/1218 [00:09<3:00:00, 9.1s/it]\n", "  0%|    | 0/1218 [00:00<?, ?it/s]\n"),
+    "a server": (
+        "INFO: Application startup complete.\nwaiting for requests\n",
+        "Loaded in 11.5 seconds\nLoading extension module utils...\n",
+    ),
+}
+
+
+def _explained(text: str) -> Explanation:
+    return explain([log_of_text(text)])
+
+
+@pytest.mark.parametrize("name", _PAIRS)
+def test_what_a_job_outlived_is_told_from_what_it_died_of(name: str) -> None:
+    outlived, died = map(_explained, _PAIRS[name])
+    assert (outlived.found, outlived.verdict) == (False, None)
+    assert died.found
+
+
+def test_what_a_job_outlived_is_not_the_cause_of_its_end() -> None:
+    """Unless nothing else can be: others may have gone on for a moment without the rank that failed."""
+    caught = traceback("KeyError: 'caught'")
+    report = _explained(caught + _STEPS + _RAISED)
+    assert report.verdict is not None
+    assert report.verdict.incident.headline == _BANANA
+    assert [(told.headline, told.role) for told in report.notices] == [("KeyError: 'caught'", "notice")]
+    lost = _explained(
+        caught + _STEPS + "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:9952.\n"
+    )
+    assert lost.verdict is not None
+    assert lost.verdict.incident.headline == "KeyError: 'caught'"

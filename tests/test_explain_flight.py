@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from command_line import invoke
-from rallypoint.diagnose.explain.flight import as_lines, compare, rank_of_dump, read_dump
 from rallypoint.errors import UsageError
+from rallypoint.stacks.flight import as_lines, compare, rank_of_dump, read_dump
 
 _FRAMES = [
     {"name": "all_reduce", "filename": "/venv/lib/python3.11/site-packages/torch/x.py", "line": 9},

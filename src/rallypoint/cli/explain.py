@@ -12,7 +12,10 @@ from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.printing import print_rows, progress_bar
 from rallypoint.diagnose.explain import Explanation, words
 from rallypoint.diagnose.explain import explain as explain_logs
-from rallypoint.diagnose.explain.flight import (
+from rallypoint.diagnose.explain.knowledge import causes
+from rallypoint.diagnose.explain.reading import find_logs, open_log, stream_log
+from rallypoint.errors import UsageError
+from rallypoint.stacks.flight import (
     MOST_BYTES,
     Dump,
     as_document,
@@ -21,9 +24,6 @@ from rallypoint.diagnose.explain.flight import (
     rank_of_dump,
     read_dump,
 )
-from rallypoint.diagnose.explain.knowledge import causes
-from rallypoint.diagnose.explain.reading import find_logs, open_log, stream_log
-from rallypoint.errors import UsageError
 
 
 @command(

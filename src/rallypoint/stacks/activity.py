@@ -54,6 +54,19 @@ class Child:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """A collective in torch's Flight Recorder."""
+
+    group: _Text
+    number: _Number
+    operation: _Text
+    sizes: Annotated[tuple[tuple[_Number, ...], ...], at_most(16)] = ()
+    kinds: Annotated[tuple[_Text, ...], at_most(16)] = ()
+    is_done: bool = False
+    place: _Text = ""
+
+
+@dataclass(frozen=True)
 class RankActivity:
     """One rank, as it was seen last."""
 
@@ -77,6 +90,8 @@ class RankActivity:
     """The stacks of its other threads, once it has stood still for a while."""
     children: Annotated[tuple[Child, ...], at_most(16)] = ()
     """Its processes, if it waits for one of them."""
+    recorded: Annotated[tuple[Recorded, ...], at_most(64)] = ()
+    """Its last collectives, where torch records them and the job stands still."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +184,7 @@ def _without_threads(each: RankActivity) -> RankActivity:
 
 
 def _without_children(each: RankActivity) -> RankActivity:
-    return replace(each, threads=(), children=())
+    return replace(each, threads=(), children=(), recorded=())
 
 
 def _with_short_stacks(each: RankActivity) -> RankActivity:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
+from rallypoint.stacks.flight import as_lines, compare, dump_of
 from rallypoint.stacks.folding import Doing, file_name, fold, is_library
 from rallypoint.stacks.frames import Frame
 from rallypoint.stacks.grouping import Group, Work
@@ -17,6 +18,7 @@ _MOST_HOSTS: Final = 3
 _MOST_THREADS: Final = 3
 _MOVES_SECONDS: Final = 1.0
 """Who has stood still for less than this may just as well have moved."""
+_LONG_SECONDS: Final = 5.0
 _MUCH: Final = 0.5  # of a core
 _ORDINARY: Final = ("sleeps", "runs")
 
@@ -29,7 +31,7 @@ def summary_lines(work: Work) -> list[str]:
     if not work.odd:
         return [
             f"{first}; no rank is elsewhere"
-            + (": do sizes or order differ, or is the network cut?" if work.main.doing.waits else "")
+            + (": do sizes or order differ, or is the network cut?" if _is_riddle(work) else "")
         ]
     elsewhere = sum(len(each.members) for each in work.odd)
     if len(work.odd) == 1:
@@ -46,6 +48,19 @@ def summary_lines(work: Work) -> list[str]:
         ranks = sum(len(each.members) for each in rest)
         lines.append(f"  and {counted(ranks, 'rank')} at {counted(len(rest), 'other place')}")
     return lines
+
+
+def _is_riddle(work: Work) -> bool:
+    """Whether all wait for each other, and have for long."""
+    main = work.main
+    return main is not None and main.doing.waits and work.size > 1 and main.still_seconds >= _LONG_SECONDS
+
+
+def stall_lines(work: Work) -> list[str]:
+    """All that is said of a job that stands still."""
+    members = [each for group in work.groups for each in group.members]
+    dumps = [dump_of(each.rank, each.recorded) for each in members if each.recorded]
+    return [*summary_lines(work), *(as_lines(dumps, compare(dumps)) if dumps else [])]
 
 
 def last_place(machine: MachineActivity, rank: int) -> list[str]:

@@ -7,10 +7,11 @@ machines tell, and writes that into the store, once; the launcher that has rank 
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Final, Protocol
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.stacks.asking import HAS_PROC, Source, ask, maker_of, sources_in
+from rallypoint.launch.stacks.flight import ask_recorders
 from rallypoint.launch.stacks.gpus import gpus_of
 from rallypoint.launch.stacks.py_spy import look_into
 from rallypoint.launch.stacks.steps import read_step
@@ -31,12 +33,13 @@ from rallypoint.launch.stacks.system import (
     load_per_core,
     look_at,
 )
+from rallypoint.launch.stacks.versions import versions_in
 from rallypoint.stacks.activity import Child, MachineActivity, RankActivity, pack
 from rallypoint.stacks.folding import fold
 from rallypoint.stacks.frames import Frame
 from rallypoint.stacks.grouping import Work, put_together
 from rallypoint.stacks.movement import Movement
-from rallypoint.stacks.words import summary_lines
+from rallypoint.stacks.words import stall_lines
 
 EVERY_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 1.0
@@ -104,7 +107,10 @@ class Sampler:
         stall_seconds: float,
         connect: Callable[[], Channel | None],
         say: Callable[[list[str]], None],
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
+        """`environ` is that of the ranks."""
+        self._environ = environ
         self._folder = folder
         self._signals = tuple(signals)
         self._stall_seconds = stall_seconds
@@ -217,12 +223,17 @@ class Sampler:
             machine = self._look()
             if not self._is_stalled(machine):
                 return machine
-        pids = {each.pid for each in machine.ranks}
-        gpus = gpus_of(pids)
+        gpus = gpus_of({each.pid for each in machine.ranks})
+        recorded = ask_recorders((each.rank for each in machine.ranks), self._environ)
         ranks = (
-            replace(each, facts=replace(each.facts, gpu=gpus.get(each.pid, ""))) for each in machine.ranks
+            replace(
+                each,
+                facts=replace(each.facts, gpu=gpus.get(each.pid, "")),
+                recorded=recorded.get(each.rank, ()),
+            )
+            for each in machine.ranks
         )
-        return replace(machine, ranks=tuple(ranks))
+        return replace(machine, ranks=tuple(ranks), remarks=versions_in(machine))
 
     # Telling ------------------------------------------------------------------------------------------------
 
@@ -232,13 +243,13 @@ class Sampler:
             self._channel = self._connect()
         if self._channel is None:
             if any(each.rank == 0 for each in machine.ranks):
-                self._tell("\n".join(summary_lines(put_together([machine]))) if is_stalled else "")
+                self._tell("\n".join(stall_lines(put_together([machine]))) if is_stalled else "")
             return
         channel = self._channel
         channel.tell(pack(machine))
         if is_stalled and not self._has_announced:
             self._has_announced = True
-            channel.announce("\n".join(summary_lines(channel.work())))
+            channel.announce("\n".join(stall_lines(channel.work())))
         elif self._has_announced and not is_stalled:
             self._has_announced = False
             channel.withdraw()

@@ -13,6 +13,7 @@ from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import inject
 from rallypoint.launch.stacks.asking import forget_all
 from rallypoint.launch.stacks.channel import StoreChannel
+from rallypoint.launch.stacks.flight import with_pipes
 from rallypoint.launch.stacks.sampler import Sampler
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, stack_signals, stall_seconds
 from rallypoint.rollcall.question import Question
@@ -26,10 +27,10 @@ Say = Callable[[list[str]], None]
 
 def answering(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for ranks that are to answer this process; as it is, if they are not to be asked."""
-    signals = stack_signals(environ)
-    if not signals or reports.folder_of(environ) is None:
+    signals, folder = stack_signals(environ), reports.folder_of(environ)
+    if not signals or folder is None:
         return dict(environ)
-    return inject({**environ, SIGNALS_VARIABLE: ",".join(map(str, signals))})
+    return inject({**with_pipes(environ, folder), SIGNALS_VARIABLE: ",".join(map(str, signals))})
 
 
 class RankWatch:
@@ -76,7 +77,7 @@ def watching(folder: Path, environ: Mapping[str, str], say: Say) -> Iterator[Non
         yield
         return
     found = reports.Reports(folder)
-    sampler = Sampler(folder, signals, stall_seconds(environ), lambda: _channel(found.store()), say)
+    sampler = Sampler(folder, signals, stall_seconds(environ), lambda: _channel(found.store()), say, environ)
     try:
         yield
     finally:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rallypoint.errors import UsageError
+from rallypoint.stacks.activity import Recorded
 from rallypoint.text import excerpt, printable, ranks_text
 
 _NAME: Final = re.compile(r"trace_rank_?(?P<rank>\d{1,9})(?:\.(?:json|pkl|pickle))?$")
@@ -155,6 +156,27 @@ def _place(frames: Sequence[Any]) -> str:
             where = f"{_text(frame.get('filename'))}, line {line if _is_size(line) else '?'}"
             return f"{where}, in {_text(frame.get('name'))}"
     return ""
+
+
+_LAST: Final = 8
+
+
+def last_calls(dump: Dump) -> tuple[Recorded, ...]:
+    """The last collectives of each group, for the way to another machine."""
+    return tuple(
+        Recorded(group, number, call.operation, call.sizes, call.kinds, call.is_done, call.place)
+        for group, calls in dump.groups.items()
+        for number, call in sorted(calls.items())[-_LAST:]
+    )
+
+
+def dump_of(rank: int, recorded: Sequence[Recorded]) -> Dump:
+    """The other way round."""
+    dump = Dump(rank)
+    for each in recorded:
+        call = Collective(each.operation, each.sizes, each.kinds, each.is_done, 0, each.place)
+        dump.groups.setdefault(each.group, {})[each.number] = call
+    return dump
 
 
 # Comparing -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,14 +18,16 @@ import pytest
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE, Reports
 from rallypoint.launch.stacks.asking import Source, ask, sources_in
+from rallypoint.launch.stacks.flight import PIPES, ask_recorders, with_pipes
 from rallypoint.launch.stacks.sampler import Sampler
 from rallypoint.launch.stacks.steps import read_step
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of, stack_signals
 from rallypoint.launch.stacks.system import children_of, look_at
-from rallypoint.stacks.activity import MachineActivity, unpack
+from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.stacks.folding import fold
 from rallypoint.stacks.frames import Dump
 from rallypoint.stacks.grouping import Work, put_together
+from rallypoint.stacks.words import stall_lines
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it asks as Linux does")
 
@@ -289,6 +292,43 @@ def test_ranks_that_move_are_no_stall(ranks: Ranks) -> None:
     activity = Reports(ranks.folder).activity()
     assert activity is not None
     assert [each.rank for each in activity.ranks] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("", (signal.SIGRTMAX - 3, signal.SIGRTMAX - 4)),
+        ("SIGUSR2", (signal.SIGUSR2,)),
+        ("sigrtmin+5, 60", (signal.SIGRTMIN + 5, 60)),
+        ("OFF", ()),
+    ],
+)
+def test_the_signals_can_be_chosen(text: str, numbers: tuple[int, ...]) -> None:
+    assert signals_of(text, "the test") == numbers
+
+
+def test_a_recorder_of_torchs_is_asked_for_its_last_collectives(tmp_path: Path) -> None:
+    environ = with_pipes(
+        {"TORCH_FR_BUFFER_SIZE": "200", "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_"}, tmp_path
+    )
+    assert with_pipes({}, tmp_path) == {}
+    pipes = []
+    for rank, operation in enumerate(("nccl:all_reduce", "nccl:broadcast")):
+        os.mkfifo(f"{environ[PIPES]}{rank}.pipe")
+        pipes.append(os.open(f"{environ[PIPES]}{rank}.pipe", os.O_RDONLY | os.O_NONBLOCK))  # as torch does
+        entry = {"collective_seq_id": 7, "process_group": ("0", "default_pg"), "profiling_name": operation}
+        (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps({"entries": [entry]}))
+    try:
+        recorded = ask_recorders([0, 1, 2], environ)
+        assert [os.read(pipe, 9) for pipe in pipes] == [b"1\n", b"1\n"]
+    finally:
+        for pipe in pipes:
+            os.close(pipe)
+    assert sorted(recorded) == [0, 1]
+    ranks = tuple(RankActivity(rank, 1, recorded=calls) for rank, calls in recorded.items())
+    text = "\n".join(stall_lines(put_together([MachineActivity("a", ranks)])))
+    assert "group 0 default_pg, collective 7: the ranks call different ones" in text
+    assert "rank 1: nccl:broadcast" in text
 
 
 def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ COMMANDS = {
     "disable": "Undo `rallypoint enable`.",
     "verify": "Train two ranks for some seconds by every usual route: torchrun, accelerate, and by hand.",
     "status": "Show who is here, who is missing, and who waits for what.",
-    "stacks": "Show what each rank of a job is doing: the odd ones first.",
+    "stacks": "Show what each rank of a job is doing: ranks that do the same together, the odd ones first.",
     "web": "Serve a page about a store until SIGINT or SIGTERM: "
     "who is here, who is missing, who waits for what.",
     "timeline": "Tell how a job came up: who came last, who waited for it, and for how long.",

@@ -2,7 +2,7 @@
 
     rallypoint.step(n)
 
-It costs well under a microsecond, and nothing is sent: the launcher reads the number when it looks at the
+It takes a microsecond, and nothing is sent: the launcher reads the number when it looks at the
 rank. Without a launcher that asks, it does nothing.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ _HINT: Final = "write on, off, or the name or number of a signal, or of two: SIG
 # Programs take such signals from the lower end, if at all; the last one is used by debuggers.
 _BY_DEFAULT: Final = "SIGRTMAX-3,SIGRTMAX-4"
 _ON_MACOS: Final = "SIGINFO"
+_SIGNAL: Final = re.compile(r"(?:(?P<name>SIG[A-Z0-9]+)|(?P<number>\d{1,3}))(?P<more>[+-]\d{1,2})?")
 _RESERVED: Final = ("SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
 
 
@@ -63,9 +65,11 @@ def stall_seconds(environ: Mapping[str, str] = os.environ) -> float:
 
 
 def _number(text: str) -> int:
-    name, minus, less = text.strip().upper().partition("-")
-    number = int(name) if name.isdigit() else int(getattr(signal, name, 0))
-    number -= int(less) if minus else 0
+    """`SIGUSR2`, `SIGRTMAX-3`, `60`."""
+    found = _SIGNAL.fullmatch(text.strip().upper())
+    if found is None:
+        raise ValueError(text)
+    number = int(found["number"] or getattr(signal, found["name"], 0)) + int(found["more"] or 0)
     refused = {int(getattr(signal, each)) for each in _RESERVED if hasattr(signal, each)}
     if number in refused or number not in set(map(int, signal.valid_signals())):
         raise ValueError(text)

@@ -240,6 +240,7 @@ class Front(ABC, Generic[ClientT]):
             history=tuple(Second(*each) for each in traffic.history),
             errors=tuple(Mishap(*each) for each in traffic.errors),
             error_count=traffic.error_count,
+            ended_workers=self.sessions.ended_workers,
         )
 
     def _seen(self, counts: dict[Op, int]) -> dict[Op, int]:

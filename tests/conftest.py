@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,12 +23,18 @@ if TYPE_CHECKING:
     from engines import EtcdCluster, RedisCluster
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Undo what the caller's shell has set: nohup ignores SIGHUP, a job in the background ignores SIGINT.
 
     And most people's output is buffered, which matters to what cannot be written. A file that a group may
     write is no file of settings.
+
+    All processes that tests start have their temporary files in one folder, which goes with the last test: a
+    job that fails leaves a report there, and one that is killed what it had.
     """
+    files = tempfile.mkdtemp(prefix="pytest-files-")
+    config.add_cleanup(partial(shutil.rmtree, files, ignore_errors=True))
+    os.environ["TMPDIR"] = files
     os.umask(0o022)
     os.environ.pop("PYTHONUNBUFFERED", None)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -164,20 +164,54 @@ class End:
         self.desk = desk
         self.connection = connection
         self.error: ProtocolError | None = None
-        """Why it was closed, if it was."""
+        """Why it was closed, or is as soon as it is owed nothing, if there is a reason."""
+        self.is_ending = False
+        """Whether nothing more is read from it, as it has ended or broken a rule."""
+        self._unread: deque[bytes | None] = deque()
         self._got = b""
 
     def send(self, data: bytes) -> None:
         self.receive(data)
         self.desk.settle()
 
-    def receive(self, data: bytes) -> None:
-        """The server reads this, or goes on with what it has read before."""
+    def receive(self, data: bytes | None) -> None:
+        """The server reads this, or None for the end, as soon as it may."""
+        may_read = not self.has_work and not self.desk.is_paused(self.connection)
+        self._unread.append(data)
+        if may_read:
+            self.go_on()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it has sent something that is not read yet, or not carried out."""
+        return not self.is_ending and (self.connection.has_rest or bool(self._unread))
+
+    def go_on(self) -> None:
+        """The server goes on with what it has read before; if that was all, it reads the next piece."""
+        if self.is_ending:
+            return
+        data = self._unread.popleft() if self._unread and not self.connection.has_rest else b""
+        if data is None:
+            self.end()
+            return
         try:
             self._got += self.connection.receive(data)
         except ProtocolError as error:
-            self._got += error.replies
-            self.be_closed(error)
+            self.be_refused(error)
+
+    def be_refused(self, error: ProtocolError) -> None:
+        """It is closed, but not before the replies to what it had asked before."""
+        self._got += error.replies
+        self.error = error
+        self.end()
+
+    def end(self) -> None:
+        """Close, but not before all that it is owed is there."""
+        self.is_ending = True
+        if self.connection.is_owed:
+            self.desk.front.end(self.connection)
+        else:
+            self.be_closed(self.error)
 
     def ask(self, data: bytes) -> bytes:
         self.send(data)
@@ -192,9 +226,12 @@ class End:
         while self.connection.notice_bytes:
             notices.append(self.connection.take_notice())
         self._got = b"".join(notices)
+        if self.is_ending and not self.connection.is_owed:
+            self.be_closed(self.error)
 
     def be_closed(self, error: ProtocolError | None) -> None:
         self.error = error
+        self.is_ending = True
         self.desk.ends.pop(self.connection, None)
         self.desk.front.close(self.connection)
 
@@ -210,9 +247,9 @@ class Desk:
         self.front = front
         self.ends: dict[Client, End] = {}
         self.wanted: list[Other] = []
-        self._paused: dict[Client, bool] = {}  # and whether each has requests left
+        self._paused: set[Client] = set()
         self._is_crowded = False
-        self._left: deque[Client] = deque()  # those that have requests left
+        self._left: deque[Client] = deque()  # those that are to be gone on with, or read
 
     def open(self, count: int = 1) -> list[End]:
         opened = []
@@ -237,14 +274,19 @@ class Desk:
                 for other in outbox.take_others():
                     self.do(other)
             if self._left and not self._is_crowded and not outbox.woken and not outbox.others:
-                client = self._left.popleft()
-                if client in self.ends:
-                    self.ends[client].receive(b"")
+                self._go_on(self._left.popleft())
+
+    def _go_on(self, client: Client) -> None:
+        end = self.ends.get(client)
+        if end is not None and client not in self._paused:
+            end.go_on()
+            if end.has_work and not client.has_rest:
+                self._left.append(client)
 
     @property
     def has_paused(self) -> bool:
         """Whether a client is paused."""
-        return bool(self._paused)
+        return any(client in self.ends for client in self._paused)
 
     def is_paused(self, client: Client) -> bool:
         """Whether the core wants a client neither read nor gone on with, also if that was just said."""
@@ -255,17 +297,15 @@ class Desk:
     def do(self, other: Other) -> None:
         """What the core wants; all but clients to be closed or gone on with is kept for the test."""
         if isinstance(other, Close):
-            if other.client in self.ends:
-                self.ends[other.client].be_closed(other.error)
+            self._close(other)
         elif isinstance(other, GoOn):
-            if other.client in self._paused:
-                self._paused[other.client] = True
-            else:
-                self._left.append(other.client)
+            self._left.append(other.client)
         elif isinstance(other, Pause):
             if not other.is_over:
-                self._paused[other.client] = False
-            elif self._paused.pop(other.client):
+                self._paused.add(other.client)
+                return
+            self._paused.remove(other.client)
+            if other.client in self.ends and self.ends[other.client].has_work:
                 self._left.append(other.client)
         elif other is Work.CROWDED or other is Work.ROOM:
             self._is_crowded = other is Work.CROWDED
@@ -276,6 +316,13 @@ class Desk:
                 self.front.outbox.others.append(other)
         else:
             self.wanted.append(other)
+
+    def _close(self, close: Close[Any]) -> None:
+        end = self.ends.get(close.client)
+        if end is not None and close.at_once:
+            end.be_closed(close.error)
+        elif end is not None and not end.is_ending:
+            end.be_refused(close.error)
 
     def take(self) -> list[Other]:
         """What the core has wanted besides since it was last asked."""

@@ -25,6 +25,7 @@ import pytest
 import redis
 
 from processes import end
+from rallypoint.replica.engines import etcd_client, redis_client
 from rallypoint.replica.engines.address import parse_address
 from rallypoint.replica.engines.etcd_client import EtcdClient
 from rallypoint.replica.engines.etcd_messages import Status
@@ -95,6 +96,19 @@ def await_that(
     while not condition():
         assert time.monotonic() < deadline, complaint()
         time.sleep(0.02)
+
+
+@contextmanager
+def asking_for(seconds: float) -> Iterator[None]:
+    """Have the logs of this process ask for so long until an engine counts as away.
+
+    It is 2 s for a server, which asks again all the time. A test that calls a log itself, and has no engine
+    go away, waits for the answer: the machine may stand still for longer than that.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        for client in (etcd_client, redis_client):
+            patched.setattr(client, "SECONDS_PER_CALL", seconds)
+        yield
 
 
 @contextmanager

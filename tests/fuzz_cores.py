@@ -128,7 +128,6 @@ class Stage:
         self.desk = Desk(core)
         self._cuts = cuts
         self._ends: dict[int, End] = {}
-        self._ending: set[End] = set()
         self.outputs: list[tuple[object, ...]] = []
         self.has_paused = False
 
@@ -217,7 +216,7 @@ class Stage:
 
     def send(self, who: int, data: bytes) -> None:
         end = self._ends.get(who)
-        if end is None or end in self._ending:
+        if end is None or end.is_ending:
             end = self._open(who)
             if end is not None:
                 end.receive(VALIDATE)
@@ -243,9 +242,9 @@ class Stage:
             assert end is not None
             is_next = not end.connection.held  # or it may be a part of what `send` has begun
             self.send(who, whole)
-            is_closed = who not in self._ends or self._ends[who].connection not in self.desk.ends
+            is_refused = who not in self._ends or self._ends[who].is_ending
             is_read = is_next and not self.desk.is_paused(end.connection)
-            is_good = is_closed or not is_read or _can_be_read(read_upstream, whole)
+            is_good = is_refused or not is_read or _can_be_read(read_upstream, whole)
             assert is_good, "a batch is taken that is none"
 
     def drop(self, who: int, data: bytes) -> None:
@@ -283,23 +282,17 @@ class Stage:
         others, on = self._core.outbox.others, GoOn(end.connection)
         turns = 0
         for piece in self.pieces(data):
-            is_due = True
-            while is_due and end.connection in self.desk.ends:
-                end.receive(piece)
+            end.receive(piece)
+            while on in others and not self.desk.is_paused(end.connection):
+                others.remove(on)
+                end.go_on()
                 turns += 1
                 assert turns < MOST_TURNS + len(data), "a client is gone on with for ever"
-                piece, is_due = b"", on in others
-                while on in others:
-                    others.remove(on)
-                if is_due and self.desk.is_paused(end.connection):
-                    is_due = False
-                    others.append(on)  # for the end of the pause
 
     def end(self, who: int, _: bytes) -> None:
         end = self._ends.get(who)
-        if end is not None and end not in self._ending:
-            self._ending.add(end)
-            self._core.end(end.connection)
+        if end is not None:
+            end.receive(None)
 
     def close_all(self) -> None:
         for end in list(self.desk.ends.values()):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -29,6 +30,8 @@ from ends import (
 )
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.relay import RelayCore
+from rallypoint.rollcall.snapshot import Operation, Snapshot
+from rallypoint.rollcall.workers import whole
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.store import Core
 from rallypoint.wire import repeated
@@ -36,7 +39,7 @@ from rallypoint.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.wire.opcodes import Op
 from rolls import rank
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
-from test_looking import PING, finish, hello, look, told
+from test_looking import PING, finish, hello, look, seen_by, told
 
 pytestmark = pytest.mark.windows
 
@@ -258,3 +261,44 @@ def test_a_relay_counts_what_its_clients_ask_not_what_it_asks() -> None:
     assert isinstance(relay.front, RelayCore)
     once = [Op.SESSION, Op.PRESENT, Op.BATCH, Op.ADD, Op.GET]
     assert counted(wire.upstream.front) == dict.fromkeys(once, 1)
+
+
+# Workers
+
+
+def work(desk: Desk, number: int, told: Snapshot) -> End:
+    """A worker of a server, which has told this."""
+    end = End(desk, desk.front.open(f"worker-{number}:4711"))
+    desk.ends[end.connection] = end
+    end.send(VALIDATE + session(bytes([number]) * 16, keep=0) + PRESENT)
+    end.send(batch(1, 0, request(Op.TOLD, told.to_json().encode())))
+    return end
+
+
+def test_what_a_worker_has_told_last_counts_on_when_it_has_ended() -> None:
+    """Also while no worker is there at all."""
+    desk = Desk(Core())
+
+    def counted_by_all() -> tuple[int, int, int, int, dict[str, tuple[int, float]]]:
+        seen = whole(seen_by(desk.front))
+        asked = [each for each in seen.operations if each.name in ("GET", "SET")]  # of the worker's clients
+        operations = {each.name: (each.count, each.per_second) for each in asked}
+        return seen.received, seen.sent, seen.accepted, seen.error_count, operations
+
+    told = replace(seen_by(Core()), received=10, sent=20, accepted=3, error_count=1)
+    first = work(desk, 1, replace(told, operations=(Operation("GET", 5, 2.5), Operation("SET", 1, 0.0))))
+    assert counted_by_all() == (10, 20, 3, 1, {"GET": (5, 2.5), "SET": (1, 0.0)})
+    first.close()
+    assert counted_by_all() == (10, 20, 3, 1, {"GET": (5, 0.0), "SET": (1, 0.0)})
+    second = work(desk, 1, replace(told, operations=(Operation("GET", 2, 1.0),)))
+    assert counted_by_all() == (20, 40, 6, 2, {"GET": (7, 1.0), "SET": (1, 0.0)})
+    second.close()
+    assert counted_by_all() == (20, 40, 6, 2, {"GET": (7, 0.0), "SET": (1, 0.0)})
+
+
+def test_what_a_worker_has_told_may_be_no_snapshot() -> None:
+    desk = Desk(Core())
+    end = work(desk, 1, replace(seen_by(Core()), accepted=3))
+    end.send(batch(2, 0, request(Op.TOLD, b"{")))
+    end.close()
+    assert whole(seen_by(desk.front)).accepted == 0

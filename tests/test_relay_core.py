@@ -40,6 +40,7 @@ from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import ASK
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
+from test_looking import finish
 
 pytestmark = pytest.mark.windows
 
@@ -237,6 +238,28 @@ def test_who_is_refused_is_owed_nothing_for_what_it_asked_since() -> None:
     relay.core.receive_upstream(frame(1, 1, (0, REFUSED, b"no number")))
     assert not rank.is_owed
     assert [each.client for each in relay.core.outbox.take_others() if isinstance(each, Close)] == [rank]
+
+
+def test_who_breaks_a_rule_gets_what_it_is_owed_however_its_stream_is_cut() -> None:
+    """The 16th reply that is due is a reason to pause: the violation behind it is not read before."""
+    too_long = b"\x01" + blob(b"key") + i64(1 << 40)
+    stream = get(b"k") * 14 + wait(b"w") + request(Op.LOOK, b"{}") + too_long
+    for cut in range(len(stream)):
+        relay = ByHand()
+        (rank,) = relay.desk.open()
+        rank.send(stream[:cut])
+        rank.send(stream[cut:])
+        assert relay.asked() == [get(b"k"), wait(b"w")]
+        assert rank.error is None
+        relay.answer((1, DONE, end_of_wait(1)), (0, DONE, blob(b"v")))
+        assert rank.take() == blob(b"v") * 14 + b"\x00"
+        assert "the limit value_bytes" in str(rank.error)
+        assert rank.connection in relay.core.clients
+        assert rank.connection.held == 0
+        finish(relay.core)
+        relay.desk.settle()
+        assert rank.take().endswith(b"}")
+        assert rank.connection not in relay.core.clients
 
 
 def test_a_wait_that_is_refused_closes_its_client(relay: ByHand) -> None:

@@ -41,13 +41,8 @@ def _run(
         text=True,
         timeout=_SECONDS,
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **_files_in(folder), **(environ or {})},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
     )
-
-
-def _files_in(folder: Path | None) -> dict[str, str]:
-    """A job that fails leaves a report among the temporary files."""
-    return {"TMPDIR": str(folder)} if folder is not None else {}
 
 
 # What comes up ---------------------------------------------------------------------------------------------

@@ -97,6 +97,13 @@ def seen(server: Server, question: Question | None = None) -> Snapshot:
     return look(server.host, server.port, question or Question(), Deadline(SECONDS))
 
 
+def counters(told: Snapshot) -> Counter[str]:
+    """All that must not go down."""
+    fields = ("received", "sent", "accepted", "error_count")
+    counts = {name: int(getattr(told, name)) for name in fields}
+    return Counter(counts | {each.name: each.count for each in told.operations})
+
+
 def workers_of(server: Server) -> list[psutil.Process]:
     children = psutil.Process(server.process.pid).children()
     return [each for each in children if head.WORKER_PROCESS.module in each.cmdline()]
@@ -214,10 +221,12 @@ def test_a_worker_that_is_killed_takes_its_own_clients_alone(tmp_path: Path, sta
     assert rest
     theirs[0].send(request(Op.BARRIER, b"/b", tail=pack_i64(len(rest))))
     assert theirs[0].answers()
+    before = counters(seen(server))
     victim.send_signal(signal.SIGKILL)
     assert all(map(is_closed, theirs))
     assert all(each.answers() for each in rest)
     line = await_log(server, "worker-", f":{victim.pid} ", "by signal SIGKILL")
+    assert before <= counters(seen(server)), "what it had told is lost with it"
     assert "all others go on" in line
     # Who is gone does not count.
     for client in rest[1:]:

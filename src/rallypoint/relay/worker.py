@@ -62,12 +62,12 @@ class _Client(Rank):
         self._core = core
         self._stream: Stream | None = None
 
-    def look(self, question: bytes) -> bytes:
+    def look(self, question: bytes) -> bytes | None:
         """What the head knows, which is all."""
         Question.from_json(question)  # or it breaks a rule
         self._begin_look()
         self._core.worker.ask_head(question, self._take_snapshot)
-        return b""
+        return None if self._is_paused else b""
 
     @property
     def waits_held(self) -> int:

@@ -171,6 +171,17 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class Counters:
+    """The fields of a snapshot that count from the start, and never go down."""
+
+    received: int = 0
+    sent: int = 0
+    accepted: int = 0
+    operations: tuple[Operation, ...] = ()
+    error_count: int = 0
+
+
+@dataclass(frozen=True)
 class Standby:
     """A process that would take over from the leader of a replicated store."""
 
@@ -268,6 +279,8 @@ class Snapshot:
     """Relays; as a server tells it, its own workers as well (see `rollcall/workers.py`)."""
     own_workers: tuple[Worker, ...] = ()
     """The processes that serve the clients of a server, if it has such."""
+    ended_workers: Counters | None = None
+    """What such processes that have ended had counted when they last told of themselves."""
     barriers: tuple[Barrier, ...] = ()
     gone: tuple[Gone, ...] = ()
     """The last to leave, the latest at the end."""

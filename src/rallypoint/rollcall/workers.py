@@ -12,9 +12,19 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Final
 
+from rallypoint.codec import from_text
 from rallypoint.rollcall.clients import aged, is_heard
 from rallypoint.rollcall.identity import WORKER
-from rallypoint.rollcall.snapshot import Barrier, Client, Operation, Relay, Second, Snapshot, Worker
+from rallypoint.rollcall.snapshot import (
+    Barrier,
+    Client,
+    Counters,
+    Operation,
+    Relay,
+    Second,
+    Snapshot,
+    Worker,
+)
 
 _NUMBERS: Final = 1 << 32
 """A client of a worker gets a number beyond all that the server itself has given."""
@@ -23,7 +33,7 @@ _NUMBERS: Final = 1 << 32
 def whole(snapshot: Snapshot) -> Snapshot:
     """The snapshot of a server, with the clients of its workers as clients of its own."""
     workers = sorted((each for each in snapshot.relays if each.peer.startswith(WORKER)), key=_peer)
-    if not workers:
+    if not workers and snapshot.ended_workers is None:
         return snapshot
     relays = tuple(each for each in snapshot.relays if not each.peer.startswith(WORKER))
     parts = [each.part for each in workers if each.part is not None]
@@ -36,6 +46,7 @@ def whole(snapshot: Snapshot) -> Snapshot:
     )
     silent = [f"{each.peer} tells nothing of its clients" for each in workers if not is_heard(each)]
     turns = [told.turn_p99 for told in (snapshot, *parts)]
+    counters = _sum([snapshot.ended_workers or Counters(), *parts])
     return replace(
         snapshot,
         clients=(*_own_clients(snapshot), *_clients(workers, {each.peer for each in relays})),
@@ -43,15 +54,36 @@ def whole(snapshot: Snapshot) -> Snapshot:
         own_workers=tuple(map(_worker, workers)),
         barriers=tuple(_barrier(each, workers) for each in snapshot.barriers),
         gone=tuple(sorted((*snapshot.gone, *gone), key=lambda each: -each.seconds)),
-        received=snapshot.received + sum(each.received for each in parts),
-        sent=snapshot.sent + sum(each.sent for each in parts),
-        accepted=sum(each.accepted for each in parts),
-        operations=_operations([snapshot, *parts]),
+        ended_workers=None,
+        received=snapshot.received + counters.received,
+        sent=snapshot.sent + counters.sent,
+        accepted=counters.accepted,
+        operations=_operations([snapshot, counters]),
         turn_p99=max(turns),
         history=_history(snapshot, parts),
         errors=tuple(errors),
-        error_count=snapshot.error_count + sum(each.error_count for each in parts),
+        error_count=snapshot.error_count + counters.error_count,
         incomplete="; ".join([*filter(None, (told.incomplete for told in (snapshot, *parts))), *silent]),
+    )
+
+
+def with_ended(ended: Counters | None, told: bytes | None) -> Counters:
+    """What workers that have ended had counted, with what one more of them has told last, if anything."""
+    try:
+        last = from_text(Counters, told or b"{}")
+    except ValueError:  # it is no snapshot
+        last = Counters()
+    operations = tuple(replace(each, per_second=0.0) for each in last.operations)
+    return _sum([ended or Counters(), replace(last, operations=operations)])
+
+
+def _sum(told: Sequence[Counters | Snapshot]) -> Counters:
+    return Counters(
+        sum(each.received for each in told),
+        sum(each.sent for each in told),
+        sum(each.accepted for each in told),
+        _operations(told),
+        sum(each.error_count for each in told),
     )
 
 
@@ -96,7 +128,7 @@ def _barrier(barrier: Barrier, workers: Iterable[Relay]) -> Barrier:
     return replace(barrier, members=tuple(members))
 
 
-def _operations(told: Iterable[Snapshot]) -> tuple[Operation, ...]:
+def _operations(told: Iterable[Counters | Snapshot]) -> tuple[Operation, ...]:
     counts: Counter[str] = Counter()
     rates: Counter[str] = Counter()
     for each in told:

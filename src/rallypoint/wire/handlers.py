@@ -74,7 +74,7 @@ class EnterHandler(Handler, Protocol):
 class LookHandler(Handler, Protocol):
     """Who tells what it knows."""
 
-    def look(self, question: bytes, /) -> bytes: ...
+    def look(self, question: bytes, /) -> bytes | None: ...
 
 
 class TellHandler(Handler, Protocol):

@@ -230,6 +230,9 @@ class RequestParser(Generic[HandlerT]):
             self._read(data, replies)
         except ProtocolError as error:
             error.replies = b"".join(replies) + error.replies
+            # The client may stay for what it is owed; what it has sent is of no use any more.
+            self._kept, self._form, self._blobs = bytearray(), None, []
+            self._hold()
             raise
         return replies[0] if len(replies) == 1 else b"".join(replies)
 

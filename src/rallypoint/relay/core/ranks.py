@@ -276,12 +276,12 @@ class Rank(Client):
         self._requests.ask(self, Op.DELETE_KEY, blobs, tail, self._next_reply())
         return b""
 
-    def look(self, question: bytes) -> bytes:
+    def look(self, question: bytes) -> bytes | None:
         """What this relay knows; not what the store does."""
         asked = Question.from_json(question)  # or it breaks a rule, and is owed nothing
         self._begin_look()
         self._relay.looks.start(asked, self._take_snapshot)
-        return b""
+        return None if self._is_paused else b""
 
     def _begin_look(self) -> None:
         if self._look is not None:

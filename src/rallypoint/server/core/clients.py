@@ -95,7 +95,7 @@ class Client(Party, ABC):
             )
         return b""
 
-    def look(self, _: bytes, /) -> bytes:
+    def look(self, _: bytes, /) -> bytes | None:
         """It asks what is known here; the answer is a notice."""
         raise ProtocolError("there is nothing to look at here")
 

@@ -6,8 +6,10 @@ The driver of a core
 - calls `open` for each new connection, and `close` exactly once when it ends, for whatever reason;
 - passes what it reads to the client's `receive`, and sends back what that returns, in one write;
 - says how much of that the client has not taken (`leave_unread`), and does not serve it while that is much;
-- closes a client when `receive` raises ProtocolError (after sending the error's `replies`), when `overdue`
-  names it, and when it does not read what it is sent (`Limits.unsent_bytes`);
+- calls `end` for a client that has sent its last request, and when `receive` raises ProtocolError (after
+  sending the error's `replies`), and closes it as soon as it `is_owed` nothing more;
+- closes a client at once when `overdue` names it, and when it does not read what it is sent
+  (`Limits.unsent_bytes`);
 - calls `overdue` and `end_second` about every second;
 - empties the `outbox` after each of these calls, and does what stands there: `outbox` says what that can be,
   also to go on with a client whose requests were put off.
@@ -243,6 +245,7 @@ class Front(ABC, Generic[ClientT]):
             history=tuple(Second(*each) for each in traffic.history),
             errors=tuple(Mishap(*each) for each in traffic.errors),
             error_count=traffic.error_count,
+            ended_workers=self.sessions.ended_workers,
         )
 
     def _seen(self, counts: dict[Op, int]) -> dict[Op, int]:

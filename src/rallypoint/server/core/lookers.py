@@ -23,7 +23,7 @@ class LookingClient(Protocol):
     def postpone(self) -> None: ...
     def greet(self, hello: bytes, /) -> None: ...
     def enter(self, name: bytes, /) -> bytes: ...
-    def look(self, question: bytes, /) -> bytes: ...
+    def look(self, question: bytes, /) -> bytes | None: ...
 
 
 class Looker:
@@ -49,7 +49,7 @@ class Looker:
         if op is Op.LOOK:
             if Question.from_json(blobs[0]).value is not None:
                 raise AccessError("a look at a value, with a token that may only see who is here")
-            return self._client.look(blobs[0])
+            return self._client.look(blobs[0]) or b""
         if op is Op.ENTER:
             return self._client.enter(blobs[0])
         if op is Op.CHECK and blobs == [ANNOUNCED]:

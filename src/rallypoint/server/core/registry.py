@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rallypoint.compiling import mypyc_attr
 from rallypoint.engine.keyspace import State
@@ -20,6 +20,9 @@ from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import TOKEN_BYTES, Answer, Welcome, pack_welcome, parse_session
 
+if TYPE_CHECKING:
+    from rallypoint.rollcall.snapshot import Counters
+
 IN_BATCHES: Final = (
     *(Op.SET, Op.COMPARE_SET, Op.GET, Op.ADD, Op.CHECK, Op.WAIT, Op.GETNUMKEYS, Op.DELETE_KEY, Op.APPEND),
     *(Op.MULTI_GET, Op.MULTI_SET, Op.QUEUE_PUSH, Op.QUEUE_POP, Op.QUEUE_LEN, Op.LIST_KEYS),
@@ -33,6 +36,7 @@ class Sessions:
 
     __slots__ = (
         *("_budget", "_by_token", "_carrier", "_of_workers", "_orphans", "_outbox", "_requests", "_rests"),
+        "ended_workers",
     )
 
     def __init__(self, context: Context, carrier: Carrier) -> None:
@@ -45,6 +49,8 @@ class Sessions:
         self._budget = context.budget
         self._requests = WholeRequests(context.limits, IN_BATCHES)
         self._of_workers: WholeRequests | None = None  # what the workers of this server ask, if it has some
+        self.ended_workers: Counters | None = None
+        """What workers of this server that have ended had counted when they last told of themselves."""
 
     def __len__(self) -> int:
         return len(self._by_token)
@@ -176,8 +182,16 @@ class Sessions:
         """Give a session up."""
         suspending = session.detach()
         if self._by_token.pop(session.token, None) is not None:
+            if session.peer.startswith(WORKER):
+                self._keep_counters(session)
             session.give_up()
             self._do(one_after_the_other(suspending, self._carrier.forget(session)))
+
+    def _keep_counters(self, worker: Session) -> None:
+        """A worker has ended: nobody else knows what it had counted, and counters must not go down."""
+        from rallypoint.rollcall.workers import with_ended  # late: most servers have none
+
+        self.ended_workers = with_ended(self.ended_workers, worker.told)
 
     def expire(self, now: float) -> None:
         """Give up the sessions that have been without a connection for as long as they are kept."""

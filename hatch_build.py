@@ -32,7 +32,8 @@ COMPILED = {
     "server/core": "clients front members registry sessions slices store tickets writers",
     "relay/core": "children combining long_values ranks relay requests slots upstream",
     "relay": "relay worker",
-    "server/loops": "link pump" + (" readers" if sys.platform == "linux" else ""),  # it is for epoll
+    "server/loops": "backlog link listening pump"
+    + (" readers" if sys.platform == "linux" else ""),  # for epoll
 }
 """What every request passes through, by folder.
 

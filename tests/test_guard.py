@@ -74,7 +74,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients and servers take each other for processes of another machine."""
     monkeypatch.setattr(other_users, "_system_tells", lambda: False)
     monkeypatch.setattr(pump, "is_within_machine", lambda *_: False)
-    monkeypatch.setattr(SocketTable, "owner_of", lambda *_: NoUser.ELSEWHERE)
+    monkeypatch.setattr(SocketTable, "owners_of", lambda _, ends: [NoUser.ELSEWHERE] * len(ends))
 
 
 def _locked(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -363,19 +363,29 @@ def test_who_is_refused(owner: Owner, refused: bool) -> None:
 class Kernel:
     """A netlink socket that gives one answer, whatever is asked."""
 
-    def __init__(self, kind: int, content: bytes) -> None:
+    def __init__(self, kind: int, content: bytes, room: int = 1_000) -> None:
+        """`room`: how many answers it keeps until they are read; more are lost."""
         self._kind = kind
         self._content = content
-        self._asked = b""
+        self._room = room
+        self._answers: list[bytes] = []
 
-    def send(self, question: bytes) -> None:
-        self._asked = question
+    def send(self, questions: bytes) -> None:
+        while questions:
+            length, _, flags, number, _ = struct.unpack_from("=IHHII", questions)
+            questions = questions[length:]
+            if len(self._answers) < self._room:
+                self._answers.append(self._answer(flags, number))
 
-    def recv(self, _: int) -> bytes:
-        _, _, flags, number, _ = struct.unpack_from("=IHHII", self._asked)
+    def _answer(self, flags: int, number: int) -> bytes:
         if flags & 0x300:  # a dump, of nothing
             return struct.pack("=IHHIIi", 20, 3, 0, number, 0, 0)
         return struct.pack("=IHHII", 16 + len(self._content), self._kind, 0, number, 0) + self._content
+
+    def recv(self, _: int) -> bytes:
+        if not self._answers:
+            raise BlockingIOError
+        return self._answers.pop(0)
 
 
 def socket_row(state: int, user: int, inode: int) -> tuple[int, bytes]:
@@ -410,6 +420,30 @@ def test_what_the_kernel_says(
     monkeypatch.setattr(socket_owner, "_open_netlink", lambda: Kernel(*answer))
     own = "10.0.0.5" if other.startswith("10.") else other
     assert SocketTable().owner_of((other, 40_000), (own, 29_500)) == owner
+
+
+@pytest.mark.parametrize("room", [1_000, 5], ids=["all answers", "answers that are lost are asked for again"])
+def test_many_sockets_are_asked_about_at_once(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that is none is no reason to trust all others."""
+    monkeypatch.setattr(socket_owner, "_open_netlink", lambda: Kernel(*socket_row(1, 1_000, 7), room=room))
+    ends = [(("127.0.0.1", 40_000 + number), ("127.0.0.1", 29_500)) for number in range(100)]
+    ends[50] = ("nowhere", 40_000), ("nowhere", 29_500)
+    owners = SocketTable().owners_of(ends)
+    assert owners == [*[1_000] * 50, NoUser.UNTOLD, *[1_000] * 49]
+
+
+def test_each_of_many_sockets_has_its_own_owner() -> None:
+    """As the real kernel tells: some of them are closed."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener, ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(100)]
+        ends = [(client.getsockname(), listener.getsockname()) for client in clients]
+        for client in clients[::3]:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        with SocketTable() as table:
+            owners = table.owners_of(ends)
+    expected = [NoUser.GONE if number % 3 == 0 else os.getuid() for number in range(100)]
+    assert owners == expected
 
 
 def test_a_kernel_without_the_table_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,11 +488,13 @@ def test_a_client_that_is_gone_is_refused_only_if_it_has_asked_for_something(
         sock, address = listener.accept()
         with sock:
             sock.setblocking(False)
+            [owner] = guard.owners([(sock, address)])
+            assert owner is NoUser.GONE
             if refused:
                 with pytest.raises(AccessError):
-                    guard.check(sock, address)
+                    guard.check(sock, owner)
             else:
-                assert guard.check(sock, address) is NoUser.GONE
+                guard.check(sock, owner)
                 with suppress(ConnectionError):
                     assert sock.recv(1) == b""
 

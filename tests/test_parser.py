@@ -192,11 +192,11 @@ def plain_requests(opcode: int, name: str, *contents: st.SearchStrategy[bytes]) 
 
 
 def counted_requests(opcode: int, name: str) -> st.SearchStrategy[Sent]:
-    return st.lists(keys, max_size=6).map(lambda drawn: counted(opcode, name, len(drawn), drawn))
+    return st.lists(keys, max_size=12).map(lambda drawn: counted(opcode, name, len(drawn), drawn))
 
 
 def multi_sets() -> st.SearchStrategy[Sent]:
-    pairs = st.lists(st.tuples(keys, values), max_size=4)
+    pairs = st.lists(st.tuples(keys, values), max_size=8)
     flat = pairs.map(lambda drawn: [content for pair in drawn for content in pair])
     return flat.map(lambda drawn: counted(11, "MULTI_SET", len(drawn) // 2, drawn))
 
@@ -446,8 +446,27 @@ def test_as_many_keys_as_the_limit_are_accepted_and_more_refused_at_the_count(
             Bench(SMALL).feed(bytes([opcode]) + u64(count) + blob(b"k") * 10)
 
 
-def test_request_bytes_is_the_size_of_a_whole_request_however_it_is_cut() -> None:
-    sent = counted(11, "MULTI_SET", 3, [b"one", b"1" * 10, b"two", b"2" * 10, b"three", b"3" * 10])
+@pytest.mark.parametrize(("index", "what"), [(0, "key"), (8, "key"), (9, "value"), (19, "value")])
+def test_the_limits_of_blobs_hold_throughout_a_long_request(index: int, what: str) -> None:
+    contents = [b"k"] * 20
+    for length in (LIMITS_OF[what], LIMITS_OF[what] + 1):
+        contents[index] = b"x" * length
+        sent = counted(11, "MULTI_SET", 10, contents)
+        for pieces in ([sent.wire], in_bytes(sent.wire), cut(sent.wire, 30)):
+            bench = Bench(Limits(key_bytes=LIMITS_OF["key"], value_bytes=LIMITS_OF["value"]))
+            if length == LIMITS_OF[what]:
+                bench.feed(*pieces)
+                assert bench.calls == [sent.call]
+            else:
+                with pytest.raises(LimitError, match=NAMES_OF[what]):
+                    bench.feed(*pieces)
+                assert bench.calls == []
+
+
+@pytest.mark.parametrize("pairs", [3, 12])
+def test_request_bytes_is_the_size_of_a_whole_request_however_it_is_cut(pairs: int) -> None:
+    contents = [b"one", b"1" * 10, b"two", b"2" * 10, b"three", b"3" * 10] * (pairs // 3)
+    sent = counted(11, "MULTI_SET", pairs, contents)
     stream = sent.wire * 4
     at_limit, below = Limits(request_bytes=len(sent.wire)), Limits(request_bytes=len(sent.wire) - 1)
     for size in (1, 2, 7, 8, 9, 12, 17, 40, 50, 200):

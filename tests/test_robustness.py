@@ -80,7 +80,7 @@ def test_who_has_gone_when_it_is_accepted_is_closed() -> None:
     with closing(loop), Forgetful() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        listening = Listening(loop, [listener], {}, lambda sock, address: welcomed.append(address))
+        listening = Listening(loop, [listener], {}, welcomed.extend)
         listening.start()
         with socket.create_connection(listener.getsockname(), timeout=SECONDS) as client:
             loop.run()

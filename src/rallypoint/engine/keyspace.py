@@ -53,12 +53,12 @@ class Keyspace:
 
     def put_all(self, new: Mapping[bytes, bytes]) -> None:
         """Put all of these, or none when they do not fit. There may be very many."""
-        values = self.values
-        known = values.keys() & new.keys()
-        before = sum(map(len, known)) + sum(map(len, map(values.__getitem__, known)))
-        after = sum(map(len, new)) + sum(map(len, new.values()))
-        self._take(after - before, len(new) - len(known))
-        values.update(new)
+        # In the order of the keys: in that of a set of them, each would be looked for all over the memory.
+        old = list(map(self.values.get, new))
+        added = [key for key, value in zip(new, old, strict=True) if value is None]
+        more = sum(map(len, new.values())) - sum(map(len, filter(None, old)))
+        self._take(sum(map(len, added)) + more, len(added))
+        self.values.update(new)
 
     def append(self, key: bytes, value: bytes) -> None:
         old = self.values.get(key)

@@ -25,6 +25,8 @@ _AT_ONCE = 1_024
 
 def size_of(keys: Sequence[bytes]) -> int:
     """What it takes in memory to wait for these keys, about."""
+    if len(keys) == 1:  # nearly always
+        return len(keys[0]) + _KEY_BYTES
     return sum(map(len, keys)) + _KEY_BYTES * len(keys)
 
 
@@ -153,13 +155,15 @@ class Waiters(Generic[Member]):
 
     def cancel(self, member: Member) -> None:
         """End all waits of `member`."""
+        if member not in self.by_member:
+            return
         self.held -= self.held_by(member)
         if self.count_of(member) > _AT_ONCE:
             self._abandoned.append(list(self._waits_of(member)))
             del self.by_member[member]
             return
         own = self._waits_of(member)
-        self.by_member.pop(member, None)
+        del self.by_member[member]
         for wait in own:
             for key in wait.keys:
                 self._take_out(wait, key)

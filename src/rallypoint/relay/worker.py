@@ -25,7 +25,7 @@ from rallypoint.rollcall.identity import WORKER, Identity, Role, hello_key
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.looks import Deliver
 from rallypoint.server.core.outbox import Close, Pause, Work
-from rallypoint.server.loops.link import Socket
+from rallypoint.server.loops.listening import Arrival
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.process.child import Order, run
@@ -258,8 +258,8 @@ class Worker(Relay):
     def _hear(self, message: Message, _: socket.socket | None) -> None:
         self._relay.clients.elsewhere = message["elsewhere"]
 
-    def _welcome(self, sock: Socket, address: Any) -> None:
-        super()._welcome(sock, address)
+    def _welcome(self, arrivals: list[Arrival]) -> None:
+        super()._welcome(arrivals)
         if not self._told_clients:
             self._tell_clients()
 

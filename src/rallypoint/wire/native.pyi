@@ -1,6 +1,10 @@
 from rallypoint.wire.handlers import Handler
 from rallypoint.wire.limits import Limits
 
+def cut_blobs(
+    data: bytes, position: int, blobs: list[bytes], left: int, caps: tuple[int, ...], most: int, /
+) -> int: ...
+
 class Hot:
     sets: int
     adds: int

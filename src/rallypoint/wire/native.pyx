@@ -1,5 +1,5 @@
 # cython: language_level=3, binding=False, boundscheck=False, wraparound=False
-"""The hot requests, read without an object for each step.
+"""The hot requests, and the blobs of long ones, read without an object for each step.
 
 The parser asks here first, where this has been compiled. What is not one of these requests, or is not there
 whole, or is longer than its limit, is left to the parser. Nothing is carried out here: whoever has read a
@@ -27,6 +27,36 @@ cdef inline uint64_t number_at(const unsigned char* at) noexcept:
 
 cdef inline bytes cut(const unsigned char* start, Py_ssize_t begin, Py_ssize_t stop):
     return PyBytes_FromStringAndSize(<const char*>start + begin, stop - begin)
+
+
+def cut_blobs(
+    bytes data not None,
+    Py_ssize_t position,
+    list blobs not None,
+    Py_ssize_t left,
+    tuple caps not None,
+    Py_ssize_t most,
+):
+    """Append to `blobs` the next ones of a request, of which `left` are missing; return where the rest begins.
+
+    Stops before a blob that is not whole, or breaks its limit of `caps`, or ends behind `most`.
+    """
+    cdef Py_ssize_t end = min(PyBytes_GET_SIZE(data), most), period = len(caps)
+    cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t index = (period - left % period) % period
+    cdef uint64_t length
+    while left and end - position >= 8:
+        length = number_at(start + position)
+        if length > <uint64_t>(end - position - 8) or length > <uint64_t>caps[index]:
+            break
+        position += 8
+        blobs.append(cut(start, position, position + <Py_ssize_t>length))
+        position += <Py_ssize_t>length
+        left -= 1
+        index += 1
+        if index == period:
+            index = 0
+    return position
 
 
 cdef class Hot:

@@ -30,9 +30,10 @@ from rallypoint.wire.opcodes import MAGIC, NO_TLS, SHAPES, TLS_BYTE, Op
 from rallypoint.wire.repeated import REPEATED_BYTES, Repeated
 
 try:
-    from rallypoint.wire.native import Hot
+    from rallypoint.wire.native import Hot, cut_blobs
 except ImportError:  # it is not compiled
     Hot = None  # type: ignore[assignment,misc]
+    cut_blobs = None  # type: ignore[assignment]
 
 # What the next atom of a request is, when the data so far has ended within one.
 _HANDSHAKE: Final = 0
@@ -42,8 +43,12 @@ _BODY: Final = 3
 _TAIL: Final = 4
 _REST: Final = 5  # whole requests, for which there was no time
 
+_VALIDATE: Final = int(Op.VALIDATE)  # to look up a member of an enum takes longer than to read a request
 _GET: Final = int(Op.GET)
 _BATCH: Final = int(Op.BATCH)
+
+# So many blobs of a request are worth a call to have them cut.
+_MANY_BLOBS: Final = 8
 
 # Shorter replies are not counted as steps of their own.
 _LARGE_REPLY = 4096
@@ -296,6 +301,10 @@ class RequestParser(Generic[HandlerT]):
                         break
                     left = self._repeated(form, unpack_u64(data, position)[0])
                     position += 8
+            if left >= _MANY_BLOBS and cut_blobs is not None:
+                count = len(blobs)
+                position = cut_blobs(data, position, blobs, left, form.caps, begin + request_cap)
+                left -= len(blobs) - count
             while left:
                 start = position + 8
                 if start > end:
@@ -355,7 +364,7 @@ class RequestParser(Generic[HandlerT]):
         if len(self._kept) < self._need:
             if self._atom != _HANDSHAKE:
                 self._hold()
-            elif self._kept and self._kept[0] != Op.VALIDATE:
+            elif self._kept and self._kept[0] != _VALIDATE:
                 self._shake_hands(self._kept)
             return b""
         data = bytes(self._kept)
@@ -383,7 +392,7 @@ class RequestParser(Generic[HandlerT]):
             error = ProtocolError("it speaks TLS, as with a job's secret, but this store has none")
             error.replies = NO_TLS
             raise error
-        if data[0] != Op.VALIDATE:
+        if data[0] != _VALIDATE:
             name = Op(data[0]).name if data[0] in SHAPES else f"operation {data[0]}"
             raise ProtocolError(f"{name} before VALIDATE")
         (magic,) = unpack_u32(data, 1)
@@ -392,7 +401,7 @@ class RequestParser(Generic[HandlerT]):
         self._handler.validate()
 
     def _no_form(self, opcode: int) -> Form[HandlerT]:
-        if opcode == Op.VALIDATE:
+        if opcode == _VALIDATE:
             raise ProtocolError("a second VALIDATE")
         raise UnknownOperationError(f"there is no operation {opcode}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -71,19 +71,20 @@ class ClientGuard:
         self._access = access
         self._table = SocketTable()
 
-    def check(self, sock: socket.SocketType, address: Address) -> Owner:
-        """The user of a client that has just been accepted from an address; AccessError: close it.
+    def owners(self, arrivals: Sequence[tuple[socket.SocketType, Address]]) -> list[Owner]:
+        """The users of clients that have just been accepted, each from an address: `check` them."""
+        if self._access.insecure or not self._table.is_open:
+            return [NoUser.UNTOLD] * len(arrivals)
+        # On Linux, where the table is, a socket that was reset keeps its address.
+        return self._table.owners_of([(address, sock.getsockname()) for sock, address in arrivals])
+
+    def check(self, sock: socket.SocketType, owner: Owner) -> None:
+        """AccessError if a client of this user may not come in: close it.
 
         A caller that has other means to know its clients needs them where this is NoUser.UNTOLD.
         """
-        if self._access.insecure:
-            return NoUser.UNTOLD
-        try:
-            owner = self._table.owner_of(address, sock.getsockname())
-        except OSError:  # only on other systems: on Linux, a socket that was reset keeps its address
-            return NoUser.UNTOLD
         if not self._access.refuses(owner) or (owner is NoUser.GONE and _has_left_without_asking(sock)):
-            return owner
+            return
         if isinstance(owner, NoUser):
             raise AccessError(
                 "it has closed its end already, or hides it: the system does not tell which user it is",

@@ -36,8 +36,11 @@ _NAME_ON_MACOS = {"TCP_KEEPIDLE": "TCP_KEEPALIVE"}
 # Linux hands the options of a listening socket on to those that it accepts: no system call per client.
 _INHERITS_OPTIONS = sys.platform == "linux"
 
-Welcome = Callable[[Socket, Any], None]
-"""Takes a new socket, which does not block, and the address of its client, as the system gives it."""
+Arrival = tuple[Socket, Any]
+"""A new socket, and the address of its client, as the system gives it."""
+
+Welcome = Callable[[list[Arrival]], None]
+"""Takes new sockets, which do not block."""
 
 
 class Listening:
@@ -83,21 +86,12 @@ class Listening:
         while self._is_accepting and is_more:
             arrivals = self._accept_some(listener)
             is_more = len(arrivals) == _ACCEPT_AT_ONCE
-            for sock, address in arrivals:
-                if address is None:  # Windows: the client has gone already
-                    sock.close()
-                    continue
-                try:
-                    sock.setblocking(False)
-                    if not _INHERITS_OPTIONS:
-                        set_options(sock, _KEEP_ALIVE)
-                except OSError:  # the client has gone already
-                    sock.close()
-                else:
-                    self._welcome(sock, address)
+            present = [arrival for arrival in arrivals if _make_ready(arrival)]
+            if present:
+                self._welcome(present)
 
-    def _accept_some(self, listener: socket.socket) -> list[tuple[Socket, Any]]:
-        arrivals: list[tuple[Socket, Any]] = []
+    def _accept_some(self, listener: socket.socket) -> list[Arrival]:
+        arrivals: list[Arrival] = []
         kind = (int(listener.family), int(listener.type), listener.proto)
         try:
             while len(arrivals) < _ACCEPT_AT_ONCE:
@@ -119,6 +113,21 @@ class Listening:
         self._is_accepting = False
         for listener in self._listeners:
             self._loop.watch_readable(listener, None)
+
+
+def _make_ready(arrival: Arrival) -> bool:
+    """Set what every client's socket has; False if the client has gone already, and it is closed."""
+    sock, address = arrival
+    try:
+        if address is not None:  # as on Windows
+            sock.setblocking(False)
+            if not _INHERITS_OPTIONS:
+                set_options(sock, _KEEP_ALIVE)
+            return True
+    except OSError:
+        pass
+    sock.close()
+    return False
 
 
 def set_options(sock: Socket, times: Mapping[str, int]) -> None:

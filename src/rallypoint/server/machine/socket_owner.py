@@ -2,8 +2,9 @@
 
 The kernel is asked over a netlink socket (NETLINK_SOCK_DIAG) for one TCP socket by its four addresses: those
 of our own, with the ends exchanged. That needs no privilege, and the answer is there when the question has
-been sent. It takes 17 µs of CPU time per accept, for which a server keeps the netlink socket, and twice 42 µs
-per connect, for which a client opens one each time; measured on 2 cores that were busy with other work.
+been sent. A server keeps the netlink socket, and asks about clients that come together in one message, which
+takes 5 to 6 µs of CPU time for each; a message for each takes 11. A client opens a netlink socket for each
+connect, twice, for 42 µs each time; measured on 2 cores that were busy with other work.
 
 What the kernel says, as tried out on Linux 6.18 and read in the sources of older ones:
 
@@ -22,8 +23,10 @@ import errno
 import socket
 import struct
 import sys
-from functools import cache
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from socket import htons
+from typing import Final
 
 from rallypoint.access import NoUser, Owner
 from rallypoint.server.machine.addresses import Address, is_within_machine, plain_host
@@ -37,29 +40,33 @@ _DONE: Final = 3
 _LISTEN: Final = 10
 _ALL_STATES: Final = 0xFFFFFFFF
 _NO_COOKIE: Final = 0xFFFFFFFF
+_TCP: Final = int(socket.IPPROTO_TCP)
 
-_HEAD: Final = struct.Struct("=IHHII")
-"""Of each message: length, type, flags, number, port."""
-_KIND: Final = struct.Struct("=BBxxI")
-"""Of a question: family, protocol, states."""
-_ENDS: Final = struct.Struct("!HH16s16s")
-"""The ports and the addresses of both ends."""
-_REST: Final = struct.Struct("=III")
-"""Interface and cookie."""
+_HEAD: Final = struct.Struct("=4xH2xI4x")
+"""Of each answer: type and number; its length, its flags and the port between them are of no interest."""
+_QUESTION: Final = struct.Struct("=IHHI4xBBxxIHH16s16sIII")
+"""Length, type, flags and number; family, protocol and states; the ports and addresses of both ends, in the
+order of the network; interface and cookie."""
+_QUESTION_BYTES: Final = _QUESTION.size
+_pack_question = _QUESTION.pack
 _ANSWER: Final = struct.Struct("=xB62xII")
 """State, user and inode; the addresses and counts between them are of no interest."""
 _STATUS: Final = struct.Struct("=i")
-_READ_BYTES: Final = 8192
+_READ_BYTES: Final = 448
+"""More than what is looked at of an answer, and little enough for the interpreter's own memory."""
+_AT_ONCE: Final = 32
+"""So many answers fit into any netlink socket. More at once are hardly quicker."""
+
+_HOSTS_KEPT: Final = 1_024
 
 _TOO_MANY_FILES: Final = (errno.EMFILE, errno.ENFILE)
 
+Ends = tuple[Address, Address]
+"""The addresses of a socket: its own, and that of the other end."""
 
-class _Row(NamedTuple):
-    """What the kernel says of a socket."""
 
-    state: int
-    user: int
-    inode: int
+_Row = tuple[int, int, int]
+"""What the kernel says of a socket: its state, its user, and its inode."""
 
 
 class SocketTable:
@@ -82,14 +89,23 @@ class SocketTable:
             self._netlink.close()
             self._netlink = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the system can be asked."""
+        return self._netlink is not None
+
     def owner_of(self, local: Address, remote: Address) -> Owner:
         """The user of the socket with these ends: what is local to that socket is remote to ours."""
-        row = self._find(local, remote)
-        if isinstance(row, _Row) and row.state != _LISTEN:
-            return _owner(row)
-        if row is NoUser.UNTOLD:
-            return NoUser.UNTOLD
-        return NoUser.GONE if is_within_machine(local, remote) else NoUser.ELSEWHERE
+        return self.owners_of([(local, remote)])[0]
+
+    def owners_of(self, ends: Sequence[Ends]) -> list[Owner]:
+        """As `owner_of`, for each of many sockets."""
+        owners: list[Owner] = []
+        for start in range(0, len(ends), _AT_ONCE):
+            some = ends[start : start + _AT_ONCE]
+            found = self._find(some)
+            owners += [_owner_at(row, *each) for row, each in zip(found, some, strict=True)]
+        return owners
 
     def server_of(self, sock: socket.SocketType) -> Owner:
         """The user at the other end of a connected socket, also if it has not been accepted yet.
@@ -104,20 +120,33 @@ class SocketTable:
     def listener_at(self, address: Address) -> Owner:
         """The user who listens at an address of this machine; GONE if nobody does."""
         nowhere = ("::" if ":" in plain_host(address) else "0.0.0.0", 0)
-        row = self._find(address, nowhere)
+        row = self._find([(address, nowhere)])[0]
         if isinstance(row, NoUser):
             return row
-        return _owner(row) if row.state == _LISTEN else NoUser.GONE
+        return _owner(row) if row[0] == _LISTEN else NoUser.GONE
 
-    def _find(self, local: Address, remote: Address) -> _Row | NoUser:
+    def _find(self, ends: Sequence[Ends]) -> list[_Row | NoUser]:
+        """What the kernel says of each socket; there may be `_AT_ONCE`."""
         if self._netlink is None:
-            return NoUser.UNTOLD
+            return [NoUser.UNTOLD] * len(ends)
         try:
-            kind, content = self._ask(_REQUEST, _question(local, remote))
+            number = self._number + 1
+            questions = [_question(number + index, *each) for index, each in enumerate(ends)]
+            return [self._understand(answer) for answer in self._ask(questions)]
+        except (OSError, struct.error):
+            if len(ends) == 1:
+                return [NoUser.UNTOLD]
+            return [self._find([each])[0] for each in ends]  # one of them must not be a reason to trust all
+
+    def _understand(self, answer: bytes) -> _Row | NoUser:
+        """What an answer means. It may be an error, or shorter than any answer."""
+        try:
+            kind, _ = _HEAD.unpack_from(answer)
             if kind == _SOCK_DIAG_BY_FAMILY:
+                row: _Row = _ANSWER.unpack_from(answer, _HEAD.size)
                 self._answers = True
-                return _Row(*_ANSWER.unpack_from(content))
-            if kind == _ERROR and -_STATUS.unpack_from(content)[0] == errno.ENOENT and self._is_there():
+                return row
+            if kind == _ERROR and _status(answer) == -errno.ENOENT and self._is_there():
                 return NoUser.GONE
         except (OSError, struct.error):
             pass
@@ -127,30 +156,34 @@ class SocketTable:
     def can_tell(self) -> bool:
         """Whether the system tells at all."""
         try:
-            return self._netlink is not None and self._is_there()
+            return self.is_open and self._is_there()
         except (OSError, struct.error):
             return False
 
     def _is_there(self) -> bool:
         """Whether this kernel has the table: it says ENOENT as well if it does not."""
         if not self._answers:
-            nothing = _KIND.pack(socket.AF_INET, socket.IPPROTO_TCP, 0) + bytes(_ENDS.size + _REST.size)
-            kind, content = self._ask(_REQUEST | _DUMP, nothing)
-            self._answers = kind == _DONE and _STATUS.unpack_from(content)[0] >= 0
+            head = _QUESTION_BYTES, _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, self._number + 1
+            nothing = _pack_question(*head, socket.AF_INET, _TCP, 0, 0, 0, b"", b"", 0, 0, 0)
+            [answer] = self._ask([nothing])
+            self._answers = _HEAD.unpack_from(answer)[0] == _DONE and _status(answer) >= 0
         return self._answers
 
-    def _ask(self, flags: int, question: bytes) -> tuple[int, bytes]:
-        """The type and the content of the first message that answers; BlockingIOError if there is none."""
+    def _ask(self, questions: list[bytes]) -> list[bytes]:
+        """The first message that answers each question; BlockingIOError if there is none.
+
+        The questions have the numbers that come next.
+        """
         assert self._netlink is not None
-        self._number += 1
-        self._netlink.send(
-            _HEAD.pack(_HEAD.size + len(question), _SOCK_DIAG_BY_FAMILY, flags, self._number, 0) + question
-        )
-        while True:
+        first = self._number + 1
+        self._number += len(questions)
+        self._netlink.send(b"".join(questions))
+        answers: list[bytes] = []
+        while len(answers) < len(questions):
             data = self._netlink.recv(_READ_BYTES)
-            _, kind, _, number, _ = _HEAD.unpack_from(data)
-            if number == self._number:
-                return kind, data[_HEAD.size :]
+            if _HEAD.unpack_from(data)[1] == first + len(answers):  # or it answers one that was given up
+                answers.append(data)
+        return answers
 
 
 def _open_netlink() -> socket.socket | None:
@@ -165,22 +198,54 @@ def _open_netlink() -> socket.socket | None:
         return None
 
 
-def _question(local: Address, remote: Address) -> bytes:
-    hosts = plain_host(local), plain_host(remote)
-    family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
-    addresses = (socket.inet_pton(family, host) for host in hosts)
+def _question(number: int, local: Address, remote: Address) -> bytes:
+    family, here = _packed(local[0])
+    _, there = _packed(remote[0])
     interface = local[3] if len(local) > 3 else 0  # of a link-local address
-    return (
-        _KIND.pack(family, socket.IPPROTO_TCP, _ALL_STATES)
-        + _ENDS.pack(local[1], remote[1], *addresses)
-        + _REST.pack(interface, _NO_COOKIE, _NO_COOKIE)
+    return _pack_question(
+        _QUESTION_BYTES,
+        _SOCK_DIAG_BY_FAMILY,
+        _REQUEST,
+        number,
+        family,
+        _TCP,
+        _ALL_STATES,
+        htons(local[1]),
+        htons(remote[1]),
+        here,
+        there,
+        interface,
+        _NO_COOKIE,
+        _NO_COOKIE,
     )
 
 
-def _owner(row: _Row) -> Owner:
-    if row.user == _overflow_user():
+@lru_cache(_HOSTS_KEPT)
+def _packed(host: str) -> tuple[int, bytes]:
+    """The family of an address, and its bytes; OSError if it is none."""
+    plain = plain_host((host,))
+    family = socket.AF_INET6 if ":" in plain else socket.AF_INET
+    return int(family), socket.inet_pton(family, plain)
+
+
+def _status(answer: bytes) -> int:
+    status: int = _STATUS.unpack_from(answer, _HEAD.size)[0]
+    return status
+
+
+def _owner_at(row: _Row | NoUser, local: Address, remote: Address) -> Owner:
+    if isinstance(row, tuple) and row[0] != _LISTEN:
+        return _owner(row)
+    if row is NoUser.UNTOLD:
         return NoUser.UNTOLD
-    return row.user if row.inode or row.user else NoUser.GONE
+    return NoUser.GONE if is_within_machine(local, remote) else NoUser.ELSEWHERE
+
+
+def _owner(row: _Row) -> Owner:
+    _, user, inode = row
+    if user == _overflow_user():
+        return NoUser.UNTOLD
+    return user if inode or user else NoUser.GONE
 
 
 @cache

@@ -213,7 +213,7 @@ def start(server: Server) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def start() -> RollCall:
-            call = RollCall(Endpoint(server.host, server.port), 1, MEMBERS[:2])
+            call = RollCall(Endpoint(server.host, server.port), 1, MEMBERS[:2], has_launcher=True)
             stack.callback(call.stop)
             return call
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -108,11 +107,12 @@ class AskingSchedule:
 class RollCall:
     """Writes the plan, and reports to the launcher until all ranks have joined, or until it is stopped."""
 
-    def __init__(self, place: Endpoint, number: int, members: Sequence[Member]) -> None:
+    def __init__(self, place: Endpoint, number: int, members: Sequence[Member], has_launcher: bool) -> None:
+        """`has_launcher`: there is a launcher of ours that says what is reported to it."""
         self._place = place
         self._number = number
         self._members = members
-        self._has_launcher = reports.folder_of(os.environ) is not None
+        self._has_launcher = has_launcher
         self._began = time.monotonic()
         self._remark_after = _FIRST_REMARK
         self._stopped = threading.Event()

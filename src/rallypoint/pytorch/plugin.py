@@ -114,6 +114,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._lost: list[LostServer] = []
         self._head: Endpoint | None = None  # the way to the round's store, if its ranks know a relay alone
         self._roll_call: RollCall | None = None
+        self._has_launcher = reports.folder_of(os.environ) is not None
         self._watch = RankWatch(_warn_of_stall)
         self._has_warned = False
 
@@ -164,7 +165,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         """Leave. The machine with the stores stays until the others have left."""
         self._tell_lost()
         self._stop_roll_call()
-        self._watch.close()
+        self._watch.stop()
         if self._heart is not None:
             self._heart.stop()  # before it leaves: the machine with the store may end it then
         failures = _recent_failures()
@@ -179,6 +180,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True
         self._agent_store = None
         self._place.close(alone=alone)
+        self._watch.close()
         return True
 
     def _start_store(self, complete: Roster) -> str:
@@ -216,7 +218,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._agent_store = store  # C++ keeps no Python object alive
         if met.rank == 0:  # one machine is enough to warn, and for the roll call
             self._warn_of_openness(met, store_place)
-            self._roll_call = RollCall(store_place, met.number, met.members)
+            self._roll_call = RollCall(store_place, met.number, met.members, self._has_launcher)
         self._watch.start(place, store_place)
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),

@@ -80,12 +80,10 @@ class Work:
 
 def machines_of(snapshot: Snapshot) -> list[MachineActivity]:
     """What the launchers of a job have told of their machines."""
-    found = []
-    for client in tellers(snapshot):
-        machine = unpack(client.told) if client.told_seconds < _LATE_SECONDS else None
-        if machine is not None:
-            found.append(machine)
-    return found
+    told = [each for each in tellers(snapshot) if each.told_seconds < _LATE_SECONDS]
+    # A launcher that has connected anew is there twice for a while: what it has told last counts.
+    machines = (unpack(each.told) for each in sorted(told, key=lambda each: each.told_seconds))
+    return [each for each in machines if each is not None]
 
 
 def only(machines: Iterable[MachineActivity], ranks: Collection[int]) -> list[MachineActivity]:
@@ -97,7 +95,8 @@ def only(machines: Iterable[MachineActivity], ranks: Collection[int]) -> list[Ma
 
 
 def put_together(machines: Iterable[MachineActivity]) -> Work:
-    """The ranks of these machines, by what they do."""
+    """The ranks of these machines, by what they do. Of a rank that is told twice, the first counts."""
+    seen: set[int] = set()
     groups: dict[tuple[Hashable, str, bool], Group] = {}
     remarks: list[str] = []
     known: dict[tuple[Frame, ...], Doing] = {}
@@ -105,6 +104,9 @@ def put_together(machines: Iterable[MachineActivity]) -> Work:
         remarks += (f"{machine.host}: {each}" for each in machine.remarks)
         folded: dict[int, Doing] = {}  # ranks of a machine share their stacks, and to hash those takes long
         for each in machine.ranks:
+            if each.rank in seen:
+                continue
+            seen.add(each.rank)
             doing = folded.get(id(each.stack))
             if doing is None:
                 doing = known.get(each.stack)

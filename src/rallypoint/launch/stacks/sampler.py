@@ -7,12 +7,13 @@ machines tell, and writes that into the store, once; the launcher that has rank 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Final, Protocol
@@ -40,6 +41,8 @@ from rallypoint.stacks.frames import Frame
 from rallypoint.stacks.grouping import Work, put_together
 from rallypoint.stacks.movement import Movement
 from rallypoint.stacks.words import stall_lines
+
+logger = logging.getLogger("rallypoint.stacks")
 
 EVERY_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 1.0
@@ -86,6 +89,8 @@ class _Known:
     stack: tuple[Frame, ...] = ()
     answered: float = 0.0
     ended: str = ""
+    left_behind: set[int] = field(default_factory=set)
+    """Processes of the rank that are there when it has ended: none of them is the rank, started again."""
     threads: tuple[tuple[Frame, ...], ...] = ()
     threads_of: float = -1.0
     """When it had begun to stand still, at the time that its threads were asked."""
@@ -133,16 +138,22 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._every):
-            machine = self._look()
-            if not machine.ranks:
-                continue
-            if self._is_stalled(machine):
-                machine = self._look_closer(machine)
-            reports.report_activity(self._folder, machine)
             try:
-                self._share(machine)
+                self._turn()
             except RallypointError:
                 self._channel = None  # the store is away, or gone: others report that
+            except Exception:  # the job goes on without being watched
+                logger.warning("what the ranks do is not looked at any more", exc_info=True)
+                return
+
+    def _turn(self) -> None:
+        machine = self._look()
+        if not machine.ranks:
+            return
+        if self._is_stalled(machine):
+            machine = self._look_closer(machine)
+        reports.report_activity(self._folder, machine)
+        self._share(machine)
 
     # Looking ------------------------------------------------------------------------------------------------
 
@@ -153,12 +164,14 @@ class Sampler:
         for rank, group in groupby(sources_in(self._folder), key=lambda each: each.rank):
             sources = list(group)
             processes = {each.pid: look_at(each.pid) if HAS_PROC else _UNKNOWN for each in sources}
-            source = maker_of(sources, processes) if HAS_PROC else sources[0]
             known = self._known.get(rank)
+            if known is not None and not known.ended and not processes[known.source.pid].is_here:
+                known.ended = _KILLED if killed_for_memory({known.source.pid}) else _GONE
+                known.left_behind = {each.pid for each in sources}
+            if known is not None and known.ended:
+                sources = [each for each in sources if each.pid not in known.left_behind]
+            source = maker_of(sources, processes) if HAS_PROC else sources[0]
             if source is None:
-                if known is not None and not known.ended:
-                    killed = killed_for_memory({known.source.pid})
-                    known.ended = _KILLED if killed else _GONE
                 continue
             if known is None or known.source != source:
                 known = self._known[rank] = _Known(source, Movement(now))
@@ -248,11 +261,11 @@ class Sampler:
         channel = self._channel
         channel.tell(pack(machine))
         if is_stalled and not self._has_announced:
-            self._has_announced = True
             channel.announce("\n".join(stall_lines(channel.work())))
+            self._has_announced = True
         elif self._has_announced and not is_stalled:
-            self._has_announced = False
             channel.withdraw()
+            self._has_announced = False
         if any(each.rank == 0 for each in machine.ranks):
             self._tell(channel.announced())
 

@@ -86,6 +86,7 @@ def test_the_odd_rank_its_line_and_a_straggler_are_on_the_page(browser: Browser,
         assert odd.startswith("rank 2 on node-a is elsewhere, in")
         assert r"<img src=x onerror=alert(1)>\x1b[2J (data.py:88) <- train (train.py:33) step 1,203" in odd
         assert r"read() of /mnt/<img src=x onerror=alert(1)>\x1b[2J" in odd
+        expect(rows.first).to_have_class("odd")
         age = rows.first.locator(".age")
         expect(age).to_have_text(re.compile(r"^has not moved for 4 min \d+ s$"))
         expect(age).not_to_have_text(age.inner_text())  # it counts on
@@ -124,6 +125,13 @@ def test_the_odd_rank_its_line_and_a_straggler_are_on_the_page(browser: Browser,
         expect(rows).to_have_count(1)
         expect(rows).to_contain_text("all 4 ranks wait for others in")
         assert stacks.nth(1).locator("details").get_attribute("open") is not None, "it is as it was left"
+        train = (
+            replace(ODD, still_seconds=0.0),
+            *(replace(waiting(at), still_seconds=0.0) for at in (0, 1, 3)),
+        )
+        launcher.tell(pack(replace(MACHINE, ranks=train)))
+        expect(rows.first).to_contain_text("rank 2 on node-a is in")  # others move as well: it is not odd
+        expect(page.locator("#work .odd")).to_have_count(0)
         launcher.tell("")
         expect(page.locator("#work")).to_be_hidden()
         expect(page.locator("#steps")).to_be_hidden()

@@ -58,13 +58,12 @@ def _group(group: Group, told: Told, now: float) -> Json:
         "rank": example.rank,
         "where": chain_text(group.doing),
         "waits": group.doing.waits,
-        "ended": shown(group.ended),
         "steps": [first, last] if first >= 0 else [],
         "system": "",
         "family": [],
     }
     if group.ended:
-        return found
+        return {**found, "ended": shown(group.ended)}
     found["system"] = _system(example.facts)
     found["family"] = list(group_lines(group))[1:]
     if group.still_seconds >= _STILL_SECONDS:

@@ -69,7 +69,7 @@ function factsOf(told) {
   const isHere = told.state === "joined" || told.state === "waiting";
   const facts = [
     ["Machine", told.host || "not known"],
-    ["Process", told.pid ? String(told.pid) : "not known"],
+    ["Process", String(told.pid || told.doing?.pid || "not known")],
   ];
   if (told.local_rank >= 0) facts.push(["Local rank", String(told.local_rank)]);
   if (told.since !== undefined) {

@@ -29,9 +29,9 @@ export function latency(seconds) {
   return seconds < 0.9995 ? `${significant(seconds * 1e3)} ms` : `${significant(seconds)} s`;
 }
 
-/** `2.5 / s`, `one in 50 s`, `none`. */
+/** `2.5 / s`, `one in 50 s`, `no steps of late`. */
 export function stepRate(perSecond) {
-  if (!perSecond) return "none";
+  if (!perSecond) return "no steps of late";
   return perSecond < 0.1 ? `one in ${duration(1 / perSecond)}` : `${number(perSecond)} / s`;
 }
 

@@ -5,6 +5,8 @@ import { counted, duration, number, stepRate } from "./text.js";
 
 const SLOW = 0.8; // of the median
 
+const STRANGE = ["since", "silent", "ended"]; // what a rank has that does not go on
+
 const inOrder = ([, one], [, other]) => one.get("place") - other.get("place");
 const slowestFirst = ([one, { rate }], [other, { rate: otherRate }]) => rate - otherRate || one - other;
 
@@ -28,18 +30,22 @@ export class Work {
 
   showGroups(work) {
     show(byId("work"), work.get("count") > 0);
-    const update = (row, group) => this.showGroup(row, group, work.get("size"));
+    const groups = [...work.get("groups").values()];
+    // While all go on, each is seen somewhere else: that is nothing to be said.
+    const isWaitedFor = groups.some((group) => group.get("main") && group.has("since"));
+    const isOdd = (group) => !group.get("main") && (isWaitedFor || STRANGE.some((name) => group.has(name)));
+    const update = (row, group) => this.showGroup(row, group, work.get("size"), isOdd(group));
     this.panels.list("work", work.get("groups"), inOrder, work.get("count"), update);
     showLines(byId("work-remarks"), work.get("remarks"));
   }
 
-  showGroup(row, group, size) {
+  showGroup(row, group, size, isOdd) {
     const isMain = group.get("main");
-    row.classList.toggle("odd", !isMain);
+    row.classList.toggle("odd", isOdd);
     const button = part(row, "who");
     setText(button, isMain ? mostText(group, size) : group.get("who"));
     button.onclick = () => this.grid.select(group.get("rank"));
-    setText(part(row, "verb"), verbOf(group));
+    setText(part(row, "verb"), verbOf(group, isOdd));
     setText(part(row, "where"), group.get("where") || "a place that is not known yet");
     setText(part(row, "steps"), stepsText(group.get("steps")));
     showLasting(part(row, "age"), group.get("since"), "has not moved for");
@@ -62,17 +68,22 @@ export class Work {
     setText(button, `rank ${rank} on ${host}`);
     button.onclick = () => this.grid.select(Number(rank));
     setText(part(row, "rate"), stepRate(rate));
-    const share = median > 0 ? rate / median : 1;
-    row.classList.toggle("bad", share < SLOW);
-    const bar = part(row, "bar");
-    bar.setAttribute("aria-label", `steps of rank ${rank}, of the median`);
-    bar.max = 1;
-    bar.value = Math.min(share, 1);
-    setText(part(row, "share"), median > 0 ? `${number(Math.round(share * 100))} % of the median` : "");
+    this.showShare(row, rank, median > 0 ? rate / median : null);
     const at = `step ${number(step)}`;
     showAge(part(row, "step"), since ?? 0, (seconds) =>
       since === undefined ? at : `${at}, ${duration(seconds)} ago`,
     );
+  }
+
+  /** How fast a rank is beside the others; null if those make no steps either. */
+  showShare(row, rank, share) {
+    row.classList.toggle("bad", share !== null && share < SLOW);
+    show(part(row, "beside"), share !== null);
+    if (share === null) return;
+    const bar = part(row, "bar");
+    bar.setAttribute("aria-label", `steps of rank ${rank}, of the median`);
+    bar.value = Math.min(share, 1);
+    setText(part(row, "share"), `${number(Math.round(share * 100))} % of the median`);
   }
 }
 
@@ -87,11 +98,11 @@ function mostText(group, size) {
   return count === size ? `all ${counted(count, "rank")}` : `${number(count)} of ${counted(size, "rank")}`;
 }
 
-function verbOf(group) {
+function verbOf(group, isOdd) {
   const one = group.get("count") === 1;
   if (group.get("ended")) return `${one ? "has" : "have"} ended (${group.get("ended")}), last seen in`;
   if (group.get("waits")) return `${one ? "waits" : "wait"} for others in`;
-  return `${one ? "is" : "are"}${group.get("main") ? "" : " elsewhere,"} in`;
+  return `${one ? "is" : "are"}${isOdd ? " elsewhere," : ""} in`;
 }
 
 function stepsText([first, last]) {

@@ -40,7 +40,7 @@ RANKS = 4  # on each machine
 
 TRAIN = """
 import os, pathlib, sys, time
-import torch, torch.distributed as dist
+import rallypoint, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -61,6 +61,7 @@ while not end:
     loss.backward()
     optimizer.step()
     step += 1
+    rallypoint.step(step)
     store.set(f"loss/rank {rank}", f"step {step}: {loss.item():.5f}")
     end.fill_((folder / "done").exists())
     dist.all_reduce(end)

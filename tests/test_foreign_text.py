@@ -42,12 +42,15 @@ from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size, closed_error
 from rallypoint.launch.reports import Failure, JoinProgress, RankIdentity, Reports
 from rallypoint.rollcall.events import _KINDS
+from rallypoint.rollcall.identity import Identity
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import JobRound
 from rallypoint.rollcall.roll import RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.rollcall.snapshot import Client, Snapshot
 from rallypoint.rollcall.words import stall_text
 from rallypoint.server.process.startup import DroppingHandler
+from rallypoint.stacks.activity import MachineActivity, pack
+from rallypoint.stacks.grouping import machines_of
 from rallypoint.stores.base import keys_missing
 from rallypoint.stores.hash import HashStore
 from rallypoint.stores.membership import Member as FileMember
@@ -142,10 +145,21 @@ def roll_of(snapshot: Snapshot) -> Roll:
 
 def of_status() -> Iterator[str]:
     roster = filled(Roster, LONG)
+    machine = filled(MachineActivity, LONG)
+    machine = replace(machine, ranks=(replace(machine.ranks[0], rank=2), replace(machine.ranks[0], ended="")))
+    teller = replace(filled(Client), who=filled(Identity, "another"), told=pack(machine))
     snapshot = replace(filled(Snapshot), rosters=((ENDLESS, roster.to_json()),), plan=ENDLESS)
+    snapshot = replace(snapshot, clients=(*snapshot.clients, teller))
+    assert machines_of(snapshot)
     here = Asked(Endpoint("localhost", 1))
     for roll in (judge(snapshot), roll_of(snapshot)):
-        for asked in (here, replace(here, waits=True), replace(here, keys=True), replace(here, rank=1)):
+        for asked in (
+            here,
+            replace(here, waits=True),
+            replace(here, keys=True),
+            replace(here, stacks=True),
+            replace(here, rank=1),
+        ):
             report = RollReport(asked, snapshot, roll, ENDLESS)
             yield from report.lines()
             yield from report.lines(80)

@@ -24,6 +24,8 @@ from rallypoint.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import STALL, Question
 from rallypoint.rollcall.roll import Roll
+from rallypoint.stacks.activity import MachineActivity, RankActivity, pack
+from rallypoint.stacks.frames import Frame
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
@@ -167,6 +169,25 @@ def test_what_a_launcher_says_of_a_stall_is_below_the_summary(server: Place) -> 
     assert status(server.address).lines[-1].startswith("server    up ")
 
 
+def test_what_ranks_do_is_told_by_their_launcher(server: Place) -> None:
+    stack = (Frame("/home/me/data.py", 88, "load"),)
+    with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT) as launcher:
+        launcher.tell(pack(MachineActivity("node-a", (RankActivity(2, 102, stack, 252.0),))))
+        found = status(server.address, "--stacks")
+        assert found.code == 0
+        assert found.lines[-4:] == [
+            "rank 2 on node-a is in load (data.py:88), for 4 min 12 s; no rank is elsewhere",
+            "",
+            "rank 2 on node-a:",
+            "  load  /home/me/data.py:88",
+        ]
+        found = status(server.address, "--rank", "2")
+        assert (found.code, found.lines[0]) == (1, "rank 2: the store knows nothing of it")
+        assert "does      load (data.py:88)" in found.lines
+        told = json.loads(status(server.address, "--stacks", "--json").out)
+        assert told["work"]["groups"][0]["ranks"] == [2]
+
+
 def test_looking_changes_nothing(server: Place) -> None:
     for words in ((), ("--waits",), ("--keys",), ("--rank", "0"), ("--json",)):
         status(server.address, *words)
@@ -240,7 +261,7 @@ def test_torchs_own_server_is_told_by_its_keys(use_libuv: bool) -> None:
         assert content["torch"]["writers"] == {"0": "node-a", "2": "node-a"}
 
 
-@pytest.mark.parametrize("words", [("--waits",), ("--rank", "0"), ("--waits", "--watch")])
+@pytest.mark.parametrize("words", [("--waits",), ("--stacks",), ("--rank", "0"), ("--waits", "--watch")])
 def test_what_torchs_own_server_cannot_tell_is_an_error(words: tuple[str, ...]) -> None:
     with torch_serving(True) as port:
         found = status(f"127.0.0.1:{port}", *words)
@@ -271,8 +292,14 @@ def test_a_server_that_lists_no_keys_is_asked_for_those_of_ranks(monkeypatch: py
 WRONG = {
     ("localhost:0",): "the store is 'localhost:0'",
     ("a/b:1",): "the store is 'a/b:1'",
-    ("localhost:1", "--waits", "--keys"): "--waits, --keys and --rank are for different things",
-    ("localhost:1", "--waits", "--rank", "0"): "--waits, --keys and --rank are for different things",
+    ("localhost:1", "--waits", "--keys"): "--waits, --keys, --stacks and --rank are for different things",
+    (
+        "localhost:1",
+        "--waits",
+        "--rank",
+        "0",
+    ): "--waits, --keys, --stacks and --rank are for different things",
+    ("localhost:1", "--stacks", "--keys"): "are for different things",
     ("localhost:1", "--search", "x"): "--search is for keys",
     ("localhost:1", "--watch", "--json"): "--watch shows no JSON",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import JobRound
 from rallypoint.rollcall.roll import MachineRanks, RankState, Standing
 from rallypoint.rollcall.snapshot import Barrier, Gone, Key, Mishap, Operation, Second, Snapshot
+from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity, pack
+from rallypoint.stacks.frames import Frame
 from rallypoint.watch.status.report import Asked, ForeignReport, RollReport
 from rallypoint.watch.status.summary import all_keys, all_waits, one_rank, summary
 from rallypoint.watch.status.torch_store import ForeignStore, describe, describe_keys, host_of
@@ -205,7 +208,7 @@ def test_a_rank_that_is_late_and_owes_a_key() -> None:
             snapshot(clients=(client(1), *ranks([0], world_size=6))),
             "rank 5: not seen: it is expected, and may be one of the clients whose rank is not known",
         ),
-        (snapshot(), "rank 5: nothing is known of it"),
+        (snapshot(), "rank 5: the store knows nothing of it"),
     ],
 )
 def test_how_a_rank_stands(told: Snapshot, line: str) -> None:
@@ -268,6 +271,114 @@ def test_the_report_as_json() -> None:
     assert content["roll"]["ranks"][3]["state"] == "late"
     assert content["roll"]["awaited"][0]["owed_by"] == 3
     assert content["snapshot"]["clients"][0]["who"]["rank"] == 0
+
+
+# What the ranks do
+
+TRAINING = (Frame("/home/me/train.py", 41, "train"), Frame("/home/me/train.py", 60, "<module>"))
+ALL_REDUCE = Frame("/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce")
+LOADING = (Frame("/home/me/data.py", 88, "load\x1b[2J"), *TRAINING)
+MACHINE = MachineActivity(
+    "node-a",
+    (
+        *(RankActivity(number, 100 + number, (ALL_REDUCE, *TRAINING), 252.0) for number in (0, 1)),
+        RankActivity(
+            2,
+            102,
+            LOADING,
+            252.0,
+            step=7,
+            steps_per_second=0.5,
+            step_seconds=253.0,
+            facts=ProcessFacts("sleeps", "read() of /mnt/shard-17.tar", 2048),
+            threads=(TRAINING,),
+            children=(Child(7, LOADING, ProcessFacts("is stopped")),),
+        ),
+    ),
+)
+LAUNCHER = replace(
+    client(99, Identity("node-a", 5, role=Role.AGENT, source=Source.HELLO)),
+    told=pack(MACHINE),
+    told_seconds=2.0,
+)
+TOLD = replace(STALLED, clients=(*STALLED.clients, LAUNCHER))
+
+
+def test_what_the_ranks_do_is_below_the_summary() -> None:
+    told = report(TOLD, stacks=True)
+    assert told.lines() == summary_of(TOLD)
+    assert told.below == [
+        "",
+        "2 of 3 ranks wait in all_reduce (train.py:41), for 4 min 12 s; rank 2 on node-a is elsewhere:",
+        "  load\\x1b[2J (data.py:88) <- train (train.py:41), step 7, for 4 min 12 s: "
+        "read() of /mnt/shard-17.tar",
+        "  another thread of rank 2: train (train.py:41)",
+        "  its process 7: load\\x1b[2J (data.py:88) <- train (train.py:41): is stopped",
+        "",
+        "rank 2 on node-a:",
+        "  load\\x1b[2J  /home/me/data.py:88",
+        "  train        /home/me/train.py:41",
+        "  <module>     /home/me/train.py:60",
+        "",
+        "ranks 0 and 1 on node-a, here rank 0:",
+        f"  all_reduce  {ALL_REDUCE.file}:9",
+        "  train       /home/me/train.py:41",
+        "  <module>    /home/me/train.py:60",
+    ]
+    assert report(TOLD).below == []
+    [_, line] = report(STALLED, stacks=True).below
+    assert line == "what the ranks do is not known: no launcher tells"
+    assert report(TOLD, stacks=True).is_good == report(STALLED).is_good
+
+
+def test_what_one_rank_does() -> None:
+    told = report(TOLD, rank=2)
+    assert told.lines()[len(one_rank(TOLD, judge(TOLD), 2)) :] == [
+        "does      load\\x1b[2J (data.py:88) <- train (train.py:41)",
+        "          it has not moved for 4 min 12 s",
+        "          step 7, 4 min 13 s ago; 0.50/s",
+        "system    sleeps",
+        "          read() of /mnt/shard-17.tar",
+        "          2.00 KiB of memory",
+        "stack     load\\x1b[2J  /home/me/data.py:88",
+        "          train        /home/me/train.py:41",
+        "          <module>     /home/me/train.py:60",
+        "",
+        "thread 2 of its process:",
+        "  train     /home/me/train.py:41",
+        "  <module>  /home/me/train.py:60",
+        "",
+        "its process 7: is stopped",
+        "  load\\x1b[2J  /home/me/data.py:88",
+        "  train        /home/me/train.py:41",
+        "  <module>     /home/me/train.py:60",
+    ]
+    assert report(STALLED, rank=2).lines() == one_rank(STALLED, judge(STALLED), 2)
+
+
+def test_what_ranks_do_as_json() -> None:
+    work = report(TOLD, stacks=True).content()["work"]
+    assert [(each["ranks"], each["call"], each["is_main"]) for each in work["groups"]] == [
+        ([2], "", False),
+        ([0, 1], "all_reduce", True),
+    ]
+    assert work["summary"] == report(TOLD, stacks=True).below[1:5]
+    activity = report(TOLD, rank=2).content()["activity"]
+    assert activity["stack"][0] == {"file": "/home/me/data.py", "line": 88, "function": "load\x1b[2J"}
+    assert report(STALLED, rank=2).content()["activity"] is None
+    assert not {"work", "activity"} & set(report(TOLD).content())
+
+
+def test_only_where_ranks_are_is_news() -> None:
+    def essence(of: MachineActivity, **asked: Any) -> Hashable:
+        clients = (*STALLED.clients, replace(LAUNCHER, told=pack(of)))
+        return report(replace(STALLED, clients=clients), **asked).essence
+
+    later = replace(MACHINE, ranks=tuple(replace(each, still_seconds=260.0) for each in MACHINE.ranks))
+    moved = replace(MACHINE, ranks=(replace(MACHINE.ranks[0], stack=TRAINING), *MACHINE.ranks[1:]))
+    assert essence(MACHINE, stacks=True) == essence(later, stacks=True) != essence(moved, stacks=True)
+    assert essence(MACHINE, rank=2) == essence(moved, rank=2)
+    assert essence(MACHINE, rank=0) != essence(moved, rank=0)
 
 
 # A store of torch's own

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rallypoint.rollcall.identity import Source
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.roll import RankState, Roll, Standing
+from rallypoint.rollcall.roll import RankState, Standing
 from rallypoint.rollcall.snapshot import Mishap, Relay, Snapshot
 from rallypoint.watch.web.picture import (
     MOST_ERRORS,
@@ -29,6 +29,7 @@ from rallypoint.watch.web.picture import (
     settle,
     troubled,
 )
+from rallypoint.watch.web.told import Reader
 from web_stores import NOW, ScriptedStore, job
 
 pytestmark = pytest.mark.windows
@@ -51,7 +52,7 @@ def apply(target: Any, patch: Any) -> Any:
 
 
 def shown(snapshot: Snapshot) -> Json:
-    return picture(snapshot, judge(snapshot))
+    return picture(snapshot, judge(snapshot), Reader().read(snapshot))
 
 
 def size_of(content: Json) -> int:
@@ -145,13 +146,8 @@ def test_nothing_in_a_picture_is_null_nor_lost_on_the_way() -> None:
 
 def test_a_second_later_only_the_clock_has_changed() -> None:
     store = ScriptedStore(job(EIGHT, late=[7], waits={0: ("key", 41.0)}, barrier=("step", [1])))
-    before, after = (picture(*seen(store)) for _ in range(2))
+    before, after = (shown(store.look(Question())) for _ in range(2))
     assert difference(before, settle(before, after)) == {"time": before["time"] + 1}
-
-
-def seen(store: ScriptedStore) -> tuple[Snapshot, Roll]:
-    snapshot = store.look(Question())
-    return snapshot, judge(snapshot)
 
 
 def test_the_largest_job_is_small_and_one_change_in_it_is_tiny() -> None:
@@ -220,8 +216,8 @@ def test_details_of_a_rank() -> None:
     )
     told = {"state": "waiting", "source": "hello", "waits": ("key",), "why": ""}
     moments = {"time": NOW, "since": NOW - 60, "wait_since": NOW - 41}
-    assert details(standing, job(EIGHT)) == {**who, **figures, **told, **moments}
+    assert details(standing, job(EIGHT), None) == {**who, **figures, **told, **moments}
 
 
 def test_what_is_not_known_of_a_rank_is_left_out() -> None:
-    assert not {"since", "wait_since"} & set(details(Standing(3, RankState.LATE), job(EIGHT)))
+    assert not {"since", "wait_since"} & set(details(Standing(3, RankState.LATE), job(EIGHT), None))

@@ -24,6 +24,7 @@ from rallypoint.rollcall.snapshot import (
     Wait,
 )
 from rallypoint.server.process.binding import listen
+from rallypoint.stacks.activity import MachineActivity, pack
 from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.poller import StoreWatch
 from rallypoint.watch.web.serving import WebServer
@@ -79,6 +80,23 @@ def job(
         errors=(Mishap(now - 61, "10.0.0.9:51000", "there is no operation 71"),),
         error_count=1,
     )
+
+
+def telling(snapshot: Snapshot, *machines: MachineActivity, seconds: float = 2.0) -> Snapshot:
+    """The same, with a launcher on each machine that has told so many seconds ago what its ranks do."""
+    first = len(snapshot.clients) + 1
+    launchers = (
+        Client(
+            first + at,
+            f"10.0.1.1:{at}",
+            60.0,
+            Identity(each.host, 500 + at, role=Role.AGENT, source=Source.HELLO),
+            told=pack(each),
+            told_seconds=seconds,
+        )
+        for at, each in enumerate(machines)
+    )
+    return replace(snapshot, clients=(*snapshot.clients, *launchers))
 
 
 def _plan(machines: Mapping[str, int]) -> Plan:
@@ -152,6 +170,7 @@ def _later(snapshot: Snapshot) -> Snapshot:
             replace(
                 each,
                 seconds=each.seconds + 1,
+                told_seconds=each.told_seconds + 1 if each.told else each.told_seconds,
                 waits=tuple(replace(wait, seconds=wait.seconds + 1) for wait in each.waits),
             )
             for each in snapshot.clients
@@ -169,10 +188,16 @@ def page_about(
     store: ScriptedStore, *, token: str = "", port: int = 0, loopback: bool = True
 ) -> Iterator[str]:
     """The address of the page, served by a thread of this process until the block is left."""
+    with page_of(StoreWatch(store.look, "node-0:29500"), token=token, port=port, loopback=loopback) as url:
+        yield url
+
+
+@contextmanager
+def page_of(watch: StoreWatch, *, token: str = "", port: int = 0, loopback: bool = True) -> Iterator[str]:
+    """The same, of any store that can be watched."""
     listeners = listen("127.0.0.1", port)
     port = listeners[0].getsockname()[1]
     ready = threading.Event()
-    watch = StoreWatch(store.look, "node-0:29500")
     server = WebServer(watch, Access(token, loopback, f"rallypoint_{port}"), ready.set)
     thread = threading.Thread(target=server.run, args=(listeners,))
     thread.start()

@@ -28,6 +28,7 @@ _PAUSE_SECONDS: Final = 1.0
     Argument("--waits", action="store_true", help="Every key and barrier that is waited for."),
     Argument("--keys", action="store_true", help="The keys, with size and last writer."),
     Argument("--search", metavar="TEXT", default="", help="With --keys: only keys that hold this text."),
+    Argument("--stacks", action="store_true", help="Below the summary, what the ranks do, and where."),
     Argument("--rank", type=not_negative, metavar="N", help="All that is known about one rank."),
     Argument(
         "--name",
@@ -38,7 +39,15 @@ _PAUSE_SECONDS: Final = 1.0
     JSON,
 )
 def status(
-    store: str, watch: bool, waits: bool, keys: bool, search: str, rank: int | None, name: str, as_json: bool
+    store: str,
+    watch: bool,
+    waits: bool,
+    keys: bool,
+    search: str,
+    stacks: bool,
+    rank: int | None,
+    name: str,
+    as_json: bool,
 ) -> int:
     """Show who is here, who is missing, and who waits for what.
 
@@ -46,8 +55,8 @@ def status(
     reads. Exit 1 if ranks are missing, or the engine of a replicated store does not answer; with --rank, if
     that one is not known to be here.
     """
-    _check(watch, waits, keys, search, rank, as_json)
-    asked = Asked(parse_place(store, "the store"), waits, keys, search, rank, name)
+    asked = Asked(parse_place(store, "the store"), waits, keys, search, rank, name, stacks)
+    _check(asked, watch, as_json)
     with signals_as_interrupts():
         if not watch:
             return _show(asked, as_json)
@@ -59,10 +68,12 @@ def status(
             return 0  # Ctrl-C is how it is meant to end
 
 
-def _check(watch: bool, waits: bool, keys: bool, search: str, rank: int | None, as_json: bool) -> None:
-    if sum((waits, keys, rank is not None)) > 1:
-        raise UsageError("--waits, --keys and --rank are for different things", hint="give one of them")
-    if search and not keys:
+def _check(asked: Asked, watch: bool, as_json: bool) -> None:
+    if sum((asked.waits, asked.keys, asked.stacks, asked.rank is not None)) > 1:
+        raise UsageError(
+            "--waits, --keys, --stacks and --rank are for different things", hint="give one of them"
+        )
+    if asked.search and not asked.keys:
         raise UsageError("--search is for keys", hint="give --keys with it")
     if watch and as_json:
         raise UsageError("--watch shows no JSON", hint="ask for --json again and again")

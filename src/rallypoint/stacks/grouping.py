@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rallypoint.rollcall.clients import tellers
-from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.rollcall.snapshot import Client, Snapshot
 from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.stacks.folding import NOTHING, Doing, fold
 from rallypoint.stacks.frames import Frame
@@ -78,12 +78,23 @@ class Work:
         return len(members) > 1 and all(each.still_seconds >= seconds for each in members)
 
 
+def told_lately(snapshot: Snapshot) -> list[Client]:
+    """The launchers that have told what their ranks do now: each once, by its newest connection."""
+    newest: dict[tuple[str, int], Client] = {}
+    for client in tellers(snapshot):
+        if client.told_seconds < _LATE_SECONDS:
+            who = client.who
+            key = (who.host, who.pid) if who.pid else (client.peer, client.id)
+            before = newest.get(key)
+            if before is None or client.told_seconds < before.told_seconds:
+                newest[key] = client
+    return list(newest.values())
+
+
 def machines_of(snapshot: Snapshot) -> list[MachineActivity]:
     """What the launchers of a job have told of their machines."""
-    told = [each for each in tellers(snapshot) if each.told_seconds < _LATE_SECONDS]
-    # A launcher that has connected anew is there twice for a while: what it has told last counts.
-    machines = (unpack(each.told) for each in sorted(told, key=lambda each: each.told_seconds))
-    return [each for each in machines if each is not None]
+    machines = (unpack(client.told) for client in told_lately(snapshot))
+    return [machine for machine in machines if machine is not None]
 
 
 def only(machines: Iterable[MachineActivity], ranks: Collection[int]) -> list[MachineActivity]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from rallypoint.codec import to_json
@@ -16,12 +17,14 @@ from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.rollcall.words import headline
+from rallypoint.stacks.grouping import Work, machines_of, put_together
 from rallypoint.stores.absence import read_head
 from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.client.look import look_through
+from rallypoint.watch.status import stacks
 from rallypoint.watch.status import summary as rolls
 from rallypoint.watch.status import torch_store as foreign
 
@@ -32,7 +35,7 @@ _ANSWER_SECONDS: Final = 20.0
 
 @dataclass(frozen=True)
 class Asked:
-    """The store to ask, and what to show; at most one of `waits`, `keys` and `rank`."""
+    """The store to ask, and what to show; at most one of `waits`, `keys`, `rank` and `stacks`."""
 
     endpoint: Endpoint
     waits: bool = False
@@ -41,6 +44,8 @@ class Asked:
     rank: int | None = None
     name: str = ""
     """Which of several stores is meant that are there."""
+    stacks: bool = False
+    """Whether to tell below the summary what the ranks do."""
 
 
 def report_on(asked: Asked) -> StatusReport:
@@ -53,7 +58,7 @@ def report_on(asked: Asked) -> StatusReport:
             snapshot = look_through(connection, str(asked.endpoint), question, Deadline(_ANSWER_SECONDS))
             head = _head_of(connection) if snapshot.kind == "relay" else ""
     except NotOursError:
-        if asked.waits or asked.rank is not None:
+        if asked.waits or asked.stacks or asked.rank is not None:
             raise
         return ForeignReport(asked, foreign.examine(*asked.endpoint, _CONNECT_SECONDS))
     return RollReport(asked, snapshot, judge(snapshot), head)
@@ -104,7 +109,14 @@ class RollReport:
             self.snapshot.error_count,
             self.snapshot.stall,
             self.snapshot.keys,
+            stacks.essence(self.work, self.asked.rank),
         )
+
+    @cached_property
+    def work(self) -> Work:
+        """What the ranks do, as far as that is asked for; nothing is known of any rank otherwise."""
+        is_asked = self.asked.stacks or self.asked.rank is not None
+        return put_together(machines_of(self.snapshot) if is_asked else ())
 
     def lines(self, width: int | None = None) -> list[str]:
         if self.asked.waits:
@@ -112,14 +124,20 @@ class RollReport:
         if self.asked.keys:
             return rolls.all_keys(self.snapshot)
         if self.asked.rank is not None:
-            return rolls.one_rank(self.snapshot, self.roll, self.asked.rank)
+            return [
+                *rolls.one_rank(self.snapshot, self.roll, self.asked.rank),
+                *stacks.rank_lines(self.work, self.asked.rank),
+            ]
         return rolls.summary(self.snapshot, self.roll, width, head=self.head)
 
     @property
     def below(self) -> list[str]:
-        """What stands below the summary and is not cut: what a launcher says of a job that stands still."""
+        """What stands below the summary and is not cut: what a launcher says of a job that stands still, and
+        what the ranks do.
+        """
         is_summary = not self.asked.waits and not self.asked.keys and self.asked.rank is None
-        return rolls.stall_lines(self.snapshot.stall) if is_summary else []
+        told = rolls.stall_lines(self.snapshot.stall) if is_summary else []
+        return [*told, *stacks.all_lines(self.work)] if self.asked.stacks else told
 
     def content(self) -> dict[str, Any]:
         """For JSON."""
@@ -131,7 +149,12 @@ class RollReport:
             "unseen": [each.rank for each in roll.unseen],
             **to_json(roll),
         }
-        return {"roll": judged, "head": self.head, "snapshot": to_json(self.snapshot, sparse=True)}
+        told: dict[str, Any] = {}
+        if self.asked.stacks:
+            told = {"work": stacks.all_content(self.work)}
+        elif self.asked.rank is not None:
+            told = {"activity": stacks.rank_content(self.work, self.asked.rank)}
+        return {"roll": judged, "head": self.head, "snapshot": to_json(self.snapshot, sparse=True), **told}
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,7 @@ def one_rank(snapshot: Snapshot, roll: Roll, rank: int) -> list[str]:
     """All that is known about a rank."""
     standing = roll.standing(rank)
     if standing is None:
-        return [f"rank {rank}: nothing is known of it", *map(_remark_row, roll.remarks)]
+        return [f"rank {rank}: the store knows nothing of it", *map(_remark_row, roll.remarks)]
     presences = gather(snapshot).by_rank.get(rank, [])
     owes = [each for each in roll.awaited if each.owed_by == rank]
     return [

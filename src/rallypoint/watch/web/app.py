@@ -131,7 +131,8 @@ class _Answers:
         standing = roll.standing(wanted)
         if standing is None:
             return _json({"message": f"nothing is known of a rank {wanted}"}, 404)
-        return _json(details(standing, snapshot))
+        told = await self._watch.told(snapshot)
+        return _json(details(standing, snapshot, told.ranks.get(wanted)))
 
     async def keys(self, request: Request) -> Response:
         """The first keys that hold a text."""

@@ -22,6 +22,8 @@ from rallypoint.rollcall.roll import Awaited, Gathering, RankState, Roll, Standi
 from rallypoint.rollcall.snapshot import Operation, Relay, Snapshot
 from rallypoint.rollcall.words import missing_text, unseen_text
 from rallypoint.text import runs_of
+from rallypoint.watch.web import work
+from rallypoint.watch.web.told import RankTold, Told
 
 Json = dict[str, Any]
 
@@ -73,22 +75,28 @@ MOST_ERRORS: Final = 50
 MOST_RANGES: Final = 64
 """Of the ranks of one wait or barrier."""
 
+MOST_STALL: Final = 10_000
+"""Characters of what a launcher says of a job that stands still."""
+
 PROBLEM: Final = "problem"
 """The name of the error of a store that does not answer; other pictures lack it."""
 
 
-def picture(snapshot: Snapshot, roll: Roll) -> Json:
-    """The picture of a snapshot and of the roll that was judged from it."""
+def picture(snapshot: Snapshot, roll: Roll, told: Told) -> Json:
+    """The picture of a snapshot, of the roll that was judged from it, and of what launchers told."""
     now = snapshot.time
     return {
         "time": round(snapshot.time, 3),
         "store": _store(snapshot),
         "replication": _replication(snapshot),
+        "stall": snapshot.stall.strip()[:MOST_STALL],
         "missing": missing_text(roll),
         "unseen": unseen_text(roll),
         "counts": _counts(roll),
         "remarks": list(roll.remarks),
         "machines": _machines(roll),
+        "work": work.work(told, now),
+        "steps": work.steps(told, now),
         "waits": {each.key: _wait(each, now) for each in roll.awaited[:MOST_WAITS]},
         "barriers": {each.key: _barrier(each, now) for each in _slowest(roll.gatherings)},
         "meetings": {each.job: _meeting(each) for each in roll.meetings[:MOST_MEETINGS]},
@@ -108,8 +116,8 @@ def troubled(before: Json, message: str, hint: str, time: float) -> Json:
     return {**before, PROBLEM: {"message": message, "hint": hint, SINCE: since}}
 
 
-def details(standing: Standing, snapshot: Snapshot) -> Json:
-    """All that is known of one rank."""
+def details(standing: Standing, snapshot: Snapshot, told: RankTold | None) -> Json:
+    """All that is known of one rank, and what its launcher has told of it."""
     known = {name: value for name, value in asdict(standing).items() if not name.endswith("seconds")}
     return {
         **known,
@@ -118,6 +126,7 @@ def details(standing: Standing, snapshot: Snapshot) -> Json:
         "time": round(snapshot.time, 3),
         **_since(snapshot.time, standing.seconds),
         **_since(snapshot.time, standing.wait_seconds, "wait_since"),
+        **({"doing": work.doing(told, snapshot.time)} if told is not None else {}),
     }
 
 

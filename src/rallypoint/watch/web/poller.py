@@ -24,6 +24,7 @@ from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.stores.client.deadline import in_thread
 from rallypoint.watch.web.picture import Json, difference, picture, settle, troubled
+from rallypoint.watch.web.told import Reader, Told
 
 logger = logging.getLogger("rallypoint.web")
 
@@ -82,11 +83,12 @@ def _event(kind: str, number: int, content: Json) -> bytes:
     return f"event: {kind}\nid: {number}\ndata: {data}\n\n".encode()
 
 
-def next_frame(before: Frame | None, number: int, sight: Sight, address: str) -> Frame:
+def next_frame(before: Frame | None, number: int, sight: Sight, reader: Reader, address: str) -> Frame:
     """The frame that follows one, or the first; the store's address is in all of them."""
     last = before.content if before is not None else {}
     if sight.found is not None:
-        content = settle(last, picture(*sight.found))
+        snapshot, roll = sight.found
+        content = settle(last, picture(snapshot, roll, reader.read(snapshot)))
     else:
         assert sight.error is not None
         content = troubled(last, sight.error.message, sight.error.hint, round(time.time(), 1))
@@ -100,6 +102,7 @@ class StoreWatch:
     def __init__(self, look: Look, address: str) -> None:
         self._look = look
         self._address = address
+        self._reader = Reader()
         self._looking: asyncio.Task[Sight] | None = None
         self._last: Sight | None = None
         self._questions = asyncio.Semaphore(_MOST_QUESTIONS)
@@ -128,6 +131,10 @@ class StoreWatch:
         """The answer to one question; RallypointError if there is none."""
         async with self._questions:
             return await _call(lambda: self._look(question))
+
+    async def told(self, snapshot: Snapshot) -> Told:
+        """What launchers have told in a snapshot. In a thread: of many ranks, it takes long to read."""
+        return await _call(lambda: self._reader.read(snapshot))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Pictures for one viewer, as events, until `close`."""
@@ -159,7 +166,7 @@ class StoreWatch:
             while self._viewers and not self._closed:
                 sight = await self.sight(most_seconds=0)
                 self._number += 1
-                make = partial(next_frame, self._frame, self._number, sight, self._address)
+                make = partial(next_frame, self._frame, self._number, sight, self._reader, self._address)
                 self._frame = await _call(make)
                 self._tell()
                 await asyncio.sleep(sight.pause)

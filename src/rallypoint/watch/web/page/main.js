@@ -10,6 +10,7 @@ import { Panels } from "./panels.js";
 import { Stream } from "./stream.js";
 import { Summary } from "./summary.js";
 import { counted, duration, latency, number, timeOfDay } from "./text.js";
+import { Work } from "./work.js";
 
 const SLOW_SECONDS = 2; // if the store is asked less often, the page says how often
 
@@ -17,6 +18,7 @@ const details = new Details();
 const grid = new Grid((rank) => details.open(rank));
 const summary = new Summary(grid);
 const panels = new Panels(grid);
+const work = new Work(panels, grid);
 const keys = new Keys();
 const rate = new Chart("chart-rate", (value) => number(Number(value.toPrecision(3))));
 const slowness = new Chart("chart-p99", latency);
@@ -52,6 +54,7 @@ function showStore(picture) {
   grid.update(picture.get("machines"));
   summary.update(picture);
   panels.update(picture);
+  work.update(picture);
   showCharts(picture);
   keys.update(store.get("keys") + store.get("queues"), picture.get("every"));
   details.refresh();

@@ -16,7 +16,7 @@ export class Summary {
   }
 
   update(picture) {
-    showHeadline(picture.get("counts"));
+    showHeadline(picture.get("counts"), picture.get("stall"));
     for (const name of ["missing", "unseen"]) {
       show(byId(name), Boolean(picture.get(name)));
       setText(byId(`${name}-text`), picture.get(name));
@@ -47,13 +47,14 @@ export class Summary {
   }
 }
 
-function showHeadline(counts) {
+function showHeadline(counts, stall) {
   const title = headlineOf(counts);
   const missing = counts.get("late") + counts.get("gone");
   setText(byId("headline"), title);
   byId("summary").classList.toggle("complete", counts.get("complete"));
   byId("next-missing").disabled = !missing;
-  document.title = [...(missing ? [`${number(missing)} missing`] : []), title, "Rallypoint"].join(" · ");
+  const news = [stall && "stands still", missing && `${number(missing)} missing`].filter(Boolean);
+  document.title = [...news, title, "Rallypoint"].join(" · ");
 }
 
 /** As `rallypoint status` says it. */

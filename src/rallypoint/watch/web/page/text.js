@@ -29,6 +29,12 @@ export function latency(seconds) {
   return seconds < 0.9995 ? `${significant(seconds * 1e3)} ms` : `${significant(seconds)} s`;
 }
 
+/** `2.5 / s`, `one in 50 s`, `no steps of late`. */
+export function stepRate(perSecond) {
+  if (!perSecond) return "no steps of late";
+  return perSecond < 0.1 ? `one in ${duration(1 / perSecond)}` : `${number(perSecond)} / s`;
+}
+
 export function bytes(count) {
   if (count < 1000) return counted(count, "byte");
   const units = ["kB", "MB", "GB", "TB"];

@@ -1,0 +1,127 @@
+"""What the ranks do, as lines and as JSON: all of them, by what they do, or one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Final
+
+from rallypoint.codec import to_json
+from rallypoint.stacks.activity import RankActivity
+from rallypoint.stacks.folding import fold
+from rallypoint.stacks.frames import Frame
+from rallypoint.stacks.grouping import Group, Work
+from rallypoint.stacks.words import chain_text, facts_lines, stack_lines, summary_lines, who_text
+from rallypoint.text import LONGEST_SENTENCE, counted, duration, rate, shown
+
+_MOST_GROUPS: Final = 8
+_MOST_FRAMES: Final = 20
+_MOST_REMARKS: Final = 8
+_MOST_THREADS: Final = 16
+_STILL_SECONDS: Final = 1.0
+"""Who has stood still for less than this may just as well have moved."""
+_MARGIN: Final = 10
+
+
+def all_lines(work: Work) -> list[str]:
+    """What most do and who is elsewhere; then, of each group, the stack of the rank that is stillest."""
+    if work.main is None:
+        return ["", "what the ranks do is not known: no launcher tells"]
+    groups = work.groups
+    named = [*groups[: _MOST_GROUPS - 1], groups[-1]] if len(groups) > _MOST_GROUPS else groups
+    lines = ["", *summary_lines(work)]
+    lines += [f"note: {shown(each, LONGEST_SENTENCE)}" for each in work.remarks[:_MOST_REMARKS]]
+    for each in named:
+        example = each.example
+        of = f", here rank {example.rank}" if len(each.members) > 1 else ""
+        lines += ["", f"{who_text(each)}{of}:", *_stack(example.stack, _MOST_FRAMES)]
+    if len(groups) > len(named):
+        lines += ["", f"and {counted(len(groups) - len(named), 'other place')}"]
+    return lines
+
+
+def rank_lines(work: Work, rank: int) -> list[str]:
+    """What one rank does; nothing if no launcher tells."""
+    activity = _find(work, rank)
+    if activity is None:
+        return []
+    where = chain_text(fold(activity.stack)) if activity.stack else "it has not told its stack yet"
+    lines = [*_rows("does", [where, *_remarks(activity)]), *_rows("system", facts_lines(activity))]
+    lines += _rows("stack", stack_lines(activity.stack))
+    for at, thread in enumerate(activity.threads[:_MOST_THREADS]):
+        lines += ["", f"thread {at + 2} of its process:", *_stack(thread, _MOST_FRAMES)]
+    if (more := len(activity.threads) - _MOST_THREADS) > 0:
+        lines += ["", f"and {counted(more, 'more thread')}"]
+    for child in activity.children:
+        told = ", ".join(
+            shown(each, LONGEST_SENTENCE) for each in (child.facts.state, child.facts.call) if each
+        )
+        lines += ["", f"its process {child.pid}: {told}".rstrip(": "), *_stack(child.stack, _MOST_FRAMES)]
+    return lines
+
+
+def essence(work: Work, rank: int | None) -> Hashable:
+    """What of it is news when it changes: who is where, or where one rank is."""
+    if rank is None:
+        return tuple((tuple(each.ranks), each.doing, each.ended) for each in work.groups)
+    activity = _find(work, rank)
+    return activity and (fold(activity.stack), activity.ended)
+
+
+def _remarks(activity: RankActivity) -> Iterator[str]:
+    if activity.ended:
+        yield f"it has ended: {shown(activity.ended, LONGEST_SENTENCE)}"
+    if activity.still_seconds >= _STILL_SECONDS and not activity.ended:
+        yield f"it has not moved for {duration(activity.still_seconds)}"
+    if activity.silent_seconds >= 0:
+        yield f"it has not answered for {duration(activity.silent_seconds)}"
+    if activity.step >= 0:
+        ago = f", {duration(activity.step_seconds)} ago" if activity.step_seconds >= 0 else ""
+        speed = f"; {rate(activity.steps_per_second)}" if activity.steps_per_second >= 0 else ""
+        yield f"step {activity.step:,}{ago}{speed}"
+
+
+def _rows(label: str, texts: Sequence[str]) -> Iterator[str]:
+    """A label, and texts beside it."""
+    for at, text in enumerate(texts):
+        yield f"{'' if at else label:<{_MARGIN}}{text}"
+
+
+def _stack(stack: Sequence[Frame], most: int) -> list[str]:
+    lines = [f"  {line}" for line in stack_lines(stack[:most])] or ["  its stack is not known"]
+    more = len(stack) - most
+    return [*lines, f"  and {counted(more, 'more frame')}"] if more > 0 else lines
+
+
+def _find(work: Work, rank: int) -> RankActivity | None:
+    members = (each for group in work.groups for each in group.members)
+    return next((each for each in members if each.rank == rank), None)
+
+
+# For JSON
+
+
+def all_content(work: Work) -> dict[str, Any]:
+    """The summary, and all groups, the odd ones first; of each, the rank that is stillest."""
+    lines = summary_lines(work) if work.main is not None else []
+    return {
+        "summary": lines,
+        "remarks": list(work.remarks),
+        "groups": [_group_content(each, each is work.main) for each in work.groups],
+    }
+
+
+def _group_content(group: Group, is_main: bool) -> dict[str, Any]:
+    return {
+        "ranks": group.ranks,
+        "hosts": list(dict.fromkeys(group.hosts.values())),
+        "is_main": is_main,
+        "still_seconds": group.still_seconds,
+        **to_json(group.doing),
+        "example": to_json(group.example),
+    }
+
+
+def rank_content(work: Work, rank: int) -> dict[str, Any] | None:
+    """What is told of a rank; None: nothing."""
+    activity = _find(work, rank)
+    return to_json(activity) if activity is not None else None

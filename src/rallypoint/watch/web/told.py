@@ -1,0 +1,63 @@
+"""What launchers have told of their ranks, look after look. Pure.
+
+A launcher tells every ten seconds, and a page looks every second: what has been unpacked is kept for the next
+look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
+from rallypoint.stacks.grouping import Work, put_together, told_lately
+
+
+class RankTold(NamedTuple):
+    """What one rank does, as its launcher says."""
+
+    activity: RankActivity
+    host: str
+    seconds: float
+    """Since it was said."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What all ranks do."""
+
+    work: Work
+    ranks: Mapping[int, RankTold] = field(default_factory=dict)
+
+
+NOTHING_TOLD: Final = Told(put_together([]))
+
+
+class Reader:
+    """Reads what launchers have told. Threads may use it at the same time: each puts all in place at once."""
+
+    def __init__(self) -> None:
+        self._unpacked: dict[str, MachineActivity | None] = {}
+        self._last: tuple[Snapshot | None, Told] = (None, NOTHING_TOLD)
+
+    def read(self, snapshot: Snapshot) -> Told:
+        """What is told in a snapshot; the one that was read last is not read again."""
+        seen, told = self._last
+        if seen is not snapshot:
+            told = self._read(snapshot)
+            self._last = (snapshot, told)
+        return told
+
+    def _read(self, snapshot: Snapshot) -> Told:
+        before, unpacked = self._unpacked, dict[str, MachineActivity | None]()
+        ranks: dict[int, RankTold] = {}
+        for client in told_lately(snapshot):
+            text = client.told
+            machine = unpacked[text] = before[text] if text in before else unpack(text)
+            if machine is not None:
+                for each in machine.ranks:
+                    ranks[each.rank] = RankTold(each, machine.host, client.told_seconds)
+        self._unpacked = unpacked
+        return Told(put_together(each for each in unpacked.values() if each is not None), ranks)

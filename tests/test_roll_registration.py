@@ -213,7 +213,7 @@ def start(server: Server) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def start() -> RollCall:
-            call = RollCall(Endpoint(server.host, server.port), 1, MEMBERS[:2], has_launcher=True)
+            call = RollCall(Endpoint(server.host, server.port), 1, MEMBERS[:2], VARIABLE in os.environ)
             stack.callback(call.stop)
             return call
 

@@ -192,6 +192,7 @@ def busy(number: int, host: str, later: int = 0) -> MachineActivity:
     return MachineActivity(host, tuple(rank_at(8 * number + local) for local in range(8)))
 
 
+@pytest.mark.slow
 def test_the_largest_job_is_small_and_made_quickly() -> None:
     reader = Reader()
     snapshot = telling(job(LARGEST), *(busy(*each) for each in enumerate(LARGEST)))

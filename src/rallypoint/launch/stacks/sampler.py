@@ -119,7 +119,7 @@ class Sampler:
         self._folder = folder
         self._signals = tuple(signals)
         self._stall_seconds = stall_seconds
-        self._every = max(min(EVERY_SECONDS, stall_seconds / 4), 0.5)
+        self._every = max(min(EVERY_SECONDS, stall_seconds / 8), 0.5)
         self._threads_after = min(_THREADS_AFTER, stall_seconds / 2)
         self._connect = connect
         self._channel: Channel | None = None

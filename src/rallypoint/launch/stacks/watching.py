@@ -34,39 +34,53 @@ def answering(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class RankWatch:
-    """torchrun's agent: its ranks are watched, round by round, unless its own launcher does."""
+    """torchrun's agent: its ranks are watched, round by round, unless its own launcher does.
+
+    They have the environment of this process, so that is changed while a round goes on.
+    """
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._sampler: Sampler | None = None
-        self._held = ExitStack()
-        self._is_wanted = bool(stack_signals()) and SIGNALS_VARIABLE not in os.environ
+        self._signals = stack_signals() if SIGNALS_VARIABLE not in os.environ else ()
         self._seconds = stall_seconds()
-        if self._is_wanted:
-            if reports.folder_of(os.environ) is None:  # a torchrun of the user's own
-                os.environ[reports.VARIABLE] = str(self._held.enter_context(reports.new_folder()))
-            os.environ.update(answering(os.environ))
+        self._folder = ExitStack()
+        self._round = ExitStack()
 
     def start(self, place: Endpoint, head: Endpoint) -> None:
         """Watch the ranks of a round. They find the store at `place`, which may be a relay of `head`."""
+        if not self._signals:
+            return
         folder = reports.folder_of(os.environ)
-        if self._is_wanted and folder is not None:
-            self._sampler = Sampler(
-                folder, stack_signals(), self._seconds, lambda: StoreChannel(place, head), self._say
-            )
+        if folder is None:  # a torchrun of the user's own
+            folder = self._folder.enter_context(reports.new_folder())
+        self._round.enter_context(_changed(answering({**os.environ, reports.VARIABLE: str(folder)})))
+        sampler = Sampler(folder, self._signals, self._seconds, lambda: StoreChannel(place, head), self._say)
+        self._round.callback(forget_all, folder)
+        self._round.callback(sampler.stop)
 
     def stop(self) -> None:
         """The round is over: its ranks are no more."""
-        if self._sampler is not None:
-            self._sampler.stop()
-            self._sampler = None
-            folder = reports.folder_of(os.environ)
-            if folder is not None:
-                forget_all(folder)
+        self._round.close()
 
     def close(self) -> None:
         self.stop()
-        self._held.close()
+        self._folder.close()
+
+
+@contextmanager
+def _changed(environ: Mapping[str, str]) -> Iterator[None]:
+    """The environment of this process is that one, until the block is left."""
+    names = [name for name, value in environ.items() if os.environ.get(name) != value]
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update((name, environ[name]) for name in names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -183,7 +183,7 @@ def test_two_machines_with_relays_and_the_stacks_of_both(tmp_path: Path) -> None
         assert STALL <= seconds <= STALL + LATE, (seconds, log)
         assert "3 of 4 ranks wait in all_reduce" in log
         assert "elsewhere" not in running.log(1)
-        [store] = set(re.findall(r"rallypoint stacks (\S+)", log))
+        [store] = set(re.findall(r"rallypoint stacks ([^\s`]+)", log))
         command = [*machines[0].prefix, sys.executable, "-m", "rallypoint", "stacks", store, "--json"]
         asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
         assert asked.returncode == 1, asked.stderr

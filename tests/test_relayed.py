@@ -154,7 +154,10 @@ def test_nobody_goes_past_a_relay_that_has_died(
 def test_what_a_launcher_tells_the_ranks_of_one_machine(
     relay: str, patch: str, relayed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store in torch's variables; and the relay in ours, which the ranks then need a patch to use."""
+    """The store in torch's variables; and the relay in ours, which the ranks then need a patch to use.
+
+    Where they may be patched, they also get what lets them answer for their stacks.
+    """
     place = Endpoint("localhost", free_port())
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setenv("RALLYPOINT_PATCH", patch)
@@ -166,7 +169,7 @@ def test_what_a_launcher_tells_the_ranks_of_one_machine(
         assert (told.master_addr, told.master_port) == place
         assert os.environ.get(STORE_VARIABLE) == (str(place) if relayed else None)
         assert os.environ.get(RELAY_VARIABLE, "").startswith("127.0.0.1:") == relayed
-        assert (str(INJECTION) in os.environ["PYTHONPATH"]) == relayed
+        assert (str(INJECTION) in os.environ["PYTHONPATH"]) == (patch != "never")  # also to be watched
     finally:
         handler.shutdown()
 

@@ -115,7 +115,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._head: Endpoint | None = None  # the way to the round's store, if its ranks know a relay alone
         self._roll_call: RollCall | None = None
         self._has_launcher = reports.folder_of(os.environ) is not None
-        self._watch = RankWatch(_warn_of_stall)
+        # Who wants torch as it is gets nothing into the ranks that `rallypoint run` has not put there.
+        self._watch = RankWatch(_warn_of_stall, is_wanted=self._has_launcher or patch_of() is not Patch.NEVER)
         self._has_warned = False
 
     def get_backend(self) -> str:

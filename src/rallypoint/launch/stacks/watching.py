@@ -39,9 +39,9 @@ class RankWatch:
     They have the environment of this process, so that is changed while a round goes on.
     """
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, *, is_wanted: bool) -> None:
         self._say = say
-        self._signals = stack_signals() if SIGNALS_VARIABLE not in os.environ else ()
+        self._signals = stack_signals() if is_wanted and SIGNALS_VARIABLE not in os.environ else ()
         self._seconds = stall_seconds()
         self._folder = ExitStack()
         self._round = ExitStack()

@@ -184,6 +184,12 @@ class TestWords:
         assert line.startswith("all 2 ranks wait in all_reduce (train.py:41, step 1,204)")
         assert "do sizes or order differ" in line
 
+    def test_ranks_of_which_nobody_tells(self) -> None:
+        silent = replace(machine("a", waiting(0), waiting(1)), world_size=4)
+        [line] = summary_lines(put_together([silent]))
+        assert line.endswith("; nothing is known of ranks 2 and 3")
+        assert summary_lines(put_together([silent, machine("b", ODD)]))[-1] == "nothing is known of rank 3"
+
     def test_threads_and_children_of_the_odd_one(self) -> None:
         lock = (Frame("/home/me/locks.py", 5, "hold"), Frame("/usr/lib/python3.11/threading.py", 9, "run"))
         idle = (Frame("/usr/lib/python3.11/threading.py", 3, "wait"),)
@@ -234,6 +240,10 @@ class TestStalls:
 
     def test_several_that_all_stand_still_are(self) -> None:
         assert put_together([machine("a", ODD, replace(ODD, rank=3))]).is_stalled(200)
+
+    def test_ranks_that_compute_in_one_long_call_are_none(self) -> None:
+        busy = replace(ODD, facts=ProcessFacts("runs", cores=0.98))
+        assert not put_together([machine("a", busy, replace(busy, rank=3))]).is_stalled(200)
 
     def test_who_has_ended_does_not_wait(self) -> None:
         assert not put_together([machine("a", replace(waiting(0), ended="gone"))]).is_stalled(200)

@@ -17,10 +17,11 @@ import pytest
 
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE, Reports
-from rallypoint.launch.stacks.asking import Source, ask, sources_in
+from rallypoint.launch.stacks import steps
+from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
 from rallypoint.launch.stacks.flight import PIPES, ask_recorders, with_pipes
 from rallypoint.launch.stacks.sampler import Sampler
-from rallypoint.launch.stacks.steps import read_step
+from rallypoint.launch.stacks.steps import read_step, step
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of, stack_signals
 from rallypoint.launch.stacks.system import children_of, look_at
 from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
@@ -33,7 +34,8 @@ if sys.platform != "linux":
     pytest.skip("it asks as Linux does", allow_module_level=True)
 
 SECONDS = 60.0
-MAIN, ALL = signals_of("on", "the test")
+SIGNALS = signals_of("on", "the test")
+MAIN = SIGNALS[0]
 TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 
 WAYS = {
@@ -80,7 +82,7 @@ class Ranks:
             env={
                 **inject(os.environ),
                 VARIABLE: str(self.folder),
-                SIGNALS_VARIABLE: f"{MAIN},{ALL}",
+                SIGNALS_VARIABLE: ",".join(map(str, SIGNALS)),
                 "RANK": str(rank),
                 **(environ or {}),
             },
@@ -90,8 +92,8 @@ class Ranks:
         assert process.stdout.readline() == "ready\n"
         return next(each for each in sources_in(self.folder) if each.rank == rank)
 
-    def ask(self, *sources: Source, number: int = MAIN) -> dict[int, Dump]:
-        return ask([(each, each.pid, look_at(each.pid)) for each in sources], number, SECONDS)
+    def ask(self, *sources: Source) -> dict[int, Dump]:
+        return ask([Asked(each, each.pid, look_at(each.pid)) for each in sources], SIGNALS)
 
     def end(self) -> None:
         for each in self.processes:
@@ -127,17 +129,17 @@ def test_whatever_a_rank_does_it_answers_with_its_line(ranks: Ranks) -> None:
         assert [each.function for each in own][:2] == ["odd", "<module>"], way
     [child] = children_of(sources["a child"].pid)
     awaited(lambda: "open() of " in look_at(child).facts.call)
-    answer = ask([(sources["a child"], child, look_at(child))], MAIN, SECONDS)
+    answer = ask([Asked(sources["a child"], child, look_at(child))], SIGNALS)
     assert answer[child].stack[0].function == "in_child"
 
 
-def test_other_threads_answer_to_the_second_signal(ranks: Ranks) -> None:
+def test_other_threads_are_told_as_well(ranks: Ranks) -> None:
     source = ranks.start(
         "import threading, time\ndef beside():\n    begun.set()\n    time.sleep(1000)\n"
         "begun = threading.Event()\nthreading.Thread(target=beside, daemon=True).start()\nbegun.wait()\n"
         "time.sleep(1000)\n"
     )
-    dump = ranks.ask(source, number=ALL)[source.pid]
+    dump = ranks.ask(source)[source.pid]
     assert any(frame.function == "beside" for stack in dump.others for frame in stack)
     assert fold(dump.stack).own[0].function == "<module>"
 
@@ -193,8 +195,49 @@ def test_a_rank_that_ends_while_it_is_asked_ends_as_it_would(ranks: Ranks) -> No
         process.stdin.write("\n")
         process.stdin.flush()
         while process.poll() is None:
-            ask([(source, source.pid, look_at(source.pid))], MAIN, 0.0)
+            ask([Asked(source, source.pid, look_at(source.pid))], SIGNALS, 0.0)
         assert process.returncode == 0
+
+
+def test_a_program_that_enters_functions_all_the_time_is_not_harmed(ranks: Ranks) -> None:
+    """`faulthandler` crashes such a one within a hundred signals, on some Pythons."""
+    source = ranks.start(
+        "import random\nnumbers = list(range(2000))\nwhile True: sorted(numbers, key=lambda n: -n)"
+    )
+    for _ in range(100):
+        assert source.pid in ranks.ask(source)
+    assert ranks.processes[0].poll() is None
+
+
+def test_the_rank_is_the_one_that_has_joined_or_else_the_outermost(ranks: Ranks) -> None:
+    inner = (
+        f"import subprocess, sys\nsubprocess.run([sys.executable, {str(ranks.folder.parent / 'inner.py')!r}])"
+    )
+    (ranks.folder.parent / "inner.py").write_text("import time\ntime.sleep(1000)")
+    outer = ranks.start(inner)
+    awaited(lambda: len(sources_in(ranks.folder)) == 2)
+    sources = sources_in(ranks.folder)
+    processes = {each.pid: look_at(each.pid) for each in sources}
+    [child] = [each for each in sources if each.pid != outer.pid]
+    assert rank_among(sources, processes, []) == outer
+    assert rank_among(sources, processes, [child.pid]) == child
+
+
+def test_a_step_that_is_no_number_is_refused_everywhere_and_a_full_disk_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError):
+        step(1.5)  # type: ignore[arg-type]
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "not there"))
+    monkeypatch.setenv(SIGNALS_VARIABLE, str(MAIN))
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setattr(steps, "_owner", -1)
+    step(7)
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    for number, told in ((7, 7), (-5, 0), (1 << 70, 1 << 62)):
+        monkeypatch.setattr(steps, "_owner", -1)
+        step(number)
+        assert read_step(tmp_path, 3, os.getpid())[0] == told
 
 
 def test_a_step_is_read_from_outside(ranks: Ranks) -> None:
@@ -225,14 +268,18 @@ class FakeStore:
     def work(self) -> Work:
         return put_together(self.told[-1:])
 
-    def announce(self, text: str) -> None:
+    def announce(self, text: str) -> bool:
         self.text = self.text or text
+        return self.text == text
 
     def announced(self) -> str:
         return self.text
 
     def withdraw(self) -> None:
         self.text = ""
+
+    def close(self) -> None:
+        pass
 
 
 COLLECTIVE = f"""
@@ -245,7 +292,7 @@ def all_reduce():
 @contextmanager
 def sampled(ranks: Ranks, seconds: float, said: list[list[str]]) -> Iterator[FakeStore]:
     store = FakeStore()
-    sampler = Sampler(ranks.folder, (MAIN, ALL), seconds, lambda: store, said.append)
+    sampler = Sampler(ranks.folder, SIGNALS, seconds, lambda: store, said.append)
     try:
         yield store
     finally:

@@ -25,7 +25,7 @@ from rallypoint.launch.lost_agent import end_orphans
 from rallypoint.launch.options import FLAGS, OPTIONS, Program, flag_of, split_arguments, text_of
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import LostServer, Reports
-from rallypoint.launch.stacks.switch import STALL_VARIABLE
+from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, STALL_VARIABLE
 from rallypoint.launch.stacks.switch import VARIABLE as STACKS_VARIABLE
 from rallypoint.launch.stacks.watching import answering, watching
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
@@ -152,6 +152,7 @@ def _environment(settings: Settings, target: Program, folder: str) -> dict[str, 
         switches[USERS_VARIABLE] = settings.allow_user.text
         access_of_environment(switches)  # a user who does not exist is told here, and not by every process
     environ = {**inject(environ), **switches, reports.VARIABLE: folder}
+    environ.pop(SIGNALS_VARIABLE, None)  # of a launcher around this one
     return answering(environ) if target.kind == "command" else environ
 
 

@@ -275,9 +275,13 @@ class Reports:
         """Of the whole job where its first machine is this one; else of the ranks on this machine."""
         for roll in self._read("roll", JoinProgress):
             return roll
-        joined = list(self._read("joined-*", RankIdentity))
+        joined = self.joined()
         tries = max((each.tries for each in joined), default=0)
         return _roll_of_machine([each for each in joined if each.tries == tries])
+
+    def joined(self) -> list[RankIdentity]:
+        """The ranks of this machine that have reached the store."""
+        return list(self._read("joined-*", RankIdentity))
 
     def failures(self) -> list[Failure]:
         """Exceptions that ended a process of this machine, first come first."""
@@ -297,7 +301,7 @@ class Reports:
 
     def store(self) -> str:
         """Where the job's store is, as a rank of this machine has found it; nothing: not known."""
-        return next((each.store for each in self._read("joined-*", RankIdentity) if each.store), "")
+        return next((each.store for each in self.joined() if each.store), "")
 
     def exits(self) -> list[Exit]:
         """How ranks of the last try ended, as torchrun's agent on this machine saw it."""

@@ -87,7 +87,7 @@ class RankActivity:
     """Since that step."""
     facts: ProcessFacts = NO_FACTS
     threads: Annotated[tuple[Stack, ...], at_most(100)] = ()
-    """The stacks of its other threads, once it has stood still for a while."""
+    """The stacks of its other threads, if its interpreter answers."""
     children: Annotated[tuple[Child, ...], at_most(16)] = ()
     """Its processes, if it waits for one of them."""
     recorded: Annotated[tuple[Recorded, ...], at_most(64)] = ()
@@ -102,6 +102,8 @@ class MachineActivity:
     ranks: tuple[RankActivity, ...]
     load: _Seconds = -1.0
     """The machine's load, for each of its cores."""
+    world_size: _Number = -1
+    """How many ranks the job has; -1: not known."""
     remarks: Annotated[tuple[_Text, ...], at_most(16)] = ()
     """What else is known: memory that ran out, versions of packages that stacks are in."""
 

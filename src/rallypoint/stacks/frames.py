@@ -59,7 +59,7 @@ def read_dump(text: str) -> Dump | None:
     """
     threads: list[list[Frame]] = []
     current = -1
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if head := _HEAD.match(line):
             if head["current"] != "Thread":
                 current = len(threads)
@@ -80,7 +80,7 @@ def read_dump(text: str) -> Dump | None:
 
 def is_complete(text: str) -> bool:
     """Whether a dump is certainly written to its end: the main thread, the last one, began in a module."""
-    *_, last = ["", *text.splitlines()]
+    last = text[:-1].rpartition("\n")[2]
     found = _FRAME.match(last) if text.endswith("\n") else None
     return found is not None and found["name"] == _OUTERMOST
 

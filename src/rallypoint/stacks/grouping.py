@@ -14,6 +14,8 @@ from rallypoint.stacks.frames import Frame
 
 SILENT_SECONDS: Final = 4.0
 """A rank of a busy machine may take a while to answer."""
+_MUCH: Final = 0.5  # of a core
+_MOST_RANKS: Final = 1 << 20
 _LATE_SECONDS: Final = 60.0
 """A machine that has told nothing for so long tells what was, not what is."""
 
@@ -63,6 +65,8 @@ class Work:
     size: int
     """How many ranks are known."""
     remarks: tuple[str, ...] = ()
+    unknown: tuple[int, ...] = ()
+    """Ranks of the job of which nobody tells."""
 
     @property
     def groups(self) -> list[Group]:
@@ -75,7 +79,10 @@ class Work:
         if any(each.doing.waits and each.example.still_seconds >= seconds for each in living):
             return True
         members = [rank for each in living for rank in each.members]
-        return len(members) > 1 and all(each.still_seconds >= seconds for each in members)
+        # One that computes for long in a single call is not woken either.
+        return len(members) > 1 and all(
+            each.still_seconds >= seconds and each.facts.cores < _MUCH for each in members
+        )
 
 
 def told_lately(snapshot: Snapshot) -> list[Client]:
@@ -110,8 +117,10 @@ def put_together(machines: Iterable[MachineActivity]) -> Work:
     seen: set[int] = set()
     groups: dict[tuple[Hashable, str, bool], Group] = {}
     remarks: list[str] = []
+    world_size = 0
     known: dict[tuple[Frame, ...], Doing] = {}
     for machine in machines:
+        world_size = max(world_size, min(machine.world_size, _MOST_RANKS))
         remarks += (f"{machine.host}: {each}" for each in machine.remarks)
         folded: dict[int, Doing] = {}  # ranks of a machine share their stacks, and to hash those takes long
         for each in machine.ranks:
@@ -137,7 +146,8 @@ def put_together(machines: Iterable[MachineActivity]) -> Work:
     found = sorted(groups.values(), key=_oddity)
     main = _main(found)
     odd = tuple(each for each in found if each is not main)
-    return Work(odd, main, sum(len(each.members) for each in found), tuple(remarks))
+    unknown = tuple(rank for rank in range(world_size) if rank not in seen)
+    return Work(odd, main, len(seen), tuple(remarks), unknown)
 
 
 def _main(groups: Sequence[Group]) -> Group | None:

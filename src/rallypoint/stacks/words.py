@@ -28,11 +28,22 @@ def summary_lines(work: Work) -> list[str]:
     if work.main is None:
         return ["nothing is known of what the ranks do"]
     first = f"{_how_many(work)} {_verb(work.main)} {_place(work.main)}{_lasting(work.main)}"
+    if work.unknown:
+        silent = (
+            f"nothing is known of {'rank' if len(work.unknown) == 1 else 'ranks'} {ranks_text(work.unknown)}"
+        )
+        if not work.odd:
+            return [f"{first}; {silent}"]
+        return [*_with_odd(work, first), silent]
     if not work.odd:
         return [
             f"{first}; no rank is elsewhere"
             + (": do sizes or order differ, or is the network cut?" if _is_riddle(work) else "")
         ]
+    return _with_odd(work, first)
+
+
+def _with_odd(work: Work, first: str) -> list[str]:
     elsewhere = sum(len(each.members) for each in work.odd)
     if len(work.odd) == 1:
         [odd] = work.odd

@@ -1,7 +1,7 @@
 """Asking the ranks of this machine what they are doing, and telling the job's store.
 
-A rank lets Python's `faulthandler` write its stack into a file when a signal comes: that is C code, which
-needs no interpreter lock, so it also answers in the middle of a long call. No thread is added to a rank, and
-nothing runs in it between the questions. `sampler` asks; `answering` is the rank's side; `system` is what the
-system knows of its process.
+A rank writes its stacks into a file when a signal comes: the interpreter does it, between two of its steps;
+and while the rank is in a long call of C code, `faulthandler`, which needs no interpreter lock. No thread is
+added to a rank, and nothing runs in it between the questions. `asking` has the question, `sampler` asks;
+`system` is what the system knows of a process. A rank's side is in `pytorch/injection/rallypoint_hooks.py`.
 """

@@ -6,11 +6,12 @@ from typing import Final
 
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.question import STALL, Question
+from rallypoint.rollcall.question import STALL, STALL_BYTES, Question
 from rallypoint.stacks.grouping import Work, machines_of, put_together
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
+from rallypoint.text import printable_lines
 
 _SECONDS: Final = 5.0
 
@@ -35,13 +36,14 @@ class StoreChannel:
     def work(self) -> Work:
         return put_together(machines_of(look(*self._head, Question(), Deadline(_SECONDS))))
 
-    def announce(self, text: str) -> None:
-        self._store.compare_set(STALL, "", text)
+    def announce(self, text: str) -> bool:
+        return self._store.compare_set(STALL, "", text) == text.encode()
 
     def announced(self) -> str:
         if not self._store.check([STALL]):
             return ""
-        return bytes(self._store.get(STALL)).decode(errors="replace")
+        # Anybody may have written it.
+        return printable_lines(bytes(self._store.get(STALL))[:STALL_BYTES].decode(errors="replace"))
 
     def withdraw(self) -> None:
         self._store.delete_key(STALL)

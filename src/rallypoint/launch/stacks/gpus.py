@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Collection, Iterator
 from typing import Final
+
+from rallypoint.launch.stacks.bounded import output_of
 
 _SECONDS: Final = 3.0
 
@@ -24,12 +25,7 @@ def gpus_of(pids: Collection[int]) -> dict[int, str]:
 
 
 def _rows(query: str, width: int) -> Iterator[list[str]]:
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
-    except (OSError, subprocess.SubprocessError):
-        return
-    for line in done.stdout.splitlines():
+    for line in output_of(["nvidia-smi", query, "--format=csv,noheader,nounits"], _SECONDS).splitlines():
         words = [word.strip() for word in line.split(",")]
         if len(words) == width:
             yield words

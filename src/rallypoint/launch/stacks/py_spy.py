@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from typing import Any, Final
 
+from rallypoint.launch.stacks.bounded import output_of
 from rallypoint.stacks.frames import MOST_FRAMES, Frame
 
 _SECONDS: Final = 5.0
@@ -23,8 +23,7 @@ def look_into(pid: int) -> tuple[Frame, ...]:
     # Not blocking: a process that is stopped would be continued.
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
-        threads: list[dict[str, Any]] = json.loads(done.stdout)
+        threads: list[dict[str, Any]] = json.loads(output_of(command, _SECONDS))
         main = next(
             each for each in threads if each["thread_name"] == "MainThread" or each["os_thread_id"] == pid
         )
@@ -32,5 +31,5 @@ def look_into(pid: int) -> tuple[Frame, ...]:
             Frame(str(each["filename"]), int(each["line"]), str(each["name"]))
             for each in main["frames"][:MOST_FRAMES]
         )
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, StopIteration):
+    except (ValueError, KeyError, TypeError, StopIteration):
         return ()

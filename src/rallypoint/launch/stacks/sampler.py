@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Final, Protocol
 
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
-from rallypoint.launch.stacks.asking import HAS_PROC, Source, ask, maker_of, sources_in
+from rallypoint.launch.stacks.asking import HAS_PROC, Asked, Source, ask, rank_among, sources_in
 from rallypoint.launch.stacks.flight import ask_recorders
 from rallypoint.launch.stacks.gpus import gpus_of
 from rallypoint.launch.stacks.py_spy import look_into
@@ -33,11 +34,12 @@ from rallypoint.launch.stacks.system import (
     killed_for_memory,
     load_per_core,
     look_at,
+    opens,
 )
 from rallypoint.launch.stacks.versions import versions_in
 from rallypoint.stacks.activity import Child, MachineActivity, RankActivity, pack
 from rallypoint.stacks.folding import fold
-from rallypoint.stacks.frames import Frame
+from rallypoint.stacks.frames import Dump, Frame
 from rallypoint.stacks.grouping import Work, put_together
 from rallypoint.stacks.movement import Movement
 from rallypoint.stacks.words import stall_lines
@@ -45,11 +47,11 @@ from rallypoint.stacks.words import stall_lines
 logger = logging.getLogger("rallypoint.stacks")
 
 EVERY_SECONDS: Final = 10.0
-_ANSWER_SECONDS: Final = 1.0
+_STOP_SECONDS: Final = 2.0
 _CLOSER_LOOKS: Final = 8
 _CLOSER_SECONDS: Final = 0.15
-_THREADS_AFTER: Final = 30.0
-"""Other threads and child processes are asked only of a rank that has stood still for so long."""
+_FAMILY_AFTER: Final = 30.0
+"""Child processes are asked only of a rank that has stood still for so long."""
 _MOST_CHILDREN: Final = 16
 _GONE: Final = "its process is gone"
 _KILLED: Final = "the kernel has killed it, as memory ran out"
@@ -68,14 +70,17 @@ class Channel(Protocol):
     def work(self) -> Work:
         """What all machines tell."""
 
-    def announce(self, text: str) -> None:
-        """Write what a job that stands still does; if somebody else has done so, nothing happens."""
+    def announce(self, text: str) -> bool:
+        """Write what a job that stands still does; False if somebody else has done so."""
 
     def announced(self) -> str:
         """What has been announced; nothing: the job goes on."""
 
     def withdraw(self) -> None:
         """The job goes on."""
+
+    def close(self) -> None:
+        """It is not needed any more."""
 
 
 @dataclass
@@ -87,19 +92,23 @@ class _Known:
     process: Process = GONE
     looked: float = 0.0
     stack: tuple[Frame, ...] = ()
+    threads: tuple[tuple[Frame, ...], ...] = ()
     answered: float = 0.0
     ended: str = ""
     left_behind: set[int] = field(default_factory=set)
     """Processes of the rank that are there when it has ended: none of them is the rank, started again."""
-    threads: tuple[tuple[Frame, ...], ...] = ()
-    threads_of: float = -1.0
-    """When it had begun to stand still, at the time that its threads were asked."""
     children: tuple[Child, ...] = ()
     is_seen: bool = False
     """Whether it was looked into from outside, as it does not answer."""
     cores: float = -1.0
     step: int = -1
     stepped: float = 0.0
+
+    def note(self, process: Process, now: float) -> None:
+        """How its process stands now."""
+        if self.looked and process.began:
+            self.cores = max(process.cpu - self.process.cpu, 0.0) / (now - self.looked)
+        self.process, self.looked = process, now
 
 
 class Sampler:
@@ -120,7 +129,8 @@ class Sampler:
         self._signals = tuple(signals)
         self._stall_seconds = stall_seconds
         self._every = max(min(EVERY_SECONDS, stall_seconds / 8), 0.5)
-        self._threads_after = min(_THREADS_AFTER, stall_seconds / 2)
+        self._family_after = min(_FAMILY_AFTER, stall_seconds / 2)
+        self._reports = reports.Reports(folder)
         self._connect = connect
         self._channel: Channel | None = None
         self._say = say
@@ -132,16 +142,17 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more. A question that is under way is given up."""
+        """Look no more. What is under way has no effect any more."""
         self._stopped.set()
-        self._thread.join(2 * _ANSWER_SECONDS)
+        self._thread.join(_STOP_SECONDS)
+        self._leave_channel()
 
     def _run(self) -> None:
         while not self._stopped.wait(self._every):
             try:
                 self._turn()
             except RallypointError:
-                self._channel = None  # the store is away, or gone: others report that
+                self._leave_channel()  # the store is away, or gone: others report that
             except Exception:  # the job goes on without being watched
                 logger.warning("what the ranks do is not looked at any more", exc_info=True)
                 return
@@ -152,76 +163,81 @@ class Sampler:
             return
         if self._is_stalled(machine):
             machine = self._look_closer(machine)
-        reports.report_activity(self._folder, machine)
-        self._share(machine)
+        if not self._stopped.is_set():
+            reports.report_activity(self._folder, machine)
+            self._share(machine)
+
+    def _leave_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
     # Looking ------------------------------------------------------------------------------------------------
 
     def _look(self) -> MachineActivity:
         """Ask each rank of this machine once."""
         now = time.monotonic()
-        asked: list[tuple[Source, int, Process]] = []
+        joined = self._reports.joined()
+        asked = []
         for rank, group in groupby(sources_in(self._folder), key=lambda each: each.rank):
-            sources = list(group)
-            processes = {each.pid: look_at(each.pid) if HAS_PROC else _UNKNOWN for each in sources}
-            known = self._known.get(rank)
-            if known is not None and not known.ended and not processes[known.source.pid].is_here:
+            pids = [each.pid for each in joined if each.rank == rank]
+            known = self._find(rank, list(group), pids, now)
+            if known is not None:
+                known.step, known.stepped = read_step(self._folder, rank, known.source.pid)
+                asked.append(Asked(known.source, known.source.pid, known.process))
+        dumps = ask(asked, self._signals)
+        for each in asked:
+            self._note(self._known[each.source.rank], dumps.get(each.pid), now)
+        ranks = tuple(_activity(rank, each, now) for rank, each in sorted(self._known.items()))
+        world = max((each.world_size for each in joined), default=-1)
+        return MachineActivity(socket.gethostname(), ranks, load_per_core(), world_size=world)
+
+    def _find(self, rank: int, sources: list[Source], joined: list[int], now: float) -> _Known | None:
+        """The process that is a rank, as it stands now; None if it has ended."""
+        known = self._known.get(rank)
+        if not HAS_PROC:
+            process, source = _UNKNOWN, sources[-1]
+        else:
+            if known is not None and not known.ended:
+                process = look_at(known.source.pid)
+                if process.is_here and process.began == known.process.began:
+                    known.note(process, now)
+                    return known
                 known.ended = _KILLED if killed_for_memory({known.source.pid}) else _GONE
                 known.left_behind = {each.pid for each in sources}
-            if known is not None and known.ended:
-                sources = [each for each in sources if each.pid not in known.left_behind]
-            source = maker_of(sources, processes) if HAS_PROC else sources[0]
-            if source is None:
-                continue
-            if known is None or known.source != source:
-                known = self._known[rank] = _Known(source, Movement(now))
-            process = processes[source.pid]
-            if known.looked:
-                known.cores = max(process.cpu - known.process.cpu, 0.0) / (now - known.looked)
-            known.process, known.looked = process, now
-            known.step, known.stepped = read_step(self._folder, rank, source.pid)
-            asked.append((source, source.pid, process))
-        dumps = ask(asked, self._signals[0], _ANSWER_SECONDS)
-        for source, pid, process in asked:
-            known = self._known[source.rank]
-            if pid in dumps:
-                known.stack, known.answered, known.is_seen = dumps[pid].stack, now, False
-            elif now - known.answered > self._threads_after and not known.is_seen:
-                known.is_seen = True  # from outside, once
-                known.stack = look_into(pid) or known.stack
-            if known.stack:
-                known.movement.note(now, known.stack, process.wakes, known.step)
-            self._ask_family(known, now)
-        ranks = tuple(_activity(rank, each, now) for rank, each in sorted(self._known.items()))
-        return MachineActivity(socket.gethostname(), ranks, load_per_core())
+            behind = known.left_behind if known is not None else set()
+            sources = [each for each in sources if each.pid not in behind and _is_open(each)]
+            processes = {each.pid: look_at(each.pid) for each in sources}
+            found = rank_among(sources, processes, joined)
+            if found is None:
+                return None
+            process, source = processes[found.pid], found
+        if known is None or known.source != source:
+            known = self._known[rank] = _Known(source, Movement(now))
+        known.note(process, now)
+        return known
 
-    def _ask_family(self, known: _Known, now: float) -> None:
-        """Ask for the other threads, once, and for the child processes of a rank that stands still."""
-        still = known.movement.still_seconds(now)
-        began = now - still
-        if still < self._threads_after or known.process.state in STOPPED:
-            if still < self._threads_after:
-                known.threads, known.children = (), ()
-            return
-        if len(self._signals) > 1 and abs(known.threads_of - began) > _CLOSER_SECONDS:
-            known.threads_of = began
-            source = known.source
-            dumps = ask([(source, source.pid, look_at(source.pid))], self._signals[1], _ANSWER_SECONDS)
-            known.threads = dumps[source.pid].others if source.pid in dumps else ()
-        if not fold(known.stack).waits:
+    def _note(self, known: _Known, dump: Dump | None, now: float) -> None:
+        """What a rank has answered, if it has."""
+        if dump is not None:
+            known.stack, known.threads = dump.stack, dump.others
+            known.answered, known.is_seen = now, False
+        elif now - known.answered > self._family_after and not known.is_seen:
+            known.is_seen = True  # from outside, once
+            known.stack = look_into(known.source.pid) or known.stack
+        if known.stack:
+            known.movement.note(now, known.stack, known.process.wakes, known.step)
+        is_still = known.movement.still_seconds(now) >= self._family_after
+        known.children = ()
+        if is_still and known.process.state not in STOPPED and not fold(known.stack).waits:
             known.children = self._children(known.source)
 
     def _children(self, source: Source) -> tuple[Child, ...]:
         """The processes of a rank that answer: those that it has forked, and Pythons that it has started."""
         own = {each.pid: each for each in sources_in(self._folder) if each.rank == source.rank}
         looked = [(pid, look_at(pid)) for pid in children_of(source.pid)[:_MOST_CHILDREN]]
-        asked = [(own.get(pid, source), pid, process) for pid, process in looked]
-        dumps = ask(asked, self._signals[0], _ANSWER_SECONDS)
-        return tuple(
-            Child(pid, dumps[pid].stack, process.facts)
-            for _, pid, process in asked
-            if pid in dumps and any(fold(dumps[pid].stack).own)
-        )
+        dumps = ask([Asked(own.get(pid, source), pid, process) for pid, process in looked], self._signals)
+        return tuple(Child(pid, dumps[pid].stack, process.facts) for pid, process in looked if pid in dumps)
 
     def _is_stalled(self, machine: MachineActivity) -> bool:
         return put_together([machine]).is_stalled(self._stall_seconds)
@@ -260,9 +276,8 @@ class Sampler:
             return
         channel = self._channel
         channel.tell(pack(machine))
-        if is_stalled and not self._has_announced:
-            channel.announce("\n".join(stall_lines(channel.work())))
-            self._has_announced = True
+        if is_stalled and not self._has_announced and not channel.announced():
+            self._has_announced = channel.announce("\n".join(stall_lines(channel.work())))
         elif self._has_announced and not is_stalled:
             channel.withdraw()
             self._has_announced = False
@@ -271,7 +286,7 @@ class Sampler:
 
     def _tell(self, text: str) -> None:
         """Say it once, and once that it is over."""
-        if text == self._said:
+        if text == self._said or self._stopped.is_set():
             return
         self._said = text
         reports.report_stall(self._folder, text)
@@ -279,6 +294,15 @@ class Sampler:
         if text and self._channel is not None:
             lines.append(f"see `rallypoint stacks {self._channel.address}`")
         self._say(lines)
+
+
+def _is_open(source: Source) -> bool:
+    """Whether its process is there; else its file is removed, as the number may be used again."""
+    if opens(source.pid, source.file, source.path):
+        return True
+    with suppress(OSError):
+        source.path.unlink()
+    return False
 
 
 _UNKNOWN: Final = Process("?", GONE.facts)

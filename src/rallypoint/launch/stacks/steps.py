@@ -12,12 +12,17 @@ import mmap
 import os
 import struct
 import time
+from operator import index
 from pathlib import Path
 from typing import Final
 
 _FORM: Final = struct.Struct("=qd")
 _NAME: Final = "step-{rank}-{pid}"
+_MOST: Final = 1 << 62
 REPORTS: Final = "RALLYPOINT_REPORTS"  # as `launch.reports` has it, which would take longer to import
+
+SIGNALS_VARIABLE: Final = "RALLYPOINT_STACKS_BY"
+"""For ranks: the numbers of the signals. Who sets it is the one that asks."""
 
 _place: mmap.mmap | None = None
 _owner = -1
@@ -27,7 +32,7 @@ _last = -1
 def step(number: int | None = None) -> None:
     """Say which step this rank is in; without a number, that it is in the next one."""
     global _last
-    _last = _last + 1 if number is None else number
+    _last = _last + 1 if number is None else min(max(index(number), 0), _MOST)
     if _owner != os.getpid():
         _open()
     if _place is not None:
@@ -41,7 +46,7 @@ def read_step(folder: Path, rank: int, pid: int) -> tuple[int, float]:
         number, since = _FORM.unpack(data)
     except (OSError, struct.error):
         return -1, 0.0
-    return int(number), float(since)
+    return (int(number), float(since)) if 0 <= number <= _MOST else (-1, 0.0)
 
 
 def _open() -> None:
@@ -49,13 +54,13 @@ def _open() -> None:
     global _place, _owner
     _place, _owner = None, os.getpid()
     folder, rank = os.environ.get(REPORTS, ""), os.environ.get("RANK", "")
-    if not folder or not rank.isdecimal():
+    if not folder or not rank.isdecimal() or not os.environ.get(SIGNALS_VARIABLE):
         return
     path = os.path.join(folder, _NAME.format(rank=int(rank), pid=_owner))
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
-            os.ftruncate(file, _FORM.size)
+            os.write(file, bytes(_FORM.size))  # not a hole: a full disk is an error here, and not later
             _place = mmap.mmap(file, _FORM.size)
         finally:
             os.close(file)

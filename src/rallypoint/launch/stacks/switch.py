@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from rallypoint.errors import UsageError
+from rallypoint.launch.stacks.steps import SIGNALS_VARIABLE as SIGNALS_VARIABLE
 
 VARIABLE: Final = "RALLYPOINT_STACKS"
 STALL_VARIABLE: Final = "RALLYPOINT_STALL_AFTER"
 STALL_SECONDS: Final = 180.0
 """For how long ranks may wait for others without a move, before it is said what each of them does."""
-SIGNALS_VARIABLE: Final = "RALLYPOINT_STACKS_BY"
-"""For ranks: the numbers of the signals. Who sets it is the one that asks."""
 OFF: Final = "off"
 _HINT: Final = "write on, off, or the name or number of a signal, or of two: SIGRTMAX-3,SIGRTMAX-4"
 # Programs take such signals from the lower end, if at all; the last one is used by debuggers.
@@ -27,7 +26,7 @@ _RESERVED: Final = ("SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGABRT", "SIGBU
 
 
 def signals_of(text: str, source: str) -> tuple[int, ...]:
-    """The signals for the main thread's stack and, if there is one, for all threads'; empty: off.
+    """The signals for the interpreter and, if there is a second, for a rank in C code; empty: off.
 
     UsageError, naming the source, for what is none.
     """
@@ -36,6 +35,8 @@ def signals_of(text: str, source: str) -> tuple[int, ...]:
         return ()
     if word.lower() in ("on", "auto", ""):
         word = _BY_DEFAULT if hasattr(signal, "SIGRTMAX") else _ON_MACOS
+    elif sys.platform != "linux":  # elsewhere nobody can look whether a process handles it
+        raise UsageError(f"{source} is {text!r}, but the signal can be chosen on Linux alone", hint=_HINT)
     try:
         numbers = tuple(_number(each) for each in word.split(","))
     except ValueError:

@@ -74,7 +74,7 @@ class Process(NamedTuple):
     began: int = 0
     """When it was started, in the system's ticks: a number that is used again is another process."""
     catches: int = 0
-    """The signals that it handles, a bit for each; `pending`: those that wait to be handled."""
+    """The signals that it handles, a bit for each; `pending`: those that are blocked, or wait."""
     pending: int = 0
     cpu: float = 0.0
     """Seconds of CPU time so far."""
@@ -113,7 +113,7 @@ def look_at(pid: int) -> Process:
         _whole(told, "voluntary_ctxt_switches", -1),
         int(stat[19]),
         _whole(told, "SigCgt", 0, 16),
-        _whole(told, "SigPnd", 0, 16) | _whole(told, "ShdPnd", 0, 16),
+        _whole(told, "SigPnd", 0, 16) | _whole(told, "ShdPnd", 0, 16) | _whole(told, "SigBlk", 0, 16),
         (int(stat[11]) + int(stat[12])) / _TICKS,
         int(stat[1]),
     )
@@ -129,6 +129,12 @@ def children_of(pid: int) -> list[int]:
             found += fresh
             waiting += fresh
     return found
+
+
+def began_at(pid: int) -> int:
+    """`Process.began` of the process that has this number now; 0: there is none."""
+    stat = _read(_PROC / str(pid) / "stat").rpartition(")")[2].split()
+    return int(stat[19]) if len(stat) >= 20 else 0
 
 
 def opens(pid: int, file: int, path: Path) -> bool:

@@ -52,10 +52,15 @@ class RankWatch:
             return
         folder = reports.folder_of(os.environ)
         if folder is None:  # a torchrun of the user's own
-            folder = self._folder.enter_context(reports.new_folder())
+            try:
+                folder = self._folder.enter_context(reports.new_folder())
+            except OSError as error:
+                self._signals = ()
+                self._say([f"what the ranks do is not looked at: no temporary folder ({error.strerror})"])
+                return
+        forget_all(folder)  # of the round before
         self._round.enter_context(_changed(answering({**os.environ, reports.VARIABLE: str(folder)})))
         sampler = Sampler(folder, self._signals, self._seconds, lambda: StoreChannel(place, head), self._say)
-        self._round.callback(forget_all, folder)
         self._round.callback(sampler.stop)
 
     def stop(self) -> None:

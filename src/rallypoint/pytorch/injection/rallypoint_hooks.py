@@ -84,9 +84,12 @@ _is_answering = False
 
 
 def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
-    """Write the stack of the main thread into a file of `folder` whenever the first signal comes.
+    """Write stacks into a file of `folder` whenever one of the signals comes.
 
-    If there is a second signal, it is for those of all threads. C code does it, without the interpreter lock.
+    The first is handled by the interpreter, between two of its steps, and all threads are written. The second
+    is for a main thread that is in a call of C code, and does not come to that: `faulthandler` writes its
+    stack then, from C. That is safe only there: C code that is about to enter a function has half a frame.
+
     A signal that comes while the process ends is ignored. The name of the file has the rank, the process and
     the number of the open file: whoever sends the signal looks first whether all three still hold.
     """
@@ -95,23 +98,68 @@ def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
         return
     _is_answering = True
     import _signal  # type: ignore[import-not-found]  # `signal` would import `enum`
-    import faulthandler
-    import fcntl
+    import atexit
 
+    if any(_signal.getsignal(number) is not _signal.SIG_DFL for number in signals):
+        return  # the program uses one of them for itself
     draft = os.path.join(folder, f"stack-{rank}-{os.getpid()}.draft")
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:  # programs that close files which they do not know begin with the low numbers
-        high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH_FILE)
-        os.close(file)
-    except OSError:  # it may have few files only
-        high = file
-    for at, number in enumerate(signals):
-        if _signal.getsignal(number) is not _signal.SIG_DFL:
-            continue  # the program uses it for itself
+    try:
+        file = _open_high(draft)
+    except OSError:  # the folder is of another machine, or gone
+        return
+    _signal.signal(signals[0], lambda _, frame: _write_stacks(file, frame))
+    _signal.siginterrupt(signals[0], False)
+    # At its end Python puts the default back, which would end the process by the signal.
+    atexit.register(_signal.signal, signals[0], _signal.SIG_IGN)
+    for number in signals[1:]:
+        import faulthandler
+
         # What `faulthandler` puts back at the end; the default would be to end the process.
         _signal.signal(number, _signal.SIG_IGN)
-        faulthandler.register(number, file=high, all_threads=at > 0)
-    os.rename(draft, os.path.join(folder, f"stack-{rank}-{os.getpid()}-{high}.txt"))
+        faulthandler.register(number, file=file, all_threads=False)
+    os.rename(draft, os.path.join(folder, f"stack-{rank}-{os.getpid()}-{file}.txt"))
+
+
+def _open_high(path: str) -> int:
+    """Programs that close files which they do not know begin with the low numbers."""
+    import fcntl
+
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH_FILE)
+    except OSError:  # it may have few files only
+        return file
+    os.close(file)
+    return high
+
+
+def _write_stacks(file: int, frame: object) -> None:
+    """As `faulthandler` writes them, the main thread at the end. Nothing may be raised in the user's code."""
+    try:
+        import _thread
+
+        here = _thread.get_ident()
+        lines = []
+        for thread, each in sys._current_frames().items():
+            if thread != here:
+                lines += _stack_lines(f"Thread {thread:#x}", each)
+        lines += _stack_lines(f"Current thread {here:#x}", frame)
+        os.write(file, "".join(lines).encode("ascii", "backslashreplace"))
+    except BaseException:  # noqa: S110 - there is nobody to tell
+        pass
+
+
+def _stack_lines(name: str, frame: Any) -> list[str]:
+    lines = [f"{name} (most recent call first):\n"]
+    while frame is not None and len(lines) <= 100:
+        code = frame.f_code
+        where = f"{code.co_filename}\0{code.co_name}"
+        if not where.isprintable():  # the zero is not
+            where = where.replace("\n", "\\x0a").replace("\r", "\\x0d")
+        path, _, function = where.partition("\0")
+        lines.append(f'  File "{path}", line {frame.f_lineno or 0} in {function}\n')
+        frame = frame.f_back
+    return lines
 
 
 def run_next_sitecustomize(file: str) -> None:

@@ -33,11 +33,7 @@ _HINT: Final = (
 @command(
     Argument("store", metavar="HOST:PORT", variable="RALLYPOINT_STORE", help="The job's store, or a relay."),
     Argument("--ranks", metavar="LIST", default="", help="Only these ranks: 0-7,12."),
-    Argument(
-        "--all-threads",
-        action="store_true",
-        help="Of ranks whose interpreter answers, their other threads, too.",
-    ),
+    Argument("--all-threads", action="store_true", help="The other threads, too, where Python answers."),
     Argument("--watch", action="store_true", help="Show it again whenever something changes, until Ctrl-C."),
     JSON,
 )

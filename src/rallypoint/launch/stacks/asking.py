@@ -28,7 +28,7 @@ _NAME: Final = re.compile(r"stack-(?P<rank>\d{1,9})-(?P<pid>\d{1,9})-(?P<file>\d
 _LOOK_SECONDS: Final = 0.005
 _SETTLED_SECONDS: Final = 0.1
 """A file that has not grown for so long has the whole answer."""
-INTERPRETER_SECONDS: Final = 0.5
+INTERPRETER_SECONDS: Final = 0.15
 """How long the interpreter has to answer; it looks for signals thousands of times a second."""
 _HAS_RUN_SECONDS: Final = 0.02
 _MOST_BYTES: Final = 1 << 20

@@ -48,8 +48,8 @@ logger = logging.getLogger("rallypoint.stacks")
 
 EVERY_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 2.0
-_CLOSER_LOOKS: Final = 8
-_CLOSER_SECONDS: Final = 0.15
+_CLOSER_LOOKS: Final = 3
+_CLOSER_SECONDS: Final = 0.1
 _FAMILY_AFTER: Final = 30.0
 """Child processes are asked only of a rank that has stood still for so long."""
 _MOST_CHILDREN: Final = 16
@@ -148,24 +148,29 @@ class Sampler:
         self._leave_channel()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._every):
+        pause = self._every
+        while not self._stopped.wait(pause):
             try:
-                self._turn()
+                pause = self._turn()
             except RallypointError:
                 self._leave_channel()  # the store is away, or gone: others report that
             except Exception:  # the job goes on without being watched
                 logger.warning("what the ranks do is not looked at any more", exc_info=True)
                 return
 
-    def _turn(self) -> None:
+    def _turn(self) -> float:
+        """Look once, and say what there is to say; how long to wait before the next time."""
         machine = self._look()
         if not machine.ranks:
-            return
+            return self._every
         if self._is_stalled(machine):
             machine = self._look_closer(machine)
         if not self._stopped.is_set():
             reports.report_activity(self._folder, machine)
             self._share(machine)
+        # The next look comes when the time of a rank is over that stands still, and not a while later.
+        left = [self._stall_seconds - each.still_seconds for each in machine.ranks]
+        return min([self._every, *(each + _CLOSER_SECONDS for each in left if each > 0)])
 
     def _leave_channel(self) -> None:
         channel, self._channel = self._channel, None

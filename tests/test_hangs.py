@@ -116,7 +116,7 @@ WAYS = {
     "python": "runs, at ",
     "collective": "broadcast <- ",
     "order": "barrier <- ",
-    "lock": "another thread of rank 3: hold (train.py:",
+    "lock": "waits for a lock, or for another thread",
     "loader": "__getitem__ (train.py:",
 }
 """What is said besides the line."""

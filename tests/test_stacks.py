@@ -23,7 +23,7 @@ from rallypoint.stacks.activity import (
 )
 from rallypoint.stacks.folding import fold
 from rallypoint.stacks.frames import Frame, is_complete, read_dump
-from rallypoint.stacks.grouping import put_together
+from rallypoint.stacks.grouping import only, put_together
 from rallypoint.stacks.movement import Movement
 from rallypoint.stacks.words import summary_lines
 
@@ -189,6 +189,12 @@ class TestWords:
         [line] = summary_lines(put_together([silent]))
         assert line.endswith("; nothing is known of ranks 2 and 3")
         assert summary_lines(put_together([silent, machine("b", ODD)]))[-1] == "nothing is known of rank 3"
+
+    def test_ranks_that_are_not_asked_for_are_not_missed(self) -> None:
+        told = replace(machine("a", waiting(0), waiting(1), ODD), world_size=4)
+        work = put_together(only([told], [range(1, 3)]))
+        assert [each.ranks for each in work.groups] == [[2], [1]]
+        assert work.unknown == ()
 
     def test_threads_and_children_of_the_odd_one(self) -> None:
         lock = (Frame("/home/me/locks.py", 5, "hold"), Frame("/usr/lib/python3.11/threading.py", 9, "run"))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from zlib import crc32
@@ -17,13 +17,14 @@ import pytest
 
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE, Reports
-from rallypoint.launch.stacks import steps
+from rallypoint.launch.stacks import sampler, steps
 from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
 from rallypoint.launch.stacks.flight import PIPES, ask_recorders, with_pipes
 from rallypoint.launch.stacks.sampler import Sampler
 from rallypoint.launch.stacks.steps import read_step, step
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of, stack_signals
-from rallypoint.launch.stacks.system import children_of, look_at
+from rallypoint.launch.stacks.system import children_of, look_at, names_of
+from rallypoint.launch.stacks.watching import answering
 from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.stacks.folding import fold
 from rallypoint.stacks.frames import Dump
@@ -292,17 +293,26 @@ def all_reduce():
 @contextmanager
 def sampled(ranks: Ranks, seconds: float, said: list[list[str]]) -> Iterator[FakeStore]:
     store = FakeStore()
-    sampler = Sampler(ranks.folder, SIGNALS, seconds, lambda: store, said.append)
+    watch = Sampler(ranks.folder, SIGNALS, seconds, lambda: store, said.append)
     try:
         yield store
     finally:
-        sampler.stop()
+        watch.stop()
 
 
-def test_the_odd_rank_is_said_once_and_not_before_its_time(ranks: Ranks) -> None:
+def test_the_odd_rank_is_said_once_and_not_before_its_time(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiting = [ranks.start(f"{COLLECTIVE}\ndef train():\n    all_reduce()\ntrain()") for _ in range(2)]
     ranks.start("import time\ndef load():\n    time.sleep(1000)\nload()")
     said: list[list[str]] = []
+    gathered: list[int] = []
+
+    def gather(pids: Collection[int]) -> dict[int, str]:
+        gathered.append(len(pids))
+        return {}
+
+    monkeypatch.setattr(sampler, "gpus_of", gather)
     began = time.monotonic()
     with sampled(ranks, 2.0, said) as store:
         awaited(lambda: bool(said))
@@ -316,6 +326,7 @@ def test_the_odd_rank_is_said_once_and_not_before_its_time(ranks: Ranks) -> None
         count = len(store.told)
         awaited(lambda: len(store.told) > count + 2)
         assert len(said) == 1
+        assert gathered == [3]
         for source in waiting:
             process = ranks.processes[source.rank]
             assert process.stdin is not None
@@ -382,3 +393,17 @@ def test_a_recorder_of_torchs_is_asked_for_its_last_collectives(tmp_path: Path) 
 def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RALLYPOINT_STACKS", "off")
     assert stack_signals() == ()
+    environ = {VARIABLE: "folder", "RALLYPOINT_STACKS": "off"}
+    assert answering(environ) == environ
+
+
+def test_the_calls_of_both_architectures_are_known() -> None:
+    x86, arm = names_of("x86_64"), names_of("aarch64")
+    assert (x86[0], arm[63]) == ("read", "read")
+    assert (x86[202], arm[98]) == ("futex", "futex")
+    assert set(x86.values()) - set(arm.values()) == {
+        "poll",
+        "select",
+        "epoll_wait",
+    }
+    assert names_of("riscv64") == {}

@@ -66,7 +66,11 @@ class Told:
 
 
 def status(*words: str) -> Told:
-    found = invoke("status", *words)
+    return run("status", *words)
+
+
+def run(*words: str) -> Told:
+    found = invoke(*words)
     return Told(found.exit_code, found.stdout, f"{found.stderr}{found.exception or ''}")
 
 
@@ -178,9 +182,14 @@ def test_what_ranks_do_is_told_by_their_launcher(server: Place) -> None:
         assert found.lines[-4:] == [
             "rank 2 on node-a is in load (data.py:88), for 4 min 12 s; no rank is elsewhere",
             "",
-            "rank 2 on node-a:",
+            "rank 2 on node-a is in load (data.py:88), for 4 min 12 s",
             "  load  /home/me/data.py:88",
         ]
+        told = json.loads(run("stacks", server.address, "--json").out)
+        assert [each["ranks"] for each in told["groups"]] == [[2]]
+        assert run("stacks", server.address).lines == found.lines[-4:]
+        assert run("stacks", server.address, "--ranks", "0-1").code == 1
+        assert run("stacks", server.address, "--ranks", "1-").code == 2
         found = status(server.address, "--rank", "2")
         assert (found.code, found.lines[0]) == (1, "rank 2: the store knows nothing of it")
         assert "does      load (data.py:88)" in found.lines

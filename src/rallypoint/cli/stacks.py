@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import Any, Final
+from collections.abc import Hashable, Sequence
+from typing import Final
 
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.signals import signals_as_interrupts
-from rallypoint.codec import to_json
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint, parse_place
 from rallypoint.rollcall.question import Question
-from rallypoint.stacks.activity import RankActivity
-from rallypoint.stacks.folding import is_library
-from rallypoint.stacks.grouping import Group, Work, machines_of, only, put_together
-from rallypoint.stacks.words import facts_lines, headline, stack_lines, summary_lines
+from rallypoint.stacks.grouping import Work, machines_of, only, put_together
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
-from rallypoint.text import printable_lines, shown
+from rallypoint.text import LONGEST_SENTENCE, shown
+from rallypoint.watch.status.stacks import all_content, all_lines, essence
+from rallypoint.watch.status.summary import stall_lines
 
 _ANSWER_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 2.0
@@ -57,81 +56,50 @@ def stacks(store: str, ranks: str, all_threads: bool, watch: bool, as_json: bool
         return 0  # Ctrl-C is how it is meant to end
 
 
-def _show(place: Endpoint, wanted: frozenset[int] | None, all_threads: bool, as_json: bool) -> int:
+def _show(place: Endpoint, wanted: Sequence[range], all_threads: bool, as_json: bool) -> int:
     work, stall = _ask(place, wanted)
     if work.main is None:
         raise RallypointError(f"{_NOTHING}: {place}", hint=_HINT)
     if as_json:
-        print(json.dumps({"stall": stall, "groups": [_content(each) for each in work.groups]}))
+        print(json.dumps({"stall": stall, **all_content(work)}))
     else:
         print("\n".join(_lines(work, stall, all_threads)))
     return 1 if stall else 0
 
 
-def _watch(place: Endpoint, wanted: frozenset[int] | None, all_threads: bool) -> None:
-    before: list[str] = []
+def _watch(place: Endpoint, wanted: Sequence[range], all_threads: bool) -> None:
+    before: Hashable = None
     while True:
+        news: Hashable
         try:
             work, stall = _ask(place, wanted)
-            lines = _lines(work, stall, all_threads)
+            news, lines = (essence(work, None), stall), _lines(work, stall, all_threads)
         except RallypointError as error:
-            lines = [f"no answer: {shown(error.message, 500)}"]
-        # Times alone are no news.
-        if [re.sub(r"\d+", "", line) for line in lines] != [re.sub(r"\d+", "", line) for line in before]:
+            news, lines = error.message, [f"no answer: {shown(error.message, LONGEST_SENTENCE)}"]
+        if news != before:
             print(time.strftime("%H:%M:%S"), *lines, "", sep="\n", flush=True)
-        before = lines
+        before = news
         time.sleep(_PAUSE_SECONDS)
 
 
-def _ask(place: Endpoint, wanted: frozenset[int] | None) -> tuple[Work, str]:
+def _ask(place: Endpoint, wanted: Sequence[range]) -> tuple[Work, str]:
     snapshot = look(*place, Question(), Deadline(_ANSWER_SECONDS))
     machines = machines_of(snapshot)
-    return put_together(machines if wanted is None else only(machines, wanted)), snapshot.stall
+    return put_together(only(machines, wanted) if wanted else machines), snapshot.stall
 
 
 def _lines(work: Work, stall: str, all_threads: bool) -> list[str]:
-    if work.main is None:
-        return [_NOTHING]
-    lines = ["the job stands still:", *printable_lines(stall).splitlines(), ""] if stall else []
-    if not stall:
-        lines += [*summary_lines(work), ""]
-    for group in work.groups:
-        lines += [headline(group), *(f"  {line}" for line in facts_lines(group.example))]
-        lines += [f"    {line}" for line in _stack(group.example)]
-        if all_threads:
-            for stack in group.example.threads:
-                lines += ["  another thread:", *(f"    {line}" for line in stack_lines(stack))]
-        for child in group.example.children:
-            lines += [f"  its process {child.pid}:", *(f"    {line}" for line in stack_lines(child.stack))]
-        lines.append("")
-    return [*lines[:-1], *(["", *(shown(each, 500) for each in work.remarks)] if work.remarks else [])]
+    """What is said of a job that stands still is the summary of that moment; below it is what is so now."""
+    told = ["the job stands still:", *stall_lines(stall), ""] if stall else []
+    return [*told, *all_lines(work, with_threads=all_threads)]
 
 
-def _stack(example: RankActivity) -> list[str]:
-    return stack_lines(example.stack) or ["its stack is not known"]
-
-
-def _content(group: Group) -> dict[str, Any]:
-    doing = group.doing
-    return {
-        "ranks": group.ranks,
-        "hosts": group.hosts,
-        "call": doing.call,
-        "waits": doing.waits,
-        "ended": group.ended,
-        "own": [to_json(each) for each in group.example.stack if not is_library(each)],
-        "members": [to_json(each) for each in group.members],
-    }
-
-
-def _ranks(text: str) -> frozenset[int] | None:
-    """`0-7,12`; None for all."""
-    if not text:
-        return None
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+def _ranks(text: str) -> list[range]:
+    """`0-7,12`; nothing for all."""
+    found = []
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
         if match is None:
             raise UsageError(f"--ranks is {text!r}", hint="write numbers and ranges: 0-7,12")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(found)
+        found.append(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return found

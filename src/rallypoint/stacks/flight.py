@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from rallypoint.errors import UsageError
 from rallypoint.stacks.activity import Recorded
+from rallypoint.stacks.folding import is_library_file
 from rallypoint.text import excerpt, printable, ranks_text
 
 _NAME: Final = re.compile(r"trace_rank_?(?P<rank>\d{1,9})(?:\.(?:json|pkl|pickle))?$")
@@ -30,7 +31,6 @@ _SAME_SIZES: Final = (
     *("_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "barrier"),
 )
 """Operations whose sizes have to be the same on all ranks."""
-_LIBRARIES: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|<frozen ")
 _MOST_TEXT: Final = 200
 _MOST_DIMENSIONS: Final = 16
 _MOST_KINDS: Final = 8
@@ -151,7 +151,7 @@ def _text(found: object) -> str:
 
 def _place(frames: Sequence[Any]) -> str:
     for frame in frames:
-        if isinstance(frame, dict) and not _LIBRARIES.search(_text(frame.get("filename"))):
+        if isinstance(frame, dict) and not is_library_file(_text(frame.get("filename"))):
             line = frame.get("line")
             where = f"{_text(frame.get('filename'))}, line {line if _is_size(line) else '?'}"
             return f"{where}, in {_text(frame.get('name'))}"

@@ -64,7 +64,12 @@ def file_name(frame: Frame) -> str:
 
 def is_library(frame: Frame) -> bool:
     """Whether it is not the user's own code."""
-    return not frame.file or bool(_LIBRARY.search(frame.file))
+    return not frame.file or is_library_file(frame.file)
+
+
+def is_library_file(path: str) -> bool:
+    """Whether it is a file of Python itself, or of a package."""
+    return bool(_LIBRARY.search(path))
 
 
 def fold(stack: Sequence[Frame]) -> Doing:

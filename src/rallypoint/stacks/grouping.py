@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -14,7 +14,8 @@ from rallypoint.stacks.frames import Frame
 
 SILENT_SECONDS: Final = 4.0
 """A rank of a busy machine may take a while to answer."""
-_MUCH: Final = 0.5  # of a core
+MUCH: Final = 0.5
+"""Of a core: who takes more computes."""
 _MOST_RANKS: Final = 1 << 20
 _LATE_SECONDS: Final = 60.0
 """A machine that has told nothing for so long tells what was, not what is."""
@@ -81,7 +82,7 @@ class Work:
         members = [rank for each in living for rank in each.members]
         # One that computes for long in a single call is not woken either.
         return len(members) > 1 and all(
-            each.still_seconds >= seconds and each.facts.cores < _MUCH for each in members
+            each.still_seconds >= seconds and each.facts.cores < MUCH for each in members
         )
 
 
@@ -104,10 +105,14 @@ def machines_of(snapshot: Snapshot) -> list[MachineActivity]:
     return [machine for machine in machines if machine is not None]
 
 
-def only(machines: Iterable[MachineActivity], ranks: Collection[int]) -> list[MachineActivity]:
-    """These ranks alone."""
+def only(machines: Iterable[MachineActivity], wanted: Sequence[range]) -> list[MachineActivity]:
+    """These ranks alone; the others are not missed."""
     return [
-        replace(machine, ranks=tuple(each for each in machine.ranks if each.rank in ranks))
+        replace(
+            machine,
+            ranks=tuple(each for each in machine.ranks if any(each.rank in some for some in wanted)),
+            world_size=-1,
+        )
         for machine in machines
     ]
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
 from rallypoint.stacks.flight import as_lines, compare, dump_of
 from rallypoint.stacks.folding import Doing, file_name, fold, is_library
 from rallypoint.stacks.frames import Frame
-from rallypoint.stacks.grouping import Group, Work
+from rallypoint.stacks.grouping import MUCH, Group, Work
 from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, ranks_text, shown, size
 
 _CHAIN: Final = 3
 _MOST_ODD: Final = 8
 _MOST_HOSTS: Final = 3
 _MOST_THREADS: Final = 3
-_MOVES_SECONDS: Final = 1.0
+STILL_SECONDS: Final = 1.0
 """Who has stood still for less than this may just as well have moved."""
 _LONG_SECONDS: Final = 5.0
-_MUCH: Final = 0.5  # of a core
 _ORDINARY: Final = ("sleeps", "runs")
 
 
@@ -29,9 +29,8 @@ def summary_lines(work: Work) -> list[str]:
         return ["nothing is known of what the ranks do"]
     first = f"{_how_many(work)} {_verb(work.main)} {_place(work.main)}{_lasting(work.main)}"
     if work.unknown:
-        silent = (
-            f"nothing is known of {'rank' if len(work.unknown) == 1 else 'ranks'} {ranks_text(work.unknown)}"
-        )
+        noun = "rank" if len(work.unknown) == 1 else "ranks"
+        silent = f"nothing is known of {noun} {ranks_text(work.unknown)}"
         if not work.odd:
             return [f"{first}; {silent}"]
         return [*_with_odd(work, first), silent]
@@ -93,9 +92,11 @@ def group_lines(group: Group) -> Iterator[str]:
     if group.ended:
         yield f"last seen in {chain}{_step(group)}"
         return
-    facts = _facts_text(example, doing)
+    # Of one that waits for others, the call is known: in which of the system's it does so says nothing.
+    facts = facts_text(replace(example.facts, call="") if doing.waits else example.facts)
     if group.is_silent:
-        yield f"{facts}; last seen in {chain}{_step(group)}"
+        silent = f"has not answered for {duration(example.silent_seconds)}"
+        yield f"{f'{facts}, ' if facts else ''}{silent}; last seen in {chain}{_step(group)}"
         return
     yield f"{chain}{_step(group)}{_lasting(group)}{f': {facts}' if facts else ''}"
     yield from _family_lines(example)
@@ -138,11 +139,9 @@ def _how_many(work: Work) -> str:
 
 
 def _verb(group: Group) -> str:
+    if group.ended or group.is_silent:
+        return f"{_is_elsewhere(group)}, last seen in"
     one = len(group.members) == 1
-    if group.ended:
-        return f"{'has' if one else 'have'} ended ({shown(group.ended)}), last seen in"
-    if group.is_silent:
-        return f"{'does' if one else 'do'} not answer, last seen in"
     if group.doing.waits:
         return "waits in" if one else "wait in"
     return "is in" if one else "are in"
@@ -168,7 +167,7 @@ def _step(group: Group) -> str:
 
 def _lasting(group: Group) -> str:
     seconds = group.still_seconds
-    return f", for {duration(seconds)}" if seconds >= _MOVES_SECONDS and not group.ended else ""
+    return f", for {duration(seconds)}" if seconds >= STILL_SECONDS and not group.ended else ""
 
 
 def who_text(group: Group) -> str:
@@ -189,23 +188,16 @@ def _is_elsewhere(group: Group) -> str:
     return f"{'is' if one else 'are'} elsewhere"
 
 
-def _facts_text(each: RankActivity, doing: Doing) -> str:
-    """The facts that explain why it stands still, or does not answer."""
-    facts = each.facts
-    told = []
-    if facts.state and facts.state not in _ORDINARY:
-        told.append(shown(facts.state))
-    if each.silent_seconds >= 0:
-        told.append(f"has not answered for {duration(each.silent_seconds)}")
-    if facts.call and not doing.waits:
-        told.append(shown(facts.call, LONGEST_SENTENCE))
-    if facts.state == "runs" or facts.cores >= _MUCH:
-        told.append(f"runs, at {facts.cores:.0%} of a core" if facts.cores >= 0 else "runs")
+def facts_text(facts: ProcessFacts) -> str:
+    """The facts that explain why a process stands still; figures are rough, so that they seldom change."""
+    told = [facts.state] if facts.state not in _ORDINARY else []
+    told.append(facts.call)
+    if facts.state == "runs" or facts.cores >= MUCH:
+        told.append(f"runs, at {round(facts.cores, 1):.0%} of a core" if facts.cores >= 0 else "runs")
     if facts.swapped > 0:
         told.append(f"{size(facts.swapped)} swapped out")
-    if facts.gpu:
-        told.append(shown(facts.gpu))
-    return ", ".join(told)
+    told.append(facts.gpu)
+    return ", ".join(shown(each, LONGEST_SENTENCE) for each in told if each)
 
 
 def _family_lines(each: RankActivity) -> Iterator[str]:
@@ -220,12 +212,9 @@ def _family_lines(each: RankActivity) -> Iterator[str]:
 
 
 def _child_text(child: Child) -> str:
-    facts: ProcessFacts = child.facts
     where = chain_text(fold(child.stack)) if child.stack else "its stack is not known"
-    told = [
-        shown(text, LONGEST_SENTENCE) for text in (facts.state, facts.call) if text and text not in _ORDINARY
-    ]
-    return f"{where}{': ' if told else ''}{', '.join(told)}"
+    told = facts_text(child.facts)
+    return f"{where}: {told}" if told else where
 
 
 def _frame(frame: Frame) -> str:

@@ -46,7 +46,7 @@ from rallypoint.stacks.words import stall_lines
 
 logger = logging.getLogger("rallypoint.stacks")
 
-EVERY_SECONDS: Final = 10.0
+_EVERY_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 2.0
 _CLOSER_LOOKS: Final = 3
 _CLOSER_SECONDS: Final = 0.1
@@ -128,13 +128,14 @@ class Sampler:
         self._folder = folder
         self._signals = tuple(signals)
         self._stall_seconds = stall_seconds
-        self._every = max(min(EVERY_SECONDS, stall_seconds / 8), 0.5)
+        self._every = max(min(_EVERY_SECONDS, stall_seconds / 8), 0.5)
         self._family_after = min(_FAMILY_AFTER, stall_seconds / 2)
         self._reports = reports.Reports(folder)
         self._connect = connect
         self._channel: Channel | None = None
         self._say = say
         self._said = ""
+        self._is_gathered = False
         self._has_announced = False
         self._known: dict[int, _Known] = {}
         self._stopped = threading.Event()
@@ -163,7 +164,9 @@ class Sampler:
         machine = self._look()
         if not machine.ranks:
             return self._every
-        if self._is_stalled(machine):
+        if not self._is_stalled(machine):
+            self._is_gathered = False
+        elif not self._is_gathered:
             machine = self._look_closer(machine)
         if not self._stopped.is_set():
             reports.report_activity(self._folder, machine)
@@ -248,9 +251,10 @@ class Sampler:
         return put_together([machine]).is_stalled(self._stall_seconds)
 
     def _look_closer(self, machine: MachineActivity) -> MachineActivity:
-        """A few looks in a row: a rank that trains is seen at more than one place then."""
-        if self._has_announced:
-            return machine
+        """A few looks in a row: a rank that trains is seen at more than one place then.
+
+        If it is a stall, what takes long is asked, once.
+        """
         for _ in range(_CLOSER_LOOKS):
             if self._stopped.wait(_CLOSER_SECONDS):
                 break
@@ -267,6 +271,7 @@ class Sampler:
             )
             for each in machine.ranks
         )
+        self._is_gathered = True
         return replace(machine, ranks=tuple(ranks), remarks=versions_in(machine))
 
     # Telling ------------------------------------------------------------------------------------------------
@@ -282,7 +287,10 @@ class Sampler:
         channel = self._channel
         channel.tell(pack(machine))
         if is_stalled and not self._has_announced and not channel.announced():
-            self._has_announced = channel.announce("\n".join(stall_lines(channel.work())))
+            work = channel.work()
+            if work.main is None:  # a look may not show who tells, as behind a relay
+                work = put_together([machine])
+            self._has_announced = channel.announce("\n".join(stall_lines(work)))
         elif self._has_announced and not is_stalled:
             channel.withdraw()
             self._has_announced = False

@@ -51,13 +51,14 @@ _IN_WORDS: Final = {
 }
 
 
-def _names(architecture: str) -> dict[int, str]:
+def names_of(architecture: str) -> dict[int, str]:
+    """The calls by their numbers; nothing for an architecture that is not in the table."""
     column = _COLUMNS.get(architecture, 0)
     rows = (each.split() for each in _CALLS.split(","))
     return {int(row[column]): row[0] for row in rows if column and row[column].isdigit()}
 
 
-_NAMES: Final = _names(platform.machine())
+_NAMES: Final = names_of(platform.machine())
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
 _KILLED: Final = re.compile(r"(?:[Oo]ut of memory|oom-kill).{0,400}?(?:Killed process|pid=) ?(\d+)")
 _KERNEL_LOG_BYTES: Final = 1 << 20

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rallypoint.errors import NotOursError, RallypointError
+from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import inject
@@ -111,5 +111,5 @@ def _channel(store: str) -> StoreChannel | None:
     try:
         look(*place, Question(), Deadline(_PROBE_SECONDS))
         return StoreChannel(place, place)
-    except (NotOursError, RallypointError):
+    except RallypointError:
         return None

@@ -10,30 +10,38 @@ from rallypoint.stacks.activity import RankActivity
 from rallypoint.stacks.folding import fold
 from rallypoint.stacks.frames import Frame
 from rallypoint.stacks.grouping import Group, Work
-from rallypoint.stacks.words import chain_text, facts_lines, stack_lines, summary_lines, who_text
+from rallypoint.stacks.words import (
+    STILL_SECONDS,
+    chain_text,
+    facts_lines,
+    facts_text,
+    headline,
+    stack_lines,
+    summary_lines,
+)
 from rallypoint.text import LONGEST_SENTENCE, counted, duration, rate, shown
 
-_MOST_GROUPS: Final = 8
+_MOST_GROUPS: Final = 24
 _MOST_FRAMES: Final = 20
 _MOST_REMARKS: Final = 8
 _MOST_THREADS: Final = 16
-_STILL_SECONDS: Final = 1.0
-"""Who has stood still for less than this may just as well have moved."""
 _MARGIN: Final = 10
 
 
-def all_lines(work: Work) -> list[str]:
-    """What most do and who is elsewhere; then, of each group, the stack of the rank that is stillest."""
+def all_lines(work: Work, *, with_threads: bool = False) -> list[str]:
+    """What most do and who is elsewhere; then, of each group, the rank that is stillest."""
     if work.main is None:
-        return ["", "what the ranks do is not known: no launcher tells"]
+        return ["what the ranks do is not known: no launcher tells"]
     groups = work.groups
     named = [*groups[: _MOST_GROUPS - 1], groups[-1]] if len(groups) > _MOST_GROUPS else groups
-    lines = ["", *summary_lines(work)]
+    lines = summary_lines(work)
     lines += [f"note: {shown(each, LONGEST_SENTENCE)}" for each in work.remarks[:_MOST_REMARKS]]
     for each in named:
         example = each.example
-        of = f", here rank {example.rank}" if len(each.members) > 1 else ""
-        lines += ["", f"{who_text(each)}{of}:", *_stack(example.stack, _MOST_FRAMES)]
+        of = f"; here rank {example.rank}" if len(each.members) > 1 else ""
+        facts = ", ".join(facts_lines(example))
+        lines += ["", f"{headline(each)}{of}", *([f"  {facts}"] if facts else [])]
+        lines += [*_stack(example.stack, _MOST_FRAMES), *_family(example, with_threads)]
     if len(groups) > len(named):
         lines += ["", f"and {counted(len(groups) - len(named), 'other place')}"]
     return lines
@@ -47,16 +55,7 @@ def rank_lines(work: Work, rank: int) -> list[str]:
     where = chain_text(fold(activity.stack)) if activity.stack else "it has not told its stack yet"
     lines = [*_rows("does", [where, *_remarks(activity)]), *_rows("system", facts_lines(activity))]
     lines += _rows("stack", stack_lines(activity.stack))
-    for at, thread in enumerate(activity.threads[:_MOST_THREADS]):
-        lines += ["", f"thread {at + 2} of its process:", *_stack(thread, _MOST_FRAMES)]
-    if (more := len(activity.threads) - _MOST_THREADS) > 0:
-        lines += ["", f"and {counted(more, 'more thread')}"]
-    for child in activity.children:
-        told = ", ".join(
-            shown(each, LONGEST_SENTENCE) for each in (child.facts.state, child.facts.call) if each
-        )
-        lines += ["", f"its process {child.pid}: {told}".rstrip(": "), *_stack(child.stack, _MOST_FRAMES)]
-    return lines
+    return [*lines, *_family(activity, with_threads=True)]
 
 
 def essence(work: Work, rank: int | None) -> Hashable:
@@ -67,10 +66,23 @@ def essence(work: Work, rank: int | None) -> Hashable:
     return activity and (fold(activity.stack), activity.ended)
 
 
+def _family(activity: RankActivity, with_threads: bool) -> Iterator[str]:
+    """The other threads of a rank, and its processes."""
+    threads = activity.threads if with_threads else ()
+    for at, thread in enumerate(threads[:_MOST_THREADS]):
+        yield from ("", f"thread {at + 2} of its process:", *_stack(thread, _MOST_FRAMES))
+    if (more := len(threads) - _MOST_THREADS) > 0:
+        yield from ("", f"and {counted(more, 'more thread')}")
+    for child in activity.children:
+        told = facts_text(child.facts)
+        head = f"its process {child.pid}{f': {told}' if told else ''}"
+        yield from ("", head, *_stack(child.stack, _MOST_FRAMES))
+
+
 def _remarks(activity: RankActivity) -> Iterator[str]:
     if activity.ended:
         yield f"it has ended: {shown(activity.ended, LONGEST_SENTENCE)}"
-    if activity.still_seconds >= _STILL_SECONDS and not activity.ended:
+    if activity.still_seconds >= STILL_SECONDS and not activity.ended:
         yield f"it has not moved for {duration(activity.still_seconds)}"
     if activity.silent_seconds >= 0:
         yield f"it has not answered for {duration(activity.silent_seconds)}"
@@ -101,7 +113,7 @@ def _find(work: Work, rank: int) -> RankActivity | None:
 
 
 def all_content(work: Work) -> dict[str, Any]:
-    """The summary, and all groups, the odd ones first; of each, the rank that is stillest."""
+    """The summary, and all groups, the odd ones first, with all that is told of their ranks."""
     lines = summary_lines(work) if work.main is not None else []
     return {
         "summary": lines,
@@ -116,8 +128,9 @@ def _group_content(group: Group, is_main: bool) -> dict[str, Any]:
         "hosts": list(dict.fromkeys(group.hosts.values())),
         "is_main": is_main,
         "still_seconds": group.still_seconds,
+        "ended": group.ended,
         **to_json(group.doing),
-        "example": to_json(group.example),
+        "members": [to_json(each) for each in group.members],
     }
 
 

@@ -14,8 +14,8 @@ from rallypoint.stacks.activity import ProcessFacts
 from rallypoint.stacks.folding import fold, is_library
 from rallypoint.stacks.frames import Frame
 from rallypoint.stacks.grouping import Group
-from rallypoint.stacks.words import chain_text, group_lines, who_text
-from rallypoint.text import LONGEST_SENTENCE, shown, size
+from rallypoint.stacks.words import STILL_SECONDS, chain_text, facts_text, group_lines, who_text
+from rallypoint.text import LONGEST_SENTENCE, shown
 from rallypoint.watch.web.told import RankTold, Told
 
 Json = dict[str, Any]
@@ -26,11 +26,6 @@ MOST_SLOW: Final = 20
 MOST_REMARKS: Final = 16
 MOST_THREADS: Final = 16
 """Of one rank, with their stacks."""
-
-_STILL_SECONDS: Final = 1.0
-"""Who has stood still for less than this may just as well have moved."""
-_MUCH: Final = 0.5  # of a core
-_ORDINARY: Final = ("sleeps", "runs")
 
 
 def work(told: Told, now: float) -> Json:
@@ -64,26 +59,14 @@ def _group(group: Group, told: Told, now: float) -> Json:
     }
     if group.ended:
         return {**found, "ended": shown(group.ended)}
-    found["system"] = _system(example.facts)
+    found["system"] = facts_text(example.facts)
     found["family"] = list(group_lines(group))[1:]
-    if group.still_seconds >= _STILL_SECONDS:
+    if group.still_seconds >= STILL_SECONDS:
         ages = (each.still_seconds + told.ranks[each.rank].seconds for each in group.members)
         found["since"] = _moment(now, min(ages))
     if example.silent_seconds >= 0:
         found["silent"] = {"since": _moment(now, example.silent_seconds + told.ranks[example.rank].seconds)}
     return found
-
-
-def _system(facts: ProcessFacts) -> str:
-    """What explains why a rank stands still; figures are rough, so that they seldom change."""
-    told = [facts.state] if facts.state not in _ORDINARY else []
-    told.append(facts.call)
-    if facts.state == "runs" or facts.cores >= _MUCH:
-        told.append(f"runs, at {round(facts.cores, 1):.0%} of a core" if facts.cores >= 0 else "runs")
-    if facts.swapped > 0:
-        told.append(f"{size(facts.swapped)} swapped out")
-    told.append(facts.gpu)
-    return ", ".join(shown(each, LONGEST_SENTENCE) for each in told if each)
 
 
 def steps(told: Told, now: float) -> Json:
@@ -120,7 +103,7 @@ def doing(each: RankTold, now: float) -> Json:
     activity, facts = each.activity, each.activity.facts
     ages = {
         "told_since": 0.0,
-        "still_since": activity.still_seconds if activity.still_seconds >= _STILL_SECONDS else -1.0,
+        "still_since": activity.still_seconds if activity.still_seconds >= STILL_SECONDS else -1.0,
         "silent_since": activity.silent_seconds,
         "step_since": activity.step_seconds,
     }

@@ -32,7 +32,7 @@ from ends import (
 )
 from rallypoint.errors import LimitError, ProtocolError, SessionLostError
 from rallypoint.relay.core.relay import RelayCore
-from rallypoint.relay.core.upstream import BYE
+from rallypoint.relay.core.upstream import BEAT, BYE
 from rallypoint.server.core.outbox import Close, Work
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import VALIDATE, counted_request, request
@@ -149,12 +149,12 @@ def test_a_cancel_at_a_barrier_waits_until_it_is_known_who_was_released(
     (rank,) = relay.desk.open()
     rank.send(barrier(b"b", 2))
     assert relay.asked() == [arrive(b"b", 2, 1)]
-    assert rank.ask(CANCEL_WAIT + get(b"k")) == b""
+    assert rank.ask(CANCEL_WAIT + get(b"k") + BEAT) == b""
     assert relay.asked() == [leave(0, 1), get(b"k")]
     if is_released:
         relay.answer((0, DONE, i64(1)))
     relay.answer((1, DONE, i64(not is_released)), (2, DONE, blob(b"v")))
-    assert rank.take() == (b"\x00\x01" if is_released else b"\x01") + blob(b"v")
+    assert rank.take() == (b"\x00\x01" if is_released else b"\x01") + blob(b"v") + blob(b"")
 
 
 def test_a_cancel_of_several_barriers_is_answered_once_all_are_known(relay: ByHand) -> None:

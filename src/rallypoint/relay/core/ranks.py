@@ -276,6 +276,9 @@ class Rank(Client):
         self._requests.ask(self, Op.DELETE_KEY, blobs, tail, self._next_reply())
         return b""
 
+    def beat(self) -> bytes:
+        return self._reply_now(super().beat())
+
     def look(self, question: bytes) -> bytes | None:
         """What this relay knows; not what the store does."""
         asked = Question.from_json(question)  # or it breaks a rule, and is owed nothing

@@ -22,7 +22,7 @@ _FOLDER: Final = _PROJECT / "build" / "compiled"
 _WHEELS: Final = _PROJECT / "build" / "wheels"
 
 _TESTS: Final = (
-    *("compiled", "parser", "session_bytes", "sessions", "engine", "core", "replay"),
+    *("compiled", "parser", "session_bytes", "sessions", "engine", "core", "counting", "replay"),
     *("fuzz", "serve", "torch_clients"),
 )
 """What the compiled modules do: in bytes, by property, with sockets, for torch's client."""

@@ -91,21 +91,22 @@ cdef class Hot:
         cdef Py_ssize_t end = PyBytes_GET_SIZE(data), stop, others = 0
         cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(data)
         cdef bytes reply
+        cdef bint is_get
         self.carried = 0
         while position < pause:
             stop = self._end_of(start, position, end)
             if not stop:
                 break
+            is_get = start[position] == GET
+            self.carried += not is_get
             reply = self._hand_over(handler, start, position, stop)
-            if start[position] == GET:
+            if is_get:
                 replies.append(reply)
                 if PyBytes_GET_SIZE(reply) >= self._large:
                     pause = stop
-            else:
-                self.carried += 1
-                if PyBytes_GET_SIZE(reply):
-                    replies.append(reply)
-                    others += 1
+            elif PyBytes_GET_SIZE(reply):
+                replies.append(reply)
+                others += 1
             position = stop
         return position, others
 
@@ -140,22 +141,22 @@ cdef class Hot:
         return stop if <uint64_t>(stop - begin) <= self._request_bytes else 0
 
     cdef bytes _hand_over(self, handler, const unsigned char* start, Py_ssize_t begin, Py_ssize_t stop):
-        """The handler's reply to the request that is there."""
+        """The handler's reply to the request that is there. One that it refuses counts as well."""
         cdef int op = start[begin]
         cdef Py_ssize_t key
         cdef bytes reply
         if op == GET:
             reply = handler.get(cut(start, begin + 9, stop))
         elif op == ADD:
-            reply = handler.add(cut(start, begin + 9, stop - 8), <int64_t>number_at(start + stop - 8))
             self.adds += 1
+            reply = handler.add(cut(start, begin + 9, stop - 8), <int64_t>number_at(start + stop - 8))
         elif op == CHECK:
-            reply = handler.check([cut(start, begin + 17, stop)])
             self.checks += 1
+            reply = handler.check([cut(start, begin + 17, stop)])
         else:
             key = begin + 9 + <Py_ssize_t>number_at(start + begin + 1)
-            reply = handler.set(cut(start, begin + 9, key), cut(start, key + 8, stop))
             self.sets += 1
+            reply = handler.set(cut(start, begin + 9, key), cut(start, key + 8, stop))
         if reply is None:
             raise TypeError("a prompt handler leaves nothing unfinished")
         return reply

@@ -6,8 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rallypoint.errors import (
 )
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice, make_loop
-from rallypoint.server.loops.listening import Listening
+from rallypoint.server.loops.listening import Arrival, Listening
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.binding import listen, reachable_at
@@ -87,6 +88,30 @@ def test_who_has_gone_when_it_is_accepted_is_closed() -> None:
             assert client.recv(1) == b""
         listening.close()
     assert not welcomed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the option has this name on Linux")
+def test_few_probes_are_due_in_the_same_second() -> None:
+    """16,000 that were due at once were lost by the system's queue, and live connections ended for it."""
+    welcomed: list[Arrival] = []
+    loop, _ = make_loop(Choice.LEGACY)
+    with closing(loop), ExitStack() as clients:
+        listener = clients.enter_context(socket.create_server(("127.0.0.1", 0), backlog=512))
+
+        def welcome(arrivals: list[Arrival]) -> None:
+            welcomed.extend(arrivals)
+            loop.stop()
+
+        listening = Listening(loop, [listener], {}, welcome)
+        listening.start()
+        for _ in range(300):
+            clients.enter_context(socket.create_connection(listener.getsockname(), timeout=SECONDS))
+        loop.run()
+        due = Counter(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) for sock, _ in welcomed)
+        listening.close()
+        for sock, _ in welcomed:
+            sock.close()
+    assert due == {60: 99, 61: 100, 62: 100, 63: 1}
 
 
 @pytest.mark.parametrize("backend", ["libuv", pytest.param("legacy", marks=pytest.mark.slow)])

@@ -32,9 +32,14 @@ _OF_THE_CLIENT = {
     errno.ETIMEDOUT,
 }
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+# After a barrier, all clients fall silent at once. If thousands of probes were due in the same second, the
+# system's queue would lose most of them, each time, and live connections would end. So few are due in each.
+_PROBES_PER_SECOND = 100
+_MOST_SECONDS_LATER = 300
 _NAME_ON_MACOS = {"TCP_KEEPIDLE": "TCP_KEEPALIVE"}
 # Linux hands the options of a listening socket on to those that it accepts: no system call per client.
 _INHERITS_OPTIONS = sys.platform == "linux"
+_TCP_KEEPIDLE: int = getattr(socket, "TCP_KEEPIDLE", 0)
 
 Arrival = tuple[Socket, Any]
 """A new socket, and the address of its client, as the system gives it."""
@@ -55,6 +60,7 @@ class Listening:
         self._listeners = list(listeners)
         self._welcome = welcome
         self._is_accepting = False
+        self._accepted = 0
 
     def start(self) -> None:
         for listener in self._listeners:
@@ -86,7 +92,7 @@ class Listening:
         while self._is_accepting and is_more:
             arrivals = self._accept_some(listener)
             is_more = len(arrivals) == _ACCEPT_AT_ONCE
-            present = [arrival for arrival in arrivals if _make_ready(arrival)]
+            present = [arrival for arrival in arrivals if self._make_ready(arrival)]
             if present:
                 self._welcome(present)
 
@@ -104,6 +110,25 @@ class Listening:
                 self._pause(error)
         return arrivals
 
+    def _make_ready(self, arrival: Arrival) -> bool:
+        """Set what every client's socket has; False if the client has gone already, and it is closed."""
+        sock, address = arrival
+        self._accepted += 1
+        later = self._accepted // _PROBES_PER_SECOND % _MOST_SECONDS_LATER
+        idle = _KEEP_ALIVE["TCP_KEEPIDLE"] + later
+        try:
+            if address is not None:  # as on Windows
+                sock.setblocking(False)
+                if not _INHERITS_OPTIONS:
+                    set_options(sock, {**_KEEP_ALIVE, "TCP_KEEPIDLE": idle})
+                elif later:
+                    sock.setsockopt(socket.IPPROTO_TCP, _TCP_KEEPIDLE, idle)
+                return True
+        except OSError:
+            pass
+        sock.close()
+        return False
+
     def _pause(self, error: OSError) -> None:
         logger.warning(
             "cannot accept more clients beside %d: %s; they wait. hint: is the limit of open files too low?",
@@ -113,21 +138,6 @@ class Listening:
         self._is_accepting = False
         for listener in self._listeners:
             self._loop.watch_readable(listener, None)
-
-
-def _make_ready(arrival: Arrival) -> bool:
-    """Set what every client's socket has; False if the client has gone already, and it is closed."""
-    sock, address = arrival
-    try:
-        if address is not None:  # as on Windows
-            sock.setblocking(False)
-            if not _INHERITS_OPTIONS:
-                set_options(sock, _KEEP_ALIVE)
-            return True
-    except OSError:
-        pass
-    sock.close()
-    return False
 
 
 def set_options(sock: Socket, times: Mapping[str, int]) -> None:

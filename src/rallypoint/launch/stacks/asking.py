@@ -2,7 +2,9 @@
 
 First the interpreter is asked, which answers between two of its steps, with all threads. If it does not, the
 main thread is in a call of C code, and has not left it since: then `faulthandler` writes its stack. Not
-before: it may crash a thread that is about to enter a function.
+before: it may crash a thread that is about to enter a function. A main thread that waits for a lock of
+Python's is woken by a third signal, and the interpreter answers the first one then. The others wake nobody:
+system calls go on, as code of others may not expect that they are interrupted.
 
 A signal that a process has no handler for would end it. So the launcher looks first whether the process is
 the one that made the file, still has it open, and handles the signal. Of a process that is stopped, nothing
@@ -17,10 +19,11 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from rallypoint.launch.reports import ENDING
 from rallypoint.launch.stacks.system import STOPPED, Process, began_at, look_at, opens
 from rallypoint.stacks.frames import Dump, is_complete, read_dump
 
@@ -67,7 +70,7 @@ def sources_in(folder: Path) -> list[Source]:
 
 def forget_all(folder: Path) -> None:
     """Remove what ranks that are no more have left, and what was seen of them."""
-    for pattern in ("stack-*", "step-*", "activity.json", "stall.json"):
+    for pattern in ("stack-*", "step-*", f"{ENDING}*", "activity.json", "stall.json"):
         for each in folder.glob(pattern):
             with suppress(OSError):
                 each.unlink()
@@ -91,6 +94,16 @@ def ask(
         if len(signals) > 1:
             _ask_turn([each for each in silent if _is_within_c(each, signals[0])], signals[1], seconds, dumps)
     return dumps
+
+
+def ask_threads(each: Asked, signals: Sequence[int], seconds: float = INTERPRETER_SECONDS) -> Dump | None:
+    """All threads of a process that has not answered the first signal, if it waits for a lock of Python's."""
+    now = look_at(each.pid)
+    if len(signals) < 3 or not now.waits_for_lock:
+        return None
+    dumps: dict[int, Dump] = {}
+    _ask_turn([replace(each, process=now)], signals[2], seconds, dumps)
+    return dumps.get(each.pid)
 
 
 def _ask_turn(asked: Sequence[Asked], number: int, seconds: float, dumps: dict[int, Dump]) -> list[Asked]:

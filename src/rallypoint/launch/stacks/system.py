@@ -42,8 +42,9 @@ _COLUMNS: Final = {"x86_64": 1, "aarch64": 2}
 _WITH_FILE: Final = frozenset(
     each.split()[0] for each in _CALLS.partition("poll")[0].split(",") if each.strip()
 )
+_LOCK: Final = "waits for a lock, or for another thread"
 _IN_WORDS: Final = {
-    "futex": "waits for a lock, or for another thread",
+    "futex": _LOCK,
     "nanosleep": "sleep()",
     "clock_nanosleep": "sleep()",
     "wait4": "waits for a process that it has started",
@@ -84,6 +85,11 @@ class Process(NamedTuple):
     @property
     def is_here(self) -> bool:
         return self.state not in ("", "Z", "X")
+
+    @property
+    def waits_for_lock(self) -> bool:
+        """Whether its main thread does: no code may rely on that not being interrupted."""
+        return self.facts.call == _LOCK
 
     def handles(self, number: int) -> bool:
         """Whether a signal may be sent to it: it has a handler, and no such signal is waiting."""

@@ -20,6 +20,8 @@ from rallypoint.launch.reports import VARIABLE, Reports
 from rallypoint.launch.stacks import sampler, steps
 from rallypoint.launch.stacks.asking import Asked, Source, ask, ask_threads, rank_among, sources_in
 from rallypoint.launch.stacks.flight import PIPES, ask_recorders, with_pipes
+from rallypoint.launch.stacks.looking import Looker
+from rallypoint.launch.stacks.py_spy import program as py_spy_program
 from rallypoint.launch.stacks.sampler import Sampler
 from rallypoint.launch.stacks.steps import read_step, step
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of, stack_signals
@@ -252,6 +254,40 @@ def test_the_rank_is_the_one_that_has_joined_or_else_the_outermost(ranks: Ranks)
     [child] = [each for each in sources if each.pid != outer.pid]
     assert rank_among(sources, processes, []) == outer
     assert rank_among(sources, processes, [child.pid]) == child
+
+
+@pytest.fixture
+def py_spy() -> None:
+    """py-spy can look into a process that this one has started; else the test is skipped."""
+    program = py_spy_program()
+    if program is None:
+        pytest.skip("py-spy is not installed")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        command = [program, "dump", "--native", "--pid", str(process.pid)]
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        process.communicate(b"\n", SECONDS)
+    if asked.returncode:
+        pytest.skip(f"py-spy may not look: {asked.stderr.strip()[:200]}")
+
+
+@pytest.mark.usefixtures("py_spy")
+def test_what_does_not_answer_and_what_is_in_c_code_is_looked_into_from_outside(ranks: Ranks) -> None:
+    stopped = ranks.start("import os, signal\ndef odd(): os.kill(os.getpid(), signal.SIGSTOP)\nodd()")
+    ranks.start("import os\nends = os.pipe()\ndef odd(): os.read(ends[0], 1)\nodd()")
+    looker = Looker(ranks.folder, SIGNALS, 1.0)
+    seen: list[RankActivity] = []
+
+    def are_seen() -> bool:
+        seen[:] = looker.look().ranks
+        return bool(seen[0].stack and seen[1].native)
+
+    awaited(lambda: look_at(stopped.pid).state == "T")
+    awaited(are_seen)
+    assert [each.function for each in seen[0].stack] == ["odd", "<module>"]
+    assert [each.function for each in seen[1].stack] == ["odd", "<module>"]
+    assert any("read" in each.function for each in seen[1].native)
+    assert "odd" not in [each.function for each in seen[1].native]
+    assert look_at(stopped.pid).state == "T", "it is not continued"
 
 
 def test_a_step_that_is_no_number_is_refused_everywhere_and_a_full_disk_is_no_error(

@@ -141,11 +141,13 @@ class Looker:
         else:
             if known is not None and not known.ended:
                 process = look_at(known.source.pid)
-                if process.is_here and process.began == known.process.began:
+                is_here = process.is_here and process.began == known.process.began
+                if is_here and not _is_outdone(known.source, sources, joined):
                     known.note(process, now)
                     return known
-                known.ended = _KILLED if killed_for_memory({known.source.pid}) else _GONE
-                known.left_behind = {each.pid for each in sources}
+                if not is_here:
+                    known.ended = _KILLED if killed_for_memory({known.source.pid}) else _GONE
+                    known.left_behind = {each.pid for each in sources}
             behind = known.left_behind if known is not None else set()
             sources = [each for each in sources if each.pid not in behind and _is_open(each)]
             processes = {each.pid: look_at(each.pid) for each in sources}
@@ -202,6 +204,11 @@ class Looker:
         looked = [(pid, look_at(pid)) for pid in children_of(source.pid)[:_MOST_CHILDREN]]
         dumps = ask([Asked(own.get(pid, source), pid, process) for pid, process in looked], self._signals)
         return tuple(Child(pid, dumps[pid].stack, process.facts) for pid, process in looked if pid in dumps)
+
+
+def _is_outdone(known: Source, sources: Sequence[Source], joined: Sequence[int]) -> bool:
+    """Whether another process has joined as this rank: the first one has only started it."""
+    return known.pid not in joined and any(each.pid in joined for each in sources)
 
 
 def _is_open(source: Source) -> bool:

@@ -7,8 +7,10 @@ the calls of C code that a rank is in, which Python does not know.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import sys
 from itertools import takewhile
 from typing import Any, Final
 
@@ -21,6 +23,11 @@ _TEMPLATE: Final = re.compile(r"<.+>")
 _MOST_CHARACTERS: Final = 200
 
 _Found = list[dict[str, Any]]
+
+
+def program() -> str | None:
+    """Where it is: on the path, or beside this Python."""
+    return shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(sys.executable))
 
 
 def look_into(pid: int) -> tuple[Frame, ...]:
@@ -41,10 +48,10 @@ def look_into_c(pid: int) -> tuple[Frame, ...]:
 
 def _main_thread(pid: int, option: str) -> _Found:
     """The frames of the main thread, as py-spy has them."""
-    program = shutil.which("py-spy")
-    if program is None:
+    found = program()
+    if found is None:
         return []
-    text = output_of([program, "dump", option, "--full-filenames", "--json", "--pid", str(pid)], _SECONDS)
+    text = output_of([found, "dump", option, "--full-filenames", "--json", "--pid", str(pid)], _SECONDS)
     try:
         threads: _Found = json.loads(text)
         # One that began with another interpreter has no name.

@@ -11,9 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from jobs import SECONDS, Job, free_port, job
 from namespaces import Machine, two_machines
+from rallypoint.watch.web.serving import watch_store
+from web_browser import browsing, looking
+from web_stores import page_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it asks as Linux does")
 
@@ -238,6 +242,31 @@ def test_a_rank_that_is_killed_was_last_seen_at_its_line(tmp_path: Path) -> None
             running, mark, f"rank 3 was last seen in load_batch (train.py:{line_of('kill')})"
         )
     assert STALL <= seconds <= STALL + LATE
+
+
+@pytest.mark.slow
+def test_the_page_names_the_odd_rank_and_its_line(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        begin(running, tmp_path, "sleep", ["--nproc-per-node=4", STALL_AFTER])
+        running.await_text("see `rallypoint stacks ")
+        [(host, port)] = re.findall(r"rallypoint stacks ([^\s`]+):(\d+)`", running.log())
+        place = f"load_batch (train.py:{line_of('sleep')}) <- train (train.py:"
+        with (
+            browsing() as browser,
+            page_of(watch_store(host, int(port))) as url,
+            looking(browser, url) as look,
+        ):
+            expect(look.page.locator("#stall-text")).to_contain_text("3 of 4 ranks wait in all_reduce")
+            expect(look.page.locator("#stall-text")).to_contain_text(place)
+            rows = look.page.locator("#work-list > li")
+            expect(rows).to_have_count(2)
+            expect(rows.first).to_contain_text(re.compile(r"rank 3 on \S+ is elsewhere, in"))
+            expect(rows.first).to_contain_text(place)
+            expect(rows.last).to_contain_text("3 of 4 ranks wait for others in")
+            rows.first.locator("button").click()
+            frame = look.page.locator("#details-stacks .frames > li").first
+            expect(frame).to_contain_text("load_batch")
+            expect(frame).to_contain_text(f"train.py:{line_of('sleep')}")
 
 
 @pytest.mark.slow

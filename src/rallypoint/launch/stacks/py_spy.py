@@ -54,23 +54,17 @@ def _main_thread(pid: int, option: str) -> _Found:
     text = output_of([found, "dump", option, "--full-filenames", "--json", "--pid", str(pid)], _SECONDS)
     try:
         threads: _Found = json.loads(text)
-        # One that began with another interpreter has no name.
-        main = next(each for each in threads if pid == each["os_thread_id"] or _is_main(each))
+        main = next(
+            each for each in threads if each["thread_name"] == "MainThread" or each["os_thread_id"] == pid
+        )
         frames: _Found = main["frames"]
         return [each for each in frames if {"name", "filename", "line", "module"} <= each.keys()]
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
         return []
 
 
-def _is_main(thread: dict[str, Any]) -> bool:
-    return bool(thread["thread_name"] == "MainThread")
-
-
 def _frame(found: dict[str, Any]) -> Frame:
     """Python's functions by the name that stands in the code, as everywhere; C++'s without their types."""
-    name = str(found["name"])
-    if found["module"] is None:
-        name = name.rpartition(".")[2]
-    line = found["line"]
-    text = _TEMPLATE.sub("<...>", name) if found["module"] is not None else name
-    return Frame(str(found["filename"]), line if isinstance(line, int) else 0, text[:_MOST_CHARACTERS])
+    name, line = str(found["name"]), found["line"]
+    short = name.rpartition(".")[2] if found["module"] is None else _TEMPLATE.sub("<...>", name)
+    return Frame(str(found["filename"]), line if isinstance(line, int) else 0, short[:_MOST_CHARACTERS])

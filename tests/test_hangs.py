@@ -269,19 +269,31 @@ def test_the_page_names_the_odd_rank_and_its_line(tmp_path: Path) -> None:
             expect(frame).to_contain_text(f"train.py:{line_of('sleep')}")
 
 
+def begin_on_both(running: Job, folder: Path, how: str, machines: list[Machine]) -> Path:
+    place = f"--rdzv-endpoint={machines[0].address}:{free_port()}"
+    for number, machine in enumerate(machines):
+        options = ["--nnodes=2", "--nproc-per-node=2", place, f"--node-rank={number}", "--insecure"]
+        mark = begin(running, folder, how, [*options, STALL_AFTER], machine)
+    return mark
+
+
+@pytest.mark.slow
+def test_a_time_out_strikes_on_one_machine_and_the_odd_rank_is_on_another(tmp_path: Path) -> None:
+    with two_machines() as machines, job(tmp_path) as running:
+        begin_on_both(running, tmp_path, "group", machines)
+        running.wait()
+        log = running.log()
+    report = log.partition("before that, the job stood still:")[2]
+    assert re.search(
+        r"a time-out has struck ranks? .*: 3 of 4 ranks wait in all_reduce .*; rank 3 on \S+ ", report
+    )
+    assert f"load_batch (train.py:{line_of('sleep')}) <- train (train.py:" in report
+
+
 @pytest.mark.slow
 def test_two_machines_with_relays_and_the_stacks_of_both(tmp_path: Path) -> None:
     with two_machines() as machines, job(tmp_path) as running:
-        port = free_port()
-        options = [
-            "--nnodes=2",
-            "--nproc-per-node=2",
-            f"--rdzv-endpoint={machines[0].address}:{port}",
-            "--insecure",
-            STALL_AFTER,
-        ]
-        mark = begin(running, tmp_path, "fifo", [*options, "--node-rank=0"], machines[0])
-        begin(running, tmp_path, "fifo", [*options, "--node-rank=1"], machines[1])
+        mark = begin_on_both(running, tmp_path, "fifo", machines)
         running.await_text("open() of ")
         seconds = time.time() - mark.stat().st_mtime
         log = running.log()

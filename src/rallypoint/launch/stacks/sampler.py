@@ -80,7 +80,6 @@ class Sampler:
         """`environ` is that of the ranks."""
         self._environ = environ
         self._folder = folder
-        self._stall_seconds = stall_seconds
         self._looker = Looker(folder, signals, stall_seconds)
         self._alarms = Alarms(folder)
         self._connect = connect
@@ -141,7 +140,7 @@ class Sampler:
             self._is_gathered = self._is_alarmed = False
         elif not self._is_gathered and alarm is None:
             machine = self._look_closer(machine)
-            reason = self._timeout_text()
+            reason = self._timeout_text() if _waits(machine) else ""
         if not self._stopped.is_set():
             reports.report_activity(self._folder, machine)
             self._share(machine, reason)

@@ -25,7 +25,7 @@ from rallypoint.launch.stacks.py_spy import program as py_spy_program
 from rallypoint.launch.stacks.sampler import Sampler
 from rallypoint.launch.stacks.steps import read_step, step
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of, stack_signals
-from rallypoint.launch.stacks.system import children_of, look_at, names_of
+from rallypoint.launch.stacks.system import children_of, look_at, look_elsewhere, names_of
 from rallypoint.launch.stacks.watching import answering
 from rallypoint.stacks import pace
 from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
@@ -558,6 +558,17 @@ def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stack_signals() == ()
     environ = {VARIABLE: "folder", "RALLYPOINT_STACKS": "off"}
     assert answering(environ) == environ
+
+
+def test_a_system_without_proc_tells_that_a_process_is_there_and_works() -> None:
+    before = look_elsewhere(os.getpid())
+    assert (before.is_here, before.parent) == (True, os.getppid())
+    assert before.facts.memory > 1 << 20
+    awaited(lambda: sum(range(10_000)) > 0 and look_elsewhere(os.getpid()).wakes > before.wakes)
+    assert look_elsewhere(os.getpid()).began == before.began
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert not look_elsewhere(process.pid).is_here
 
 
 def test_the_calls_of_both_architectures_are_known() -> None:

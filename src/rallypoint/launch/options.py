@@ -262,7 +262,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "on",
         "Whether ranks are asked what they are doing, and by which signals: for the interpreter, for a rank "
         "that is in a call of C code, and for one that waits for a lock. "
-        "On: SIGRTMAX-3,SIGRTMAX-4,SIGRTMAX-5; on macOS SIGINFO; not on Windows.",
+        "On: SIGRTMAX-3,SIGRTMAX-4,SIGRTMAX-5; on macOS SIGINFO; on Windows an event.",
         STACKS_VARIABLE,
     ),
     Option(

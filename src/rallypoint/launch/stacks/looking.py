@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from rallypoint.launch import reports
-from rallypoint.launch.stacks.asking import HAS_PROC, Asked, Source, ask, ask_threads, rank_among, sources_in
+from rallypoint.launch.stacks.asking import Asked, Source, ask, ask_threads, rank_among, sources_in
 from rallypoint.launch.stacks.py_spy import look_into, look_into_c
 from rallypoint.launch.stacks.steps import read_step
 from rallypoint.launch.stacks.system import (
     GONE,
+    HAS_PROC,
     STOPPED,
     Process,
     children_of,
@@ -108,8 +109,7 @@ class Looker:
                 self._note_failed(known, failed[each.pid], now)
                 continue
             self._note(known, dumps.get(each.pid), now)
-            if not is_brief:
-                self._look_around(known, now)
+            self._look_around(known, now, is_brief)
         has_ended = len(self.pids) < len(self._known)
         self.pace = self.pace._replace(has_ended=has_ended)
         ranks = tuple(_activity(rank, each, now) for rank, each in sorted(self._known.items()))
@@ -136,28 +136,24 @@ class Looker:
     def _find(self, rank: int, sources: list[Source], joined: list[int], now: float) -> _Known | None:
         """The process that is a rank, as it stands now; None if it has ended."""
         known = self._known.get(rank)
-        if not HAS_PROC:
-            process, source = _UNKNOWN, sources[-1]
-        else:
-            if known is not None and not known.ended:
-                process = look_at(known.source.pid)
-                is_here = process.is_here and process.began == known.process.began
-                if is_here and not _is_outdone(known.source, sources, joined):
-                    known.note(process, now)
-                    return known
-                if not is_here:
-                    known.ended = _KILLED if killed_for_memory({known.source.pid}) else _GONE
-                    known.left_behind = {each.pid for each in sources}
-            behind = known.left_behind if known is not None else set()
-            sources = [each for each in sources if each.pid not in behind and _is_open(each)]
-            processes = {each.pid: look_at(each.pid) for each in sources}
-            found = rank_among(sources, processes, joined)
-            if found is None:
-                return None
-            process, source = processes[found.pid], found
+        if known is not None and not known.ended:
+            process = look_at(known.source.pid)
+            is_here = process.is_here and process.began == known.process.began
+            if is_here and not _is_outdone(known.source, sources, joined):
+                known.note(process, now)
+                return known
+            if not is_here:
+                known.ended = _KILLED if killed_for_memory({known.source.pid}) else _GONE
+                known.left_behind = {each.pid for each in sources}
+        behind = known.left_behind if known is not None else set()
+        sources = [each for each in sources if each.pid not in behind and _is_open(each)]
+        processes = {each.pid: look_at(each.pid) for each in sources}
+        source = rank_among(sources, processes, joined)
+        if source is None:
+            return None
         if known is None or known.source != source:
             known = self._known[rank] = _Known(source, Movement(now))
-        known.note(process, now)
+        known.note(processes[source.pid], now)
         return known
 
     def _note(self, known: _Known, dump: Dump | None, now: float) -> None:
@@ -176,27 +172,27 @@ class Looker:
             known.stack = stack
             known.movement.note(now, stack, -1, known.step)
 
-    def _look_around(self, known: _Known, now: float) -> None:
-        """What takes longer: of a rank that does not answer, and of one that stands still."""
-        pace = self.pace
-        if now - known.answered > pace.family_after and not known.is_seen:
+    def _look_around(self, known: _Known, now: float, is_brief: bool) -> None:
+        """What is asked only of a rank that does not answer, or stands still."""
+        after = self.pace.family_after
+        if now - known.answered > after and not known.is_seen and not is_brief:
             known.is_seen = True
             known.stack = look_into(known.source.pid) or known.stack
-        if known.movement.still_seconds(now) < pace.family_after or fold(known.stack).waits:
+        if known.movement.still_seconds(now) < after or fold(known.stack).waits:
             known.native = None
         elif known.process.state not in STOPPED:
-            known.children = self._children(known.source)
             if known.is_within_c:
-                self._look_into_c(known)
+                self._ask_threads(known)
+            if not is_brief:
+                known.children = self._children(known.source)
+            if known.is_within_c and known.native is None and not is_brief:
+                known.native = look_into_c(known.source.pid)
 
-    def _look_into_c(self, known: _Known) -> None:
-        """Of a main thread that is in C code: in which, and what its other threads do if it waits for one."""
-        asked = Asked(known.source, known.source.pid, known.process)
-        dump = ask_threads(asked, self._signals)
+    def _ask_threads(self, known: _Known) -> None:
+        """What the other threads do of a rank that waits for one of them."""
+        dump = ask_threads(Asked(known.source, known.source.pid, known.process), self._signals)
         if dump is not None:
             known.threads = dump.others
-        if known.native is None:
-            known.native = look_into_c(known.source.pid)
 
     def _children(self, source: Source) -> tuple[Child, ...]:
         """The processes of a rank that answer: those that it has forked, and Pythons that it has started."""
@@ -213,15 +209,11 @@ def _is_outdone(known: Source, sources: Sequence[Source], joined: Sequence[int])
 
 def _is_open(source: Source) -> bool:
     """Whether its process is there; else its file is removed, as the number may be used again."""
-    if opens(source.pid, source.file, source.path):
+    if not HAS_PROC or opens(source.pid, source.file, source.path):
         return True
     with suppress(OSError):
         source.path.unlink()
     return False
-
-
-_UNKNOWN: Final = Process("?", GONE.facts)
-"""A process where the system tells nothing: it counts as being here."""
 
 
 def _activity(rank: int, known: _Known, now: float) -> RankActivity:

@@ -21,6 +21,8 @@ OFF: Final = "off"
 _BY_DEFAULT: Final = "SIGRTMAX-3,SIGRTMAX-4,SIGRTMAX-5"
 _HINT: Final = f"write on, off, or the names or numbers of one to three signals: {_BY_DEFAULT}"
 _ON_MACOS: Final = "SIGINFO"
+_ON_WINDOWS: Final = (0,)
+"""No signal, but an event: see `asking`."""
 _SIGNAL: Final = re.compile(r"(?:(?P<name>SIG[A-Z0-9]+)|(?P<number>\d{1,3}))(?P<more>[+-]\d{1,2})?")
 _RESERVED: Final = ("SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
 
@@ -31,9 +33,11 @@ def signals_of(text: str, source: str) -> tuple[int, ...]:
     There may be only one or two. UsageError, naming the source, for what is none.
     """
     word = text.strip()
-    if word.lower() == OFF or sys.platform == "win32":
+    if word.lower() == OFF:
         return ()
     if word.lower() in ("on", "auto", ""):
+        if sys.platform == "win32":
+            return _ON_WINDOWS
         word = _BY_DEFAULT if hasattr(signal, "SIGRTMAX") else _ON_MACOS
     elif sys.platform != "linux":  # elsewhere nobody can look whether a process handles it
         raise UsageError(f"{source} is {text!r}, but the signal can be chosen on Linux alone", hint=_HINT)

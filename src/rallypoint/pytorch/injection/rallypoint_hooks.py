@@ -101,7 +101,11 @@ def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
     if _answers is not None:
         _rename(folder, rank, *_answers)
         return
+    if sys.platform == "win32":
+        _answer_by_event(folder, rank)
+        return
     import _signal  # type: ignore[import-not-found]  # `signal` would import `enum`
+    import _thread
     import atexit
 
     if any(_signal.getsignal(number) is not _signal.SIG_DFL for number in signals):
@@ -111,7 +115,8 @@ def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
         file = _open_high(draft)
     except OSError:  # the folder is of another machine, or gone
         return
-    _signal.signal(signals[0], lambda _, frame: _write_stacks(file, frame))
+    main = _thread.get_ident()
+    _signal.signal(signals[0], lambda _, frame: _write_stacks(file, main, frame))
     _signal.siginterrupt(signals[0], False)
     for number in signals[2:]:
         _signal.signal(number, _do_nothing)
@@ -127,6 +132,34 @@ def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
     path = _path(folder, rank, file)
     os.rename(draft, path)
     _answers = os.getpid(), file, path
+
+
+def _answer_by_event(folder: str, rank: int) -> None:
+    """Windows has no signals for this: a thread waits for an event, and writes what the main thread does."""
+    global _answers
+    if sys.platform != "win32":
+        return
+    import _thread
+    import ctypes
+
+    path = _path(folder, rank, 0)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_BINARY | os.O_NOINHERIT)
+    except OSError:
+        return
+    kernel = ctypes.WinDLL("kernel32")
+    kernel.CreateEventW.restype = ctypes.c_void_p
+    name = f"{os.path.basename(folder)}-{os.path.basename(path)}"
+    event = ctypes.c_void_p(kernel.CreateEventW(None, False, False, name))
+    main = _thread.get_ident()
+
+    def answer() -> None:
+        while kernel.WaitForSingleObject(event, -1) == 0:
+            _write_stacks(file, main, sys._current_frames().get(main))
+
+    if event:
+        _thread.start_new_thread(answer, ())
+        _answers = os.getpid(), file, path
 
 
 def _path(folder: str, rank: int, file: int) -> str:
@@ -162,17 +195,16 @@ def _do_nothing(*_: object) -> None:
     pass
 
 
-def _write_stacks(file: int, frame: object) -> None:
+def _write_stacks(file: int, main: int, frame: object) -> None:
     """As `faulthandler` writes them, the main thread at the end. Nothing may be raised in the user's code."""
     try:
         import _thread
 
-        here = _thread.get_ident()
         lines = []
         for thread, each in sys._current_frames().items():
-            if thread != here:
+            if thread not in (main, _thread.get_ident()):
                 lines += _stack_lines(f"Thread {thread:#x}", each)
-        lines += _stack_lines(f"Current thread {here:#x}", frame)
+        lines += _stack_lines(f"Current thread {main:#x}", frame)
         os.write(file, "".join(lines).encode("ascii", "backslashreplace"))
     except BaseException:  # noqa: S110 - there is nobody to tell
         pass

@@ -444,6 +444,33 @@ def test_when_a_time_out_strikes_all_are_looked_at_before_the_first_rank_ends(ra
     assert [each.function for each in failure.stack] == ["all_reduce", "train", "<module>"]
 
 
+SLOW_TO_TELL = """
+import time
+class Slow(Exception):
+    def __str__(self):
+        open(FIFO + ".told", "w").close()
+        time.sleep(1000)
+def odd():
+    input()
+    raise Slow
+odd()
+"""
+
+
+def test_of_a_rank_that_reports_its_error_it_is_told_what_it_did_before(ranks: Ranks, tmp_path: Path) -> None:
+    source = ranks.start(SLOW_TO_TELL)
+    looker = Looker(ranks.folder, SIGNALS, 1000.0)
+
+    def functions() -> list[str]:
+        return [each.function for each in looker.look().ranks[0].stack]
+
+    awaited(lambda: functions() == ["odd", "<module>"])
+    go_on(ranks.processes[0])
+    awaited((tmp_path / "fifo.told").exists)
+    awaited(lambda: any("__str__" in str(each.stack) for each in ranks.ask(source).values()))
+    assert functions() == ["odd", "<module>"]
+
+
 @pytest.mark.usefixtures("hurry")
 def test_a_watchdogs_words_in_a_log_are_heard(ranks: Ranks, tmp_path: Path) -> None:
     words = (LOGS / "nccl-watchdog.log").read_text().partition("\n")[0]

@@ -38,6 +38,8 @@ from rallypoint.stacks.movement import Movement
 from rallypoint.stacks.pace import Pace
 
 _MOST_CHILDREN: Final = 16
+_HOOKS: Final = "rallypoint_hooks.py"
+_HOOK: Final = "hook"
 _GONE: Final = "its process is gone"
 _KILLED: Final = "the kernel has killed it, as memory ran out"
 
@@ -159,8 +161,9 @@ class Looker:
     def _note(self, known: _Known, dump: Dump | None, now: float) -> None:
         """What a rank has answered, if it has."""
         if dump is not None:
-            known.stack, known.threads, known.is_within_c = dump.stack, dump.others, dump.is_within_c
             known.answered, known.is_seen = now, False
+            if not _is_failing(dump.stack):
+                known.stack, known.threads, known.is_within_c = dump.stack, dump.others, dump.is_within_c
         if known.stack:
             known.movement.note(now, known.stack, known.process.wakes, known.step)
         known.children = ()
@@ -200,6 +203,11 @@ class Looker:
         looked = [(pid, look_at(pid)) for pid in children_of(source.pid)[:_MOST_CHILDREN]]
         dumps = ask([Asked(own.get(pid, source), pid, process) for pid, process in looked], self._signals)
         return tuple(Child(pid, dumps[pid].stack, process.facts) for pid, process in looked if pid in dumps)
+
+
+def _is_failing(stack: Stack) -> bool:
+    """Whether an exception is being reported: what the rank did before is what matters."""
+    return any(each.function == _HOOK and each.file.endswith(_HOOKS) for each in stack)
 
 
 def _is_outdone(known: Source, sources: Sequence[Source], joined: Sequence[int]) -> bool:

@@ -132,7 +132,7 @@ REFUSED = {
     "relay": ("", "1", "On"),
     "patch": ("Always", "autoalways"),
     "client": ("c++",),
-    "stacks": ("SIGKILL", "SIGNOTHING", "0", "SIGUSR1,SIGUSR1", "SIGUSR1,SIGUSR2,SIGHUP"),
+    "stacks": ("SIGKILL", "SIGNOTHING", "0", "SIGUSR1,SIGUSR1", "SIGUSR1,SIGUSR2,SIGHUP,SIGPIPE"),
     "stall_after": ("0", "-1", "never"),
     "use_libuv": ("", "2", "libuv"),
     "allow_user": ("", "ada,", "ada bob"),

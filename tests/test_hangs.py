@@ -11,23 +11,30 @@ import time
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from jobs import SECONDS, Job, free_port, job
 from namespaces import Machine, two_machines
+from rallypoint.watch.web.serving import watch_store
+from web_browser import browsing, looking
+from web_stores import page_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it asks as Linux does")
 
 STALL = 8.0
+STALL_AFTER = f"--stall-after={STALL}"
 LATE = 5.0
 """How long after the stall time it may be said."""
 
 SCRIPT = r"""
 import os, re, signal, sys, threading, time
+from datetime import timedelta
 import torch, torch.distributed as dist
 import rallypoint
 
 how, fifo, mark = sys.argv[1:]
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("TIMEOUT", "1800"))))
+group = dist.new_group(timeout=timedelta(seconds=4)) if how == "group" else None
 odd = dist.get_rank() == dist.get_world_size() - 1
 lock = threading.Lock()
 
@@ -43,7 +50,7 @@ def hold():
 
 def load_batch():
     open(mark, "w").close()
-    if how == "sleep":
+    if how in ("sleep", "group"):
         time.sleep(1000)  # sleep
     if how == "fifo":
         open(fifo).read()  # fifo
@@ -75,7 +82,7 @@ def train():
         rallypoint.step(number)
         if odd and number == 200:
             load_batch()
-        dist.all_reduce(torch.ones(4))  # all wait
+        dist.all_reduce(torch.ones(4), group=group)  # all wait
 
 train()
 """.replace("STALL", str(STALL))
@@ -93,17 +100,27 @@ def await_stall(running: Job, mark: Path, words: str) -> float:
     return time.time() - mark.stat().st_mtime
 
 
-def begin(running: Job, folder: Path, how: str, options: list[str], machine: Machine | None = None) -> Path:
+def begin(
+    running: Job,
+    folder: Path,
+    how: str,
+    options: list[str],
+    machine: Machine | None = None,
+    timeout: str = "1800",
+) -> Path:
     fifo, mark, script = folder / "fifo", folder / "mark", folder / "train.py"
     script.write_text(SCRIPT)
     if not fifo.exists():
         os.mkfifo(fifo)
     running.start(
         script,
-        [f"--stall-after={STALL}", *options],
+        options,
         command=("-m", "rallypoint", "run"),
         prefix=machine.prefix if machine else (),
-        environ={"GLOO_SOCKET_IFNAME": machine.interface} if machine else {"TMPDIR": str(folder)},
+        environ={
+            "TIMEOUT": timeout,
+            **({"GLOO_SOCKET_IFNAME": machine.interface} if machine else {"TMPDIR": str(folder)}),
+        },
         arguments=[how, str(fifo), str(mark)],
     )
     return mark
@@ -116,7 +133,7 @@ WAYS = {
     "python": "runs, at ",
     "collective": "broadcast <- ",
     "order": "barrier <- ",
-    "lock": "waits for a lock, or for another thread",
+    "lock": "  another thread of rank 3: hold (train.py:",
     "loader": "__getitem__ (train.py:",
 }
 """What is said besides the line."""
@@ -124,7 +141,7 @@ WAYS = {
 
 def test_a_rank_that_holds_the_interpreter_lock_is_named_with_its_line(tmp_path: Path) -> None:
     with job(tmp_path) as running:
-        mark = begin(running, tmp_path, "gil", ["--nproc-per-node=2"])
+        mark = begin(running, tmp_path, "gil", ["--nproc-per-node=2", STALL_AFTER])
         seconds = await_stall(running, mark, f"(train.py:{line_of('gil')}) <- train (train.py:")
         log = running.log()
     assert seconds >= STALL, log
@@ -135,7 +152,7 @@ def test_a_rank_that_holds_the_interpreter_lock_is_named_with_its_line(tmp_path:
 @pytest.mark.parametrize("how", [*WAYS, "gil"])
 def test_the_odd_rank_is_named_with_its_line(tmp_path: Path, how: str) -> None:
     with job(tmp_path) as running:
-        mark = begin(running, tmp_path, how, ["--nproc-per-node=4"])
+        mark = begin(running, tmp_path, how, ["--nproc-per-node=4", STALL_AFTER])
         seconds = await_stall(running, mark, f"(train.py:{line_of(how)}) <- train (train.py:")
         log = running.log()
     assert STALL <= seconds <= STALL + LATE, (seconds, log)
@@ -146,9 +163,71 @@ def test_the_odd_rank_is_named_with_its_line(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_time_out_that_is_about_to_strike_is_told(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        mark = begin(running, tmp_path, "sleep", ["--nproc-per-node=4"], timeout="16")
+        seconds = await_stall(running, mark, f"load_batch (train.py:{line_of('sleep')}) <- train (train.py:")
+        log = running.log()
+    assert seconds < 16
+    assert (
+        "rallypoint: a time-out of 16 s is about to strike: 3 of 4 ranks wait in all_reduce (train.py:" in log
+    )
+
+
+@pytest.mark.slow
+def test_a_time_out_that_nobody_knew_leaves_time_for_a_look(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        begin(running, tmp_path, "group", ["--nproc-per-node=4", "--no-explain"])
+        assert running.wait() == [1]
+        log = running.log()
+    assert "rallypoint: a time-out has struck rank" in log
+    assert re.search(r"3 of 4 ranks wait in all_reduce .*; rank 3 on \S+ is elsewhere:\n", log)
+    report = log.partition("before that, the job stood still:")[2]
+    assert f"load_batch (train.py:{line_of('sleep')}) <- train (train.py:" in report
+    assert log.count("[rank0]: Traceback") == 1, "it is not ended before it has said why"
+
+
+SPAWN = """
+import sys, time
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+import rallypoint
+
+def work(rank, port):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    rallypoint.step(41)
+    if rank == 1:
+        time.sleep(1000)  # sleep
+    dist.all_reduce(torch.ones(4))
+
+if __name__ == "__main__":
+    mp.spawn(work, (int(sys.argv[1]),), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rank", [{}, {"RANK": "0", "WORLD_SIZE": "1"}], ids=["without RANK", "with another's"]
+)
+def test_ranks_that_were_spawned_and_get_their_number_as_an_argument(
+    tmp_path: Path, rank: dict[str, str]
+) -> None:
+    script = tmp_path / "spawns.py"
+    script.write_text(SPAWN)
+    with job(tmp_path) as running:
+        command = ("-m", "rallypoint", "run", f"--stall-after={STALL}", "--", sys.executable)
+        running.start(script, [], command=command, arguments=[str(free_port())], environ=rank)
+        running.await_text("is elsewhere")
+        running.await_text("sleep()")
+        log = running.log()
+    assert re.search(r"1 of 2 ranks waits in all_reduce \(spawns.py:\d+, step 41\), for .*; rank 1 on ", log)
+    assert "  work (spawns.py:10)" in log
+    assert log.count("is elsewhere") == 1
+
+
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     with job(tmp_path) as running:
-        mark = begin(running, tmp_path, "stop", ["--nproc-per-node=4"])
+        mark = begin(running, tmp_path, "stop", ["--nproc-per-node=4", STALL_AFTER])
         seconds = await_stall(running, mark, "is stopped (by SIGSTOP, or Ctrl-Z)")
         log = running.log()
     assert STALL <= seconds <= STALL + LATE, (seconds, log)
@@ -158,7 +237,7 @@ def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rank_that_is_killed_was_last_seen_at_its_line(tmp_path: Path) -> None:
     with job(tmp_path) as running:
-        mark = begin(running, tmp_path, "kill", ["--nproc-per-node=4", "--no-explain"])
+        mark = begin(running, tmp_path, "kill", ["--nproc-per-node=4", "--no-explain", STALL_AFTER])
         seconds = await_stall(
             running, mark, f"rank 3 was last seen in load_batch (train.py:{line_of('kill')})"
         )
@@ -166,17 +245,55 @@ def test_a_rank_that_is_killed_was_last_seen_at_its_line(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_the_page_names_the_odd_rank_and_its_line(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        begin(running, tmp_path, "sleep", ["--nproc-per-node=4", STALL_AFTER])
+        running.await_text("see `rallypoint stacks ")
+        [(host, port)] = re.findall(r"rallypoint stacks ([^\s`]+):(\d+)`", running.log())
+        place = f"load_batch (train.py:{line_of('sleep')}) <- train (train.py:"
+        with (
+            browsing() as browser,
+            page_of(watch_store(host, int(port))) as url,
+            looking(browser, url) as look,
+        ):
+            expect(look.page.locator("#stall-text")).to_contain_text("3 of 4 ranks wait in all_reduce")
+            expect(look.page.locator("#stall-text")).to_contain_text(place)
+            rows = look.page.locator("#work-list > li")
+            expect(rows).to_have_count(2)
+            expect(rows.first).to_contain_text(re.compile(r"rank 3 on \S+ is elsewhere, in"))
+            expect(rows.first).to_contain_text(place)
+            expect(rows.last).to_contain_text("3 of 4 ranks wait for others in")
+            rows.first.locator("button").click()
+            frame = look.page.locator("#details-stacks .frames > li").first
+            expect(frame).to_contain_text("load_batch")
+            expect(frame).to_contain_text(f"train.py:{line_of('sleep')}")
+
+
+def begin_on_both(running: Job, folder: Path, how: str, machines: list[Machine]) -> Path:
+    place = f"--rdzv-endpoint={machines[0].address}:{free_port()}"
+    for number, machine in enumerate(machines):
+        options = ["--nnodes=2", "--nproc-per-node=2", place, f"--node-rank={number}", "--insecure"]
+        mark = begin(running, folder, how, [*options, STALL_AFTER], machine)
+    return mark
+
+
+@pytest.mark.slow
+def test_a_time_out_strikes_on_one_machine_and_the_odd_rank_is_on_another(tmp_path: Path) -> None:
+    with two_machines() as machines, job(tmp_path) as running:
+        begin_on_both(running, tmp_path, "group", machines)
+        running.wait()
+        log = running.log()
+    report = log.partition("before that, the job stood still:")[2]
+    assert re.search(
+        r"a time-out has struck ranks? .*: 3 of 4 ranks wait in all_reduce .*; rank 3 on \S+ ", report
+    )
+    assert f"load_batch (train.py:{line_of('sleep')}) <- train (train.py:" in report
+
+
+@pytest.mark.slow
 def test_two_machines_with_relays_and_the_stacks_of_both(tmp_path: Path) -> None:
     with two_machines() as machines, job(tmp_path) as running:
-        port = free_port()
-        options = [
-            "--nnodes=2",
-            "--nproc-per-node=2",
-            f"--rdzv-endpoint={machines[0].address}:{port}",
-            "--insecure",
-        ]
-        mark = begin(running, tmp_path, "fifo", [*options, "--node-rank=0"], machines[0])
-        begin(running, tmp_path, "fifo", [*options, "--node-rank=1"], machines[1])
+        mark = begin_on_both(running, tmp_path, "fifo", machines)
         running.await_text("open() of ")
         seconds = time.time() - mark.stat().st_mtime
         log = running.log()

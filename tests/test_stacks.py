@@ -21,10 +21,11 @@ from rallypoint.stacks.activity import (
     pack,
     unpack,
 )
-from rallypoint.stacks.folding import fold
+from rallypoint.stacks.folding import fold, is_library
 from rallypoint.stacks.frames import Frame, is_complete, read_dump
 from rallypoint.stacks.grouping import only, put_together
 from rallypoint.stacks.movement import Movement
+from rallypoint.stacks.pace import Pace
 from rallypoint.stacks.words import summary_lines
 
 PACKAGES = "/opt/env/lib/python3.11/site-packages"
@@ -210,6 +211,13 @@ class TestWords:
             "  its process 7: load_batch (data.py:88) <- train (train.py:33): read() of a pipe",
         ]
 
+    def test_the_calls_of_c_code_that_the_odd_one_is_in(self) -> None:
+        native = (Frame("/usr/lib/libc.so.6", 0, "ioctl"), Frame("/usr/lib/libnvidia.so.550.1", 0, "wait"))
+        assert all(map(is_library, native))
+        odd = replace(ODD, native=native)
+        lines = summary_lines(put_together([machine("a", waiting(0), odd)]))
+        assert lines[2:] == ["  there in ioctl <- wait (libc.so.6)"]
+
     def test_names_are_shown_as_text(self) -> None:
         hostile = (Frame("/x/\x1b[31m<b>.py", 1, "<script>\x07\n"),)
         odd = replace(ODD, stack=hostile, facts=ProcessFacts("sleeps", "read() of /tmp/\x1b]0;x\x07"))
@@ -238,14 +246,19 @@ class TestWords:
 
 class TestStalls:
     def test_who_waits_for_others_without_a_move(self) -> None:
-        assert put_together([machine("a", waiting(0), replace(ODD, still_seconds=0.0))]).is_stalled(200)
+        work = put_together([machine("a", waiting(0), replace(ODD, still_seconds=0.0))])
+        assert work.is_stalled(200)
+        assert not work.is_stalled(300)
+        assert work.is_stalled(300, 200)
         assert not put_together([machine("a", waiting(0, 100.0), ODD)]).is_stalled(200)
 
     def test_a_server_that_is_idle_is_no_stall(self) -> None:
         assert not put_together([machine("a", ODD)]).is_stalled(200)
 
     def test_several_that_all_stand_still_are(self) -> None:
-        assert put_together([machine("a", ODD, replace(ODD, rank=3))]).is_stalled(200)
+        work = put_together([machine("a", ODD, replace(ODD, rank=3))])
+        assert work.is_stalled(200)
+        assert not work.is_stalled(300, 200), "those that wait for others alone have less time"
 
     def test_ranks_that_compute_in_one_long_call_are_none(self) -> None:
         busy = replace(ODD, facts=ProcessFacts("runs", cores=0.98))
@@ -330,3 +343,23 @@ class TestPacking:
         import zlib
 
         assert unpack(base64.b64encode(zlib.compress(b" " * (64 << 20))).decode()) is None
+
+
+class TestPace:
+    def test_looks_come_every_ten_seconds_and_sooner_where_patience_is_short(self) -> None:
+        assert (Pace(180).waiting, Pace(180).every, Pace(180).family_after) == (180, 10, 30)
+        assert (Pace(8).waiting, Pace(8).every, Pace(8).family_after) == (8, 1, 4)
+        assert Pace(1).every == 0.5
+
+    def test_a_time_out_may_not_strike_before_it_is_said(self) -> None:
+        assert not Pace(180, timeout=600).is_before_timeout
+        for seconds in (5, 12, 30, 200):
+            pace = Pace(180, timeout=seconds)
+            # It is known up to a look later that a rank waits, and said after a few looks in a row.
+            assert pace.is_before_timeout
+            assert pace.waiting + pace.every + 0.5 < seconds
+
+    def test_who_waits_for_one_that_has_ended_has_half_a_minute(self) -> None:
+        pace = Pace(180, timeout=600, has_ended=True)
+        assert (pace.waiting, pace.is_before_timeout) == (30, False)
+        assert Pace(20, has_ended=True).waiting == 20

@@ -17,14 +17,17 @@ import pytest
 
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE, Reports
-from rallypoint.launch.stacks import sampler, steps
-from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
+from rallypoint.launch.stacks import alarms, sampler, steps
+from rallypoint.launch.stacks.asking import Asked, Source, ask, ask_threads, rank_among, sources_in
 from rallypoint.launch.stacks.flight import PIPES, ask_recorders, with_pipes
+from rallypoint.launch.stacks.looking import Looker
+from rallypoint.launch.stacks.py_spy import program as py_spy_program
 from rallypoint.launch.stacks.sampler import Sampler
 from rallypoint.launch.stacks.steps import read_step, step
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of, stack_signals
-from rallypoint.launch.stacks.system import children_of, look_at, names_of
+from rallypoint.launch.stacks.system import children_of, look_at, look_elsewhere, names_of
 from rallypoint.launch.stacks.watching import answering
+from rallypoint.stacks import pace
 from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.stacks.folding import fold
 from rallypoint.stacks.frames import Dump
@@ -35,6 +38,7 @@ if sys.platform != "linux":
     pytest.skip("it asks as Linux does", allow_module_level=True)
 
 SECONDS = 60.0
+LOGS = Path(__file__).parent / "logs"
 SIGNALS = signals_of("on", "the test")
 MAIN = SIGNALS[0]
 TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -145,6 +149,35 @@ def test_other_threads_are_told_as_well(ranks: Ranks) -> None:
     assert fold(dump.stack).own[0].function == "<module>"
 
 
+LOCKS = {
+    "a lock": "lock.acquire()",
+    "a queue": "import queue; queue.Queue().get()",
+    "an event": "threading.Event().wait()",
+    "a thread": "holder.join()",
+}
+
+
+def test_a_rank_that_waits_for_a_lock_tells_its_other_threads(ranks: Ranks) -> None:
+    sources = {
+        way: ranks.start(
+            "import threading, time\nlock = threading.Lock()\nheld = threading.Event()\n"
+            "def hold():\n    with lock:\n        held.set()\n        time.sleep(1000)\n"
+            "holder = threading.Thread(target=hold, daemon=True)\nholder.start()\nheld.wait()\n" + call
+        )
+        for way, call in LOCKS.items()
+    }
+    for source in sources.values():
+        awaited(lambda: look_at(source.pid).waits_for_lock)  # noqa: B023
+    dumps = ranks.ask(*sources.values())
+    for way, source in sources.items():
+        assert dumps[source.pid].is_within_c, way
+        dump = ask_threads(Asked(source, source.pid, look_at(source.pid)), SIGNALS, SECONDS)
+        assert dump is not None, way
+        assert dump.stack[-1].function == "<module>"
+        assert [fold(each).own[0].function for each in dump.others] == ["hold"], way
+        awaited(lambda: look_at(source.pid).waits_for_lock)  # noqa: B023  # it goes on to wait
+
+
 def test_a_rank_that_is_stopped_is_not_asked_and_goes_on_later(ranks: Ranks) -> None:
     source = ranks.start("import time\ntime.sleep(1000)")
     os.kill(source.pid, signal.SIGSTOP)
@@ -177,7 +210,7 @@ def test_a_signal_that_the_program_uses_is_left_to_it(ranks: Ranks) -> None:
     source = ranks.start(
         "import faulthandler, signal, time\nfaulthandler.unregister(SIGNAL)\n"
         "import os\nsignal.signal(SIGNAL, lambda *_: os.write(1, b'its own\\n'))\n"
-        "import rallypoint_hooks\nrallypoint_hooks._is_answering = False\n"
+        "import rallypoint_hooks\nrallypoint_hooks._answers = None\n"
         "rallypoint_hooks.answer_for_stacks(FOLDER, 0, [SIGNAL])\ntime.sleep(1000)".replace(
             "SIGNAL", str(MAIN)
         ).replace("FOLDER", repr(str(ranks.folder)))
@@ -222,6 +255,40 @@ def test_the_rank_is_the_one_that_has_joined_or_else_the_outermost(ranks: Ranks)
     [child] = [each for each in sources if each.pid != outer.pid]
     assert rank_among(sources, processes, []) == outer
     assert rank_among(sources, processes, [child.pid]) == child
+
+
+@pytest.fixture
+def py_spy() -> None:
+    """py-spy can look into a process that this one has started; else the test is skipped."""
+    program = py_spy_program()
+    if program is None:
+        pytest.skip("py-spy is not installed")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        command = [program, "dump", "--native", "--pid", str(process.pid)]
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        process.communicate(b"\n", SECONDS)
+    if asked.returncode:
+        pytest.skip(f"py-spy may not look: {asked.stderr.strip()[:200]}")
+
+
+@pytest.mark.usefixtures("py_spy")
+def test_what_does_not_answer_and_what_is_in_c_code_is_looked_into_from_outside(ranks: Ranks) -> None:
+    stopped = ranks.start("import os, signal\ndef odd(): os.kill(os.getpid(), signal.SIGSTOP)\nodd()")
+    ranks.start("import os\nends = os.pipe()\ndef odd(): os.read(ends[0], 1)\nodd()")
+    looker = Looker(ranks.folder, SIGNALS, 1.0)
+    seen: list[RankActivity] = []
+
+    def are_seen() -> bool:
+        seen[:] = looker.look().ranks
+        return bool(seen[0].stack and seen[1].native)
+
+    awaited(lambda: look_at(stopped.pid).state == "T")
+    awaited(are_seen)
+    assert [each.function for each in seen[0].stack] == ["odd", "<module>"]
+    assert [each.function for each in seen[1].stack] == ["odd", "<module>"]
+    assert any("read" in each.function for each in seen[1].native)
+    assert "odd" not in [each.function for each in seen[1].native]
+    assert look_at(stopped.pid).state == "T", "it is not continued"
 
 
 def test_a_step_that_is_no_number_is_refused_everywhere_and_a_full_disk_is_no_error(
@@ -328,14 +395,137 @@ def test_the_odd_rank_is_said_once_and_not_before_its_time(
         assert len(said) == 1
         assert gathered == [3]
         for source in waiting:
-            process = ranks.processes[source.rank]
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
+            go_on(ranks.processes[source.rank])
         awaited(lambda: len(said) == 2)
         assert said[1] == ["the ranks go on"]
         assert third == "see `rallypoint stacks here:1`"
         assert Reports(ranks.folder).stall() == ""
+
+
+TIMED_OUT = f"""
+exec(compile("def all_reduce():\\n input()\\n raise RuntimeError('Timed out waiting 3000ms for recv')",
+    {TORCH!r}, "exec"))
+def train():
+    all_reduce()
+"""
+
+
+def go_on(rank: subprocess.Popen[str]) -> None:
+    """Let a rank go on that is in `input`."""
+    assert rank.stdin is not None
+    rank.stdin.write("\n")
+    rank.stdin.flush()
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks come every half second, whatever the patience is."""
+    monkeypatch.setattr(pace, "_EVERY_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("hurry")
+def test_when_a_time_out_strikes_all_are_looked_at_before_the_first_rank_ends(ranks: Ranks) -> None:
+    struck = ranks.start(f"{TIMED_OUT}\ntrain()")
+    ranks.start("import time\ndef load():\n    time.sleep(1000)\nload()")
+    said: list[list[str]] = []
+    with sampled(ranks, 1000.0, said) as store:
+        awaited(lambda: bool(store.told))
+        go_on(ranks.processes[struck.rank])
+        assert ranks.processes[struck.rank].wait(SECONDS) == 1
+        assert (
+            Reports(ranks.folder).stall().startswith("a time-out has struck rank 0: 1 of 2 ranks waits in ")
+        )
+        [[first, second, _]] = said
+        assert "all_reduce (script_" in first
+        assert "; rank 1 on " in first
+        assert second.startswith("  load (script_")
+        assert not list(ranks.folder.glob("ending-*"))
+    [failure] = Reports(ranks.folder).failures()
+    assert [each.function for each in failure.stack] == ["all_reduce", "train", "<module>"]
+
+
+SLOW_TO_TELL = """
+import time
+class Slow(Exception):
+    def __str__(self):
+        open(FIFO + ".told", "w").close()
+        time.sleep(1000)
+def odd():
+    input()
+    raise Slow
+odd()
+"""
+
+
+def test_of_a_rank_that_reports_its_error_it_is_told_what_it_did_before(ranks: Ranks, tmp_path: Path) -> None:
+    source = ranks.start(SLOW_TO_TELL)
+    looker = Looker(ranks.folder, SIGNALS, 1000.0)
+
+    def functions() -> list[str]:
+        return [each.function for each in looker.look().ranks[0].stack]
+
+    awaited(lambda: functions() == ["odd", "<module>"])
+    go_on(ranks.processes[0])
+    awaited((tmp_path / "fifo.told").exists)
+    awaited(lambda: any("__str__" in str(each.stack) for each in ranks.ask(source).values()))
+    assert functions() == ["odd", "<module>"]
+
+
+@pytest.mark.usefixtures("hurry")
+def test_a_watchdogs_words_in_a_log_are_heard(ranks: Ranks, tmp_path: Path) -> None:
+    words = (LOGS / "nccl-watchdog.log").read_text().partition("\n")[0]
+    ranks.start(f"{COLLECTIVE}\nall_reduce()")
+    speaker = ranks.start(
+        f"import os, time\nos.dup2(os.open({str(tmp_path / 'log')!r}, os.O_WRONLY | os.O_CREAT), 2)\n"
+        f"def load():\n    input()\n    os.write(2, {words.encode()!r} + b'\\n')\n    time.sleep(999)\nload()"
+    )
+    said: list[list[str]] = []
+    with sampled(ranks, 1000.0, said) as store:
+        awaited(lambda: len(store.told) > 1)  # what was in the log before is old
+        go_on(ranks.processes[speaker.rank])
+        awaited(lambda: bool(said))
+        assert said[0][0].startswith(
+            "the log says `Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, "
+        )
+        assert ": 1 of 2 ranks waits in all_reduce" in said[0][0]
+        go_on(ranks.processes[0])
+        awaited(lambda: len(said) == 2)
+        assert said[1] == ["the ranks go on"]
+
+
+def test_which_logs_have_words_of_a_watchdog() -> None:
+    found = {path.name for path in LOGS.rglob("*.log") if alarms._WORDS.search(path.read_bytes())}
+    assert found == {"nccl-watchdog.log", "nccl-heartbeat.log"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hurry")
+def test_it_is_said_before_a_time_out_strikes(ranks: Ranks) -> None:
+    join = "from rallypoint.launch.reports import report_joined\nreport_joined('', 0, 2, 2.0)"
+    ranks.start(f"{join}\n{COLLECTIVE}\nall_reduce()")
+    ranks.start("import time\ntime.sleep(1000)")
+    said: list[list[str]] = []
+    with sampled(ranks, 1000.0, said):
+        awaited(lambda: bool(said))
+    assert said[0][0].startswith("a time-out of 2.0 s is about to strike: 1 of 2 ranks waits in all_reduce")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hurry")
+def test_who_waits_for_a_rank_that_has_ended_has_less_time(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "_AFTER_END_SECONDS", 1.0)
+    ranks.start(f"{COLLECTIVE}\nall_reduce()")
+    early = ranks.start("def load():\n    input()\nload()")
+    said: list[list[str]] = []
+    with sampled(ranks, 1000.0, said) as store:
+        awaited(lambda: bool(store.told))
+        go_on(ranks.processes[early.rank])
+        awaited(lambda: bool(said))
+    assert "; rank 1 on " in said[0][0]
+    assert said[0][0].endswith(" has ended (its process is gone):")
+    assert said[0][1].startswith("  last seen in load (script_")
 
 
 def test_ranks_that_move_are_no_stall(ranks: Ranks) -> None:
@@ -356,7 +546,7 @@ def test_ranks_that_move_are_no_stall(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [
-        ("", (signal.SIGRTMAX - 3, signal.SIGRTMAX - 4)),
+        ("", (signal.SIGRTMAX - 3, signal.SIGRTMAX - 4, signal.SIGRTMAX - 5)),
         ("SIGUSR2", (signal.SIGUSR2,)),
         ("sigrtmin+5, 60", (signal.SIGRTMIN + 5, 60)),
         ("OFF", ()),
@@ -395,6 +585,17 @@ def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stack_signals() == ()
     environ = {VARIABLE: "folder", "RALLYPOINT_STACKS": "off"}
     assert answering(environ) == environ
+
+
+def test_a_system_without_proc_tells_that_a_process_is_there_and_works() -> None:
+    before = look_elsewhere(os.getpid())
+    assert (before.is_here, before.parent) == (True, os.getppid())
+    assert before.facts.memory > 1 << 20
+    awaited(lambda: sum(range(10_000)) > 0 and look_elsewhere(os.getpid()).wakes > before.wakes)
+    assert look_elsewhere(os.getpid()).began == before.began
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert not look_elsewhere(process.pid).is_here
 
 
 def test_the_calls_of_both_architectures_are_known() -> None:

@@ -182,7 +182,7 @@ class _JoinLine:
             self.clear()
             self._write(f"rallypoint: {_progress(roll)} after {seconds:.1f} s\n")
             return False
-        if self._live and (roll.joined or self._from_start):
+        if self._live and (roll.expected or self._from_start):
             self._redraw(f"rallypoint: {_progress(roll)}, {seconds:.0f} s{advice}")
         elif roll.expected and seconds > self._remark_after:
             while self._remark_after < seconds:  # the ranks may only be known after a long start

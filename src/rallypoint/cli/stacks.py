@@ -25,7 +25,7 @@ _PAUSE_SECONDS: Final = 2.0
 _NOTHING: Final = "no launcher tells what the ranks do there"
 _HINT: Final = (
     "ranks are looked at every ten seconds, if `rallypoint run` or torchrun with --rdzv-backend=rallypoint "
-    "has started them, without --stacks=off, and not on Windows; `py-spy dump --pid PID` works everywhere"
+    "has started them, without --stacks=off; `py-spy dump --pid PID` works everywhere"
 )
 
 

@@ -6,17 +6,13 @@ messages. The first cause is the earliest failure that is not of that kind.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from rallypoint.exits import ENDED_BY_CONSOLE, exit_text, hint_for, signal_name
 from rallypoint.launch.reports import Exit, Failure, LostServer
 from rallypoint.text import shown
-
-_TIMEOUT: Final = re.compile(r"tim(?:ed|e|ing)[ -]?out", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class FailureSummary:
     @property
     def is_timeout(self) -> bool:
         """Whether the rank that came first had waited for too long."""
-        return self.cause is not None and bool(_TIMEOUT.search(f"{self.cause.kind} {self.cause.message}"))
+        return self.cause is not None and self.cause.is_timeout
 
 
 def find_blame(

@@ -9,6 +9,7 @@
     activity.json                what the ranks of this machine did when they were looked at last
     stall.json                   what the ranks of the job do, while it stands still
     stack-<rank>-<pid>-<file>.txt, step-<rank>-<pid>    a rank's answers; see `launch/stacks`
+    ending-<rank>-<pid>          empty; a rank that has failed waits for a last look at the others
     owner                        empty; the launcher has it locked as long as it lives
 
 Files, because they need no server: they also tell of a rank that fails before there is one. Imports no torch.
@@ -16,6 +17,7 @@ Files, because they need no server: they also tell of a rank that fails before t
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
@@ -32,8 +34,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rallypoint.codec import from_text, to_text
+from rallypoint.launch.stacks.steps import SIGNALS_VARIABLE
 from rallypoint.rollcall.identity import Identity
 from rallypoint.stacks.activity import MachineActivity
+from rallypoint.stacks.frames import MOST_FRAMES, Frame, Stack
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.filelock import open_locked
@@ -46,6 +50,9 @@ QUIET_VARIABLE = "RALLYPOINT_QUIET_AGENT"
 """If set, torchrun's agent prints no traceback of its own for ranks that failed: the launcher says it."""
 
 _TRACEBACK_LINES = 60
+ENDING = "ending-"
+_ENDING_SECONDS = 2.0
+_ENDING_LOOK_SECONDS = 0.02
 
 _FOLLOWS = re.compile(
     r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|should dump"
@@ -54,6 +61,7 @@ _FOLLOWS = re.compile(
     r"|closed the connection|was lost: the server closed it"
 )
 _FOLLOWERS = ("RendezvousClosedError",)
+_TIMEOUT = re.compile(r"tim(?:ed|e|ing)[ -]?out", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,8 @@ class RankIdentity(Identity):
     """How often the job had been started again when this process was started."""
     store: str = ""
     """Where the store is that it has reached, HOST:PORT; empty: not told."""
+    timeout_seconds: float = 0.0
+    """The time-out of its process group; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,13 @@ class Failure:
     kind: str
     message: str
     traceback: str
+    stack: Stack = ()
+    """Where it was raised, the innermost frame first."""
+
+    @property
+    def is_timeout(self) -> bool:
+        """Whether the process had waited for too long."""
+        return bool(_TIMEOUT.search(f"{self.kind} {self.message}"))
 
     @property
     def follows(self) -> bool:
@@ -150,11 +167,16 @@ def _number(name: str) -> int:
     return int(text) if text.isdecimal() else -1
 
 
-def report_joined(store: str = "") -> None:
-    """Report that this process has reached the store, if it is a rank and a launcher asked for reports."""
+def report_joined(store: str = "", rank: int = -1, world_size: int = -1, seconds: float = 0.0) -> None:
+    """Report that this process has reached the store, if it is a rank and a launcher asked for reports.
+
+    The rank is that of its variables, unless one is given; `seconds` is the time-out of its group.
+    """
     who = _identity()
+    if 0 <= rank != who.rank:
+        who = replace(who, rank=rank, world_size=world_size, local_rank=-1, local_world_size=-1)
     if who.rank >= 0:
-        _leave(f"joined-{who.rank}-{who.pid}", replace(who, store=store))
+        _leave(f"joined-{who.rank}-{who.pid}", replace(who, store=store, timeout_seconds=seconds))
 
 
 def report_roll(roll: JoinProgress) -> None:
@@ -213,9 +235,41 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     if kind.__name__ in ("KeyboardInterrupt", "SignalException"):  # it was told to end
         return quiet
     lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()[-_TRACEBACK_LINES:]
-    failure = Failure(who, time.time(), kind.__name__, str(error), "\n".join(lines))
+    failure = Failure(who, time.time(), kind.__name__, str(error), "\n".join(lines), _stack(trace))
     _leave(f"failed-{who.rank}-{who.pid}", failure)
+    if who.rank >= 0 and (failure.is_timeout or failure.follows):
+        _await_look(who)
     return quiet
+
+
+def _stack(trace: TracebackType | None) -> tuple[Frame, ...]:
+    frames = [
+        Frame(frame.f_code.co_filename, line or 0, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(trace)
+    ]
+    return tuple(reversed(frames[-MOST_FRAMES:]))
+
+
+def _await_look(who: RankIdentity) -> None:
+    """Have this process end only after a look at all ranks, if its launcher takes one: see `stacks.alarms`.
+
+    It waits after its error has been printed. Whoever ends it meanwhile loses nothing.
+    """
+    folder = folder_of(os.environ)
+    if folder is None or not os.environ.get(SIGNALS_VARIABLE):
+        return
+    mark = folder / f"{ENDING}{who.rank}-{who.pid}"
+    try:
+        mark.touch()
+    except OSError:
+        return
+    atexit.register(_await_removal, mark)
+
+
+def _await_removal(mark: Path) -> None:
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while mark.exists() and time.monotonic() < deadline:
+        time.sleep(_ENDING_LOOK_SECONDS)
 
 
 def _leave(name: str, report: object, folder: Path | None = None) -> None:
@@ -282,6 +336,13 @@ class Reports:
     def joined(self) -> list[RankIdentity]:
         """The ranks of this machine that have reached the store."""
         return list(self._read("joined-*", RankIdentity))
+
+    def count_joined(self) -> int:
+        """How many reports there are of ranks that have joined; this is quick."""
+        try:
+            return sum(name.startswith("joined-") for name in os.listdir(self._folder))
+        except OSError:
+            return 0
 
     def failures(self) -> list[Failure]:
         """Exceptions that ended a process of this machine, first come first."""

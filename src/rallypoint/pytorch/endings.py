@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from rallypoint.pytorch.ranks import Joining
 from rallypoint.pytorch.servers import end_left_servers
 from rallypoint.pytorch.store import PythonStore
 
@@ -47,7 +48,12 @@ def install() -> None:
 @functools.wraps(_create_store)
 def _patched_create_store(*args: Any, **kwargs: Any) -> Any:
     """What `env://` and `tcp://` make; under torchrun a client of the agent's store."""
+    joining = Joining.of(args)
+    if joining is not None:
+        joining.answer()
     store = _create_store(*args, **kwargs)
+    if joining is not None:
+        joining.report()
     base = getattr(store, "_underlying_non_prefix_store", store)  # older ones add a prefix under torchrun
     if isinstance(base, PythonStore):
         end_with_group(base)

@@ -92,6 +92,8 @@ class RankActivity:
     """Its processes, if it waits for one of them."""
     recorded: Annotated[tuple[Recorded, ...], at_most(64)] = ()
     """Its last collectives, where torch records them and the job stands still."""
+    native: Stack = ()
+    """The calls of C code below its stack that it stands still in, where py-spy tells them."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def _without_threads(each: RankActivity) -> RankActivity:
 
 
 def _without_children(each: RankActivity) -> RankActivity:
-    return replace(each, threads=(), children=(), recorded=())
+    return replace(each, threads=(), children=(), recorded=(), native=())
 
 
 def _with_short_stacks(each: RankActivity) -> RankActivity:

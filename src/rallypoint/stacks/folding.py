@@ -17,7 +17,7 @@ from rallypoint.stacks.frames import Frame
 _LIBRARY: Final = re.compile(
     r"^<frozen |^<string>$|[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3(?:\.\d+)?[/\\]"
     r"|[/\\]lib[/\\](?:runpy|threading|multiprocessing|concurrent|asyncio|importlib|queue|socket|selectors)\b"
-    r"|[/\\]rallypoint[/\\](?:pytorch|stores)[/\\]",
+    r"|[/\\]rallypoint[/\\](?:pytorch|stores)[/\\]|\.so(?:\.[\d.]+)?$|\.dylib$",
     re.IGNORECASE,
 )
 _SEPARATOR: Final = re.compile(r"[/\\]")

@@ -41,6 +41,8 @@ class Dump:
     threads: tuple[tuple[Frame, ...], ...]
     main: int
     """Which of them the main thread is."""
+    is_within_c: bool = False
+    """Whether the main thread was in a call of C code, and has written its own stack alone."""
 
     @property
     def stack(self) -> tuple[Frame, ...]:
@@ -59,10 +61,12 @@ def read_dump(text: str) -> Dump | None:
     """
     threads: list[list[Frame]] = []
     current = -1
+    is_within_c = False
     for line in text.split("\n"):
         if head := _HEAD.match(line):
             if head["current"] != "Thread":
                 current = len(threads)
+                is_within_c = head["current"] == "Stack"
             threads.append([])
         elif threads and len(threads[-1]) < MOST_FRAMES and (found := _FRAME.match(line)):
             number = found["line"]
@@ -75,7 +79,7 @@ def read_dump(text: str) -> Dump | None:
     if not threads:
         return None
     main = current if current >= 0 else len(threads) - 1
-    return Dump(tuple(tuple(each) for each in threads), main)
+    return Dump(tuple(tuple(each) for each in threads), main, is_within_c)
 
 
 def is_complete(text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
 from rallypoint.rollcall.clients import tellers
@@ -74,10 +75,14 @@ class Work:
         """All of them, the odd ones first."""
         return [*self.odd, *([self.main] if self.main is not None else [])]
 
-    def is_stalled(self, seconds: float) -> bool:
-        """Whether ranks have waited for others for so long; or all, of several, have not moved."""
+    def is_stalled(self, seconds: float, waiting: float = inf) -> bool:
+        """Whether all ranks, of several, have not moved for so long; or some have waited for others.
+
+        Those that wait may have less time.
+        """
         living = [each for each in self.groups if not each.ended]
-        if any(each.doing.waits and each.example.still_seconds >= seconds for each in living):
+        most = min(seconds, waiting)
+        if any(each.doing.waits and each.example.still_seconds >= most for each in living):
             return True
         members = [rank for each in living for rank in each.members]
         # One that computes for long in a single call is not woken either.

@@ -113,7 +113,8 @@ def stack_lines(stack: Sequence[Frame]) -> list[str]:
     """All frames, the innermost first, each in a line."""
     width = max((len(shown(each.function)) for each in stack), default=0)
     return [
-        f"{shown(each.function).ljust(min(width, 40))}  {shown(each.file, LONGEST_SENTENCE)}:{each.line}"
+        f"{shown(each.function).ljust(min(width, 40))}  {shown(each.file, LONGEST_SENTENCE)}"
+        + (f":{each.line}" if each.line else "")
         for each in stack
     ]
 
@@ -201,7 +202,10 @@ def facts_text(facts: ProcessFacts) -> str:
 
 
 def _family_lines(each: RankActivity) -> Iterator[str]:
-    """Its other threads, as far as they are in the user's own code, and its processes."""
+    """Its calls of C code; its other threads, as far as they are in the user's own code; its processes."""
+    if each.native:
+        inner = " <- ".join(shown(frame.function) for frame in each.native[:_CHAIN])
+        yield f"there in {inner} ({shown(file_name(each.native[0]))})"
     own = (fold(stack) for stack in each.threads)
     # Of a thread without any frame of the user's, `fold` gives its innermost one.
     threads = [doing for doing in own if not all(map(is_library, doing.own))]

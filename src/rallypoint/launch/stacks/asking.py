@@ -1,12 +1,17 @@
-"""Asking processes for their stacks: a signal, and what they write into their files then. POSIX.
+"""Asking processes for their stacks: a signal, and what they write into their files then.
 
 First the interpreter is asked, which answers between two of its steps, with all threads. If it does not, the
 main thread is in a call of C code, and has not left it since: then `faulthandler` writes its stack. Not
-before: it may crash a thread that is about to enter a function.
+before: it may crash a thread that is about to enter a function. A main thread that waits for a lock of
+Python's is woken by a third signal, and the interpreter answers the first one then. The others wake nobody:
+system calls go on, as code of others may not expect that they are interrupted.
 
 A signal that a process has no handler for would end it. So the launcher looks first whether the process is
 the one that made the file, still has it open, and handles the signal. Of a process that is stopped, nothing
 is asked: the signals would wait, and it would answer them all later.
+
+Windows has no such signals. There, a thread of the rank waits for an event that has the name of its file, and
+answers as soon as the interpreter lets it: not while a call of C code holds the interpreter lock.
 """
 
 from __future__ import annotations
@@ -17,11 +22,12 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rallypoint.launch.stacks.system import STOPPED, Process, began_at, look_at, opens
+from rallypoint.launch.reports import ENDING
+from rallypoint.launch.stacks.system import HAS_PROC, STOPPED, Process, began_at, look_at, opens
 from rallypoint.stacks.frames import Dump, is_complete, read_dump
 
 _NAME: Final = re.compile(r"stack-(?P<rank>\d{1,9})-(?P<pid>\d{1,9})-(?P<file>\d{1,9})\.txt")
@@ -32,7 +38,7 @@ INTERPRETER_SECONDS: Final = 0.15
 """How long the interpreter has to answer; it looks for signals thousands of times a second."""
 _HAS_RUN_SECONDS: Final = 0.02
 _MOST_BYTES: Final = 1 << 20
-HAS_PROC: Final = sys.platform == "linux"
+_MODIFY_EVENT: Final = 2
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ def sources_in(folder: Path) -> list[Source]:
 
 def forget_all(folder: Path) -> None:
     """Remove what ranks that are no more have left, and what was seen of them."""
-    for pattern in ("stack-*", "step-*", "activity.json", "stall.json"):
+    for pattern in ("stack-*", "step-*", f"{ENDING}*", "activity.json", "stall.json"):
         for each in folder.glob(pattern):
             with suppress(OSError):
                 each.unlink()
@@ -91,6 +97,16 @@ def ask(
         if len(signals) > 1:
             _ask_turn([each for each in silent if _is_within_c(each, signals[0])], signals[1], seconds, dumps)
     return dumps
+
+
+def ask_threads(each: Asked, signals: Sequence[int], seconds: float = INTERPRETER_SECONDS) -> Dump | None:
+    """All threads of a process that has not answered the first signal, if it waits for a lock of Python's."""
+    now = look_at(each.pid)
+    if len(signals) < 3 or not now.waits_for_lock:
+        return None
+    dumps: dict[int, Dump] = {}
+    _ask_turn([replace(each, process=now)], signals[2], seconds, dumps)
+    return dumps.get(each.pid)
 
 
 def _ask_turn(asked: Sequence[Asked], number: int, seconds: float, dumps: dict[int, Dump]) -> list[Asked]:
@@ -154,11 +170,29 @@ def _send(each: Asked, number: int) -> bool:
     ):
         return False
     _clear(source.path)
+    if sys.platform == "win32":
+        return _set_event(f"{source.path.parent.name}-{source.path.name}")
     try:
         os.kill(pid, number)
     except OSError:
         return False
     return True
+
+
+def _set_event(name: str) -> bool:
+    """Windows: wake the thread that waits for this event; False if there is none, as its process is gone."""
+    if sys.platform != "win32":
+        return False
+    import ctypes
+
+    kernel = ctypes.WinDLL("kernel32")
+    kernel.OpenEventW.restype = ctypes.c_void_p
+    event = ctypes.c_void_p(kernel.OpenEventW(_MODIFY_EVENT, False, name))
+    if not event:
+        return False
+    is_set = bool(kernel.SetEvent(event))
+    kernel.CloseHandle(event)
+    return is_set
 
 
 def _await_text(path: Path, deadline: float) -> str:

@@ -27,7 +27,7 @@ _LOOK_SECONDS: Final = 0.05
 
 def with_pipes(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The environment in which torch can be asked, if its recorder is on and nobody else asks."""
-    is_on = any(environ.get(name, "0").strip() not in ("", "0") for name in _SIZES)
+    is_on = hasattr(os, "mkfifo") and any(environ.get(name, "0").strip() not in ("", "0") for name in _SIZES)
     return {PIPES: str(folder / "flight-"), **environ} if is_on else dict(environ)
 
 

@@ -27,6 +27,7 @@ SIGNALS_VARIABLE: Final = "RALLYPOINT_STACKS_BY"
 _place: mmap.mmap | None = None
 _owner = -1
 _last = -1
+_rank = -1
 
 
 def step(number: int | None = None) -> None:
@@ -37,6 +38,13 @@ def step(number: int | None = None) -> None:
         _open()
     if _place is not None:
         _FORM.pack_into(_place, 0, _last, time.time())
+
+
+def be_rank(rank: int) -> None:
+    """This process turns out to be that rank, whatever its variables say."""
+    global _rank, _owner
+    if rank != _rank:
+        _rank, _owner = rank, -1
 
 
 def read_step(folder: Path, rank: int, pid: int) -> tuple[int, float]:
@@ -53,7 +61,8 @@ def _open() -> None:
     """A process that was forked gets a place of its own."""
     global _place, _owner
     _place, _owner = None, os.getpid()
-    folder, rank = os.environ.get(REPORTS, ""), os.environ.get("RANK", "")
+    folder = os.environ.get(REPORTS, "")
+    rank = str(_rank) if _rank >= 0 else os.environ.get("RANK", "")
     if not folder or not rank.isdecimal() or not os.environ.get(SIGNALS_VARIABLE):
         return
     path = os.path.join(folder, _NAME.format(rank=int(rank), pid=_owner))

@@ -17,23 +17,27 @@ STALL_VARIABLE: Final = "RALLYPOINT_STALL_AFTER"
 STALL_SECONDS: Final = 180.0
 """For how long ranks may wait for others without a move, before it is said what each of them does."""
 OFF: Final = "off"
-_HINT: Final = "write on, off, or the name or number of a signal, or of two: SIGRTMAX-3,SIGRTMAX-4"
 # Programs take such signals from the lower end, if at all; the last one is used by debuggers.
-_BY_DEFAULT: Final = "SIGRTMAX-3,SIGRTMAX-4"
+_BY_DEFAULT: Final = "SIGRTMAX-3,SIGRTMAX-4,SIGRTMAX-5"
+_HINT: Final = f"write on, off, or the names or numbers of one to three signals: {_BY_DEFAULT}"
 _ON_MACOS: Final = "SIGINFO"
+_ON_WINDOWS: Final = (0,)
+"""No signal, but an event: see `asking`."""
 _SIGNAL: Final = re.compile(r"(?:(?P<name>SIG[A-Z0-9]+)|(?P<number>\d{1,3}))(?P<more>[+-]\d{1,2})?")
 _RESERVED: Final = ("SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
 
 
 def signals_of(text: str, source: str) -> tuple[int, ...]:
-    """The signals for the interpreter and, if there is a second, for a rank in C code; empty: off.
+    """The signals for the interpreter, for a rank in C code, and for one that waits for a lock; empty: off.
 
-    UsageError, naming the source, for what is none.
+    There may be only one or two. UsageError, naming the source, for what is none.
     """
     word = text.strip()
-    if word.lower() == OFF or sys.platform == "win32":
+    if word.lower() == OFF:
         return ()
     if word.lower() in ("on", "auto", ""):
+        if sys.platform == "win32":
+            return _ON_WINDOWS
         word = _BY_DEFAULT if hasattr(signal, "SIGRTMAX") else _ON_MACOS
     elif sys.platform != "linux":  # elsewhere nobody can look whether a process handles it
         raise UsageError(f"{source} is {text!r}, but the signal can be chosen on Linux alone", hint=_HINT)
@@ -41,8 +45,8 @@ def signals_of(text: str, source: str) -> tuple[int, ...]:
         numbers = tuple(_number(each) for each in word.split(","))
     except ValueError:
         raise UsageError(f"{source} is {text!r}, which is no signal", hint=_HINT) from None
-    if len(numbers) > 2 or len(set(numbers)) < len(numbers):
-        raise UsageError(f"{source} is {text!r}: one or two different signals are needed", hint=_HINT)
+    if len(numbers) > 3 or len(set(numbers)) < len(numbers):
+        raise UsageError(f"{source} is {text!r}: one to three different signals are needed", hint=_HINT)
     return numbers
 
 

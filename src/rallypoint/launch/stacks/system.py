@@ -1,6 +1,6 @@
 """What the operating system knows of a process: its state, the call that it is in, its memory. Linux.
 
-Elsewhere nothing of it is told. A process of another user tells less.
+Elsewhere it is only known that it is there, and how much it works. A process of another user tells less.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from rallypoint.stacks.activity import ProcessFacts
 
+HAS_PROC: Final = sys.platform == "linux"
 _PROC: Final = Path("/proc")
 _TICKS: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -42,8 +43,9 @@ _COLUMNS: Final = {"x86_64": 1, "aarch64": 2}
 _WITH_FILE: Final = frozenset(
     each.split()[0] for each in _CALLS.partition("poll")[0].split(",") if each.strip()
 )
+_LOCK: Final = "waits for a lock, or for another thread"
 _IN_WORDS: Final = {
-    "futex": "waits for a lock, or for another thread",
+    "futex": _LOCK,
     "nanosleep": "sleep()",
     "clock_nanosleep": "sleep()",
     "wait4": "waits for a process that it has started",
@@ -62,6 +64,8 @@ _NAMES: Final = names_of(platform.machine())
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
 _KILLED: Final = re.compile(r"(?:[Oo]ut of memory|oom-kill).{0,400}?(?:Killed process|pid=) ?(\d+)")
 _KERNEL_LOG_BYTES: Final = 1 << 20
+_WAKES: Final = 50
+"""In a second of CPU time: so one that takes more than some hundredths of a core moves (see `Movement`)."""
 
 
 class Process(NamedTuple):
@@ -85,6 +89,11 @@ class Process(NamedTuple):
     def is_here(self) -> bool:
         return self.state not in ("", "Z", "X")
 
+    @property
+    def waits_for_lock(self) -> bool:
+        """Whether its main thread does: no code may rely on that not being interrupted."""
+        return self.facts.call == _LOCK
+
     def handles(self, number: int) -> bool:
         """Whether a signal may be sent to it: it has a handler, and no such signal is waiting."""
         bit = 1 << (number - 1)
@@ -96,6 +105,24 @@ GONE: Final = Process("", ProcessFacts())
 
 def look_at(pid: int) -> Process:
     """A process of this machine."""
+    return _look_in_proc(pid) if HAS_PROC else look_elsewhere(pid)
+
+
+def look_elsewhere(pid: int) -> Process:
+    """A process of a system without /proc. Its CPU time stands for how often it was woken."""
+    import psutil
+
+    try:
+        found = psutil.Process(pid)
+        cpu = sum(found.cpu_times()[:2])
+        began, memory = int(found.create_time() * 100), found.memory_info().rss
+        parent = found.ppid()
+    except psutil.Error:
+        return GONE
+    return Process("?", ProcessFacts(memory=memory), int(cpu * _WAKES), began, cpu=cpu, parent=parent)
+
+
+def _look_in_proc(pid: int) -> Process:
     folder = _PROC / str(pid)
     stat = _read(folder / "stat").rpartition(")")[2].split()
     if len(stat) < 20:
@@ -158,6 +185,8 @@ def load_per_core() -> float:
 
 def killed_for_memory(pids: set[int]) -> set[int]:
     """Which of these processes the kernel has killed as memory ran out, if its log can be read."""
+    if not HAS_PROC:
+        return set()
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

@@ -80,7 +80,8 @@ def on_failure(report: Callable[[type[BaseException], BaseException, TracebackTy
 
 
 _HIGH_FILE = 100
-_is_answering = False
+_answers: tuple[int, int, str] | None = None
+"""Of the process that has begun to answer, which those that it forks go on with: its number, its file."""
 
 
 def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
@@ -89,15 +90,22 @@ def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
     The first is handled by the interpreter, between two of its steps, and all threads are written. The second
     is for a main thread that is in a call of C code, and does not come to that: `faulthandler` writes its
     stack then, from C. That is safe only there: C code that is about to enter a function has half a frame.
+    The third interrupts a main thread that waits for a lock: then it comes to the first. The others let
+    system calls go on, as C code may not expect that one is interrupted.
 
     A signal that comes while the process ends is ignored. The name of the file has the rank, the process and
-    the number of the open file: whoever sends the signal looks first whether all three still hold.
+    the number of the open file: whoever sends the signal looks first whether all three still hold. A process
+    that turns out to be another rank calls this again. For the main thread alone, as all about signals.
     """
-    global _is_answering
-    if _is_answering or not signals:
+    global _answers
+    if _answers is not None:
+        _rename(folder, rank, *_answers)
         return
-    _is_answering = True
+    if sys.platform == "win32":
+        _answer_by_event(folder, rank)
+        return
     import _signal  # type: ignore[import-not-found]  # `signal` would import `enum`
+    import _thread
     import atexit
 
     if any(_signal.getsignal(number) is not _signal.SIG_DFL for number in signals):
@@ -107,17 +115,67 @@ def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
         file = _open_high(draft)
     except OSError:  # the folder is of another machine, or gone
         return
-    _signal.signal(signals[0], lambda _, frame: _write_stacks(file, frame))
+    main = _thread.get_ident()
+    _signal.signal(signals[0], lambda _, frame: _write_stacks(file, main, frame))
     _signal.siginterrupt(signals[0], False)
+    for number in signals[2:]:
+        _signal.signal(number, _do_nothing)
     # At its end Python puts the default back, which would end the process by the signal.
-    atexit.register(_signal.signal, signals[0], _signal.SIG_IGN)
-    for number in signals[1:]:
+    for number in signals[::2]:
+        atexit.register(_signal.signal, number, _signal.SIG_IGN)
+    for number in signals[1:2]:
         import faulthandler
 
         # What `faulthandler` puts back at the end; the default would be to end the process.
         _signal.signal(number, _signal.SIG_IGN)
         faulthandler.register(number, file=file, all_threads=False)
-    os.rename(draft, os.path.join(folder, f"stack-{rank}-{os.getpid()}-{file}.txt"))
+    path = _path(folder, rank, file)
+    os.rename(draft, path)
+    _answers = os.getpid(), file, path
+
+
+def _answer_by_event(folder: str, rank: int) -> None:
+    """Windows has no signals for this: a thread waits for an event, and writes what the main thread does."""
+    global _answers
+    if sys.platform != "win32":
+        return
+    import _thread
+    import ctypes
+
+    path = _path(folder, rank, 0)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_BINARY | os.O_NOINHERIT)
+    except OSError:
+        return
+    kernel = ctypes.WinDLL("kernel32")
+    kernel.CreateEventW.restype = ctypes.c_void_p
+    name = f"{os.path.basename(folder)}-{os.path.basename(path)}"
+    event = ctypes.c_void_p(kernel.CreateEventW(None, False, False, name))
+    main = _thread.get_ident()
+
+    def answer() -> None:
+        while kernel.WaitForSingleObject(event, -1) == 0:
+            _write_stacks(file, main, sys._current_frames().get(main))
+
+    if event:
+        _thread.start_new_thread(answer, ())
+        _answers = os.getpid(), file, path
+
+
+def _path(folder: str, rank: int, file: int) -> str:
+    return os.path.join(folder, f"stack-{rank}-{os.getpid()}-{file}.txt")
+
+
+def _rename(folder: str, rank: int, pid: int, file: int, path: str) -> None:
+    """The file is that of another rank; not if this process was forked, and it is its parent's."""
+    global _answers
+    fresh = _path(folder, rank, file)
+    if pid == os.getpid() and path != fresh:
+        try:
+            os.rename(path, fresh)
+        except OSError:  # the launcher has removed it
+            return
+        _answers = pid, file, fresh
 
 
 def _open_high(path: str) -> int:
@@ -133,17 +191,20 @@ def _open_high(path: str) -> int:
     return high
 
 
-def _write_stacks(file: int, frame: object) -> None:
+def _do_nothing(*_: object) -> None:
+    pass
+
+
+def _write_stacks(file: int, main: int, frame: object) -> None:
     """As `faulthandler` writes them, the main thread at the end. Nothing may be raised in the user's code."""
     try:
         import _thread
 
-        here = _thread.get_ident()
         lines = []
         for thread, each in sys._current_frames().items():
-            if thread != here:
+            if thread not in (main, _thread.get_ident()):
                 lines += _stack_lines(f"Thread {thread:#x}", each)
-        lines += _stack_lines(f"Current thread {here:#x}", frame)
+        lines += _stack_lines(f"Current thread {main:#x}", frame)
         os.write(file, "".join(lines).encode("ascii", "backslashreplace"))
     except BaseException:  # noqa: S110 - there is nobody to tell
         pass

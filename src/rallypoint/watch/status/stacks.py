@@ -41,7 +41,7 @@ def all_lines(work: Work, *, with_threads: bool = False) -> list[str]:
         of = f"; here rank {example.rank}" if len(each.members) > 1 else ""
         facts = ", ".join(facts_lines(example))
         lines += ["", f"{headline(each)}{of}", *([f"  {facts}"] if facts else [])]
-        lines += [*_stack(example.stack, _MOST_FRAMES), *_family(example, with_threads)]
+        lines += [*_stack(_whole(example), _MOST_FRAMES), *_family(example, with_threads)]
     if len(groups) > len(named):
         lines += ["", f"and {counted(len(groups) - len(named), 'other place')}"]
     return lines
@@ -54,7 +54,7 @@ def rank_lines(work: Work, rank: int) -> list[str]:
         return []
     where = chain_text(fold(activity.stack)) if activity.stack else "it has not told its stack yet"
     lines = [*_rows("does", [where, *_remarks(activity)]), *_rows("system", facts_lines(activity))]
-    lines += _rows("stack", stack_lines(activity.stack))
+    lines += _rows("stack", stack_lines(_whole(activity)))
     return [*lines, *_family(activity, with_threads=True)]
 
 
@@ -77,6 +77,11 @@ def _family(activity: RankActivity, with_threads: bool) -> Iterator[str]:
         told = facts_text(child.facts)
         head = f"its process {child.pid}{f': {told}' if told else ''}"
         yield from ("", head, *_stack(child.stack, _MOST_FRAMES))
+
+
+def _whole(activity: RankActivity) -> tuple[Frame, ...]:
+    """Its stack, with the calls of C code that it is in."""
+    return (*activity.native, *activity.stack)
 
 
 def _remarks(activity: RankActivity) -> Iterator[str]:

@@ -119,7 +119,7 @@ def doing(each: RankTold, now: float) -> Json:
         "gpu": shown(facts.gpu),
         "step": activity.step,
         "rate": activity.steps_per_second,
-        "stack": _frames(activity.stack),
+        "stack": _frames((*activity.native, *activity.stack)),
         "threads": [_thread(stack) for stack in activity.threads[:MOST_THREADS]],
         "more_threads": max(len(activity.threads) - MOST_THREADS, 0),
         "children": [

@@ -1,0 +1,243 @@
+"""Looking at the ranks of this machine: which process each of them is, what it does, and for how long.
+
+One look after the other: what was seen before says whether a rank has moved, and is what is told of one that
+does not answer any more.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from math import inf
+from pathlib import Path
+from typing import Final
+
+from rallypoint.launch import reports
+from rallypoint.launch.stacks.asking import Asked, Source, ask, ask_threads, rank_among, sources_in
+from rallypoint.launch.stacks.py_spy import look_into, look_into_c
+from rallypoint.launch.stacks.steps import read_step
+from rallypoint.launch.stacks.system import (
+    GONE,
+    HAS_PROC,
+    STOPPED,
+    Process,
+    children_of,
+    killed_for_memory,
+    load_per_core,
+    look_at,
+    opens,
+)
+from rallypoint.stacks.activity import Child, MachineActivity, RankActivity
+from rallypoint.stacks.folding import fold
+from rallypoint.stacks.frames import Dump, Frame, Stack
+from rallypoint.stacks.movement import Movement
+from rallypoint.stacks.pace import Pace
+
+_MOST_CHILDREN: Final = 16
+_HOOKS: Final = "rallypoint_hooks.py"
+_HOOK: Final = "hook"
+_GONE: Final = "its process is gone"
+_KILLED: Final = "the kernel has killed it, as memory ran out"
+
+
+@dataclass
+class _Known:
+    """What is known of one rank."""
+
+    source: Source
+    movement: Movement
+    process: Process = GONE
+    looked: float = 0.0
+    stack: tuple[Frame, ...] = ()
+    threads: tuple[tuple[Frame, ...], ...] = ()
+    answered: float = 0.0
+    ended: str = ""
+    left_behind: set[int] = field(default_factory=set)
+    """Processes of the rank that are there when it has ended: none of them is the rank, started again."""
+    children: tuple[Child, ...] = ()
+    is_within_c: bool = False
+    native: tuple[Frame, ...] | None = None
+    """The calls of C code that it stands still in; None: not looked for."""
+    is_seen: bool = False
+    """Whether it was looked into from outside, as it does not answer."""
+    cores: float = -1.0
+    step: int = -1
+    stepped: float = 0.0
+
+    def note(self, process: Process, now: float) -> None:
+        """How its process stands now."""
+        if self.looked and process.began:
+            self.cores = max(process.cpu - self.process.cpu, 0.0) / (now - self.looked)
+        self.process, self.looked = process, now
+
+
+class Looker:
+    """The ranks of this machine, look after look; they write into `folder`."""
+
+    def __init__(self, folder: Path, signals: Sequence[int], stall_seconds: float) -> None:
+        self._folder = folder
+        self._signals = tuple(signals)
+        self._reports = reports.Reports(folder)
+        self._known: dict[int, _Known] = {}
+        self._joined = 0
+        self.pace = Pace(stall_seconds)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that are ranks."""
+        return [each.source.pid for each in self._known.values() if not each.ended]
+
+    def look(self, *, is_brief: bool = False) -> MachineActivity:
+        """Ask each rank of this machine once. A brief look leaves out what may take long."""
+        now = time.monotonic()
+        joined = self._learn()
+        asked = []
+        failed = self._failed()
+        for rank, group in groupby(sources_in(self._folder), key=lambda each: each.rank):
+            pids = [each.pid for each in joined if each.rank == rank]
+            known = self._find(rank, list(group), pids, now)
+            if known is not None:
+                known.step, known.stepped = read_step(self._folder, rank, known.source.pid)
+                asked.append(Asked(known.source, known.source.pid, known.process))
+        dumps = ask([each for each in asked if each.pid not in failed], self._signals)
+        failed = self._failed()  # some may have failed meanwhile
+        for each in asked:
+            known = self._known[each.source.rank]
+            if each.pid in failed:
+                self._note_failed(known, failed[each.pid], now)
+                continue
+            self._note(known, dumps.get(each.pid), now)
+            self._look_around(known, now, is_brief)
+        has_ended = len(self.pids) < len(self._known)
+        self.pace = self.pace._replace(has_ended=has_ended)
+        ranks = tuple(_activity(rank, each, now) for rank, each in sorted(self._known.items()))
+        world = max((each.world_size for each in joined), default=-1)
+        return MachineActivity(socket.gethostname(), ranks, load_per_core(), world_size=world)
+
+    def _failed(self) -> dict[int, Stack]:
+        """Where processes have failed: they are about to end, and their stacks are gone."""
+        return {each.who.pid: each.stack for each in self._reports.failures()}
+
+    def learn(self) -> None:
+        """Take up the time-outs of ranks that have joined since then: the next look may be an earlier one."""
+        if self._reports.count_joined() != self._joined:
+            self._learn()
+
+    def _learn(self) -> list[reports.RankIdentity]:
+        self._joined = self._reports.count_joined()
+        joined = self._reports.joined()
+        last_try = max((each.tries for each in joined), default=0)
+        timeouts = (each.timeout_seconds for each in joined if each.tries == last_try)
+        self.pace = self.pace._replace(timeout=min(filter(None, timeouts), default=inf))
+        return joined
+
+    def _find(self, rank: int, sources: list[Source], joined: list[int], now: float) -> _Known | None:
+        """The process that is a rank, as it stands now; None if it has ended."""
+        known = self._known.get(rank)
+        if known is not None and not known.ended:
+            process = look_at(known.source.pid)
+            is_here = process.is_here and process.began == known.process.began
+            if is_here and not _is_outdone(known.source, sources, joined):
+                known.note(process, now)
+                return known
+            if not is_here:
+                known.ended = _KILLED if killed_for_memory({known.source.pid}) else _GONE
+                known.left_behind = {each.pid for each in sources}
+        behind = known.left_behind if known is not None else set()
+        sources = [each for each in sources if each.pid not in behind and _is_open(each)]
+        processes = {each.pid: look_at(each.pid) for each in sources}
+        source = rank_among(sources, processes, joined)
+        if source is None:
+            return None
+        if known is None or known.source != source:
+            known = self._known[rank] = _Known(source, Movement(now))
+        known.note(processes[source.pid], now)
+        return known
+
+    def _note(self, known: _Known, dump: Dump | None, now: float) -> None:
+        """What a rank has answered, if it has."""
+        if dump is not None:
+            known.answered, known.is_seen = now, False
+            if not _is_failing(dump.stack):
+                known.stack, known.threads, known.is_within_c = dump.stack, dump.others, dump.is_within_c
+        if known.stack:
+            known.movement.note(now, known.stack, known.process.wakes, known.step)
+        known.children = ()
+
+    def _note_failed(self, known: _Known, stack: Stack, now: float) -> None:
+        """Its stack is that of its exception; what it does now is to end."""
+        known.answered = now
+        if fold(known.stack).place != fold(stack).place:
+            known.stack = stack
+            known.movement.note(now, stack, -1, known.step)
+
+    def _look_around(self, known: _Known, now: float, is_brief: bool) -> None:
+        """What is asked only of a rank that does not answer, or stands still."""
+        after = self.pace.family_after
+        if now - known.answered > after and not known.is_seen and not is_brief:
+            known.is_seen = True
+            known.stack = look_into(known.source.pid) or known.stack
+        if known.movement.still_seconds(now) < after or fold(known.stack).waits:
+            known.native = None
+        elif known.process.state not in STOPPED:
+            if known.is_within_c:
+                self._ask_threads(known)
+            if not is_brief:
+                known.children = self._children(known.source)
+            if known.is_within_c and known.native is None and not is_brief:
+                known.native = look_into_c(known.source.pid)
+
+    def _ask_threads(self, known: _Known) -> None:
+        """What the other threads do of a rank that waits for one of them."""
+        dump = ask_threads(Asked(known.source, known.source.pid, known.process), self._signals)
+        if dump is not None:
+            known.threads = dump.others
+
+    def _children(self, source: Source) -> tuple[Child, ...]:
+        """The processes of a rank that answer: those that it has forked, and Pythons that it has started."""
+        own = {each.pid: each for each in sources_in(self._folder) if each.rank == source.rank}
+        looked = [(pid, look_at(pid)) for pid in children_of(source.pid)[:_MOST_CHILDREN]]
+        dumps = ask([Asked(own.get(pid, source), pid, process) for pid, process in looked], self._signals)
+        return tuple(Child(pid, dumps[pid].stack, process.facts) for pid, process in looked if pid in dumps)
+
+
+def _is_failing(stack: Stack) -> bool:
+    """Whether an exception is being reported: what the rank did before is what matters."""
+    return any(each.function == _HOOK and each.file.endswith(_HOOKS) for each in stack)
+
+
+def _is_outdone(known: Source, sources: Sequence[Source], joined: Sequence[int]) -> bool:
+    """Whether another process has joined as this rank: the first one has only started it."""
+    return known.pid not in joined and any(each.pid in joined for each in sources)
+
+
+def _is_open(source: Source) -> bool:
+    """Whether its process is there; else its file is removed, as the number may be used again."""
+    if not HAS_PROC or opens(source.pid, source.file, source.path):
+        return True
+    with suppress(OSError):
+        source.path.unlink()
+    return False
+
+
+def _activity(rank: int, known: _Known, now: float) -> RankActivity:
+    silent = now - known.answered if known.answered < known.looked and not known.ended else -1.0
+    return RankActivity(
+        rank,
+        known.source.pid,
+        known.stack,
+        known.movement.still_seconds(now) if known.stack else 0.0,
+        silent if known.answered else -1.0,
+        known.ended,
+        known.step,
+        known.movement.steps_per_second,
+        max(time.time() - known.stepped, 0.0) if known.step >= 0 else -1.0,
+        replace(known.process.facts, cores=known.cores),
+        known.threads,
+        known.children,
+        native=known.native or (),
+    )

@@ -1,0 +1,79 @@
+"""What ranks do, on Windows: real processes are asked by an event. None imports torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rallypoint.launch.environment import inject
+from rallypoint.launch.reports import VARIABLE
+from rallypoint.launch.stacks.asking import sources_in
+from rallypoint.launch.stacks.looking import Looker
+from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of
+from rallypoint.stacks.activity import RankActivity
+from rallypoint.stacks.folding import fold
+
+pytestmark = pytest.mark.windows
+
+SECONDS = 120.0
+SIGNALS = signals_of("on", "the test")
+WAITS = """
+import threading, time, rallypoint
+lock = threading.Lock()
+held = threading.Event()
+def hold():
+    with lock:
+        held.set()
+        time.sleep(1000)
+def odd():
+    lock.acquire()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+rallypoint.step(7)
+odd()
+"""
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A rank that waits for a lock."""
+    script = tmp_path / "train.py"
+    script.write_text(WAITS)
+    environ = {VARIABLE: str(tmp_path), SIGNALS_VARIABLE: ",".join(map(str, SIGNALS)), "RANK": "3"}
+    process = subprocess.Popen([sys.executable, str(script)], env={**inject(os.environ), **environ})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def awaited(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_rank_answers_with_its_line_and_its_threads(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    looker = Looker(tmp_path, SIGNALS, 1000.0)
+    seen: list[RankActivity] = []
+
+    def is_in_odd() -> bool:
+        seen[:] = looker.look().ranks
+        return bool(seen) and bool(seen[0].stack) and fold(seen[0].stack).own[0].function == "odd"
+
+    awaited(is_in_odd)
+    [each] = seen
+    assert (each.rank, each.pid, each.step) == (3, sources_in(tmp_path)[0].pid, 7)
+    assert "hold" in [frame.function for stack in each.threads for frame in stack]
+    assert rank.poll() is None
+    rank.kill()
+    rank.wait()
+    awaited(lambda: looker.look().ranks[0].ended == "its process is gone")

@@ -51,7 +51,9 @@ _STEP: Final = re.compile(
     r"|\berr(?:or)?(?: \w{1,20}){0,4}[\s=:]{1,3}\d+(?:\.\d|e-)"
     r"|\d(?:it/s|s/it|\s?(?:samples?|tokens?|tok|img|images|ex|docs|GB|MB)(?:/s| per second))"
     r"|\d%\|.*\d/\d"
-    r'|"(?:GET|POST|PUT|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d|\bthroughput\b|\bbandwidth\b'
+    r'|"(?:GET|POST|PUT|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d'
+    r'|\b[2-4]\d\d\b.{0,60}\b(?:GET|POST|PUT|HEAD)\b[ "]{1,9}/'
+    r"|\bthroughput\b|\bbandwidth\b"
     r"|[\[(]\s*\d+/\s*\d+\b"
     r"|^[|\s]*(?:[\d.:e+-]{1,20}[|\s]+){3}|(?:\s\d+\.\d+){3}"  # rows of tables
     r"|^\|\s*\w[\w/ .@%-]{0,60}\|\s*-?\d[\d.,e+-]*\s*\|"
@@ -250,7 +252,7 @@ def _rhythm(lines: Iterable[Line]) -> dict[Line, str]:
 def _kinds_of(text: str) -> frozenset[str]:
     """What a line shows."""
     starts = _START.search(text) is not None
-    if _READY.search(text) and not _NO_END.search(text):
+    if _READY.search(text) and not _NO_STEP.search(text):
         return frozenset([STEP, END])
     over = [OVER] if _OVER.search(text) else []
     if _STEP.search(text) and not _NO_STEP.search(text):

@@ -20,6 +20,7 @@ _BAR = "epoch:  20%|##   | 2/10 [00:02<00:08,  1.00s/it]\nbatch:  50%|##   | 5/1
 _THREAD = "Exception in thread Thread-5:\n" + traceback("EOFError").replace("in train", "in _bootstrap_inner")
 _FEEDER = traceback("BrokenPipeError: [Errno 32] Broken pipe").replace("in train", "in _feed")
 _TEE = traceback(_BANANA, "[default1]:")
+_RESET = traceback("ConnectionResetError: [Errno 104] Connection reset by peer")
 _KILLED = "W1115 14:36:19.1 7 torch/x.py:8] Received Signals.SIGTERM death signal, shutting down workers\n"
 _REFUSED = "ssh: connect to host worker-0 port 22: Connection refused\n"
 _SUMMED_UP = "wandb: Run summary:\nwandb:  loss 1.88\nwandb:  acc 0.5\nwandb: Synced 5 W&B file(s)\n"
@@ -54,9 +55,42 @@ _PAIRS = {
     "a thread": (_STEPS + _THREAD + "Best model saved\n", _STEPS + _THREAD),
     "the exit": (_STEPS + "Training finished\n" + _FEEDER, _STEPS + _FEEDER),
     "told to end": ("Training finished, loss 0.2\n" + _KILLED, _STEPS + _KILLED),
+    "told to end, and saved": (
+        _STEPS + "Reached max_steps\nSaved model\n" + _KILLED,
+        _STEPS + "epoch 3 done\n" + _KILLED + "Saved checkpoint\ndone\n",
+    ),
+    "peers that go after the end": (
+        _STEPS + "Training finished\n" + _RESET,
+        _STEPS + "Training finished\n" + _RESET + "srun: error: a: task 0: Exited with exit code 1\n",
+    ),
+    "peers that go after an epoch": (_RESET + _STEPS, _STEPS + "Epoch 3 complete\n" + _RESET),
+    "said after the end": (
+        "{'train_runtime': 9.1, 'train_loss': 0.5}\n100%|##| 9/9 [00:09<00:00,  1.0it/s]\nERROR: x is gone\n",
+        "{'train_runtime': 9.1, 'train_loss': 0.5}\nERROR: cannot write model.pt: quota\n",
+    ),
+    "an error stated": (
+        _STEPS + "ERROR: upload: 503\nTraining finished\n",
+        _STEPS + "ERROR: upload: 503\nShutdown complete\n",
+    ),
+    "killed by the system": (
+        "Killed subprocess 7 after 30 s, clip skipped\n" + _STEPS,
+        _STEPS + "run.sh: line 3: 2211 Killed                  python train.py\nAll scripts done\n",
+    ),
     "behind a tee": (
         _TEE + "[default1]:step 1 loss 2\n[default1]:step 2 loss 1\n",
         _TEE + "[default0]:step 1 loss 2\n[default0]:step 2 loss 1\n",
+    ),
+    "a tee of torchrun with torch's own words": (
+        traceback(_BANANA, "[rank1]:") + "[rank1]:step 1 loss 2\n[rank1]:step 2 loss 1\n",
+        traceback(_BANANA, "[rank1]:") + "[rank0]:step 1 loss 2\n[rank0]:step 2 loss 1\n",
+    ),
+    "source code of a rank that is gone": (
+        _RAISED + _STEPS,
+        traceback(_BANANA, "[rank1]: ").replace("step()", "loss = 0.5; step = 1") + _STEPS,
+    ),
+    "parts of an epoch": (
+        _RAISED + "{'loss': 2.1, 'epoch': 0.1}\n{'loss': 2.0, 'epoch': 0.2}\n",
+        _RAISED + "{'loss': 2.1, 'epoch': 0.1}\n{'eval_loss': 2.0, 'epoch': 0.1}\n",
     ),
     "before the first step": (_REFUSED * 3 + "pi is approximately 3.14\n", _STEPS + _REFUSED * 3),
     "JSON": (_NO_ERROR * 3, _NO_ERROR + '{"level": "error", "msg": "write failed: disk full"}\n'),
@@ -78,6 +112,14 @@ _PAIRS = {
         "Namespace(epochs=10, lr=0.1)\ninitializing process group\n",
     ),
     "a bar at 0": ("  1%|    | 1/1218 [00:09<3:00:00, 9.1s/it]\n", "  0%|    | 0/1218 [00:00<?, ?it/s]\n"),
+    "a server that starts": (
+        "loading scripts\n" + _RAISED + "Running on local URL:  http://127.0.0.1:7860\n",
+        "Running on local URL:  http://127.0.0.1:7860\n" + _RAISED,
+    ),
+    "tests that plan a failure": (
+        f"test_a ... {_RAISED}ok\nRan 1 test in 0.1s\n\nOK\n",
+        f"test_a ... {_RAISED}FAIL\nRan 1 test in 0.1s\n\nFAILED (failures=1)\n",
+    ),
     "a server": (
         "INFO: Application startup complete.\nwaiting for requests\n",
         "Loaded in 11.5 seconds\nLoading extension module utils...\n",
@@ -94,6 +136,49 @@ def test_what_a_job_outlived_is_told_from_what_it_died_of(name: str) -> None:
     outlived, died = map(_explained, _PAIRS[name])
     assert (outlived.found, outlived.verdict) == (False, None)
     assert died.found
+
+
+_PROGRESS = {
+    "values": "fwd 0.11{0} bwd 0.2{0}",
+    "a table": "    {0}   1.{0}1   0.0{0}  ok",
+    "another language": "第 {0} 轮, 损失: 0.{0}",
+    "returns": "global_step={0}024, episodic_return=2{0}.0",
+    "costs": "Ep. 1 : Up. {0}000 : Cost 5.{0} : Time 6{0}.11s",
+    "Megatron": " iteration       {0}/  500 | elapsed (ms): 1.1 | number of skipped iterations:   0 |",
+    "an epoch in parts": "{{'loss': 2.{0}, 'epoch': 0.{0}}}",
+    "timm": "Train: {0} [  50/1251 (  4%)]  Loss: 6.9",
+    "rounds": "fit_round {0} received 10 results and 0 failures",
+}
+_REPEATED = {
+    "waits": "waiting for rank 3 since {0}0.5 s",
+    "warnings": "WARNING: no heartbeat for {0}0.5 s",
+    "tries": "attempt {0} ended after 1.{0} s",
+    "what each GPU has": "GPU {0}: 12.{0} GiB in use",
+    "what each rank has": "[rank {0}] peak 12.{0} GiB",
+    "frames": "frame #{0}: c10::x() (0x7.{0} in lib.so)",
+    "shards": "Loading shard {0}/9: 1.{0} GB",
+    "what stays as it is": "util 0.5 mem 12.3",
+}
+
+
+def _lines(form: str, *numbers: int) -> str:
+    return "".join(form.format(number) + "\n" for number in numbers)
+
+
+@pytest.mark.parametrize("name", _PROGRESS)
+def test_steps_are_known_by_their_rhythm_in_any_words(name: str) -> None:
+    before, after = _lines(_PROGRESS[name], 1, 2, 3), _lines(_PROGRESS[name], 4, 5)
+    assert not _explained(before + _RAISED + after).found
+    assert not _explained(before).found
+    assert _explained(before + _RAISED).found
+    assert _explained(before + _RAISED + _lines(_PROGRESS[name], 4)).found
+
+
+@pytest.mark.parametrize("name", _REPEATED)
+def test_what_a_dead_job_repeats_is_no_rhythm(name: str) -> None:
+    repeated = _lines(_REPEATED[name], *range(1, 9))
+    assert _explained(_STEPS + _RAISED + repeated).found
+    assert _explained("initializing\n" + repeated + "initializing\n").found
 
 
 def test_what_a_job_outlived_is_not_the_cause_of_its_end() -> None:

@@ -15,7 +15,8 @@ _DENIALS: Final = re.compile(
     rf"|[\"']?\b(?:\w{{0,40}}[_ ])?{_FAILURE}[\"']? {{0,2}}[:=] {{0,2}}"
     r"(?:0(?![.\d])|null|none|nil|false|\"\"|''|\[\]|\{\})"
     rf"|\b\d{{1,9}} xfailed|\bxfail(?:ed)?\b|\bexpected {_FAILURE}\b(?:=\d{{1,9}})?"
-    # names, of which the words are a part: settings, metrics, tests
+    # names, of which the words are a part: settings, metrics, tests, loggers
+    rf"|\b[a-z]\w{{0,40}}\.{_FAILURE}\b(?!: )"
     rf"|\b[a-z0-9]{{1,40}}_(?:\w{{0,60}}_)?{_FAILURE}(?:_\w{{1,60}})?\b(?!: )"
     rf"|\b{_FAILURE}_\w{{1,60}}(?!\w|: )"
 )

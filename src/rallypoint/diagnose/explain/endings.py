@@ -45,7 +45,9 @@ _GAVE_UP: Final = "Killing subprocess"
 """DeepSpeed, of the processes that it ends since one has failed."""
 SELECTED: Final = (*MARKS, _GAVE_UP, _BACKTRACE_MARK, "Failures:")
 """Every line that matters here has one of these."""
-_ENDED_BADLY: Final = re.compile("|".join(map(re.escape, MARKS)), re.IGNORECASE)
+_ENDED_BADLY: Final = re.compile(
+    "|".join(map(re.escape, MARKS)) + r"|^(?:\S+: line \d+: +\d+ )?killed(?: {2}|$)", re.IGNORECASE
+)
 _BACKTRACE: Final = re.compile(rf"Exception raised from |{_BACKTRACE_MARK}\d")
 _CODE: Final = re.compile(
     r"(?:return code =|exit code:?|exitcode:|exited with code|exit status|non-zero status) *(?P<code>-?\d+)"
@@ -86,6 +88,8 @@ class Ending:
     """The last line that speaks of a failure of the program itself: not of a thread, nor in plain words."""
     _loud: bool = False
     """Whether plain words have stated an error, and not only had the words of one."""
+    _followed: int = 0
+    """The first line with what mostly follows from an end: of another process, or of all, as it was told."""
     _aside: int = 0
     """The last line with an exception of a thread, of a task, or at the exit."""
     _failed: dict[Process, int] = field(default_factory=dict)
@@ -103,21 +107,25 @@ class Ending:
         spoken = (raised is not None and not raised.warned) or (known and line.severity != MILD)
         if spoken or ended or gave_up or (number <= self.last + LAST_LINES and _BACKTRACE.match(line.text)):
             self.last = number
-            aside = raised.aside if raised is not None else TOLD_TO_END in line.text
+            aside = raised is not None and raised.aside
             plain = raised is None and not (ended or gave_up) and line.severity != SERIOUS
             self._loud = self._loud or (plain and is_loud(line.text))
             self._aside = number if aside else self._aside
-            self._hard = self._hard if plain or aside else number
+            if TOLD_TO_END in line.text or (_is_follower(raised, roles) and not (ended or gave_up)):
+                self._followed = self._followed or (0 if plain or aside else number)
+            else:
+                self._hard = self._hard if plain or aside else number
         if raised is not None and line.marked:
             self._fatal = number
-        elif raised is not None and line.process != NOBODY and len(self._failed) < _MOST_AGENTS:
+        if raised is not None and line.process != NOBODY and len(self._failed) < _MOST_AGENTS:
             self._failed[line.process] = number
         return ended
 
     def look_back(self, life: Life, before: int, number: int) -> None:
         """What the lines between two failures show, of which the later one has this number."""
         failed = {process: line for process, line in self._failed.items() if line < number}
-        if not 0 < self._fatal < number and _went_on(life, before, failed):
+        fatal = 0 < self._fatal < number and not life.teed
+        if not fatal and _went_on(life, before, failed):
             self.outlived = before
 
     def _went_by(self, life: Life) -> bool:
@@ -139,9 +147,18 @@ class Ending:
         """
         if tries > 0:
             return life.went_on_after(self.last)
-        if not self._hard and not self._fatal:
+        if self._fatal and not life.teed:
+            return False
+        if not self._hard and not self._followed:
             return self._went_by(life)
-        return not self._fatal and _went_on(life, self.last, self._failed)
+        over = not self._hard and life.is_over_before(self._followed)
+        return over or _went_on(life, self.last, self._failed)
+
+
+def _is_follower(raised: Raised | None, roles: Collection[str]) -> bool:
+    """Whether what was said mostly follows from the end of another process."""
+    known = {role for role in roles if role != "notice"}
+    return known == {"symptom"} if known else raised is not None and raised.is_follower
 
 
 def _went_on(life: Life, last: int, failed: Mapping[Process, int]) -> bool:

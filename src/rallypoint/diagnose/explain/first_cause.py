@@ -17,6 +17,7 @@ ranks of the next try often stumble over the remains of the one before.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -27,6 +28,7 @@ from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, S
 from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Stop, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
 from rallypoint.diagnose.explain.layers import Layer, is_echo
+from rallypoint.diagnose.explain.life import Life
 from rallypoint.diagnose.explain.stamps import moment_of
 from rallypoint.diagnose.explain.suspects import Suspect
 
@@ -36,6 +38,8 @@ _HALF_A_YEAR: Final = timedelta(days=182)
 _ANY: Final = datetime(2000, 7, 1)
 _MOST_NAMED: Final = 3
 _WHOLE_SECOND: Final = timedelta(seconds=1)
+_SAVING: Final = re.compile(r"(?i)\b(?:sav|writ|stor|upload|push|export|merg|convert|checkpoint)")
+"""What a job has to do after its training."""
 
 
 def find_first_cause(evidence: Evidence) -> Explanation:
@@ -157,8 +161,18 @@ def _suspects(evidence: Evidence) -> list[Suspect]:
     return [
         replace(suspect, rank=_rank_of(suspect, sources[suspect.log]))
         for suspect in evidence.suspects.best()
-        if sources[suspect.log].ended_badly or not sources[suspect.log].life.shows_after(suspect.line)
+        if sources[suspect.log].ended_badly or not _went_by(suspect, sources[suspect.log].life)
     ]
+
+
+def _went_by(suspect: Suspect, life: Life) -> bool:
+    """Whether a line that looks like a cause had no consequence: one that states an error needs more."""
+    line = suspect.line
+    if not suspect.loud:
+        return life.shows_after(line)
+    if life.is_over_before(line) and not _SAVING.search(suspect.text):
+        return True
+    return life.steps_after(line) or life.is_first_after(line) or life.is_over_after(line)
 
 
 def _rank_of(suspect: Suspect, source: Source) -> int | None:
@@ -172,7 +186,7 @@ def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequen
     logs = {source.name: index for index, source in enumerate(sources)}
     for suspect in sorted(suspects, key=lambda each: (logs[each.log], each.line)):
         source = sources[logs[suspect.log]]
-        last = source.lines - suspect.line <= LAST_LINES and not source.life.shows_after(suspect.line)
+        last = source.lines - suspect.line <= LAST_LINES and not _went_by(suspect, source.life)
         if suspect.loud and (source.ended_badly or last):
             seen = Sighting(
                 *(logs[suspect.log], suspect.line, suspect.rank, None, None),

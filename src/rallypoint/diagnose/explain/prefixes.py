@@ -204,7 +204,7 @@ _FIELD: Final = r"\{.{0,300}?\"(?i:level|levelname|severity|lvl)\": ?\"|.{0,80}?
 # Python's warnings, pip's and Hugging Face's loggers, NCCL's.
 _MILD: Final = re.compile(
     r"(?:\S+:\d+: )?(?:\w*Warning|warning): "
-    r"|\[?(?:DEBUG|INFO|NOTICE|WARN|WARNING)\b[\]:| ]"
+    r"|(?:[\w.-]{1,40}: )?\[?(?:DEBUG|INFO|NOTICE|WARN|WARNING)\b[\]:| ]"
     r"|(?:\S+ )?NCCL (?:INFO|TRACE)\b"
     rf"|(?:{_FIELD})(?i:debug|info|notice|warn(?:ing)?)\b"
 )

@@ -36,7 +36,8 @@ _WORDS: Final = (
     (r"^frame #\d+|^\S+ FAILED$", -9),  # a C++ backtrace; the heading of torchrun's table
     (r"^\s+(?:raise \w|(?:warnings\.)?warn\()|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
     (
-        r"^During handling of |^The above exception was |^Last error:$|^Error in atexit",
+        r"^During handling of |^The above exception was |^Last error:$|^Error in atexit"
+        r"|^Exception in thread ",
         -9,
     ),  # the answer is in the next lines
     (r"^#", -3),  # a table's head, or a comment

@@ -60,6 +60,7 @@ def test_what_nobody_speaks_of_is_built_in(folder: Path) -> None:
 OWN_VARIABLES = {
     "join_timeout": "RALLYPOINT_JOIN_TIMEOUT",
     "relay": "RALLYPOINT_RELAY",
+    "port_range": "RALLYPOINT_PORT_RANGE",
     "patch": "RALLYPOINT_PATCH",
     "client": "RALLYPOINT_CLIENT",
     "stacks": "RALLYPOINT_STACKS",

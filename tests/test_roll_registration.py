@@ -19,7 +19,7 @@ from jobs import SECONDS, Job, free_port, job, patch_torch
 from processes import Server, serving, torch_serving
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
-from rallypoint.launch.endpoint import Endpoint, parse_endpoint
+from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
 from rallypoint.launch.rendezvous.roster import Member
 from rallypoint.launch.reports import VARIABLE, Reports
 from rallypoint.launch.switches import ClientChoice, Patch
@@ -213,7 +213,8 @@ def start(server: Server) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def start() -> RollCall:
-            call = RollCall(Endpoint(server.host, server.port), 1, MEMBERS[:2], VARIABLE in os.environ)
+            place = Endpoint(server.host, server.port)
+            call = RollCall(place, StoreView(place), 1, MEMBERS[:2], VARIABLE in os.environ)
             stack.callback(call.stop)
             return call
 

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rallypoint.errors import BindError, PortInUseError, UsageError
 from rallypoint.server.machine.limits import accept_backlog
@@ -39,6 +39,24 @@ class BindAddresses:
 
     addresses: tuple[str, ...]
     warning: str = ""
+
+
+ANY_PORT: Final = range(1)
+"""A free port, of the system's choice."""
+
+
+def listen_within(host: str, ports: range, parts: int = 1) -> list[socket.socket]:
+    """As `listen`, on the first of these ports that is free; BindError if there is none."""
+    for port in ports:
+        try:
+            return listen(host, port, parts)
+        except PortInUseError:
+            if len(ports) == 1:
+                raise
+    raise BindError(
+        f"all ports from {ports[0]} to {ports[-1]} are in use on this machine",
+        hint="each job on it needs one: widen the range (--port-range, RALLYPOINT_PORT_RANGE)",
+    )
 
 
 def listen(host: str, port: int, parts: int = 1) -> list[socket.socket]:

@@ -26,7 +26,7 @@ from rallypoint.server.guard.secret import Secret
 from rallypoint.server.loops import stores
 from rallypoint.server.loops.guarded import Door
 from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump
+from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.loops.stores import StorePump
 from rallypoint.server.process.hosting import Lifespan, host_server
 from rallypoint.server.reporting.events import Events
@@ -53,7 +53,8 @@ Make = Callable[[Loop, list[socket.socket]], Pump[Any]]
 def _serving(limits: Limits | None = None, events: str = "") -> Make:
     def make(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
         log = Events(events)
-        core = Core(limits, loop.turn, wants_events=log.are_wanted, has_names=True)
+        about = about_this_process(loop)
+        core = Core(limits, loop.turn, about, wants_events=log.are_wanted, has_names=True)
         return StorePump(loop, core, listeners, log)
 
     return make

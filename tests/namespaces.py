@@ -132,7 +132,7 @@ def wired(*wirings: Wiring) -> Iterator[list[Machine]]:
             (file / "hosts").write_text(_LOOPBACK + wiring.names)
             ip("-n", space, "link", "set", "lo", "up")
             if wiring.elsewhere:  # before the cable, so that it comes first in every list
-                ip("-n", space, "link", "add", "storage", "type", "dummy")
+                ip("-n", space, "link", "add", "storage", "type", "bridge")
                 _address(space, "storage", wiring.elsewhere)
         ends = [("name", "cable", "netns", space) for space in spaces]
         ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])

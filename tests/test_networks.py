@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import subprocess
+import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,14 @@ import pytest
 
 from jobs import DONE, TRAIN, Job, free_port, job
 from namespaces import Machine, Wiring, wired
+from rallypoint.errors import BindError
+from rallypoint.server.machine.interfaces import (
+    GLOO_INTERFACE,
+    NCCL_INTERFACE,
+    Interface,
+    interfaces_to_name,
+)
+from rallypoint.server.process.binding import listen_within
 
 needs_nft = pytest.mark.skipif(shutil.which("nft") is None, reason="it needs nft, of nftables")
 
@@ -41,6 +52,11 @@ def _on_storage(wiring: Wiring) -> Wiring:
 def _v6(wiring: Wiring, *more: str) -> Wiring:
     address = wiring.addresses[0].replace("10.77.0.", "fd77::").replace("/24", "/64")
     return replace(wiring, addresses=(*more, address), names=_SIX)
+
+
+def _in(machine: Machine, *words: str, text: str = "") -> str:
+    command = [*machine.prefix, *words]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
 def _run(
@@ -77,6 +93,20 @@ _NETWORKS = {
 """The machines, the endpoint, and where gloo would listen; nothing: where it should."""
 
 
+_NAMES_THEM = """
+import os
+from rallypoint.launch.environment import name_interfaces
+print(name_interfaces(os.environ, "10.77.0.1"))
+"""
+
+
+def test_the_interface_is_named_where_gloo_would_take_another() -> None:
+    with wired(_on_storage(_A), _B) as machines:
+        told = _in(machines[0], sys.executable, "-c", _NAMES_THEM)
+    assert told.startswith("GLOO_SOCKET_IFNAME=cable, by which this machine reaches the others: ")
+    assert "gloo would listen at 10.88.0.1" in told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("network", _NETWORKS)
 def test_a_job_on_a_network(network: str, tmp_path: Path) -> None:
@@ -86,6 +116,60 @@ def test_a_job_on_a_network(network: str, tmp_path: Path) -> None:
         told = [line for line in running.logs().splitlines() if "GLOO_SOCKET_IFNAME=cable" in line]
         assert bool(told) == bool(wrong), running.logs()
         assert all(f"gloo would listen at {wrong}" in line for line in told), told
+
+
+_LO = Interface("lo", True, ("127.0.0.1", "::1"))
+_ETH = Interface("eth0", True, ("10.0.0.1", "fd00::1"))
+_STORAGE = Interface("eth1", True, ("10.8.0.1",))
+_DOCKER = Interface("docker0", True, ("172.17.0.1",))
+_BRIDGE = Interface("virbr0", True, ("192.168.122.1",))
+_DOWN = Interface("virbr1", False, ("192.168.123.1",))
+_GLOO, _NCCL = {GLOO_INTERFACE: "eth0"}, {NCCL_INTERFACE: "=eth0"}
+
+
+@pytest.mark.parametrize(
+    ("address", "gloo", "found", "needed"),
+    [
+        ("10.0.0.1", "10.0.0.1", [_LO, _ETH], {}),
+        ("10.0.0.1", "fd00::1", [_LO, _ETH, _STORAGE], {}),
+        ("10.0.0.1", "127.0.1.1", [_LO, _ETH], _GLOO),
+        ("fd00::1", "127.0.1.1", [_LO, _ETH], _GLOO),
+        ("10.0.0.1", "10.8.0.1", [_LO, _STORAGE, _ETH], _GLOO),
+        ("10.0.0.1", "10.0.0.1", [_LO, _DOCKER, _ETH], {}),  # NCCL leaves that out by itself
+        ("10.0.0.1", "10.0.0.1", [_LO, _DOWN, _BRIDGE, _ETH], _NCCL),
+        ("10.0.0.1", "127.0.1.1", [_LO, _BRIDGE, _ETH], {**_GLOO, **_NCCL}),
+        ("10.0.0.1", "10.0.0.1", [_LO, _ETH, _BRIDGE], {}),
+        ("127.0.0.1", "10.0.0.1", [_LO, _ETH], {}),  # all machines of the job are this one
+        ("10.9.9.9", "127.0.1.1", [_LO, _ETH], {}),
+        ("", "127.0.1.1", [], {}),
+    ],
+)
+def test_which_interface_has_to_be_named(
+    address: str, gloo: str, found: list[Interface], needed: dict[str, str]
+) -> None:
+    assert interfaces_to_name(address, gloo, found, {}) == needed
+    assert interfaces_to_name(address, gloo, found, {GLOO_INTERFACE: "x", NCCL_INTERFACE: "y"}) == {}
+
+
+def test_a_port_of_a_range() -> None:
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(taken) for taken in _two_in_a_row())
+        ports = range(first.getsockname()[1], second.getsockname()[1] + 1)
+        with pytest.raises(BindError, match=f"all ports from {ports[0]} to {ports[-1]} are in use") as caught:
+            listen_within("127.0.0.1", ports)
+        assert "--port-range" in caught.value.hint
+        second.close()
+        listeners = [stack.enter_context(each) for each in listen_within("127.0.0.1", ports)]
+        assert {each.getsockname()[1] for each in listeners} == {ports[-1]}
+
+
+def _two_in_a_row() -> tuple[socket.socket, socket.socket]:
+    while True:
+        first = socket.create_server(("127.0.0.1", 0))
+        try:
+            return first, socket.create_server(("127.0.0.1", first.getsockname()[1] + 1))
+        except (OSError, OverflowError):  # that one is taken
+            first.close()
 
 
 # A firewall -----------------------------------------------------------------------------------------------
@@ -122,11 +206,6 @@ if rank == 1 and tries == 0:
 """
     + DONE
 )
-
-
-def _in(machine: Machine, *words: str, text: str = "") -> str:
-    command = [*machine.prefix, *words]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
 @needs_nft

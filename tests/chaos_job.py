@@ -93,7 +93,8 @@ class Job:
         self.parts: dict[str, int] = {}
         """The processes of the job by name: store, relay-a, rank-0 and so on."""
         self.store = ""
-        """Its address."""
+        """Its address, as ranks know it."""
+        self.endpoint = f"{machines[0].address}:{_ENDPOINT_PORT}"
         self._cable = cable
 
     # Its life
@@ -109,7 +110,7 @@ class Job:
             machine.launcher = machine.start(
                 *(sys.executable, "-m", "rallypoint", "run", "--nnodes=2", *_OPTIONS),
                 *(f"--nproc-per-node={RANKS_PER_MACHINE}", f"--node-rank={number}"),
-                *(f"--rdzv-endpoint={self.machines['a'].address}:{_ENDPOINT_PORT}",),
+                *(f"--rdzv-endpoint={self.endpoint}",),
                 *(f"--local-addr={machine.address}", str(_RANK_SCRIPT)),
                 environ=environ,
             )
@@ -119,17 +120,16 @@ class Job:
         words = {rank: self._words_of(rank) for rank in RANKS}
         self.store = words[RANKS[0]][2]
         self.parts = {rank: int(each[0]) for rank, each in words.items()}
-        holders = self._run_on("a", "ss", "-Htlnp", "sport", "=", f":{_ENDPOINT_PORT}")
         for machine in self.machines.values():
             assert machine.launcher is not None
             self.parts[f"launcher-{machine.name}"] = machine.launcher.pid
             for process in machine.processes():
-                part = self._part_of(process, holders)
+                part = self._part_of(process)
                 if part:
-                    which = part if part in ("store", "meeting") else f"{part}-{machine.name}"
+                    which = part if part == "store" else f"{part}-{machine.name}"
                     self.parts[which] = process.pid
 
-    def _part_of(self, process: psutil.Process, meeting: str) -> str:
+    def _part_of(self, process: psutil.Process) -> str:
         try:
             command = process.cmdline()
             if "rallypoint.pytorch.agent" in command:
@@ -137,7 +137,7 @@ class Job:
             if "rallypoint.relay.child" in command:
                 return "relay"
             if "rallypoint.server.process.child" in command:
-                return "meeting" if f"pid={process.pid}," in meeting else "store"
+                return "store"
         except psutil.NoSuchProcess:
             pass
         return ""
@@ -261,7 +261,7 @@ class Job:
         with suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-        self._run_on("a", sys.executable, "-c", _VISIT, *self.store.rsplit(":", 1))
+        self._run_on("a", sys.executable, "-c", _VISIT, *self.endpoint.rsplit(":", 1))
         return filler.unlink
 
     def _starve(self, fault: Fault) -> Callable[[], None]:

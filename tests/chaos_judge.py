@@ -32,7 +32,6 @@ _WORDS_OF_SURVIVAL: Final = {
         r"cannot write events to .*: No space left",
         r"events are written to .* again; \d+ event",
     ),
-    "kill meeting": (r"the job's meeting place \(process \d+ on node-a.*\) has ended by signal SIGKILL",),
 }
 """What the first machine has to say, though the job goes on."""
 
@@ -244,7 +243,7 @@ def causes_of(job: Job, fault: Fault) -> dict[str, str]:
     own, other = {
         "kill store": (
             rf"the job's store {who}.*\) has ended by signal SIGKILL",
-            rf"\nrallypoint: the job's store at {job.store} cannot be reached any more",
+            rf"\nrallypoint: the job's store at {job.endpoint} cannot be reached any more",
         ),
         "kill relay": (
             rf"this machine's relay to the job's store {who}.*\) has ended by signal SIGKILL",
@@ -258,7 +257,10 @@ def causes_of(job: Job, fault: Fault) -> dict[str, str]:
         "stop rank": (missing, missing),
         "cut link": (job.store, missing),
         "unplug link": (job.store, missing),
-        "sever link": (rf"{job.store} is lost: no connection for \d+ s, the limit session_seconds", missing),
+        "sever link": (
+            rf"{job.endpoint} is lost: no connection for \d+ s, the limit session_seconds",
+            missing,
+        ),
         "starve store": ("out of memory|MemoryError", job.store),
         "starve relay": ("out of memory|MemoryError", missing),
         "starve agent": ("out of memory|MemoryError|has ended by signal", missing),

@@ -20,7 +20,7 @@ SESSION_SECONDS: Final = 8.0
 
 RANKS_PER_MACHINE: Final = 4
 MACHINES: Final = ("a", "b")
-"""The first has the job's store and its meeting place."""
+"""The first has the job's store, at which the machines meet, too."""
 RANKS: Final = tuple(f"rank-{rank}" for rank in range(len(MACHINES) * RANKS_PER_MACHINE))
 
 _FAULTS_BEFORE_THE_LAST: Final = 3
@@ -84,7 +84,7 @@ def machine_of(part: str) -> str:
     name, _, which = part.partition("-")
     if name == "rank":
         return MACHINES[int(which) // RANKS_PER_MACHINE]
-    return {"store": "a", "meeting": "a", "link": ""}.get(name, which)
+    return {"store": "a", "link": ""}.get(name, which)
 
 
 _SERVERS: Final = ("store", "relay-a", "relay-b")
@@ -98,7 +98,7 @@ def _cards(kind: str, victims: Sequence[str], seconds: tuple[float, float], verd
 
 
 PASSING: Final = (
-    *_cards("stop", (*_SERVERS, "meeting", *_LAUNCHERS, _ANY_RANK), _SHORT, Verdict.GOES_ON),
+    *_cards("stop", (*_SERVERS, *_LAUNCHERS, _ANY_RANK), _SHORT, Verdict.GOES_ON),
     *_cards("cut", ("link",), _SHORT, Verdict.GOES_ON),
     *_cards("unplug", ("link",), _SHORT, Verdict.GOES_ON),
     *_cards("reset", ("link",), _FOR_GOOD, Verdict.GOES_ON),
@@ -110,7 +110,6 @@ PASSING: Final = (
 
 LAST: Final = (
     *_cards("kill", (*_SERVERS, *_LAUNCHERS, _ANY_RANK), _FOR_GOOD, Verdict.ENDS),
-    *_cards("kill", ("meeting",), _FOR_GOOD, Verdict.GOES_ON),
     *_cards("stop", (*_SERVERS, _ANY_RANK), _LONG, Verdict.ENDS),
     *_cards("cut", ("link",), _LONG, Verdict.ENDS),
     *_cards("unplug", ("link",), _LONG, Verdict.ENDS),

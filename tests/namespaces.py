@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +94,64 @@ def plug(machine: Machine, *, in_: bool) -> None:
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """How a machine is on its networks, and which names it knows."""
+
+    host: str
+    """Its host name."""
+    addresses: tuple[str, ...]
+    """Its addresses on the cable, with the lengths of their networks."""
+    names: str
+    """Its hosts file, but for localhost."""
+    elsewhere: tuple[str, ...] = ()
+    """Its addresses on another interface, which leads nowhere."""
+
+
+_SET_HOST_NAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
+_LOOPBACK = "127.0.0.1 localhost\n::1 localhost\n"
+
+
+@contextmanager
+def wired(*wirings: Wiring) -> Iterator[list[Machine]]:
+    """Two network namespaces, joined by a veth pair, with host names and hosts files of their own.
+
+    The test is skipped where the rights do not allow that.
+    """
+    name = f"rw{os.getpid() % 100_000}"
+    spaces = [f"{name}{side}" for side in "ab"]
+    if shutil.which("ip") is None or subprocess.run(["ip", "netns", "add", spaces[0]]).returncode:
+        pytest.skip("it needs ip, of iproute2, and root")
+    files = [Path("/etc/netns") / space for space in spaces]
+    try:
+        ip("netns", "add", spaces[1])
+        for space, file, wiring in zip(spaces, files, wirings, strict=True):
+            file.mkdir(parents=True)
+            (file / "hosts").write_text(_LOOPBACK + wiring.names)
+            ip("-n", space, "link", "set", "lo", "up")
+            if wiring.elsewhere:  # before the cable, so that it comes first in every list
+                ip("-n", space, "link", "add", "storage", "type", "bridge")
+                _address(space, "storage", wiring.elsewhere)
+        ends = [("name", "cable", "netns", space) for space in spaces]
+        ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+        for space, wiring in zip(spaces, wirings, strict=True):
+            _address(space, "cable", wiring.addresses)
+        yield [_in_space(space, wiring) for space, wiring in zip(spaces, wirings, strict=True)]
+    finally:
+        for space, file in zip(spaces, files, strict=True):
+            subprocess.run(["ip", "netns", "del", space], capture_output=True)
+            shutil.rmtree(file, ignore_errors=True)
+
+
+def _address(space: str, interface: str, addresses: Sequence[str]) -> None:
+    for address in addresses:
+        no_wait = ("nodad",) if ":" in address else ()
+        ip("-n", space, "addr", "add", address, "dev", interface, *no_wait)
+    ip("-n", space, "link", "set", interface, "up")
+
+
+def _in_space(space: str, wiring: Wiring) -> Machine:
+    enter = ("ip", "netns", "exec", space, "unshare", "--uts", "sh", "-c", _SET_HOST_NAME, wiring.host)
+    return Machine(enter, wiring.addresses[0].partition("/")[0], "cable")

@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from rallypoint.errors import MeetingClosedError, RallypointError
-from rallypoint.launch.endpoint import Endpoints, parse_endpoint
+from rallypoint.launch.endpoint import Endpoints, parse_round_store
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import ReplicatedPlace, open_replicated
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size, round_name
@@ -95,7 +95,7 @@ class Launcher:
 
         place.end_relay()
         met = meeting.next_round(start_store)
-        relay = place.start_relay(parse_endpoint(met.store), round_name(met.number, met.members))
+        relay = place.start_relay(parse_round_store(met.store))
         if relay is None:
             raise FailedError(f"no relay to the store of round {met.number}")
         with closing(TCPStore(*relay, timeout=PATIENCE)) as store:

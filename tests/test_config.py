@@ -60,6 +60,7 @@ def test_what_nobody_speaks_of_is_built_in(folder: Path) -> None:
 OWN_VARIABLES = {
     "join_timeout": "RALLYPOINT_JOIN_TIMEOUT",
     "relay": "RALLYPOINT_RELAY",
+    "port_range": "RALLYPOINT_PORT_RANGE",
     "patch": "RALLYPOINT_PATCH",
     "client": "RALLYPOINT_CLIENT",
     "stacks": "RALLYPOINT_STACKS",
@@ -96,6 +97,7 @@ ALLOWED = [
     ("patch", "always", "always"),
     ("use_libuv", "AUTO", "auto"),
     ("use_libuv", "On", "1"),
+    ("port_range", " 29600-29699", "29600-29699"),
     ("use_libuv", "False", "0"),
     ("allow_user", "ada, 1001", "ada, 1001"),
 ]
@@ -130,6 +132,7 @@ REFUSED = {
     "master_port": ("", "0", "65536", "http"),
     "join_timeout": ("0", "-1", "nan", "inf", "10m"),
     "relay": ("", "1", "On"),
+    "port_range": ("", "29600", "2-1", "0-9", "1-65536", "29600:29699"),
     "patch": ("Always", "autoalways"),
     "client": ("c++",),
     "stacks": ("SIGKILL", "SIGNOTHING", "0", "SIGUSR1,SIGUSR1", "SIGUSR1,SIGUSR2,SIGHUP,SIGPIPE"),
@@ -354,6 +357,7 @@ def test_the_endpoint_by_the_highest_source(folder: Path) -> None:
 # What is said, and what torchrun gets as rdzv_conf.
 IN_RDZV_CONF: list[tuple[list[tuple[Level, str, str]], dict[str, str]]] = [
     ([(CLI, "node_rank", "0"), (CLI, "relay", "off")], {"join_timeout": "600", "rank": "0", "relay": "off"}),
+    ([(ENV, "port_range", "1-2")], {"join_timeout": "600", "port_range": "1-2"}),
     ([(CLI, "rdzv_conf", "rank=0,join_timeout=5,a=1")], {"rank": "0", "join_timeout": "5", "a": "1"}),
     ([(CLI, "rdzv_conf", "rank=0"), (ENV, "node_rank", "7")], {"rank": "0", "join_timeout": "600"}),
     ([(ENV, "rdzv_conf", "join_timeout=5,a=1"), (CLI, "join_timeout", "6")], {"a": "1", "join_timeout": "6"}),

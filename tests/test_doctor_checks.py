@@ -20,17 +20,18 @@ from hypothesis import strategies as st
 import rallypoint
 from rallypoint.build import in_use
 from rallypoint.diagnose.doctor import machine, network, stores
-from rallypoint.diagnose.doctor.network import Interface
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, Fix, State, failure, note, ok, unknown, warning, worst
 from rallypoint.launch.endpoint import Endpoint
+from rallypoint.server.machine import interfaces
+from rallypoint.server.machine.interfaces import Interface
 from rallypoint.server.machine.names import LookUps
 from rallypoint.server.machine.packages import ABSENT
 from raw import SECONDS
 
 ETHERNET = Interface("eth7", True, ("10.0.0.7", "fd00::7"))
 LOOPBACK = Interface("lo", True, ("127.0.0.1", "::1"))
-REAL_INTERFACES = network.interfaces
+REAL_INTERFACES = interfaces.interfaces
 F, W, OK = State.FAILURE, State.WARNING, State.OK
 
 

@@ -21,11 +21,11 @@ from rallypoint.diagnose.doctor import network, reachability, situation
 from rallypoint.diagnose.doctor.all_machines import Launched, by_launcher, receive, visit
 from rallypoint.diagnose.doctor.between_machines import judge_machines
 from rallypoint.diagnose.doctor.exchange import Gathered, Participant, gather
-from rallypoint.diagnose.doctor.network import Interface
 from rallypoint.diagnose.doctor.reachability import Card, Way, own_card, probe_server, reach
 from rallypoint.diagnose.findings import Finding, State, ok, warning
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint
+from rallypoint.server.machine.interfaces import Interface
 from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS

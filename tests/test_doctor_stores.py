@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from rallypoint.diagnose.doctor import files, network, stores
-from rallypoint.diagnose.doctor.network import Interface
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.doctor.stores import Met, check_store, judge_nobody, judge_store, meet
 from rallypoint.diagnose.findings import Fix, State, ok
 from rallypoint.errors import BindError
 from rallypoint.launch.endpoint import Endpoint
+from rallypoint.server.machine.interfaces import Interface
 from rallypoint.server.process import binding
 from raw import SECONDS, RawClient, server_of_torch
 from threads import serving_in_a_thread

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from rallypoint.diagnose.doctor import network, torch
-from rallypoint.diagnose.doctor.network import Interface
 from rallypoint.diagnose.doctor.outlook import NO_GPU
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.explain.knowledge import causes
@@ -20,6 +19,7 @@ from rallypoint.diagnose.findings import Finding, Fix, State
 from rallypoint.errors import BindError
 from rallypoint.pytorch import asking
 from rallypoint.pytorch.asking import Answers, ask
+from rallypoint.server.machine.interfaces import Interface
 
 F, W, OK, UNKNOWN = State.FAILURE, State.WARNING, State.OK, State.UNKNOWN
 GIB = 1 << 30

@@ -36,7 +36,7 @@ from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.question import PLAN, STALL
 from rallypoint.server.core.about import About
-from rallypoint.server.core.outbox import Close, CoreFault, GoOn, Pause, Work
+from rallypoint.server.core.outbox import Close, CoreFault, Enter, GoOn, Pause, Work
 from rallypoint.server.core.store import Core
 from rallypoint.server.process.startup import EVENTS_VARIABLE
 from rallypoint.stores.client.connecting import connect
@@ -63,7 +63,9 @@ class Observed:
         """The events since; only those of some kinds, if they are named."""
         self.desk.settle()
         events = [
-            each for each in self.desk.take() if not isinstance(each, Work | CoreFault | Close | GoOn | Pause)
+            each
+            for each in self.desk.take()
+            if not isinstance(each, Work | CoreFault | Close | Enter | GoOn | Pause)
         ]
         return [event for event in events if not kinds or isinstance(event, kinds)]
 

@@ -316,7 +316,9 @@ def test_a_relay_looks_again_at_the_user_who_answers() -> None:
 def test_a_launcher_does_not_meet_at_a_port_that_another_user_holds() -> None:
     with their_store() as (store, port):
         with pytest.raises(AccessError) as caught:
-            open_place(Endpoint("127.0.0.1", port), 2, hosts=None, local_address=None, seconds=10 * SECONDS)
+            open_place(
+                Endpoint("127.0.0.1", port), 2, "job", hosts=None, local_address=None, seconds=10 * SECONDS
+            )
         check_is_refused(caught.value, port)
         assert line_of(store) == "got"
 

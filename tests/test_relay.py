@@ -147,12 +147,11 @@ def test_an_upstream_that_cannot_be_is_a_usage_error() -> None:
     assert "HOST:PORT" in result.stderr
 
 
-def test_a_store_without_an_engine_has_none_with_a_name(site: Site) -> None:
-    for server in (site.server, site.relay()):
-        refused = invoke("relay", "--upstream", f"127.0.0.1:{server.port}", "--name", "run-1")
-        assert isinstance(refused.exception, ConnectError)
-        assert "has no store named 'run-1'" in refused.exception.message
-        assert "serve --engine" in refused.exception.hint
+def test_a_relay_has_no_stores_with_names(site: Site) -> None:
+    refused = invoke("relay", "--upstream", f"127.0.0.1:{site.relay().port}", "--name", "run-1")
+    assert isinstance(refused.exception, ConnectError)
+    assert "has no store named 'run-1'" in refused.exception.message
+    assert "`rallypoint serve`" in refused.exception.hint
 
 
 def test_a_relay_says_that_its_upstream_is_not_there() -> None:

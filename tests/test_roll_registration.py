@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from jobs import SECONDS, Job, free_port, job, patch_torch
+from jobs import SECONDS, free_port, job, patch_torch
 from processes import Server, serving, torch_serving
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
-from rallypoint.launch.endpoint import Endpoint, parse_endpoint
+from rallypoint.launch.endpoint import Endpoint, StoreView
 from rallypoint.launch.rendezvous.roster import Member
 from rallypoint.launch.reports import VARIABLE, Reports
 from rallypoint.launch.switches import ClientChoice, Patch
@@ -37,7 +37,7 @@ from rallypoint.rollcall.snapshot import Gone, Snapshot
 from rallypoint.stores.absence import HEAD
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
+from rallypoint.stores.client.look import look_at_job
 from rallypoint.stores.tcp import TCPStore
 from raw import until
 from rolls import client, plan, rank, ranks, snapshot
@@ -132,7 +132,7 @@ def rank_3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _look(place: tuple[str, int]) -> Snapshot:
-    return look(*place, Question(), Deadline(SECONDS))
+    return look_at_job(*place, Question(), Deadline(SECONDS))
 
 
 def _whos(server: Server) -> list[Identity]:
@@ -213,7 +213,8 @@ def start(server: Server) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def start() -> RollCall:
-            call = RollCall(Endpoint(server.host, server.port), 1, MEMBERS[:2], VARIABLE in os.environ)
+            place = Endpoint(server.host, server.port)
+            call = RollCall(place, StoreView(place), 1, MEMBERS[:2], VARIABLE in os.environ)
             stack.callback(call.stop)
             return call
 
@@ -237,7 +238,7 @@ def test_who_is_expected_is_written_down_once_all_agents_have_told(
         _tell_sizes(store)
         planned = Plan(1, (PlannedMachine("node-a", 0, 2), PlannedMachine("node-b", 2, 2)))
         assert Plan.from_json(store.get(PLAN).decode()) == planned
-        assert json.loads(store.get(HEAD)) == [server.host, server.port]
+        assert json.loads(store.get(HEAD)) == [server.host, server.port, ""]
         roll = judge(_look((server.host, server.port)))
         assert (roll.expected, roll.unknown, roll.meetings[0].round) == (4, 0, 1)
 
@@ -356,19 +357,6 @@ def test_torchrun_tells_who_is_expected_and_unmodified_ranks_are_found(tmp_path:
         assert [each.host for each in roll.machines] == [HOST]
 
 
-def _round_store(running: Job, endpoint: Endpoint) -> Endpoint:
-    """The store of a job's round, as its roster says at the meeting place."""
-    running.await_listening(str(endpoint))
-    found: list[str] = []
-
-    def is_told() -> bool:
-        found.extend(json.loads(text)["store"] for _, text in _look(endpoint).rosters)
-        return bool(found and found[-1])
-
-    until(is_told, "the round has a store", SECONDS)
-    return parse_endpoint(found[-1])
-
-
 @pytest.mark.slow
 def test_two_machines_with_relays_know_who_is_missing(tmp_path: Path) -> None:
     endpoint = Endpoint("localhost", free_port())
@@ -376,14 +364,14 @@ def test_two_machines_with_relays_know_who_is_missing(tmp_path: Path) -> None:
     with job(tmp_path) as running:
         for number in range(2):
             running.start(HELD_BACK, [*options, f"--rdzv-conf=rank={number}", "--local-addr=127.0.0.1"])
-        place = _round_store(running, endpoint)
-        roll = _await_joined(place, 3)
+        running.await_listening(str(endpoint))
+        roll = _await_joined(endpoint, 3)
         assert [(each.rank, each.host) for each in roll.missing] == [(3, HOST)]
         assert (roll.expected, roll.unknown) == (4, 0)
         assert [each.host for each in roll.machines] == [HOST], "a machine goes by one name"
-        assert len(_look(place).relays) == 2
-        (meeting,) = judge(_look(endpoint)).meetings
-        assert (meeting.expected, meeting.joined) == (2, (HOST, HOST))
+        assert len(_look(endpoint).relays) == 2
+        own, meeting = judge(_look(endpoint)).meetings
+        assert [(each.expected, each.joined) for each in (own, meeting)] == [(2, (HOST, HOST))] * 2
         (tmp_path / "go").touch()
         assert running.wait() == [0, 0], running.logs()
 

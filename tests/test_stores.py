@@ -17,6 +17,7 @@ import pytest
 from processes import torch_serving
 from rallypoint.errors import ProtocolError, RallypointError, StoreTimeoutError, UsageError
 from rallypoint.relay.hosting import host_store
+from rallypoint.server.process.binding import ANY_PORT
 from rallypoint.stores.base import Store
 from rallypoint.stores.file import FileStore
 from rallypoint.stores.hash import HashStore
@@ -147,7 +148,7 @@ def masters() -> Iterator[dict[str, TCPStore]]:
         if sys.platform == "win32":  # there are none
             yield stores
             return
-        server = host_store("127.0.0.1", 0, workers=2)
+        server = host_store("127.0.0.1", ANY_PORT, workers=2)
         with TCPStore("127.0.0.1", server.port) as workers:
             yield {**stores, "workers": workers}
         server.release()

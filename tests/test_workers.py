@@ -38,7 +38,7 @@ from rallypoint.server.guard.secret import make_secret
 from rallypoint.server.loops import pump
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.machine.ports import holder_of
-from rallypoint.server.process.binding import listen
+from rallypoint.server.process.binding import ANY_PORT, listen
 from rallypoint.server.process.hosting import Lifespan
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
@@ -290,7 +290,7 @@ def test_a_worker_that_cannot_be_started_is_an_error_of_the_server(monkeypatch: 
 
 
 def test_a_server_that_stays_for_its_clients_stays_for_those_of_workers() -> None:
-    server = host_store("127.0.0.1", 0, workers=WORKERS, lifespan=Lifespan(stays_for_clients=True))
+    server = host_store("127.0.0.1", ANY_PORT, workers=WORKERS, lifespan=Lifespan(stays_for_clients=True))
     workers = psutil.Process(server.pid).children()
     with TCPStore("127.0.0.1", server.port) as store:
         server.abandon()

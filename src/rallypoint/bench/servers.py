@@ -72,7 +72,7 @@ class OurServer(Server):
 
     def __init__(self, backend: str, port: int = 0, workers: int = 0, *, pure: bool = False) -> None:
         with _pure_children() if pure else nullcontext():
-            self._server = host_store(HOST, port, backend=Choice(backend), workers=workers)
+            self._server = host_store(HOST, range(port, port + 1), backend=Choice(backend), workers=workers)
         self._backend = backend
         self._workers = workers
         self._pure = pure

@@ -20,7 +20,7 @@ from rallypoint.cli.foreground import (
     tell_door,
 )
 from rallypoint.launch.endpoint import parse_places
-from rallypoint.relay.finding import check_has_names, find_upstream
+from rallypoint.relay.finding import find_upstream
 from rallypoint.relay.hosting import UPSTREAM_SECONDS
 from rallypoint.relay.passing import make_relay
 from rallypoint.server.guard.secret import take_secret
@@ -41,8 +41,8 @@ from rallypoint.text import shown
         "--name",
         metavar="NAME",
         default="",
-        help="Of a store on an engine: the store of this name there. It begins empty, and is dropped when "
-        "nobody has used it for a minute: with the id of a run as its name, each run has a fresh store.",
+        help="The store of this name there. It begins empty, and is dropped when nobody has used it for a "
+        "minute: with the id of a run as its name, each run has a fresh store.",
     ),
     host_option(
         "127.0.0.1", "Listen where this name says, as with serve: the ranks of this machine connect here."
@@ -72,8 +72,6 @@ def relay(
     limits = limits_of_environment().override(limit or ())
     take_secret()
     place = find_upstream(parse_places(upstream, "--upstream"), UPSTREAM_SECONDS, name)
-    if name:
-        check_has_names(place, UPSTREAM_SECONDS)
     listeners = listen_safely(host, port)
     loop = open_loop(backend)
     pump = make_relay(loop, place, listeners, limits)

@@ -119,7 +119,8 @@ def serve(
     listeners = listen_safely(host, port, max(count, 1))
     log = Events(events)
     loop = open_loop(backend)
-    core = Core(limits, loop.turn, about_this_process(loop), wants_events=log.are_wanted)
+    about = about_this_process(loop)
+    core = Core(limits, loop.turn, about, wants_events=log.are_wanted, has_names=not count)
     logger.info("listening on %s", describe(listeners))
     with ExitStack() as stack:
         _show_page(web, listeners, stack)

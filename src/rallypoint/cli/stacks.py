@@ -15,7 +15,7 @@ from rallypoint.launch.endpoint import Endpoint, parse_place
 from rallypoint.rollcall.question import Question
 from rallypoint.stacks.grouping import Work, machines_of, only, put_together
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
+from rallypoint.stores.client.look import look_at_job
 from rallypoint.text import LONGEST_SENTENCE, shown
 from rallypoint.watch.status.stacks import all_content, all_lines, essence
 from rallypoint.watch.status.summary import stall_lines
@@ -83,7 +83,7 @@ def _watch(place: Endpoint, wanted: Sequence[range], all_threads: bool) -> None:
 
 
 def _ask(place: Endpoint, wanted: Sequence[range]) -> tuple[Work, str]:
-    snapshot = look(*place, Question(), Deadline(_ANSWER_SECONDS))
+    snapshot = look_at_job(*place, Question(), Deadline(_ANSWER_SECONDS))
     machines = machines_of(snapshot)
     return put_together(only(machines, wanted) if wanted else machines), snapshot.stall
 

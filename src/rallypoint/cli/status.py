@@ -34,7 +34,8 @@ _PAUSE_SECONDS: Final = 1.0
         "--name",
         metavar="NAME",
         default="",
-        help="Of a store on an engine, which holds those of several jobs and rounds: this one.",
+        help="Of a server that holds the stores of several jobs and rounds: this one. Without it, the store "
+        "of the round, if one job meets there.",
     ),
     JSON,
 )

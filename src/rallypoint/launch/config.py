@@ -3,7 +3,7 @@
 The file is the nearest `rallypoint.toml`, or `pyproject.toml` with a table `[tool.rallypoint]`, in the
 folder or one above it, that `trust` lets us obey; its table `run` has the options, its table `env` variables
 for the job. Each value keeps its source, to be shown and to be named in errors. Two options may speak of the
-same thing: an endpoint can also be said by master_addr and standalone, and three settings by rdzv_conf.
+same thing: an endpoint can also be said by master_addr and standalone, and four settings by rdzv_conf.
 There, too, the higher source wins. No torch, no output.
 """
 
@@ -76,7 +76,8 @@ class Settings:
     """Every option of `rallypoint run`, settled. The names are those of the options.
 
     `rdzv_endpoint` is what standalone, rdzv_endpoint, master_addr and master_port come to, and None for a
-    job on one machine that takes a free port. `node_rank`, `join_timeout` and `relay` count in rdzv_conf.
+    job on one machine that takes a free port. `node_rank`, `join_timeout`, `relay` and `port_range` count in
+    rdzv_conf.
     """
 
     nnodes: Setting[Size]
@@ -89,6 +90,7 @@ class Settings:
     master_port: Setting[int | None]
     join_timeout: Setting[float]
     relay: Setting[str]
+    port_range: Setting[str | None]
     patch: Setting[str]
     client: Setting[str]
     stacks: Setting[str]
@@ -334,6 +336,7 @@ def _combine(said: Settings) -> Settings:
         node_rank=_or_by_conf(said.node_rank, "node_rank", said.rdzv_conf, "rank"),
         join_timeout=_or_by_conf(said.join_timeout, "join_timeout", said.rdzv_conf, "join_timeout"),
         relay=_or_by_conf(said.relay, "relay", said.rdzv_conf, "relay"),
+        port_range=_or_by_conf(said.port_range, "port_range", said.rdzv_conf, "port_range"),
     )
 
 

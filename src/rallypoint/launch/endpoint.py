@@ -31,6 +31,38 @@ class Endpoint(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class RoundStore(NamedTuple):
+    """The store of a round, as the roster names it: `HOST:PORT`, or `HOST:PORT/NAME`."""
+
+    master: Endpoint
+    """What MASTER_ADDR and MASTER_PORT say: the store itself, or a relay of it."""
+    name: str = ""
+    """If the store is at the endpoint, beside others: its name there."""
+
+    def __str__(self) -> str:
+        return f"{self.master}/{self.name}" if self.name else str(self.master)
+
+
+class StoreView(NamedTuple):
+    """Where to look at the store of a job."""
+
+    place: Endpoint
+    name: str = ""
+    """Which of several stores is meant that are there."""
+    shown: str = ""
+    """What people look at, if it is not that place: with `rallypoint status`."""
+
+    @property
+    def address(self) -> str:
+        return self.shown or str(self.place)
+
+
+def parse_round_store(text: str) -> RoundStore:
+    """What `str` has made of it."""
+    master, _, name = text.partition("/")
+    return RoundStore(parse_endpoint(master), name)
+
+
 def parse_endpoint(text: str) -> Endpoint:
     """A name or an address, with or without a port: `node-a`, `10.0.0.1:29500`, `[::1]:29500`, `::1`.
 

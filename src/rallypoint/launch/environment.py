@@ -7,6 +7,13 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from rallypoint.launch.endpoint import Endpoint
+from rallypoint.server.machine.interfaces import (
+    GLOO_INTERFACE,
+    NCCL_INTERFACE,
+    address_of_gloo,
+    interfaces,
+    interfaces_to_name,
+)
 from rallypoint.stores.client.connection import RELAY_VARIABLE, STORE_VARIABLE
 
 INJECTION = Path(__file__).parents[1] / "pytorch" / "injection"
@@ -52,6 +59,27 @@ def name_relay(environ: MutableMapping[str, str], relay: Endpoint | None, store:
         environ[RELAY_VARIABLE], environ[STORE_VARIABLE] = str(relay), str(store)
     elif environ.pop(STORE_VARIABLE, ""):  # then there was a relay in the round before
         del environ[RELAY_VARIABLE]
+
+
+def name_interfaces(environ: MutableMapping[str, str], address: str) -> str:
+    """Name the interface for gloo and NCCL in an environment, where they would take one that is wrong.
+
+    Other machines reach this one at `address`. Returns what was done, in a line; mostly nothing.
+    """
+    gloo = address_of_gloo()
+    try:
+        named = interfaces_to_name(address, gloo, interfaces(), environ)
+    except OSError:  # the system does not tell them
+        return ""
+    environ.update(named)
+    reasons = {
+        GLOO_INTERFACE: f"gloo would listen at {gloo}, the address of this machine's name",
+        NCCL_INTERFACE: "NCCL would take a bridge to containers",
+    }
+    return "; ".join(
+        f"{name}={value}, by which this machine reaches the others: {reasons[name]}"
+        for name, value in named.items()
+    )
 
 
 _OF_A_RANK = frozenset(

@@ -85,6 +85,20 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+def parse_ports(text: str) -> range:
+    """`FIRST-LAST`, both included; ValueError for anything else."""
+    match = _match("([0-9]+)-([0-9]+)", text)
+    first, last = _port(match[1]), _port(match[2])
+    if first > last:
+        raise ValueError(text)
+    return range(first, last + 1)
+
+
+def _ports(text: str) -> str:
+    ports = parse_ports(text)
+    return f"{ports[0]}-{ports[-1]}"
+
+
 def _nodes(text: str) -> Size:
     match = _match("([0-9]+)(?::([0-9]+))?", text)
     least = int(match[1])
@@ -247,6 +261,15 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "relay",
         "auto|on|off",
         "Whether each machine's ranks share a relay: auto, with two machines or more; on; off.",
+    ),
+    Option(
+        "port_range",
+        "FIRST-LAST",
+        _ports,
+        None,
+        "Ports, such as 29600-29699: the launcher takes one of them where it opens one to other machines, "
+        "besides the endpoint's. They need it for ranks that share no relay. Without this, a free port.",
+        "RALLYPOINT_PORT_RANGE",
     ),
     _choice(
         "patch",

@@ -39,6 +39,8 @@ def _conf(settings: Settings) -> dict[str, str]:
     conf = {"join_timeout": settings.join_timeout.text}
     if settings.relay.is_set:
         conf["relay"] = settings.relay.text
+    if settings.port_range.value is not None:
+        conf["port_range"] = settings.port_range.text
     if settings.node_rank.value is not None:
         conf["rank"] = settings.node_rank.text
     return {**settings.rdzv_conf.value, **conf}

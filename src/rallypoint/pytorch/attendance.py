@@ -20,7 +20,7 @@ from typing import Final
 
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
-from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
 from rallypoint.launch.rendezvous.roster import Member
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
@@ -107,9 +107,12 @@ class AskingSchedule:
 class RollCall:
     """Writes the plan, and reports to the launcher until all ranks have joined, or until it is stopped."""
 
-    def __init__(self, place: Endpoint, number: int, members: Sequence[Member], has_launcher: bool) -> None:
-        """`has_launcher`: there is a launcher of ours that says what is reported to it."""
+    def __init__(
+        self, place: Endpoint, view: StoreView, number: int, members: Sequence[Member], has_launcher: bool
+    ) -> None:
+        """`place`: the store, or a relay of it. `has_launcher`: one of ours, that says what it is told."""
         self._place = place
+        self._view = view
         self._number = number
         self._members = members
         self._has_launcher = has_launcher
@@ -131,10 +134,16 @@ class RollCall:
                 if not sizes:
                     return
                 plan = plan_of(self._number, self._members, sizes)
-                store.multi_set([PLAN, HEAD], [plan.to_json(), json.dumps(self._place)])
+                store.multi_set([PLAN, HEAD], [plan.to_json(), json.dumps(self._head)])
                 self._report(store, plan.world_size)
         except RallypointError:
             pass  # the round's store has gone: others report that
+
+    @property
+    def _head(self) -> tuple[str, int, str]:
+        """Where all machines find the store."""
+        view = self._view
+        return (*(parse_endpoint(view.shown) if view.shown else view.place), view.name)
 
     def _ranks_per_machine(self, store: TCPStore) -> list[int]:
         """The sizes that torchrun's agents tell each other; empty if the roll call is stopped before."""
@@ -164,7 +173,8 @@ class RollCall:
         began = time.monotonic()
         report = None
         try:
-            roll = judge(look(*self._place, Question(), Deadline(_ANSWER_SECONDS)))
+            view = self._view
+            roll = judge(look(*view.place, Question(), Deadline(_ANSWER_SECONDS), view.name))
             report = named(roll, attention.count)
         except RallypointError:
             pass  # the server has not answered, this time
@@ -175,7 +185,7 @@ class RollCall:
         return report is not None and report.complete
 
     def _tell(self, roll: reports.JoinProgress) -> None:
-        reports.report_roll(replace(roll, store=str(self._place)))
+        reports.report_roll(replace(roll, store=self._view.address))
 
     def _remark(self, roll: reports.JoinProgress) -> None:
         """Under a torchrun of the user's own there is no launcher to say it."""
@@ -185,5 +195,6 @@ class RollCall:
         self._remark_after = 2 * seconds
         logger.warning(
             "%d of %d ranks have joined after %.0f s%s; see `rallypoint status %s`",
-            *(roll.joined, roll.expected, seconds, f"; {roll.absent}" if roll.absent else "", self._place),
+            *(roll.joined, roll.expected, seconds, f"; {roll.absent}" if roll.absent else ""),
+            self._view.address,
         )

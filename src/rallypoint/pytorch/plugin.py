@@ -42,9 +42,9 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch import reports
-from rallypoint.launch.endpoint import Endpoint, parse_endpoint, parse_endpoints
-from rallypoint.launch.environment import inject, name_relay
-from rallypoint.launch.options import BACKEND, parse_seconds
+from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, parse_round_store
+from rallypoint.launch.environment import inject, name_interfaces, name_relay
+from rallypoint.launch.options import BACKEND, parse_ports, parse_seconds
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size, round_name
@@ -60,7 +60,7 @@ from rallypoint.rollcall.identity import Role
 from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.guard.secret import job_secret, take_secret
 from rallypoint.server.loops.backend import parse_switch
-from rallypoint.server.process.binding import is_this_machine
+from rallypoint.server.process.binding import ANY_PORT, is_this_machine
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.tcp import TCPStore
@@ -112,6 +112,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._pause = Deadline(0.0)
         self._agent_store: Any = None
         self._lost: list[LostServer] = []
+        self._round_store: RoundStore | None = None
         self._head: Endpoint | None = None  # the way to the round's store, if its ranks know a relay alone
         self._roll_call: RollCall | None = None
         self._has_launcher = reports.folder_of(os.environ) is not None
@@ -141,8 +142,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             raise _as_torch(self._place.named(error)) from error
         except dist.DistNetworkError as error:
             raise RendezvousConnectionError(
-                f"the round's store cannot be reached: {error}\nhint: it is on a free port of the machine "
-                "that keeps it; does a firewall stand between the machines?"
+                f"the round's store cannot be reached: {error}\nhint: ranks without a relay need a port of "
+                "their own on the machine that keeps it (--port-range); does a firewall stand in between?"
             ) from error
 
     def is_closed(self) -> bool:
@@ -186,25 +187,26 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def _start_store(self, complete: Roster) -> str:
         name = round_name(complete.round, complete.members)
-        return str(self._place.start_round(name, self._workers_for(len(complete.members))))
-
-    def _workers_for(self, machines: int) -> int:
-        """How many workers the store gets."""
-        if self._workers is not None:
-            return self._workers
-        return workers_for(machines, have_relays=self._relay is not False and patch_of() is not Patch.NEVER)
+        has_relays = self._relay is not False and patch_of() is not Patch.NEVER
+        workers = self._workers
+        if workers is None:
+            workers = workers_for(len(complete.members), have_relays=has_relays)
+        return str(self._place.start_round(name, workers, has_relays=has_relays))
 
     def _enter(self, met: Round) -> RendezvousInfo:
-        store_place = parse_endpoint(met.store)
-        name = round_name(met.number, met.members)
-        relay = self._place.start_relay(store_place, name) if self._wants_relay(met) else None
+        round_store = parse_round_store(met.store)
+        store_place, view = round_store.master, self._place.view_of(round_store)
+        relay = self._place.start_relay(round_store) if self._wants_relay(met) else None
         if relay is None and job_secret() is not None and not is_this_machine(store_place.host):
             raise UsageError(
                 f"the workers of this machine need a relay to reach {store_place}, as this job has a secret",
                 hint=f"leave out --relay=off and {PATCH_VARIABLE}=never: they are for jobs without a secret",
             )
         name_relay(os.environ, relay, store_place)
-        self._head = relay if self._place.is_replicated or relay is None else store_place
+        self._round_store = round_store
+        self._head = relay if relay is None or round_store.name else store_place
+        if len(met.members) > 1 and (named := name_interfaces(os.environ, self._place.own_address())):
+            logger.warning("rallypoint: %s", named)
         place = relay or store_place
         fault = find_fault(*place)
         if patch_of() is not Patch.NEVER and (fault is not None or relay is not None):
@@ -218,9 +220,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         store = make_store(wanted, client_of(), Patch.AUTO, Role.AGENT)
         self._agent_store = store  # C++ keeps no Python object alive
         if met.rank == 0:  # one machine is enough to warn, and for the roll call
-            self._warn_of_openness(met, store_place)
-            self._roll_call = RollCall(store_place, met.number, met.members, self._has_launcher)
-        self._watch.start(place, store_place)
+            self._warn_of_openness(met, view.address)
+            way = place if view.name else store_place
+            self._roll_call = RollCall(way, view, met.number, met.members, self._has_launcher)
+        self._watch.start(place, view)
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),
             met.rank,
@@ -228,7 +231,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             RendezvousStoreInfo(*store_place),
         )
 
-    def _warn_of_openness(self, met: Round, store: Endpoint) -> None:
+    def _warn_of_openness(self, met: Round, store: str) -> None:
         if len(met.members) > 1 and not self._has_warned and job_secret() is None:
             self._has_warned = True
             if not access_of_environment().insecure:
@@ -264,17 +267,17 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def _look_for_head(self) -> None:
         """Note that the store is gone, if it is: ranks behind a relay name the relay in their errors."""
-        if self._head is None:
+        if self._head is None or self._round_store is None:
             return
         seconds = _PROBE_SECONDS + self._place.pause_seconds
         try:
             with TCPStore(*self._head, timeout=seconds, role=Role.AGENT) as store:
-                is_lost = self._place.is_replicated and not store.check([f"{ROLE_INFO}/0"])
+                is_lost = not store.check([f"{ROLE_INFO}/0"])
                 how = "has lost what was in it" if is_lost else ""
         except RallypointError:
             how = "cannot be reached any more"
         if how:
-            name = f"the job's store at {self._place.whereabouts(self._head)}"
+            name = f"the job's store at {self._place.whereabouts(self._round_store)}"
             self._lost.append(LostServer(name, how, time.time()))
 
     def _stop_roll_call(self) -> None:
@@ -306,9 +309,19 @@ def _open_place(params: RendezvousParameters, size: Size, conf: Conf) -> Meeting
         )
     local_address, seconds = params.local_addr, conf.times.join
     if len(endpoints) > 1:
-        return open_replicated(endpoints, params.run_id, local_address=local_address, seconds=seconds)
+        return open_replicated(
+            endpoints, params.run_id, local_address=local_address, seconds=seconds, ports=conf.ports
+        )
     [endpoint] = endpoints
-    return open_place(endpoint, size.most, hosts=conf.is_host, local_address=local_address, seconds=seconds)
+    return open_place(
+        endpoint,
+        size.most,
+        params.run_id,
+        hosts=conf.is_host,
+        local_address=local_address,
+        seconds=seconds,
+        ports=conf.ports,
+    )
 
 
 def _warn_of_stall(lines: Sequence[str]) -> None:
@@ -343,6 +356,8 @@ class Conf:
     """Whether this machine's workers share a relay; None: if there are other machines."""
     workers: int | None = None
     """How many processes the job's store has besides its first one; None: as many as it needs."""
+    ports: range = ANY_PORT
+    """Which ports it may open to other machines, besides the endpoint's."""
 
     @staticmethod
     def parse(config: Mapping[str, Any]) -> Conf:
@@ -354,7 +369,7 @@ class Conf:
                 key, parse, hint = _SETTINGS[name]
                 text = str(value).strip()
                 try:
-                    (others if name in ("rank", "is_host", "relay", "workers") else times)[key] = parse(text)
+                    (others if name in _NOT_TIMES else times)[key] = parse(text)
                 except (ValueError, KeyError):
                     raise UsageError(f"{name} in --rdzv-conf is {text!r}", hint=hint) from None
             elif name not in _THEIRS:
@@ -372,6 +387,8 @@ _THEIRS = ("timeout", "heartbeat_timeout", "read_timeout", "store_type")
 _SECONDS = (parse_seconds, "write a positive number of seconds")
 _NUMBER = "write a number"
 
+_NOT_TIMES = ("rank", "is_host", "relay", "workers", "port_range")
+
 _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "join_timeout": ("join", *_SECONDS),
     "last_call_timeout": ("last_call", *_SECONDS),
@@ -385,6 +402,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
         lambda text: parse_workers(text, "it"),
         "write a number to 64, or auto; 0 on Windows",
     ),
+    "port_range": ("ports", parse_ports, "write FIRST-LAST, such as 29600-29699"),
     "relay": ("relay", {"auto": None, "on": True, "off": False}.__getitem__, "write one of auto, on, off"),
 }
 """The field of `Conf` or of its times, what reads it, and what to write."""

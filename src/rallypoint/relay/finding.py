@@ -11,13 +11,11 @@ from typing import NamedTuple
 from rallypoint.errors import ConnectError, RallypointError
 from rallypoint.relay.outgoing import Address
 from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.question import Question
 from rallypoint.stores.client.connecting import connect, format_address, resolve
 from rallypoint.stores.client.deadline import Deadline, in_thread
 from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.client.look import look_through
 from rallypoint.wire.opcodes import READY
-from rallypoint.wire.sessions import ASK
+from rallypoint.wire.sessions import ASK, ASK_FOR_NAMES
 
 
 class Place(NamedTuple):
@@ -55,13 +53,14 @@ class StoreAddress(NamedTuple):
 def find_upstream(places: Sequence[tuple[str, int]], seconds: float, store: str = "") -> StoreAddress:
     """Reach the store or relay that is at one of these places, as host and port.
 
-    ConnectError when that takes longer than the seconds given; or if it knows no sessions, but has to.
+    ConnectError when that takes longer than the seconds given; or if it knows no sessions, or no names of
+    stores, but has to.
     """
     deadline = Deadline(seconds)
     if len(places) == 1:
-        number, knows_sessions = 0, _ask(*places[0], deadline)
+        number, (knows_sessions, knows_names) = 0, _ask(*places[0], deadline)
     else:
-        number, knows_sessions = _ask_all(places, deadline)
+        number, (knows_sessions, knows_names) = _ask_all(places, deadline)
         deadline = Deadline(seconds)
     found = [Place(*place, []) for place in places]
     found[number].addresses.extend(resolve(*places[number], deadline))
@@ -70,38 +69,34 @@ def find_upstream(places: Sequence[tuple[str, int]], seconds: float, store: str 
             f"{found[number].name} knows no sessions, which several upstreams and named stores need",
             hint="it is a store of torch's own, or of another version of rallypoint than this relay",
         )
+    if store and not knows_names:
+        raise ConnectError(
+            f"{found[number].name} has no store named {store!r}, but only one, without a name",
+            hint="a relay, and a server with workers, holds none with names: give the address of `rallypoint "
+            "serve`, without --workers",
+        )
     return StoreAddress(found, knows_sessions, store.encode(errors="surrogateescape"))
 
 
-def check_has_names(upstream: StoreAddress, seconds: float) -> None:
-    """ConnectError if what answers there is no store on an engine: only such a one has others with names."""
-    name = upstream.store.decode(errors="replace")
-    place = next(each for each in upstream.places if each.addresses)
-    deadline = Deadline(seconds)
-    with closing(connect(place.host, place.port, deadline, who_am_i(Role.TOOL), to_look=True)) as connection:
-        if look_through(connection, place.name, Question(), deadline).replication is None:
-            raise ConnectError(
-                f"{place.name} has no store named {name!r}, but only one, without a name",
-                hint="only a store on an engine has others with names: give the addresses of `rallypoint "
-                "serve --engine`, and not that of another relay; or leave --name out",
-            )
+def knows_names(host: str, port: int, seconds: float) -> bool:
+    """Whether what is there holds several stores, by their names; ConnectError if it does not answer."""
+    return _ask(host, port, Deadline(seconds))[1]
 
 
-def _ask(host: str, port: int, deadline: Deadline) -> bool:
-    """Whether what answers at this place knows sessions."""
+def _ask(host: str, port: int, deadline: Deadline) -> tuple[bool, bool]:
+    """Whether what answers at this place knows sessions, and names of stores."""
     connection = connect(host, port, deadline, who_am_i(Role.AGENT))
-    try:
-        connection.send(ASK, deadline)
-        return connection.read(1, deadline) == READY
-    finally:
-        connection.close()
+    with closing(connection):
+        connection.send(ASK + ASK_FOR_NAMES, deadline)
+        sessions, names = (connection.read(1, deadline) == READY for _ in range(2))
+        return sessions, names
 
 
-def _ask_all(places: Sequence[tuple[str, int]], deadline: Deadline) -> tuple[int, bool]:
-    """The number of the place that answers first, and whether it knows sessions."""
-    outcomes: SimpleQueue[tuple[int, bool] | BaseException] = SimpleQueue()
+def _ask_all(places: Sequence[tuple[str, int]], deadline: Deadline) -> tuple[int, tuple[bool, bool]]:
+    """The number of the place that answers first, and what it knows."""
+    outcomes: SimpleQueue[tuple[int, tuple[bool, bool]] | BaseException] = SimpleQueue()
 
-    def ask(number: int) -> tuple[int, bool]:
+    def ask(number: int) -> tuple[int, tuple[bool, bool]]:
         return number, _ask(*places[number], deadline)
 
     for number in range(len(places)):

@@ -27,6 +27,7 @@ from rallypoint.server.loops.backend import Choice
 from rallypoint.server.loops.link import Link
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump
+from rallypoint.server.loops.stores import StorePump
 from rallypoint.server.process.binding import share_out
 from rallypoint.server.process.child import Order, make_core, run
 from rallypoint.server.process.hosting import ServerKind, begin, end_process, ending, whole_order
@@ -243,7 +244,7 @@ def make_server(
     """A server with so many workers, or without any."""
     if workers:
         return Head(loop, core, listeners, events, workers)
-    return Pump(loop, core, listeners, events)
+    return StorePump(loop, core, listeners, events)
 
 
 def main() -> None:

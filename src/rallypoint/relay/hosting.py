@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.binding import listen
+from rallypoint.server.process.binding import ANY_PORT, listen_within
 from rallypoint.server.process.hosting import (
+    STORE_SERVER,
     WITH_PARENT,
     HostedServer,
     Lifespan,
     ServerKind,
     host_on,
-    host_server,
 )
 
 RELAY = ServerKind("relay", "rallypoint.relay.child")
@@ -27,29 +27,29 @@ def host_relay(
     *,
     store: str = "",
     host: str = "127.0.0.1",
+    ports: range = ANY_PORT,
     backend: Choice = Choice.AUTO,
     lifespan: Lifespan = WITH_PARENT,
     seconds: float = UPSTREAM_SECONDS,
 ) -> HostedServer:
-    """Start a relay on this machine, at a free port, for the store or relay that is at one of these places.
+    """Start a relay on this machine, at one of these ports, for the store or relay at one of the places.
 
     `store` names one of several stores that are there. The relay listens where `host` says. Raises BindError,
     or ServerStartError, also if the upstream is not reached in time.
     """
     order: dict[str, object] = {"places": [*places], "store": store, "seconds": seconds}
-    return host_on(listen(host, 0), RELAY, order, backend=backend, lifespan=lifespan)
+    return host_on(listen_within(host, ports), RELAY, order, backend=backend, lifespan=lifespan)
 
 
 def host_store(
     host: str,
-    port: int,
+    ports: range,
     *,
     backend: Choice = Choice.AUTO,
     lifespan: Lifespan = WITH_PARENT,
     workers: int = 0,
 ) -> HostedServer:
-    """Start a store server, as `host_server` does; if it is to have workers, with these."""
-    if not workers:
-        return host_server(host, port, backend=backend, lifespan=lifespan)
-    order: dict[str, object] = {"workers": workers}
-    return host_on(listen(host, port, workers), STORE_WITH_WORKERS, order, backend=backend, lifespan=lifespan)
+    """Start a store server at one of these ports; if it is to have workers, with these."""
+    listeners = listen_within(host, ports, max(workers, 1))
+    kind = STORE_WITH_WORKERS if workers else STORE_SERVER
+    return host_on(listeners, kind, {"workers": workers}, backend=backend, lifespan=lifespan)

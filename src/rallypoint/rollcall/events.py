@@ -1,9 +1,10 @@
 """What happens at a server or relay, one JSON object per line: what `--events` writes and `timeline` reads.
 
-Every line has `time`, the unix time by the writer's clock, `event`, one of the kinds below, and
-`pid`, the process that writes it: servers of one machine may share a file. Clients are named by the number of
-their connection, as in a snapshot; who one is stands in `joined`, as soon as that is known, and again when
-more is. A reader passes over kinds and fields that it does not know: later versions may have more.
+Every line has `time`, the unix time by the writer's clock, `event`, one of the kinds below, `pid`, the
+process that writes it, as servers of one machine may share a file, and `store`, if that one has a name.
+Clients are named by the number of their connection, as in a snapshot; who one is stands in `joined`, as soon
+as that is known, and again when more is. A reader passes over kinds and fields that it does not
+know: later versions may have more.
 """
 
 from __future__ import annotations
@@ -191,15 +192,19 @@ Event: TypeAlias = (
 _KINDS: Final[dict[str, type[Event]]] = {kind.KIND: kind for kind in get_args(Event)}
 
 
-def to_line(event: Event, pid: int) -> str:
-    """An event as one line, without its end. Long texts are cut, and keys beyond the first few left out."""
+def to_line(event: Event, pid: int, store: str = "") -> str:
+    """An event as one line, without its end. Long texts are cut, and keys beyond the first few left out.
+
+    `store` names it if the process has several.
+    """
     content = to_json(event, sparse=True)
     for name, value in content.items():
         if type(value) is str:
             content[name] = value[:_MOST_CHARACTERS]
         elif name == "keys":
             content[name] = [each[:_MOST_CHARACTERS] for each in value[:KEYS_NAMED]]
-    return _encode({"time": content["time"], "event": event.KIND, "pid": pid, **content})
+    writer = {"pid": pid, "store": store[:_MOST_CHARACTERS]} if store else {"pid": pid}
+    return _encode({"time": content["time"], "event": event.KIND, **writer, **content})
 
 
 def from_line(line: str | bytes) -> Event | None:

@@ -111,6 +111,8 @@ class JobRound:
     closed: str = ""
     store: str = ""
     """Where the ranks of this round come together, if that is another store: HOST:PORT."""
+    name: str = ""
+    """The name of that store, if it is at the same server as the meeting."""
 
 
 _Text = Annotated[str, at_most(500)]
@@ -150,12 +152,19 @@ def meetings_of(plan: Plan | None, rosters: Sequence[tuple[str, str]]) -> tuple[
     return (*own, *(each for each in read if each is not None))
 
 
+def only_store(rosters: Sequence[tuple[str, str]]) -> str:
+    """The name of the store that a job has beside its meeting; empty if there is no such job, or several."""
+    names = [each.name for each in meetings_of(None, rosters) if each.name and not each.closed]
+    return names[0] if len(names) == 1 else ""
+
+
 def _meeting(job: str, text: str) -> JobRound | None:
     """None for what is no roster."""
     try:
         roster = from_text(_RosterView, text)
     except ValueError:
         return None
+    store, _, name = roster.store.partition("/")
     return JobRound(
         job=job[:500],
         round=roster.round,
@@ -165,7 +174,8 @@ def _meeting(job: str, text: str) -> JobRound | None:
         lost=_hosts(roster.lost),
         told=roster.told,
         closed=roster.closed,
-        store=roster.store,
+        store=store,
+        name=name,
     )
 
 

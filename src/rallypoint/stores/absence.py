@@ -21,7 +21,8 @@ from rallypoint.stores.client.look import look, read_if_there
 from rallypoint.stores.client.pool import ConnectionPool
 
 HEAD: Final = "rallypoint/head"
-"""The key at which a launcher says where the store itself is, `[host, port]`, for ranks behind a relay."""
+"""The key at which a launcher says where the store itself is, `[host, port, name]`, for
+ranks behind a relay."""
 
 _REMARKS: Final = 2
 """How many of a roll's remarks an error has."""
@@ -111,7 +112,7 @@ def find_roll(pool: ConnectionPool, server: tuple[str, int], deadline: Deadline)
         return judge(snapshot)
     with pool.lend(deadline) as connection:
         head = read_head(connection, deadline)
-    return roll_at(head, deadline) if head is not None else None
+    return roll_at(head[:2], deadline, head[2]) if head is not None else None
 
 
 def find_roll_behind(relay: tuple[str, int], head: tuple[str, int], deadline: Deadline) -> Roll:
@@ -123,8 +124,10 @@ def find_roll_behind(relay: tuple[str, int], head: tuple[str, int], deadline: De
         part = look(*relay, Question(), Deadline(deadline.remaining / 4))
     except RallypointError:
         return roll_at(head, deadline)
-    moving = part.upstream if part.upstream is not None and part.upstream.moves else None
-    places, store = (moving.addresses, moving.store) if moving is not None else ((head,), "")
+    places: tuple[tuple[str, int], ...] = (head,)
+    store = ""
+    if part.upstream is not None and (part.upstream.moves or part.upstream.store):
+        places, store = part.upstream.addresses, part.upstream.store
     answers: SimpleQueue[Roll | BaseException] = SimpleQueue()
     for place in places:
         in_thread(partial(roll_at, place, deadline, store), answers.put, answers.put)
@@ -143,10 +146,13 @@ def roll_at(server: tuple[str, int], deadline: Deadline, store: str = "") -> Rol
     return judge(look(*server, Question(), deadline, store))
 
 
-def read_head(connection: Connection, deadline: Deadline) -> tuple[str, int] | None:
-    """Where the server of a relay is; None if no launcher has said so. ValueError, TypeError for nonsense."""
+def read_head(connection: Connection, deadline: Deadline) -> tuple[str, int, str] | None:
+    """Where the server of a relay is, and the name of the store there; None if no launcher has said so.
+
+    ValueError, TypeError for nonsense.
+    """
     value = read_if_there(connection, b"/" + HEAD.encode(), deadline)
     if value is None:
         return None
-    host, port = json.loads(value)
-    return str(host), int(port)
+    host, port, *name = json.loads(value)
+    return str(host), int(port), "".join(name)

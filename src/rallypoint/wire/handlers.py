@@ -68,7 +68,7 @@ class SessionHandler(Handler, Protocol):
 class EnterHandler(Handler, Protocol):
     """Who takes a connection to one of several stores, or is the only one."""
 
-    def enter(self, name: bytes, /) -> bytes: ...
+    def enter(self, name: bytes, /) -> bytes | None: ...
 
 
 class LookHandler(Handler, Protocol):

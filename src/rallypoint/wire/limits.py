@@ -36,6 +36,9 @@ class Limits:
     connections: int = 1_000_000
     """Connections at a time. The system's limit of open files mostly comes first."""
 
+    stores: int = 256
+    """Stores with a name. For one more, one that nobody uses is dropped."""
+
     unsent_bytes: int = 1 * _GIB
     """Bytes waiting to be sent to a client that does not read them."""
 

@@ -148,6 +148,11 @@ class RequestParser(Generic[HandlerT]):
         return bool(self._need) and self._atom == _REST
 
     @property
+    def rest(self) -> bytes:
+        """What it has kept, behind the last request that it has handed over."""
+        return bytes(self._kept)
+
+    @property
     def is_between_requests(self) -> bool:
         return not self._need
 

@@ -43,6 +43,11 @@ ANNOUNCED: Final = b"rallypoint/sessions/3"
 
 ASK: Final = counted_request(Op.CHECK, [ANNOUNCED])
 
+NAMES_ANNOUNCED: Final = b"rallypoint/names/1"
+"""What a server says is there that holds several stores, with names: an ENTER says which one is meant."""
+
+ASK_FOR_NAMES: Final = counted_request(Op.CHECK, [NAMES_ANNOUNCED])
+
 TOKEN_BYTES: Final = 16
 
 

@@ -7,24 +7,16 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from rallypoint.diagnose.doctor.situation import Situation, is_loopback
 from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, set_variable, unknown, warning
+from rallypoint.server.machine.interfaces import GLOO_INTERFACE, NCCL_INTERFACE, Interface, interfaces
 from rallypoint.server.machine.names import LOCAL_CLIENT, look_up
 from rallypoint.server.machine.ports import listening_ports
 from rallypoint.stores.client.deadline import within
 
-GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
-
-_VIRTUAL: Final = (
-    *("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "podman", "lxcbr", "lxdbr", "kube-"),
-    *("dummy", "tun", "tap", "wg", "tailscale", "zt", "utun", "vEthernet", "ifb", "awdl", "llw"),
-)
-"""How the names of interfaces begin that most likely lead to containers of this machine."""
-_LINK_LOCAL: Final = ("fe80", "169.254.")
 _ELSEWHERE: Final = "198.51.100.1"
 """An address reserved for examples: no machine has it."""
 
@@ -34,46 +26,6 @@ _HOSTS_FILE: Final = "the hosts file (/etc/hosts; on Windows, System32\\drivers\
 
 
 # Interfaces ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Interface:
-    """A network interface. It may have no address."""
-
-    name: str
-    is_up: bool
-    addresses: tuple[str, ...]
-    """IPv4 first; without link-local ones, which lead nowhere else."""
-
-    @property
-    def leads_out(self) -> bool:
-        """Whether other machines may be reached through it."""
-        real = not self.name.startswith(_VIRTUAL) and not any(map(is_loopback, self.addresses))
-        return self.is_up and bool(self.addresses) and real
-
-
-def interfaces() -> list[Interface]:
-    """All interfaces. OSError if the system does not let us look."""
-    import psutil  # late: few commands need it
-
-    try:
-        states, found = psutil.net_if_stats(), psutil.net_if_addrs()
-    except (psutil.Error, RuntimeError) as error:
-        raise OSError(str(error)) from error
-    return [
-        Interface(name, states[name].isup if name in states else False, _addresses(entries))
-        for name, entries in found.items()
-    ]
-
-
-def _addresses(entries: Sequence[object]) -> tuple[str, ...]:
-    found = [
-        str(getattr(entry, "address", ""))
-        for family in (socket.AF_INET, socket.AF_INET6)
-        for entry in entries
-        if getattr(entry, "family", None) == family
-    ]
-    return tuple(address for address in found if not address.lower().startswith(_LINK_LOCAL))
 
 
 def interfaces_out() -> list[Interface]:
@@ -122,7 +74,7 @@ def check_interfaces(situation: Situation) -> Iterator[Finding]:
         yield ok("interfaces", ", ".join(out))
     else:
         yield warning("interfaces", "none leads to other machines: jobs on this machine alone")
-    for variable in (GLOO_INTERFACE, "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+    for variable in (GLOO_INTERFACE, NCCL_INTERFACE, "TP_SOCKET_IFNAME"):
         text = situation.environ.get(variable)
         if text:
             yield judge_interface(variable, text, [each.name for each in found if each.is_up])

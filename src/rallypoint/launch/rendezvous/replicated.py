@@ -20,13 +20,19 @@ from rallypoint.errors import (
     ServerStartError,
     StoreTimeoutError,
 )
-from rallypoint.launch.endpoint import Endpoint, Endpoints
-from rallypoint.launch.rendezvous.servers import LIFESPAN, MeetingPlace, own_address
+from rallypoint.launch.endpoint import Endpoint, Endpoints, RoundStore, StoreView
+from rallypoint.launch.rendezvous.servers import (
+    LIFESPAN,
+    WITHOUT_MEETING_PLACE,
+    MeetingPlace,
+    RoundsHere,
+    own_address,
+)
 from rallypoint.relay.finding import find_upstream
 from rallypoint.relay.hosting import host_relay
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.loops.backend import choose
-from rallypoint.server.process.binding import is_this_machine
+from rallypoint.server.process.binding import ANY_PORT, is_this_machine
 from rallypoint.server.process.hosting import HostedServer
 from rallypoint.stores.tcp import TCPStore
 
@@ -41,15 +47,10 @@ class ReplicatedPlace(MeetingPlace):
 
     is_replicated = True
     pause_seconds = 10.0  # it takes a second or two, and more if the engine has lost a machine as well
-    _names = ("this machine's relay to the job's store", "this machine's relay to the job's meeting place")
 
-    def __init__(
-        self, places: Endpoints, run_id: str, store: TCPStore, relay: HostedServer, reachable: str
-    ) -> None:
-        super().__init__(places[0], store, relay, reachable)
-        self._places = places
-        self._run_id = run_id
-        self._kept = ""  # the round whose relay for all is here
+    def __init__(self, places: Endpoints, store: TCPStore, relay: HostedServer, here: RoundsHere) -> None:
+        super().__init__(places[0], store, relay, here)
+        self._places = self._endpoints = places
 
     @property
     def is_here(self) -> bool:
@@ -64,38 +65,34 @@ class ReplicatedPlace(MeetingPlace):
             isinstance(error, StoreTimeoutError) and not isinstance(error, JoinTimeoutError)
         )
         if is_about_store:
-            error.hint = _where_to_look(self._places)
+            error.hint = _where_to_look(self._endpoints)
         return error
 
-    def whereabouts(self, _: Endpoint) -> str:
-        return ", ".join(map(str, self._places))
+    def whereabouts(self, _: RoundStore) -> str:
+        return ", ".join(map(str, self._endpoints))
 
-    def start_relay(self, store: Endpoint, name: str) -> Endpoint | None:
-        if self._round is not None and self._kept == name:
-            self.end_relay()
-            return Endpoint(*self._round.address)
-        if self._round is not None:  # an earlier round's: its store is kept while it has a client
-            self._round.release()
-            self._round = None
-        return super().start_relay(store, name)
+    def own_address(self) -> str:
+        return own_address(_elsewhere_first(self._endpoints))
 
-    def _host_round(self, name: str, _: int, /) -> HostedServer:
-        self._kept = name
-        return self._relay_to(f"{self._run_id}/round/{name}", self._reachable)
+    def view_of(self, store: RoundStore) -> StoreView:
+        return StoreView(store.master)  # which of the places leads is known to relays alone
 
-    def _host_relay(self, _: Endpoint, name: str, /) -> HostedServer:
-        return self._relay_to(f"{self._run_id}/round/{name}", "127.0.0.1")
-
-    def _relay_to(self, store: str, host: str) -> HostedServer:
-        return host_relay(self._places, store=store, host=host, backend=choose(), lifespan=LIFESPAN)
+    def _of_server(self, _: bool) -> tuple[str, HostedServer | None, str]:
+        return "this machine's relay to the job's meeting place", self._server, WITHOUT_MEETING_PLACE
 
 
 def open_replicated(
-    places: Endpoints, run_id: str, *, local_address: str | None, seconds: float
+    places: Endpoints,
+    run_id: str,
+    *,
+    local_address: str | None,
+    seconds: float,
+    ports: range = ANY_PORT,
 ) -> ReplicatedPlace:
     """The meeting place of a job on the store that is at one of these places; ConnectError if it is at none.
 
     By `local_address` other machines reach this one; None: by the address with which it reaches the places.
+    `ports` may be opened to them.
     """
     if run_id == _NO_ID:
         logger.warning(
@@ -110,8 +107,13 @@ def open_replicated(
         raise
     relay = host_relay(places, store=f"{run_id}/meeting", backend=choose(), lifespan=LIFESPAN)
     store = TCPStore(*relay.address, timeout=min(seconds, _ANSWER_SECONDS), role=Role.AGENT)
-    others = [place for place in places if not is_this_machine(place.host)]
-    return ReplicatedPlace(places, run_id, store, relay, local_address or own_address([*others, *places]))
+    reachable = local_address or own_address(_elsewhere_first(places))
+    return ReplicatedPlace(places, store, relay, RoundsHere(run_id, reachable, ports))
+
+
+def _elsewhere_first(places: Endpoints) -> list[Endpoint]:
+    """The places, those on other machines first: by an address of its own, a machine reaches only itself."""
+    return sorted(places, key=lambda place: is_this_machine(place.host))
 
 
 def _where_to_look(places: Endpoints) -> str:

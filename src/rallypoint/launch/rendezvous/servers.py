@@ -9,7 +9,7 @@ import logging
 import socket
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from rallypoint.errors import (
     BindError,
@@ -19,16 +19,21 @@ from rallypoint.errors import (
     ServerStartError,
     UsageError,
 )
-from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint, RoundStore, StoreView
 from rallypoint.launch.reports import WITHOUT_STORE, LostServer, lost_server
+from rallypoint.relay.finding import knows_names
 from rallypoint.relay.head import auto_workers
 from rallypoint.relay.hosting import host_relay, host_store
 from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.question import Question
 from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import choose
-from rallypoint.server.process.binding import is_this_machine
+from rallypoint.server.machine.addresses import plain_host
+from rallypoint.server.process.binding import ANY_PORT, is_this_machine
 from rallypoint.server.process.hosting import HostedServer, Lifespan, host_server
 from rallypoint.stores.base import Store
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
 from rallypoint.stores.hash import HashStore
 from rallypoint.stores.tcp import TCPStore
 
@@ -40,31 +45,45 @@ _PARTING_SECONDS = 3.0  # for a server that has no clients left to end
 _MANY_MACHINES = 256  # they have some thousand ranks; how many, nobody says before the store is there
 _TENANT_SECONDS = 10.0  # to reach what holds the endpoint's port on this machine
 
-_WITHOUT_MEETING_PLACE = "ranks go on; but if a rank or a machine fails, the job cannot start again, and ends"
+WITHOUT_MEETING_PLACE = "ranks go on; but if a rank or a machine fails, the job cannot start again, and ends"
+_WITHOUT_BOTH = (
+    "ranks that do not need it go on; one that does fails, and then the job ends: its machines meet there as "
+    "well"
+)
+_STORE = "the job's store"
+_RELAY = f"this machine's relay to {_STORE}"
 
 
 class MeetingPlace:
-    """The store in which the machines meet, and the store server of the round that this machine keeps."""
+    """The store in which the machines meet, and what this machine has of the round's store.
+
+    With several machines, that one is at the endpoint as well, under a name, beside the store in which they
+    meet: so a firewall has one port to let through. Each machine has a relay of it. That of the round's
+    keeper is for whoever knows nothing of names and relays: MASTER_ADDR and MASTER_PORT name it.
+    """
 
     is_replicated = False
     """Whether the stores outlive this job's machines, and this job."""
     pause_seconds = 0.0
     """For how long the stores may be away, and then go on."""
-    _names = ("the job's store", "the job's meeting place")
 
-    def __init__(self, endpoint: Endpoint, store: Store, server: HostedServer | None, reachable: str) -> None:
+    def __init__(
+        self, endpoint: Endpoint, store: Store, server: HostedServer | None, here: RoundsHere
+    ) -> None:
         self._endpoint = endpoint
         self.store = store
         self._server = server
-        self._reachable = reachable
-        self._round: HostedServer | None = None
+        self._here = here
+        self._places: Sequence[tuple[str, int]] = [server.address if server is not None else endpoint]
+        self._kept: RoundStore | None = None  # the round whose keeper this machine is, or was
+        self._round: HostedServer | None = None  # what it has as its keeper
         self._relay: HostedServer | None = None
         self._told_lost: set[int] = set()
 
     @property
     def is_here(self) -> bool:
         """Whether this process holds the meeting place."""
-        return self._server is not None or not isinstance(self.store, TCPStore)
+        return self._server is not None
 
     @property
     def holds_a_server(self) -> bool:
@@ -74,50 +93,77 @@ class MeetingPlace:
         """The error of a call that needs one of the stores, as it is to be told."""
         return error
 
-    def whereabouts(self, store: Endpoint) -> str:
-        """Where the round's store is that this machine reaches here."""
-        return str(store)
+    def whereabouts(self, store: RoundStore) -> str:
+        """Where the round's store itself is, for people."""
+        return str(self._endpoint if store.name else store.master)
 
-    def start_round(self, name: str, workers: int = 0) -> Endpoint:
-        """Start a store server for a new round, and end the last one's; where other machines reach it.
+    def view_of(self, store: RoundStore) -> StoreView:
+        """Where this machine looks at the round's store."""
+        if not store.name:
+            return StoreView(store.master)
+        return StoreView(Endpoint(*self._places[0]), store.name, str(self._endpoint))
 
-        `name` is that of the round, and of no other one. `workers`: how many the server is to have.
-        """
-        if self._round is not None:
-            self._round.release()
-            self._round = None
-        self._round = self._host_round(name, workers)
-        return Endpoint(self._reachable, self._round.port)
-
-    def _host_round(self, _: str, workers: int, /) -> HostedServer:
-        port = 0 if isinstance(self.store, TCPStore) else self._endpoint.port
+    def own_address(self) -> str:
+        """The address by which this machine reaches the others; empty if that is not known."""
+        if self._server is None:
+            return own_address([self._endpoint])
         try:
-            return host_store(self._reachable, port, backend=choose(), lifespan=LIFESPAN, workers=workers)
-        except PortInUseError as error:
-            # The job is on this machine alone, so any port will do.
-            logger.warning("%s: taking a free port instead", error.message)
-            return host_store(self._reachable, 0, backend=choose(), lifespan=LIFESPAN, workers=workers)
+            clients = look(*self._server.address, Question(), Deadline(_ANSWER_SECONDS)).clients
+        except RallypointError:
+            return ""
+        peers = (plain_host(each.peer.rpartition(":")) for each in clients)
+        others = [(peer, self._endpoint.port) for peer in peers if not is_this_machine(peer)]
+        return own_address(others[:1]) if others else ""
 
-    def start_relay(self, store: Endpoint, name: str) -> Endpoint | None:
-        """Start a relay for the ranks of this machine, and end the last round's; where they reach it.
+    def start_round(self, name: str, workers: int = 0, *, has_relays: bool = True) -> RoundStore:
+        """Begin the store of a new round, and end what the last one had; where other machines find it.
 
-        The store is that of the round of this name.
+        `name` is that of the round, and of no other one. `workers`: how many processes more the store is to
+        have. With some, and for ranks that have no relays, it is a server of its own, with a port of its own;
+        not on a replicated store, for which this machine's relay has to do.
+        """
+        self._end_round()
+        if self.is_replicated or (self._here.has_names and has_relays and not workers):
+            kept = f"{self._here.run_id}/round/{name}"
+            self._round = self._relay_to(kept, self._here.host, self._here.ports)
+        else:
+            kept = ""
+            self._round = self._host_round(workers)
+        self._kept = RoundStore(Endpoint(self._here.host, self._round.port), kept)
+        return self._kept
+
+    def _host_round(self, workers: int) -> HostedServer:
+        return _host(self._here.host, self._here.ports, workers)
+
+    def _relay_to(self, name: str, host: str = "127.0.0.1", ports: range = ANY_PORT) -> HostedServer:
+        return host_relay(
+            self._places, store=name, host=host, ports=ports, backend=choose(), lifespan=LIFESPAN
+        )
+
+    def start_relay(self, store: RoundStore) -> Endpoint | None:
+        """The relay for the ranks of this machine, to the store of a round; where they reach it.
 
         None if the relay does not come up: then the ranks connect to the store itself. Not in a job with a
         secret: there, the error is raised.
         """
         self.end_relay()
+        if store != self._kept:
+            self._end_round()
+        elif store.name and self._round is not None:
+            return Endpoint(*self._round.address)
         try:
-            self._relay = self._host_relay(store, name)
+            self._relay = self._relay_to(store.name) if store.name else self._relay_of(store.master)
         except (ServerStartError, BindError) as error:
             if job_secret() is not None:
                 raise
-            logger.warning("no relay: %s; the ranks of this machine connect to %s", error.message, store)
+            logger.warning(
+                "no relay: %s; the ranks of this machine connect to %s", error.message, store.master
+            )
             return None
         logger.info("the ranks of this machine reach %s through a relay on %s", store, self._relay.places)
         return Endpoint(*self._relay.address)
 
-    def _host_relay(self, store: Endpoint, _: str, /) -> HostedServer:
+    def _relay_of(self, store: Endpoint) -> HostedServer:
         return host_relay([store], backend=choose(), lifespan=LIFESPAN)
 
     def end_relay(self) -> None:
@@ -126,20 +172,31 @@ class MeetingPlace:
             self._relay.release()
             self._relay = None
 
+    def _end_round(self) -> None:
+        if self._round is not None:
+            self._round.release()
+        self._round = self._kept = None
+
     def take_lost(self) -> Iterator[tuple[LostServer, str]]:
         """The servers that have ended although this machine still holds them, and what becomes of the job.
 
         Each comes once.
         """
-        store, meeting_place = self._names
+        is_direct = self._kept is not None and not self._kept.name
         for what, server, then in (
-            (store, self._round, WITHOUT_STORE),
-            ("this machine's relay to the job's store", self._relay, WITHOUT_STORE),
-            (meeting_place, self._server, _WITHOUT_MEETING_PLACE),
+            (_STORE if is_direct else _RELAY, self._round, WITHOUT_STORE),
+            (_RELAY, self._relay, WITHOUT_STORE),
+            self._of_server(is_direct),
         ):
             if server is not None and server.pid not in self._told_lost and (how := server.how_it_ended()):
                 self._told_lost.add(server.pid)
                 yield lost_server(what, server.pid, server.places, how), then
+
+    def _of_server(self, is_direct: bool) -> tuple[str, HostedServer | None, str]:
+        """The server at the endpoint: what it is for the job, and what becomes of the job without it."""
+        if is_direct:
+            return "the job's meeting place", self._server, WITHOUT_MEETING_PLACE
+        return _STORE, self._server, _WITHOUT_BOTH
 
     def close(self, *, alone: bool) -> None:
         """Let go. Servers end; unless others still use them: then they stay until those have gone."""
@@ -154,22 +211,62 @@ class MeetingPlace:
         self._round = self._server = None
 
 
+class _OwnPlace(MeetingPlace):
+    """Of a job on one machine, which meets in the memory of its agent, and has its store at the endpoint."""
+
+    @property
+    def is_here(self) -> bool:
+        return True
+
+    def _host_round(self, workers: int) -> HostedServer:
+        port = self._endpoint.port
+        try:
+            return _host(self._here.host, range(port, port + 1), workers)
+        except PortInUseError as error:
+            logger.warning("%s: taking a free port instead", error.message)  # nobody else has to know it
+            return _host(self._here.host, ANY_PORT, workers)
+
+
+def _host(host: str, ports: range, workers: int) -> HostedServer:
+    return host_store(host, ports, backend=choose(), lifespan=LIFESPAN, workers=workers)
+
+
 def workers_for(machines: int, *, have_relays: bool) -> int:
     """How many workers the store of a round gets: some, if very many ranks connect to it and to no relay."""
     return 0 if have_relays or machines < _MANY_MACHINES else auto_workers()
 
 
+class RoundsHere(NamedTuple):
+    """What the rounds of a job are called, and where this machine may have something of them."""
+
+    run_id: str
+    host: str
+    """By which other machines reach this one."""
+    ports: range = ANY_PORT
+    """Which ports may be opened to them."""
+    has_names: bool = True
+    """Whether the endpoint holds stores with names; torch's own server does not."""
+
+
 def open_place(
-    endpoint: Endpoint, machines: int, *, hosts: bool | None, local_address: str | None, seconds: float
+    endpoint: Endpoint,
+    machines: int,
+    run_id: str,
+    *,
+    hosts: bool | None,
+    local_address: str | None,
+    seconds: float,
+    ports: range = ANY_PORT,
 ) -> MeetingPlace:
     """The meeting place at an endpoint: held here, or reached over the network within `seconds`.
 
     `hosts` says whether this machine holds it; None: if the endpoint means this machine. By
     `local_address` the others reach this machine; None: by the address with which it reaches the endpoint.
+    `ports` may be opened to other machines, besides the endpoint's own.
     """
     if machines == 1:
         host = endpoint.host if is_this_machine(endpoint.host) else "localhost"
-        return MeetingPlace(endpoint, HashStore(seconds), None, host)
+        return _OwnPlace(endpoint, HashStore(seconds), None, RoundsHere(run_id, host, has_names=False))
     if endpoint.host in ("0.0.0.0", "::"):
         raise UsageError(
             f"{endpoint} is no address by which other machines could reach this one",
@@ -182,7 +279,8 @@ def open_place(
     store = TCPStore(*place, timeout=seconds, role=Role.AGENT)
     store.set_timeout(min(seconds, _ANSWER_SECONDS))  # it is up now, and answers at once
     reachable = endpoint.host if server else local_address or own_address([endpoint])
-    return MeetingPlace(endpoint, store, server, reachable)
+    has_names = server is not None or knows_names(*place, seconds)
+    return MeetingPlace(endpoint, store, server, RoundsHere(run_id, reachable, ports, has_names))
 
 
 def _hold(endpoint: Endpoint, seconds: float) -> HostedServer | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint, StoreView
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.question import STALL, STALL_BYTES, Question
 from rallypoint.stacks.grouping import Work, machines_of, put_together
@@ -19,22 +19,23 @@ _SECONDS: Final = 5.0
 class StoreChannel:
     """The store of a job, which is one of Rallypoint's.
 
-    `place` is where the ranks of this machine find it, which may be a relay; `head` is the store itself.
+    `place` is where the ranks of this machine find it, which may be a relay; `view`, where it is looked at.
     """
 
-    def __init__(self, place: Endpoint, head: Endpoint) -> None:
-        self._head = head
+    def __init__(self, place: Endpoint, view: StoreView) -> None:
+        self._view = view
         self._store = TCPStore(*place, timeout=_SECONDS, role=Role.AGENT)
 
     @property
     def address(self) -> str:
-        return str(self._head)
+        return self._view.address
 
     def tell(self, text: str) -> None:
         self._store.tell(text)
 
     def work(self) -> Work:
-        return put_together(machines_of(look(*self._head, Question(), Deadline(_SECONDS))))
+        view = self._view
+        return put_together(machines_of(look(*view.place, Question(), Deadline(_SECONDS), view.name)))
 
     def announce(self, text: str) -> bool:
         return self._store.compare_set(STALL, "", text) == text.encode()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
-from rallypoint.launch.endpoint import Endpoint, parse_endpoint
+from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
 from rallypoint.launch.environment import inject
 from rallypoint.launch.stacks.asking import forget_all
 from rallypoint.launch.stacks.channel import StoreChannel
@@ -46,8 +46,8 @@ class RankWatch:
         self._folder = ExitStack()
         self._round = ExitStack()
 
-    def start(self, place: Endpoint, head: Endpoint) -> None:
-        """Watch the ranks of a round. They find the store at `place`, which may be a relay of `head`."""
+    def start(self, place: Endpoint, view: StoreView) -> None:
+        """Watch the ranks of a round. They find the store at `place`, which may be a relay."""
         if not self._signals:
             return
         folder = reports.folder_of(os.environ)
@@ -60,7 +60,7 @@ class RankWatch:
                 return
         forget_all(folder)  # of the round before
         self._round.enter_context(_changed(answering({**os.environ, reports.VARIABLE: str(folder)})))
-        sampler = Sampler(folder, self._signals, self._seconds, lambda: StoreChannel(place, head), self._say)
+        sampler = Sampler(folder, self._signals, self._seconds, lambda: StoreChannel(place, view), self._say)
         self._round.callback(sampler.stop)
 
     def stop(self) -> None:
@@ -110,6 +110,6 @@ def _channel(store: str) -> StoreChannel | None:
     place = parse_endpoint(store)
     try:
         look(*place, Question(), Deadline(_PROBE_SECONDS))
-        return StoreChannel(place, place)
+        return StoreChannel(place, StoreView(place))
     except RallypointError:
         return None

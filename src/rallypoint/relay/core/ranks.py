@@ -19,11 +19,12 @@ from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Pending
 from rallypoint.server.core.outbox import Close, Pause
 from rallypoint.wire.encoding import blob, pack_i64, unpack_i64
-from rallypoint.wire.opcodes import READY, STOP_WAITING, WAIT_CANCELED, Op
+from rallypoint.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.wire.parser import Forms, RequestParser
-from rallypoint.wire.sessions import ANNOUNCED, Status
+from rallypoint.wire.sessions import ANNOUNCED, NAMES_ANNOUNCED, Status
 
 _ANNOUNCED: Final = [ANNOUNCED]
+_NAMES_ANNOUNCED: Final = [NAMES_ANNOUNCED]
 
 _MOST_DUE = 16
 """A client that waits for so many replies is not read until half of them are there."""
@@ -186,6 +187,8 @@ class Rank(Client):
             reply = own(self, blobs, tail)
         elif op is Op.CHECK and blobs == _ANNOUNCED:
             reply = self._reply_now(READY)
+        elif op is Op.CHECK and blobs == _NAMES_ANNOUNCED:
+            reply = self._reply_now(NOT_READY)  # its own store may have them, but it passes no name on
         else:
             reply = b""
             self._requests.ask(self, op, blobs, tail, self._next_reply())

@@ -102,7 +102,7 @@ class LeaderCore(Front[Caller]):
         self._parts: Sequence[bytes] = ()
         self._sending_bytes = 0  # because of the last record
         self._readers: dict[str, _Reader] = {}
-        self._nothing = Core(self.limits, replica.turn)
+        self._nothing = Core(self.limits, replica.turn, has_names=True)
         self._idle: dict[str, float] = {}
         self._asked: dict[str, float] = {}
 
@@ -241,9 +241,9 @@ class LeaderCore(Front[Caller]):
     def held(self) -> int:
         return super().held + sum(core.held for core in self.replica.stores.values())
 
-    def lighten(self) -> None:
+    def lighten(self, elsewhere: int = 0) -> None:
         """Close the client, or end the session, that holds the most, if all together hold too much."""
-        limit, held = self.limits.held_bytes, self.held
+        limit, held = self.limits.held_bytes, self.held + elsewhere
         if held <= limit:
             return
         why = f"all clients hold {held:,} bytes, and it holds the most; the limit held_bytes is {limit:,}"

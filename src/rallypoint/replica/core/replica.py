@@ -231,7 +231,7 @@ class Replica:
                 self.stores[name].take_state(core.state())
 
     def _make(self) -> Core:
-        return Core(self._limits, self.turn, self._about)
+        return Core(self._limits, self.turn, self._about, has_names=True)
 
     def _open(self, entry: Entry, put: Put) -> None:
         name, _, peer = entry.data.decode(errors="surrogateescape").partition("\0")

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.compiling import mypyc_attr
@@ -14,11 +14,14 @@ from rallypoint.engine.keyspace import State
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import NOBODY, Identity, Role, parse_hello
 from rallypoint.server.core.context import Context
-from rallypoint.server.core.outbox import GoOn, Work
+from rallypoint.server.core.outbox import Enter, GoOn, Work
 from rallypoint.server.core.registry import Party, Sessions
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.parser import RequestParser
+
+if TYPE_CHECKING:
+    from rallypoint.server.core.lookers import Looker  # late: few servers have a secret
 
 _GONE_KEPT: Final = 16_384
 _TRIES: Final = 2
@@ -44,7 +47,7 @@ class Client(Party, ABC):
     """One connection."""
 
     __slots__ = (
-        *("_clients", "_parser", "_unread", "_unserved", "receive", "received", "sent"),
+        *("_clients", "_looker", "_parser", "_unread", "_unserved", "receive", "received", "sent"),
         *("told", "tries", "who", "why"),
     )
 
@@ -58,6 +61,7 @@ class Client(Party, ABC):
         super().__init__(sessions, peer)
         self._clients = clients
         self._parser: RequestParser[Any] | None = None
+        self._looker: Looker | None = None
         self._unread = 0  # bytes of replies that the client has not taken
         self._unserved = 0  # bytes of requests that are not complete, or not carried out
         self.received = 0
@@ -83,17 +87,16 @@ class Client(Party, ABC):
         """From now on it may ask who is here, and nothing else."""
         from rallypoint.server.core.lookers import Looker  # late: few servers have a secret
 
-        self._parser = None
-        self.receive = Looker(self, self._clients.limits).receive
+        looker = Looker(self, self._clients.limits)
+        self._parser, self._looker = None, looker
+        self.receive = looker.receive
 
-    def enter(self, name: bytes) -> bytes:
-        """It says which of several stores it means. There is only one here, which has no name."""
-        if name:
-            raise ProtocolError(
-                f"it wants the store named {name.decode(errors='replace')!r}, but there is only one here, "
-                "and that has no name"
-            )
-        return b""
+    def enter(self, name: bytes) -> bytes | None:
+        """It says which of several stores it means; the one without a name is this one."""
+        if not name:
+            return b""
+        self._clients.enter(self, name)
+        return None  # what comes behind it is not for this store
 
     def look(self, _: bytes, /) -> bytes | None:
         """It asks what is known here; the answer is a notice."""
@@ -101,10 +104,16 @@ class Client(Party, ABC):
 
     def read_no_more(self) -> None:
         """The parser refers back to the connection: without this, only a collection would free them."""
-        self._parser = None
+        self._parser = self._looker = None
         self.receive = _receive_nothing
         self._unread = self._unserved = 0
         self.told = _NOTHING_TOLD
+
+    @property
+    def rest(self) -> bytes:
+        """What it has sent, and is not carried out."""
+        reader = self._parser or self._looker
+        return reader.rest if reader is not None else b""
 
     @property
     def has_rest(self) -> bool:
@@ -271,6 +280,10 @@ class Clients(Generic[ClientT]):
         budget.held += count
         if budget.held > budget.limit and count > 0:
             self._context.outbox.others.append(Work.LIGHTEN)
+
+    def enter(self, client: Client, name: bytes) -> None:
+        """A client means a store with a name."""
+        self._context.outbox.others.append(Enter(client, name))
 
     def postpone(self, client: Client) -> None:
         """A client has asked for more than what is done at once."""

@@ -111,9 +111,12 @@ class Front(ABC, Generic[ClientT]):
         """Go on with what no client waits for, a slice at a time; return whether there is more to do."""
         return self.sessions.go_on(self.note_error)
 
-    def lighten(self) -> None:
-        """Close the client, or end the session, that holds the most, if all together hold too much."""
-        limit, held = self.limits.held_bytes, self.held
+    def lighten(self, elsewhere: int = 0) -> None:
+        """Close the client, or end the session, that holds the most, if all together hold too much.
+
+        `elsewhere`: how many bytes other stores of this server hold.
+        """
+        limit, held = self.limits.held_bytes, self.held + elsewhere
         if held <= limit:
             return
         client = max(self.clients, key=self.held_by, default=None)

@@ -22,7 +22,7 @@ class LookingClient(Protocol):
     def hold(self, count: int, is_cut: bool, /) -> None: ...
     def postpone(self) -> None: ...
     def greet(self, hello: bytes, /) -> None: ...
-    def enter(self, name: bytes, /) -> bytes: ...
+    def enter(self, name: bytes, /) -> bytes | None: ...
     def look(self, question: bytes, /) -> bytes | None: ...
 
 
@@ -31,10 +31,15 @@ class Looker:
 
     def __init__(self, client: LookingClient, limits: Limits) -> None:
         self._client = client
-        self.receive = RequestParser(self, Forms(limits, _DELIVERIES)).feed
+        self._parser = RequestParser(self, Forms(limits, _DELIVERIES))
+        self.receive = self._parser.feed
         self.validate = client.validate
         self.hold = client.hold
         self.postpone = client.postpone
+
+    @property
+    def rest(self) -> bytes:
+        return self._parser.rest
 
     def get(self, _: bytes, /) -> bytes:
         raise _refusal(Op.GET)
@@ -42,7 +47,7 @@ class Looker:
     def go_on(self) -> bytes:
         return b""  # nothing that it may ask takes longer
 
-    def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes:
+    def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes | None:
         """Answer what it may ask."""
         if op is Op.PING:
             return tail

@@ -57,13 +57,21 @@ class Pause(Generic[T]):
 
 
 @dataclass(frozen=True)
+class Enter(Generic[T]):
+    """A client means the store of this name. What it has sent behind that, its `rest`, is for that store."""
+
+    client: T
+    name: bytes
+
+
+@dataclass(frozen=True)
 class CoreFault:
     """An exception that is a fault of ours. The core goes on; the driver writes it to the log."""
 
     error: Exception
 
 
-Other: TypeAlias = "Work | Close[Any] | GoOn[Any] | Pause[Any] | CoreFault | Event"
+Other: TypeAlias = "Work | Close[Any] | GoOn[Any] | Pause[Any] | Enter[Any] | CoreFault | Event"
 
 
 class Outbox(Generic[T]):

@@ -35,9 +35,10 @@ from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.wire.parser import Forms, RequestParser
-from rallypoint.wire.sessions import ANNOUNCED
+from rallypoint.wire.sessions import ANNOUNCED, NAMES_ANNOUNCED
 
 _ANNOUNCED: Final = [ANNOUNCED]
+_NAMES_ANNOUNCED: Final = [NAMES_ANNOUNCED]
 _WAITS_TOLD: Final = 2_048
 """Of one relay; more would hold up others."""
 
@@ -180,7 +181,7 @@ class Connection(Client):
         return pack_i64(self._engine.queue_length(key))
 
     def check(self, keys: list[bytes]) -> bytes:
-        if keys == _ANNOUNCED:
+        if keys == _ANNOUNCED or (keys == _NAMES_ANNOUNCED and self._core.has_names):
             return READY
         return READY if self._engine.has_all(keys) else NOT_READY
 
@@ -247,7 +248,17 @@ def _name_of(member: Member) -> State:
 class Core(Front[Connection]):
     """Parser and engine for all connections of one server. Not safe for threads."""
 
-    __slots__ = ("_carrier", "_contents", "_framed", "engine", "forms", "owners", "pushers", "writers")
+    __slots__ = (
+        "_carrier",
+        "_contents",
+        "_framed",
+        "engine",
+        "forms",
+        "has_names",
+        "owners",
+        "pushers",
+        "writers",
+    )
 
     def __init__(
         self,
@@ -257,10 +268,15 @@ class Core(Front[Connection]):
         *,
         wants_events: bool = False,
         owner_key: bytes | None = None,
+        has_names: bool = False,
     ) -> None:
-        """`owner_key`: the server ends with the last client that has deleted this key; see `owners`."""
+        """`owner_key`: the server ends with the last client that has deleted this key; see `owners`.
+
+        `has_names`: clients may mean other stores here, by their names.
+        """
         context = Context(limits, turn, about, wants_events=wants_events)
         self.engine: Engine[Member] = Engine(context.limits)
+        self.has_names = has_names
         self.writers = Writers()
         self.pushers = Writers()
         self._framed = b"", blob(b"")

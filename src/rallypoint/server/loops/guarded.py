@@ -50,6 +50,11 @@ class GuardedLink(Link[ClientT]):
         self._channel: Channel | None = None
         self._is_broken = False  # nothing more can be said under TLS
 
+    def move(self, pump: LinkOwner[ClientT], client: ClientT) -> None:
+        if self._channel is not None and self._channel.right is not Right.ALL:
+            client.only_look()
+        super().move(pump, client)
+
     def on_readable(self, data: bytes | None = None) -> None:
         """As a plain link does, with TLS below."""
         try:

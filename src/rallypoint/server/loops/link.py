@@ -112,6 +112,17 @@ class Link(Generic[ClientT]):
         self.ending = False  # it is read no more, and is closed as soon as all is sent
         self.is_parked = False  # it has too much to read, and is not served until it has read it
 
+    def move(self, pump: LinkOwner[ClientT], client: ClientT) -> None:
+        """Be the link of another client from now on, which another pump may have."""
+        self._pump = pump
+        self._receive = client.receive
+        self._woken = pump.core.outbox.woken
+        self._others = pump.core.outbox.others
+        self._unanswered = pump.unanswered
+        self.client = client
+        if self.unsent is not None:
+            client.leave_unread(len(self.unsent))
+
     def on_readable(self, data: bytes | None = None) -> None:
         """Read once, answer with one write, and have others told what that means to them. The hot path.
 

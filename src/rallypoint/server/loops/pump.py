@@ -24,7 +24,7 @@ from rallypoint.server.core.about import About
 from rallypoint.server.core.clients import Client, ClientT
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import LookStep
-from rallypoint.server.core.outbox import Close, CoreFault, GoOn, Other, Pause, Work
+from rallypoint.server.core.outbox import Close, CoreFault, Enter, GoOn, Other, Pause, Work
 from rallypoint.server.guard.other_users import ClientGuard, access_of_environment
 from rallypoint.server.loops.backlog import Backlog, Reason
 from rallypoint.server.loops.link import Link, Socket
@@ -144,6 +144,11 @@ class Pump(Generic[ClientT]):
         """Whether anybody is connected, or may be back in a moment."""
         return self.core.has_clients
 
+    @property
+    def connections(self) -> int:
+        """How many sockets of clients there are."""
+        return len(self._links)
+
     def drop_all(self) -> None:
         """Close the connections of all clients at once."""
         for link in list(self._links.values()):
@@ -245,6 +250,10 @@ class Pump(Generic[ClientT]):
                 self._backlog.unpark(link, Reason.UNDER_WAY)
             elif link is not None:
                 self._backlog.park(link, Reason.UNDER_WAY)
+        elif isinstance(other, Enter):
+            link = self._links.get(other.client)
+            if link is not None:
+                self._enter(link, other.name)
         elif isinstance(other, CoreFault):
             logger.error("what this server knows could not be put together", exc_info=other.error)
         else:
@@ -330,7 +339,7 @@ class Pump(Generic[ClientT]):
     def _take_in(self, sock: Socket, address: Any, user: Owner) -> None:
         peer = f"{address[0]}:{address[1]}"
         try:
-            if self.loop.capacity is not None and len(self._links) >= self.loop.capacity:
+            if self.loop.capacity is not None and self.connections >= self.loop.capacity:
                 raise LimitError(f"this system's select() watches no more than {self.loop.capacity} clients")
             self._guard.check(sock, user)
             client = self.core.open(peer)
@@ -389,13 +398,32 @@ class Pump(Generic[ClientT]):
         """Close at once, whatever is unsent."""
         if link.sock.fileno() < 0:
             return
-        self.loop.watch_readable(link.sock, None)
         link.expect_no_room()
+        if not self._closed:  # or nobody will ask any more
+            link.count_bytes()
+        self.let_go(link)
+        link.sock.close()
+        self.deliver()
+
+    def let_go(self, link: Link[ClientT]) -> None:
+        """Have one client less, and leave its socket as it is."""
+        self.loop.watch_readable(link.sock, None)
         del self._links[link.client]
         self._backlog.forget(link)
         self.unanswered.discard(link)
-        if not self._closed:  # or nobody will ask any more
-            link.count_bytes()
         self.core.close(link.client)
-        link.sock.close()
-        self.deliver()
+
+    def take_over(self, link: Link[ClientT], client: ClientT, data: bytes) -> None:
+        """Serve the client of a link that another pump has let go of, and that has sent this."""
+        link.move(self, client)
+        self._links[client] = link
+        self._watch(link)
+        link.on_readable(data)
+
+    def _enter(self, link: Link[ClientT], name: bytes) -> None:
+        """A client means the store of this name. There is only one here."""
+        wanted = name.decode(errors="replace")
+        self.refuse(
+            link,
+            ProtocolError(f"it wants the store named {wanted!r}, but there is only one here, without a name"),
+        )

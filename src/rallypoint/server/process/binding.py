@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rallypoint.errors import BindError, PortInUseError, UsageError
 from rallypoint.server.machine.limits import accept_backlog
@@ -39,6 +39,26 @@ class BindAddresses:
 
     addresses: tuple[str, ...]
     warning: str = ""
+
+
+ANY_PORT: Final = range(1)
+"""A free port, of the system's choice."""
+
+
+def listen_within(host: str, ports: range, parts: int = 1) -> list[socket.socket]:
+    """As `listen`, on the first of these ports that is free; BindError if there is none of several."""
+    if len(ports) == 1:
+        return listen(host, ports[0], parts)
+    addresses = _choose(host, ports[0]).addresses
+    for port in ports:
+        try:
+            return _listen_all(addresses, port, parts, asks_holder=False)
+        except PortInUseError:
+            continue
+    raise BindError(
+        f"all ports from {ports[0]} to {ports[-1]} are in use on this machine",
+        hint="each job on it needs one: widen the range (--port-range, RALLYPOINT_PORT_RANGE)",
+    )
 
 
 def listen(host: str, port: int, parts: int = 1) -> list[socket.socket]:
@@ -194,11 +214,13 @@ def reachable_at(listener: socket.socket) -> tuple[str, int]:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
-def _listen_all(addresses: Iterable[str], port: int, parts: int) -> list[socket.socket]:
+def _listen_all(
+    addresses: Iterable[str], port: int, parts: int, *, asks_holder: bool = True
+) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
         for address in addresses:
-            listeners += _listen_on(address, port, parts)
+            listeners += _listen_on(address, port, parts, asks_holder)
             port = listeners[0].getsockname()[1]
     except BaseException:
         for listener in listeners:
@@ -207,7 +229,7 @@ def _listen_all(addresses: Iterable[str], port: int, parts: int) -> list[socket.
     return listeners
 
 
-def _listen_on(address: str, port: int, parts: int) -> list[socket.socket]:
+def _listen_on(address: str, port: int, parts: int, asks_holder: bool) -> list[socket.socket]:
     """Sockets that listen on one address: several, if the system cuts down the backlog of each.
 
     As many for each part, where the system spreads clients over them.
@@ -217,7 +239,7 @@ def _listen_on(address: str, port: int, parts: int) -> list[socket.socket]:
     try:
         listeners = [_open(address, port)]
     except OSError as error:
-        raise _bind_failure(address, port, error) from error
+        raise _bind_failure(address, port, error, asks_holder=asks_holder) from error
     try:
         if sys.platform == "linux":
             listeners[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -274,10 +296,13 @@ def _allow_reuse(listener: socket.socket) -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
-def _bind_failure(address: str, port: int, error: OSError) -> PortInUseError | BindError:
+def _bind_failure(
+    address: str, port: int, error: OSError, *, asks_holder: bool = True
+) -> PortInUseError | BindError:
+    """`asks_holder`: the system is asked which process has the port, which may take seconds."""
     # On Windows, a port that another holds for itself alone is forbidden.
     if error.errno == errno.EADDRINUSE or (sys.platform == "win32" and error.errno == errno.EACCES):
-        holder = holder_of(port)
+        holder = holder_of(port) if asks_holder else None
         hint = "end that process, choose another port, or take port 0 for a free one"
         if sys.platform == "win32" and holder is None:
             hint += "; Windows keeps some ports to itself: netsh interface ipv4 show excludedportrange tcp"

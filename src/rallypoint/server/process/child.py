@@ -24,6 +24,7 @@ from rallypoint.server.guard.secret import Secret, hold
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
+from rallypoint.server.loops.stores import StorePump
 from rallypoint.server.process.startup import ANSWER_MARK, EVENTS_VARIABLE, door_for, settle_in
 from rallypoint.server.reporting.events import Events
 from rallypoint.wire.limits import Limits
@@ -43,11 +44,11 @@ def main() -> None:
 
 
 def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
-    core, events = make_core(order, loop)
-    return Pump(loop, core, listeners, events)
+    core, events = make_core(order, loop, has_names=True)
+    return StorePump(loop, core, listeners, events)
 
 
-def make_core(order: Order, loop: Loop) -> tuple[Core, Events]:
+def make_core(order: Order, loop: Loop, *, has_names: bool = False) -> tuple[Core, Events]:
     """The store that is asked for, and where its events go."""
     events = Events()
     try:
@@ -60,6 +61,7 @@ def make_core(order: Order, loop: Loop) -> tuple[Core, Events]:
         about_this_process(loop),
         wants_events=events.are_wanted,
         owner_key=order["owner_key"].encode() if order["owner_key"] else None,
+        has_names=has_names,
     )
     return core, events
 

@@ -39,6 +39,8 @@ MOST_PENDING: Final = 1 << 17
 _BATCH_SECONDS: Final = 0.1
 """How long the first event of a batch waits for others."""
 _SLICE: Final = 64
+_Pending = tuple["Event", str]
+"""An event, and the name of its store."""
 _SLICE_PAUSE: Final = 0.0005
 _RETRY_SECONDS: Final = 1.0
 """How often a disk that has refused events is tried again, also if no event comes."""
@@ -60,7 +62,7 @@ class EventLog:
                 hint="name a file in a folder that exists and that this process may write to",
             ) from error
         self._pid = os.getpid()
-        self._pending: SimpleQueue[Event | None] = SimpleQueue()
+        self._pending: SimpleQueue[_Pending | None] = SimpleQueue()
         self._lost = 0
         self._lost_lock = threading.Lock()
         self._closing = threading.Event()
@@ -68,12 +70,15 @@ class EventLog:
         self._writer = threading.Thread(target=self._write_all, name="rallypoint-events", daemon=True)
         self._writer.start()
 
-    def put(self, event: Event) -> None:
-        """Have an event written soon. Never blocks; once the log is closed, it does nothing."""
+    def put(self, event: Event, store: str = "") -> None:
+        """Have an event written soon, of the store of this name.
+
+        Never blocks; once the log is closed, it does nothing.
+        """
         if self._closing.is_set():
             return
         if self._pending.qsize() < MOST_PENDING:
-            self._pending.put(event)
+            self._pending.put((event, store))
         else:
             self._lose(1)
 
@@ -107,15 +112,15 @@ class EventLog:
                     break
         self._file.close()
 
-    def _await_events(self) -> list[Event | None]:
+    def _await_events(self) -> list[_Pending | None]:
         """The next event; none if it does not come while there are lost ones to tell of."""
         try:
             return [self._pending.get(timeout=_RETRY_SECONDS if self._lost else None)]
         except Empty:
             return []
 
-    def _take_slice(self) -> list[Event | None]:
-        events: list[Event | None] = []
+    def _take_slice(self) -> list[_Pending | None]:
+        events: list[_Pending | None] = []
         try:
             while len(events) < _SLICE:
                 events.append(self._pending.get_nowait())
@@ -123,11 +128,11 @@ class EventLog:
             pass
         return events
 
-    def _write(self, events: list[Event]) -> None:
+    def _write(self, events: list[_Pending]) -> None:
         with self._lost_lock:
             lost, self._lost = self._lost, 0
         try:
-            lines = [to_line(event, self._pid) for event in events]
+            lines = [to_line(event, self._pid, store) for event, store in events]
             if lost:
                 lines.append(to_line(Lost(time.time(), lost), self._pid))
             refused, reason = self._file.append("".join(f"{line}\n" for line in lines).encode())

@@ -28,6 +28,7 @@ class Events:
     """Writes events to a file, if one is named. Safe for threads. UsageError if it cannot be written."""
 
     def __init__(self, path: str = "") -> None:
+        self._store = ""
         self._log: EventLog | None = None
         if path:
             from pathlib import Path
@@ -40,12 +41,18 @@ class Events:
     def are_wanted(self) -> bool:
         return self._log is not None
 
+    def of_store(self, name: str) -> Events:
+        """The events of another store of this server, for the same file. They end with these."""
+        others = Events()
+        others._store, others._log = name, self._log
+        return others
+
     def put(self, event: Event) -> None:
         if self._log is not None:
-            self._log.put(event)
+            self._log.put(event, self._store)
 
     def close(self) -> None:
-        if self._log is not None:
+        if self._log is not None and not self._store:
             self._log.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 from rallypoint.errors import NotOursError
 from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.plan import only_store
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.rollcall.workers import whole
@@ -28,6 +30,13 @@ def look(host: str, port: int, question: Question, deadline: Deadline, store: st
     who = who_am_i(Role.TOOL)
     with closing(connect(host, port, deadline, who, to_look=True, store=store)) as connection:
         return look_through(connection, format_address(host, port), question, deadline)
+
+
+def look_at_job(host: str, port: int, question: Question, deadline: Deadline, store: str = "") -> Snapshot:
+    """As `look`; but where machines of one job meet, at the store of its round, if that is there as well."""
+    found = look(host, port, question, deadline, store)
+    name = "" if store else only_store(found.rosters)
+    return replace(look(host, port, question, deadline, name), rosters=found.rosters) if name else found
 
 
 def look_through(connection: Connection, server: str, question: Question, deadline: Deadline) -> Snapshot:

@@ -28,7 +28,7 @@ def relay_for(
     if environ.get(STORE_VARIABLE) != format_address(host, port) or role in (Role.AGENT, Role.TOOL):
         return None
     relay, _, relay_port = environ.get(RELAY_VARIABLE, "").rpartition(":")
-    return (relay, int(relay_port)) if relay and relay_port.isdecimal() else None
+    return (relay.strip("[]"), int(relay_port)) if relay and relay_port.isdecimal() else None
 
 
 def connect_to_relay(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.plan import only_store
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import Snapshot
@@ -23,7 +24,7 @@ from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.client.look import look_through
+from rallypoint.stores.client.look import look, look_through
 from rallypoint.watch.status import stacks
 from rallypoint.watch.status import summary as rolls
 from rallypoint.watch.status import torch_store as foreign
@@ -57,6 +58,9 @@ def report_on(asked: Asked) -> StatusReport:
         with closing(connect(*asked.endpoint, patience, who, to_look=True, store=asked.name)) as connection:
             snapshot = look_through(connection, str(asked.endpoint), question, Deadline(_ANSWER_SECONDS))
             head = _head_of(connection) if snapshot.kind == "relay" else ""
+        if not asked.name and (name := only_store(snapshot.rosters)):
+            found = look(*asked.endpoint, question, Deadline(_ANSWER_SECONDS), name)
+            snapshot = replace(found, rosters=snapshot.rosters)
     except NotOursError:
         if asked.waits or asked.stacks or asked.rank is not None:
             raise
@@ -70,7 +74,7 @@ def _head_of(relay: Connection) -> str:
         head = read_head(relay, Deadline(_CONNECT_SECONDS))
     except (RallypointError, ValueError, TypeError):  # any client can write any key
         return ""
-    return format_address(*head) if head is not None else ""
+    return format_address(*head[:2]) if head is not None else ""
 
 
 @dataclass(frozen=True)

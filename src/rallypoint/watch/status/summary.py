@@ -138,7 +138,8 @@ def _meeting_row(each: JobRound) -> str:
     of = f" of {each.expected:,}" if each.expected >= 0 else ""
     name = f"{shown(each.job)}: " if each.job else ""
     parts = [f"{name}round {each.round}, {len(each.joined):,}{of} machines"]
-    parts += [f"its store: {shown(each.store)}"] if each.store else []
+    store = f"--name {each.name}" if each.name else each.store
+    parts += [f"its store: {shown(store)}"] if store else []
     hosts = {"joined": each.joined, "waiting": each.waiting, "lost": each.lost}
     parts += [f"{word}: {_hosts(names)}" for word, names in hosts.items() if names]
     parts += [f"closed: {shown(each.closed)}"] if each.closed else []

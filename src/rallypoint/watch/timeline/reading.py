@@ -37,21 +37,22 @@ class Reading:
     unknown: int = 0
     """Events of kinds that this version does not know."""
 
-    _runs_of: dict[int, int] = field(default_factory=dict)
-    """The present run of each process that writes to the file."""
+    _runs_of: dict[tuple[int, str], int] = field(default_factory=dict)
+    """The present run of each store that is in the file: its process, and its name if it has one."""
 
     @property
     def run(self) -> int:
         """Which run `record` is, from 1."""
         return self.wanted or self.runs
 
-    def add(self, event: Event, pid: int) -> None:
-        if isinstance(event, Started) or pid not in self._runs_of:
+    def add(self, event: Event, pid: int, store: str = "") -> None:
+        writer = (pid, store)
+        if isinstance(event, Started) or writer not in self._runs_of:
             self.runs += 1
-            self._runs_of[pid] = self.runs
+            self._runs_of[writer] = self.runs
             if self.wanted in (None, self.runs):
                 self.record = RunRecord()
-        if self._runs_of[pid] == self.run:
+        if self._runs_of[writer] == self.run:
             self.record.add(event)
 
 
@@ -75,8 +76,8 @@ def _add(reading: Reading, content: Any) -> None:
     if event is None:
         reading.unknown += 1
     else:
-        pid = content.get("pid")
-        reading.add(event, pid if isinstance(pid, int) else 0)
+        pid, store = content.get("pid"), content.get("store")
+        reading.add(event, pid if isinstance(pid, int) else 0, store if isinstance(store, str) else "")
 
 
 def _contents_of(lines: Sequence[bytes]) -> Iterator[object]:

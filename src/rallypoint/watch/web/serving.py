@@ -23,7 +23,7 @@ from rallypoint.server.process.child import report, take_listeners
 from rallypoint.server.process.startup import settle_in
 from rallypoint.stores.client.connecting import format_address
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
+from rallypoint.stores.client.look import look_at_job
 from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.app import make_app
 from rallypoint.watch.web.connections import PageProtocol
@@ -39,7 +39,7 @@ def watch_store(host: str, port: int) -> StoreWatch:
     """A watch over the store, or relay, at an address."""
 
     def ask(question: Question) -> Snapshot:
-        return look(host, port, question, Deadline(LOOK_SECONDS))
+        return look_at_job(host, port, question, Deadline(LOOK_SECONDS))
 
     return StoreWatch(ask, format_address(host, port))
 

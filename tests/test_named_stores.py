@@ -1,0 +1,269 @@
+"""Several stores at one address, by their names: each for itself, and together bounded."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from processes import BACKENDS
+from rallypoint.errors import ConnectError, ConnectionLostError
+from rallypoint.launch.rendezvous.roster import Member, Roster, Size
+from rallypoint.relay.finding import find_upstream, knows_names
+from rallypoint.relay.hosting import host_relay
+from rallypoint.relay.relay import Relay
+from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.server.core.store import Core
+from rallypoint.server.guard import secret as guard
+from rallypoint.server.guard.secret import Secret
+from rallypoint.server.loops import stores
+from rallypoint.server.loops.guarded import Door
+from rallypoint.server.loops.loop import Loop
+from rallypoint.server.loops.pump import Pump, about_this_process
+from rallypoint.server.loops.stores import StorePump
+from rallypoint.server.process.hosting import Lifespan, host_server
+from rallypoint.server.reporting.events import Events
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look, look_at_job
+from rallypoint.stores.prefix import PrefixStore
+from rallypoint.stores.tcp import TCPStore
+from rallypoint.watch.timeline.reading import read_events
+from rallypoint.wire.encoding import VALIDATE, request
+from rallypoint.wire.limits import Limits
+from rallypoint.wire.opcodes import Op
+from raw import SECONDS, RawClient, until
+from test_guard import _no_secret, elsewhere, have
+from threads import running_here
+
+__all__ = ["_no_secret", "elsewhere", "have"]
+
+_HERE = "127.0.0.1"
+_TEXT = "5e" * 32
+
+Make = Callable[[Loop, list[socket.socket]], Pump[Any]]
+
+
+def _serving(limits: Limits | None = None, events: str = "") -> Make:
+    def make(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
+        log = Events(events)
+        about = about_this_process(loop)
+        core = Core(limits, loop.turn, about, wants_events=log.are_wanted, has_names=True)
+        return StorePump(loop, core, listeners, log)
+
+    return make
+
+
+def _enter(name: str) -> bytes:
+    return request(Op.ENTER, name.encode())
+
+
+def _add(key: str, amount: int = 1) -> bytes:
+    return request(Op.ADD, key.encode(), tail=amount.to_bytes(8, "little", signed=True))
+
+
+def _look(port: int, name: str = "") -> Snapshot:
+    return look(_HERE, port, Question(), Deadline(SECONDS), name)
+
+
+class _Clients:
+    """Clients of one server, each of a store that it names."""
+
+    def __init__(self, port: int, stack: ExitStack) -> None:
+        self._port = port
+        self._stack = stack
+
+    def open(self, name: str = "") -> RawClient:
+        client = self._stack.enter_context(RawClient(self._port))
+        client.send(_enter(name) if name else b"")
+        return client
+
+    def count(self, name: str = "") -> int:
+        """Add 1 to a key of a store; the sum."""
+        client = self.open(name)
+        client.send(_add("n"))
+        return client.read_number()
+
+
+def _clients(port: int, stack: ExitStack) -> _Clients:
+    return _Clients(port, stack)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_store_is_for_itself(backend: str) -> None:
+    with running_here(_serving(), backend=backend) as port, ExitStack() as stack:
+        clients = _clients(port, stack)
+        assert [clients.count(name) for name in ("a", "b", "", "a", "a", "")] == [1, 1, 1, 2, 3, 2]
+        assert (_look(port).key_count, _look(port, "a").key_count) == (1, 1)
+        waiter, other = clients.open("a"), clients.open("b")
+        waiter.send(b"\x06" + (1).to_bytes(8, "little") + (4).to_bytes(8, "little") + b"late")
+        other.send(request(Op.SET, b"late", b""))
+        setter = clients.open("a")
+        setter.send(request(Op.SET, b"late", b""))
+        assert waiter.read(1) == b"\x00"
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 1000])
+def test_what_stands_behind_the_name_is_for_that_store(pieces: int) -> None:
+    """However the bytes come."""
+    said = VALIDATE + _enter("a") + _add("n", 5) + _add("n", 6)
+    with running_here(_serving()) as port:
+        for start in range(0, len(said), len(said) // pieces or 1):
+            if start == 0:
+                client = RawClient(port, shake_hands=False)
+            client.send(said[start : start + (len(said) // pieces or 1)])
+        with client:
+            assert (client.read_number(), client.read_number()) == (5, 11)
+        assert _look(port).key_count == 0
+
+
+def test_names_are_bounded_and_what_nobody_uses_makes_room() -> None:
+    with running_here(_serving(Limits(stores=2))) as port, ExitStack() as stack:
+        clients = _clients(port, stack)
+        assert [clients.count("a"), clients.count("b")] == [1, 1]
+        with RawClient(port) as third:
+            third.send(_enter("c"), _add("n"))
+            assert third.read_rest() == b""
+        assert "the limit stores" in _look(port).errors[-1].reason
+        assert clients.count("a") == 2
+        with RawClient(port) as again:
+            again.send(_enter("b"), _add("n"))
+            assert again.read_number() == 2
+        stack.close()
+        until(lambda: not any(_look(port, name).clients[:-1] for name in "ab"), "both have no clients")
+        for number in range(200):  # thousands of names cost no more than two of them
+            assert clients.count(f"new-{number}") == 1
+            stack.close()
+        assert clients.count("") == 1
+
+
+def test_a_store_that_nobody_uses_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "_IDLE_TICKS", 1)
+    with running_here(_serving()) as port, ExitStack() as stack:
+        clients = _clients(port, stack)
+        assert clients.count("a") == 1
+        stack.close()
+        until(lambda: _is_new(port), "it begins anew")
+
+
+def _is_new(port: int) -> bool:
+    with RawClient(port) as client:
+        client.send(_enter("a"), request(Op.GETNUMKEYS))
+        return client.read_number() == 0
+
+
+def test_all_stores_together_may_hold_as_much_as_one() -> None:
+    limits = Limits(held_bytes=1 << 20)
+    with running_here(_serving(limits)) as port, ExitStack() as stack:
+        clients = _clients(port, stack)
+        half = (400 << 10).to_bytes(8, "little")  # of a value that does not come
+        hoarders = [clients.open(name) for name in ("a", "b", "c")]
+        for hoarder in hoarders:
+            hoarder.send(b"\x01" + (1).to_bytes(8, "little") + b"k" + half + bytes((400 << 10) - 1))
+        until(lambda: "held_bytes" in str([_look(port, name).errors for name in "abc"]), "one is closed")
+        assert clients.count() == 1
+
+
+@pytest.mark.usefixtures("_no_secret")
+def test_a_relay_to_a_store_with_a_name() -> None:
+    def relay_to(port: int, name: str) -> Make:
+        upstream = find_upstream([(_HERE, port)], SECONDS, name)
+        return lambda loop, listeners: Relay(loop, upstream, listeners)
+
+    with running_here(_serving()) as port:
+        assert knows_names(_HERE, port, SECONDS)
+        with (
+            running_here(relay_to(port, "job/round/1")) as first,
+            running_here(relay_to(port, "job/round/1")) as second,
+            running_here(relay_to(port, "job/round/2")) as other,
+            TCPStore(_HERE, first, timeout=SECONDS) as one,
+            TCPStore(_HERE, second, timeout=SECONDS) as two,
+            TCPStore(_HERE, other, timeout=SECONDS) as apart,
+        ):
+            assert (one.add("n", 1), two.add("n", 1), apart.add("n", 1)) == (1, 2, 1)
+            assert len(_look(port, "job/round/1").relays) == 2
+            assert not _look(port).relays
+            assert not knows_names(_HERE, first, SECONDS), "it passes no names on"
+            with pytest.raises(ConnectError, match="has no store named 'x', but only one"):
+                find_upstream([(_HERE, first)], SECONDS, "x")
+
+
+def test_who_looks_where_a_job_meets_sees_the_store_of_its_round() -> None:
+    roster = Roster().join(Member("i", "node-a", 1), Size(1, 1)).publish("node-a:29400/j/round/0-i")
+    with running_here(_serving()) as port, ExitStack() as stack:
+        clients = _clients(port, stack)
+        clients.count("j/round/0-i")
+        with TCPStore(_HERE, port, timeout=SECONDS) as store:
+            meeting = PrefixStore("rallypoint/meeting/j", store)
+            meeting.set("roster", roster.to_json())
+            seen = look_at_job(_HERE, port, Question(), Deadline(SECONDS))
+            assert (seen.key_count, len(seen.rosters)) == (1, 1)
+            # Of several jobs, none is meant.
+            PrefixStore("rallypoint/meeting/k", store).set("roster", roster.to_json())
+            assert look_at_job(_HERE, port, Question(), Deadline(SECONDS)).key_count == 2
+            assert look_at_job(_HERE, port, Question(), Deadline(SECONDS), "j/round/0-i").key_count == 1
+
+
+def _locked(make: Make) -> Make:
+    def locked(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
+        server = make(loop, listeners)
+        server.door = Door(Secret(_TEXT, "the test"))
+        return server
+
+    return locked
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_names_behind_a_door(
+    backend: str, have: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over TLS; and with a token, one may look at a store with a name, and do nothing else."""
+    have(_TEXT)
+    with running_here(_locked(_serving()), backend=backend) as port:
+        upstream = find_upstream([(_HERE, port)], SECONDS, "a")
+        relay = _locked(lambda loop, listeners: Relay(loop, upstream, listeners))
+        with running_here(relay) as relay_port, TCPStore(_HERE, relay_port, timeout=SECONDS) as store:
+            large = bytes(3 << 20)
+            store.set("large", large)
+            assert store.get("large") == large
+            assert (_look(port, "a").key_count, _look(port).key_count) == (1, 0)
+            monkeypatch.delenv(guard.SECRET_VARIABLE)
+            monkeypatch.setattr(guard, "_held", [])
+            monkeypatch.setenv(guard.LOOK_VARIABLE, Secret(_TEXT, "the test").token)
+            assert _look(port, "a").key_count == 1
+            with pytest.raises(ConnectionLostError):
+                look(_HERE, port, Question(value="large"), Deadline(SECONDS), "a")
+
+
+def test_a_server_that_stays_for_its_clients_stays_for_those_of_named_stores() -> None:
+    server = host_server(_HERE, 0, lifespan=Lifespan(stays_for_clients=True))
+    relay = host_relay([(_HERE, server.port)], store="a")
+    with closing(TCPStore(*relay.address, timeout=SECONDS)) as store:
+        process = psutil.Process(server.pid)
+        server.abandon()
+        with pytest.raises(psutil.TimeoutExpired):
+            process.wait(1.5)
+        assert store.add("n", 1) == 1
+    relay.release()
+    process.wait(SECONDS)
+
+
+def test_the_events_of_each_store_are_a_run_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    with running_here(_serving(events=str(path))) as port, ExitStack() as stack:
+        clients = _clients(port, stack)
+        for name in ("a", "", "a"):
+            clients.count(name)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    starts = [line.get("store") for line in lines if line["event"] == "start"]
+    assert starts == [None, "a"]
+    assert read_events(path).runs == 2
+    of_a = [line for line in lines if line.get("store") == "a" and line["event"] == "connected"]
+    assert len(of_a) == 2

@@ -64,6 +64,10 @@ _PAIRS = {
         _STEPS + "Training finished\n" + _RESET + "srun: error: a: task 0: Exited with exit code 1\n",
     ),
     "peers that go after an epoch": (_RESET + _STEPS, _STEPS + "Epoch 3 complete\n" + _RESET),
+    "peers that go after a part": (
+        _STEPS + "Finished training of the student\n" + _RESET,
+        _STEPS + "Training finished iteration 12 at 10:11\n" + _RESET,
+    ),
     "said after the end": (
         "{'train_runtime': 9.1, 'train_loss': 0.5}\n100%|##| 9/9 [00:09<00:00,  1.0it/s]\nERROR: x is gone\n",
         "{'train_runtime': 9.1, 'train_loss': 0.5}\nERROR: cannot write model.pt: quota\n",

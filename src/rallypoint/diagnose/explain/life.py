@@ -123,8 +123,10 @@ _SUCCESS: Final = re.compile(
     r"|^(?-i:OK)(?: \([\w =,]{1,80}\))?$|^100% tests passed\b"
 )
 _OVER: Final = re.compile(
-    r"(?i)\btraining (?:is |has )?(?:finished|completed?|done)\b|(?:\ball |^)(?:finished|completed?|done)\W*$"
-    r"|\bfinished training\b|\breached max(?:imum)?[_ ](?:step|epoch|iter|update)|\btrain_runtime\b"
+    r"(?i)(?:\btraining (?:is |has )?(?:finished|completed?|done)|\bfinished training)\b"
+    r"(?! (?:(?:of|for|on|the) ){0,2}(?:iter|epoch|step|round|batch|fold|client|stage|phase))"
+    r"|(?:\ball |^)(?:finished|completed?|done)\W*$"
+    r"|\breached max(?:imum)?[_ ](?:step|epoch|iter|update)|\btrain_runtime\b"
 )
 
 

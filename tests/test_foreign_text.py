@@ -65,6 +65,7 @@ from rallypoint.watch.web import metrics
 from rallypoint.wire.encoding import request
 from rallypoint.wire.opcodes import Op
 from raw import RawClient, until
+from rosters import join
 
 pytestmark = pytest.mark.windows
 
@@ -182,7 +183,7 @@ def of_meetings() -> Iterator[str]:
     meeting = Meeting(HashStore(1.0), "job", member, Size(3, 3), MeetingTimes())
     yield str(meeting._missing(filled(Roster)))
     with pytest.raises(UsageError) as caught:
-        Roster(present=(replace(member, host=EVIL),)).join(other, Size(3, 3))
+        join(Roster(present=(replace(member, host=EVIL),)), other, Size(3, 3))
     yield str(caught.value)
     with pytest.raises(RallypointError) as unreadable:
         Roster.from_json(json.dumps({"version": ENDLESS}))

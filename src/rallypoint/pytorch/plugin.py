@@ -45,9 +45,10 @@ from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, parse_round_store
 from rallypoint.launch.environment import inject, name_interfaces, name_relay
 from rallypoint.launch.options import BACKEND, parse_ports, parse_seconds
+from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
-from rallypoint.launch.rendezvous.roster import Member, Roster, Size, round_name
+from rallypoint.launch.rendezvous.roster import Member, Size
 from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, workers_for
 from rallypoint.launch.reports import LostServer
 from rallypoint.launch.stacks.watching import RankWatch
@@ -147,7 +148,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             ) from error
 
     def is_closed(self) -> bool:
-        return self._ask(lambda: bool(self._meeting.roster.closed), False)
+        return self._ask(lambda: self._meeting.is_closed, False)
 
     def set_closed(self) -> None:
         self._ask(lambda: self._meeting.close("its launcher has closed it"), None)
@@ -185,13 +186,12 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._watch.close()
         return True
 
-    def _start_store(self, complete: Roster) -> str:
-        name = round_name(complete.round, complete.members)
+    def _start_store(self, seat: Seat) -> str:
         has_relays = self._relay is not False and patch_of() is not Patch.NEVER
         workers = self._workers
         if workers is None:
-            workers = workers_for(len(complete.members), have_relays=has_relays)
-        return str(self._place.start_round(name, workers, has_relays=has_relays))
+            workers = workers_for(seat.size, have_relays=has_relays)
+        return str(self._place.start_round(seat.name, workers, has_relays=has_relays))
 
     def _enter(self, met: Round) -> RendezvousInfo:
         round_store = parse_round_store(met.store)
@@ -205,7 +205,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         name_relay(os.environ, relay, store_place)
         self._round_store = round_store
         self._head = relay if relay is None or round_store.name else store_place
-        if len(met.members) > 1 and (named := name_interfaces(os.environ, self._place.own_address())):
+        if met.size > 1 and (named := name_interfaces(os.environ, self._place.own_address())):
             logger.warning("rallypoint: %s", named)
         place = relay or store_place
         fault = find_fault(*place)
@@ -222,17 +222,18 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         if met.rank == 0:  # one machine is enough to warn, and for the roll call
             self._warn_of_openness(met, view.address)
             way = place if view.name else store_place
-            self._roll_call = RollCall(way, view, met.number, met.members, self._has_launcher)
+            members = self._meeting.members_of(met)
+            self._roll_call = RollCall(way, view, met.number, members, self._has_launcher)
         self._watch.start(place, view)
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),
             met.rank,
-            len(met.members),
+            met.size,
             RendezvousStoreInfo(*store_place),
         )
 
     def _warn_of_openness(self, met: Round, store: str) -> None:
-        if len(met.members) > 1 and not self._has_warned and job_secret() is None:
+        if met.size > 1 and not self._has_warned and job_secret() is None:
             self._has_warned = True
             if not access_of_environment().insecure:
                 logger.warning(
@@ -246,7 +247,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             if self._relay:
                 logger.warning("no relay: %s=never keeps the workers from one", PATCH_VARIABLE)
             return False
-        return len(met.members) > 1 if self._relay is None else self._relay
+        return met.size > 1 if self._relay is None else self._relay
 
     def _exchange_failures(self, failures: Sequence[reports.Failure]) -> None:
         """Tell the other machines what failed here first; if it only followed, hear what failed there."""

@@ -142,6 +142,21 @@ class _RosterView:
     least: Annotated[int, Within(-1, _MOST_ROUNDS)] = -1
 
 
+@dataclass(frozen=True)
+class _DigestView:
+    """The part of a meeting's digest that says where its roster is."""
+
+    names: _Text
+
+
+def names_key(digest: str) -> bytes:
+    """The key of the roster that a digest names, with `/` in front; nothing if it names none."""
+    try:
+        return b"/" + from_text(_DigestView, digest).names.encode(errors="replace")
+    except ValueError:
+        return b""
+
+
 def meetings_of(plan: Plan | None, rosters: Sequence[tuple[str, str]]) -> tuple[JobRound, ...]:
     """The round whose store this is, then those of the jobs that meet here."""
     own = []

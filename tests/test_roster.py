@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
-from rallypoint.launch.rendezvous.roster import Member, Roster, Size
+from rallypoint.launch.rendezvous.roster import Line, Member, Roster, Size
 from rallypoint.rollcall.plan import meetings_of
 from rosters import close, join, leave, tell
 
@@ -141,9 +143,9 @@ def test_the_last_to_leave_opens_the_next_round_for_those_who_wait() -> None:
         roster = join(leave(roster, each.id, THREE), each, THREE)
         assert (roster.round, roster.store, len(roster.waiting)) == (0, "host-a:1", number + 1)
     roster = leave(roster, "c", THREE)
-    assert (roster.round, roster.complete, roster.store, roster.present) == (1, False, "", (B, A))
+    assert (roster.round, roster.complete, roster.store, roster.present) == (1, False, "", (A, B))
     roster = join(roster, C, THREE)
-    assert (roster.round, roster.complete, roster.present) == (1, True, (B, A, C))
+    assert (roster.round, roster.complete, roster.present) == (1, True, (A, B, C))
 
 
 def test_who_was_lost_in_earlier_rounds_is_remembered_for_a_while() -> None:
@@ -161,6 +163,50 @@ def test_the_last_to_be_lost_are_remembered_as_well() -> None:
     roster = gather(TWO, A, B, C).lose({"a", "b", "c"}, TWO)
     assert (roster.round, roster.complete, roster.everybody) == (1, False, ())
     assert roster.gone == (A, B), "c did not take part"
+
+
+# Spares and machines that are not fit
+
+
+def test_a_spare_takes_the_place_of_the_one_that_is_lost_and_of_no_other() -> None:
+    roster = gather(THREE, A, B, C, D, E).lose({"b"}, THREE)
+    for each in (C, A):  # in whichever order they come back
+        roster = join(roster, replace(each, visit=1), THREE)
+    assert (roster.round, roster.complete, names(roster.present), names(roster.waiting)) == (
+        1,
+        True,
+        "acd",
+        "e",
+    )
+
+
+def test_one_that_gives_up_is_missed() -> None:
+    (roster, _) = gather(TWO, A, B).take_in([Line(leave=A, lost=True)], TWO)
+    assert (roster.lost, roster.wants_restart(TWO)) == ((A,), True)
+    assert roster.take_in([Line(leave=A, lost=True)], TWO)[0] == roster
+
+
+def test_one_that_is_not_fit_is_named_and_no_reason_to_start_again() -> None:
+    (roster, _) = gather(TWO, A, B).take_in([Line(leave=C, sick="its GPU is gone")], TWO)
+    assert not roster.wants_restart(TWO)
+    roster = leave(leave(roster, "a", TWO), "b", TWO)
+    assert list(map(str, roster.sick)) == ["host-c (process 199) is not fit: its GPU is gone"]
+    (meeting,) = meetings_of(None, [("job", roster.to_json())])
+    assert meeting.sick == ("host-c: its GPU is gone",)
+
+
+def test_only_as_many_as_were_asked_for_are_spares() -> None:
+    (roster, _) = gather(TWO, A, B).take_in([Line(come=each, spares=1) for each in (C, D)], TWO)
+    (meeting,) = meetings_of(None, [("job", roster.to_json())])
+    assert (meeting.spares, meeting.waiting) == (("host-c",), ("host-d",))
+
+
+@given(st.lists(st.sampled_from([A, B, C, D, E]), max_size=12), st.integers(0, 12))
+def test_many_lines_at_once_are_the_same_as_one_after_the_other(came: list[Member], first: int) -> None:
+    lines = [Line(come=each, least=3, most=3) for each in came]
+    whole, _ = Roster().take_in(lines, THREE)
+    begun, _ = Roster().take_in(lines[:first], THREE)
+    assert begun.take_in(lines[first:], THREE)[0] == whole
 
 
 # Starting again

@@ -45,6 +45,8 @@ class Digest:
     folded: int = 0
     told: int = 0
     """How many machines have said what failed."""
+    sick: str = ""
+    """The last machine that was not fit to take part, and why."""
 
     @staticmethod
     def of(roster: Roster, size: Size, before: Digest, names: str) -> Digest:
@@ -66,6 +68,7 @@ class Digest:
             desk=roster.desk,
             folded=roster.folded,
             told=len(roster.told),
+            sick=str(roster.sick[-1]) if roster.sick else "",
         )
 
     def is_due(self, line: int, size: Size) -> bool:
@@ -112,6 +115,8 @@ class Seat:
     closed: str = ""
     refused: str = ""
     hint: str = ""
+    time: float = 0.0
+    """What the clock of the one who tells it shows."""
 
     @property
     def error(self) -> RallypointError | None:
@@ -138,13 +143,13 @@ def seat_of_refused(error: RallypointError) -> Seat:
     return Seat(refused=error.message, hint=error.hint)
 
 
-def seat_of(roster: Roster, rank: int) -> Seat:
+def seat_of(roster: Roster, rank: int, now: float) -> Seat:
     """The seat of a member of a complete round."""
-    return Seat(roster.round, rank, len(roster.members), roster.name, roster.store)
+    return Seat(roster.round, rank, len(roster.members), roster.name, roster.store, time=now)
 
 
-def calls(before: Roster, after: Roster) -> Iterator[tuple[Member, Seat]]:
-    """The machines that wait for what has changed, each with its seat."""
+def calls(before: Roster, after: Roster, now: float) -> Iterator[tuple[Member, Seat]]:
+    """The machines that wait for what has changed, each with its seat; `now` is what the clock shows."""
     if after.closed and not before.closed:
         seat = seat_of_refused(closed_error(after.closed))
         yield from ((each, seat) for each in (after.waiting if after.complete else after.everybody))
@@ -153,18 +158,18 @@ def calls(before: Roster, after: Roster) -> Iterator[tuple[Member, Seat]]:
     is_new = not before.complete or before.round != after.round
     has_gone = before.keeper in before.present and after.keeper not in after.present
     if is_new:
-        yield from (each for each in _seats(after) if each[0] == after.keeper)
+        yield from (each for each in _seats(after, now) if each[0] == after.keeper)
     elif has_gone and (not after.store or after.keeper in after.lost):  # it may not have told all of them
         yield from ((each, Seat(again=True)) for each in after.present)
     elif after.store and not before.store:
-        yield from _seats(after)
+        yield from _seats(after, now)
 
 
-def _seats(roster: Roster) -> Iterator[tuple[Member, Seat]]:
+def _seats(roster: Roster, now: float) -> Iterator[tuple[Member, Seat]]:
     present = {each.id for each in roster.present}
     for rank, each in enumerate(roster.members):
         if each.id in present:
-            yield each, seat_of(roster, rank)
+            yield each, seat_of(roster, rank, now)
 
 
 def neighbours(roster: Roster) -> dict[str, tuple[str, ...]]:

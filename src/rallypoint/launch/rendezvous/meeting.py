@@ -14,13 +14,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rallypoint.errors import JoinTimeoutError, RallypointError
 from rallypoint.launch.rendezvous.digest import NEIGHBOURS, Digest, Seat, seat_of, seat_of_refused
 from rallypoint.launch.rendezvous.lookout import Lookout
 from rallypoint.launch.rendezvous.register import Register
-from rallypoint.launch.rendezvous.roster import TOLD_KEPT, Line, Member, Roster, Size, closed_error
+from rallypoint.launch.rendezvous.roster import TOLD_KEPT, Line, Member, Roster, Sick, Size, closed_error
 from rallypoint.stores.base import Store
 from rallypoint.stores.prefix import PrefixStore
 
@@ -62,6 +62,8 @@ class Round:
     name: str
     """A name that this round has, and no other one, also not of another job with the same id."""
     store: str
+    clock_ahead: float = field(default=0.0, compare=False)
+    """By how many seconds this machine's clock is ahead of the keeper's."""
 
 
 StartStore = Callable[[Seat], str]
@@ -79,6 +81,8 @@ class Meeting:
         size: Size,
         times: MeetingTimes,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        spares: int = 0,
     ) -> None:
         self._store = PrefixStore(f"rallypoint/meeting/{run_id}", store)
         self._register = Register(self._store, member.id, size)
@@ -87,6 +91,8 @@ class Meeting:
         self.times = times
         self._clock = clock
         self._has_come = False
+        self._spares = spares
+        self._sick_named = ""
         self._desk = 0  # where this machine asked to be in a round
         self._round: Round | None = None
         self._lookout = Lookout(times.beats_missed)
@@ -113,8 +119,9 @@ class Meeting:
                 self.leave()
                 raise error
             if not seat.again:
-                store = seat.store or self._keep_store(seat, start_store)
-                self._round = Round(seat.round, seat.rank, seat.size, seat.name, store) if store else None
+                ahead = time.time() - seat.time if seat.store else 0.0
+                if store := seat.store or self._keep_store(seat, start_store):
+                    self._round = Round(seat.round, seat.rank, seat.size, seat.name, store, ahead)
         return self._round
 
     def members_of(self, met: Round) -> tuple[Member, ...]:
@@ -153,6 +160,25 @@ class Meeting:
         """Take no part any more."""
         if self._has_come:
             self._register.post(Line(leave=self.member))
+
+    def give_up(self) -> None:
+        """Take no part any more, in the middle of it: the others start again."""
+        if self._has_come:
+            self._register.post(Line(leave=self.member, lost=True))
+
+    def stay_out(self, reason: str) -> None:
+        """Take no part, as this machine is not fit; wait until nobody could need it any more.
+
+        That is when the meeting is closed, or when no machine is there for as long as they may take to come.
+        """
+        self._round = None
+        self._sick_named = str(Sick(self.member.host, self.member.pid, reason))  # this machine says it itself
+        digest = self._register.post(Line(leave=self.member, sick=reason))
+        seen = self._clock()
+        while not digest.closed and self._clock() < seen + self.times.join:
+            self._register.await_closed(_LOOK_SECONDS * _LOOKS_SELDOM)
+            digest = self._look()
+            seen = self._clock() if digest.everybody else seen
 
     def reopen(self) -> None:
         """Let another job with the same id meet here, if this one has ended and all have left."""
@@ -210,7 +236,12 @@ class Meeting:
     def _look(self) -> Digest:
         """The latest digest. The scribe takes in first what nobody has taken in; so do all while none is."""
         digest = self._register.digest()
-        return self._register.sweep() if digest.scribe in ("", self.member.id) else digest
+        if digest.scribe in ("", self.member.id):
+            digest = self._register.sweep()
+        if digest.sick not in ("", self._sick_named):
+            self._sick_named = digest.sick
+            logger.warning("%s", digest.sick)
+        return digest
 
     def _await_seat(self) -> Seat:
         """Ask to be in the next round, and wait for a place in it."""
@@ -234,7 +265,8 @@ class Meeting:
         return self._ask_for_place()
 
     def _ask_for_place(self) -> Digest:
-        digest = self._register.post(Line(come=self.member, least=self.size.least, most=self.size.most))
+        least, most = self.size.least, self.size.most
+        digest = self._register.post(Line(come=self.member, least=least, most=most, spares=self._spares))
         self._desk = digest.desk
         return digest
 
@@ -250,7 +282,7 @@ class Meeting:
         elif digest.keeper == self.member.id and not digest.store:
             roster = self.roster
             rank = roster.rank_of(self.member.id)
-            return seat_of(roster, rank) if rank is not None else None
+            return seat_of(roster, rank, time.time()) if rank is not None else None
         return None
 
     def _check_patience(self, digest: Digest, patience: _Patience) -> None:
@@ -270,6 +302,7 @@ class Meeting:
         named = f"; missing: machine rank {', '.join(absent)}" if -1 not in asked else ""
         before = roster.gone + roster.lost
         lost = f"; lost before: {_list(before)}" if before else ""
+        lost += "".join(f"; {each}" for each in roster.sick)
         # The only reason to wait for an open round is a rank that another machine has.
         rivals = f"; waiting for a rank that is taken: {_list(roster.waiting)}" if roster.waiting else ""
         return JoinTimeoutError(

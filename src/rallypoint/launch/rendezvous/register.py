@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ Rule = Callable[[Roster], Roster]
 _DIGEST = "roster"
 _LINES = "lines"
 _TOLD = "told"
+_CLOSED = "closed"
 _NOTHING = b"-"  # no key of the meeting has this value
 _DESK_BYTES = 1 << 22
 
@@ -123,6 +125,10 @@ class Register:
         except ValueError as error:
             raise unreadable(error) from error
 
+    def await_closed(self, seconds: float) -> None:
+        """Wait until the meeting is closed, no longer than that."""
+        self._await(_CLOSED, seconds)
+
     def _await(self, key: str, seconds: float) -> bool:
         try:
             self._store.wait([key], max(seconds, 0.001))
@@ -201,7 +207,7 @@ class Register:
 
     def _tell(self, before: Roster, after: Roster, refused: tuple[Refusal, ...]) -> None:
         """Tell the machines that wait for a change, each at its own key."""
-        texts = {_seat_key(each): seat.to_json() for each, seat in calls(before, after)}
+        texts = {_seat_key(each): seat.to_json() for each, seat in calls(before, after, time.time())}
         texts |= {_seat_key(each.member): seat_of_refused(each.error).to_json() for each in refused}
         near = neighbours(before)
         for each, ids in neighbours(after).items():
@@ -209,7 +215,10 @@ class Register:
                 texts[f"near/{each}"] = json.dumps(ids)
         if after.told != before.told and after.told:
             texts[_TOLD] = json.dumps(after.told)
-        elif before.told and not after.told:
+        if after.closed and not before.closed:
+            texts[_CLOSED] = ""
+        elif before.closed and not after.closed:  # it is another job's
+            self._store.delete_key(_CLOSED)
             self._store.delete_key(_TOLD)
         if texts:
             self._store.multi_set(list(texts), list(texts.values()))

@@ -21,6 +21,7 @@ from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 _GONE_KEPT = 16
+_SICK_KEPT = 16
 TOLD_KEPT = 64
 
 
@@ -60,6 +61,10 @@ class Line:
     come: Member | None = None
     """Who wants to take part, and leaves the round that it is in."""
     leave: Member | None = None
+    lost: bool = False
+    """Whether the one that leaves is missed, so that the others are to start again."""
+    sick: str = ""
+    """Why the one that leaves is not fit to take part."""
     close: str = ""
     """Why nobody is to join any more."""
     tell: str = ""
@@ -67,6 +72,7 @@ class Line:
     least: int = -1
     """How many machines a round takes, as the one that comes was told."""
     most: int = -1
+    spares: int = 0
 
     def to_json(self) -> str:
         return to_text(self, sparse=True)
@@ -82,6 +88,18 @@ def _read_line(text: bytes) -> Line | None:
         return from_text(Line, text)
     except ValueError:
         return None
+
+
+@dataclass(frozen=True)
+class Sick:
+    """A machine that is not fit to take part, and why."""
+
+    host: str
+    pid: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.host)} (process {self.pid}) is not fit: {shown(self.reason, LONGEST_SENTENCE)}"
 
 
 @dataclass(frozen=True)
@@ -101,6 +119,8 @@ class Roster:
     """How many machines a round takes, as the last one that joined was told; -1: none has joined yet. For
     tools that look from outside: the rules go by what each machine itself was told."""
     most: int = -1
+    spares: int = 0
+    """How many more are to wait, to take the place of one that is lost."""
     complete: bool = False
     closed: str = ""
     """Why no machine may join any more; empty while the meeting is open."""
@@ -117,6 +137,8 @@ class Roster:
     """Members that earlier rounds have lost, the last few: to be named if they are missed."""
     told: tuple[str, ...] = ()
     """What machines said of failures of their own, first come first."""
+    sick: tuple[Sick, ...] = ()
+    """The last few that were not fit to take part."""
     desk: int = 0
     """The number of the key at which machines write lines. Those that are late write at the one before."""
     read: int = 0
@@ -213,10 +235,12 @@ class Roster:
                 round=self.round + 1,
                 least=self.least,
                 most=self.most,
+                spares=self.spares,
                 closed=self.closed,
-                waiting=self.waiting,
+                waiting=self._by_seniority(),
                 gone=(*self.gone, *self.lost)[-_GONE_KEPT:],
                 told=self.told,
+                sick=self.sick,
             )
             return self._after(fresh)._settle(size)
         if self.closed:
@@ -231,6 +255,11 @@ class Roster:
                 taken.add(each.rank)
         settled = replace(self, present=tuple(present), waiting=tuple(waiting))
         return settled.fill() if len(present) == size.most else settled
+
+    def _by_seniority(self) -> tuple[Member, ...]:
+        """Those that wait: first the members of this round, by rank, so that no spare takes their place."""
+        ranks = {each.id: rank for rank, each in enumerate(self.members)}
+        return tuple(sorted(self.waiting, key=lambda each: ranks.get(each.id, len(ranks))))
 
     def _after(self, fresh: Roster) -> Roster:
         """A roster of the next round, which goes on with what has been read."""
@@ -281,7 +310,7 @@ class _Hall:
         self._present = {each.id: each for each in roster.present}
         self._waiting = {each.id: each for each in roster.waiting}
         self._ranked: dict[int, dict[str, Member]] = {}
-        self._told_size = (roster.least, roster.most)
+        self._told_size = (roster.least, roster.most, roster.spares)
         self.refused: list[Refusal] = []
         for each in roster.everybody:
             self._note_rank(each)
@@ -290,7 +319,7 @@ class _Hall:
         if line.come is not None:
             self._come(line.come, line)
         if line.leave is not None:
-            self._remove(line.leave)
+            self._leave(line.leave, line)
         if line.close and not self._roster.closed:
             self._roster = replace(self._roster, closed=line.close)
         if line.tell:
@@ -298,11 +327,12 @@ class _Hall:
 
     def settled(self) -> Roster:
         """The roster after all lines."""
-        least, most = self._told_size
+        least, most, spares = self._told_size
         taken_in = replace(
             self._roster,
             least=least,
             most=most,
+            spares=spares,
             present=tuple(self._present.values()),
             waiting=tuple(self._waiting.values()),
         )
@@ -319,7 +349,16 @@ class _Hall:
             return
         self._waiting[member.id] = member
         self._note_rank(member)
-        self._told_size = (line.least, line.most)
+        self._told_size = (line.least, line.most, line.spares)
+
+    def _leave(self, member: Member, line: Line) -> None:
+        roster, present = self._roster, self._present.get(member.id)
+        self._remove(member)
+        if line.lost and present is not None and member.id not in self._present:
+            self._roster = replace(roster, lost=(*roster.lost, present))
+        if line.sick:
+            sick = (*self._roster.sick, Sick(member.host, member.pid, line.sick))
+            self._roster = replace(self._roster, sick=sick[-_SICK_KEPT:])
 
     def _remove(self, member: Member) -> None:
         for group in (self._present, self._waiting):

@@ -76,8 +76,8 @@ class Settings:
     """Every option of `rallypoint run`, settled. The names are those of the options.
 
     `rdzv_endpoint` is what standalone, rdzv_endpoint, master_addr and master_port come to, and None for a
-    job on one machine that takes a free port. `node_rank`, `join_timeout`, `relay`, `port_range`, `spares` and
-    `health` count in rdzv_conf.
+    job on one machine that takes a free port. `node_rank`, `join_timeout`, `relay`, `port_range`, `spares`
+    and `health` count in rdzv_conf.
     """
 
     nnodes: Setting[Size]

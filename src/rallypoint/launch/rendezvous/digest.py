@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from rallypoint.codec import from_text, to_text
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size, closed_error, unreadable
+from rallypoint.text import LONGEST_SENTENCE, shown
 
 NEIGHBOURS = 8
 
@@ -121,9 +122,10 @@ class Seat:
     @property
     def error(self) -> RallypointError | None:
         """Why this machine has no place, and will have none."""
+        why, hint = (shown(text, LONGEST_SENTENCE) for text in (self.closed or self.refused, self.hint))
         if self.closed:
-            return MeetingClosedError(self.closed, hint=self.hint)
-        return UsageError(self.refused, hint=self.hint) if self.refused else None
+            return MeetingClosedError(why, hint=hint)
+        return UsageError(why, hint=hint) if why else None
 
     def to_json(self) -> str:
         return to_text(self, sparse=True)

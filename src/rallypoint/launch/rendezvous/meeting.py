@@ -23,6 +23,7 @@ from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.roster import TOLD_KEPT, Line, Member, Roster, Sick, Size, closed_error
 from rallypoint.stores.base import Store
 from rallypoint.stores.prefix import PrefixStore
+from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.meeting")
 
@@ -240,7 +241,7 @@ class Meeting:
             digest = self._register.sweep()
         if digest.sick not in ("", self._sick_named):
             self._sick_named = digest.sick
-            logger.warning("%s", digest.sick)
+            logger.warning("rallypoint: %s", shown(digest.sick, LONGEST_SENTENCE))
         return digest
 
     def _await_seat(self) -> Seat:

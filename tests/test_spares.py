@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jobs import Job, free_port, job
@@ -66,6 +67,32 @@ def test_a_spare_takes_the_place_of_a_machine_that_goes(tmp_path: Path) -> None:
         assert sorted(codes[2:]) == [0, 0], running.logs()
         assert running.logs().count("this spare machine was not needed") == 1
         assert "Traceback" not in running.log(2) + running.log(3)
+
+
+@pytest.mark.slow
+def test_a_launcher_whose_agent_is_killed_says_so_at_once(tmp_path: Path) -> None:
+    """The signs of life would take an hour."""
+    port = free_port()
+    options = ["--nnodes=2", "--spares=1", "--health=off", "--nproc-per-node=1", "--rdzv-id=job"]
+    options += [f"--rdzv-endpoint=localhost:{port}", "--rdzv-conf=keep_alive_interval=1000"]
+    command = ("-m", "rallypoint", "run")
+    with job(tmp_path) as running:
+        running.start(WORK, options, command=command)
+        running.await_listening(f"localhost:{port}")
+        running.start(WORK, options, command=command)
+        running.await_text("of 2", 0)
+        running.start(WORK, options, command=command)
+        until(lambda: meeting(port).spares, "the spare one waits", 60)
+        (agent,) = [
+            each
+            for each in psutil.Process(running.agents[1].pid).children()
+            if "rallypoint.pytorch.agent" in each.cmdline()
+        ]
+        agent.kill()
+        running.await_text("of 2", 2)
+        (tmp_path / "over").touch()
+        codes = running.wait()
+        assert (codes[0], codes[2]) == (0, 0), running.logs()
 
 
 @pytest.mark.slow

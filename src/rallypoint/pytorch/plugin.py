@@ -48,6 +48,7 @@ from rallypoint.launch.environment import inject, name_interfaces, name_relay
 from rallypoint.launch.health import SECONDS as EXAMINATIONS
 from rallypoint.launch.health import why_unfit
 from rallypoint.launch.options import BACKEND, parse_ports, parse_seconds
+from rallypoint.launch.rendezvous.bequest import Bequest
 from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
@@ -123,6 +124,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._look_seconds = _LOOK_SECONDS[1]
         if size.most > 1:
             atexit.register(self._give_up)
+            self._bequeath()
         self._heart = Heartbeat(self._meeting) if size.most > 1 else None
         self._look = Deadline(0.0)
         self._pause = Deadline(0.0)
@@ -214,6 +216,13 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
     def _give_up(self) -> None:
         """This process ends without a `shutdown`: it was told to go by a signal."""
         self._ask(self._meeting.give_up, None)
+
+    def _bequeath(self) -> None:
+        """Let the launcher say that this process is gone, if it is killed."""
+        folder, store = reports.folder_of(os.environ), self._place.store
+        if folder is not None and isinstance(store, TCPStore):
+            meeting = self._meeting
+            Bequest(store.host, store.port, meeting.prefix, meeting.member, meeting.size).leave_to(folder)
 
     def _examine(self) -> None:
         """_UnfitError if this machine is not fit to take part, once the job has no need of it any more."""

@@ -85,7 +85,9 @@ class Meeting:
         *,
         spares: int = 0,
     ) -> None:
-        self._store = PrefixStore(f"rallypoint/meeting/{run_id}", store)
+        self.prefix = f"rallypoint/meeting/{run_id}"
+        """That of all keys of the meeting."""
+        self._store = PrefixStore(self.prefix, store)
         self._register = Register(self._store, member.id, size)
         self.member = member
         self.size = size

@@ -729,6 +729,40 @@ def test_another_job_with_the_same_id_meets_where_all_have_left(hall: Hall) -> N
 
 
 @pytest.mark.usefixtures("_looks_seldom")
+def test_one_that_gives_up_is_missed_at_once_and_a_spare_takes_its_place(hall: Hall) -> None:
+    first, second, spare = hall.machines("abc", Size(2, 2))
+    together([first, second])
+    coming = spare.coming()
+    until(lambda: first.roster.waiting, "the spare one waits")
+    second.give_up()
+    assert first.wants_restart()
+    assert names(agreed([first, spare], [first.enter(), coming.result()]).members) == "ac"
+
+
+def test_one_that_is_not_fit_is_named_and_waits_for_the_end(
+    hall: Hall, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, sick = hall.machines("abc", Size(2, 2))
+    together([first, second])
+    out = Call(lambda: sick.stay_out("its GPU is gone"))
+    until(lambda: first.roster.sick, "it has said so")
+    with caplog.at_level(logging.WARNING, "rallypoint.meeting"):
+        assert not first.wants_restart()
+        assert not first.wants_restart()
+    assert [each.getMessage() for each in caplog.records] == [
+        "rallypoint: host-c (process 102) is not fit: its GPU is gone"
+    ]
+    assert not out.done
+    second.close("the job has ended")
+    out.result()
+
+
+def test_one_that_is_not_fit_does_not_wait_for_a_job_that_never_comes(hall: Hall) -> None:
+    alone = hall.machine("a", Size(2, 2), times=MeetingTimes(join=0))
+    Call(lambda: alone.stay_out("its GPU is gone")).result()
+
+
+@pytest.mark.usefixtures("_looks_seldom")
 def test_what_one_tells_the_others_hear(hall: Hall) -> None:
     machines = hall.machines("ab", Size(2, 2))
     together(machines)

@@ -305,6 +305,7 @@ def test_a_machine_reads_and_writes_as_little_among_many_as_among_few() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_ten_thousand_machines_meet() -> None:
     figures = [measure(count) for count in (2_500, 10_000)]
     assert exponent(figures) < 1.2, figures

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
+import rosters
 from rallypoint.diagnose.explain import words as explain_words
 from rallypoint.diagnose.explain.evidence import Evidence
 from rallypoint.diagnose.explain.first_cause import find_first_cause
@@ -18,7 +19,7 @@ from rallypoint.diagnose.explain.knowledge import causes
 from rallypoint.diagnose.explain.scanning import Log, scan
 from rallypoint.diagnose.explain.sieve import Sieve
 from rallypoint.errors import ConnectionLostError, RallypointError
-from rallypoint.launch.rendezvous.roster import Member, Roster, Size
+from rallypoint.launch.rendezvous.roster import Line, Member, Roster, Size
 from rallypoint.rollcall.events import to_line
 from rallypoint.rollcall.identity import HELLO, parse_hello
 from rallypoint.rollcall.judgement import judge
@@ -79,11 +80,10 @@ def _roster(data: bytes) -> None:
     assert Roster.from_json(roster.to_json()) == roster
     for each in (
         roster.fill(),
-        roster.join(_NEW, _SIZE),
-        roster.leave("a", _SIZE),
+        roster.take_in([Line(come=_NEW)], _SIZE)[0],
+        rosters.leave(roster, "a", _SIZE),
         roster.lose({"b"}, _SIZE),
     ):
-        each.turned_from(roster, _SIZE)
         assert Roster.from_json(each.to_json()) == each
 
 
@@ -148,21 +148,21 @@ def _seeds() -> dict[str, Text]:
     members = [Member(name, f"node-{name}", 7, number) for number, name in enumerate("abc")]
     roster = Roster()
     for member in members[:2]:
-        roster = roster.join(member, _SIZE)
-    rosters = [
+        roster = rosters.join(roster, member, _SIZE)
+    known = [
         roster,
-        roster.fill().publish("node-a:29500").tell("it failed"),
+        rosters.tell(roster.fill().publish("node-a:29500"), "it failed", _SIZE),
         roster.fill().lose({"b"}, _SIZE),
     ]
     snapshots = [
-        each.to_json().encode() for each in (told, behind, snapshot(rosters=(("j", rosters[1].to_json()),)))
+        each.to_json().encode() for each in (told, behind, snapshot(rosters=(("j", known[1].to_json()),)))
     ]
     return {
         "hello": Text(_hello, [b'{"rank":3,"role":"rank","world_size":4,"host":"a","pid":7}', b"{}"]),
         "question": Text(_question, [b"", Question(9, "k", "key").to_json()]),
         "snapshot": Text(_snapshot, snapshots),
         "plan": Text(_plan, [machines.encode()]),
-        "roster": Text(_roster, [each.to_json().encode() for each in rosters]),
+        "roster": Text(_roster, [each.to_json().encode() for each in known]),
         "events": Text(_events, ["\n".join(to_line(each, PID) for each in straggler(4, 2, 3.0)).encode()]),
         "log": Text(_log, [each.read_bytes()[-3000:] for each in sorted(_LOGS.glob("*.log"))]),
         "answers": Text(_answers, [b"\x00" + blob(each) for each in (*snapshots, b"value")] + [b"\x01"]),

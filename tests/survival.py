@@ -163,7 +163,7 @@ class Trial:
                     self._rng.shuffle(kinds)
                 self._round(launchers, *kinds[number % len(kinds)])
         self.figures.pauses["(a launcher starts again)"] = [each.took for each in launchers.entries]
-        sizes = {each.met.number: len(each.met.members) for each in launchers.entries}
+        sizes = {each.met.number: each.met.size for each in launchers.entries}
         self.figures.counts += Counter(f"rounds of {size}" for size in sizes.values())
         self._check_total()
 

@@ -16,13 +16,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rallypoint.errors import MeetingClosedError, RallypointError
 from rallypoint.launch.endpoint import Endpoints, parse_round_store
+from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import ReplicatedPlace, open_replicated
-from rallypoint.launch.rendezvous.roster import Member, Roster, Size, round_name
+from rallypoint.launch.rendezvous.roster import Member, Size
 from rallypoint.stores.tcp import TCPStore
 from simulated_ranks import FailedError
 from survival_clients import PATIENCE
@@ -90,8 +91,8 @@ class Launcher:
         """The next round: its store is reached through this launcher's relay, as ranks do."""
         begun = time.monotonic()
 
-        def start_store(complete: Roster) -> str:
-            return str(place.start_round(round_name(complete.round, complete.members)))
+        def start_store(seat: Seat) -> str:
+            return str(place.start_round(seat.name))
 
         place.end_relay()
         met = meeting.next_round(start_store)
@@ -100,7 +101,7 @@ class Launcher:
             raise FailedError(f"no relay to the store of round {met.number}")
         with closing(TCPStore(*relay, timeout=PATIENCE)) as store:
             came = store.add("came", 1)
-            if came == len(met.members):
+            if came == met.size:
                 store.set("complete", "")
             store.wait(["complete"])
         now = time.monotonic()
@@ -191,12 +192,12 @@ def check_rounds(entries: Sequence[Entry]) -> None:
     if sorted(rounds) != list(range(len(rounds))):
         raise FailedError(f"there were rounds {sorted(rounds)}")
     for number, entered in rounds.items():
-        members = [each.id for each in entered[0].met.members]
+        size = entered[0].met.size
         if (
-            not SIZE.least <= len(members) <= SIZE.most
-            or len({(each.met.members, each.met.store) for each in entered}) > 1
-            or sorted(each.who for each in entered) != sorted(members)
-            or any(members[each.met.rank] != each.who for each in entered)
-            or sorted(each.came for each in entered) != list(range(1, len(members) + 1))
+            not SIZE.least <= size <= SIZE.most
+            or len({replace(each.met, rank=0) for each in entered}) > 1
+            or len({each.who for each in entered}) < len(entered)
+            or sorted(each.met.rank for each in entered) != list(range(size))
+            or sorted(each.came for each in entered) != list(range(1, size + 1))
         ):
             raise FailedError(f"round {number} is not one:\n" + "\n".join(map(str, entered)))

@@ -59,6 +59,8 @@ def test_what_nobody_speaks_of_is_built_in(folder: Path) -> None:
 
 OWN_VARIABLES = {
     "join_timeout": "RALLYPOINT_JOIN_TIMEOUT",
+    "spares": "RALLYPOINT_SPARES",
+    "health": "RALLYPOINT_HEALTH",
     "relay": "RALLYPOINT_RELAY",
     "port_range": "RALLYPOINT_PORT_RANGE",
     "patch": "RALLYPOINT_PATCH",
@@ -79,6 +81,8 @@ def test_variables_are_those_of_torchrun_and_our_own() -> None:
 ALLOWED = [
     ("nnodes", "1:4", Size(1, 4)),
     ("nnodes", " 3:3 ", Size(3, 3)),
+    ("spares", "2", 2),
+    ("health", "quick", "quick"),
     ("nproc_per_node", "8", 8),
     ("nproc_per_node", "gpu", "gpu"),
     ("node_rank", "98", 98),
@@ -112,6 +116,8 @@ def test_what_is_allowed(folder: Path) -> None:
 
 REFUSED = {
     "nnodes": ("", "0", "3:2", "1:", ":2", "1:2:3", "two", "1.5", "\u0661"),
+    "spares": ("", "-1", "1.5", "one"),
+    "health": ("", "slow", "quick full"),
     "nproc_per_node": ("", "1 2"),
     "node_rank": ("-1", "first", "1_0"),
     "rdzv_endpoint": (

@@ -38,8 +38,9 @@ from rallypoint.diagnose.explain.reading import stream_log
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
-from rallypoint.launch.rendezvous.roster import Member, Roster, Size, closed_error
+from rallypoint.launch.rendezvous.roster import Member, Roster, Sick, Size, closed_error
 from rallypoint.launch.reports import Failure, JoinProgress, RankIdentity, Reports
 from rallypoint.rollcall.events import _KINDS
 from rallypoint.rollcall.identity import Identity
@@ -65,6 +66,7 @@ from rallypoint.watch.web import metrics
 from rallypoint.wire.encoding import request
 from rallypoint.wire.opcodes import Op
 from raw import RawClient, until
+from rosters import join
 
 pytestmark = pytest.mark.windows
 
@@ -182,11 +184,14 @@ def of_meetings() -> Iterator[str]:
     meeting = Meeting(HashStore(1.0), "job", member, Size(3, 3), MeetingTimes())
     yield str(meeting._missing(filled(Roster)))
     with pytest.raises(UsageError) as caught:
-        Roster(present=(replace(member, host=EVIL),)).join(other, Size(3, 3))
+        join(Roster(present=(replace(member, host=EVIL),)), other, Size(3, 3))
     yield str(caught.value)
     with pytest.raises(RallypointError) as unreadable:
-        Roster.from_json(json.dumps({"version": ENDLESS}))
+        Roster.from_json(json.dumps({"round": ENDLESS}))
     yield str(unreadable.value)
+    for seat in (Seat(closed=ENDLESS, hint=EVIL), Seat(refused=ENDLESS, hint=EVIL)):
+        yield str(seat.error)
+    yield str(Sick(EVIL, 1, ENDLESS))
 
 
 def of_stores() -> Iterator[str]:

@@ -38,7 +38,7 @@ PURE = {
     *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text", "rallypoint.codec"),
     *("rallypoint.access", "rallypoint.exits", "rallypoint.stacks"),
     *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.replica.core"),
-    *(f"rallypoint.launch.rendezvous.{name}" for name in ("lookout", "roster")),
+    *(f"rallypoint.launch.rendezvous.{name}" for name in ("digest", "lookout", "roster")),
     *(f"rallypoint.replica.engines.{name}" for name in ("protobuf", "etcd_messages", "pace")),
     "rallypoint.diagnose.findings",
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),

@@ -282,9 +282,11 @@ def test_workers_plan_stall_and_rosters_are_told(desk: Desk) -> None:
     (client,) = desk.open()
     plan = Plan(2, (PlannedMachine("node-a", 0, 4),)).to_json()
     client.send(add(b"init/", 3) + set_(b"/" + PLAN.encode(), plan.encode()))
+    meeting = b"/rallypoint/meeting/job/7/"
     client.send(
-        set_(b"/rallypoint/meeting/job/7/roster", b'{"who":1}') + set_(b"/rallypoint/meeting/roster", b"")
+        set_(meeting + b"roster", b'{"names":"names/a/3"}') + set_(meeting + b"names/a/3", b'{"who":1}')
     )
+    client.send(set_(b"/rallypoint/meeting/roster", b"") + set_(meeting + b"names/a/2", b'{"who":0}'))
     client.send(set_(b"/" + STALL.encode(), b"\xff" + b"x" * STALL_BYTES))
     snapshot = seen_by(desk.front)
     assert (snapshot.workers, snapshot.plan) == (3, plan)

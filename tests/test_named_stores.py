@@ -39,6 +39,7 @@ from rallypoint.wire.encoding import VALIDATE, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
+from rosters import join
 from test_guard import _no_secret, elsewhere, have
 from threads import running_here
 
@@ -195,18 +196,22 @@ def test_a_relay_to_a_store_with_a_name() -> None:
 
 
 def test_who_looks_where_a_job_meets_sees_the_store_of_its_round() -> None:
-    roster = Roster().join(Member("i", "node-a", 1), Size(1, 1)).publish("node-a:29400/j/round/0-i")
+    roster = join(Roster(), Member("i", "node-a", 1), Size(1, 1)).publish("node-a:29400/j/round/0-i")
+
+    def meet(store: TCPStore, job: str) -> None:
+        meeting = PrefixStore(f"rallypoint/meeting/{job}", store)
+        meeting.multi_set(["roster", "names/i"], ['{"names":"names/i"}', roster.to_json()])
+
     with running_here(_serving()) as port, ExitStack() as stack:
         clients = _clients(port, stack)
         clients.count("j/round/0-i")
         with TCPStore(_HERE, port, timeout=SECONDS) as store:
-            meeting = PrefixStore("rallypoint/meeting/j", store)
-            meeting.set("roster", roster.to_json())
+            meet(store, "j")
             seen = look_at_job(_HERE, port, Question(), Deadline(SECONDS))
             assert (seen.key_count, len(seen.rosters)) == (1, 1)
             # Of several jobs, none is meant.
-            PrefixStore("rallypoint/meeting/k", store).set("roster", roster.to_json())
-            assert look_at_job(_HERE, port, Question(), Deadline(SECONDS)).key_count == 2
+            meet(store, "k")
+            assert look_at_job(_HERE, port, Question(), Deadline(SECONDS)).key_count == 4
             assert look_at_job(_HERE, port, Question(), Deadline(SECONDS), "j/round/0-i").key_count == 1
 
 

@@ -19,7 +19,7 @@ from jobs import DONE, SECONDS, TRAIN, Job, job
 from namespaces import Machine, machines_on_switch, plug
 from rallypoint.codec import from_text
 from rallypoint.launch.endpoint import parse_endpoints
-from rallypoint.launch.rendezvous.roster import Roster
+from rallypoint.launch.rendezvous.digest import Digest
 from rallypoint.relay.hosting import host_relay
 from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.log import Log
@@ -90,7 +90,7 @@ class Stores:
         key = "rallypoint/meeting/job/roster"
         with self.client("job/meeting") as client:
             await_that(
-                lambda: client.check([key]) and bool(from_text(Roster, client.get(key)).present),
+                lambda: client.check([key]) and from_text(Digest, client.get(key)).present > 0,
                 lambda: f"nobody came:\n{running.logs()}",
                 SECONDS,
             )

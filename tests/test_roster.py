@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
-from rallypoint.launch.rendezvous.roster import Member, Roster, Size
+from rallypoint.launch.rendezvous.roster import Line, Member, Roster, Size
 from rallypoint.rollcall.plan import meetings_of
+from rosters import close, join, leave, tell
 
 pytestmark = pytest.mark.windows
 
@@ -31,7 +34,7 @@ def gather(size: Size, *members: Member) -> Roster:
 
 def gather_into(roster: Roster, size: Size, *members: Member) -> Roster:
     for each in members:
-        roster = roster.join(each, size)
+        roster = join(roster, each, size)
     return roster
 
 
@@ -45,7 +48,7 @@ def names(members: tuple[Member, ...]) -> str:
 def test_a_round_is_complete_when_the_last_machine_that_may_take_part_has_come() -> None:
     roster = gather(THREE, A, B)
     assert (roster.round, roster.complete, roster.present) == (0, False, (A, B))
-    roster = roster.join(C, THREE)
+    roster = join(roster, C, THREE)
     assert (roster.round, roster.complete, roster.present) == (0, True, (A, B, C))
     assert [roster.rank_of(name) for name in "abcd"] == [0, 1, 2, None]
 
@@ -53,17 +56,12 @@ def test_a_round_is_complete_when_the_last_machine_that_may_take_part_has_come()
 def test_how_many_are_to_come_is_written_down_for_those_who_look() -> None:
     roster = gather(Size(2, 4), A)
     assert (roster.least, roster.most) == (2, 4)
-    roster = roster.join(B, Size(2, 3))  # which is another --nnodes: the last word counts
+    roster = join(roster, B, Size(2, 3))  # which is another --nnodes: the last word counts
     assert (roster.least, roster.most) == (2, 3)
     (meeting,) = meetings_of(None, [("job", roster.to_json())])
     assert (meeting.expected, meeting.joined) == (2, ("host-a", "host-b"))
     (meeting,) = meetings_of(None, [("job", gather(THREE, A).to_json())])
     assert (meeting.expected, meeting.joined) == (3, ("host-a",))
-
-
-def test_that_wakes_nobody() -> None:
-    before = gather(Size(2, 4), A)
-    assert not before.join(B, Size(2, 3)).turned_from(before, Size(2, 4))
 
 
 def test_a_roster_that_does_not_say_it_can_be_read() -> None:
@@ -97,16 +95,16 @@ def test_ranks(came: tuple[Member, ...], ranked: str) -> None:
 
 def test_a_rank_that_does_not_exist() -> None:
     with pytest.raises(UsageError, match=r"machine rank 2 does not exist among 2 machines\nhint: ranks"):
-        Roster().join(member("a", 2), TWO)
+        join(Roster(), member("a", 2), TWO)
 
 
 @pytest.mark.parametrize("size", [THREE, Size(1, 3)], ids=["open", "complete"])
 @pytest.mark.parametrize("rival_waits", [False, True])
 def test_a_rank_that_another_host_has(size: Size, rival_waits: bool) -> None:
     roster = gather(size, C, D, E) if rival_waits else Roster()
-    roster = roster.join(member("a", 1), size)
+    roster = join(roster, member("a", 1), size)
     with pytest.raises(UsageError) as caught:
-        roster.join(member("b", 1), size)
+        join(roster, member("b", 1), size)
     assert "host-b (process 198) asks for a rank that is taken" in caught.value.message
     assert "machine rank 1 on host-a (process 197)" in caught.value.message
     assert "rank of its own" in caught.value.hint
@@ -118,7 +116,7 @@ def test_an_agent_started_again_takes_the_place_of_its_predecessor_in_the_next_r
     assert not roster.wants_restart(TWO)
     roster = roster.lose({"a"}, TWO)
     assert roster.wants_restart(TWO)
-    roster = roster.leave("c", TWO).join(other, TWO)
+    roster = join(leave(roster, "c", TWO), other, TWO)
     assert (roster.round, roster.complete, names(roster.present)) == (1, True, "bc")
 
 
@@ -142,12 +140,12 @@ def test_without_such_a_machine_rank_0_is_the_keeper() -> None:
 def test_the_last_to_leave_opens_the_next_round_for_those_who_wait() -> None:
     roster = gather(THREE, A, B, C).publish("host-a:1")
     for number, each in enumerate((B, A)):
-        roster = roster.leave(each.id, THREE).join(each, THREE)
+        roster = join(leave(roster, each.id, THREE), each, THREE)
         assert (roster.round, roster.store, len(roster.waiting)) == (0, "host-a:1", number + 1)
-    roster = roster.leave("c", THREE)
-    assert roster == Roster(round=1, least=3, most=3, present=(B, A))
-    roster = roster.join(C, THREE)
-    assert (roster.round, roster.complete, roster.present) == (1, True, (B, A, C))
+    roster = leave(roster, "c", THREE)
+    assert (roster.round, roster.complete, roster.store, roster.present) == (1, False, "", (A, B))
+    roster = join(roster, C, THREE)
+    assert (roster.round, roster.complete, roster.present) == (1, True, (A, B, C))
 
 
 def test_who_was_lost_in_earlier_rounds_is_remembered_for_a_while() -> None:
@@ -156,7 +154,7 @@ def test_who_was_lost_in_earlier_rounds_is_remembered_for_a_while() -> None:
         victim = member("a", host=f"host-{number}")
         roster = gather_into(roster, TWO, victim, B)
         assert not roster.wants_restart(TWO)
-        roster = roster.lose({"a"}, TWO).leave("b", TWO)
+        roster = leave(roster.lose({"a"}, TWO), "b", TWO)
     assert roster.round == 20
     assert [each.host for each in roster.gone] == [f"host-{number}" for number in range(4, 20)]
 
@@ -167,6 +165,50 @@ def test_the_last_to_be_lost_are_remembered_as_well() -> None:
     assert roster.gone == (A, B), "c did not take part"
 
 
+# Spares and machines that are not fit
+
+
+def test_a_spare_takes_the_place_of_the_one_that_is_lost_and_of_no_other() -> None:
+    roster = gather(THREE, A, B, C, D, E).lose({"b"}, THREE)
+    for each in (C, A):  # in whichever order they come back
+        roster = join(roster, replace(each, visit=1), THREE)
+    assert (roster.round, roster.complete, names(roster.present), names(roster.waiting)) == (
+        1,
+        True,
+        "acd",
+        "e",
+    )
+
+
+def test_one_that_gives_up_is_missed() -> None:
+    (roster, _) = gather(TWO, A, B).take_in([Line(leave=A, lost=True)], TWO)
+    assert (roster.lost, roster.wants_restart(TWO)) == ((A,), True)
+    assert roster.take_in([Line(leave=A, lost=True)], TWO)[0] == roster
+
+
+def test_one_that_is_not_fit_is_named_and_no_reason_to_start_again() -> None:
+    (roster, _) = gather(TWO, A, B).take_in([Line(leave=C, sick="its GPU is gone")], TWO)
+    assert not roster.wants_restart(TWO)
+    roster = leave(leave(roster, "a", TWO), "b", TWO)
+    assert list(map(str, roster.sick)) == ["host-c (process 199) is not fit: its GPU is gone"]
+    (meeting,) = meetings_of(None, [("job", roster.to_json())])
+    assert meeting.sick == ("host-c: its GPU is gone",)
+
+
+def test_only_as_many_as_were_asked_for_are_spares() -> None:
+    (roster, _) = gather(TWO, A, B).take_in([Line(come=each, spares=1) for each in (C, D)], TWO)
+    (meeting,) = meetings_of(None, [("job", roster.to_json())])
+    assert (meeting.spares, meeting.waiting) == (("host-c",), ("host-d",))
+
+
+@given(st.lists(st.sampled_from([A, B, C, D, E]), max_size=12), st.integers(0, 12))
+def test_many_lines_at_once_are_the_same_as_one_after_the_other(came: list[Member], first: int) -> None:
+    lines = [Line(come=each, least=3, most=3) for each in came]
+    whole, _ = Roster().take_in(lines, THREE)
+    begun, _ = Roster().take_in(lines[:first], THREE)
+    assert begun.take_in(lines[first:], THREE)[0] == whole
+
+
 # Starting again
 
 
@@ -175,10 +217,10 @@ def test_the_last_to_be_lost_are_remembered_as_well() -> None:
     [
         (gather(Size(1, 2), A), False),
         (gather(Size(1, 2), A).fill(), False),
-        (gather(Size(1, 2), A).fill().join(B, Size(1, 2)), True),
+        (join(gather(Size(1, 2), A).fill(), B, Size(1, 2)), True),
         (gather(Size(1, 2), A, B, C), False),
-        (gather(Size(1, 2), A, B).leave("a", Size(1, 2)), False),
-        (gather(Size(1, 2), A, B, C).leave("a", Size(1, 2)), True),
+        (leave(gather(Size(1, 2), A, B), "a", Size(1, 2)), False),
+        (leave(gather(Size(1, 2), A, B, C), "a", Size(1, 2)), True),
         (gather(Size(1, 2), A, B).lose({"a"}, Size(1, 2)), True),
         (gather(Size(1, 2), A, B, C).lose({"c"}, Size(1, 2)), False),
         (gather(Size(1, 2), A).lose({"a"}, Size(1, 2)), False),
@@ -199,39 +241,40 @@ def test_wants_restart(roster: Roster, wanted: bool) -> None:
 def test_what_machines_tell_outlives_the_round_and_has_an_end() -> None:
     roster = gather(TWO, A, B)
     for number in range(70):
-        roster = roster.tell(str(number))
-    roster = roster.leave("a", TWO).leave("b", TWO)
+        roster = tell(roster, str(number), TWO)
+    roster = leave(leave(roster, "a", TWO), "b", TWO)
     assert roster.round == 1
     assert roster.told == tuple(map(str, range(64)))
-    assert roster.tell("more") == roster
+    assert tell(roster, "more", TWO) == roster
 
 
 # Closing
 
 
 def test_nobody_joins_a_closed_meeting() -> None:
-    roster = gather(TWO, A).close("the job has ended")
+    roster = close(gather(TWO, A), "the job has ended", TWO)
     with pytest.raises(MeetingClosedError, match=r"is closed: the job has ended\nhint: .*another --rdzv-id"):
-        roster.join(B, TWO)
-    assert roster.leave("a", TWO).closed == "the job has ended"
+        join(roster, B, TWO)
+    assert leave(roster, "a", TWO).closed == "the job has ended"
 
 
 def test_nobody_is_to_start_again_when_it_is_closed() -> None:
-    roster = gather(TWO, A, B).close("the job has ended")
+    roster = close(gather(TWO, A, B), "the job has ended", TWO)
     assert not roster.lose({"a"}, TWO).wants_restart(TWO)
 
 
 def test_a_closed_meeting_has_no_next_round() -> None:
     """Who waits may not have looked yet when the last of the others leaves."""
-    roster = gather(TWO, A, B, C, D).close("the job has ended").leave("a", TWO).leave("b", TWO)
+    closed = close(gather(TWO, A, B, C, D), "the job has ended", TWO)
+    roster = leave(leave(closed, "a", TWO), "b", TWO)
     assert not roster.complete
 
 
 def test_a_closed_meeting_that_all_have_left_may_be_another_jobs() -> None:
-    closed = gather(TWO, A, B).close("done").leave("a", TWO)
+    closed = leave(close(gather(TWO, A, B), "done", TWO), "a", TWO)
     assert closed.reopen() == closed
     assert gather(TWO, A, B).reopen() == gather(TWO, A, B)
-    reopened = closed.leave("b", TWO).reopen()
+    reopened = leave(closed, "b", TWO).reopen()
     assert not reopened.closed
     assert reopened.round > closed.round, "no round has the name of an earlier one"
     assert gather_into(reopened, TWO, C, D).complete
@@ -275,7 +318,7 @@ NO_ROSTERS: list[str | bytes] = [
     Roster().to_json().replace('"lost":[]', '"lost":[5]'),
     Roster().to_json().replace('"lost":[]', '"lost":[{"id":"a"}]'),
     Roster().to_json().replace('"lost":[]', '"lost":5'),
-    Roster().to_json().replace('"turn":0', '"turn":"x"'),
+    Roster().to_json().replace('"folded":0', '"folded":"x"'),
     Roster().to_json().replace('"complete":false', '"complete":0'),
     Roster().to_json().replace('"told":[]', '"told":[1]'),
 ]
@@ -323,7 +366,7 @@ class Histories(RuleBasedStateMachine):
         taken = any(each.rank == member.rank >= 0 and each.host != member.host for each in roster.everybody)
         known = roster.knows(member.id)
         try:
-            joined = roster.join(member, self.size)
+            joined = join(roster, member, self.size)
         except MeetingClosedError:
             assert roster.closed
             assert not known
@@ -338,7 +381,7 @@ class Histories(RuleBasedStateMachine):
     def leave(self, who: int) -> None:
         name = self.members[who].id
         self._step(
-            self.roster.leave(name, self.size), self._ids() - {name}, unchanged=not self.roster.knows(name)
+            leave(self.roster, name, self.size), self._ids() - {name}, unchanged=not self.roster.knows(name)
         )
 
     @rule(who=st.sets(who, min_size=1, max_size=3))
@@ -372,12 +415,12 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def tell(self) -> None:
         before = self.roster
-        self._step(before.tell("it failed"), self._ids(), unchanged=False)
+        self._step(tell(before, "it failed", self.size), self._ids(), unchanged=False)
         assert self.roster.told == (*before.told, "it failed")
 
     @rule(reason=st.sampled_from(["first", "second"]))
     def close(self, reason: str) -> None:
-        self._step(self.roster.close(reason), self._ids(), unchanged=bool(self.roster.closed))
+        self._step(close(self.roster, reason, self.size), self._ids(), unchanged=bool(self.roster.closed))
         assert self.roster.closed
 
     def _ids(self) -> set[str]:

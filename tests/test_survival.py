@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rallypoint.launch.rendezvous.meeting import Round
-from rallypoint.launch.rendezvous.roster import Member
 from simulated_ranks import FailedError
 from survival import HOW, WHO, Trial, running
 from survival_launchers import Entry, check_rounds
@@ -26,9 +25,9 @@ def test_nothing_is_lost_or_doubled_when_processes_are_killed(engine: str, tmp_p
 
 def entry(number: int, who: str, came: int, members: str = "ab", store: str = "h:1", rank: int = -1) -> Entry:
     """Somebody has entered a round, with the rank that it should have, unless another one is given."""
-    there = tuple(Member(each, "h", 1) for each in members)
     ranked = members.index(who) if rank < 0 else rank
-    return Entry(who, Round(number, ranked, there, store), came, at=0, took=0)
+    met = Round(number, ranked, len(members), f"{number}-{members[0]}", store)
+    return Entry(who, met, came, at=0, took=0)
 
 
 GOOD = [entry(0, "a", 2), entry(0, "b", 1)]

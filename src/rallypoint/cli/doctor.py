@@ -21,8 +21,9 @@ from rallypoint.codec import to_json
 from rallypoint.diagnose.doctor.all_machines import attend_job, by_launcher, open_practice, own_address, visit
 from rallypoint.diagnose.doctor.all_machines import receive as receive_visitors
 from rallypoint.diagnose.doctor.between_machines import judge_machines
-from rallypoint.diagnose.doctor.checks import CHECKS, run_checks
+from rallypoint.diagnose.doctor.checks import CHECKS, Check, run_checks
 from rallypoint.diagnose.doctor.exchange import Gathered
+from rallypoint.diagnose.doctor.health import EXAMINATIONS
 from rallypoint.diagnose.doctor.machine import versions
 from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
 from rallypoint.diagnose.doctor.situation import Situation, endpoint_of
@@ -74,6 +75,12 @@ _QUIET: Final = (State.OK, State.NOTE)
         help="Under torchrun on every machine: examine the ways between all of them.",
     ),
     Argument(
+        "--health",
+        choices=tuple(EXAMINATIONS),
+        default="",
+        help="Examine only whether this machine is fit for a job, as rallypoint run --health does.",
+    ),
+    Argument(
         "--fix",
         action="store_true",
         help="Show settings for rallypoint run that mend something; write them, if there is no file yet.",
@@ -87,6 +94,7 @@ def doctor(
     acks: int,
     listen: bool,
     everyone: bool,
+    health: str,
     fix: bool,
     as_json: bool,
 ) -> int:
@@ -95,8 +103,10 @@ def doctor(
     Exit 1 if a job would fail because of something. With --listen on one machine and --endpoint on another,
     also the ways between them.
     """
-    if sum((listen, everyone, fix)) > 1:
-        raise UsageError("--listen, --all and --fix are for different things", hint="give one of them")
+    if sum((listen, everyone, fix, bool(health))) > 1:
+        raise UsageError(
+            "--listen, --all, --health and --fix are for different things", hint="give one of them"
+        )
     if engine:
         from rallypoint.replica.engines.opening import open_log  # late: few jobs have an engine
 
@@ -111,6 +121,8 @@ def doctor(
             situation = Situation(os.environ, named or endpoint_of(os.environ), folder, engine, acks)
             if everyone:
                 good = examine_everyone(folder, as_json=as_json)
+            elif health:
+                good = examine_health(situation, health, as_json=as_json)
             elif fix:
                 good = mend(situation, as_json=as_json)
             else:
@@ -144,6 +156,18 @@ def examine(situation: Situation, *, asked_for: bool, as_json: bool) -> bool:
             print_matrix(gathered)
         print_outlook(outlook)
     return conclude([*findings, *between], seconds)
+
+
+def examine_health(situation: Situation, kind: str, *, as_json: bool) -> bool:
+    """Whether this machine is fit for a job."""
+    begun = time.monotonic()
+    findings = _run_checks(situation, EXAMINATIONS[kind], show_progress=False)
+    seconds = time.monotonic() - begun
+    if as_json:
+        print(json.dumps(_document(findings, [], seconds), indent=2))
+    else:
+        print_findings(findings)
+    return conclude(findings, seconds)
 
 
 def _visit(endpoint: Endpoint, findings: Sequence[Finding]) -> tuple[Gathered | None, list[Finding]]:
@@ -305,14 +329,16 @@ def _confirm(question: str) -> bool:
 # Running ----------------------------------------------------------------------------------------------------
 
 
-def _run_checks(situation: Situation, *, show_progress: bool) -> list[Finding]:
-    """All checks, in the order of the catalogue."""
+def _run_checks(
+    situation: Situation, checks: Sequence[Check] = CHECKS, *, show_progress: bool
+) -> list[Finding]:
+    """The findings of checks, in their order."""
     found: dict[str, Sequence[Finding]] = {}
     with progress_bar(shown=show_progress) as bar:
-        examined = run_checks(CHECKS, situation)
-        for check, findings in bar.track(examined, len(CHECKS), description="examining"):
+        examined = run_checks(checks, situation)
+        for check, findings in bar.track(examined, len(checks), description="examining"):
             found[check.name] = findings
-    return [finding for check in CHECKS for finding in found.get(check.name, ())]
+    return [finding for check in checks for finding in found.get(check.name, ())]
 
 
 def _outlook(findings: Sequence[Finding]) -> list[Outlook]:

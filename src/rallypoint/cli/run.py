@@ -109,6 +109,10 @@ def _run(settings: Settings, target: Program, *, explains: bool) -> int:
         with nullcontext() if is_agent else watching(folder, environ, _tell_stall):
             ended = run_command(command, environ, line.look, is_agent=is_agent)
         line.clear()
+        if is_agent and ended.code < 0:
+            from rallypoint.launch.rendezvous.bequest import give_up_for_agent  # late: seldom needed
+
+            give_up_for_agent(folder)
         lost = end_orphans(ended, str(folder)) if is_agent else []
         if ended.code and ended.told_to and is_agent:
             _tell_missing(found)

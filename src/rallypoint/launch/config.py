@@ -76,11 +76,13 @@ class Settings:
     """Every option of `rallypoint run`, settled. The names are those of the options.
 
     `rdzv_endpoint` is what standalone, rdzv_endpoint, master_addr and master_port come to, and None for a
-    job on one machine that takes a free port. `node_rank`, `join_timeout`, `relay` and `port_range` count in
-    rdzv_conf.
+    job on one machine that takes a free port. `node_rank`, `join_timeout`, `relay`, `port_range`, `spares`
+    and `health` count in rdzv_conf.
     """
 
     nnodes: Setting[Size]
+    spares: Setting[int]
+    health: Setting[str]
     nproc_per_node: Setting[int | str]
     node_rank: Setting[int | None]
     rdzv_endpoint: Setting[Endpoints | None]
@@ -337,6 +339,8 @@ def _combine(said: Settings) -> Settings:
         join_timeout=_or_by_conf(said.join_timeout, "join_timeout", said.rdzv_conf, "join_timeout"),
         relay=_or_by_conf(said.relay, "relay", said.rdzv_conf, "relay"),
         port_range=_or_by_conf(said.port_range, "port_range", said.rdzv_conf, "port_range"),
+        spares=_or_by_conf(said.spares, "spares", said.rdzv_conf, "spares"),
+        health=_or_by_conf(said.health, "health", said.rdzv_conf, "health"),
     )
 
 

@@ -213,6 +213,20 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "How many machines, 1 or more, or from how many to how many.",
     ),
     Option(
+        "spares",
+        "N",
+        _whole(0),
+        0,
+        "How many machines more than nnodes are to wait, to take the place of one that is lost or not fit.",
+        "RALLYPOINT_SPARES",
+    ),
+    _choice(
+        "health",
+        "auto|quick|full|off",
+        "What a machine examines of itself before it takes part: quick, what takes 3 seconds at most; full; "
+        "off; auto, quick if there are spares.",
+    ),
+    Option(
         "nproc_per_node",
         "N|WORD",
         _ranks_per_node,

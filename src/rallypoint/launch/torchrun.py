@@ -37,8 +37,9 @@ def to_torchrun(settings: Settings, target: Program, folder: str) -> list[str]:
 
 def _conf(settings: Settings) -> dict[str, str]:
     conf = {"join_timeout": settings.join_timeout.text}
-    if settings.relay.is_set:
-        conf["relay"] = settings.relay.text
+    for name, each in (("relay", settings.relay), ("spares", settings.spares), ("health", settings.health)):
+        if each.is_set:
+            conf[name] = each.text
     if settings.port_range.value is not None:
         conf["port_range"] = settings.port_range.text
     if settings.node_rank.value is not None:

@@ -11,6 +11,7 @@ An endpoint of several hosts is a store that outlives its machine: see `launch.r
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import secrets
@@ -44,10 +45,14 @@ from rallypoint.errors import (
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, parse_round_store
 from rallypoint.launch.environment import inject, name_interfaces, name_relay
+from rallypoint.launch.health import SECONDS as EXAMINATIONS
+from rallypoint.launch.health import why_unfit
 from rallypoint.launch.options import BACKEND, parse_ports, parse_seconds
+from rallypoint.launch.rendezvous.bequest import Bequest
+from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
-from rallypoint.launch.rendezvous.roster import Member, Roster, Size, round_name
+from rallypoint.launch.rendezvous.roster import Member, Size
 from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, workers_for
 from rallypoint.launch.reports import LostServer
 from rallypoint.launch.stacks.watching import RankWatch
@@ -69,13 +74,19 @@ logger = logging.getLogger("rallypoint.torchrun")
 
 _TOLD_SECONDS = 5.0
 _RECENT_SECONDS = 120.0
-_LOOK_SECONDS = 1.0
+_LOOKS_PER_SECOND = 1000  # of all machines together, at the meeting place
+_LOOK_SECONDS = (0.1, 1.0)  # of one machine, at least and at most
+_CLOCK_SECONDS = 10.0  # by which clocks may differ
 _PROBE_SECONDS = 1.0
 _PAUSE_SECONDS = 60.0
 
 _TORCHS_AGENT = "torch.distributed.elastic.agent.server.api"
 
 _Answer = TypeVar("_Answer")
+
+
+class _UnfitError(RallypointError):
+    """This machine is not fit to take part in the job."""
 
 
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
@@ -106,7 +117,14 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         # The name that ranks and relays use for this machine, so that it has one name: not its local_addr.
         who = who_am_i(Role.AGENT)
         member = Member(secrets.token_hex(8), who.host, who.pid, conf.rank, self._place.is_here)
-        self._meeting = Meeting(self._place.store, params.run_id, member, size, times)
+        self._conf = conf
+        self._meeting = Meeting(self._place.store, params.run_id, member, size, times, spares=conf.spares)
+        self._has_taken_part = False
+        self._is_bystander = False  # nothing of this machine's says anything about the job
+        self._look_seconds = _LOOK_SECONDS[1]
+        if size.most > 1:
+            atexit.register(self._give_up)
+            self._bequeath()
         self._heart = Heartbeat(self._meeting) if size.most > 1 else None
         self._look = Deadline(0.0)
         self._pause = Deadline(0.0)
@@ -137,8 +155,15 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._watch.stop()
         self._place.end_relay()  # before the store that it asks is ended, which it would report
         try:
+            self._examine()
             return self._enter(self._meeting.next_round(self._start_store))
+        except MeetingClosedError as error:
+            if not self._conf.spares or self._has_taken_part:
+                raise _as_torch(error) from error
+            logger.warning("rallypoint: the job has ended, and this spare machine was not needed")
+            raise SystemExit(0) from None
         except RallypointError as error:
+            self._is_bystander = isinstance(error, UsageError | _UnfitError)
             raise _as_torch(self._place.named(error)) from error
         except dist.DistNetworkError as error:
             raise RendezvousConnectionError(
@@ -147,7 +172,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             ) from error
 
     def is_closed(self) -> bool:
-        return self._ask(lambda: bool(self._meeting.roster.closed), False)
+        return self._ask(lambda: self._meeting.is_closed, False)
 
     def set_closed(self) -> None:
         self._ask(lambda: self._meeting.close("its launcher has closed it"), None)
@@ -155,11 +180,12 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
     def num_nodes_waiting(self) -> int:
         """Not 0 if the workers are to start again: a machine may come in, or one is lost.
 
-        The agent asks ten times a second; with thousands of machines, once is enough for the store.
+        The agent asks ten times a second; with thousands of machines, once is enough for the store. With few,
+        a spare is in the next round sooner.
         """
         self._tell_lost()
         if self._look.passed:
-            self._look = Deadline(_LOOK_SECONDS)
+            self._look = Deadline(self._look_seconds)
             return self._ask(lambda: int(self._meeting.wants_restart()), 0)
         return 0
 
@@ -174,8 +200,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         if failures and all(failure.follows for failure in failures):
             self._look_for_head()
         reports.report_lost(self._lost)
-        self._ask(lambda: self._exchange_failures(failures), None)
-        self._ask(lambda: self._meeting.close("the job has ended"), None)
+        atexit.unregister(self._give_up)
+        if not self._is_bystander:
+            self._ask(lambda: self._exchange_failures(failures), None)
+            self._ask(lambda: self._meeting.close("the job has ended"), None)
         self._ask(self._meeting.leave, None)
         if self._place.is_replicated:
             self._ask(self._meeting.reopen, None)
@@ -185,15 +213,46 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._watch.close()
         return True
 
-    def _start_store(self, complete: Roster) -> str:
-        name = round_name(complete.round, complete.members)
+    def _give_up(self) -> None:
+        """This process ends without a `shutdown`: it was told to go by a signal."""
+        self._ask(self._meeting.give_up, None)
+
+    def _bequeath(self) -> None:
+        """Let the launcher say that this process is gone, if it is killed."""
+        folder, store = reports.folder_of(os.environ), self._place.store
+        if folder is not None and isinstance(store, TCPStore):
+            meeting = self._meeting
+            Bequest(store.host, store.port, meeting.prefix, meeting.member, meeting.size).leave_to(folder)
+
+    def _examine(self) -> None:
+        """_UnfitError if this machine is not fit to take part, once the job has no need of it any more."""
+        kind = self._conf.examination
+        reason = why_unfit(kind) if kind in EXAMINATIONS else ""
+        if reason:
+            logger.error("rallypoint: this machine is not fit, and stays out of the job: %s", reason)
+            if self._heart is not None:
+                self._meeting.stay_out(reason)
+            raise _UnfitError(
+                f"this machine is not fit to take part: {reason}",
+                hint=f"rallypoint doctor --health={kind} says more; --health=off takes the machine as it is",
+            )
+
+    def _start_store(self, seat: Seat) -> str:
         has_relays = self._relay is not False and patch_of() is not Patch.NEVER
         workers = self._workers
         if workers is None:
-            workers = workers_for(len(complete.members), have_relays=has_relays)
-        return str(self._place.start_round(name, workers, has_relays=has_relays))
+            workers = workers_for(seat.size, have_relays=has_relays)
+        return str(self._place.start_round(seat.name, workers, has_relays=has_relays))
 
     def _enter(self, met: Round) -> RendezvousInfo:
+        self._has_taken_part = True
+        least, most = _LOOK_SECONDS
+        self._look_seconds = min(most, max(least, met.size / _LOOKS_PER_SECOND))
+        if self._conf.examination in EXAMINATIONS and abs(met.clock_ahead) > _CLOCK_SECONDS:
+            logger.warning(
+                "rallypoint: this machine's clock is %.0f s ahead of that of the machine with the store",
+                met.clock_ahead,
+            )
         round_store = parse_round_store(met.store)
         store_place, view = round_store.master, self._place.view_of(round_store)
         relay = self._place.start_relay(round_store) if self._wants_relay(met) else None
@@ -205,7 +264,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         name_relay(os.environ, relay, store_place)
         self._round_store = round_store
         self._head = relay if relay is None or round_store.name else store_place
-        if len(met.members) > 1 and (named := name_interfaces(os.environ, self._place.own_address())):
+        if met.size > 1 and (named := name_interfaces(os.environ, self._place.own_address())):
             logger.warning("rallypoint: %s", named)
         place = relay or store_place
         fault = find_fault(*place)
@@ -222,17 +281,18 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         if met.rank == 0:  # one machine is enough to warn, and for the roll call
             self._warn_of_openness(met, view.address)
             way = place if view.name else store_place
-            self._roll_call = RollCall(way, view, met.number, met.members, self._has_launcher)
+            members = self._meeting.members_of(met)
+            self._roll_call = RollCall(way, view, met.number, members, self._has_launcher)
         self._watch.start(place, view)
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),
             met.rank,
-            len(met.members),
+            met.size,
             RendezvousStoreInfo(*store_place),
         )
 
     def _warn_of_openness(self, met: Round, store: str) -> None:
-        if len(met.members) > 1 and not self._has_warned and job_secret() is None:
+        if met.size > 1 and not self._has_warned and job_secret() is None:
             self._has_warned = True
             if not access_of_environment().insecure:
                 logger.warning(
@@ -246,7 +306,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             if self._relay:
                 logger.warning("no relay: %s=never keeps the workers from one", PATCH_VARIABLE)
             return False
-        return len(met.members) > 1 if self._relay is None else self._relay
+        return met.size > 1 if self._relay is None else self._relay
 
     def _exchange_failures(self, failures: Sequence[reports.Failure]) -> None:
         """Tell the other machines what failed here first; if it only followed, hear what failed there."""
@@ -358,6 +418,14 @@ class Conf:
     """How many processes the job's store has besides its first one; None: as many as it needs."""
     ports: range = ANY_PORT
     """Which ports it may open to other machines, besides the endpoint's."""
+    spares: int = 0
+    """How many machines more than a round takes are to wait for the place of one that is lost."""
+    health: str = "auto"
+
+    @property
+    def examination(self) -> str:
+        """What a machine examines of itself before it takes part."""
+        return self.health if self.health != "auto" else "quick" if self.spares else "off"
 
     @staticmethod
     def parse(config: Mapping[str, Any]) -> Conf:
@@ -386,8 +454,9 @@ _THEIRS = ("timeout", "heartbeat_timeout", "read_timeout", "store_type")
 
 _SECONDS = (parse_seconds, "write a positive number of seconds")
 _NUMBER = "write a number"
+_HEALTH = ("auto", "off", *EXAMINATIONS)
 
-_NOT_TIMES = ("rank", "is_host", "relay", "workers", "port_range")
+_NOT_TIMES = ("rank", "is_host", "relay", "workers", "port_range", "spares", "health")
 
 _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "join_timeout": ("join", *_SECONDS),
@@ -403,6 +472,12 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
         "write a number to 64, or auto; 0 on Windows",
     ),
     "port_range": ("ports", parse_ports, "write FIRST-LAST, such as 29600-29699"),
+    "spares": ("spares", lambda text: max(int(text), 0), _NUMBER),
+    "health": (
+        "health",
+        dict(zip(_HEALTH, _HEALTH, strict=True)).__getitem__,
+        f"write one of {', '.join(_HEALTH)}",
+    ),
     "relay": ("relay", {"auto": None, "on": True, "off": False}.__getitem__, "write one of auto, on, off"),
 }
 """The field of `Conf` or of its times, what reads it, and what to write."""

@@ -113,6 +113,10 @@ class JobRound:
     """Where the ranks of this round come together, if that is another store: HOST:PORT."""
     name: str = ""
     """The name of that store, if it is at the same server as the meeting."""
+    spares: tuple[str, ...] = ()
+    """Machines that wait to take the place of one that is lost."""
+    sick: tuple[str, ...] = ()
+    """Machines that were not fit to take part, each with the reason."""
 
 
 _Text = Annotated[str, at_most(500)]
@@ -121,6 +125,12 @@ _Text = Annotated[str, at_most(500)]
 @dataclass(frozen=True)
 class _RosterMember:
     host: _Text
+
+
+@dataclass(frozen=True)
+class _RosterSick:
+    host: _Text
+    reason: _Text
 
 
 _Members = Annotated[tuple[_RosterMember, ...], at_most(1 << 14)]
@@ -140,6 +150,23 @@ class _RosterView:
     closed: _Text
     store: _Text = ""
     least: Annotated[int, Within(-1, _MOST_ROUNDS)] = -1
+    spares: Annotated[int, Within(0, _MOST_ROUNDS)] = 0
+    sick: Annotated[tuple[_RosterSick, ...], at_most(16)] = ()
+
+
+@dataclass(frozen=True)
+class _DigestView:
+    """The part of a meeting's digest that says where its roster is."""
+
+    names: _Text
+
+
+def names_key(digest: str) -> bytes:
+    """The key of the roster that a digest names, with `/` in front; nothing if it names none."""
+    try:
+        return b"/" + from_text(_DigestView, digest).names.encode(errors="replace")
+    except ValueError:
+        return b""
 
 
 def meetings_of(plan: Plan | None, rosters: Sequence[tuple[str, str]]) -> tuple[JobRound, ...]:
@@ -165,13 +192,16 @@ def _meeting(job: str, text: str) -> JobRound | None:
     except ValueError:
         return None
     store, _, name = roster.store.partition("/")
+    waiting, spares = _hosts(roster.waiting), roster.spares if roster.complete else 0
     return JobRound(
         job=job[:500],
         round=roster.round,
         expected=len(roster.members) if roster.complete else roster.least,
         joined=_hosts(roster.present),
-        waiting=_hosts(roster.waiting),
+        waiting=waiting[spares:],
+        spares=waiting[:spares],
         lost=_hosts(roster.lost),
+        sick=tuple(f"{each.host}: {each.reason}" for each in roster.sick),
         told=roster.told,
         closed=roster.closed,
         store=store,

@@ -9,7 +9,8 @@ after the time that one alone would take; and while all live, each look is at on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import NamedTuple
 
 _FURTHER = 8
@@ -30,14 +31,14 @@ class Lookout:
         self._patience = patience
         self._seen: dict[str, _Sign] = {}
 
-    def look(self, ring: Sequence[str], signs_of: Callable[[str], int]) -> set[str]:
+    def look(self, ring: Iterable[str], signs_of: Callable[[str], int]) -> set[str]:
         """Look once. Returns the machines that have been silent for too long.
 
         `ring` has the ids of all others, beginning with the next one; `signs_of` says how many signs of
         life a machine has given. If that raises an error, it was no look.
         """
         seen: dict[str, _Sign] = {}
-        for each in ring[: _FURTHER * max(1, len(self._seen))]:
+        for each in islice(ring, _FURTHER * max(1, len(self._seen))):
             number, before = signs_of(each), self._seen.get(each)
             if before and before.number != number:
                 seen[each] = _Sign(number, 0)

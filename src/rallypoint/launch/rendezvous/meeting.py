@@ -1,8 +1,8 @@
-"""One machine's part in a job's meeting: it keeps to the rules of `roster`, through a store.
+"""One machine's part in a job's meeting: it keeps to the rules of `roster`, through a store (`register`).
 
-The roster is one key, changed by compare-and-set: a machine that was too late looks again. Each change
-that others wait for has a number, and a key of that number: to wait for the next change is to wait for
-the next number's key, so no machine polls. A sign of life is a counter of each machine's own, which
+A machine asks to be in the next round, and waits for a key of its own, in which it is told its place. So no
+machine polls, and none reads the names of all others, but the first in the roster, the scribe: it looks every
+second for what nobody has taken in. A sign of life is a counter of each machine's own, which
 another one reads (`lookout`), and counts how often it has looked in vain. So no clocks are compared, and a
 pause of all machines costs none of them its place.
 """
@@ -13,22 +13,23 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from rallypoint.errors import JoinTimeoutError, RallypointError, StoreTimeoutError
+from rallypoint.errors import JoinTimeoutError, RallypointError
+from rallypoint.launch.rendezvous.digest import NEIGHBOURS, Digest, Seat, seat_of, seat_of_refused
 from rallypoint.launch.rendezvous.lookout import Lookout
-from rallypoint.launch.rendezvous.roster import Member, Roster, Size, closed_error
+from rallypoint.launch.rendezvous.register import Register
+from rallypoint.launch.rendezvous.roster import TOLD_KEPT, Line, Member, Roster, Sick, Size, closed_error
 from rallypoint.stores.base import Store
 from rallypoint.stores.prefix import PrefixStore
+from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.meeting")
 
-_ROSTER = "roster"
-_TURNS_KEPT = 64
-_READ_EVERY = 10  # looks or beats: the whole roster is read then, whether there is news or not
+_LOOKS_SELDOM = 10  # times as seldom as the scribe, all others look
 _PARTING_SECONDS = 0.1  # between looks at the machines that are still there, at the end
-_LOOK_SECONDS = 1.0  # between looks at the clock, while waiting
+_LOOK_SECONDS = 1.0  # between looks at what nobody has taken in
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,20 @@ class MeetingTimes:
 
 @dataclass(frozen=True)
 class Round:
-    """One machine's view of a complete round: its rank, all members, and the store."""
+    """One machine's view of a complete round."""
 
     number: int
     rank: int
-    members: tuple[Member, ...]
+    size: int
+    """How many machines it has."""
+    name: str
+    """A name that this round has, and no other one, also not of another job with the same id."""
     store: str
+    clock_ahead: float = field(default=0.0, compare=False)
+    """By how many seconds this machine's clock is ahead of the keeper's."""
 
 
-StartStore = Callable[[Roster], str]
+StartStore = Callable[[Seat], str]
 """Starts the round's store, when this machine is its keeper, and says where others reach it."""
 
 
@@ -76,29 +82,32 @@ class Meeting:
         size: Size,
         times: MeetingTimes,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
+        *,
+        spares: int = 0,
     ) -> None:
-        self._store = PrefixStore(f"rallypoint/meeting/{run_id}", store)
+        self.prefix = f"rallypoint/meeting/{run_id}"
+        """That of all keys of the meeting."""
+        self._store = PrefixStore(self.prefix, store)
+        self._register = Register(self._store, member.id, size)
         self.member = member
         self.size = size
         self.times = times
         self._clock = clock
-        self._sleep = sleep
-        self._lock = threading.RLock()
-        self._text = b""  # the roster as it was last read
-        self._roster = Roster()
+        self._has_come = False
+        self._spares = spares
+        self._sick_named = ""
+        self._desk = 0  # where this machine asked to be in a round
         self._round: Round | None = None
-        self._turn_seen = -1  # the last turn whose key was there when this machine waited for it
-        self._beats = 0
         self._lookout = Lookout(times.beats_missed)
 
     @property
     def roster(self) -> Roster:
-        """The latest roster, read from the store."""
-        with self._lock:
-            # Compared with nothing, it is created if need be, and read in any case.
-            self._take(self._store.compare_set(_ROSTER, "", self._text or Roster().to_json()))
-            return self._roster
+        """The latest roster. It has the names of all machines: not to be read by all of them."""
+        return self._register.roster()
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._register.digest().closed)
 
     def next_round(self, start_store: StartStore) -> Round:
         """Leave the round before, if any, and take part in the next one.
@@ -108,108 +117,185 @@ class Meeting:
         """
         self._round = None
         while self._round is None:
-            self.leave()
-            roster = self._await_complete()
-            if roster.keeper == self.member:
-                self._keep_store(roster, start_store)
-            self._round = self._await_store(roster)
+            seat = self._await_seat()
+            if error := seat.error:
+                self.leave()
+                raise error
+            if not seat.again:
+                ahead = time.time() - seat.time if seat.store else 0.0
+                if store := seat.store or self._keep_store(seat, start_store):
+                    self._round = Round(seat.round, seat.rank, seat.size, seat.name, store, ahead)
         return self._round
+
+    def members_of(self, met: Round) -> tuple[Member, ...]:
+        """All machines of a round, by rank; none if it is over. One machine of the round is to ask."""
+        roster = self.roster
+        return roster.members if roster.name == met.name else ()
 
     def wants_restart(self) -> bool:
         """Whether the machines should start again: one is lost, one may come in, or this one was given up.
 
-        Cheap to ask again and again: one small request, unless there is news.
+        Cheap to ask again and again: one small request.
         """
-        roster = self._news()
-        given_up = self._round is not None and not self._takes_part(roster, self._round.number)
-        return (given_up and not roster.closed) or roster.wants_restart(self.size)
+        digest = self._look()
+        given_up = self._round is not None and digest.round != self._round.number
+        return (given_up and not digest.closed) or digest.wants_restart
 
     def close(self, reason: str) -> None:
         """Let no machine join any more."""
-        self._change(lambda roster: roster.close(reason))
+        if not self.is_closed:
+            self._register.post(Line(close=reason))
 
     def tell(self, text: str) -> None:
         """Say what failed on this machine, for the others to know."""
-        self._change(lambda roster: roster.tell(text))
+        if self._register.digest().told < TOLD_KEPT:
+            self._register.post(Line(tell=text))
 
     def await_told(self, seconds: float) -> tuple[str, ...]:
         """What machines have said of their failures, giving them some time to do so."""
         end = self._clock() + seconds
-        while not (roster := self.roster).told and roster.everybody and self._clock() < end:
-            self._await_turn(roster, min(_LOOK_SECONDS, end - self._clock()))
-        return roster.told
+        while (digest := self._look()).told or (digest.everybody and self._clock() < end):
+            if told := self._register.await_told(min(_LOOK_SECONDS, end - self._clock())):
+                return told
+        return ()
 
     def leave(self) -> None:
         """Take no part any more."""
-        self._change(lambda roster: roster.leave(self.member.id, self.size))
+        if self._has_come:
+            self._register.post(Line(leave=self.member))
+
+    def give_up(self) -> None:
+        """Take no part any more, in the middle of it: the others start again."""
+        if self._has_come:
+            self._register.post(Line(leave=self.member, lost=True))
+
+    def stay_out(self, reason: str) -> None:
+        """Take no part, as this machine is not fit; wait until nobody could need it any more.
+
+        That is when the meeting is closed, or when no machine is there for as long as they may take to come.
+        """
+        self._round = None
+        self._sick_named = str(Sick(self.member.host, self.member.pid, reason))  # this machine says it itself
+        digest = self._register.post(Line(leave=self.member, sick=reason))
+        seen = self._clock()
+        while not digest.closed and self._clock() < seen + self.times.join:
+            self._register.await_closed(_LOOK_SECONDS * _LOOKS_SELDOM)
+            digest = self._look()
+            seen = self._clock() if digest.everybody else seen
 
     def reopen(self) -> None:
         """Let another job with the same id meet here, if this one has ended and all have left."""
-        self._change(lambda roster: roster.reopen())
+        if self._others_left().closed:
+            self._register.change(lambda roster: roster.reopen())
 
     def await_others_gone(self) -> bool:
         """Wait until all others have left; False if that took longer than `times.close`."""
         end = self._clock() + self.times.close
         while True:
-            roster = self.roster
-            if all(each.id == self.member.id for each in roster.everybody):
+            digest = self._others_left()
+            if digest.everybody == 0 or (digest.everybody == 1 and digest.scribe == self.member.id):
                 return True
             if self._clock() >= end:
                 return False
-            self._await_turn(roster, min(_PARTING_SECONDS, end - self._clock()))
+            time.sleep(min(_PARTING_SECONDS, end - self._clock()))
+
+    def _others_left(self) -> Digest:
+        """The digest, up to date if so many lines are not taken in that all others may have left."""
+        return self._register.sweep(max(1, self._register.digest().everybody - 1))
 
     def beat(self) -> None:
         """Give a sign of life, and look for those of others; to be called every `times.beat` seconds."""
         self._store.add(f"beat/{self.member.id}", 1)
-        self._beats += 1
-        roster = self.roster if self._beats % _READ_EVERY == 1 else self._news()
-        silent = self._lookout.look(_ring_after(roster, self.member.id), self._signs_of)
+        self._look()
+        silent = self._lookout.look(self._ring(), self._signs_of)
         if silent:
-            lost = [each for each in roster.everybody if each.id in silent]
+            self._lose(silent)
+
+    def _lose(self, silent: set[str]) -> None:
+        lost = tuple(each for each in self.roster.everybody if each.id in silent)
+        if lost:
             seconds = (self.times.beats_missed + 1) * self.times.beat
             who = "it" if len(lost) == 1 else "them"
             logger.warning(
                 "%s gave no sign of life for %.0f s: going on without %s", _list(lost), seconds, who
             )
-            self._change(lambda latest: latest.lose(silent, self.size))
+            self._register.change(lambda latest: latest.lose(silent, self.size))
+            self._register.call_again(lost)
+
+    def _ring(self) -> Iterator[str]:
+        """The ids of all others, beginning with the next one. All but the first few are seldom asked for."""
+        near = self._register.neighbours()
+        yield from near
+        if len(near) == NEIGHBOURS:
+            ids = [each.id for each in self.roster.everybody]
+            place = ids.index(near[-1]) if near[-1] in ids else 0
+            yield from (each for each in ids[place + 1 :] + ids[:place] if each != self.member.id)
 
     def _signs_of(self, member_id: str) -> int:
         return self._store.add(f"beat/{member_id}", 0)
 
     # Coming together
 
-    def _await_complete(self) -> Roster:
-        """Join, and wait for the round to be complete."""
+    def _look(self) -> Digest:
+        """The latest digest. The scribe takes in first what nobody has taken in; so do all while none is."""
+        digest = self._register.digest()
+        if digest.scribe in ("", self.member.id):
+            digest = self._register.sweep()
+        if digest.sick not in ("", self._sick_named):
+            self._sick_named = digest.sick
+            logger.warning("rallypoint: %s", shown(digest.sick, LONGEST_SENTENCE))
+        return digest
+
+    def _await_seat(self) -> Seat:
+        """Ask to be in the next round, and wait for a place in it."""
+        digest = self._come()
         patience = _Patience(self._clock)
         while True:
-            roster = self._change(lambda now: now.join(self.member, self.size))
-            if roster.rank_of(self.member.id) is not None:
-                return roster
-            if roster.closed:
-                self.leave()
-                raise closed_error(roster.closed)
-            if self.member in roster.present:
-                patience.note(roster)
-                self._check_patience(roster, patience)
-            else:
-                patience.reset()  # a round is under way without this machine: it may take as long as it likes
-            self._await_news(roster, patience)
+            patience.note(digest)
+            seconds = _LOOK_SECONDS * (1 if digest.scribe in ("", self.member.id) else _LOOKS_SELDOM)
+            seat = self._register.await_seat(self.member, min(seconds, patience.left(self.times.join)))
+            if seat is None:
+                digest = self._look()
+                seat = self._seat_by(digest, patience)
+            if seat is not None:
+                return seat
 
-    def _await_news(self, roster: Roster, patience: _Patience) -> None:
-        """Wait until there may be something to do.
+    def _come(self) -> Digest:
+        if self._has_come:
+            self._register.forget_seat(self.member)
+            self.member = replace(self.member, visit=self.member.visit + 1)
+        self._has_come = True
+        return self._ask_for_place()
 
-        Of the machines in an open round, only the first looks every second for others that have come: if all
-        did, a thousand machines would read a thousand names each, every second.
-        """
-        for _ in range(1 if self.member in roster.present[:1] else _READ_EVERY):
-            if self._await_turn(roster, _LOOK_SECONDS) or patience.since_joined >= self.times.join:
-                return
+    def _ask_for_place(self) -> Digest:
+        least, most = self.size.least, self.size.most
+        digest = self._register.post(Line(come=self.member, least=least, most=most, spares=self._spares))
+        self._desk = digest.desk
+        return digest
 
-    def _check_patience(self, roster: Roster, patience: _Patience) -> None:
-        if len(roster.present) >= self.size.least:
-            if patience.since_change >= self.times.last_call:
-                self._change(lambda latest: latest.fill() if latest == roster else latest)
-        elif patience.since_joined >= self.times.join:
+    def _seat_by(self, digest: Digest, patience: _Patience) -> Seat | None:
+        """What a machine finds out by itself that has been told nothing: who was to tell it may have died."""
+        if digest.closed:
+            return seat_of_refused(closed_error(digest.closed))
+        if digest.desk != self._desk:
+            self._ask_for_place()
+        if not digest.complete:
+            patience.note(digest)
+            self._check_patience(digest, patience)
+        elif digest.keeper == self.member.id and not digest.store:
+            roster = self.roster
+            rank = roster.rank_of(self.member.id)
+            return seat_of(roster, rank, time.time()) if rank is not None else None
+        return None
+
+    def _check_patience(self, digest: Digest, patience: _Patience) -> None:
+        if digest.present >= self.size.least:
+            if digest.scribe == self.member.id and patience.since_change >= self.times.last_call:
+                self._register.change(
+                    lambda latest: latest.fill() if len(latest.present) == digest.present else latest
+                )
+        elif patience.left(self.times.join) <= 0:
+            roster = self.roster
             self.leave()
             raise self._missing(roster)
 
@@ -219,6 +305,7 @@ class Meeting:
         named = f"; missing: machine rank {', '.join(absent)}" if -1 not in asked else ""
         before = roster.gone + roster.lost
         lost = f"; lost before: {_list(before)}" if before else ""
+        lost += "".join(f"; {each}" for each in roster.sick)
         # The only reason to wait for an open round is a rank that another machine has.
         rivals = f"; waiting for a rank that is taken: {_list(roster.waiting)}" if roster.waiting else ""
         return JoinTimeoutError(
@@ -228,79 +315,15 @@ class Meeting:
             "same --nnodes, same secret if there is one, and the endpoint's port reachable from there?",
         )
 
-    def _keep_store(self, complete: Roster, start_store: StartStore) -> None:
+    def _keep_store(self, seat: Seat, start_store: StartStore) -> str:
+        """Start the round's store; nothing if the round is over by then."""
         try:
-            place = start_store(complete)
+            place = start_store(seat)
         except BaseException:
             self.leave()  # so that another keeps it
             raise
-        self._change(lambda now: now.publish(place) if now.round == complete.round and now.complete else now)
-
-    def _await_store(self, complete: Roster) -> Round | None:
-        """The round, once its store is up; None if its keeper went before that."""
-        while True:
-            roster = self.roster
-            if not self._takes_part(roster, complete.round) or not roster.is_kept:
-                return None
-            if roster.store:
-                rank = roster.rank_of(self.member.id)
-                assert rank is not None  # it takes part
-                return Round(roster.round, rank, roster.members, roster.store)
-            self._await_turn(roster, _LOOK_SECONDS)
-
-    def _takes_part(self, roster: Roster, number: int) -> bool:
-        return roster.round == number and roster.rank_of(self.member.id) is not None
-
-    # The roster in the store
-
-    def _change(self, rule: Callable[[Roster], Roster]) -> Roster:
-        """Apply a rule to the latest roster, again if another machine was quicker."""
-        with self._lock:
-            before = self.roster
-            while (wanted := rule(before)) != before:
-                turn = before.turn + wanted.turned_from(before, self.size)
-                text = replace(wanted, version=before.version + 1, turn=turn).to_json().encode()
-                found = self._store.compare_set(_ROSTER, self._text, text)
-                self._take(found)
-                if found == text:
-                    self._announce(before.turn)
-                    break
-                before = self._roster
-            return self._roster
-
-    def _news(self) -> Roster:
-        """The latest roster, unless nothing has changed that others wait for: then as it was last read."""
-        with self._lock:
-            if self._store.check([_turn_key(self._roster.turn + 1)]):
-                return self.roster
-            return self._roster
-
-    def _announce(self, turn: int) -> None:
-        """Wake the machines that wait for what this one has just changed."""
-        if self._roster.turn > turn:
-            self._store.set(_turn_key(self._roster.turn), "")
-            self._store.delete_key(_turn_key(self._roster.turn - _TURNS_KEPT))
-
-    def _take(self, text: bytes) -> None:
-        if text != self._text:
-            self._text, self._roster = text, Roster.from_json(text)
-
-    def _await_turn(self, roster: Roster, seconds: float) -> bool:
-        """Whether there is a next change that others wait for, waiting for it as long as `seconds`.
-
-        The machine that made a change may have died before it could announce it: look again after a while.
-        And any client can write the key of a turn that has not come. Then it takes the whole time: otherwise
-        the caller, who reads the same roster again, would be back at once, thousands of times a second.
-        """
-        turn = roster.turn + 1
-        try:
-            self._store.wait([_turn_key(turn)], max(seconds, 0.001))
-        except StoreTimeoutError:
-            return False
-        if turn == self._turn_seen:
-            self._sleep(max(seconds, 0.001))
-        self._turn_seen = turn
-        return True
+        roster = self._register.change(lambda now: now.publish(place) if now.name == seat.name else now)
+        return place if roster.name == seat.name else ""
 
 
 class _Patience:
@@ -312,19 +335,19 @@ class _Patience:
         self._version = -1
         self._joined = self._changed = clock()
 
-    def note(self, roster: Roster) -> None:
-        """See the round as it is now."""
-        if self._round != roster.round:
-            self._round, self._joined = roster.round, self._clock()
-        if self._version != roster.version:
-            self._version, self._changed = roster.version, self._clock()
+    def note(self, digest: Digest) -> None:
+        """See the round as it is now; one that is under way may take as long as it likes."""
+        if digest.complete:
+            self._round = None
+            return
+        if self._round != digest.round:
+            self._round, self._joined = digest.round, self._clock()
+        if self._version != digest.version:
+            self._version, self._changed = digest.version, self._clock()
 
-    def reset(self) -> None:
-        self._round = None
-
-    @property
-    def since_joined(self) -> float:
-        return self._clock() - self._joined
+    def left(self, seconds: float) -> float:
+        """How much of that time is left."""
+        return math.inf if self._round is None else self._joined + seconds - self._clock()
 
     @property
     def since_change(self) -> float:
@@ -355,18 +378,5 @@ class Heartbeat:
                 return
 
 
-def _ring_after(roster: Roster, member_id: str) -> list[str]:
-    """The ids of all others, as they follow this machine in the ring; none if it is not in it."""
-    ids = [each.id for each in roster.everybody]
-    if member_id not in ids:
-        return []
-    place = ids.index(member_id)
-    return ids[place + 1 :] + ids[:place]
-
-
 def _list(members: Sequence[Member]) -> str:
     return ", ".join(map(str, members))
-
-
-def _turn_key(turn: int) -> str:
-    return f"turn/{turn}"

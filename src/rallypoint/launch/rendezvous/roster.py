@@ -7,12 +7,13 @@ again leaves, and waits; the others notice, and leave too; when the last has lef
 the next round. A member that is lost (it gave no sign of life) is noted, so that the others start again.
 
 A roster never changes. Each rule returns a new one, or the same one where there is nothing to do. It is
-written to the store by compare-and-set, so that rules only ever see the latest.
+written to the store by compare-and-set, so that rules only ever see the latest. What every machine asks for
+(`Line`) is taken in many lines at a time: with n machines, one after the other would take n times n steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from rallypoint.codec import from_text, to_text
@@ -20,7 +21,8 @@ from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 _GONE_KEPT = 16
-_TOLD_KEPT = 64
+_SICK_KEPT = 16
+TOLD_KEPT = 64
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Member:
     rank: int = -1
     keeps: bool = False
     """Whether it runs on the machine that the endpoint names, and so keeps the stores."""
+    visit: int = 0
+    """How often it has come before: what it asked for on an earlier visit does not count any more."""
 
     def __str__(self) -> str:
         asked = f"machine rank {self.rank} on " if self.rank >= 0 else ""
@@ -51,18 +55,72 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Line:
+    """What a machine asks for: to be in the next round, to leave, to close the meeting, to be heard."""
+
+    come: Member | None = None
+    """Who wants to take part, and leaves the round that it is in."""
+    leave: Member | None = None
+    lost: bool = False
+    """Whether the one that leaves is missed, so that the others are to start again."""
+    sick: str = ""
+    """Why the one that leaves is not fit to take part."""
+    close: str = ""
+    """Why nobody is to join any more."""
+    tell: str = ""
+    """What failed on a machine, for the others to know."""
+    least: int = -1
+    """How many machines a round takes, as the one that comes was told."""
+    most: int = -1
+    spares: int = 0
+
+    def to_json(self) -> str:
+        return to_text(self, sparse=True)
+
+
+def read_lines(text: bytes) -> tuple[Line, ...]:
+    """The lines of a desk, each with its end; what is none is left out, since any client can write there."""
+    return tuple(line for line in map(_read_line, text.splitlines()) if line is not None)
+
+
+def _read_line(text: bytes) -> Line | None:
+    try:
+        return from_text(Line, text)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class Sick:
+    """A machine that is not fit to take part, and why."""
+
+    host: str
+    pid: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.host)} (process {self.pid}) is not fit: {shown(self.reason, LONGEST_SENTENCE)}"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A machine that may not join, and why."""
+
+    member: Member
+    error: RallypointError
+
+
+@dataclass(frozen=True)
 class Roster:
     """The state of a job's meeting."""
 
-    version: int = 0
-    """Counts changes. `Meeting` sets it; the rules do not look at it."""
-    turn: int = 0
-    """Counts the changes that others wait for."""
     round: int = 0
     least: int = -1
     """How many machines a round takes, as the last one that joined was told; -1: none has joined yet. For
     tools that look from outside: the rules go by what each machine itself was told."""
     most: int = -1
+    spares: int = 0
+    """How many more are to wait, to take the place of one that is lost."""
     complete: bool = False
     closed: str = ""
     """Why no machine may join any more; empty while the meeting is open."""
@@ -79,6 +137,16 @@ class Roster:
     """Members that earlier rounds have lost, the last few: to be named if they are missed."""
     told: tuple[str, ...] = ()
     """What machines said of failures of their own, first come first."""
+    sick: tuple[Sick, ...] = ()
+    """The last few that were not fit to take part."""
+    desk: int = 0
+    """The number of the key at which machines write lines. Those that are late write at the one before."""
+    read: int = 0
+    """How many bytes of it have been taken in."""
+    read_before: int = 0
+    """How many of the one before."""
+    folded: int = 0
+    """The number of the last line of which it is sure that it has been taken in."""
 
     # Questions
 
@@ -97,6 +165,11 @@ class Roster:
         return self.present + self.waiting
 
     @property
+    def name(self) -> str:
+        """A name that a complete round has, and no other one, also not of another job with the same id."""
+        return f"{self.round}-{self.members[0].id}" if self.members else ""
+
+    @property
     def keeper(self) -> Member | None:
         """The machine that starts the round's store: one that the endpoint names, else rank 0."""
         return next((each for each in self.members if each.keeps), self.members[0] if self.members else None)
@@ -113,15 +186,16 @@ class Roster:
 
     # Rules
 
-    def join(self, member: Member, size: Size) -> Roster:
-        """Take part, or wait for the next round. UsageError if the rank cannot be had."""
-        if self.knows(member.id):
-            return self
-        if self.closed:
-            raise closed_error(self.closed)
-        self._check_rank(member, size)
-        waiting = (*self.waiting, member)
-        return replace(self, least=size.least, most=size.most, waiting=waiting)._settle(size)
+    def take_in(self, lines: Sequence[Line], size: Size) -> tuple[Roster, tuple[Refusal, ...]]:
+        """Do what machines have asked for, in its order; who may not join is refused."""
+        hall = _Hall(self, size)
+        for line in lines:
+            hall.take_in(line)
+        return hall.settled(), tuple(hall.refused)
+
+    def at_next_desk(self) -> Roster:
+        """The same, but machines are to write at another desk from now on."""
+        return replace(self, desk=self.desk + 1, read=0, read_before=self.read)
 
     def fill(self) -> Roster:
         """Complete the round with the machines that are present: they have ranks from now on."""
@@ -131,54 +205,26 @@ class Roster:
         gone = (*self.gone, *self.lost)[-_GONE_KEPT:]
         return replace(self, complete=True, present=ranked, members=ranked, lost=(), gone=gone)
 
-    def leave(self, member_id: str, size: Size) -> Roster:
-        """Take no part any more. The last to leave a complete round opens the next, for those that wait."""
-        return self._without({member_id}, size)
-
     def lose(self, member_ids: Set[str], size: Size) -> Roster:
         """Note that these members gave no sign of life, and go on without them."""
+        if member_ids.isdisjoint(each.id for each in self.everybody):
+            return self
         lost = tuple(each for each in self.present if each.id in member_ids)
-        return replace(self, lost=(*self.lost, *lost))._without(member_ids, size)
+        left = replace(
+            self,
+            lost=(*self.lost, *lost),
+            present=tuple(each for each in self.present if each.id not in member_ids),
+            waiting=tuple(each for each in self.waiting if each.id not in member_ids),
+        )
+        return left._settle(size)
 
     def publish(self, store: str) -> Roster:
         """Say where the round's store listens."""
         return self if self.store == store else replace(self, store=store)
 
-    def tell(self, text: str) -> Roster:
-        """Say what failed on a machine, for the others to know."""
-        return replace(self, told=(*self.told, text)[:_TOLD_KEPT])
-
-    def close(self, reason: str) -> Roster:
-        """Let no machine join any more; those that take part go on."""
-        return self if self.closed else replace(self, closed=reason)
-
     def reopen(self) -> Roster:
         """Be open for another job with the same id, once all of this one have left."""
-        return Roster(round=self.round + 1) if self.closed and not self.everybody else self
-
-    def _check_rank(self, member: Member, size: Size) -> None:
-        if member.rank >= size.most:
-            raise UsageError(
-                f"machine rank {member.rank} does not exist among {size.most} machines",
-                hint="ranks of machines go from 0 to one less than --nnodes",
-            )
-        rival = next((each for each in self.everybody if _rivals(each, member)), None)
-        # On the same host it is an agent started again, which waits until its predecessor counts as lost.
-        if rival is not None and rival.host != member.host:
-            raise UsageError(
-                f"{shown(member.host)} (process {member.pid}) asks for a rank that is taken: {rival}",
-                hint="give every machine a rank of its own (rank= in --rdzv-conf), or none to any",
-            )
-
-    def _without(self, member_ids: Set[str], size: Size) -> Roster:
-        if not any(map(self.knows, member_ids)):
-            return self
-        left = replace(
-            self,
-            present=tuple(each for each in self.present if each.id not in member_ids),
-            waiting=tuple(each for each in self.waiting if each.id not in member_ids),
-        )
-        return left._settle(size)
+        return self._after(Roster(round=self.round + 1)) if self.closed and not self.everybody else self
 
     def _settle(self, size: Size) -> Roster:
         """Open the next round if all have left this one, let in those that wait, complete a full one."""
@@ -189,30 +235,36 @@ class Roster:
                 round=self.round + 1,
                 least=self.least,
                 most=self.most,
+                spares=self.spares,
                 closed=self.closed,
-                waiting=self.waiting,
+                waiting=self._by_seniority(),
                 gone=(*self.gone, *self.lost)[-_GONE_KEPT:],
                 told=self.told,
+                sick=self.sick,
             )
-            return fresh._settle(size)
+            return self._after(fresh)._settle(size)
         if self.closed:
             return self
         present: list[Member] = list(self.present)
         waiting: list[Member] = []
+        taken = {each.rank for each in present if each.rank >= 0}
         for each in self.waiting:
-            free = len(present) < size.most and not any(_rivals(each, other) for other in present)
+            free = len(present) < size.most and each.rank not in taken
             (present if free else waiting).append(each)
+            if free and each.rank >= 0:
+                taken.add(each.rank)
         settled = replace(self, present=tuple(present), waiting=tuple(waiting))
         return settled.fill() if len(present) == size.most else settled
 
-    def turned_from(self, before: Roster, size: Size) -> bool:
-        """Whether others wait for what has changed since `before`.
+    def _by_seniority(self) -> tuple[Member, ...]:
+        """Those that wait: first the members of this round, by rank, so that no spare takes their place."""
+        ranks = {each.id: rank for rank, each in enumerate(self.members)}
+        return tuple(sorted(self.waiting, key=lambda each: ranks.get(each.id, len(ranks))))
 
-        No machine waits for one more to come or go: with thousands of them, each would wake all.
-        """
-        names = ("round", "complete", "closed", "store", "lost", "told", "is_kept")
-        changed = any(getattr(self, name) != getattr(before, name) for name in names)
-        return changed or self.wants_restart(size) != before.wants_restart(size)
+    def _after(self, fresh: Roster) -> Roster:
+        """A roster of the next round, which goes on with what has been read."""
+        read = replace(fresh, desk=self.desk, read=self.read, folded=self.folded)
+        return read.at_next_desk()
 
     # On the wire: text that anyone may read, and that nothing is executed of
 
@@ -225,15 +277,7 @@ class Roster:
         try:
             return from_text(Roster, text)
         except ValueError as error:
-            raise RallypointError(
-                f"the meeting's state cannot be read: {error}",
-                hint="do all machines run the same version of Rallypoint?",
-            ) from error
-
-
-def round_name(number: int, members: tuple[Member, ...]) -> str:
-    """A name that this round has, and no other one, also not of another job with the same id."""
-    return f"{number}-{members[0].id}"
+            raise unreadable(error) from error
 
 
 def closed_error(reason: str) -> MeetingClosedError:
@@ -244,11 +288,99 @@ def closed_error(reason: str) -> MeetingClosedError:
     )
 
 
+def unreadable(error: ValueError) -> RallypointError:
+    """The error for a text in the meeting place that is not what it should be."""
+    return RallypointError(
+        f"the meeting's state cannot be read: {error}",
+        hint="do all machines run the same version of Rallypoint?",
+    )
+
+
 def _ranked(members: tuple[Member, ...]) -> tuple[Member, ...]:
     """In the order of ranks: as asked for, then those that keep the stores, then as they came."""
     return tuple(sorted(members, key=lambda each: (each.rank < 0, each.rank, not each.keeps)))
 
 
-def _rivals(one: Member, other: Member) -> bool:
-    """Whether two members ask for the same rank."""
-    return one.rank >= 0 and one.rank == other.rank
+class _Hall:
+    """A roster whose machines are found by their id, while lines are taken in."""
+
+    def __init__(self, roster: Roster, size: Size) -> None:
+        self._roster = roster
+        self._size = size
+        self._present = {each.id: each for each in roster.present}
+        self._waiting = {each.id: each for each in roster.waiting}
+        self._ranked: dict[int, dict[str, Member]] = {}
+        self._told_size = (roster.least, roster.most, roster.spares)
+        self.refused: list[Refusal] = []
+        for each in roster.everybody:
+            self._note_rank(each)
+
+    def take_in(self, line: Line) -> None:
+        if line.come is not None:
+            self._come(line.come, line)
+        if line.leave is not None:
+            self._leave(line.leave, line)
+        if line.close and not self._roster.closed:
+            self._roster = replace(self._roster, closed=line.close)
+        if line.tell:
+            self._roster = replace(self._roster, told=(*self._roster.told, line.tell)[:TOLD_KEPT])
+
+    def settled(self) -> Roster:
+        """The roster after all lines."""
+        least, most, spares = self._told_size
+        taken_in = replace(
+            self._roster,
+            least=least,
+            most=most,
+            spares=spares,
+            present=tuple(self._present.values()),
+            waiting=tuple(self._waiting.values()),
+        )
+        return taken_in._settle(self._size)
+
+    def _come(self, member: Member, line: Line) -> None:
+        known = self._present.get(member.id) or self._waiting.get(member.id)
+        if known is not None and known.visit >= member.visit:
+            return
+        self._remove(member)
+        error = closed_error(self._roster.closed) if self._roster.closed else self._rank_error(member)
+        if error is not None:
+            self.refused.append(Refusal(member, error))
+            return
+        self._waiting[member.id] = member
+        self._note_rank(member)
+        self._told_size = (line.least, line.most, line.spares)
+
+    def _leave(self, member: Member, line: Line) -> None:
+        roster, present = self._roster, self._present.get(member.id)
+        self._remove(member)
+        if line.lost and present is not None and member.id not in self._present:
+            self._roster = replace(roster, lost=(*roster.lost, present))
+        if line.sick:
+            sick = (*self._roster.sick, Sick(member.host, member.pid, line.sick))
+            self._roster = replace(self._roster, sick=sick[-_SICK_KEPT:])
+
+    def _remove(self, member: Member) -> None:
+        for group in (self._present, self._waiting):
+            if member.id in group and group[member.id].visit <= member.visit:
+                self._ranked.get(group.pop(member.id).rank, {}).pop(member.id, None)
+
+    def _note_rank(self, member: Member) -> None:
+        if member.rank >= 0:
+            self._ranked.setdefault(member.rank, {})[member.id] = member
+
+    def _rank_error(self, member: Member) -> UsageError | None:
+        if member.rank >= self._size.most:
+            return UsageError(
+                f"machine rank {member.rank} does not exist among {self._size.most} machines",
+                hint="ranks of machines go from 0 to one less than --nnodes",
+            )
+        rivals = self._ranked.get(member.rank, {}).values()
+        # On the same host it is an agent started again, which waits until its predecessor counts as lost.
+        rival = next((each for each in rivals if each.host != member.host), None)
+        if rival is None:
+            return None
+        return UsageError(
+            f"{shown(member.host)} (process {member.pid}) asks for a rank that is taken: {rival}",
+            hint="give every machine a rank of its own (rank= in --rdzv-conf), or none to any",
+        )

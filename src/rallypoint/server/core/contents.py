@@ -8,6 +8,7 @@ from typing import Any, Final
 from rallypoint.codec import to_text
 from rallypoint.engine import Engine
 from rallypoint.rollcall.identity import WORKER
+from rallypoint.rollcall.plan import names_key
 from rallypoint.rollcall.question import PLAN, STALL, STALL_BYTES, Question, key_name
 from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.server.core.clients import Clients
@@ -24,6 +25,7 @@ _GROUP: Final = b"/0//c"  # in all keys that may tell a rank
 _MEETING: Final = b"/rallypoint/meeting/"
 _ROSTER: Final = b"/roster"
 _ROSTERS_TOLD: Final = 16
+_ROSTER_BYTES: Final = 1 << 22
 _TEXT_BYTES: Final = 1 << 20
 _VALUE_BYTES: Final = 1 << 20
 _KEYS_TOLD: Final = 100_000
@@ -93,7 +95,8 @@ class Contents:
                     group[f"[{rank},{writers.get(key, 0)}]"] = None
             elif key.startswith(_MEETING) and key.endswith(_ROSTER) and len(rosters) < _ROSTERS_TOLD:
                 job = key_name(key[len(_MEETING) - 1 : -len(_ROSTER)])
-                rosters.append((job, _text(engine.get(key))))
+                members = key[: -len(_ROSTER)] + names_key(_text(engine.get(key)))
+                rosters.append((job, _text(engine.get(members), _ROSTER_BYTES)))
             if not wanted or wanted in key_name(key):
                 found += 1
                 value = engine.get(key)

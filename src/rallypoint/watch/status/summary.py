@@ -140,8 +140,9 @@ def _meeting_row(each: JobRound) -> str:
     parts = [f"{name}round {each.round}, {len(each.joined):,}{of} machines"]
     store = f"--name {each.name}" if each.name else each.store
     parts += [f"its store: {shown(store)}"] if store else []
-    hosts = {"joined": each.joined, "waiting": each.waiting, "lost": each.lost}
+    hosts = {"joined": each.joined, "waiting": each.waiting, "spare": each.spares, "lost": each.lost}
     parts += [f"{word}: {_hosts(names)}" for word, names in hosts.items() if names]
+    parts += [f"not fit: {shown(each.sick[-1], LONGEST_SENTENCE)}"] if each.sick else []
     parts += [f"closed: {shown(each.closed)}"] if each.closed else []
     parts += [f"told: {shown(each.told[-1])}"] if each.told else []
     return "; ".join(parts)

@@ -254,7 +254,7 @@ def _meeting(each: JobRound) -> Json:
         "round": each.round,
         "expected": each.expected,
         "joined": len(each.joined),
-        **{name: _named(getattr(each, name)) for name in ("waiting", "lost")},
+        **{name: _named(getattr(each, name)) for name in ("waiting", "spares", "lost", "sick")},
         "told": list(each.told[:MOST_NAMED]),
         "closed": each.closed,
     }

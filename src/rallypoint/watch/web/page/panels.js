@@ -96,9 +96,10 @@ function describeMeeting(meeting) {
   const expected = meeting.get("expected");
   const joined = meeting.get("joined");
   const whole = expected >= 0 ? `${number(joined)} of ${counted(expected, "machine")}` : null;
-  const named = ["waiting", "lost"]
+  const words = { waiting: "waiting", spares: "spare", lost: "lost", sick: "not fit" };
+  const named = Object.keys(words)
     .filter((name) => meeting.get(name).length)
-    .map((name) => `${name}: ${meeting.get(name).join(", ")}`);
+    .map((name) => `${words[name]}: ${meeting.get(name).join(", ")}`);
   const closed = meeting.get("closed") ? [`closed: ${meeting.get("closed")}`] : [];
   return [`${whole ?? counted(joined, "machine")} joined`, ...named, ...closed].join("; ");
 }

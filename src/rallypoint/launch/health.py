@@ -1,0 +1,37 @@
+"""Whether this machine is fit to take part in a job, by the doctor's checks, in a process of their own.
+
+A GPU's driver, a file system or a resolver may never answer. So the checks have a deadline, and a machine of
+which they say nothing in time counts as fit: no healthy machine is late or left out because of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any, Final
+
+logger = logging.getLogger("rallypoint.health")
+
+SECONDS: Final = {"quick": 3.0, "full": 120.0}
+"""The kinds of examination, and how long each may take."""
+
+
+def why_unfit(kind: str) -> str:
+    """Why this machine is not fit to take part; nothing if it is, or if that is not known in time."""
+    command = [sys.executable, "-m", "rallypoint", "doctor", f"--health={kind}", "--json"]
+    try:
+        ended = subprocess.run(command, capture_output=True, timeout=SECONDS[kind], check=False)
+        findings = json.loads(ended.stdout)["findings"]
+    except subprocess.TimeoutExpired:
+        logger.warning("rallypoint: this machine was not examined within %g s", SECONDS[kind])
+        return ""
+    except (OSError, ValueError, KeyError) as error:
+        logger.warning("rallypoint: this machine could not be examined: %r", error)
+        return ""
+    return "; ".join(_failures(findings))
+
+
+def _failures(findings: Any) -> list[str]:
+    return [str(each["found"]) for each in findings if each["state"] == "failure"]

@@ -1,0 +1,48 @@
+"""What an agent leaves to its launcher: how to say at the meeting place that the agent was killed.
+
+A launcher sees at once that its agent was killed. The other machines would miss it after some seconds without
+a sign of life.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from rallypoint.codec import from_text, to_text
+from rallypoint.errors import RallypointError
+from rallypoint.launch.rendezvous.register import Register
+from rallypoint.launch.rendezvous.roster import Line, Member, Size
+from rallypoint.rollcall.identity import Role
+from rallypoint.stores.prefix import PrefixStore
+from rallypoint.stores.tcp import TCPStore
+
+_FILE: Final = "member.json"
+_SECONDS: Final = 3.0
+_LAST_VISIT: Final = 1 << 31  # however often the agent has come
+
+
+@dataclass(frozen=True)
+class Bequest:
+    """An agent's place at a meeting: the store's address, the prefix of its keys there, and the agent."""
+
+    host: str
+    port: int
+    prefix: str
+    member: Member
+    size: Size
+
+    def leave_to(self, folder: Path) -> None:
+        (folder / _FILE).write_text(to_text(self), encoding="utf-8")
+
+
+def give_up_for_agent(folder: Path) -> None:
+    """Say that the agent is gone whose reports are in this folder; nothing, if it has left no word."""
+    try:
+        left = from_text(Bequest, (folder / _FILE).read_text(encoding="utf-8"))
+        with TCPStore(left.host, left.port, timeout=_SECONDS, role=Role.AGENT) as store:
+            register = Register(PrefixStore(left.prefix, store), left.member.id, left.size)
+            register.post(Line(leave=replace(left.member, visit=_LAST_VISIT), lost=True))
+    except (OSError, ValueError, RallypointError):
+        pass  # then it is missed, after a while

@@ -1,0 +1,182 @@
+"""What a machine reads of a roster: the digest, the same for all, and its own seat and neighbours. Pure.
+
+A roster of n machines is n names long. If each machine read it, n machines would read n times n names. So
+only the machine that changes it reads it. All others read the digest, which is as long for ten machines as
+for ten thousand, and wait for a key of their own: whoever changes the roster tells them there what they wait
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rallypoint.codec import from_text, to_text
+from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
+from rallypoint.launch.rendezvous.roster import Member, Roster, Size, closed_error, unreadable
+from rallypoint.text import LONGEST_SENTENCE, shown
+
+NEIGHBOURS = 8
+
+
+@dataclass(frozen=True)
+class Digest:
+    """The state of a meeting, without its names: the one key that is changed by compare-and-set."""
+
+    version: int = 0
+    """Counts changes."""
+    names: str = ""
+    """The key that holds the roster; nothing: the roster is empty."""
+    names_before: str = ""
+    """The key that held the one before, for those who are just reading it."""
+    round: int = 0
+    complete: bool = False
+    closed: str = ""
+    store: str = ""
+    wants_restart: bool = False
+    present: int = 0
+    """How many machines take part, and have not left."""
+    everybody: int = 0
+    """The same, and those that wait."""
+    scribe: str = ""
+    """The id of the machine that looks every second for lines that nobody has taken in."""
+    keeper: str = ""
+    """The id of the machine that starts the round's store."""
+    desk: int = 0
+    folded: int = 0
+    told: int = 0
+    """How many machines have said what failed."""
+    sick: str = ""
+    """The last machine that was not fit to take part, and why."""
+
+    @staticmethod
+    def of(roster: Roster, size: Size, before: Digest, names: str) -> Digest:
+        """The digest of a roster that is written to the key `names`, after another digest."""
+        everybody, keeper = roster.everybody, roster.keeper
+        return Digest(
+            version=before.version + 1,
+            names=names,
+            names_before=before.names,
+            round=roster.round,
+            complete=roster.complete,
+            closed=roster.closed,
+            store=roster.store,
+            wants_restart=roster.wants_restart(size),
+            present=len(roster.present),
+            everybody=len(everybody),
+            scribe=everybody[0].id if everybody else "",
+            keeper=keeper.id if keeper else "",
+            desk=roster.desk,
+            folded=roster.folded,
+            told=len(roster.told),
+            sick=str(roster.sick[-1]) if roster.sick else "",
+        )
+
+    def is_due(self, line: int, size: Size) -> bool:
+        """Whether the machine that has written the line of this number is the one to take lines in.
+
+        It is if others are to learn of it at once: the line is the first of all, the first in a round that
+        runs, or the last that is waited for. All other lines are left to that machine, or to the scribe.
+        """
+        runs = self.complete and not self.closed and not self.wants_restart
+        is_first = line == self.folded + 1 and (runs or not self.everybody)
+        return is_first or line == self.folded + self._due(size)
+
+    def _due(self, size: Size) -> int:
+        if self.closed:
+            return self.everybody
+        return self.present if self.complete else size.most - self.present
+
+    def to_json(self) -> str:
+        return to_text(self)
+
+    @staticmethod
+    def from_json(text: bytes) -> Digest:
+        """Raises RallypointError for what is no digest: another program uses the same keys."""
+        try:
+            return from_text(Digest, text)
+        except ValueError as error:
+            raise unreadable(error) from error
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a machine is told that has come: its place in a round, or why it has none."""
+
+    round: int = -1
+    rank: int = -1
+    size: int = 0
+    """How many machines the round has."""
+    name: str = ""
+    """A name that this round has, and no other one."""
+    store: str = ""
+    """Where the round's store listens; nothing: this machine is to start it."""
+    again: bool = False
+    """Whether there is no such round any more: come again."""
+    closed: str = ""
+    refused: str = ""
+    hint: str = ""
+    time: float = 0.0
+    """What the clock of the one who tells it shows."""
+
+    @property
+    def error(self) -> RallypointError | None:
+        """Why this machine has no place, and will have none."""
+        why, hint = (shown(text, LONGEST_SENTENCE) for text in (self.closed or self.refused, self.hint))
+        if self.closed:
+            return MeetingClosedError(why, hint=hint)
+        return UsageError(why, hint=hint) if why else None
+
+    def to_json(self) -> str:
+        return to_text(self, sparse=True)
+
+    @staticmethod
+    def from_json(text: bytes) -> Seat:
+        try:
+            return from_text(Seat, text)
+        except ValueError as error:
+            raise unreadable(error) from error
+
+
+def seat_of_refused(error: RallypointError) -> Seat:
+    """What a machine is told that may not join."""
+    if isinstance(error, MeetingClosedError):
+        return Seat(closed=error.message, hint=error.hint)
+    return Seat(refused=error.message, hint=error.hint)
+
+
+def seat_of(roster: Roster, rank: int, now: float) -> Seat:
+    """The seat of a member of a complete round."""
+    return Seat(roster.round, rank, len(roster.members), roster.name, roster.store, time=now)
+
+
+def calls(before: Roster, after: Roster, now: float) -> Iterator[tuple[Member, Seat]]:
+    """The machines that wait for what has changed, each with its seat; `now` is what the clock shows."""
+    if after.closed and not before.closed:
+        seat = seat_of_refused(closed_error(after.closed))
+        yield from ((each, seat) for each in (after.waiting if after.complete else after.everybody))
+    if not after.complete:
+        return
+    is_new = not before.complete or before.round != after.round
+    has_gone = before.keeper in before.present and after.keeper not in after.present
+    if is_new:
+        yield from (each for each in _seats(after, now) if each[0] == after.keeper)
+    elif has_gone and (not after.store or after.keeper in after.lost):  # it may not have told all of them
+        yield from ((each, Seat(again=True)) for each in after.present)
+    elif after.store and not before.store:
+        yield from _seats(after, now)
+
+
+def _seats(roster: Roster, now: float) -> Iterator[tuple[Member, Seat]]:
+    present = {each.id for each in roster.present}
+    for rank, each in enumerate(roster.members):
+        if each.id in present:
+            yield each, seat_of(roster, rank, now)
+
+
+def neighbours(roster: Roster) -> dict[str, tuple[str, ...]]:
+    """The machines that each looks after: those that follow it in the roster; the first follows the last."""
+    ids = [each.id for each in roster.everybody]
+    count = min(NEIGHBOURS, len(ids) - 1)
+    ring = ids + ids[:count]
+    return {each: tuple(ring[place + 1 : place + 1 + count]) for place, each in enumerate(ids)}

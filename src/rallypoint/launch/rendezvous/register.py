@@ -1,0 +1,232 @@
+"""The roster of a meeting in a store: how it is read, and how it is changed.
+
+Each machine writes what it asks for as a line at a desk: a key to which it appends, and a counter that it
+adds 1 to. That is all that most machines do. One of them reads all new lines, takes them in by the rules of
+`roster`, writes the new roster under a key of its own, and puts the digest, which names that key, in the
+place of the old one, by compare-and-set. So whoever is too late has written nothing, and tries again if its
+lines are still not taken in. Then it tells the machines that wait for the change, each at its own key.
+
+Nobody has a lock. A machine may die at any point: what it has appended is taken in by another, what it had
+read is read again, and whom it has not told finds out by a look at the digest.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from rallypoint.codec import from_text
+from rallypoint.errors import StoreTimeoutError
+from rallypoint.launch.rendezvous.digest import Digest, Seat, calls, neighbours, seat_of_refused
+from rallypoint.launch.rendezvous.roster import Line, Member, Refusal, Roster, Size, read_lines, unreadable
+from rallypoint.stores.base import Store
+
+Rule = Callable[[Roster], Roster]
+
+_DIGEST = "roster"
+_LINES = "lines"
+_TOLD = "told"
+_CLOSED = "closed"
+_NOTHING = b"-"  # no key of the meeting has this value
+_DESK_BYTES = 1 << 22
+
+
+class Register:
+    """One machine's access to the roster. Safe to use from several threads."""
+
+    def __init__(self, store: Store, member_id: str, size: Size) -> None:
+        self._store = store
+        self._member_id = member_id
+        self._size = size
+        self._lock = threading.RLock()
+        self._text = b""  # the digest as it was last read
+        self._digest = Digest()
+        self._names = ""  # the key of the roster that was last read
+        self._roster = Roster()
+
+    # Reading
+
+    def digest(self) -> Digest:
+        """The latest digest: one small request."""
+        with self._lock:
+            self._take(self._read(_DIGEST))
+            return self._digest
+
+    def roster(self) -> Roster:
+        """The latest roster, with all lines taken in. As long as the names of all machines."""
+        with self._lock:
+            self.sweep()
+            while not self._load():
+                pass
+            return self._roster
+
+    def neighbours(self) -> tuple[str, ...]:
+        """The machines that this one looks after."""
+        try:
+            return from_text(tuple[str, ...], self._read(f"near/{self._member_id}") or b"[]")
+        except ValueError as error:
+            raise unreadable(error) from error
+
+    # Changing
+
+    def post(self, line: Line) -> Digest:
+        """Ask for something; and do it, if others are to learn of it at once."""
+        with self._lock:
+            desk = -2
+            while self._digest.desk > desk + 1:  # nobody reads that one any more
+                desk = self._digest.desk
+                self._store.append(_desk_key(desk), line.to_json() + "\n")
+                number = self._store.add(_LINES, 1)
+                self.digest()
+            if self._digest.is_due(number, self._size):
+                self._take_in(number)
+            return self._digest
+
+    def sweep(self, least: int = 1) -> Digest:
+        """Take in the lines that nobody has taken in, if there are that many; the latest digest."""
+        with self._lock:
+            number = self._store.add(_LINES, 0)
+            if number - self.digest().folded >= least:
+                self._take_in(number)
+            return self._digest
+
+    def change(self, rule: Rule) -> Roster:
+        """Take in all lines, and apply a rule to what comes out."""
+        with self._lock:
+            self.digest()
+            while not self._try(rule):
+                pass
+            return self._roster
+
+    # Waiting
+
+    def await_seat(self, member: Member, seconds: float) -> Seat | None:
+        """What this machine is told that has come; None if it is told nothing for so long."""
+        key = _seat_key(member)
+        return Seat.from_json(self._read(key)) if self._await(key, seconds) else None
+
+    def call_again(self, members: tuple[Member, ...]) -> None:
+        """Tell machines that count as lost to come again, if they can hear it."""
+        keys = [_seat_key(each) for each in members]
+        self._store.multi_set(keys, [Seat(again=True).to_json()] * len(keys))
+
+    def forget_seat(self, member: Member) -> None:
+        self._store.delete_key(_seat_key(member))
+
+    def await_told(self, seconds: float) -> tuple[str, ...]:
+        """What machines have said of failures; nothing if none says anything for so long."""
+        if not self._await(_TOLD, seconds):
+            return ()
+        try:
+            return from_text(tuple[str, ...], self._read(_TOLD))
+        except ValueError as error:
+            raise unreadable(error) from error
+
+    def await_closed(self, seconds: float) -> None:
+        """Wait until the meeting is closed, no longer than that."""
+        self._await(_CLOSED, seconds)
+
+    def _await(self, key: str, seconds: float) -> bool:
+        try:
+            self._store.wait([key], max(seconds, 0.001))
+        except StoreTimeoutError:
+            return False
+        return True
+
+    # The keys
+
+    def _read(self, key: str) -> bytes:
+        """A value, without waiting for it; nothing if there is none."""
+        found = self._store.compare_set(key, _NOTHING, _NOTHING)
+        return b"" if found == _NOTHING else found
+
+    def _take(self, text: bytes) -> None:
+        if text != self._text:
+            self._text, self._digest = text, Digest.from_json(text) if text else Digest()
+
+    def _load(self) -> bool:
+        """Whether the roster that the digest names is read; it may be an older one by now, and deleted."""
+        if self._digest.names != self._names:
+            names, text = self._digest.names, self._read(self._digest.names)
+            if not text and self.digest().names == names:
+                raise unreadable(ValueError(f"{names} is missing"))
+            if not text:
+                return False
+            self._names, self._roster = names, Roster.from_json(text)
+        return True
+
+    def _take_in(self, number: int) -> None:
+        """Take lines in, up to that number at least, unless another machine has done so."""
+        while self._digest.folded < number:
+            self._try(lambda roster: roster)
+
+    def _try(self, rule: Rule) -> bool:
+        """Whether a rule has been applied to the latest roster; another machine may have been quicker."""
+        if not self._load():
+            return False
+        before = self._roster
+        read, refused = self._with_lines(before)
+        after = rule(read)
+        if after == before:
+            return True
+        if not self._write(after):
+            return False
+        self._tell(before, after, refused)
+        return True
+
+    def _with_lines(self, before: Roster) -> tuple[Roster, tuple[Refusal, ...]]:
+        """The roster with all lines taken in; a line is counted after it has been written."""
+        number = self._store.add(_LINES, 0)
+        if number <= before.folded:
+            return before, ()
+        late = self._read(_desk_key(before.desk - 1))[before.read_before :]
+        lines = self._read(_desk_key(before.desk))[before.read :]
+        read, read_before = before.read + len(lines), before.read_before + len(late)
+        noted = replace(before, folded=number, read=read, read_before=read_before)
+        after, refused = noted.take_in(read_lines(late + lines), self._size)
+        return (after.at_next_desk() if after.read > _DESK_BYTES else after), refused
+
+    def _write(self, after: Roster) -> bool:
+        before, desk = self._digest, self._roster.desk
+        names = f"names/{self._member_id}/{before.version + 1}"
+        self._store.set(names, after.to_json())
+        text = Digest.of(after, self._size, before, names).to_json().encode()
+        found = self._store.compare_set(_DIGEST, self._text, text)
+        self._take(found)
+        if found != text:
+            self._store.delete_key(names)
+            return False
+        self._names, self._roster = names, after
+        old = [before.names_before] if before.names_before else []
+        for key in (*old, *map(_desk_key, range(desk - 1, after.desk - 1))):
+            self._store.delete_key(key)
+        return True
+
+    def _tell(self, before: Roster, after: Roster, refused: tuple[Refusal, ...]) -> None:
+        """Tell the machines that wait for a change, each at its own key."""
+        texts = {_seat_key(each): seat.to_json() for each, seat in calls(before, after, time.time())}
+        texts |= {_seat_key(each.member): seat_of_refused(each.error).to_json() for each in refused}
+        near = neighbours(before)
+        for each, ids in neighbours(after).items():
+            if near.get(each) != ids:
+                texts[f"near/{each}"] = json.dumps(ids)
+        if after.told != before.told and after.told:
+            texts[_TOLD] = json.dumps(after.told)
+        if after.closed and not before.closed:
+            texts[_CLOSED] = ""
+        elif before.closed and not after.closed:  # it is another job's
+            self._store.delete_key(_CLOSED)
+            self._store.delete_key(_TOLD)
+        if texts:
+            self._store.multi_set(list(texts), list(texts.values()))
+
+
+def _desk_key(desk: int) -> str:
+    return f"desk/{desk}"
+
+
+def _seat_key(member: Member) -> str:
+    return f"seat/{member.id}/{member.visit}"

@@ -1,0 +1,28 @@
+"""What one machine asks for, done to a roster at once."""
+
+from __future__ import annotations
+
+from rallypoint.launch.rendezvous.roster import Line, Member, Roster, Size
+
+_LAST_VISIT = 1 << 30
+
+
+def join(roster: Roster, member: Member, size: Size) -> Roster:
+    """Raises the error with which the machine is refused."""
+    line = Line(come=member, least=size.least, most=size.most)
+    after, refused = roster.take_in([line], size)
+    for each in refused:
+        raise each.error
+    return after
+
+
+def leave(roster: Roster, name: str, size: Size) -> Roster:
+    return roster.take_in([Line(leave=Member(name, "", 1, visit=_LAST_VISIT))], size)[0]
+
+
+def tell(roster: Roster, text: str, size: Size) -> Roster:
+    return roster.take_in([Line(tell=text)], size)[0]
+
+
+def close(roster: Roster, reason: str, size: Size) -> Roster:
+    return roster.take_in([Line(close=reason)], size)[0]

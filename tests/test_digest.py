@@ -1,0 +1,94 @@
+"""What machines read of a roster, and who is told what when it changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.errors import MeetingClosedError, UsageError
+from rallypoint.launch.rendezvous.digest import Digest, Seat, calls, neighbours, seat_of_refused
+from rallypoint.launch.rendezvous.roster import Line, Member, Roster, Size, closed_error
+from rosters import close, join, leave
+
+pytestmark = pytest.mark.windows
+
+TWO = Size(2, 2)
+A, B, C = (Member(name, f"host-{name}", 100) for name in "abc")
+
+
+def gather(*members: Member) -> Roster:
+    roster = Roster()
+    for each in members:
+        roster = join(roster, each, TWO)
+    return roster
+
+
+def digest(roster: Roster) -> Digest:
+    return Digest.of(roster, TWO, Digest(version=6, names="old"), "new")
+
+
+def told(before: Roster, after: Roster) -> dict[str, Seat]:
+    return {each.id: seat for each, seat in calls(before, after, 5.0)}
+
+
+def test_a_digest_has_no_names_and_says_where_they_are() -> None:
+    found = digest(gather(A, B, C).publish("host-a:1"))
+    assert (found.version, found.names, found.names_before) == (7, "new", "old")
+    assert (found.present, found.everybody, found.scribe, found.keeper) == (2, 3, "a", "a")
+    assert Digest.from_json(found.to_json().encode()) == found
+    assert "host-b" not in found.to_json()
+
+
+def due(roster: Roster) -> list[int]:
+    """The numbers of the lines, of the next few, whose writers take lines in."""
+    return [number for number in range(1, 6) if digest(roster).is_due(number, TWO)]
+
+
+def test_few_machines_take_lines_in() -> None:
+    assert due(Roster()) == [1, 2], "the first of all, and the last that is waited for"
+    assert due(gather(A)) == [1], "the second has come"
+    assert due(gather(A, B)) == [1, 2], "the first to start again, and the last"
+    assert due(gather(A, B).lose({"a"}, TWO)) == [1]
+    assert due(close(gather(A, B, C), "over", TWO)) == [3], "all have left"
+
+
+def test_the_keeper_is_told_first_and_then_all() -> None:
+    complete = gather(A, B)
+    assert told(gather(A), complete) == {"a": Seat(0, 0, 2, "0-a", time=5.0)}
+    published = complete.publish("host-a:1")
+    assert told(complete, published) == {
+        name: Seat(0, rank, 2, "0-a", "host-a:1", time=5.0) for rank, name in enumerate("ab")
+    }
+    assert told(published, join(published, C, TWO)) == {}
+
+
+def test_who_waits_for_a_keeper_that_is_gone_is_told() -> None:
+    complete = gather(A, B)
+    again = {"b": Seat(again=True)}
+    assert told(complete, leave(complete, "a", TWO)) == again
+    published = complete.publish("host-a:1")
+    assert told(published, published.lose({"a"}, TWO)) == again, "it may have told nobody"
+    assert told(published, leave(published, "a", TWO)) == {}, "the seats stay what they are"
+
+
+def test_who_waits_is_told_that_the_meeting_is_closed() -> None:
+    roster = gather(A, B, C)
+    (seat,) = told(roster, close(roster, "over", TWO)).values()
+    assert isinstance(seat.error, MeetingClosedError)
+    assert seat == seat_of_refused(closed_error("over"))
+    assert isinstance(seat_of_refused(UsageError("no", hint="why")).error, UsageError)
+    assert Seat().error is None
+
+
+def test_each_machine_looks_after_the_next_ones_and_the_last_after_the_first() -> None:
+    many = tuple(Member(str(number), "h", 1) for number in range(12))
+    found = neighbours(Roster(present=many[:11], waiting=many[11:]))
+    assert found["0"] == tuple("12345678")
+    assert found["10"] == ("11", *"0123456")
+    assert neighbours(gather(A)) == {"a": ()}
+    assert neighbours(gather(A, B)) == {"a": ("b",), "b": ("a",)}
+
+
+def test_a_line_of_an_earlier_visit_does_not_count() -> None:
+    again, _ = gather(A, B).take_in([Line(come=Member("a", "host-a", 100, visit=2))], TWO)
+    assert again.take_in([Line(leave=A)], TWO)[0] == again
+    assert again.take_in([Line(come=A)], TWO)[0] == again

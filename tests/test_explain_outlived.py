@@ -64,6 +64,7 @@ _PAIRS = {
         _STEPS + "Training finished\n" + _RESET + "srun: error: a: task 0: Exited with exit code 1\n",
     ),
     "peers that go after an epoch": (_RESET + _STEPS, _STEPS + "Epoch 3 complete\n" + _RESET),
+    "done with the start": (_STEPS + "done\n" + _RESET, "compiling\ndone\n" + _RESET),
     "peers that go after a part": (
         _STEPS + "Finished training of the student\n" + _RESET,
         _STEPS + "Training finished iteration 12 at 10:11\n" + _RESET,

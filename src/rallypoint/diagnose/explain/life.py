@@ -195,10 +195,16 @@ class Life:
         return self.began_after(line) or (no_step and self.shows_after(line))
 
     def is_over_before(self, line: int) -> bool:
-        """Whether the job had come to its end before a line. Its bar may be drawn once more after that."""
+        """Whether the job had come to its end before a line: after steps, or what is done is but its start.
+
+        Its bar may be drawn once more after that.
+        """
         over = max((number for number in self._lines(OVER) if number < line), default=0)
-        steps = (sign for sign in self.signs if STEP in sign.kinds and over < sign.line < line)
-        return over > 0 and all(sign.step.startswith(_DRAWN) for sign in steps)
+        steps = [sign for sign in self.signs if STEP in sign.kinds and sign.line < line]
+        later = (sign for sign in steps if sign.line > over)
+        return any(sign.line <= over for sign in steps) and all(
+            sign.step.startswith(_DRAWN) for sign in later
+        )
 
     def is_over_after(self, line: int) -> bool:
         """Whether the job has come to its end after a line."""

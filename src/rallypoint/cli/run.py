@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,10 +25,12 @@ from rallypoint.launch.lost_agent import end_orphans
 from rallypoint.launch.options import FLAGS, OPTIONS, Program, flag_of, split_arguments, text_of
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import LostServer, Reports
+from rallypoint.launch.schedulers.placement import TAKEN_VARIABLE, find_placement, idle_machines
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, STALL_VARIABLE
 from rallypoint.launch.stacks.switch import VARIABLE as STACKS_VARIABLE
 from rallypoint.launch.stacks.watching import answering, watching
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
+from rallypoint.launch.tasks import check_is_alone
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.guard.secret import job_secret
@@ -60,16 +62,44 @@ def run(prog: str, words: Sequence[str]) -> int:
     if order.help:
         _print_help(prog)
         return 0
-    settings = settle(order.options, os.environ, Path.cwd())
-    tell_file(settings.file, settings.warnings)
+    placement = None if _is_command(order.target) else find_placement(os.environ, _read_file)
+    settings = settle(order.options, os.environ, Path.cwd(), placement)
+    tell_file(settings.file, (*settings.warnings, *_idle(settings, order.target)))
     if order.show_config:
         _print_config(settings, as_json=order.json)
         return 0
     assert order.target is not None  # split_arguments sees to that
-    if order.target.kind == "command":
+    if _is_command(order.target):
         _check_for_command(order.options)
         _warn_of_isolation(order.target.words[0])
+    check_is_alone(settings)
     return end_as(_run(settings, order.target, explains=not order.no_explain))
+
+
+def _is_command(target: Program | None) -> bool:
+    return target is not None and target.kind == "command"
+
+
+def _read_file(path: str) -> str:
+    """The text of a file that a scheduler names; nothing if it cannot be read here."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _idle(settings: Settings, target: Program | None) -> Iterator[str]:
+    """A warning, if Slurm has more machines for this job than it will use."""
+    idle = idle_machines(os.environ)
+    if (
+        idle is not None
+        and not _is_command(target)
+        and not (settings.nnodes.is_set or settings.standalone.value)
+    ):
+        yield (
+            f"Slurm has {idle.value} machines for this job ({idle.variable}), but srun has not started this "
+            "process: it uses this machine alone; to use all, write srun rallypoint run ..."
+        )
 
 
 def _check_for_command(given: Mapping[str, object]) -> None:
@@ -141,6 +171,8 @@ def _environment(settings: Settings, target: Program, folder: str) -> dict[str, 
     job_secret(environ)  # what is wrong with it is told here, and not by every process
     if target.kind != "command":
         environ = {**without_rank(torchrun_environment(environ)), reports.QUIET_VARIABLE: "1"}
+        if settings.placement is not None:
+            environ[TAKEN_VARIABLE] = settings.placement.mark
     switches = {PATCH_VARIABLE: settings.patch.text, CLIENT_VARIABLE: settings.client.text}
     if settings.use_libuv.value != "auto":
         switches[LIBUV_VARIABLE] = settings.use_libuv.text

@@ -8,17 +8,18 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
 from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.cli.printing import print_rows, tell_file
+from rallypoint.cli.tasks import run_task
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, find_blame
-from rallypoint.launch.command import end_as, run_command
+from rallypoint.launch.command import Ended, end_as, run_command
 from rallypoint.launch.config import Settings, settle
+from rallypoint.launch.delivery import to_agent, to_rank
 from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import inject, isolating_file, without_rank
 from rallypoint.launch.lost_agent import end_orphans
@@ -30,7 +31,7 @@ from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, STALL_VARIABLE
 from rallypoint.launch.stacks.switch import VARIABLE as STACKS_VARIABLE
 from rallypoint.launch.stacks.watching import answering, watching
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
-from rallypoint.launch.tasks import check_is_alone
+from rallypoint.launch.tasks import Task, check_is_alone, task_of
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.guard.secret import job_secret
@@ -38,6 +39,7 @@ from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
 
 _FOR_COMMANDS = ("patch", "client", "stacks", "stall_after", "use_libuv", "allow_user", "insecure")
+_FOR_TASKS = (*_FOR_COMMANDS, "rdzv_endpoint", "master_addr", "master_port", "join_timeout")
 
 _TRACEBACK_LINES = 12
 _FIRST_REMARK = 30.0  # seconds; then twice as long each time
@@ -62,7 +64,8 @@ def run(prog: str, words: Sequence[str]) -> int:
     if order.help:
         _print_help(prog)
         return 0
-    placement = None if _is_command(order.target) else find_placement(os.environ, _read_file)
+    is_command = _is_command(order.target) and not order.tasks
+    placement = None if is_command else find_placement(os.environ, _read_file)
     settings = settle(order.options, os.environ, Path.cwd(), placement)
     tell_file(settings.file, (*settings.warnings, *_idle(settings, order.target)))
     if order.show_config:
@@ -70,10 +73,21 @@ def run(prog: str, words: Sequence[str]) -> int:
         return 0
     assert order.target is not None  # split_arguments sees to that
     if _is_command(order.target):
-        _check_for_command(order.options)
         _warn_of_isolation(order.target.words[0])
+    if order.tasks:
+        _check_options(
+            order.options, _FOR_TASKS, "with --tasks: the scheduler has started the ranks", "leave it out"
+        )
+        return end_as(_run(settings, order.target, task_of(settings), explains=not order.no_explain))
+    if is_command:
+        _check_options(
+            order.options,
+            _FOR_COMMANDS,
+            "to a command behind --",
+            "give it to the command itself: rallypoint run -- torchrun {flag}=...",
+        )
     check_is_alone(settings)
-    return end_as(_run(settings, order.target, explains=not order.no_explain))
+    return end_as(_run(settings, order.target, None, explains=not order.no_explain))
 
 
 def _is_command(target: Program | None) -> bool:
@@ -102,15 +116,12 @@ def _idle(settings: Settings, target: Program | None) -> Iterator[str]:
         )
 
 
-def _check_for_command(given: Mapping[str, object]) -> None:
-    """A command has options of its own: what is said to torchrun here would not reach it."""
-    foreign = [name for name in given if name not in _FOR_COMMANDS]
+def _check_options(given: Mapping[str, object], known: Sequence[str], to_whom: str, remedy: str) -> None:
+    """UsageError for an option that is torchrun's, where there is no torchrun of ours."""
+    foreign = [name for name in given if name not in known]
     if foreign:
         flag = flag_of(foreign[0])
-        raise UsageError(
-            f"{flag} means nothing to a command behind --",
-            hint=f"give it to the command itself: rallypoint run -- torchrun {flag}=...",
-        )
+        raise UsageError(f"{flag} means nothing {to_whom}", hint=remedy.format(flag=flag))
 
 
 def _warn_of_isolation(program: str) -> None:
@@ -127,28 +138,63 @@ def _warn_of_isolation(program: str) -> None:
         )
 
 
-def _run(settings: Settings, target: Program, *, explains: bool) -> int:
+def _run(settings: Settings, target: Program, task: Task | None, *, explains: bool) -> int:
     began = time.time()
     with reports.new_folder() as folder:
-        environ = _environment(settings, target, str(folder))
-        found = Reports(folder)
-        is_agent = target.kind != "command"
-        line = _JoinLine(found, from_start=is_agent)
-        command = _command(settings, target, str(folder / "torchrun"))
-        # torchrun's agent watches its ranks itself.
-        with nullcontext() if is_agent else watching(folder, environ, _tell_stall):
-            ended = run_command(command, environ, line.look, is_agent=is_agent)
-        line.clear()
-        lost = end_orphans(ended, str(folder)) if is_agent else []
-        if ended.code and ended.told_to and is_agent:
+        found = Reports(folder, of_task=task is not None)
+        lost: list[LostServer] = []
+        if task is not None:
+            ended = _run_rank(settings, target, task, folder)
+        else:
+            ended, lost = _run_job(settings, target, folder)
+        if ended.code and ended.told_to and (task is not None or not _is_command(target)):
             _tell_missing(found)
-            return -ended.told_to  # torchrun ends with 1, and that is no failure of a rank
+            # torchrun ends with 1, and that is no failure of a rank.
+            return -ended.told_to if task is None else ended.code
         if ended.code:
             blame = _tell_failure(found, lost)
             if blame is not None and explains:
                 log_dir = settings.passed_on.get("log_dir")
                 _explain(blame, found, log_dir.text if log_dir is not None else "", began)
         return ended.code
+
+
+def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, list[LostServer]]:
+    """Run torchrun with all ranks of this machine, or a command."""
+    is_agent = not _is_command(target)
+    environ = _environment(settings, str(folder), is_command=not is_agent)
+    line = _JoinLine(Reports(folder), from_start=is_agent)
+    command = _command(settings, target, str(folder / "torchrun"))
+    if not is_agent:
+        with watching(folder, environ, _tell_stall):
+            ended = run_command(command, environ, line.look, is_agent=False)
+    else:  # torchrun's agent watches its ranks itself
+        deliver = to_agent(str(folder), everybody_hears=_everybody_hears(settings))
+        ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver)
+    line.clear()
+    return ended, end_orphans(ended, str(folder)) if is_agent else []
+
+
+def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> Ended:
+    """Run the one rank that this process is to be."""
+    os.environ[reports.VARIABLE] = str(folder)  # what this process itself has to report
+    environ = answering({**_environment(settings, str(folder), is_command=False), **task.environment()})
+    line = _JoinLine(Reports(folder, of_task=True), from_start=True)
+    look = line.look if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
+    deliver = to_rank(everybody_hears=_everybody_hears(settings))
+    with watching(folder, environ, _tell_stall):
+        ended = run_task(task, _rank_command(target), environ, look, deliver)
+    line.clear()
+    return ended
+
+
+def _everybody_hears(settings: Settings) -> bool:
+    return settings.placement is not None and settings.placement.scheduler.signals_everybody
+
+
+def _rank_command(target: Program) -> list[str]:
+    python = {"script": [sys.executable, "-u"], "module": [sys.executable, "-u", "-m"], "command": []}
+    return [*python[target.kind], *target.words]
 
 
 def _command(settings: Settings, target: Program, files: str) -> list[str]:
@@ -165,11 +211,11 @@ def _command(settings: Settings, target: Program, files: str) -> list[str]:
     return [sys.executable, *options, "-m", "rallypoint.pytorch.agent", *arguments]
 
 
-def _environment(settings: Settings, target: Program, folder: str) -> dict[str, str]:
+def _environment(settings: Settings, folder: str, *, is_command: bool) -> dict[str, str]:
     of_file = {name: each.value for name, each in settings.variables.items()}
     environ: Mapping[str, str] = {**of_file, **os.environ}
     job_secret(environ)  # what is wrong with it is told here, and not by every process
-    if target.kind != "command":
+    if not is_command:
         environ = {**without_rank(torchrun_environment(environ)), reports.QUIET_VARIABLE: "1"}
         if settings.placement is not None:
             environ[TAKEN_VARIABLE] = settings.placement.mark
@@ -185,7 +231,7 @@ def _environment(settings: Settings, target: Program, folder: str) -> dict[str, 
         access_of_environment(switches)  # a user who does not exist is told here, and not by every process
     environ = {**inject(environ), **switches, reports.VARIABLE: folder}
     environ.pop(SIGNALS_VARIABLE, None)  # of a launcher around this one
-    return answering(environ) if target.kind == "command" else environ
+    return answering(environ) if is_command else environ
 
 
 def _tell_stall(lines: Sequence[str]) -> None:
@@ -262,7 +308,8 @@ def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary 
     roll = found.roll()
     if roll.expected and not roll.complete:
         lines.append(_progress(roll))
-    lines += [f"on another machine: {shown(text, LONGEST_SENTENCE)}" for text in found.elsewhere()]
+    elsewhere = "in another task" if found.of_task else "on another machine"
+    lines += [f"{elsewhere}: {shown(text, LONGEST_SENTENCE)}" for text in found.elsewhere()]
     blame = find_blame(found.failures(), found.exits(), [*found.lost(), *lost])
     if blame is not None:
         lines.append(printable(blame.headline))

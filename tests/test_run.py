@@ -175,7 +175,7 @@ def test_a_signal_that_comes_while_the_command_starts_passes_once() -> None:
 
     process = SimpleNamespace(sent=[])
     process.send_signal = process.sent.append
-    relay = Started()
+    relay = Started(lambda command, number: command.send_signal(number))
     relay.take(signal.SIGUSR1, None)
     relay.open(cast("subprocess.Popen[bytes]", process))
     assert process.sent == relay.seen == [signal.SIGUSR1, signal.SIGUSR2]

@@ -182,8 +182,7 @@ def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> 
     line = _JoinLine(Reports(folder, of_task=True), from_start=True)
     look = line.look if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
     deliver = to_rank(everybody_hears=_everybody_hears(settings))
-    with watching(folder, environ, _tell_stall):
-        ended = run_task(task, _rank_command(target), environ, look, deliver)
+    ended = run_task(task, _rank_command(target), environ, look, deliver, _tell_stall)
     line.clear()
     return ended
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from rallypoint.launch import reports
 from rallypoint.launch.command import Deliver, Ended, run_command
 from rallypoint.launch.endpoint import StoreView
 from rallypoint.launch.rendezvous.task_group import EndedElsewhereError, TaskGroup
+from rallypoint.launch.stacks.watching import Say, watching
 from rallypoint.launch.tasks import Task
 from rallypoint.pytorch.attendance import RollCall
 
@@ -24,12 +24,15 @@ def run_task(
     environ: Mapping[str, str],
     on_look: Callable[[], bool],
     deliver: Deliver,
+    say: Say,
 ) -> Ended:
     """Run the command of a rank to its end, or until another rank fails.
 
-    `on_look` is called every tenth of a second, until it returns False.
+    `on_look` is called every tenth of a second, until it returns False; `say` if the job stands still.
     """
-    with TaskGroup(task) as group, _roll_call(task):
+    folder = Path(environ[reports.VARIABLE])
+    # The group is left last: the first task waits there for everybody who uses the store.
+    with TaskGroup(task) as group, _roll_call(task), watching(folder, environ, say):
         looks = _Looks(group, on_look)
         try:
             ended = run_command(command, environ, looks.look, is_agent=False, deliver=deliver)
@@ -38,7 +41,7 @@ def run_task(
             return Ended(0, 1, 0)
         group.went_well = ended.code == 0
         if ended.code and not ended.told_to:
-            _exchange_failures(group, task, ended)
+            _exchange_failures(group, task, ended, folder)
         return ended
 
 
@@ -69,9 +72,8 @@ def _roll_call(task: Task) -> Iterator[None]:
         call.stop()
 
 
-def _exchange_failures(group: TaskGroup, task: Task, ended: Ended) -> None:
+def _exchange_failures(group: TaskGroup, task: Task, ended: Ended, folder: Path) -> None:
     """Tell the other tasks how this rank failed; or hear it, if this one only followed from another."""
-    folder = Path(os.environ[reports.VARIABLE])
     reports.report_exit(folder, reports.Exit(task.rank, ended.pid, ended.code, time.time(), task.local_rank))
     failures = reports.Reports(folder).failures()
     cause = next((failure for failure in failures if not failure.follows), None)

@@ -6,6 +6,7 @@ there, and all other tasks end theirs: schedulers do not, and ranks may wait for
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import suppress
 
@@ -14,8 +15,11 @@ from rallypoint.launch.rendezvous.servers import LIFESPAN, workers_for
 from rallypoint.launch.tasks import Task
 from rallypoint.relay.hosting import host_store
 from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.question import Question
 from rallypoint.server.loops.backend import choose
 from rallypoint.server.process.hosting import HostedServer
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
 
 _FIRST = "rallypoint/tasks/failed"
@@ -24,6 +28,7 @@ _NEWS = "rallypoint/tasks/news/{rank}"
 
 _WAIT_SECONDS = 3600.0  # a wait that ends without news is begun again
 _TOLD_SECONDS = 5.0  # for the task of a rank that failed to say so
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # between looks at who uses the store
 _PARTING_SECONDS = 10.0  # for the tasks of other ranks to hear of a failure, and to end
 
 
@@ -53,14 +58,26 @@ class TaskGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave. The store ends with its last client, whom a rank that went well waits for."""
+        """Leave. The store stays for the ranks and tasks that use it, if this task's rank went well."""
         if self._store is not None:  # else it was never reached
             with suppress(RallypointError):
                 self._store.set(_NEWS.format(rank=self._task.rank), "")
             self._listener.join(_TOLD_SECONDS)
             self._store.close()
         if self._server is not None:
-            self._server.abandon(None if self.went_well else _PARTING_SECONDS)
+            self._await_others(self._server, math.inf if self.went_well else _PARTING_SECONDS)
+            self._server.release()
+
+    def _await_others(self, server: HostedServer, seconds: float) -> None:
+        """Until no rank and no task uses the store any more. Those who only look do not count."""
+        pause, deadline = _FIRST_PAUSE, Deadline(seconds)
+        while not server.how_it_ended() and not deadline.passed:
+            with suppress(RallypointError):
+                seen = look(*server.address, Question(), Deadline(_TOLD_SECONDS))
+                if all(client.who.role is Role.TOOL for client in seen.clients):
+                    return
+            server.await_end(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def check(self) -> None:
         """EndedElsewhereError if another rank has failed."""

@@ -84,10 +84,10 @@ class HostedServer:
     def port(self) -> int:
         return self.address[1]
 
-    def abandon(self, seconds: float | None = 0.0) -> None:
+    def abandon(self, seconds: float = 0.0) -> None:
         """Leave a server that stays for its clients to them: it ends with the last, or now if it has none.
 
-        Waits up to `seconds` for it to end; None: as long as it takes.
+        Waits up to `seconds` for it to end.
         """
         if self._owner != os.getpid():
             return

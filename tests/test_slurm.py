@@ -81,8 +81,9 @@ def test_a_job_needs_nothing_but_srun(slurm: Slurm, style: tuple[str, str]) -> N
 
 def test_a_rank_that_fails_ends_the_job_and_is_named_everywhere(slurm: Slurm, style: tuple[str, str]) -> None:
     options, run = style
-    # The others wait for nothing that would tell them.
-    fails = JOIN + "if rank == 3: raise ValueError('banana')\ntime.sleep(600)\n"
+    # torchrun's agents of other machines learn of it by their ranks; tasks tell each other.
+    then = "time.sleep(600)\n" if "--tasks" in run else "dist.all_reduce(total)\n"
+    fails = JOIN + "if rank == 3: raise ValueError('banana')\n" + then
     done = slurm.run("srun", *options.split(), *run.split(), str(script(slurm, fails)))
     assert done.returncode == 1, done.stdout
     assert " on gpu02) failed first: ValueError: banana" in done.stdout

@@ -128,11 +128,16 @@ class Slurm:
         """sbatch: a job with this script."""
         path = self.folder / f"job-{len(list(self.folder.glob('job-*')))}.sh"
         path.write_text(f"#!/bin/bash\n{script}\n")
-        done = self.run(
-            "sbatch", "--parsable", "--open-mode=append", f"--output={path}.log", *options, str(path)
-        )
+        return self.submit_file(path, *options)
+
+    def submit_file(self, script: Path, *options: str, path: str = "") -> SlurmJob:
+        """sbatch: a job with the script in a file; `path` is its PATH."""
+        log = self.folder / f"log-{len(list(self.folder.glob('log-*')))}"
+        log.touch()
+        words = ("sbatch", "--parsable", "--open-mode=append", f"--output={log}", *options, str(script))
+        done = self.run(*words, environ={"PATH": path} if path else None)
         assert done.returncode == 0, done.stdout
-        return SlurmJob(self, done.stdout.strip().splitlines()[-1], Path(f"{path}.log"))
+        return SlurmJob(self, done.stdout.strip().splitlines()[-1], log)
 
     def processes(self) -> list[psutil.Process]:
         """All processes of jobs, on both machines."""
@@ -159,7 +164,7 @@ class SlurmJob:
 
     @property
     def log(self) -> str:
-        return self.path.read_text() if self.path.exists() else ""
+        return self.path.read_text()
 
     @property
     def state(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from clusters import Slurm, slurm_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+EXAMPLES = Path(__file__).parents[1] / "examples" / "slurm"
 RUN = f"{sys.executable} -m rallypoint run"
 
 STYLES = {
@@ -70,12 +72,21 @@ def ranks_in(output: str) -> list[str]:
     return sorted(line for line in output.splitlines() if line.startswith("rank ") and " sum " in line)
 
 
-def test_a_job_needs_nothing_but_srun(slurm: Slurm, style: tuple[str, str]) -> None:
-    options, run = style
-    done = slurm.run("srun", *options.split(), *run.split(), str(script(slurm, JOIN + DONE)))
-    assert done.returncode == 0, done.stdout
-    assert ranks_in(done.stdout) == EVERYWHERE
-    assert "4 of 4 ranks have joined" in done.stdout
+@pytest.mark.parametrize("example", ["job.sh", "tasks.sh"])
+def test_the_examples_need_nothing_but_srun(slurm: Slurm, example: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(JOIN + DONE)
+    command = tmp_path / "rallypoint"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m rallypoint "$@"\n')
+    command.chmod(0o755)
+    tasks = 1 if example == "job.sh" else 2
+    size = [f"--ntasks-per-node={tasks}", "--gpus-per-node=2", "--cpus-per-task=1"]  # the machines are small
+    job = slurm.submit_file(
+        EXAMPLES / example, *size, f"--chdir={tmp_path}", path=f"{tmp_path}:{os.environ['PATH']}"
+    )
+    job.await_text("done", 4)
+    assert job.await_state("COMPLETED", "FAILED") == "COMPLETED"
+    assert ranks_in(job.log) == EVERYWHERE
+    assert "4 of 4 ranks have joined" in job.log
     slurm.await_no_processes()
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.cli.printing import print_rows, tell_file
-from rallypoint.cli.tasks import run_task
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, find_blame
@@ -177,6 +176,8 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
 
 def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> Ended:
     """Run the one rank that this process is to be."""
+    from rallypoint.cli.tasks import run_task  # late: no other job needs it
+
     os.environ[reports.VARIABLE] = str(folder)  # what this process itself has to report
     environ = answering({**_environment(settings, str(folder), is_command=False), **task.environment()})
     line = _JoinLine(Reports(folder, of_task=True), from_start=True)

@@ -15,7 +15,7 @@ import pytest
 
 from clusters import SECONDS, await_that, require
 from jobs import free_port
-from namespaces import machines_on_switch
+from namespaces import Machine, machines_on_switch
 from processes import end
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -135,10 +135,15 @@ def test_a_job_that_is_told_to_end_leaves_nothing(mpirun: list[str], mpi: Mpi, i
     try:
         await_that(lambda: mpi.log.read_text().count("sum 1.0") == 2, mpi.log.read_text)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(SECONDS) != 0
+        process.wait(SECONDS)  # with which exit code, is up to mpirun
         mpi.await_no_processes()
     finally:
         end(process)
+
+
+def _inside(machine: Machine) -> str:
+    """What stands before a command there. The machines share a name, so gloo is told where it is."""
+    return f"{' '.join(machine.prefix)} env GLOO_SOCKET_IFNAME={machine.interface}"
 
 
 @contextmanager
@@ -148,7 +153,7 @@ def two_hosts(folder: Path) -> Iterator[tuple[list[str], str, Path]]:
         hosts = folder / "nodes"
         hosts.write_text("".join(f"{each.address}\n" for each in machines))
         enter = folder / "enter"  # in place of ssh: enter HOST COMMAND...
-        cases = "".join(f'{each.address}) exec {" ".join(each.prefix)} sh -c "$*";;\n' for each in machines)
+        cases = "".join(f'{each.address}) exec {_inside(each)} sh -c "$*";;\n' for each in machines)
         enter.write_text(f"#!/bin/sh\nhost=$1; shift\ncase $host in\n{cases}esac\n")
         enter.chmod(0o755)
         listed = ",".join(f"{each.address}:2" for each in machines)

@@ -155,6 +155,10 @@ def test_who_started_a_process_goes_before_the_scheduler_around_it() -> None:
     assert told({**SLURM, **OPEN_MPI})["first_host"] == "gpu01"
 
 
+def test_no_gpus_are_no_ranks() -> None:
+    assert placed({**LAUNCHER, "SLURM_GPUS_ON_NODE": "0"}).nproc_per_node is None
+
+
 def test_no_scheduler_no_placement() -> None:
     assert find_placement({"HOME": "/", "RANK": "1", "SLURM_JOB_ID": "1"}, str) is None
 

@@ -138,6 +138,15 @@ def test_a_task_needs_to_know_its_rank_and_the_first_machine(tmp_path: Path) -> 
         task_of(settle(several, {}, tmp_path, find_placement(SLURM, str)))
 
 
+def test_who_may_be_alone_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("node-a\nnode-b\n")
+    environ = {"PBS_JOBID": "1", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    said = invoke("run", "--show-config", environ=environ).stderr
+    assert "PBS (PBS_NODEFILE) says 2 machines: this command has to be started on each of them" in said
+    assert not invoke("run", "--show-config", "--standalone", environ=environ).stderr
+    assert not invoke("run", "--show-config", environ=LAUNCHER).stderr
+
+
 def test_a_nested_launcher_is_no_task() -> None:
     taken = {**SLURM, TAKEN_VARIABLE: "4711.0"}
     assert find_placement(taken, str) is None

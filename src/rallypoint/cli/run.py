@@ -17,7 +17,7 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, find_blame
 from rallypoint.launch.command import Ended, end_as, run_command
-from rallypoint.launch.config import Settings, settle
+from rallypoint.launch.config import Level, Settings, settle
 from rallypoint.launch.delivery import to_agent, to_rank
 from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import inject, isolating_file, without_rank
@@ -66,7 +66,7 @@ def run(prog: str, words: Sequence[str]) -> int:
     is_command = _is_command(order.target) and not order.tasks
     placement = None if is_command else find_placement(os.environ, _read_file)
     settings = settle(order.options, os.environ, Path.cwd(), placement)
-    tell_file(settings.file, (*settings.warnings, *_idle(settings, order.target)))
+    tell_file(settings.file, (*settings.warnings, *_machine_warnings(settings, order.target)))
     if order.show_config:
         _print_config(settings, as_json=order.json)
         return 0
@@ -101,17 +101,19 @@ def _read_file(path: str) -> str:
         return ""
 
 
-def _idle(settings: Settings, target: Program | None) -> Iterator[str]:
-    """A warning, if Slurm has more machines for this job than it will use."""
-    idle = idle_machines(os.environ)
-    if (
-        idle is not None
-        and not _is_command(target)
-        and not (settings.nnodes.is_set or settings.standalone.value)
-    ):
+def _machine_warnings(settings: Settings, target: Program | None) -> Iterator[str]:
+    """What may be wrong with where this process was started, as far as a scheduler tells."""
+    idle, nodes = idle_machines(os.environ), settings.nnodes
+    if idle is not None and not (_is_command(target) or nodes.is_set or settings.standalone.value):
         yield (
             f"Slurm has {idle.value} machines for this job ({idle.variable}), but srun has not started this "
             "process: it uses this machine alone; to use all, write srun rallypoint run ..."
+        )
+    is_placed = settings.placement is not None and settings.placement.node_rank is not None
+    if nodes.level is Level.SCHEDULER and nodes.value.most > 1 and not is_placed:
+        yield (
+            f"{nodes.source} says {nodes.text} machines: this command has to be started on each of them, or "
+            "the others are waited for; --standalone is for this machine alone"
         )
 
 

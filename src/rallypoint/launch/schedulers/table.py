@@ -68,6 +68,11 @@ def _number(text: str, _: Surroundings) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
+def _some(text: str, around: Surroundings) -> int | None:
+    """A number above 0."""
+    return _number(text, around) or None
+
+
 def _text(text: str, _: Surroundings) -> str | None:
     return text.strip() or None
 
@@ -202,7 +207,7 @@ SCHEDULERS: Final[tuple[Scheduler, ...]] = (
         ),
         node_rank=(("SLURM_NODEID", _number),),
         first_host=(("SLURM_STEP_NODELIST", _first_of_list), ("SLURM_JOB_NODELIST", _first_of_list)),
-        nproc_per_node=(("SLURM_GPUS_ON_NODE", _number),),
+        nproc_per_node=(("SLURM_GPUS_ON_NODE", _some),),
         rank=(("SLURM_PROCID", _number),),
         world_size=(("SLURM_STEP_NUM_TASKS", _number), ("SLURM_NTASKS", _number)),
         local_rank=(("SLURM_LOCALID", _number),),

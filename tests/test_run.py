@@ -191,6 +191,24 @@ def test_ctrl_c_on_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_of_a_script_hear_what_torchrun_does_not_pass_on(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'heard\\n'))\n"
+        "os.write(1, b'up\\n')\n"
+        "while True: time.sleep(1)\n"
+    )
+    with job(tmp_path) as running:
+        agent = running.start(script, ["--nproc-per-node=2"], command=_RUN)
+        running.await_text("up", count=2)
+        agent.send_signal(signal.SIGUSR1)
+        running.await_text("heard", count=2)
+        agent.send_signal(signal.SIGTERM)
+        assert running.wait() == [-signal.SIGTERM]
+        assert running.log().count("heard") == 2
+
+
+@pytest.mark.slow
 def test_a_job_that_is_terminated_leaves_no_process(tmp_path: Path) -> None:
     script = TRAIN + 'say("up", rank)\ntime.sleep(600)\n'
     with job(tmp_path) as running:

@@ -155,8 +155,10 @@ def test_who_started_a_process_goes_before_the_scheduler_around_it() -> None:
     assert told({**SLURM, **OPEN_MPI})["first_host"] == "gpu01"
 
 
-def test_no_gpus_are_no_ranks() -> None:
-    assert placed({**LAUNCHER, "SLURM_GPUS_ON_NODE": "0"}).nproc_per_node is None
+def test_ranks_are_counted_by_torch_where_no_gpus_or_some_of_them_are_meant() -> None:
+    assert "nproc_per_node" not in told({**LAUNCHER, "SLURM_GPUS_ON_NODE": "0"})
+    assert "nproc_per_node" not in told({**LAUNCHER, "CUDA_VISIBLE_DEVICES": "0,1"})
+    assert told({**LAUNCHER, "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"})["nproc_per_node"] == 8
 
 
 def test_no_scheduler_no_placement() -> None:

@@ -62,6 +62,14 @@ store.wait([f"pid/{each}" for each in range(world)])
 """
 
 
+def test_tasks_of_a_job_with_a_secret_share_a_machine(tmp_path: Path) -> None:
+    script = MEET + "print('secret', os.environ.get('RALLYPOINT_SECRET'))\n"
+    with job(tmp_path) as running:
+        start_tasks(running, script, {"RALLYPOINT_SECRET": "ab" * 32})
+        assert running.wait() == [0, 0], running.logs()
+        assert "secret None" in running.log(1)
+
+
 def test_each_task_is_a_rank_and_the_store_stays_for_the_last(tmp_path: Path) -> None:
     script = MEET + (
         "names = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')\n"

@@ -61,6 +61,10 @@ class Scheduler:
     """Values of variables in processes that belong to the job but are not started for all of it."""
 
 
+_VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""By these, a scheduler or a user chooses among the GPUs of a machine."""
+
+
 # From a text to what it tells -------------------------------------------------------------------------------
 
 
@@ -68,9 +72,11 @@ def _number(text: str, _: Surroundings) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
-def _some(text: str, around: Surroundings) -> int | None:
-    """A number above 0."""
-    return _number(text, around) or None
+def _gpus(text: str, around: Surroundings) -> int | None:
+    """How many GPUs there are, unless there are none, or a part of them was chosen: torch counts those."""
+    count = _number(text, around) or None
+    chosen = (around.variables.get(name, "") for name in _VISIBLE)
+    return count if all(not each or len(each.split(",")) == count for each in chosen) else None
 
 
 def _text(text: str, _: Surroundings) -> str | None:
@@ -207,7 +213,7 @@ SCHEDULERS: Final[tuple[Scheduler, ...]] = (
         ),
         node_rank=(("SLURM_NODEID", _number),),
         first_host=(("SLURM_STEP_NODELIST", _first_of_list), ("SLURM_JOB_NODELIST", _first_of_list)),
-        nproc_per_node=(("SLURM_GPUS_ON_NODE", _some),),
+        nproc_per_node=(("SLURM_GPUS_ON_NODE", _gpus),),
         rank=(("SLURM_PROCID", _number),),
         world_size=(("SLURM_STEP_NUM_TASKS", _number), ("SLURM_NTASKS", _number)),
         local_rank=(("SLURM_LOCALID", _number),),

@@ -43,8 +43,9 @@ class TaskGroup:
         """Start the store, or begin to look for it. PortInUseError and others if it cannot be started."""
         self._server: HostedServer | None = None
         if task.rank == 0:
-            workers = workers_for(task.nnodes, have_relays=False)
-            self._server = host_store(*task.store, backend=choose(), lifespan=LIFESPAN, workers=workers)
+            host, port = task.store
+            ports, workers = range(port, port + 1), workers_for(task.nnodes, have_relays=False)
+            self._server = host_store(host, ports, backend=choose(), lifespan=LIFESPAN, workers=workers)
         self._task = task
         self._store: TCPStore | None = None
         self.went_well = False

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from engines import EtcdCluster, RedisCluster
 
 
+_OF_SCHEDULERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "LSB_", "PBS_", "JSM_", "LWS_", "JOB_COMPLETION_INDEX")
+"""How variables of a job begin in which the tests themselves may run: `rallypoint run` would obey them."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Undo what the caller's shell has set: nohup ignores SIGHUP, a job in the background ignores SIGINT.
 
@@ -37,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = files
     os.umask(0o022)
     os.environ.pop("PYTHONUNBUFFERED", None)
+    for name in [name for name in os.environ if name.startswith(_OF_SCHEDULERS)]:
+        del os.environ[name]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGCHLD"):
         if hasattr(signal, name):

@@ -177,10 +177,24 @@ sys.stdin.readline()
         until(lambda: is_gone(server), "the server has ended with its parent")
 
 
-def test_ctrl_c_to_the_server_itself_is_ignored() -> None:
+def test_ctrl_c_and_the_signals_of_schedulers_to_the_server_itself_are_ignored() -> None:
     with master() as store:
-        os.kill(server_of(os.getpid()), signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(server_of(os.getpid()), number)
         assert_serves(store.port)
+
+
+def test_a_server_that_is_told_to_end_stays_for_its_clients() -> None:
+    """Schedulers send SIGTERM to all processes of a job, and ranks may need the store until they end."""
+    with master() as store:
+        server = server_of(os.getpid())
+        client = TCPStore("127.0.0.1", store.port)
+        os.kill(server, signal.SIGTERM)
+        assert_serves(store.port)
+        client.set("late", "yes")
+        client.close()
+        store._pool.close()
+        until(lambda: is_gone(server), "the server has ended with its last client")
 
 
 def assert_serves(port: int) -> None:

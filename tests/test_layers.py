@@ -39,6 +39,7 @@ PURE = {
     *("rallypoint.access", "rallypoint.exits", "rallypoint.stacks"),
     *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.replica.core"),
     *(f"rallypoint.launch.rendezvous.{name}" for name in ("digest", "lookout", "roster")),
+    "rallypoint.launch.schedulers",
     *(f"rallypoint.replica.engines.{name}" for name in ("protobuf", "etcd_messages", "pace")),
     "rallypoint.diagnose.findings",
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),

@@ -25,7 +25,7 @@ from rallypoint.launch.reports import VARIABLE, Reports
 from rallypoint.launch.switches import ClientChoice, Patch
 from rallypoint.pytorch import attendance as rollcall
 from rallypoint.pytorch import substitution
-from rallypoint.pytorch.attendance import AGENTS, AskingSchedule, RollCall, named, plan_of
+from rallypoint.pytorch.attendance import AGENTS, AskingSchedule, RollCall, named, plan_of, planned
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import make_store
 from rallypoint.rollcall.identity import Identity, Role, Source
@@ -214,7 +214,8 @@ def start(server: Server) -> Iterator[Start]:
 
         def start() -> RollCall:
             place = Endpoint(server.host, server.port)
-            call = RollCall(place, StoreView(place), 1, MEMBERS[:2], VARIABLE in os.environ)
+            view = StoreView(place)
+            call = RollCall(place, view, planned(view, 1, MEMBERS[:2]), VARIABLE in os.environ)
             stack.callback(call.stop)
             return call
 

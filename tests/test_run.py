@@ -175,7 +175,7 @@ def test_a_signal_that_comes_while_the_command_starts_passes_once() -> None:
 
     process = SimpleNamespace(sent=[])
     process.send_signal = process.sent.append
-    relay = Started()
+    relay = Started(lambda command, number: command.send_signal(number))
     relay.take(signal.SIGUSR1, None)
     relay.open(cast("subprocess.Popen[bytes]", process))
     assert process.sent == relay.seen == [signal.SIGUSR1, signal.SIGUSR2]
@@ -188,6 +188,24 @@ def test_ctrl_c_on_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
     )
     assert code == 5, output
     assert output.count(b"caught SIGINT") == 1
+
+
+@pytest.mark.slow
+def test_ranks_of_a_script_hear_what_torchrun_does_not_pass_on(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'heard\\n'))\n"
+        "os.write(1, b'up\\n')\n"
+        "while True: time.sleep(1)\n"
+    )
+    with job(tmp_path) as running:
+        agent = running.start(script, ["--nproc-per-node=2"], command=_RUN)
+        running.await_text("up", count=2)
+        agent.send_signal(signal.SIGUSR1)
+        running.await_text("heard", count=2)
+        agent.send_signal(signal.SIGTERM)
+        assert running.wait() == [-signal.SIGTERM]
+        assert running.log().count("heard") == 2
 
 
 @pytest.mark.slow

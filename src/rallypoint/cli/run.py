@@ -7,8 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,25 +16,29 @@ from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, find_blame
-from rallypoint.launch.command import end_as, run_command
-from rallypoint.launch.config import Settings, settle
+from rallypoint.launch.command import Ended, end_as, run_command
+from rallypoint.launch.config import Level, Settings, settle
+from rallypoint.launch.delivery import to_agent, to_rank
 from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import inject, isolating_file, without_rank
 from rallypoint.launch.lost_agent import end_orphans
 from rallypoint.launch.options import FLAGS, OPTIONS, Program, flag_of, split_arguments, text_of
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import LostServer, Reports
+from rallypoint.launch.schedulers.placement import TAKEN_VARIABLE, find_placement, idle_machines
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, STALL_VARIABLE
 from rallypoint.launch.stacks.switch import VARIABLE as STACKS_VARIABLE
 from rallypoint.launch.stacks.watching import answering, watching
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
+from rallypoint.launch.tasks import Task, check_is_alone, task_of
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 from rallypoint.server.guard.other_users import access_of_environment
-from rallypoint.server.guard.secret import job_secret
+from rallypoint.server.guard.secret import SECRET_VARIABLE, job_secret
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
 
 _FOR_COMMANDS = ("patch", "client", "stacks", "stall_after", "use_libuv", "allow_user", "insecure")
+_FOR_TASKS = (*_FOR_COMMANDS, "rdzv_endpoint", "master_addr", "master_port", "join_timeout")
 
 _TRACEBACK_LINES = 12
 _FIRST_REMARK = 30.0  # seconds; then twice as long each time
@@ -60,27 +63,66 @@ def run(prog: str, words: Sequence[str]) -> int:
     if order.help:
         _print_help(prog)
         return 0
-    settings = settle(order.options, os.environ, Path.cwd())
-    tell_file(settings.file, settings.warnings)
+    is_command = _is_command(order.target) and not order.tasks
+    placement = None if is_command else find_placement(os.environ, _read_file)
+    settings = settle(order.options, os.environ, Path.cwd(), placement)
+    tell_file(settings.file, (*settings.warnings, *_machine_warnings(settings, order.target)))
     if order.show_config:
         _print_config(settings, as_json=order.json)
         return 0
     assert order.target is not None  # split_arguments sees to that
-    if order.target.kind == "command":
-        _check_for_command(order.options)
+    if _is_command(order.target):
         _warn_of_isolation(order.target.words[0])
-    return end_as(_run(settings, order.target, explains=not order.no_explain))
+    if order.tasks:
+        _check_options(
+            order.options, _FOR_TASKS, "with --tasks: the scheduler has started the ranks", "leave it out"
+        )
+        return end_as(_run(settings, order.target, task_of(settings), explains=not order.no_explain))
+    if is_command:
+        _check_options(
+            order.options,
+            _FOR_COMMANDS,
+            "to a command behind --",
+            "give it to the command itself: rallypoint run -- torchrun {flag}=...",
+        )
+    check_is_alone(settings)
+    return end_as(_run(settings, order.target, None, explains=not order.no_explain))
 
 
-def _check_for_command(given: Mapping[str, object]) -> None:
-    """A command has options of its own: what is said to torchrun here would not reach it."""
-    foreign = [name for name in given if name not in _FOR_COMMANDS]
+def _is_command(target: Program | None) -> bool:
+    return target is not None and target.kind == "command"
+
+
+def _read_file(path: str) -> str:
+    """The text of a file that a scheduler names; nothing if it cannot be read here."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _machine_warnings(settings: Settings, target: Program | None) -> Iterator[str]:
+    """What may be wrong with where this process was started, as far as a scheduler tells."""
+    idle, nodes = idle_machines(os.environ), settings.nnodes
+    if idle is not None and not (_is_command(target) or nodes.is_set or settings.standalone.value):
+        yield (
+            f"Slurm has {idle.value} machines for this job ({idle.variable}), but srun has not started this "
+            "process: it uses this machine alone; to use all, write srun rallypoint run ..."
+        )
+    is_placed = settings.placement is not None and settings.placement.node_rank is not None
+    if nodes.level is Level.SCHEDULER and nodes.value.most > 1 and not is_placed:
+        yield (
+            f"{nodes.source} says {nodes.text} machines: this command has to be started on each of them, or "
+            "the others are waited for; --standalone is for this machine alone"
+        )
+
+
+def _check_options(given: Mapping[str, object], known: Sequence[str], to_whom: str, remedy: str) -> None:
+    """UsageError for an option that is torchrun's, where there is no torchrun of ours."""
+    foreign = [name for name in given if name not in known]
     if foreign:
         flag = flag_of(foreign[0])
-        raise UsageError(
-            f"{flag} means nothing to a command behind --",
-            hint=f"give it to the command itself: rallypoint run -- torchrun {flag}=...",
-        )
+        raise UsageError(f"{flag} means nothing {to_whom}", hint=remedy.format(flag=flag))
 
 
 def _warn_of_isolation(program: str) -> None:
@@ -97,32 +139,69 @@ def _warn_of_isolation(program: str) -> None:
         )
 
 
-def _run(settings: Settings, target: Program, *, explains: bool) -> int:
+def _run(settings: Settings, target: Program, task: Task | None, *, explains: bool) -> int:
     began = time.time()
     with reports.new_folder() as folder:
-        environ = _environment(settings, target, str(folder))
-        found = Reports(folder)
-        is_agent = target.kind != "command"
-        line = _JoinLine(found, from_start=is_agent)
-        command = _command(settings, target, str(folder / "torchrun"))
-        # torchrun's agent watches its ranks itself.
-        with nullcontext() if is_agent else watching(folder, environ, _tell_stall):
-            ended = run_command(command, environ, line.look, is_agent=is_agent)
-        line.clear()
-        if is_agent and ended.code < 0:
-            from rallypoint.launch.rendezvous.bequest import give_up_for_agent  # late: seldom needed
-
-            give_up_for_agent(folder)
-        lost = end_orphans(ended, str(folder)) if is_agent else []
-        if ended.code and ended.told_to and is_agent:
+        found = Reports(folder, of_task=task is not None)
+        lost: list[LostServer] = []
+        if task is not None:
+            ended = _run_rank(settings, target, task, folder)
+        else:
+            ended, lost = _run_job(settings, target, folder)
+        if ended.code and ended.told_to and (task is not None or not _is_command(target)):
             _tell_missing(found)
-            return -ended.told_to  # torchrun ends with 1, and that is no failure of a rank
+            # torchrun ends with 1, and that is no failure of a rank.
+            return -ended.told_to if task is None else ended.code
         if ended.code:
             blame = _tell_failure(found, lost)
             if blame is not None and explains:
                 log_dir = settings.passed_on.get("log_dir")
                 _explain(blame, found, log_dir.text if log_dir is not None else "", began)
         return ended.code
+
+
+def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, list[LostServer]]:
+    """Run torchrun with all ranks of this machine, or a command."""
+    is_agent = not _is_command(target)
+    environ = _environment(settings, str(folder), is_command=not is_agent)
+    line = _JoinLine(Reports(folder), from_start=is_agent)
+    command = _command(settings, target, str(folder / "torchrun"))
+    if not is_agent:
+        with watching(folder, environ, _tell_stall):
+            ended = run_command(command, environ, line.look, is_agent=False)
+    else:  # torchrun's agent watches its ranks itself
+        deliver = to_agent(str(folder), everybody_hears=_everybody_hears(settings))
+        ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver)
+    line.clear()
+    if is_agent and ended.code < 0:
+        from rallypoint.launch.rendezvous.bequest import give_up_for_agent  # late: seldom needed
+
+        give_up_for_agent(folder)
+    return ended, end_orphans(ended, str(folder)) if is_agent else []
+
+
+def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> Ended:
+    """Run the one rank that this process is to be."""
+    from rallypoint.cli.tasks import run_task  # late: no other job needs it
+
+    os.environ[reports.VARIABLE] = str(folder)  # what this process itself has to report
+    environ = answering({**_environment(settings, str(folder), is_command=False), **task.environment()})
+    environ.pop(SECRET_VARIABLE, None)  # ranks do not need it
+    line = _JoinLine(Reports(folder, of_task=True), from_start=True)
+    look = line.look if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
+    deliver = to_rank(everybody_hears=_everybody_hears(settings))
+    ended = run_task(task, _rank_command(target), environ, look, deliver, _tell_stall)
+    line.clear()
+    return ended
+
+
+def _everybody_hears(settings: Settings) -> bool:
+    return settings.placement is not None and settings.placement.scheduler.signals_everybody
+
+
+def _rank_command(target: Program) -> list[str]:
+    python = {"script": [sys.executable, "-u"], "module": [sys.executable, "-u", "-m"], "command": []}
+    return [*python[target.kind], *target.words]
 
 
 def _command(settings: Settings, target: Program, files: str) -> list[str]:
@@ -139,12 +218,14 @@ def _command(settings: Settings, target: Program, files: str) -> list[str]:
     return [sys.executable, *options, "-m", "rallypoint.pytorch.agent", *arguments]
 
 
-def _environment(settings: Settings, target: Program, folder: str) -> dict[str, str]:
+def _environment(settings: Settings, folder: str, *, is_command: bool) -> dict[str, str]:
     of_file = {name: each.value for name, each in settings.variables.items()}
     environ: Mapping[str, str] = {**of_file, **os.environ}
     job_secret(environ)  # what is wrong with it is told here, and not by every process
-    if target.kind != "command":
+    if not is_command:
         environ = {**without_rank(torchrun_environment(environ)), reports.QUIET_VARIABLE: "1"}
+        if settings.placement is not None:
+            environ[TAKEN_VARIABLE] = settings.placement.mark
     switches = {PATCH_VARIABLE: settings.patch.text, CLIENT_VARIABLE: settings.client.text}
     if settings.use_libuv.value != "auto":
         switches[LIBUV_VARIABLE] = settings.use_libuv.text
@@ -157,7 +238,7 @@ def _environment(settings: Settings, target: Program, folder: str) -> dict[str, 
         access_of_environment(switches)  # a user who does not exist is told here, and not by every process
     environ = {**inject(environ), **switches, reports.VARIABLE: folder}
     environ.pop(SIGNALS_VARIABLE, None)  # of a launcher around this one
-    return answering(environ) if target.kind == "command" else environ
+    return answering(environ) if is_command else environ
 
 
 def _tell_stall(lines: Sequence[str]) -> None:
@@ -234,7 +315,8 @@ def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary 
     roll = found.roll()
     if roll.expected and not roll.complete:
         lines.append(_progress(roll))
-    lines += [f"on another machine: {shown(text, LONGEST_SENTENCE)}" for text in found.elsewhere()]
+    elsewhere = "in another task" if found.of_task else "on another machine"
+    lines += [f"{elsewhere}: {shown(text, LONGEST_SENTENCE)}" for text in found.elsewhere()]
     blame = find_blame(found.failures(), found.exits(), [*found.lost(), *lost])
     if blame is not None:
         lines.append(printable(blame.headline))

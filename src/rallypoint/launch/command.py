@@ -27,6 +27,8 @@ _ENDINGS = ("SIGINT", "SIGTERM", "SIGBREAK")
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGBREAK")
 
 LOOK_SECONDS = 0.1
+GRACE_SECONDS = 30.0
+"""How long a command that is told to end may take to do so; torchrun gives its ranks as long."""
 
 LAUNCHER_VARIABLE = "RALLYPOINT_LAUNCHER"
 """For the agent: the descriptor of a pipe. The job's secret is in it; and it ends when its launcher does."""
@@ -43,22 +45,42 @@ class Ended(NamedTuple):
     """The SIGINT, SIGTERM or SIGBREAK that this process was sent, or 0."""
 
 
+Deliver = Callable[[subprocess.Popen[bytes], int], object]
+"""Does what there is to do about a signal that the launcher of a process was sent."""
+
+
 def run_command(
-    command: Sequence[str], environ: Mapping[str, str], on_look: Callable[[], bool], *, is_agent: bool
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    on_look: Callable[[], bool],
+    *,
+    is_agent: bool,
+    deliver: Deliver = subprocess.Popen.send_signal,
 ) -> Ended:
-    """Run a command to its end. `on_look` is called every tenth of a second, until it returns False."""
+    """Run a command to its end. `on_look` is called every tenth of a second, until it returns False.
+
+    If it raises, the command is told to end, and killed if it does not.
+    """
     lifeline = _lifeline(environ.get(SECRET_VARIABLE, ""))
-    with children_end_with_us(), _passing_signals() as relay, lifeline as pipe:
+    with children_end_with_us(), _passing_signals(deliver) as relay, lifeline as pipe:
         process = _start(command, environ, pipe if is_agent else None)
         relay.open(process)
         try:
             code = _await_end(process, on_look)
         except BaseException:
-            process.terminate()
-            process.wait()
+            _end(process)
             raise
     endings = [number for number in relay.seen if signal.Signals(number).name in _ENDINGS]
     return Ended(process.pid, code, endings[0] if endings else 0)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _await_end(process: subprocess.Popen[bytes], on_look: Callable[[], bool]) -> int:
@@ -153,9 +175,10 @@ def _ending_with(parent: int) -> Callable[[], None] | None:
 
 
 class _Relay:
-    """Takes signals, and passes them on to a process once there is one."""
+    """Takes signals, and has them delivered once there is a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
         self.seen: list[int] = []
         self._waiting: list[int] = []
         self._had_terminal = has_terminal()
@@ -175,13 +198,13 @@ class _Relay:
         while self._process is not None and self._waiting:
             number = self._waiting.pop(0)
             if not comes_from_terminal(number, self._had_terminal):
-                self._process.send_signal(number)
+                self._deliver(self._process, number)
 
 
 @contextmanager
-def _passing_signals() -> Iterator[_Relay]:
+def _passing_signals(deliver: Deliver) -> Iterator[_Relay]:
     """Take signals while the block runs, except those that are ignored, as under nohup."""
-    relay = _Relay()
+    relay = _Relay(deliver)
     previous = {}
     for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
         if signal.getsignal(number) is not signal.SIG_IGN:

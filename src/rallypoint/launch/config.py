@@ -1,10 +1,11 @@
-"""Where the value of each option comes from: command line over environment over file over built-in.
+"""Where the value of each option comes from: command line, environment, file, scheduler, or built in.
 
-The file is the nearest `rallypoint.toml`, or `pyproject.toml` with a table `[tool.rallypoint]`, in the
-folder or one above it, that `trust` lets us obey; its table `run` has the options, its table `env` variables
-for the job. Each value keeps its source, to be shown and to be named in errors. Two options may speak of the
-same thing: an endpoint can also be said by master_addr and standalone, and four settings by rdzv_conf.
-There, too, the higher source wins. No torch, no output.
+The first of these that says something counts. The file is the nearest `rallypoint.toml`, or `pyproject.toml`
+with a table `[tool.rallypoint]`, in the folder or one above it, that `trust` lets us obey; its table `run`
+has the options, its table `env` variables for the job. What a scheduler tells comes in as a `Placement`. Each
+value keeps its source, to be shown and to be named in errors. Two options may speak of the same thing: an
+endpoint can also be said by master_addr and standalone, and four settings by rdzv_conf. There, too, the
+higher source wins. No torch, no output.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rallypoint.launch.options import (
     torchruns_option,
 )
 from rallypoint.launch.rendezvous.roster import Size
+from rallypoint.launch.schedulers.placement import Placement, Told
 from rallypoint.launch.trust import doubt_about
 from rallypoint.server.guard.secret import FILE_VARIABLE, SECRET_VARIABLE
 
@@ -49,7 +51,8 @@ class Level(IntEnum):
     COMMAND_LINE = 0
     ENVIRONMENT = 1
     FILE = 2
-    BUILT_IN = 3
+    SCHEDULER = 3
+    BUILT_IN = 4
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,10 @@ class Settings:
     """The variables in the file, without those that are set already."""
     file: Path | None = None
     """The file that was used."""
+    placement: Placement | None = None
+    """What the scheduler tells of this process."""
     warnings: tuple[str, ...] = ()
-    """Files that were not used, and why."""
+    """Files that were not used, and why; and where the scheduler says something else."""
 
     def everything(self) -> dict[str, Setting[object]]:
         """All settings by name, in the order in which they are shown."""
@@ -116,12 +121,17 @@ class Settings:
         return {**known, **self.passed_on, **variables}
 
 
-def settle(arguments: Mapping[str, str | bool], environ: Mapping[str, str], folder: Path) -> Settings:
+def settle(
+    arguments: Mapping[str, str | bool],
+    environ: Mapping[str, str],
+    folder: Path,
+    placement: Placement | None = None,
+) -> Settings:
     """Find the value of every option, and check that they go together.
 
     `arguments` are the options of the command line, as `split_arguments` gives them. A variable that is empty
-    counts as not set. The search for a file begins in `folder`. UsageError says which value of which source
-    cannot be meant, and what would be right.
+    counts as not set. The search for a file begins in `folder`. `placement` is what a scheduler tells.
+    UsageError says which value of which source cannot be meant, and what would be right.
     """
     file = read_file(folder)
     of_command_line: dict[str, Setting[object]] = {
@@ -129,16 +139,28 @@ def settle(arguments: Mapping[str, str | bool], environ: Mapping[str, str], fold
         for name, value in arguments.items()
     }
     said = {**file.options, **_of_environment(without_rank(environ)), **of_command_line}
-    settings = Settings(
+    settings = _with_values(said, file, environ)
+    if placement is not None and not settings.standalone.value:
+        told = _of_scheduler(placement)
+        fitting = {name: each for name, each in told.items() if _fits(name, told, settings)}
+        warnings = (*file.warnings, *_disagreements(told, settings, placement.scheduler.name))
+        settings = _with_values({**fitting, **said}, file, environ)
+        settings = replace(settings, placement=placement, warnings=warnings)
+    settings = _combine(settings)
+    _check(settings)
+    return settings
+
+
+def _with_values(
+    said: Mapping[str, Setting[object]], file: SettingsFile, environ: Mapping[str, str]
+) -> Settings:
+    return Settings(
         **{option.name: _read(option, said.get(option.name)) for option in OPTIONS},  # type: ignore[arg-type]
         passed_on={name: each for name, each in said.items() if name not in BY_NAME},
         variables={name: each for name, each in file.variables.items() if name not in environ},
         file=file.path,
         warnings=file.warnings,
     )
-    settings = _combine(settings)
-    _check(settings)
-    return settings
 
 
 def _of_environment(environ: Mapping[str, str]) -> dict[str, Setting[object]]:
@@ -156,6 +178,66 @@ def _read(option: Option, said: Setting[object] | None) -> Setting[object]:
     if said is None:
         return Setting(option.default)
     return replace(said, value=option.read(text_of(said.value), said.source))
+
+
+# The scheduler --------------------------------------------------------------------------------------------
+
+
+def _of_scheduler(placement: Placement) -> dict[str, Setting[object]]:
+    """What a scheduler says of our options, by their names."""
+    told: dict[str, Told[int] | Told[str] | None] = {
+        "nnodes": placement.nnodes,
+        "nproc_per_node": placement.nproc_per_node,
+        "node_rank": placement.node_rank,
+        "master_addr": placement.first_host,
+        "master_port": placement.port if placement.first_host else None,
+        "rdzv_id": placement.run_id,
+    }
+    return {
+        name: Setting(each.value, f"{placement.scheduler.name} ({each.variable})", Level.SCHEDULER)
+        for name, each in told.items()
+        if each is not None
+    }
+
+
+def _fits(name: str, told: Mapping[str, Setting[object]], said: Settings) -> bool:
+    """Whether what a scheduler says of an option is of use beside what the other sources say.
+
+    A job of one machine meets nowhere. Machines keep the scheduler's ranks only if the job has as many
+    machines as the scheduler says. An address that somebody else names has the port that it always has.
+    """
+    machines = _size(told, said)
+    if name == "node_rank":
+        return machines.least == machines.most > 1 and not _differs("nnodes", told, said)
+    if name in ("master_addr", "master_port"):
+        return machines.most > 1 and not said.master_addr.is_set
+    return True
+
+
+def _size(told: Mapping[str, Setting[object]], said: Settings) -> Size:
+    """How many machines the job has."""
+    by_scheduler = told.get("nnodes")
+    if said.nnodes.is_set or by_scheduler is None:
+        return said.nnodes.value
+    return Size(int(by_scheduler.text), int(by_scheduler.text))
+
+
+def _differs(name: str, told: Mapping[str, Setting[object]], said: Settings) -> bool:
+    """Whether another source says something of an option that does not go with what the scheduler says."""
+    other, by_scheduler = said.everything().get(name), told.get(name)
+    if other is None or not other.is_set or by_scheduler is None:
+        return False
+    if isinstance(other.value, Size):
+        return not other.value.least <= int(by_scheduler.text) <= other.value.most
+    # A word such as `devices` is a number that only torch knows.
+    return type(other.value) is type(by_scheduler.value) and other.value != by_scheduler.value
+
+
+def _disagreements(told: Mapping[str, Setting[object]], said: Settings, scheduler: str) -> Iterator[str]:
+    for name in ("nnodes", "nproc_per_node", "node_rank"):
+        if _differs(name, told, said):
+            other, variable = said.everything()[name], told[name].source.partition(" (")[2]
+            yield f"{name} is {other.text} by {other.source}; {scheduler} says {told[name].text} ({variable}"
 
 
 # The file -------------------------------------------------------------------------------------------------

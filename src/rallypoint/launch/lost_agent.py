@@ -1,4 +1,8 @@
-"""What `rallypoint run` does if torchrun's agent is killed: it ends the ranks, which would run on unseen."""
+"""The ranks of torchrun's agent, as `rallypoint run` reaches them by itself.
+
+If the agent is killed, it ends them, as they would run on unseen; and it sends them the signals that torchrun
+does not pass on.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,17 @@ def end_orphans(ended: Ended, folder: str) -> list[LostServer]:
     by_signal = f"by signal {signal_name(-ended.code)}"
     how = by_signal if ended.code < 0 else f"with {exit_text(ended.code)} before its ranks"
     return [LostServer(name, f"has ended {how}", time.time())]
+
+
+def signal_ranks(folder: str, number: int) -> None:
+    """Send a signal to the ranks that report to a folder."""
+    import psutil
+
+    for rank in _find_ranks(folder):
+        try:
+            rank.send_signal(number)
+        except psutil.Error:
+            pass  # it has just ended
 
 
 def _end(ranks: Sequence[psutil.Process]) -> None:

@@ -341,6 +341,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
 
 FLAGS: Final[tuple[Option, ...]] = (
     _flag("module", "What follows the options is a module, started as python -m does.", "-m"),
+    _flag("tasks", "A scheduler has started a task for each rank: be the rank that it says."),
     _flag("no_explain", "Do not explain a failure at the end of the output."),
     _flag("show_config", "Print each setting with where it comes from, and start nothing."),
     _flag("json", "Print JSON."),
@@ -389,6 +390,7 @@ class CommandLine:
 
     options: Mapping[str, str | bool] = field(default_factory=dict)
     target: Program | None = None
+    tasks: bool = False
     no_explain: bool = False
     show_config: bool = False
     json: bool = False
@@ -414,13 +416,13 @@ def split_arguments(arguments: Sequence[str]) -> CommandLine:
         repeats = option is not None and option.repeats and name in given
         given[name] = f"{given[name]},{value}" if repeats else value
     check_backend(given.pop("rdzv_backend", BACKEND))
-    as_module, no_explain, show_config, json = (
-        bool(given.pop(name, False)) for name in ("module", "no_explain", "show_config", "json")
+    as_module, tasks, no_explain, show_config, json = (
+        bool(given.pop(name, False)) for name in ("module", "tasks", "no_explain", "show_config", "json")
     )
     target = _target(tuple(words), as_module)
     if target is None and not show_config:
         raise UsageError(f"there is no {'module' if as_module else 'script'} to start", hint=_USAGE)
-    return CommandLine(given, target, no_explain, show_config, json)
+    return CommandLine(given, target, tasks, no_explain, show_config, json)
 
 
 def _take_option(words: deque[str]) -> tuple[str, str | bool]:

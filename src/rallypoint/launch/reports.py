@@ -194,6 +194,11 @@ def report_stall(folder: Path, text: str) -> None:
     _leave("stall", text, folder)
 
 
+def report_exit(folder: Path, ended: Exit) -> None:
+    """Report how a rank has ended."""
+    _leave(f"exits-{ended.pid}", (ended,), folder)
+
+
 def report_elsewhere(told: Sequence[str]) -> None:
     """Report what other machines say of their failures."""
     _leave("elsewhere", tuple(told))
@@ -322,13 +327,17 @@ def _remove_abandoned() -> None:
 class Reports:
     """What the processes of one job have reported, in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, of_task: bool = False) -> None:
+        """`of_task`: only one rank reports here, whatever its machine has besides."""
         self._folder = folder
+        self.of_task = of_task
 
     def roll(self) -> JoinProgress:
         """Of the whole job where its first machine is this one; else of the ranks on this machine."""
         for roll in self._read("roll", JoinProgress):
             return roll
+        if self.of_task:
+            return JoinProgress(0, 0)
         joined = self.joined()
         tries = max((each.tries for each in joined), default=0)
         return _roll_of_machine([each for each in joined if each.tries == tries])

@@ -1,8 +1,9 @@
 """torchrun, as `rallypoint run` starts it: `python -m rallypoint.pytorch.agent` and torchrun's arguments.
 
 It is torchrun's own main function. Some things are added: how many ranks `--nproc-per-node=devices` means on
-this machine, which only torch can tell; that agent and ranks end when `rallypoint run` is killed; and, on
-Windows, how ranks are ended, for which torchrun uses what is not there.
+this machine, which only torch can tell; that agent and ranks end when `rallypoint run` is killed; that the
+agent outlives signals which are meant for its ranks; and, on Windows, how ranks are ended, for which torchrun
+uses what is not there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from rallypoint.launch.command import LAUNCHER_VARIABLE
@@ -100,6 +102,36 @@ def _close_rank(handler: Any, death_sig: int | None = None) -> None:
             stream.close()
 
 
+def leave_signals_to_ranks() -> None:
+    """Outlive SIGUSR1 and SIGUSR2: schedulers send them to every process of a job, and mean its ranks."""
+    for name in ("SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            # Not ignored: ranks would inherit that.
+            signal.signal(getattr(signal, name), lambda *_: None)
+
+
+def be_told_once() -> None:
+    """Have torchrun end its ranks at the first SIGTERM, and give them their time whatever follows.
+
+    Schedulers send more than one, and `rallypoint run` passes one on. By itself, torchrun would leave its
+    ranks behind at the second, in the middle of what they do at their end.
+    """
+    from torch.distributed.elastic.multiprocessing import api
+
+    api._terminate_process_handler = _once(api._terminate_process_handler)
+
+
+def _once(handler: Callable[[int, FrameType | None], None]) -> Callable[[int, FrameType | None], None]:
+    told: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        if number != signal.SIGTERM or told.count(number) == 1:
+            handler(number, frame)
+
+    return take
+
+
 def count_devices() -> int:
     """One rank per accelerator, else one."""
     import torch
@@ -118,6 +150,7 @@ def settle_ranks(arguments: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Run torchrun; it raises when a rank has failed, and `reports` sees to the rest."""
+    leave_signals_to_ranks()
     end_with_launcher()  # before torch is imported, which takes seconds
     import torch
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
@@ -131,6 +164,7 @@ def main() -> None:
     rendezvous_handler_registry.register(BACKEND, create_handler)
     sys.argv[0] = "torchrun"  # what it calls itself where it refuses an option
     arguments = settle_ranks(sys.argv[1:])
+    be_told_once()
     if sys.platform == "win32":
         end_ranks_as_windows_does()
         arguments = hear_ctrl_break(arguments)

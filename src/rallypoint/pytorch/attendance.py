@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Final
@@ -104,17 +104,39 @@ class AskingSchedule:
         self._due = now + max(self._pause, _REST * (now - began))
 
 
-class RollCall:
-    """Writes the plan, and reports to the launcher until all ranks have joined, or until it is stopped."""
+Prepare = Callable[[TCPStore, threading.Event], int]
+"""Says how many ranks are expected, once that is known; 0 if the event comes first."""
 
-    def __init__(
-        self, place: Endpoint, view: StoreView, number: int, members: Sequence[Member], has_launcher: bool
-    ) -> None:
+
+def planned(view: StoreView, number: int, members: Sequence[Member]) -> Prepare:
+    """Waits until torchrun's agents have told each other how many ranks each has, and writes the plan."""
+    keys = [f"{ROLE_INFO}/{rank}" for rank in range(len(members))]
+
+    def prepare(store: TCPStore, stopped: threading.Event) -> int:
+        while not store.check(keys):
+            if stopped.wait(_COUNT_SECONDS):
+                return 0
+        sizes = [int(json.loads(each)["local_world_size"]) for each in store.multi_get(keys)]
+        plan = plan_of(number, members, sizes)
+        store.multi_set([PLAN, HEAD], [plan.to_json(), json.dumps(_head(view))])
+        return plan.world_size
+
+    return prepare
+
+
+def _head(view: StoreView) -> tuple[str, int, str]:
+    """Where all machines find the store."""
+    return (*(parse_endpoint(view.shown) if view.shown else view.place), view.name)
+
+
+class RollCall:
+    """Reports to the launcher until all ranks have joined, or until it is stopped."""
+
+    def __init__(self, place: Endpoint, view: StoreView, prepare: Prepare, has_launcher: bool) -> None:
         """`place`: the store, or a relay of it. `has_launcher`: one of ours, that says what it is told."""
         self._place = place
         self._view = view
-        self._number = number
-        self._members = members
+        self._prepare = prepare
         self._has_launcher = has_launcher
         self._began = time.monotonic()
         self._remark_after = _FIRST_REMARK
@@ -130,28 +152,11 @@ class RollCall:
     def _run(self) -> None:
         try:
             with TCPStore(*self._place, timeout=_ANSWER_SECONDS, role=Role.AGENT) as store:
-                sizes = self._ranks_per_machine(store)
-                if not sizes:
-                    return
-                plan = plan_of(self._number, self._members, sizes)
-                store.multi_set([PLAN, HEAD], [plan.to_json(), json.dumps(self._head)])
-                self._report(store, plan.world_size)
+                expected = self._prepare(store, self._stopped)
+                if expected:
+                    self._report(store, expected)
         except RallypointError:
             pass  # the round's store has gone: others report that
-
-    @property
-    def _head(self) -> tuple[str, int, str]:
-        """Where all machines find the store."""
-        view = self._view
-        return (*(parse_endpoint(view.shown) if view.shown else view.place), view.name)
-
-    def _ranks_per_machine(self, store: TCPStore) -> list[int]:
-        """The sizes that torchrun's agents tell each other; empty if the roll call is stopped before."""
-        keys = [f"{ROLE_INFO}/{rank}" for rank in range(len(self._members))]
-        while not store.check(keys):
-            if self._stopped.wait(_COUNT_SECONDS):
-                return []
-        return [int(json.loads(each)["local_world_size"]) for each in store.multi_get(keys)]
 
     def _report(self, store: TCPStore, expected: int) -> None:
         attention = AskingSchedule(time.monotonic())

@@ -57,7 +57,7 @@ from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, worke
 from rallypoint.launch.reports import LostServer
 from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
-from rallypoint.pytorch.attendance import AGENTS, ROLE_INFO, RollCall
+from rallypoint.pytorch.attendance import AGENTS, ROLE_INFO, RollCall, planned
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
 from rallypoint.relay.head import parse_workers
@@ -281,8 +281,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         if met.rank == 0:  # one machine is enough to warn, and for the roll call
             self._warn_of_openness(met, view.address)
             way = place if view.name else store_place
-            members = self._meeting.members_of(met)
-            self._roll_call = RollCall(way, view, met.number, members, self._has_launcher)
+            prepare = planned(view, met.number, self._meeting.members_of(met))
+            self._roll_call = RollCall(way, view, prepare, self._has_launcher)
         self._watch.start(place, view)
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),

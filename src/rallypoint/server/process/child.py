@@ -1,9 +1,9 @@
 """What runs in a hosted server process: `hosting` starts it, and speaks with it over two pipes.
 
 On standard input come one line of JSON (what to serve, how, and how long) and, on Windows, the listening
-sockets; then nothing more: when it ends, the parent is gone or wants the server gone. On standard output
-goes one line, a mark and JSON behind it: which backend serves, or what went wrong. Lines before it come
-from whatever else the interpreter runs at its start, and are not ours.
+sockets; then nothing more but, perhaps, the word to end at once. When it ends, the parent is gone or has let
+go of the server. On standard output goes one line, a mark and JSON behind it: which backend serves, or what
+went wrong. Lines before it come from whatever else the interpreter runs at its start, and are not ours.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.loops.stores import StorePump
-from rallypoint.server.process.startup import ANSWER_MARK, EVENTS_VARIABLE, door_for, settle_in
+from rallypoint.server.process.startup import ANSWER_MARK, END_NOW, EVENTS_VARIABLE, door_for, settle_in
 from rallypoint.server.reporting.events import Events
 from rallypoint.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
+
+_FOR_RANKS = ("SIGINT", "SIGBREAK", "SIGHUP", "SIGUSR1", "SIGUSR2")
+"""Signals of a terminal and of schedulers, which send them to every process of a job."""
 
 Order = dict[str, Any]
 """What the parent asks for."""
@@ -68,9 +71,9 @@ def make_core(order: Order, loop: Loop, *, has_names: bool = False) -> tuple[Cor
 
 def run(build: Builder) -> None:
     """Serve until the parent ends or closes our standard input."""
-    # They go to every process of a terminal; the server has to outlive the ranks that still need it.
-    for number in (signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGINT)):
-        signal.signal(number, signal.SIG_IGN)
+    for name in _FOR_RANKS:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     settle_in(logging.WARNING)
     commands = sys.stdin.buffer
     line = commands.readline()
@@ -91,7 +94,12 @@ def run(build: Builder) -> None:
         raise
     life = _Life(pump, stays_for_clients=order["stays_for_clients"])
     _watch_parent(loop, commands, life.leave)
-    pump.serve(on_ready=lambda: report({"backend": loop.name, "warning": warning}), on_tick=life.check)
+
+    def tell_ready() -> None:
+        signal.signal(signal.SIGTERM, lambda *_: life.wind_down())
+        report({"backend": loop.name, "warning": warning})
+
+    pump.serve(on_ready=tell_ready, on_tick=life.check)
 
 
 class _Life:
@@ -108,6 +116,13 @@ class _Life:
         self._left = True
         if not self._stays_for_clients or not self._pump.has_clients:
             self._pump.loop.stop()
+
+    def wind_down(self) -> None:
+        """Somebody has sent SIGTERM, maybe to all processes of the job: end with the last client.
+
+        Ranks that are told to end may need the store until they have.
+        """
+        self._left = True
 
     def check(self) -> None:
         """Once a second: if the parent forked, its children have our standard input and may outlive it."""
@@ -140,6 +155,9 @@ def _watch_parent(loop: Loop, commands: BinaryIO, on_end: Callable[[], None]) ->
         return
 
     def end() -> None:
+        if os.read(commands.fileno(), len(END_NOW)):
+            loop.stop()
+            return
         loop.watch_readable(commands.fileno(), None)  # its end stays readable for ever
         on_end()
 

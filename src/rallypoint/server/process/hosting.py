@@ -28,7 +28,7 @@ from rallypoint.exits import exit_text, signal_name
 from rallypoint.server.guard.secret import SECRET_VARIABLE, job_secret
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
-from rallypoint.server.process.startup import ANSWER_MARK, limits_of_environment
+from rallypoint.server.process.startup import ANSWER_MARK, END_NOW, limits_of_environment
 from rallypoint.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
@@ -382,9 +382,11 @@ def end_process(process: subprocess.Popen[bytes], owner: int) -> None:
     """End a process that was begun by the process `owner`, and wait for that."""
     if os.getpid() != owner:  # a fork of the parent has a copy of everything, but the server is not its own
         return
-    if sys.platform != "win32":  # there it would end with exit code 1, as if somebody had killed it
-        process.terminate()
-    for pipe in (process.stdin, process.stdout):  # without its standard input it ends by itself
+    try:
+        _pipe(process.stdin).write(END_NOW)
+    except (OSError, ValueError):  # it has ended, or its standard input is closed
+        pass
+    for pipe in (process.stdin, process.stdout):
         try:
             _pipe(pipe).close()
         except OSError:  # what was to be written has nobody to read it any more

@@ -1,0 +1,87 @@
+"""`rallypoint run --tasks`: one rank, of a job whose scheduler has started a task for each."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rallypoint.exits import exit_text, signal_name
+from rallypoint.launch import reports
+from rallypoint.launch.command import Deliver, Ended, run_command
+from rallypoint.launch.endpoint import StoreView
+from rallypoint.launch.rendezvous.task_group import EndedElsewhereError, TaskGroup
+from rallypoint.launch.stacks.watching import Say, watching
+from rallypoint.launch.tasks import Task
+from rallypoint.pytorch.attendance import RollCall
+
+
+def run_task(
+    task: Task,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    on_look: Callable[[], bool],
+    deliver: Deliver,
+    say: Say,
+) -> Ended:
+    """Run the command of a rank to its end, or until another rank fails.
+
+    `on_look` is called every tenth of a second, until it returns False; `say` if the job stands still.
+    """
+    folder = Path(environ[reports.VARIABLE])
+    # The group is left last: the first task waits there for everybody who uses the store.
+    with TaskGroup(task) as group, _roll_call(task), watching(folder, environ, say):
+        looks = _Looks(group, on_look)
+        try:
+            ended = run_command(command, environ, looks.look, is_agent=False, deliver=deliver)
+        except EndedElsewhereError as error:
+            reports.report_elsewhere([str(error)])
+            return Ended(0, 1, 0)
+        group.went_well = ended.code == 0
+        if ended.code and not ended.told_to:
+            _exchange_failures(group, task, ended, folder)
+        return ended
+
+
+class _Looks:
+    """Looks for the failure of another rank, as long as this one runs, and lets another one look as well."""
+
+    def __init__(self, group: TaskGroup, other: Callable[[], bool]) -> None:
+        self._group = group
+        self._other = other
+        self._wanted = True
+
+    def look(self) -> bool:
+        self._group.check()
+        self._wanted = self._wanted and self._other()
+        return True
+
+
+@contextmanager
+def _roll_call(task: Task) -> Iterator[None]:
+    """The first task counts the ranks, for the line that says who has joined."""
+    if task.rank != 0:
+        yield
+        return
+    call = RollCall(task.store, StoreView(task.store), lambda *_: task.world_size, has_launcher=True)
+    try:
+        yield
+    finally:
+        call.stop()
+
+
+def _exchange_failures(group: TaskGroup, task: Task, ended: Ended, folder: Path) -> None:
+    """Tell the other tasks how this rank failed; or hear it, if this one only followed from another."""
+    reports.report_exit(folder, reports.Exit(task.rank, ended.pid, ended.code, time.time(), task.local_rank))
+    failures = reports.Reports(folder).failures()
+    cause = next((failure for failure in failures if not failure.follows), None)
+    if cause is None and failures:
+        told = group.await_told()
+        reports.report_elsewhere([told] if told else [])
+    elif cause is not None:
+        group.tell(f"{cause.name} failed: {cause.headline}")
+    else:
+        how = f"by {signal_name(-ended.code)}" if ended.code < 0 else f"with {exit_text(ended.code)}"
+        group.tell(f"rank {task.rank} (process {ended.pid} on {socket.gethostname()}) ended {how}")

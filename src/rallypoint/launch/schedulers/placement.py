@@ -1,0 +1,117 @@
+"""What the scheduler that started this process tells of its job, by the rows of `table`. Pure."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar, cast
+
+from rallypoint.launch.schedulers.table import SCHEDULERS, SHELL_STEPS, Scheduler, Surroundings, Telling
+
+T = TypeVar("T")
+
+TAKEN_VARIABLE: Final = "RALLYPOINT_SCHEDULED"
+"""For the processes of a job: the placement that their launcher has made use of. It is not theirs as well."""
+
+_FIRST_PORT: Final = 10_000
+_PORTS: Final = 18_000  # below those that systems give to connections, and below 29400 and 29500
+_STEP: Final = 1_009  # steps of one job are far apart, and so are jobs with the next numbers
+
+
+@dataclass(frozen=True)
+class Told(Generic[T]):
+    """What a scheduler tells, and by which variable."""
+
+    value: T
+    variable: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """This process within its job, as its scheduler tells it; None for what is not told."""
+
+    scheduler: Scheduler
+    run_id: Told[str] | None = None
+    nnodes: Told[int] | None = None
+    node_rank: Told[int] | None = None
+    first_host: Told[str] | None = None
+    port: Told[int] | None = None
+    """The same for all processes of the job, and hardly ever that of another job."""
+    nproc_per_node: Told[int] | None = None
+    rank: Told[int] | None = None
+    world_size: Told[int] | None = None
+    local_rank: Told[int] | None = None
+    local_world_size: Told[int] | None = None
+
+    @property
+    def mark(self) -> str:
+        """What the processes of the job are given as TAKEN_VARIABLE."""
+        return self.run_id.value if self.run_id else self.scheduler.name
+
+    def source(self, told: Told[T]) -> str:
+        """Where a value comes from, in words."""
+        return f"{self.scheduler.name} ({told.variable})"
+
+
+def find_placement(variables: Mapping[str, str], read_file: Callable[[str], str]) -> Placement | None:
+    """What the scheduler tells; None if none has started this process, or if its launcher knows it already.
+
+    `read_file` gives the text of a file, or nothing if it cannot be read.
+    """
+    around = Surroundings(variables, read_file)
+    row = next((each for each in SCHEDULERS if all(map(variables.get, each.marks))), None)
+    if row is None or any(variables.get(name) in values for name, values in row.shells.items()):
+        return None
+    placement = _read(row, around)
+    return None if variables.get(TAKEN_VARIABLE) == placement.mark else placement
+
+
+def _read(row: Scheduler, around: Surroundings) -> Placement:
+    numbers = {
+        name: cast("Told[int] | None", _first_told(getattr(row, name), around))
+        for name in (
+            *("nnodes", "node_rank", "nproc_per_node"),
+            *("rank", "world_size", "local_rank", "local_world_size"),
+        )
+    }
+    host = cast("Told[str] | None", _first_told(row.first_host, around))
+    run_id = _run_id(row, around.variables)
+    port = Told(port_of(run_id.value), run_id.variable) if run_id and row.has_own_ports else None
+    return Placement(row, run_id, first_host=host, port=port, **numbers)
+
+
+def _first_told(telling: Telling, around: Surroundings) -> Told[int | str] | None:
+    for variable, read in telling:
+        text = around.variables.get(variable, "")
+        value = read(text, around) if text else None
+        if value is not None:
+            return Told(value, variable)
+    return None
+
+
+def _run_id(row: Scheduler, variables: Mapping[str, str]) -> Told[str] | None:
+    for names in row.job:
+        texts = [variables.get(name, "") for name in names]
+        if texts[0]:
+            return Told(".".join(filter(None, texts)), names[0])
+    return None
+
+
+def port_of(run_id: str) -> int:
+    """A port for a job: another one for each job with a number near to this one, and for each step."""
+    numbers = [int(text) for text in re.findall("[0-9]+", run_id)]
+    if not numbers:
+        return _FIRST_PORT + zlib.crc32(run_id.encode()) % _PORTS
+    job, *steps = numbers
+    return _FIRST_PORT + (job + _STEP * sum(steps)) % _PORTS
+
+
+def idle_machines(variables: Mapping[str, str]) -> Told[int] | None:
+    """How many machines Slurm has for a job, if several and srun has not started this process on each."""
+    count = variables.get("SLURM_JOB_NUM_NODES", "")
+    in_shell = variables.get("SLURM_STEP_ID", "") in ("", *SHELL_STEPS)
+    return (
+        Told(int(count), "SLURM_JOB_NUM_NODES") if in_shell and count.isdecimal() and int(count) > 1 else None
+    )

@@ -1,0 +1,258 @@
+"""One row for each scheduler or launcher whose variables are read: which variable tells what. Pure.
+
+A new one is a row of `SCHEDULERS`. For each fact it names variables; the first that tells it counts. The
+launcher that started this process comes before the scheduler that the launcher itself runs under: mpirun
+within a Slurm job passes Slurm's variables on, but they are not about the processes that mpirun starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from rallypoint.launch.schedulers.hostlists import count_at, distinct, first_host, iter_hosts
+
+
+class Surroundings(NamedTuple):
+    """The variables of a process, and a function that reads a file that they name (empty: not readable)."""
+
+    variables: Mapping[str, str]
+    read_file: Callable[[str], str]
+
+    def number(self, variable: str) -> int | None:
+        return _number(self.variables.get(variable, ""), self)
+
+
+Reader = Callable[[str, Surroundings], int | str | None]
+"""From the text of a variable to what it tells; None if it tells nothing."""
+
+Telling = tuple[tuple[str, Reader], ...]
+"""Variables that tell a fact, with how each is read."""
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A row of the table."""
+
+    name: str
+    marks: tuple[str, ...]
+    """The variables that are all set in a process that it has started."""
+    job: tuple[tuple[str, ...], ...] = ()
+    """Variables that together are the name of the job, and of no other one: the first group that begins with
+    one that is set."""
+    nnodes: Telling = ()
+    node_rank: Telling = ()
+    first_host: Telling = ()
+    nproc_per_node: Telling = ()
+    """How many ranks a launcher that is alone on its machine starts there."""
+    rank: Telling = ()
+    """This process, among all that the scheduler has started for the job."""
+    world_size: Telling = ()
+    local_rank: Telling = ()
+    local_world_size: Telling = ()
+    has_own_ports: bool = True
+    """Whether jobs share machines, so that each job needs a port of its own."""
+    signals_everybody: bool = False
+    """Whether a signal to the job reaches every process in it, and not just those that it has started."""
+    one_task_per_machine: str = ""
+    """How to start one process per machine, for messages."""
+    shells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Values of variables in processes that belong to the job but are not started for all of it."""
+
+
+_VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""By these, a scheduler or a user chooses among the GPUs of a machine."""
+
+
+# From a text to what it tells -------------------------------------------------------------------------------
+
+
+def _number(text: str, _: Surroundings) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _gpus(text: str, around: Surroundings) -> int | None:
+    """How many GPUs there are, unless there are none, or a part of them was chosen: torch counts those."""
+    count = _number(text, around) or None
+    chosen = (around.variables.get(name, "") for name in _VISIBLE)
+    return count if all(not each or len(each.split(",")) == count for each in chosen) else None
+
+
+def _text(text: str, _: Surroundings) -> str | None:
+    return text.strip() or None
+
+
+def _first_of_list(text: str, _: Surroundings) -> str | None:
+    return first_host(text)
+
+
+def _count_of_list(text: str, _: Surroundings) -> int | None:
+    return sum(1 for _ in iter_hosts(text)) or None
+
+
+def _hosts_in_file(path: str, around: Surroundings) -> list[str]:
+    """The machines in a file with one line for each process; some write more behind the name."""
+    return distinct([line.split()[0] for line in around.read_file(path).splitlines() if line.split()])
+
+
+def _first_in_file(path: str, around: Surroundings) -> str | None:
+    return next(iter(_hosts_in_file(path, around)), None)
+
+
+def _count_in_file(path: str, around: Surroundings) -> int | None:
+    return len(_hosts_in_file(path, around)) or None
+
+
+def _first_behind_launch_node(path: str, around: Surroundings) -> str | None:
+    """The first line is the machine that the job's script runs on, where no rank is."""
+    return next(iter(_hosts_in_file(path, around)[1:]), None)
+
+
+def _first_of_pairs(text: str, _: Surroundings) -> str | None:
+    return next(iter(text.split()), None)
+
+
+def _count_of_pairs(text: str, _: Surroundings) -> int | None:
+    """`node-a 8 node-b 8` is two machines."""
+    return len(distinct(text.split()[::2])) or None
+
+
+def _tasks_at_node(text: str, around: Surroundings) -> int | None:
+    place = around.number("SLURM_NODEID")
+    return count_at(text, place) if place is not None else None
+
+
+def _machines_of(world: str) -> Reader:
+    """How many machines there are, by how many processes this one has; right if all have as many."""
+
+    def read(text: str, around: Surroundings) -> int | None:
+        here, everywhere = _number(text, around), around.number(world)
+        return -(-everywhere // here) if here and everywhere else None
+
+    return read
+
+
+def _machine_of(local: str) -> Reader:
+    """Which machine has a process, if processes fill one machine after the other."""
+
+    def read(text: str, around: Surroundings) -> int | None:
+        rank, here = _number(text, around), around.number(local)
+        return rank // here if rank is not None and here else None
+
+    return read
+
+
+# The table --------------------------------------------------------------------------------------------------
+
+_FIRST_OF_ALLOCATION: Final[Telling] = (
+    ("SLURM_JOB_NODELIST", _first_of_list),
+    ("LSB_DJOB_HOSTFILE", _first_in_file),
+    ("LSB_MCPU_HOSTS", _first_of_pairs),
+    ("PBS_NODEFILE", _first_in_file),
+)
+"""mpirun does not tell a process where the others are; the scheduler that it runs under does."""
+
+_ALLOCATION: Final = (("SLURM_JOB_ID",), ("LSB_JOBID", "LSB_JOBINDEX"), ("PBS_JOBID",))
+"""The job that mpirun is a part of."""
+
+SHELL_STEPS: Final = ("4294967290", "4294967291")
+"""Slurm's numbers for the shell of salloc and the script of sbatch, which run on the first machine alone."""
+
+SCHEDULERS: Final[tuple[Scheduler, ...]] = (
+    Scheduler(
+        "jsrun",
+        marks=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_SIZE"),
+        job=(("LSB_JOBID", "JSM_NAMESPACE_ID"),),
+        nnodes=(("JSM_NAMESPACE_LOCAL_SIZE", _machines_of("JSM_NAMESPACE_SIZE")),),
+        node_rank=(("JSM_NAMESPACE_RANK", _machine_of("JSM_NAMESPACE_LOCAL_SIZE")),),
+        first_host=(("LSB_DJOB_RANKFILE", _first_behind_launch_node),),
+        rank=(("JSM_NAMESPACE_RANK", _number),),
+        world_size=(("JSM_NAMESPACE_SIZE", _number),),
+        local_rank=(("JSM_NAMESPACE_LOCAL_RANK", _number),),
+        local_world_size=(("JSM_NAMESPACE_LOCAL_SIZE", _number),),
+        one_task_per_machine="jsrun --rs_per_host=1 --tasks_per_rs=1 rallypoint run",
+    ),
+    Scheduler(
+        "Open MPI",
+        marks=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        job=(("PMIX_NAMESPACE",), *_ALLOCATION),
+        nnodes=(
+            ("OMPI_MCA_orte_num_nodes", _number),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", _machines_of("OMPI_COMM_WORLD_SIZE")),
+        ),
+        node_rank=(("OMPI_COMM_WORLD_RANK", _machine_of("OMPI_COMM_WORLD_LOCAL_SIZE")),),
+        first_host=_FIRST_OF_ALLOCATION,
+        rank=(("OMPI_COMM_WORLD_RANK", _number),),
+        world_size=(("OMPI_COMM_WORLD_SIZE", _number),),
+        local_rank=(("OMPI_COMM_WORLD_LOCAL_RANK", _number),),
+        local_world_size=(("OMPI_COMM_WORLD_LOCAL_SIZE", _number),),
+        one_task_per_machine="mpirun --map-by ppr:1:node rallypoint run",
+    ),
+    Scheduler(
+        "MPI's Hydra",  # of MPICH, Intel MPI and others
+        marks=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        job=_ALLOCATION,
+        nnodes=(("MPI_LOCALNRANKS", _machines_of("PMI_SIZE")),),
+        node_rank=(("PMI_RANK", _machine_of("MPI_LOCALNRANKS")),),
+        first_host=_FIRST_OF_ALLOCATION,
+        rank=(("PMI_RANK", _number),),
+        world_size=(("PMI_SIZE", _number),),
+        local_rank=(("MPI_LOCALRANKID", _number),),
+        local_world_size=(("MPI_LOCALNRANKS", _number),),
+        one_task_per_machine="mpiexec -ppn 1 rallypoint run",
+    ),
+    Scheduler(
+        "Slurm",
+        marks=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
+        job=(("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),),
+        nnodes=(
+            ("SLURM_STEP_NUM_NODES", _number),
+            ("SLURM_JOB_NUM_NODES", _number),
+            ("SLURM_JOB_NODELIST", _count_of_list),
+        ),
+        node_rank=(("SLURM_NODEID", _number),),
+        first_host=(("SLURM_STEP_NODELIST", _first_of_list), ("SLURM_JOB_NODELIST", _first_of_list)),
+        nproc_per_node=(("SLURM_GPUS_ON_NODE", _gpus),),
+        rank=(("SLURM_PROCID", _number),),
+        world_size=(("SLURM_STEP_NUM_TASKS", _number), ("SLURM_NTASKS", _number)),
+        local_rank=(("SLURM_LOCALID", _number),),
+        local_world_size=(
+            ("SLURM_STEP_TASKS_PER_NODE", _tasks_at_node),
+            ("SLURM_TASKS_PER_NODE", _tasks_at_node),
+        ),
+        signals_everybody=True,
+        one_task_per_machine="srun --ntasks-per-node=1 rallypoint run",
+        shells={"SLURM_STEP_ID": SHELL_STEPS},
+    ),
+    Scheduler(
+        "LSF",
+        marks=("LSB_JOBID", "LSB_MCPU_HOSTS"),
+        job=(("LSB_JOBID", "LSB_JOBINDEX"),),
+        nnodes=(("LSB_DJOB_HOSTFILE", _count_in_file), ("LSB_MCPU_HOSTS", _count_of_pairs)),
+        first_host=(("LSB_DJOB_HOSTFILE", _first_in_file), ("LSB_MCPU_HOSTS", _first_of_pairs)),
+    ),
+    Scheduler(
+        "PBS",
+        marks=("PBS_JOBID", "PBS_NODEFILE"),
+        job=(("PBS_JOBID",),),
+        nnodes=(("PBS_NODEFILE", _count_in_file),),
+        first_host=(("PBS_NODEFILE", _first_in_file),),
+    ),
+    Scheduler(
+        "LeaderWorkerSet",
+        marks=("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE"),
+        job=(("LWS_LEADER_ADDRESS",),),
+        nnodes=(("LWS_GROUP_SIZE", _number),),
+        node_rank=(("LWS_WORKER_INDEX", _number),),
+        first_host=(("LWS_LEADER_ADDRESS", _text),),
+        has_own_ports=False,
+    ),
+    Scheduler(
+        "Kubernetes",  # an indexed Job; how many pods it has, its manifest tells with PET_NNODES
+        marks=("JOB_COMPLETION_INDEX",),
+        node_rank=(("JOB_COMPLETION_INDEX", _number),),
+        has_own_ports=False,
+    ),
+)
+"""The first row whose marks are all set counts."""

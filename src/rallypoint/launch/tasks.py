@@ -1,0 +1,118 @@
+"""Processes that a scheduler starts for a job: a launcher on each machine, or a task for each rank.
+
+Nothing is started here: `rallypoint.launch.rendezvous.task_group` has what the tasks of a job do together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rallypoint.errors import UsageError
+from rallypoint.launch.config import Settings
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.options import DEFAULT_MASTER_PORT
+from rallypoint.launch.schedulers.placement import Placement
+from rallypoint.server.guard.secret import job_secret
+
+
+@dataclass(frozen=True)
+class Task:
+    """A process that a scheduler has started to be one rank, and where the job has its store."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    nnodes: int
+    store: Endpoint
+    run_id: str
+    join_seconds: float
+
+    def environment(self) -> dict[str, str]:
+        """What torch and its users look for in a rank, as torchrun sets it."""
+        ranks = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "GROUP_RANK": self.node_rank,
+            "GROUP_WORLD_SIZE": self.nnodes,
+            "ROLE_RANK": self.rank,
+            "ROLE_WORLD_SIZE": self.world_size,
+            "MASTER_PORT": self.store.port,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+        }
+        texts = {
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": self.store.host,
+            "TORCHELASTIC_RUN_ID": self.run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 starts no server
+        }
+        return {**{name: str(value) for name, value in ranks.items()}, **texts}
+
+
+def task_of(settings: Settings) -> Task:
+    """The rank that this process is to be; UsageError if nobody tells, or if it could not find the others."""
+    placement = settings.placement
+    if placement is None:
+        raise UsageError(
+            "--tasks: no scheduler that is known here has started this process as one of several",
+            hint="write srun, mpirun or jsrun in front of rallypoint run, or leave --tasks out",
+        )
+    told = (placement.rank, placement.world_size, placement.local_rank, placement.local_world_size)
+    rank, world_size, local_rank, local_world_size = (each.value if each is not None else -1 for each in told)
+    if min(rank, world_size, local_rank, local_world_size) < 0:
+        raise UsageError(
+            f"--tasks: {placement.scheduler.name} does not tell which rank this process is to be",
+            hint="start one rallypoint run per machine, without --tasks; or start tasks with mpirun",
+        )
+    is_alone = world_size == local_world_size
+    _check_secret(is_alone)
+    return Task(
+        *(rank, world_size, local_rank, local_world_size),
+        node_rank=placement.node_rank.value if placement.node_rank else rank // local_world_size,
+        nnodes=placement.nnodes.value if placement.nnodes else -(-world_size // local_world_size),
+        store=_place_of_store(settings, placement, is_alone),
+        run_id=placement.mark,
+        join_seconds=settings.join_timeout.value,
+    )
+
+
+def _check_secret(is_alone: bool) -> None:
+    if job_secret() is not None and not is_alone:
+        raise UsageError(
+            "--tasks: this job has a secret, and torch reaches a store with a secret through a relay alone",
+            hint="start one rallypoint run per machine, without --tasks: it has relays",
+        )
+
+
+def _place_of_store(settings: Settings, placement: Placement, is_alone: bool) -> Endpoint:
+    places = settings.rdzv_endpoint.value
+    if places is None and is_alone:
+        return Endpoint("127.0.0.1", placement.port.value if placement.port else DEFAULT_MASTER_PORT)
+    if places is None or len(places) > 1:
+        raise UsageError(
+            f"--tasks: {placement.scheduler.name} does not tell which machine is the first"
+            if places is None
+            else f"--tasks: the store cannot be at several places, {places}",
+            hint="add --master-addr with the name of the machine of rank 0",
+        )
+    return places[0]
+
+
+def check_is_alone(settings: Settings) -> None:
+    """UsageError if the scheduler has started several launchers on this machine."""
+    placement = settings.placement
+    here = placement.local_world_size if placement is not None else None
+    if placement is None or here is None or here.value < 2:
+        return
+    name = placement.scheduler.name
+    raise UsageError(
+        f"{name} has started {here.value} tasks on this machine ({here.variable}), and each would start "
+        "ranks of its own",
+        hint=f"start one task per machine, with {placement.scheduler.one_task_per_machine} ...; or let each "
+        "task be one rank, with rallypoint run --tasks ...; or, for jobs that have nothing to do with each "
+        "other, say --standalone",
+    )

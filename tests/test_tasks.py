@@ -1,0 +1,194 @@
+"""`rallypoint run --tasks`: each process that a scheduler starts is one rank. A test plays the scheduler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from command_line import invoke
+from jobs import Job, free_port, job
+from rallypoint.errors import UsageError
+from rallypoint.launch import delivery
+from rallypoint.launch.config import settle
+from rallypoint.launch.schedulers.placement import TAKEN_VARIABLE, find_placement
+from rallypoint.launch.tasks import check_is_alone, task_of
+from rallypoint.pytorch.agent import _once
+from test_schedulers import HYDRA, LAUNCHER, OPEN_MPI, PBS, SLURM
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="no scheduler starts tasks on Windows")
+
+
+def variables_of(rank: int, world: int = 2) -> dict[str, str]:
+    """What Slurm tells a task on the only machine of a step."""
+    return {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NODELIST": "gpu1",
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(world),
+        "SLURM_STEP_TASKS_PER_NODE": str(world),
+    }
+
+
+def start_tasks(running: Job, script: str, environ: Mapping[str, str] | None = None) -> None:
+    port = free_port()
+    for rank in range(2):
+        running.start(
+            script,
+            ["--tasks", f"--master-port={port}", "--no-explain"],
+            {**variables_of(rank), **(environ or {})},
+            command=("-m", "rallypoint", "run"),
+        )
+
+
+MEET = """
+import os, time
+import psutil
+from rallypoint import rendezvous
+
+store, rank, world = rendezvous("env://")
+store.set(f"pid/{rank}", str(os.getpid()))
+store.wait([f"pid/{each}" for each in range(world)])
+"""
+
+
+def test_tasks_of_a_job_with_a_secret_share_a_machine(tmp_path: Path) -> None:
+    script = MEET + "print('secret', os.environ.get('RALLYPOINT_SECRET'))\n"
+    with job(tmp_path) as running:
+        start_tasks(running, script, {"RALLYPOINT_SECRET": "ab" * 32})
+        assert running.wait() == [0, 0], running.logs()
+        assert "secret None" in running.log(1)
+
+
+def test_each_task_is_a_rank_and_the_store_stays_for_the_last(tmp_path: Path) -> None:
+    script = MEET + (
+        "names = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')\n"
+        "print('ranks', *(os.environ[name] for name in names), os.environ['RALLYPOINT_SCHEDULED'])\n"
+        "if rank == 1:\n"
+        "    first = int(store.get('pid/0'))\n"
+        "    psutil.wait_procs([each for each in psutil.process_iter() if each.pid == first])\n"
+        "    store.set('late', 'yes')\n"
+        "    print('the store says', store.get('late'))\n"
+    )
+    with job(tmp_path) as running:
+        start_tasks(running, script)
+        assert running.wait() == [0, 0], running.logs()
+        assert "ranks 0 2 0 2 0 1.0" in running.log(0)
+        assert "ranks 1 2 1 2 0 1.0" in running.log(1)
+        assert "the store says b'yes'" in running.log(1)
+        assert not running.processes()
+
+
+def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
+    script = MEET + "if rank == 1: raise ValueError('banana')\ntime.sleep(600)\n"
+    with job(tmp_path) as running:
+        start_tasks(running, script)
+        assert running.wait() == [1, 1], running.logs()
+        assert "failed first: ValueError: banana" in running.log(1)
+        assert "in another task: rank 1 (process " in running.log(0)
+        assert "failed: ValueError: banana" in running.log(0)
+        assert not running.processes()
+
+
+def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
+    script = MEET + "if rank == 0: os.kill(os.getpid(), 9)\ntime.sleep(600)\n"
+    with job(tmp_path) as running:
+        start_tasks(running, script)
+        assert running.wait() == [-signal.SIGKILL, 1], running.logs()
+        assert "rank 0 (process " in running.log(0)
+        assert "ended by SIGKILL" in running.log(1)
+
+
+# What is refused --------------------------------------------------------------------------------------------
+
+
+def test_without_a_scheduler_there_are_no_tasks() -> None:
+    error = invoke("run", "--tasks", "train.py").exception
+    assert isinstance(error, UsageError)
+    assert "no scheduler that is known here has started this process" in error.message
+
+
+def test_the_scheduler_says_how_many_ranks_there_are() -> None:
+    error = invoke("run", "--tasks", "--nproc-per-node=4", "train.py", environ=variables_of(0)).exception
+    assert isinstance(error, UsageError)
+    assert "--nproc-per-node means nothing with --tasks" in error.message
+
+
+def test_several_launchers_on_a_machine_are_refused(tmp_path: Path) -> None:
+    for variables, remedy in ((SLURM, "srun --ntasks-per-node=1"), (OPEN_MPI, "--map-by ppr:1:node")):
+        placement = find_placement(variables, str)
+        settings = settle({"master_addr": "node-a"}, {}, tmp_path, placement)
+        with pytest.raises(UsageError, match="has started 2 tasks on this machine") as refused:
+            check_is_alone(settings)
+        assert remedy in refused.value.hint
+        check_is_alone(settle({"standalone": True}, {}, tmp_path, placement))
+    check_is_alone(settle({}, {}, tmp_path, find_placement(LAUNCHER, str)))
+
+
+def test_a_task_needs_to_know_its_rank_and_the_first_machine(tmp_path: Path) -> None:
+    alone = settle({}, {}, tmp_path, find_placement({**HYDRA, "PMI_SIZE": "2", "PMI_RANK": "1"}, str))
+    task = task_of(alone)
+    assert (task.rank, task.world_size, task.store) == (1, 2, ("127.0.0.1", 29500))
+    with pytest.raises(UsageError, match="does not tell which rank"):
+        task_of(settle({}, {}, tmp_path, find_placement(PBS, lambda _: "node-a\n")))
+    several = {"rdzv_endpoint": "a,b"}
+    with pytest.raises(UsageError, match="the store cannot be at several places"):
+        task_of(settle(several, {}, tmp_path, find_placement(SLURM, str)))
+
+
+def test_who_may_be_alone_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("node-a\nnode-b\n")
+    environ = {"PBS_JOBID": "1", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    said = invoke("run", "--show-config", environ=environ).stderr
+    assert "PBS (PBS_NODEFILE) says 2 machines: this command has to be started on each of them" in said
+    assert not invoke("run", "--show-config", "--standalone", environ=environ).stderr
+    assert not invoke("run", "--show-config", environ=LAUNCHER).stderr
+
+
+def test_a_nested_launcher_is_no_task() -> None:
+    taken = {**SLURM, TAKEN_VARIABLE: "4711.0"}
+    assert find_placement(taken, str) is None
+
+
+# Signals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("everybody_hears", "to_agent", "to_ranks"),
+    [
+        (False, ["SIGINT", "SIGTERM", "SIGHUP"], ["SIGUSR1", "SIGUSR2"]),
+        (True, ["SIGTERM"], []),
+    ],
+)
+def test_who_is_sent_a_signal(
+    monkeypatch: pytest.MonkeyPatch, everybody_hears: bool, to_agent: list[str], to_ranks: list[str]
+) -> None:
+    ranks: list[str] = []
+    monkeypatch.setattr(delivery, "signal_ranks", lambda _, number: ranks.append(signal.Signals(number).name))
+    agent = SimpleNamespace(sent=[])
+    agent.send_signal = lambda number: agent.sent.append(signal.Signals(number).name)
+    process = cast("subprocess.Popen[bytes]", agent)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        delivery.to_agent("", everybody_hears=everybody_hears)(process, getattr(signal, name))
+    assert (agent.sent, ranks) == (to_agent, to_ranks)
+    agent.sent.clear()
+    delivery.to_rank(everybody_hears=everybody_hears)(process, signal.SIGTERM)
+    assert agent.sent == ([] if everybody_hears else ["SIGTERM"])
+
+
+def test_the_agent_is_told_to_end_once_but_may_be_interrupted_again() -> None:
+    told: list[int] = []
+    handler = _once(lambda number, _: told.append(number))
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+        handler(number, None)
+    assert told == [signal.SIGTERM, signal.SIGINT, signal.SIGINT]

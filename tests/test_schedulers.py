@@ -261,6 +261,13 @@ def test_machines_of_another_number_do_not_ask_for_the_ranks_of_the_scheduler(tm
         assert (found.rdzv_endpoint.value is None) == (size == "1")
 
 
+def test_some_of_the_machines_of_the_scheduler_may_be_spares(tmp_path: Path) -> None:
+    for arguments in ({"spares": "1"}, {"spares": "1", "nnodes": "1"}):
+        found = settled(tmp_path, LAUNCHER, arguments)
+        assert (found.nnodes.text, found.node_rank.value, found.warnings) == ("1", None, ())
+        assert str(found.rdzv_endpoint.value).startswith("gpu02:")
+
+
 def test_standalone_is_for_this_machine_whatever_a_scheduler_says(tmp_path: Path) -> None:
     found = settled(tmp_path, LAUNCHER, {"standalone": True})
     assert (found.nnodes.text, found.rdzv_endpoint.value, found.warnings) == ("1", None, ())

@@ -141,7 +141,7 @@ def settle(
     said = {**file.options, **_of_environment(without_rank(environ)), **of_command_line}
     settings = _with_values(said, file, environ)
     if placement is not None and not settings.standalone.value:
-        told = _of_scheduler(placement)
+        told = _of_scheduler(placement, settings.spares.value)
         fitting = {name: each for name, each in told.items() if _fits(name, told, settings)}
         warnings = (*file.warnings, *_disagreements(told, settings, placement.scheduler.name))
         settings = _with_values({**fitting, **said}, file, environ)
@@ -183,12 +183,16 @@ def _read(option: Option, said: Setting[object] | None) -> Setting[object]:
 # The scheduler --------------------------------------------------------------------------------------------
 
 
-def _of_scheduler(placement: Placement) -> dict[str, Setting[object]]:
-    """What a scheduler says of our options, by their names."""
+def _of_scheduler(placement: Placement, spares: int) -> dict[str, Setting[object]]:
+    """What a scheduler says of our options, by their names.
+
+    Of the machines that it gives to the job, some may be spares. Then it does not say which rank each has.
+    """
+    nnodes = placement.nnodes
     told: dict[str, Told[int] | Told[str] | None] = {
-        "nnodes": placement.nnodes,
+        "nnodes": nnodes and replace(nnodes, value=max(nnodes.value - spares, 1)),
         "nproc_per_node": placement.nproc_per_node,
-        "node_rank": placement.node_rank,
+        "node_rank": None if spares else placement.node_rank,
         "master_addr": placement.first_host,
         "master_port": placement.port if placement.first_host else None,
         "rdzv_id": placement.run_id,
@@ -210,7 +214,7 @@ def _fits(name: str, told: Mapping[str, Setting[object]], said: Settings) -> boo
     if name == "node_rank":
         return machines.least == machines.most > 1 and not _differs("nnodes", told, said)
     if name in ("master_addr", "master_port"):
-        return machines.most > 1 and not said.master_addr.is_set
+        return machines.most + said.spares.value > 1 and not said.master_addr.is_set
     return True
 
 
@@ -444,7 +448,7 @@ def _meeting_place(said: Settings) -> Setting[Endpoints | None]:
 def _by_master(said: Settings) -> Setting[Endpoints | None]:
     """The endpoint by master_addr and master_port. A port alone is this machine's, if it is the only one."""
     address, port = said.master_addr, said.master_port
-    if address.value is None and (port.value is None or said.nnodes.value.most > 1):
+    if address.value is None and (port.value is None or said.nnodes.value.most + said.spares.value > 1):
         return Setting(None)
     endpoint = Endpoints([Endpoint(address.value or "127.0.0.1", port.value or DEFAULT_MASTER_PORT)])
     if port.level < address.level:
@@ -469,7 +473,7 @@ def _or_by_conf(own: Setting[T], name: str, conf: Setting[Mapping[str, str]], ke
 def _check(settings: Settings) -> None:
     """UsageError for values that are right one by one but not together."""
     nodes, rank = settings.nnodes, settings.node_rank
-    if nodes.value.most > 1 and settings.rdzv_endpoint.value is None:
+    if nodes.value.most + settings.spares.value > 1 and settings.rdzv_endpoint.value is None:
         raise UsageError(
             f"nnodes is {nodes.value} by {nodes.source}, but nothing says where the machines meet",
             hint="add --rdzv-endpoint HOST[:PORT] with the name of one of them, the same on each",

@@ -112,7 +112,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._run_id = params.run_id
         self._relay = conf.relay
         self._workers = conf.workers
-        self._place = _open_place(params, size, conf)
+        launchers = size.most + conf.spares
+        self._place = _open_place(params, launchers, conf)
         times = conf.times.outlasting(self._place.pause_seconds)
         # The name that ranks and relays use for this machine, so that it has one name: not its local_addr.
         who = who_am_i(Role.AGENT)
@@ -122,10 +123,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._has_taken_part = False
         self._is_bystander = False  # nothing of this machine's says anything about the job
         self._look_seconds = _LOOK_SECONDS[1]
-        if size.most > 1:
+        if launchers > 1:
             atexit.register(self._give_up)
             self._bequeath()
-        self._heart = Heartbeat(self._meeting) if size.most > 1 else None
+        self._heart = Heartbeat(self._meeting) if launchers > 1 else None
         self._look = Deadline(0.0)
         self._pause = Deadline(0.0)
         self._agent_store: Any = None
@@ -360,9 +361,9 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             return otherwise
 
 
-def _open_place(params: RendezvousParameters, size: Size, conf: Conf) -> MeetingPlace:
+def _open_place(params: RendezvousParameters, launchers: int, conf: Conf) -> MeetingPlace:
     endpoints = parse_endpoints(params.endpoint)
-    if size.most > 1 and not endpoints[0].port:
+    if launchers > 1 and not endpoints[0].port:
         raise UsageError(
             "several machines need an endpoint to meet at",
             hint="pass --rdzv-endpoint=HOST:PORT, the same on every machine",
@@ -375,7 +376,7 @@ def _open_place(params: RendezvousParameters, size: Size, conf: Conf) -> Meeting
     [endpoint] = endpoints
     return open_place(
         endpoint,
-        size.most,
+        launchers,
         params.run_id,
         hosts=conf.is_host,
         local_address=local_address,

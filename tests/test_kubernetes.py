@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 import yaml
-from rallypoint.launch.schedulers.placement import find_placement
 
 from jobs import SECONDS, free_port, job
 from pods import two_pods
 from processes import end, serving
 from rallypoint.launch.config import settle
 from rallypoint.launch.options import split_arguments
+from rallypoint.launch.schedulers.placement import find_placement
 from rallypoint.server.guard.secret import make_secret
 from raw import until
 

@@ -156,6 +156,20 @@ def test_of_the_ranks_of_a_machine_those_that_are_missing_are_named(
     assert Reports(folder).roll().joined == 1, "who joined an earlier try has not joined this one"
 
 
+def test_a_launcher_that_does_not_say_how_many_ranks_are_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are all of them, where the store is on loopback; else it is not known."""
+    for name, value in {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for store in ("node-a:29500", "10.0.0.1:29500", ""):
+        reports.report_joined(store)
+        assert Reports(folder).roll().expected == 0, store
+    for store in ("localhost:29500", "127.0.0.1:29500", "[::1]:29500"):
+        reports.report_joined(store)
+        assert Reports(folder).roll() == JoinProgress(1, 4, f"missing: 0, 2 and 3 on {socket.gethostname()}")
+
+
 def test_who_is_no_rank_does_not_join(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     reports.report_joined()

@@ -94,6 +94,7 @@ def test_a_name_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConnectError) as caught:
         TCPStore("no-such-host.invalid", 29500, timeout=0.5)
     assert "no-such-host.invalid: name not resolved" in caught.value.message
+    assert "the name no-such-host.invalid never resolved" in caught.value.message
     assert "hosts file" in caught.value.hint
 
 

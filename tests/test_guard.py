@@ -511,6 +511,36 @@ def test_a_file_that_others_may_read_is_no_secret(
         job_secret()
 
 
+_AS_A_POD = """
+import os, sys
+from rallypoint.errors import UsageError
+from rallypoint.server.guard.secret import job_secret
+
+for owner, mode, group in ((0, 0o440, 7), (0, 0o460, 7), (0, 0o444, 7), (9, 0o440, 7), (0, 0o440, 8)):
+    os.chown("secret", owner, 7)
+    os.chmod("secret", mode)
+    os.setgroups([group])
+    os.seteuid(5)
+    try:
+        print(job_secret() is not None)
+    except UsageError:
+        print(False)
+    os.seteuid(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="it takes root to give files away")
+def test_a_file_of_roots_that_a_group_of_this_process_may_read(tmp_path: Path) -> None:
+    """As Kubernetes mounts a Secret where a pod is not root: mode 440, with the group of the pod."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "secret").write_text(_TEXT)
+    environ = {**os.environ, guard.FILE_VARIABLE: "secret"}
+    told = subprocess.check_output(
+        [sys.executable, "-c", _AS_A_POD], cwd=tmp_path, env=environ, text=True, timeout=60
+    )
+    assert told.split() == ["True", "False", "False", "False", "False"]
+
+
 @pytest.mark.parametrize("text", ["abc", _TEXT[:-1], _TEXT + "0", "x" * 64, "token-" + _TEXT])
 def test_what_is_no_secret_is_not_repeated(text: str) -> None:
     with pytest.raises(UsageError, match="does not hold 64 hexadecimal digits") as refused:

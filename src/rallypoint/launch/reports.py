@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 from rallypoint.codec import from_text, to_text
 from rallypoint.launch.stacks.steps import SIGNALS_VARIABLE
 from rallypoint.rollcall.identity import Identity
+from rallypoint.server.machine.addresses import is_loopback
 from rallypoint.stacks.activity import MachineActivity
 from rallypoint.stacks.frames import MOST_FRAMES, Frame, Stack
 from rallypoint.stores.client.deadline import Deadline
@@ -175,8 +176,15 @@ def report_joined(store: str = "", rank: int = -1, world_size: int = -1, seconds
     who = _identity()
     if 0 <= rank != who.rank:
         who = replace(who, rank=rank, world_size=world_size, local_rank=-1, local_world_size=-1)
+    if who.local_world_size < 0 and _is_loopback(store):  # not all launchers say it, but all ranks are here
+        who = replace(who, local_world_size=who.world_size)
     if who.rank >= 0:
         _leave(f"joined-{who.rank}-{who.pid}", replace(who, store=store, timeout_seconds=seconds))
+
+
+def _is_loopback(store: str) -> bool:
+    host = store.rpartition(":")[0].strip("[]")
+    return host == "localhost" or is_loopback(host)
 
 
 def report_roll(roll: JoinProgress) -> None:

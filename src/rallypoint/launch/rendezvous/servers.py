@@ -20,6 +20,7 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch.endpoint import Endpoint, RoundStore, StoreView
+from rallypoint.launch.rendezvous.naming import await_host
 from rallypoint.launch.reports import WITHOUT_STORE, LostServer, lost_server
 from rallypoint.relay.finding import knows_names
 from rallypoint.relay.head import auto_workers
@@ -272,9 +273,9 @@ def open_place(
             f"{endpoint} is no address by which other machines could reach this one",
             hint="name the machine: its host name, or its address in their network",
         )
-    server = None
-    if is_this_machine(endpoint.host) if hosts is None else hosts:
-        server = _hold(endpoint, seconds)
+    if hosts is None:
+        hosts = await_host(endpoint, Deadline(seconds))
+    server = _hold(endpoint, seconds) if hosts else None
     place = server.address if server else endpoint
     store = TCPStore(*place, timeout=seconds, role=Role.AGENT)
     store.set_timeout(min(seconds, _ANSWER_SECONDS))  # it is up now, and answers at once

@@ -161,6 +161,9 @@ def _doubt_about(found: os.stat_result) -> str:
         return "it is not a plain file"
     if found.st_uid not in (os.geteuid(), 0):
         return "it belongs to another user"
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    others = stat.S_IRWXG | stat.S_IRWXO
+    if found.st_uid == 0 and os.geteuid() and found.st_gid in (os.getegid(), *os.getgroups()):
+        others &= ~stat.S_IRGRP  # root lets this process read it by its group: so does Kubernetes, of a pod's
+    if found.st_mode & others:
         return "others than its owner may read or write it; chmod 600 helps"
     return ""

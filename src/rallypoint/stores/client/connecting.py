@@ -10,7 +10,7 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rallypoint.errors import (
     ConnectError,
@@ -37,6 +37,10 @@ _LONGEST_PAUSE = 1.0
 _CONNECT_SECONDS = 10.0
 
 _NOT_RESOLVED = "name not resolved"
+_UNKNOWN_NAME = (
+    "the name is not known here: use an IP address, or add it to the hosts file; in Kubernetes, a pod's name "
+    "is POD.SERVICE, with a headless service that has publishNotReadyAddresses: true"
+)
 _NO_ROUTE = "there is no route to that machine: another network, or an address that leads nowhere"
 _SILENT = -1  # no error of the system: connected, but no answer
 _HINTS = {
@@ -60,6 +64,7 @@ def connect(
     *,
     to_look: bool = False,
     store: str = "",
+    after_try: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> Connection:
     """A connection that has shaken hands; ConnectError when the deadline passes before.
 
@@ -67,7 +72,8 @@ def connect(
 
     It tells the server the identity of this process, `who`: by default, as the launcher's variables say.
     With `to_look`, nothing but a LOOK is to be asked: for that, a token is enough. `store` says which of
-    several stores that are there is looked at.
+    several stores that are there is looked at. After each try that has failed, `after_try` is told the
+    addresses of the host, none if its name is not known; what it raises ends the tries.
     """
     proof = looking_glass() if to_look else job_secret()
     attempts = _Attempts(host, port)
@@ -84,6 +90,7 @@ def connect(
         connection = _try_all(host, port, shake_hands, proof, deadline, attempts)
         if connection is not None:
             return connection
+        after_try(attempts.addresses)
         nap = pause * random.uniform(0.5, 1.0)
         if deadline.remaining <= nap:
             raise attempts.failure(deadline)
@@ -98,7 +105,18 @@ class _Attempts:
         self._host, self._port = host, port
         self._last: dict[str, str] = {}
         self._codes: Counter[int] = Counter()
+        self._was_known = is_numeric(host)
+        self.addresses: list[str] = []
+        """Those of the host, when it was last asked for."""
         self.rounds = 0
+
+    def begin(self, addresses: Sequence[tuple[int, tuple[str, int]]]) -> None:
+        """Another round, at these addresses; none if the name is not known."""
+        self.rounds += 1
+        self.addresses = [address[0] for _, address in addresses]
+        if addresses:
+            self._was_known = True
+            self._last.pop(self._host, None)  # that it was not known
 
     def note(self, address: str, error: Exception) -> None:
         code = error.errno if isinstance(error, OSError) else None
@@ -112,16 +130,17 @@ class _Attempts:
     def failure(self, deadline: Deadline) -> ConnectError:
         tried = "".join(f"\n  {address}: {reason}" for address, reason in self._last.items())
         times = f"{self.rounds} tries" if self.rounds != 1 else "1 try"
+        never = "" if self._was_known else f": the name {self._host} never resolved"
         return ConnectError(
             f"cannot reach the store at {format_address(self._host, self._port)} within "
-            f"{deadline.seconds:g} s ({times}):{tried}",
+            f"{deadline.seconds:g} s ({times}){never}:{tried}",
             hint=self._hint(),
             is_silent=self._codes[_SILENT] > 0,
         )
 
     def _hint(self) -> str:
         if any(reason.startswith(_NOT_RESOLVED) for reason in self._last.values()):
-            return "the name is not known here: use an IP address, or add it to the hosts file"
+            return _UNKNOWN_NAME
         for code, _ in self._codes.most_common():
             if code == _SILENT and (reason := self._out_of_files()):
                 return reason
@@ -147,12 +166,13 @@ def format_address(host: str, port: int) -> str:
 def _try_all(
     host: str, port: int, shake_hands: _Handshake, proof: Proof, deadline: Deadline, attempts: _Attempts
 ) -> Connection | None:
-    attempts.rounds += 1
     try:
         addresses = resolve(host, port, deadline)
     except OSError as error:
+        attempts.begin([])
         attempts.note(host, error)
         return None
+    attempts.begin(addresses)
     stranger: ProtocolError | None = None
     for number, (family, address) in enumerate(addresses, 1):
         try:

@@ -472,10 +472,11 @@ def _or_by_conf(own: Setting[T], name: str, conf: Setting[Mapping[str, str]], ke
 
 def _check(settings: Settings) -> None:
     """UsageError for values that are right one by one but not together."""
-    nodes, rank = settings.nnodes, settings.node_rank
-    if nodes.value.most + settings.spares.value > 1 and settings.rdzv_endpoint.value is None:
+    nodes, rank, spares = settings.nnodes, settings.node_rank, settings.spares
+    if nodes.value.most + spares.value > 1 and settings.rdzv_endpoint.value is None:
+        beside = f", and spares is {spares.value} by {spares.source}" if spares.value else ""
         raise UsageError(
-            f"nnodes is {nodes.value} by {nodes.source}, but nothing says where the machines meet",
+            f"nnodes is {nodes.value} by {nodes.source}{beside}, but nothing says where the machines meet",
             hint="add --rdzv-endpoint HOST[:PORT] with the name of one of them, the same on each",
         )
     if rank.value is not None and rank.value >= nodes.value.most:

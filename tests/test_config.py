@@ -109,7 +109,9 @@ ALLOWED = [
 
 def test_what_is_allowed(folder: Path) -> None:
     for name, text, value in ALLOWED:
-        beside = {"nnodes": "99", "rdzv_endpoint": "head"} if name in ("nnodes", "node_rank", "spares") else {}
+        beside = (
+            {"nnodes": "99", "rdzv_endpoint": "head"} if name in ("nnodes", "node_rank", "spares") else {}
+        )
         found = settled(folder, {**beside, name: text}).everything()[name]
         assert found.value == value, (name, text)
 

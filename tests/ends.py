@@ -15,7 +15,7 @@ from rallypoint.errors import ProtocolError
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
-from rallypoint.server.core.outbox import Close, GoOn, Other, Pause, Work
+from rallypoint.server.core.outbox import Close, Enter, GoOn, Other, Pause, Work
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
@@ -278,7 +278,7 @@ class Desk:
 
     def _go_on(self, client: Client) -> None:
         end = self.ends.get(client)
-        if end is not None and client not in self._paused:
+        if end is not None and client not in self._paused and not end.is_ending:
             end.go_on()
             if end.has_work and not client.has_rest:
                 self._left.append(client)
@@ -294,6 +294,10 @@ class Desk:
         of_client = [each.is_over for each in said if each.client is client]
         return not of_client[-1] if of_client else client in self._paused
 
+    def wants_another(self, client: Client) -> bool:
+        """Whether a client has just said that it means another store."""
+        return any(isinstance(each, Enter) and each.client is client for each in self.front.outbox.others)
+
     def do(self, other: Other) -> None:
         """What the core wants; all but clients to be closed or gone on with is kept for the test."""
         if isinstance(other, Close):
@@ -307,6 +311,11 @@ class Desk:
             self._paused.remove(other.client)
             if other.client in self.ends and self.ends[other.client].has_work:
                 self._left.append(other.client)
+        elif isinstance(other, Enter):
+            if other.client in self.ends:
+                self.ends[other.client].be_refused(
+                    ProtocolError(f"there is no store named {other.name!r} here")
+                )
         elif other is Work.CROWDED or other is Work.ROOM:
             self._is_crowded = other is Work.CROWDED
         elif other is Work.LIGHTEN:

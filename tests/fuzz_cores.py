@@ -283,6 +283,8 @@ class Stage:
         turns = 0
         for piece in self.pieces(data):
             end.receive(piece)
+            if self.desk.wants_another(end.connection):
+                return  # what stands behind that is for another store
             while on in others and not self.desk.is_paused(end.connection):
                 others.remove(on)
                 end.go_on()

@@ -240,6 +240,16 @@ def test_what_came_before_a_violation_counts_and_nothing_is_less_than_none(viola
         assert min(desk.front.counts().values()) >= 0
 
 
+def test_who_is_refused_with_its_only_request_is_counted() -> None:
+    desk = Desk(Core())
+    other, client = desk.open(2)
+    other.send(set_(b"word", b"x"))
+    client.send(add(b"word", 1))
+    assert client.error is not None
+    assert counted(desk.front) == {Op.SET: 1, Op.ADD: 1}
+    assert min(desk.front.counts().values()) >= 0
+
+
 def test_a_parser_counts_what_it_hands_over() -> None:
     core = Core()
     client = core.open("client")

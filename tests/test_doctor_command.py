@@ -187,7 +187,7 @@ def test_wrong_usage_exits_with_2(
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
-    apart = "--listen, --all and --fix are for different things"
+    apart = "--listen, --all, --health and --fix are for different things"
     for line, message in {
         "--endpoint a,b": "'a,b' is no endpoint",
         "--endpoint node:70000": "is no endpoint",

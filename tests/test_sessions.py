@@ -76,12 +76,12 @@ def test_the_announcement_is_not_stored_and_counts_only_by_itself(desk: Desk) ->
 
 
 @pytest.mark.parametrize("front", [Core(), RelayCore(TOKEN)], ids=["server", "relay"])
-def test_where_there_is_only_one_store_it_has_no_name(front: Core | RelayCore) -> None:
-    right, wrong = Desk(front).open(2)
+def test_what_stands_behind_the_name_of_another_store_is_not_for_this_one(front: Core | RelayCore) -> None:
+    right, other = Desk(front).open(2)
     assert right.ask(b"\x31" + blob(b"") + PING) == b"ping"
-    assert wrong.ask(b"\x31" + blob(b"job/7") + PING) == b""
-    assert wrong.error is not None
-    assert "it wants the store named 'job/7', but there is only one here" in wrong.error.message
+    assert other.ask(PING + b"\x31" + blob(b"job/7") + PING) == b"ping"
+    assert other.error is not None
+    assert "there is no store named b'job/7' here" in other.error.message
 
 
 @pytest.mark.parametrize("front", [Core(), RelayCore(TOKEN)], ids=["server", "relay"])

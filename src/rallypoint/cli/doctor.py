@@ -329,10 +329,9 @@ def _confirm(question: str) -> bool:
 # Running ----------------------------------------------------------------------------------------------------
 
 
-def _run_checks(
-    situation: Situation, checks: Sequence[Check] = CHECKS, *, show_progress: bool
-) -> list[Finding]:
-    """The findings of checks, in their order."""
+def _run_checks(situation: Situation, wanted: Sequence[Check] = (), *, show_progress: bool) -> list[Finding]:
+    """The findings of the checks that are wanted, or of all, in their order."""
+    checks = wanted or CHECKS
     found: dict[str, Sequence[Finding]] = {}
     with progress_bar(shown=show_progress) as bar:
         examined = run_checks(checks, situation)

@@ -165,7 +165,11 @@ class RequestParser(Generic[HandlerT]):
         """
         if not self._need:
             if self._hot is not None:
-                answer = self._hot.serve_one(self._handler, data)
+                try:
+                    answer = self._hot.serve_one(self._handler, data)
+                except ProtocolError:
+                    self.operations += data[0] != _GET  # one that is refused counts, unless it is a GET
+                    raise
                 if answer is not None:
                     self.operations += 1
                     return answer

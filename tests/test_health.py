@@ -24,8 +24,10 @@ NOT_HERE = pytest.mark.skipif(sys.platform == "win32", reason="the tool is a she
         (0, "0, NVIDIA H200, 0\n1, NVIDIA H200, 2\n", True, State.FAILURE),
         (15, "Unable to determine the device handle for GPU 0000:4F:00.0\n", True, State.FAILURE),
         (9, "NVIDIA-SMI has failed\n", False, State.UNKNOWN),
+        (6, "No devices were found\n", True, State.UNKNOWN),
+        (0, "0, GeForce, [Not Supported]\n", True, State.OK),
     ],
-    ids=["well", "without ECC", "errors", "one has fallen off", "no driver"],
+    ids=["well", "without ECC", "errors", "one has fallen off", "no driver", "all are hidden", "no counter"],
 )
 def test_gpus(code: int, told: str, is_loaded: bool, state: State) -> None:
     assert judge_gpus(code, told, is_loaded=is_loaded).state is state

@@ -20,7 +20,8 @@ SECONDS: Final = {"quick": 3.0, "full": 120.0}
 
 def why_unfit(kind: str) -> str:
     """Why this machine is not fit to take part; nothing if it is, or if that is not known in time."""
-    command = [sys.executable, "-m", "rallypoint", "doctor", f"--health={kind}", "--json"]
+    here = ["-P"] if sys.version_info >= (3, 11) else []  # nothing of the job's folder is imported
+    command = [sys.executable, *here, "-m", "rallypoint", "doctor", f"--health={kind}", "--json"]
     try:
         ended = subprocess.run(command, capture_output=True, timeout=SECONDS[kind], check=False)
         findings = json.loads(ended.stdout)["findings"]

@@ -6,6 +6,7 @@ is left out.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from rallypoint.text import size
 _GPU_SECONDS: Final = 60.0
 _LEAST_FREE: Final = 16 << 20  # less than a launcher, a store and a rank write in passing
 _DEVICES: Final = "/dev/nvidiactl"  # only examined: where it is, a driver for GPUs is loaded
+_BROKEN: Final = {8: "power", 9: "the driver", 10: "an interrupt", 15: "a GPU that has fallen off the bus"}
+"""Exit codes of nvidia-smi, and what is wrong. Others say little: with 6, a scheduler may hide all GPUs."""
 _QUERY: Final = "index,name,ecc.errors.uncorrected.volatile.total"
 
 
@@ -46,14 +49,16 @@ def judge_gpus(code: int, told: str, *, is_loaded: bool) -> Finding:
     """By what nvidia-smi has printed; `is_loaded`: there is a driver, without which it can tell nothing."""
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     if code != 0:
-        said = lines[-1] if lines else f"it ended with {code}"
-        judge = failure if is_loaded else unknown
+        said = lines[-1] if lines else f"nvidia-smi ended with {code}"
+        judge = failure if is_loaded and code in _BROKEN else unknown
         return judge(
             "gpus", f"the GPUs cannot be asked: {said}", "nvidia-smi; then reset them, or the machine"
         )
     rows = [[word.strip() for word in line.split(",")] for line in lines]
     broken = [
-        f"GPU {row[0]} ({row[1]}): {row[2]}" for row in rows if len(row) == 3 and row[2] not in ("0", "[N/A]")
+        f"GPU {row[0]} ({row[1]}): {row[2]}"
+        for row in rows
+        if len(row) == 3 and row[2].isdecimal() and int(row[2])  # else it has no such counter
     ]
     if broken:
         what = f"errors of memory that could not be corrected: {', '.join(broken)}"
@@ -66,11 +71,13 @@ def check_room(situation: Situation) -> Iterator[Finding]:
     shared = ["/dev/shm"] if sys.platform == "linux" else []  # noqa: S108 - it is only examined
     for folder in dict.fromkeys([str(situation.folder.absolute()), tempfile.gettempdir(), *shared]):
         try:
-            free = shutil.disk_usage(folder).free
+            usage = shutil.disk_usage(folder)
         except OSError as error:
             yield unknown("room", f"{folder} cannot be examined: {error.strerror}")
             continue
-        yield judge_room(folder, free)
+        # The image of a container is read-only, and has no room. Some file systems do not know, and say 0.
+        if os.access(folder, os.W_OK) and usage.total:
+            yield judge_room(folder, usage.free)
 
 
 def judge_room(folder: str, free: int) -> Finding:
@@ -88,12 +95,12 @@ QUICK: Final = (
 )
 """What takes less than a launcher waits for it. Who does not answer so soon is not known to be unfit."""
 
-_LONGER: Final = ("torch", "loopback", "interface", "store", "shared-memory", "open-files")
+_LONGER: Final = ("loopback", "interface", "store", "shared-memory", "open-files")
 
 FULL: Final = (
     *(Check(each.name, each.examine, _GPU_SECONDS + 1) for each in QUICK),
     *(each for each in CHECKS if each.name in _LONGER),
 )
-"""What takes longer: torch and its GPUs, and a store on this machine, too."""
+"""What takes longer: GPUs whose driver is slow, and a store on this machine, too."""
 
 EXAMINATIONS: Final = {"quick": QUICK, "full": FULL}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.server.core.store import Core
 from rallypoint.server.guard import secret as guard
 from rallypoint.server.guard.secret import Secret
-from rallypoint.server.loops import stores
+from rallypoint.server.loops import link, stores
 from rallypoint.server.loops.guarded import Door
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
@@ -144,31 +148,173 @@ def test_names_are_bounded_and_what_nobody_uses_makes_room() -> None:
         assert clients.count("") == 1
 
 
+class _Watched(StorePump):
+    """Tells a test when a second is over, and waits for it then."""
+
+    def __init__(self, loop: Loop, listeners: list[socket.socket], limits: Limits | None = None) -> None:
+        about = about_this_process(loop)
+        super().__init__(loop, Core(limits, loop.turn, about, has_names=True), listeners)
+        self.stands = threading.Event()
+        self.goes_on = threading.Event()
+
+    def named(self, name: bytes) -> stores._NamedPump:
+        return self._named[name]
+
+    @property
+    def names(self) -> list[bytes]:
+        return list(self._named)
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """While the server does nothing; the second is over behind that."""
+        self.goes_on.clear()
+        self.stands.clear()
+        assert self.stands.wait(SECONDS)
+        try:
+            yield
+        finally:
+            self.goes_on.set()
+
+    def _tick(self) -> None:
+        self.stands.set()
+        self.goes_on.wait(SECONDS)
+        super()._tick()
+
+
+@contextmanager
+def _watched(backend: str = "auto", limits: Limits | None = None) -> Iterator[tuple[_Watched, int]]:
+    made: list[_Watched] = []
+
+    def make(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
+        made.append(_Watched(loop, listeners, limits))
+        made[0].goes_on.set()
+        return made[0]
+
+    with running_here(make, backend=backend) as port:
+        try:
+            yield made[0], port
+        finally:
+            made[0].goes_on.set()
+
+
 def test_a_store_that_nobody_uses_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "_IDLE_TICKS", 1)
-    with running_here(_serving()) as port, ExitStack() as stack:
+    with _watched() as (server, port), ExitStack() as stack:
         clients = _clients(port, stack)
         assert clients.count("a") == 1
         stack.close()
-        until(lambda: _is_new(port), "it begins anew")
+        until(lambda: not server.names, "it is dropped")
+        assert clients.count("a") == 1, "it begins anew"
 
 
-def _is_new(port: int) -> bool:
-    with RawClient(port) as client:
-        client.send(_enter("a"), request(Op.GETNUMKEYS))
-        return client.read_number() == 0
+def test_a_store_in_use_is_not_dropped_also_if_nobody_is_there_when_a_second_is_over() -> None:
+    with _watched() as (server, port), ExitStack() as stack:
+        clients = _clients(port, stack)
+        assert clients.count("a") == 1
+        with server.standing():  # somebody has come since the store's own second was over
+            server.named(b"a").idle_ticks = stores._IDLE_TICKS
+        with server.standing():
+            assert server.names == [b"a"]
+            server.named(b"a").idle_ticks = stores._IDLE_TICKS - 1
+        stack.close()
+        assert clients.count("a") == 2
+        assert server.named(b"a").idle_ticks == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_client_that_resets_right_behind_a_name_has_left(backend: str) -> None:
+    """What it has sent fills the first read, so the next one finds the reset, before it enters the store."""
+    enter = _enter("a")
+    fill = request(Op.SET, b"k", bytes(link._FEW_BYTES - len(enter) - len(request(Op.SET, b"k", b""))))
+    with _watched(backend) as (server, port), RawClient(port) as client:
+        assert client.answers()
+        with server.standing():
+            client.send(fill + enter)
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        until(lambda: server.names and not server.connections, "it has left the store that it has named")
+        assert len(_look(port, "a").clients) == 1
+        assert _look(port).key_count == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_store_that_cannot_be_made_costs_its_client_alone(
+    backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with _watched(backend) as (server, port), ExitStack() as stack:
+        clients = _clients(port, stack)
+        with monkeypatch.context() as patch:
+            patch.setattr(stores._NamedPump, "start", refuse)
+            assert clients.open("a").read_rest() == b""
+        until(lambda: "the server failed to serve it" in caplog.text, "it is logged")
+        assert not server.names
+        assert clients.count("a") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts them so")
+def test_a_store_with_a_name_opens_no_file() -> None:
+    with running_here(_serving()) as port, ExitStack() as stack:
+        clients, process = _clients(port, stack), psutil.Process()
+        assert clients.count() == 1
+        files = process.num_fds()
+        for number in range(10):
+            assert clients.count(f"{number}") == 1
+        assert process.num_fds() == files + 2 * 10, "both ends of each connection"
+
+
+def _hoard(client: RawClient, count: int) -> None:
+    """Send all of a value of so many bytes, but for the last one."""
+    client.send(b"\x01" + (1).to_bytes(8, "little") + b"k" + count.to_bytes(8, "little") + bytes(count - 1))
 
 
 def test_all_stores_together_may_hold_as_much_as_one() -> None:
-    limits = Limits(held_bytes=1 << 20)
-    with running_here(_serving(limits)) as port, ExitStack() as stack:
+    """It does not take until the second is over, and not a second for each client that is too many."""
+    with _watched(limits=Limits(held_bytes=1 << 20)) as (server, port), ExitStack() as stack:
         clients = _clients(port, stack)
-        half = (400 << 10).to_bytes(8, "little")  # of a value that does not come
-        hoarders = [clients.open(name) for name in ("a", "b", "c")]
-        for hoarder in hoarders:
-            hoarder.send(b"\x01" + (1).to_bytes(8, "little") + b"k" + half + bytes((400 << 10) - 1))
-        until(lambda: "held_bytes" in str([_look(port, name).errors for name in "abc"]), "one is closed")
+        hoarders = [clients.open(f"{number}") for number in range(12)]
+        with server.standing():
+            for hoarder in hoarders:
+                _hoard(hoarder, 400 << 10)
+        with server.standing():
+            held = sum(server.named(name).core.held for name in server.names)
+            assert (400 << 10) < held <= 1 << 20
+        assert "held_bytes" in str([_look(port, f"{number}").errors for number in range(12)])
         assert clients.count() == 1
+
+
+def test_who_does_not_read_is_not_served_in_a_store_with_a_name_either() -> None:
+    """Its last request here makes the replies too many that it has not read, and the name comes with it."""
+    values = {b"large": bytes(500 << 10), b"small": bytes(8 << 10)}  # the small one leaves time for a name
+    with _watched() as (server, port), ExitStack() as stack:
+        clients = _clients(port, stack)
+        for key, value in values.items():
+            clients.open().set(key, value)
+        deaf, asked = clients.open(), []
+        for key, value in values.items():
+            while server.core.held <= link._ENOUGH_UNSENT - len(value):
+                deaf.send(request(Op.GET, key))
+                asked.append(key)
+                until(lambda: server.core.counts().get(Op.GET) == len(asked), "it is answered")
+        deaf.send(request(Op.GET, b"small") + _enter("a"))
+        deaf.sock.settimeout(1)
+        with pytest.raises(TimeoutError):  # nobody reads this
+            deaf.send(request(Op.SET, b"k", bytes(1 << 20)) * 64)
+        assert _look(port, "a").key_count == 0
+        deaf.sock.settimeout(SECONDS)
+        assert all(deaf.read_blob() == values[key] for key in [*asked, b"small"])
+        until(lambda: _look(port, "a").key_count == 1, "it is served again")
+
+
+@pytest.mark.parametrize("name", ["", "a", "b"])
+def test_a_connection_names_one_store(name: str) -> None:
+    with running_here(_serving()) as port, RawClient(port) as client:
+        client.send(_enter("a"), _add("n"), _enter(name), _add("n"))
+        assert len(client.read_rest()) == 8
+        assert "but has named another one before" in _look(port, "a").errors[-1].reason
+        assert _look(port).key_count == 0
 
 
 @pytest.mark.usefixtures("_no_secret")

@@ -92,8 +92,8 @@ class Client(Party, ABC):
         self.receive = looker.receive
 
     def enter(self, name: bytes) -> bytes | None:
-        """It says which of several stores it means; the one without a name is this one."""
-        if not name:
+        """It says which of several stores it means; the one without a name is this one, if it has none."""
+        if not name and not self._clients.have_named:
             return b""
         self._clients.enter(self, name)
         return None  # what comes behind it is not for this store
@@ -204,7 +204,7 @@ class Clients(Generic[ClientT]):
     """All connections of one core."""
 
     __slots__ = (
-        *("_by_id", "_context", "_deadlines", "arrivals", "elsewhere", "gone", "opened"),
+        *("_by_id", "_context", "_deadlines", "arrivals", "elsewhere", "gone", "have_named", "opened"),
         *("operations_before", "received_before", "sent_before"),
     )
 
@@ -216,6 +216,8 @@ class Clients(Generic[ClientT]):
         self.gone: deque[Departed] = deque(maxlen=_GONE_KEPT)
         self.elsewhere = 0
         """How many connections other processes of the same server have."""
+        self.have_named = False
+        """Whether they have named this store, one of several, to get here."""
         self.opened = 0
         """Connections so far."""
         self.arrivals = 0
@@ -278,11 +280,13 @@ class Clients(Generic[ClientT]):
         """More bytes are held for a client, or less."""
         budget = self._context.budget
         budget.held += count
-        if budget.held > budget.limit and count > 0:
+        if count > 0 and budget.is_over:
             self._context.outbox.others.append(Work.LIGHTEN)
 
     def enter(self, client: Client, name: bytes) -> None:
-        """A client means a store with a name."""
+        """A client means another store."""
+        if client.who.role is not Role.TOOL:
+            self.arrivals -= 1  # it arrives there
         self._context.outbox.others.append(Enter(client, name))
 
     def postpone(self, client: Client) -> None:

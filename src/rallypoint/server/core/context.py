@@ -24,11 +24,12 @@ class Context:
         about: About | None = None,
         *,
         wants_events: bool = False,
+        budget: Budget | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.turn = turn or Turn()
         self.about = about or About()
-        self.budget = Budget(self.limits)
+        self.budget = budget or Budget(self.limits)
         self.outbox: Outbox[Any] = Outbox()
         self.journal = Journal()
         if wants_events:

@@ -16,6 +16,7 @@ from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import is_hello
 from rallypoint.rollcall.question import KEYS_NAMED, Question
 from rallypoint.server.core.about import About
+from rallypoint.server.core.budget import Budget
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.contents import Contents
 from rallypoint.server.core.context import Context
@@ -269,12 +270,16 @@ class Core(Front[Connection]):
         wants_events: bool = False,
         owner_key: bytes | None = None,
         has_names: bool = False,
+        beside: Front[Connection] | None = None,
     ) -> None:
         """`owner_key`: the server ends with the last client that has deleted this key; see `owners`.
 
-        `has_names`: clients may mean other stores here, by their names.
+        `has_names`: clients may mean other stores here, by their names. `beside`: it is one of those, at the
+        server of this core; all of them together may hold what one may.
         """
-        context = Context(limits, turn, about, wants_events=wants_events)
+        limits = limits or Limits()
+        budget = Budget(limits, beside._budget if beside is not None else None)
+        context = Context(limits, turn, about, wants_events=wants_events, budget=budget)
         self.engine: Engine[Member] = Engine(context.limits)
         self.has_names = has_names
         self.writers = Writers()
@@ -282,6 +287,7 @@ class Core(Front[Connection]):
         self._framed = b"", blob(b"")
         self._carrier = StoreCarrier(self.engine, context, self._act_for, self.pushers)
         super().__init__(context, self._carrier)
+        self.clients.have_named = beside is not None
         self.forms: Forms[Connection] = Forms(
             context.limits, {**SERVED, **SESSIONS, **ENTERS, **LOOKS, **TELLS}, is_prompt=True
         )

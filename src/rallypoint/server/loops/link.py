@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from functools import partial
 from struct import Struct
 from typing import Any, Generic, Protocol
 
@@ -120,6 +119,7 @@ class Link(Generic[ClientT]):
         self._others = pump.core.outbox.others
         self._unanswered = pump.unanswered
         self.client = client
+        self.is_parked = False
         if self.unsent is not None:
             client.leave_unread(len(self.unsent))
 
@@ -184,8 +184,12 @@ class Link(Generic[ClientT]):
             return data + read_some(self._file, _MANY_BYTES)
         except OSError as error:
             if not isinstance(error, NOT_NOW):  # what it sent before still counts
-                self._pump.loop.later(0, partial(self._pump.drop, self))
+                self._pump.loop.later(0, self._be_dropped)
             return data
+
+    def _be_dropped(self) -> None:
+        """By the pump that has it now: it may have moved since this was asked for."""
+        self._pump.drop(self)
 
     def send(self, data: bytes) -> None:
         """Send, or hold what cannot be sent now."""
@@ -294,6 +298,12 @@ class Link(Generic[ClientT]):
                 f"it does not read; more than {limit:,} bytes wait for it, the limit unsent_bytes",
             )
             self._pump.drop(self)
-        elif len(self.unsent) > _ENOUGH_UNSENT and not self.is_parked and not self.ending:
+        else:
+            self.rest_if_full()
+
+    def rest_if_full(self) -> None:
+        """Be parked if there is too much to read."""
+        is_full = self.unsent is not None and len(self.unsent) > _ENOUGH_UNSENT
+        if is_full and not self.is_parked and not self.ending:
             self.is_parked = True
             self._pump.park(self)

@@ -86,7 +86,8 @@ class Pump(Generic[ClientT]):
         self.core = core
         self.unanswered: set[Link[ClientT]] = set()
         self._links: dict[Client, Link[ClientT]] = {}
-        self._guard = ClientGuard(access_of_environment())
+        # Without listeners, clients come from another pump, which has looked at them.
+        self._guard = ClientGuard(access_of_environment()) if listeners else None
         self._listening = Listening(loop, listeners, self._links, self._welcome)
         self._names = ProcessNames(loop, core, listeners)
         self._events = events or Events()
@@ -134,7 +135,8 @@ class Pump(Generic[ClientT]):
         self.drop_all()
         self._names.close()
         self._listening.close()
-        self._guard.close()
+        if self._guard is not None:
+            self._guard.close()
         self.core.journal.stopped()
         self.deliver()
         self._events.close()
@@ -271,7 +273,7 @@ class Pump(Generic[ClientT]):
         elif work is Work.CROWDED or work is Work.ROOM:
             self._backlog.hold(work is Work.CROWDED)
         elif work is Work.LIGHTEN:
-            self.core.lighten()
+            self._lighten()
         elif work is Work.REST:
             self.loop.later(0, self._go_on)
         elif work is Work.FLUSH:
@@ -307,6 +309,10 @@ class Pump(Generic[ClientT]):
                 self.loop.later(0, self._go_on)
             self.deliver()
 
+    def _lighten(self) -> None:
+        """More is held than the limit held_bytes."""
+        self.core.lighten()
+
     def _flush(self) -> None:
         """Pass on what clients have asked, where the core has others carry it out."""
 
@@ -333,15 +339,17 @@ class Pump(Generic[ClientT]):
 
     def _welcome(self, arrivals: list[Arrival]) -> None:
         """The system is asked about all of them at once, which takes a fraction of the time."""
-        for (sock, address), owner in zip(arrivals, self._guard.owners(arrivals), strict=True):
-            self._take_in(sock, address, owner)
+        guard = self._guard
+        assert guard is not None, "it has listeners"
+        for (sock, address), owner in zip(arrivals, guard.owners(arrivals), strict=True):
+            self._take_in(guard, sock, address, owner)
 
-    def _take_in(self, sock: Socket, address: Any, user: Owner) -> None:
+    def _take_in(self, guard: ClientGuard, sock: Socket, address: Any, user: Owner) -> None:
         peer = f"{address[0]}:{address[1]}"
         try:
             if self.loop.capacity is not None and self.connections >= self.loop.capacity:
                 raise LimitError(f"this system's select() watches no more than {self.loop.capacity} clients")
-            self._guard.check(sock, user)
+            guard.check(sock, user)
             client = self.core.open(peer)
         except (LimitError, AccessError) as error:
             hint = f". hint: {error.hint}" if error.hint else ""
@@ -396,7 +404,7 @@ class Pump(Generic[ClientT]):
 
     def drop(self, link: Link[ClientT]) -> None:
         """Close at once, whatever is unsent."""
-        if link.sock.fileno() < 0:
+        if self._links.get(link.client) is not link:  # it is closed already
             return
         link.expect_no_room()
         if not self._closed:  # or nobody will ask any more
@@ -418,6 +426,7 @@ class Pump(Generic[ClientT]):
         link.move(self, client)
         self._links[client] = link
         self._watch(link)
+        link.rest_if_full()
         link.on_readable(data)
 
     def _enter(self, link: Link[ClientT], name: bytes) -> None:

@@ -8,14 +8,15 @@ nobody has used it for a minute.
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Sequence
 from typing import Final
 
-from rallypoint.errors import LimitError
+from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.loops.link import Link
-from rallypoint.server.loops.loop import Loop
+from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.reporting.events import Events
 from rallypoint.wire.encoding import VALIDATE
@@ -26,12 +27,28 @@ _IDLE_TICKS: Final = 60
 class _NamedPump(Pump[Connection]):
     """Serves the clients that have named one store."""
 
-    idle_ticks = 0
-    """For how long nobody has used it."""
+    def __init__(self, loop: Loop, core: Core, events: Events, lighten: Callback) -> None:
+        """`lighten` is called when all stores together hold more than the limit held_bytes."""
+        super().__init__(loop, core, (), events)
+        self._lighten_all = lighten
+        self.idle_ticks = 0
+        """For how long nobody has used it."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has used it for long."""
+        return self.idle_ticks >= _IDLE_TICKS and not self.has_clients
 
     def _tick(self) -> None:
         super()._tick()
         self.idle_ticks = 0 if self.has_clients else self.idle_ticks + 1
+
+    def _lighten(self) -> None:
+        self._lighten_all()
+
+    def _enter(self, link: Link[Connection], name: bytes) -> None:
+        wanted = f"the store named {name.decode(errors='replace')!r}" if name else "the store without a name"
+        self.refuse(link, ProtocolError(f"it wants {wanted}, but has named another one before"))
 
 
 class StorePump(Pump[Connection]):
@@ -42,6 +59,7 @@ class StorePump(Pump[Connection]):
     ) -> None:
         super().__init__(loop, core, listeners, events)
         self._named: dict[bytes, _NamedPump] = {}
+        self._is_lightening = False
 
     def close(self) -> None:
         for pump in self._named.values():
@@ -59,18 +77,30 @@ class StorePump(Pump[Connection]):
     def _tick(self) -> None:
         super()._tick()
         for name, pump in list(self._named.items()):
-            if pump.idle_ticks >= _IDLE_TICKS:
+            if pump.is_idle:
                 self._drop_store(name)
         self.core.clients.elsewhere = self.connections - super().connections
         self._lighten_all()
 
     def _lighten_all(self) -> None:
-        """What all stores hold together is bounded as what one of them holds."""
-        pumps: list[Pump[Connection]] = [self, *self._named.values()]
-        held = sum(pump.core.held for pump in pumps)
-        heaviest = max(pumps, key=lambda pump: pump.core.held)
-        heaviest.core.lighten(held - heaviest.core.held)
-        heaviest.deliver()
+        """What all stores hold together is bounded as what one holds: the heaviest store gives way."""
+        self._is_lightening = False
+        before = math.inf
+        while not self._closed and self.core.limits.held_bytes < (held := self._held) < before:
+            before = held
+            heaviest = max((self, *self._named.values()), key=lambda pump: pump.core.held)
+            heaviest.core.lighten(held - heaviest.core.held)
+            heaviest.deliver()
+
+    @property
+    def _held(self) -> int:
+        return sum(pump.core.held for pump in (self, *self._named.values()))
+
+    def _lighten(self) -> None:
+        """Not at once: a pump that has work delivered closes nobody until that is done."""
+        if not self._is_lightening:
+            self._is_lightening = True
+            self.loop.later(0, self._lighten_all)
 
     # Names
 
@@ -83,6 +113,10 @@ class StorePump(Pump[Connection]):
         except LimitError as error:
             self.refuse(link, error)
             return
+        except Exception:
+            link.fail()
+            return
+        pump.idle_ticks = 0
         self.let_go(link)
         pump.take_over(link, client, VALIDATE + rest)
 
@@ -90,9 +124,16 @@ class StorePump(Pump[Connection]):
         if len(self._named) >= self.core.limits.stores:
             self._make_room()
         events = self._events.of_store(name.decode(errors="replace"))
-        core = Core(self.core.limits, self.loop.turn, self.core.about, wants_events=events.are_wanted)
-        pump = self._named[name] = _NamedPump(self.loop, core, (), events)
+        core = Core(
+            self.core.limits,
+            self.loop.turn,
+            self.core.about,
+            wants_events=events.are_wanted,
+            beside=self.core,
+        )
+        pump = _NamedPump(self.loop, core, events, self._lighten)
         pump.start()
+        self._named[name] = pump
         return pump
 
     def _make_room(self) -> None:

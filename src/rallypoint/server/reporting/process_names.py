@@ -22,10 +22,14 @@ class ProcessNames:
     def __init__(self, loop: Loop, core: Front[Any], listeners: Iterable[socket.socket]) -> None:
         self._loop = loop
         self._core = core
-        self._neighbours = Neighbours(loop, [listener.getsockname()[1] for listener in listeners])
+        self._ports = [listener.getsockname()[1] for listener in listeners]
+        self._neighbours = Neighbours(loop, self._ports)
 
     def find(self) -> None:
-        """Ask the system for the clients that have no name."""
+        """Ask the system for the clients that have no name; it knows them by the ports of the listeners."""
+        if not self._ports:
+            self._core.processes_found()
+            return
         nameless = [each for each in self._core.clients if each.is_nameless]
         self._neighbours.ask(partial(self._name, nameless))
 

@@ -758,6 +758,19 @@ def test_one_that_is_not_fit_is_named_and_waits_for_the_end(
     out.result()
 
 
+@pytest.mark.usefixtures("_looks_seldom")
+def test_one_that_is_not_fit_any_more_is_missed_at_once(hall: Hall) -> None:
+    first, second, sick = machines = hall.machines("abc", Size(2, 3))
+    together(machines)
+    out = Call(lambda: sick.stay_out("its GPU is gone"))
+    until(lambda: names(first.roster.lost) == "c", "it is missed")
+    assert first.wants_restart()
+    assert second.wants_restart()
+    first.close("the job has ended")
+    assert first.roster.closed
+    out.result()
+
+
 def test_one_that_is_not_fit_does_not_wait_for_a_job_that_never_comes(hall: Hall) -> None:
     alone = hall.machine("a", Size(2, 2), times=MeetingTimes(join=0))
     Call(lambda: alone.stay_out("its GPU is gone")).result()

@@ -173,10 +173,11 @@ class Meeting:
         """Take no part, as this machine is not fit; wait until nobody could need it any more.
 
         That is when the meeting is closed, or when no machine is there for as long as they may take to come.
+        If it is in a round, the others start again without it.
         """
         self._round = None
         self._sick_named = str(Sick(self.member.host, self.member.pid, reason))  # this machine says it itself
-        digest = self._register.post(Line(leave=self.member, sick=reason))
+        digest = self._register.post(Line(leave=self.member, lost=True, sick=reason))
         seen = self._clock()
         while not digest.closed and self._clock() < seen + self.times.join:
             self._register.await_closed(_LOOK_SECONDS * _LOOKS_SELDOM)

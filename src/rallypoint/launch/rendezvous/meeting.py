@@ -154,9 +154,11 @@ class Meeting:
     def await_told(self, seconds: float) -> tuple[str, ...]:
         """What machines have said of their failures, giving them some time to do so."""
         end = self._clock() + seconds
-        while (digest := self._look()).told or (digest.everybody and self._clock() < end):
+        while (digest := self._look()).told or digest.everybody:
             if told := self._register.await_told(min(_LOOK_SECONDS, end - self._clock())):
                 return told
+            if self._clock() >= end:  # who was to tell all of them may have died
+                return self.roster.told if digest.told else ()
         return ()
 
     def leave(self) -> None:

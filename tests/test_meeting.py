@@ -931,6 +931,41 @@ def test_one_that_was_held_up_for_many_versions_does_no_harm(operation: str) -> 
     hall.close()
 
 
+def doomed(hall: Hall, name: str, size: Size) -> tuple[Machine, threading.Event]:
+    """A machine that dies, once the event is set, between its change of the roster and its word to others."""
+    dies = threading.Event()
+
+    def cut_off(operation: str, _: str) -> None:
+        if operation == "multi_set" and dies.is_set():
+            raise OSError("cut off")
+
+    return hall.machine(name, size, store=Tapped(hall.store(), cut_off, waits=True)), dies
+
+
+def test_what_one_told_before_it_died_the_others_hear(hall: Hall) -> None:
+    first = hall.machine("a", Size(2, 2), store=PrefixStore("tapped", hall.store()))
+    second, dies = doomed(hall, "b", Size(2, 2))
+    together([first, second])
+    dies.set()
+    with pytest.raises(OSError, match="cut off"):
+        second.tell("rank 1 failed")
+    assert Call(lambda: first.await_told(0)).result() == ("rank 1 failed",)
+
+
+@pytest.mark.parametrize("others", ["a", "ab"])
+def test_one_that_died_before_anybody_knew_of_it_is_missed(hall: Hall, others: str) -> None:
+    size = Size(len(others) + 1, len(others) + 1)
+    alive = [hall.machine(each, size, store=PrefixStore("tapped", hall.store())) for each in others]
+    for count, machine in enumerate(alive, start=1):
+        machine.coming()
+        until(lambda: len(alive[0].roster.present) == count, "one more has come")  # noqa: B023
+    victim, dies = doomed(hall, "z", size)
+    dies.set()
+    assert died_in(victim)
+    assert alive[0].roster.complete
+    miss(hall, [*alive, victim], victim)
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_machine_that_dies_at_any_point_keeps_nobody_from_meeting(keeps: bool) -> None:
     """It is cut off before each of the requests that it makes, up to the one after which it is in a round."""

@@ -230,7 +230,7 @@ class Meeting:
             logger.warning(
                 "%s gave no sign of life for %.0f s: going on without %s", _list(lost), seconds, who
             )
-            self._register.change(lambda latest: latest.lose(silent, self.size))
+            self._register.change(lambda latest: latest.lose(set(lost), self.size))
             self._register.call_again(lost)
 
     def _ring(self, digest: Digest) -> Iterator[str]:

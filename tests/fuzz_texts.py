@@ -82,7 +82,7 @@ def _roster(data: bytes) -> None:
         roster.fill(),
         roster.take_in([Line(come=_NEW)], _SIZE)[0],
         rosters.leave(roster, "a", _SIZE),
-        roster.lose({"b"}, _SIZE),
+        roster.lose(set(roster.everybody[-1:]), _SIZE),
     ):
         assert Roster.from_json(each.to_json()) == each
 
@@ -152,7 +152,7 @@ def _seeds() -> dict[str, Text]:
     known = [
         roster,
         rosters.tell(roster.fill().publish("node-a:29500"), "it failed", _SIZE),
-        roster.fill().lose({"b"}, _SIZE),
+        roster.fill().lose({members[1]}, _SIZE),
     ]
     snapshots = [
         each.to_json().encode() for each in (told, behind, snapshot(rosters=(("j", known[1].to_json()),)))

@@ -47,7 +47,7 @@ def test_few_machines_take_lines_in() -> None:
     assert due(Roster()) == [1, 2], "the first of all, and the last that is waited for"
     assert due(gather(A)) == [1], "the second has come"
     assert due(gather(A, B)) == [1, 2], "the first to start again, and the last"
-    assert due(gather(A, B).lose({"a"}, TWO)) == [1]
+    assert due(gather(A, B).lose({A}, TWO)) == [1]
     assert due(close(gather(A, B, C), "over", TWO)) == [3], "all have left"
 
 
@@ -66,7 +66,7 @@ def test_who_waits_for_a_keeper_that_is_gone_is_told() -> None:
     again = {"b": Seat(again=True)}
     assert told(complete, leave(complete, "a", TWO)) == again
     published = complete.publish("host-a:1")
-    assert told(published, published.lose({"a"}, TWO)) == again, "it may have told nobody"
+    assert told(published, published.lose({A}, TWO)) == again, "it may have told nobody"
     assert told(published, leave(published, "a", TWO)) == {}, "the seats stay what they are"
 
 

@@ -758,6 +758,19 @@ def test_one_that_is_not_fit_is_named_and_waits_for_the_end(
     out.result()
 
 
+@pytest.mark.usefixtures("_looks_seldom")
+def test_one_that_is_not_fit_any_more_is_missed_at_once(hall: Hall) -> None:
+    first, second, sick = machines = hall.machines("abc", Size(2, 3))
+    together(machines)
+    out = Call(lambda: sick.stay_out("its GPU is gone"))
+    until(lambda: names(first.roster.lost) == "c", "it is missed")
+    assert first.wants_restart()
+    assert second.wants_restart()
+    first.close("the job has ended")
+    assert first.roster.closed
+    out.result()
+
+
 def test_one_that_is_not_fit_does_not_wait_for_a_job_that_never_comes(hall: Hall) -> None:
     alone = hall.machine("a", Size(2, 2), times=MeetingTimes(join=0))
     Call(lambda: alone.stay_out("its GPU is gone")).result()
@@ -916,6 +929,41 @@ def test_one_that_was_held_up_for_many_versions_does_no_harm(operation: str) -> 
     for machine in (newcomer, busy, sleeper):
         assert (machine.roster.closed, machine.roster.store) == ("over", "busy:99")
     hall.close()
+
+
+def doomed(hall: Hall, name: str, size: Size) -> tuple[Machine, threading.Event]:
+    """A machine that dies, once the event is set, between its change of the roster and its word to others."""
+    dies = threading.Event()
+
+    def cut_off(operation: str, _: str) -> None:
+        if operation == "multi_set" and dies.is_set():
+            raise OSError("cut off")
+
+    return hall.machine(name, size, store=Tapped(hall.store(), cut_off, waits=True)), dies
+
+
+def test_what_one_told_before_it_died_the_others_hear(hall: Hall) -> None:
+    first = hall.machine("a", Size(2, 2), store=PrefixStore("tapped", hall.store()))
+    second, dies = doomed(hall, "b", Size(2, 2))
+    together([first, second])
+    dies.set()
+    with pytest.raises(OSError, match="cut off"):
+        second.tell("rank 1 failed")
+    assert Call(lambda: first.await_told(0)).result() == ("rank 1 failed",)
+
+
+@pytest.mark.parametrize("others", ["a", "ab"])
+def test_one_that_died_before_anybody_knew_of_it_is_missed(hall: Hall, others: str) -> None:
+    size = Size(len(others) + 1, len(others) + 1)
+    alive = [hall.machine(each, size, store=PrefixStore("tapped", hall.store())) for each in others]
+    for count, machine in enumerate(alive, start=1):
+        machine.coming()
+        until(lambda: len(alive[0].roster.present) == count, "one more has come")  # noqa: B023
+    victim, dies = doomed(hall, "z", size)
+    dies.set()
+    assert died_in(victim)
+    assert alive[0].roster.complete
+    miss(hall, [*alive, victim], victim)
 
 
 @pytest.mark.parametrize("keeps", [False, True])

@@ -114,7 +114,7 @@ def test_an_agent_started_again_takes_the_place_of_its_predecessor_in_the_next_r
     dead, again, other = member("a", 0, host="one"), member("b", 0, host="one"), member("c", 1)
     roster = gather(TWO, dead, other, again)
     assert not roster.wants_restart(TWO)
-    roster = roster.lose({"a"}, TWO)
+    roster = roster.lose({dead}, TWO)
     assert roster.wants_restart(TWO)
     roster = join(leave(roster, "c", TWO), other, TWO)
     assert (roster.round, roster.complete, names(roster.present)) == (1, True, "bc")
@@ -154,13 +154,18 @@ def test_who_was_lost_in_earlier_rounds_is_remembered_for_a_while() -> None:
         victim = member("a", host=f"host-{number}")
         roster = gather_into(roster, TWO, victim, B)
         assert not roster.wants_restart(TWO)
-        roster = leave(roster.lose({"a"}, TWO), "b", TWO)
+        roster = leave(roster.lose({victim}, TWO), "b", TWO)
     assert roster.round == 20
     assert [each.host for each in roster.gone] == [f"host-{number}" for number in range(4, 20)]
 
 
+def test_who_has_come_again_is_not_lost_for_its_silence_before() -> None:
+    roster = join(gather(TWO, A, B), replace(A, visit=1), TWO)
+    assert roster.lose({A}, TWO) == roster
+
+
 def test_the_last_to_be_lost_are_remembered_as_well() -> None:
-    roster = gather(TWO, A, B, C).lose({"a", "b", "c"}, TWO)
+    roster = gather(TWO, A, B, C).lose({A, B, C}, TWO)
     assert (roster.round, roster.complete, roster.everybody) == (1, False, ())
     assert roster.gone == (A, B), "c did not take part"
 
@@ -169,7 +174,7 @@ def test_the_last_to_be_lost_are_remembered_as_well() -> None:
 
 
 def test_a_spare_takes_the_place_of_the_one_that_is_lost_and_of_no_other() -> None:
-    roster = gather(THREE, A, B, C, D, E).lose({"b"}, THREE)
+    roster = gather(THREE, A, B, C, D, E).lose({B}, THREE)
     for each in (C, A):  # in whichever order they come back
         roster = join(roster, replace(each, visit=1), THREE)
     assert (roster.round, roster.complete, names(roster.present), names(roster.waiting)) == (
@@ -221,9 +226,9 @@ def test_many_lines_at_once_are_the_same_as_one_after_the_other(came: list[Membe
         (gather(Size(1, 2), A, B, C), False),
         (leave(gather(Size(1, 2), A, B), "a", Size(1, 2)), False),
         (leave(gather(Size(1, 2), A, B, C), "a", Size(1, 2)), True),
-        (gather(Size(1, 2), A, B).lose({"a"}, Size(1, 2)), True),
-        (gather(Size(1, 2), A, B, C).lose({"c"}, Size(1, 2)), False),
-        (gather(Size(1, 2), A).lose({"a"}, Size(1, 2)), False),
+        (gather(Size(1, 2), A, B).lose({A}, Size(1, 2)), True),
+        (gather(Size(1, 2), A, B, C).lose({C}, Size(1, 2)), False),
+        (gather(Size(1, 2), A).lose({A}, Size(1, 2)), False),
     ],
     ids=[
         *("open", "complete", "one waits and there is room", "one waits, but there is no room"),
@@ -260,7 +265,7 @@ def test_nobody_joins_a_closed_meeting() -> None:
 
 def test_nobody_is_to_start_again_when_it_is_closed() -> None:
     roster = close(gather(TWO, A, B), "the job has ended", TWO)
-    assert not roster.lose({"a"}, TWO).wants_restart(TWO)
+    assert not roster.lose({A}, TWO).wants_restart(TWO)
 
 
 def test_a_closed_meeting_has_no_next_round() -> None:
@@ -386,9 +391,10 @@ class Histories(RuleBasedStateMachine):
 
     @rule(who=st.sets(who, min_size=1, max_size=3))
     def lose(self, who: set[int]) -> None:
-        before, names = self.roster, {self.members[each].id for each in who}
+        before, silent = self.roster, {self.members[each] for each in who}
+        names = {each.id for each in silent}
         took_part = tuple(each for each in before.present if each.id in names)
-        after = before.lose(names, self.size)
+        after = before.lose(silent, self.size)
         self._step(after, self._ids() - names, unchanged=not names & self._ids(), loses=True)
         if after.round == before.round:
             assert after.lost == (*before.lost, *took_part)

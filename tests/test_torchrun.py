@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch.distributed.elastic.rendezvous import (
 
 from jobs import DONE, TRAIN, Job, free_port, job, kill_tree
 from processes import has_ipv6
+from rallypoint.errors import UsageError
 from rallypoint.pytorch.plugin import create_handler
+from raw import SECONDS, until
 
 _TWO = ["--nnodes=2", "--nproc-per-node=1"]
 _QUICK = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1"
@@ -200,6 +203,27 @@ def test_a_machine_that_never_comes_is_missed_by_name() -> None:
     assert "1 of 2 machines came within 0.5 s" in str(caught.value)
     assert "missing: machine rank 1" in str(caught.value)
     assert socket.gethostname() in str(caught.value)
+
+
+def test_a_machine_that_cannot_start_its_ranks_is_missed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = f"localhost:{free_port()}"
+    first, second = (_handler(endpoint, join_timeout="20") for _ in range(2))
+
+    def refuse(_: object) -> None:
+        raise UsageError("its ranks need a relay", hint="leave out --relay=off")
+
+    monkeypatch.setattr(first, "_enter", lambda _: None)
+    monkeypatch.setattr(second, "_enter", refuse)
+    try:
+        with ThreadPoolExecutor() as threads:
+            coming = threads.submit(first.next_rendezvous)
+            with pytest.raises(ValueError, match="need a relay"):
+                second.next_rendezvous()
+            coming.result(SECONDS)
+        second.shutdown()
+        until(first.num_nodes_waiting, "the other is to start again")
+    finally:
+        first.shutdown()
 
 
 def test_what_is_wrong_with_an_endpoint_is_said() -> None:

@@ -205,7 +205,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         if not self._is_bystander:
             self._ask(lambda: self._exchange_failures(failures), None)
             self._ask(lambda: self._meeting.close("the job has ended"), None)
-        self._ask(self._meeting.leave, None)
+        self._ask(self._meeting.give_up if self._is_bystander else self._meeting.leave, None)
         if self._place.is_replicated:
             self._ask(self._meeting.reopen, None)
         alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True

@@ -17,7 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rallypoint.errors import JoinTimeoutError, RallypointError
-from rallypoint.launch.rendezvous.digest import NEIGHBOURS, Digest, Seat, seat_of, seat_of_refused
+from rallypoint.launch.rendezvous.digest import (
+    NEIGHBOURS,
+    Digest,
+    Seat,
+    neighbours,
+    seat_of,
+    seat_of_refused,
+)
 from rallypoint.launch.rendezvous.lookout import Lookout
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.roster import TOLD_KEPT, Line, Member, Roster, Sick, Size, closed_error
@@ -99,6 +106,7 @@ class Meeting:
         self._desk = 0  # where this machine asked to be in a round
         self._round: Round | None = None
         self._lookout = Lookout(times.beats_missed)
+        self._misses_neighbours = False  # at the last beat, its neighbours were not as many as they should be
 
     @property
     def roster(self) -> Roster:
@@ -154,9 +162,11 @@ class Meeting:
     def await_told(self, seconds: float) -> tuple[str, ...]:
         """What machines have said of their failures, giving them some time to do so."""
         end = self._clock() + seconds
-        while (digest := self._look()).told or (digest.everybody and self._clock() < end):
+        while (digest := self._look()).told or digest.everybody:
             if told := self._register.await_told(min(_LOOK_SECONDS, end - self._clock())):
                 return told
+            if self._clock() >= end:  # who was to tell all of them may have died
+                return self.roster.told if digest.told else ()
         return ()
 
     def leave(self) -> None:
@@ -173,10 +183,11 @@ class Meeting:
         """Take no part, as this machine is not fit; wait until nobody could need it any more.
 
         That is when the meeting is closed, or when no machine is there for as long as they may take to come.
+        If it is in a round, the others start again without it.
         """
         self._round = None
         self._sick_named = str(Sick(self.member.host, self.member.pid, reason))  # this machine says it itself
-        digest = self._register.post(Line(leave=self.member, sick=reason))
+        digest = self._register.post(Line(leave=self.member, lost=True, sick=reason))
         seen = self._clock()
         while not digest.closed and self._clock() < seen + self.times.join:
             self._register.await_closed(_LOOK_SECONDS * _LOOKS_SELDOM)
@@ -206,8 +217,8 @@ class Meeting:
     def beat(self) -> None:
         """Give a sign of life, and look for those of others; to be called every `times.beat` seconds."""
         self._store.add(f"beat/{self.member.id}", 1)
-        self._look()
-        silent = self._lookout.look(self._ring(), self._signs_of)
+        digest = self._look()
+        silent = self._lookout.look(self._ring(digest), self._signs_of)
         if silent:
             self._lose(silent)
 
@@ -219,17 +230,30 @@ class Meeting:
             logger.warning(
                 "%s gave no sign of life for %.0f s: going on without %s", _list(lost), seconds, who
             )
-            self._register.change(lambda latest: latest.lose(silent, self.size))
+            self._register.change(lambda latest: latest.lose(set(lost), self.size))
             self._register.call_again(lost)
 
-    def _ring(self) -> Iterator[str]:
+    def _ring(self, digest: Digest) -> Iterator[str]:
         """The ids of all others, beginning with the next one. All but the first few are seldom asked for."""
-        near = self._register.neighbours()
+        near = self._near(digest)
         yield from near
         if len(near) == NEIGHBOURS:
             ids = [each.id for each in self.roster.everybody]
             place = ids.index(near[-1]) if near[-1] in ids else 0
             yield from (each for each in ids[place + 1 :] + ids[:place] if each != self.member.id)
+
+    def _near(self, digest: Digest) -> tuple[str, ...]:
+        """The next few machines. Who was to write them down may have died: then they are in the roster alone.
+
+        That is so if their number is wrong at two beats: they are not written down at once, and not all
+        machines that have just come are to read the roster.
+        """
+        near, missed = self._register.neighbours(), self._misses_neighbours
+        is_right = len(near) == min(NEIGHBOURS, max(digest.everybody - 1, 0))
+        self._misses_neighbours = self._has_come and not is_right
+        if missed and self._misses_neighbours:
+            return neighbours(self.roster).get(self.member.id, ())
+        return near
 
     def _signs_of(self, member_id: str) -> int:
         return self._store.add(f"beat/{member_id}", 0)

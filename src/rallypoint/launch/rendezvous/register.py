@@ -162,6 +162,11 @@ class Register:
         """Take lines in, up to that number at least, unless another machine has done so."""
         while self._digest.folded < number:
             self._try(lambda roster: roster)
+            # Who wrote a line meanwhile may have read the digest before, and not know that its line is due.
+            latest = self._store.add(_LINES, 0)
+            untaken = range(self._digest.folded + 1, latest + 1)
+            if any(self._digest.is_due(each, self._size) for each in untaken):
+                number = latest
 
     def _try(self, rule: Rule) -> bool:
         """Whether a rule has been applied to the latest roster; another machine may have been quicker."""

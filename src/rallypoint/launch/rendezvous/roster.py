@@ -205,16 +205,16 @@ class Roster:
         gone = (*self.gone, *self.lost)[-_GONE_KEPT:]
         return replace(self, complete=True, present=ranked, members=ranked, lost=(), gone=gone)
 
-    def lose(self, member_ids: Set[str], size: Size) -> Roster:
-        """Note that these members gave no sign of life, and go on without them."""
-        if member_ids.isdisjoint(each.id for each in self.everybody):
+    def lose(self, silent: Set[Member], size: Size) -> Roster:
+        """Note that these gave no sign of life, and go on without them. Who came again stays."""
+        if silent.isdisjoint(self.everybody):
             return self
-        lost = tuple(each for each in self.present if each.id in member_ids)
+        lost = tuple(each for each in self.present if each in silent)
         left = replace(
             self,
             lost=(*self.lost, *lost),
-            present=tuple(each for each in self.present if each.id not in member_ids),
-            waiting=tuple(each for each in self.waiting if each.id not in member_ids),
+            present=tuple(each for each in self.present if each not in silent),
+            waiting=tuple(each for each in self.waiting if each not in silent),
         )
         return left._settle(size)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -264,8 +265,14 @@ while signal.SIGUSR2 not in heard:
 """
 
 
-def witness_of(launcher: psutil.Process) -> psutil.Process:
-    return next(child for child in launcher.children() if child.name() == "cat")
+def await_witness(launcher: psutil.Process) -> psutil.Process:
+    deadline = time.monotonic() + 30
+    while True:
+        assert time.monotonic() < deadline
+        for child in launcher.children():
+            if child.name() == "cat":
+                return child
+        time.sleep(0.02)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a scheduler signals all processes on Linux")
@@ -282,7 +289,7 @@ def test_a_rank_hears_each_signal_once_whomever_the_scheduler_signals(
         running.await_text("listens")
         process = psutil.Process(launcher.pid)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
-            witness = witness_of(process)
+            witness = await_witness(process)
             for each in (process, *(process.children(recursive=True) if to_everybody else ())):
                 each.send_signal(number)
             running.await_text(f"heard {number.name}")

@@ -240,6 +240,11 @@ def test_every_other_source_goes_before_the_scheduler(tmp_path: Path) -> None:
     assert found["nproc_per_node"][0] == "4"
 
 
+def test_another_port_does_not_lift_the_schedulers_address_over_an_endpoint(tmp_path: Path) -> None:
+    environ = {"PET_RDZV_ENDPOINT": "head:8"}
+    assert settled(tmp_path, LAUNCHER, {"master_port": "7"}, environ).rdzv_endpoint.text == "head:8"
+
+
 def test_where_another_source_says_something_else_both_are_named(tmp_path: Path) -> None:
     settings = settled(tmp_path, LAUNCHER, {"nnodes": "4", "nproc_per_node": "2"}, {"PET_NODE_RANK": "0"})
     assert settings.warnings == (
@@ -262,10 +267,18 @@ def test_machines_of_another_number_do_not_ask_for_the_ranks_of_the_scheduler(tm
 
 
 def test_some_of_the_machines_of_the_scheduler_may_be_spares(tmp_path: Path) -> None:
-    for arguments in ({"spares": "1"}, {"spares": "1", "nnodes": "1"}):
+    by_conf = {"rdzv_conf": "spares=1"}
+    for arguments in ({"spares": "1"}, {"spares": "1", "nnodes": "1"}, by_conf):
         found = settled(tmp_path, LAUNCHER, arguments)
         assert (found.nnodes.text, found.node_rank.value, found.warnings) == ("1", None, ())
         assert str(found.rdzv_endpoint.value).startswith("gpu02:")
+
+
+def test_who_counts_the_spares_twice_is_told_what_the_scheduler_says(tmp_path: Path) -> None:
+    assert settled(tmp_path, LAUNCHER, {"spares": "1", "nnodes": "2"}).warnings == (
+        "nnodes is 2 by command line (--nnodes), and spares is 1 by command line (--spares); "
+        "Slurm says 2 (SLURM_STEP_NUM_NODES)",
+    )
 
 
 def test_standalone_is_for_this_machine_whatever_a_scheduler_says(tmp_path: Path) -> None:
@@ -280,6 +293,8 @@ def test_pods_of_a_job_have_their_number_from_the_manifest(tmp_path: Path) -> No
     found = shown(settled(tmp_path, pod, environ=environ))
     assert found["node_rank"] == ("2", "Kubernetes (JOB_COMPLETION_INDEX)")
     assert found["rdzv_endpoint"][0] == "train-0.train:29400"
+    fewer = settled(tmp_path, pod, environ={**environ, "PET_NNODES": "2"})
+    assert fewer.node_rank.value is None  # one that the job does not have
 
 
 def test_a_port_by_lws_is_that_of_every_job(tmp_path: Path) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import psutil
 import pytest
 
 from command_line import invoke
@@ -17,9 +21,16 @@ from jobs import Job, free_port, job
 from rallypoint.errors import UsageError
 from rallypoint.launch import delivery
 from rallypoint.launch.config import settle
+from rallypoint.launch.rendezvous.task_group import TaskGroup
 from rallypoint.launch.schedulers.placement import TAKEN_VARIABLE, find_placement
 from rallypoint.launch.tasks import check_is_alone, task_of
 from rallypoint.pytorch.agent import _once
+from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.question import Question
+from rallypoint.server.process.hosting import HostedServer
+from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import look
+from rallypoint.stores.tcp import TCPStore
 from test_schedulers import HYDRA, LAUNCHER, OPEN_MPI, PBS, SLURM
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no scheduler starts tasks on Windows")
@@ -109,6 +120,47 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
         assert "ended by SIGKILL" in running.log(1)
 
 
+def test_a_task_that_leaves_before_it_has_reached_the_store_does_not_use_it_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first task, whose command ends at once, would wait for itself."""
+    leaves = threading.Event()
+    connect, await_others = TaskGroup._connect, TaskGroup._await_others
+
+    def connect_late(group: TaskGroup, seconds: float) -> TCPStore:
+        assert leaves.wait(60)
+        return connect(group, seconds)
+
+    def await_nobody(group: TaskGroup, server: HostedServer, _: float) -> None:
+        leaves.set()
+        group._listener.join(10)
+        assert not group._listener.is_alive()
+        await_others(group, server, 30)
+        users = look(*server.address, Question(), Deadline(10)).clients
+        assert [client for client in users if client.who.role is not Role.TOOL] == []
+
+    monkeypatch.setattr(TaskGroup, "_connect", connect_late)
+    monkeypatch.setattr(TaskGroup, "_await_others", await_nobody)
+    placement = find_placement(variables_of(0, 1), str)
+    with TaskGroup(task_of(settle({"master_port": str(free_port())}, {}, tmp_path, placement))):
+        pass
+
+
+def test_a_task_does_not_join_the_store_of_another_job(tmp_path: Path) -> None:
+    options = ["--tasks", f"--master-port={free_port()}", "--no-explain"]
+    command = ("-m", "rallypoint", "run")
+    with job(tmp_path) as running:
+        script = MEET.replace("range(world)", "range(1)") + "print('up', flush=True)\ntime.sleep(600)\n"
+        running.start(script, options, variables_of(0), command)
+        running.await_text("up")
+        stranger = running.start(script, options, {**variables_of(1), "SLURM_JOB_ID": "2"}, command)
+        assert stranger.wait(60) == 1
+        assert "belongs to another job: the tasks there are of job 1.0, and this one is of job 2.0" in (
+            running.log(1)
+        )
+        assert running.agents[0].poll() is None, running.log(0)
+
+
 # What is refused --------------------------------------------------------------------------------------------
 
 
@@ -164,26 +216,88 @@ def test_a_nested_launcher_is_no_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("everybody_hears", "to_agent", "to_ranks"),
+    ("heard", "to_agent", "to_ranks"),
     [
         (False, ["SIGINT", "SIGTERM", "SIGHUP"], ["SIGUSR1", "SIGUSR2"]),
         (True, ["SIGTERM"], []),
     ],
 )
 def test_who_is_sent_a_signal(
-    monkeypatch: pytest.MonkeyPatch, everybody_hears: bool, to_agent: list[str], to_ranks: list[str]
+    monkeypatch: pytest.MonkeyPatch, heard: bool, to_agent: list[str], to_ranks: list[str]
 ) -> None:
     ranks: list[str] = []
     monkeypatch.setattr(delivery, "signal_ranks", lambda _, number: ranks.append(signal.Signals(number).name))
     agent = SimpleNamespace(sent=[])
     agent.send_signal = lambda number: agent.sent.append(signal.Signals(number).name)
     process = cast("subprocess.Popen[bytes]", agent)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        delivery.to_agent("", everybody_hears=everybody_hears)(process, getattr(signal, name))
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    for name in names:
+        delivery.to_agent("", lambda _: heard)(process, getattr(signal, name))
     assert (agent.sent, ranks) == (to_agent, to_ranks)
     agent.sent.clear()
-    delivery.to_rank(everybody_hears=everybody_hears)(process, signal.SIGTERM)
-    assert agent.sent == ([] if everybody_hears else ["SIGTERM"])
+    for name in names:
+        delivery.to_rank(lambda _: heard)(process, getattr(signal, name))
+    assert agent.sent == (["SIGTERM"] if heard else list(names))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+def test_a_witness_outlives_signals_and_shows_each_once() -> None:
+    with delivery.Witness() as witness:
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGUSR1):
+            os.kill(witness.pid, number)
+            assert witness.has_heard(number)
+            assert not witness.has_heard(number)
+        pid = witness.pid
+    assert not psutil.pid_exists(pid)
+
+
+HEAR = """
+import os, signal
+heard = []
+def hear(number, _):
+    heard.append(number)
+    os.write(1, f"heard {signal.Signals(number).name}\\n".encode())
+signal.signal(signal.SIGUSR1, hear)
+signal.signal(signal.SIGUSR2, hear)
+print("listens", flush=True)
+while signal.SIGUSR2 not in heard:
+    signal.pause()
+"""
+
+
+def await_witness(launcher: psutil.Process) -> psutil.Process:
+    deadline = time.monotonic() + 30
+    while True:
+        assert time.monotonic() < deadline
+        for child in launcher.children():
+            if child.name() == "cat":
+                return child
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a scheduler signals all processes on Linux")
+@pytest.mark.parametrize(
+    "options", [["--tasks"], pytest.param(["--nproc-per-node=1"], marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("to_everybody", [False, True])
+def test_a_rank_hears_each_signal_once_whomever_the_scheduler_signals(
+    tmp_path: Path, options: list[str], to_everybody: bool
+) -> None:
+    with job(tmp_path) as running:
+        options = [*options, f"--master-port={free_port()}", "--no-explain"]
+        launcher = running.start(HEAR, options, variables_of(0, 1), command=("-m", "rallypoint", "run"))
+        running.await_text("listens")
+        process = psutil.Process(launcher.pid)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            witness = await_witness(process)
+            for each in (process, *(process.children(recursive=True) if to_everybody else ())):
+                each.send_signal(number)
+            running.await_text(f"heard {number.name}")
+            if to_everybody and number == signal.SIGUSR1:  # the launcher takes a new one when it has looked
+                psutil.wait_procs([witness])
+        assert running.wait() == [0], running.logs()
+        assert [running.log().count(f"heard {name}") for name in ("SIGUSR1", "SIGUSR2")] == [1, 1]
+        assert not running.processes()
 
 
 def test_the_agent_is_told_to_end_once_but_may_be_interrupted_again() -> None:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, find_blame
 from rallypoint.launch.command import Ended, end_as, run_command
 from rallypoint.launch.config import Level, Settings, settle
-from rallypoint.launch.delivery import to_agent, to_rank
+from rallypoint.launch.delivery import Heard, Witness, to_agent, to_rank
 from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import inject, isolating_file, without_rank
 from rallypoint.launch.lost_agent import end_orphans
@@ -170,8 +171,9 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
         with watching(folder, environ, _tell_stall):
             ended = run_command(command, environ, line.look, is_agent=False)
     else:  # torchrun's agent watches its ranks itself
-        deliver = to_agent(str(folder), everybody_hears=_everybody_hears(settings))
-        ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver)
+        with _hearing(settings) as heard:
+            deliver = to_agent(str(folder), heard)
+            ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver)
     line.clear()
     if is_agent and ended.code < 0:
         from rallypoint.launch.rendezvous.bequest import give_up_for_agent  # late: seldom needed
@@ -189,14 +191,20 @@ def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> 
     environ.pop(SECRET_VARIABLE, None)  # ranks do not need it
     line = _JoinLine(Reports(folder, of_task=True), from_start=True)
     look = line.look if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
-    deliver = to_rank(everybody_hears=_everybody_hears(settings))
-    ended = run_task(task, _rank_command(target), environ, look, deliver, _tell_stall)
+    with _hearing(settings) as heard:
+        ended = run_task(task, _rank_command(target), environ, look, to_rank(heard), _tell_stall)
     line.clear()
     return ended
 
 
-def _everybody_hears(settings: Settings) -> bool:
-    return settings.placement is not None and settings.placement.scheduler.signals_everybody
+@contextmanager
+def _hearing(settings: Settings) -> Iterator[Heard]:
+    """How to find out who has heard a signal, where a scheduler may send it to more than this process."""
+    if settings.placement is None or not settings.placement.scheduler.may_signal_everybody:
+        yield lambda _: False
+        return
+    with Witness() as witness:
+        yield witness.has_heard
 
 
 def _rank_command(target: Program) -> list[str]:

@@ -143,10 +143,10 @@ def settle(
     if placement is not None and not settings.standalone.value:
         told = _of_scheduler(placement, settings.spares.value)
         fitting = {name: each for name, each in told.items() if _fits(name, told, settings)}
-        warnings = (*file.warnings, *_disagreements(told, settings, placement.scheduler.name))
+        warnings = (*file.warnings, *_disagreements(told, settings, placement))
         settings = _with_values({**fitting, **said}, file, environ)
         settings = replace(settings, placement=placement, warnings=warnings)
-    settings = _combine(settings)
+    settings = replace(settings, rdzv_endpoint=_meeting_place(settings))
     _check(settings)
     return settings
 
@@ -154,13 +154,14 @@ def settle(
 def _with_values(
     said: Mapping[str, Setting[object]], file: SettingsFile, environ: Mapping[str, str]
 ) -> Settings:
-    return Settings(
+    settings = Settings(
         **{option.name: _read(option, said.get(option.name)) for option in OPTIONS},  # type: ignore[arg-type]
         passed_on={name: each for name, each in said.items() if name not in BY_NAME},
         variables={name: each for name, each in file.variables.items() if name not in environ},
         file=file.path,
         warnings=file.warnings,
     )
+    return _with_conf(settings)
 
 
 def _of_environment(environ: Mapping[str, str]) -> dict[str, Setting[object]]:
@@ -208,11 +209,13 @@ def _fits(name: str, told: Mapping[str, Setting[object]], said: Settings) -> boo
     """Whether what a scheduler says of an option is of use beside what the other sources say.
 
     A job of one machine meets nowhere. Machines keep the scheduler's ranks only if the job has as many
-    machines as the scheduler says. An address that somebody else names has the port that it always has.
+    machines as the scheduler says, and has such a rank. An address that somebody else names has the port that
+    it always has.
     """
     machines = _size(told, said)
     if name == "node_rank":
-        return machines.least == machines.most > 1 and not _differs("nnodes", told, said)
+        is_known = machines.least == machines.most > 1 and not _differs("nnodes", told, said)
+        return is_known and int(told[name].text) < machines.most
     if name in ("master_addr", "master_port"):
         return machines.most + said.spares.value > 1 and not said.master_addr.is_set
     return True
@@ -237,11 +240,17 @@ def _differs(name: str, told: Mapping[str, Setting[object]], said: Settings) -> 
     return type(other.value) is type(by_scheduler.value) and other.value != by_scheduler.value
 
 
-def _disagreements(told: Mapping[str, Setting[object]], said: Settings, scheduler: str) -> Iterator[str]:
+def _disagreements(
+    told: Mapping[str, Setting[object]], said: Settings, placement: Placement
+) -> Iterator[str]:
+    spares = f", and spares is {said.spares.text} by {said.spares.source}" if said.spares.value else ""
     for name in ("nnodes", "nproc_per_node", "node_rank"):
         if _differs(name, told, said):
-            other, variable = said.everything()[name], told[name].source.partition(" (")[2]
-            yield f"{name} is {other.text} by {other.source}; {scheduler} says {told[name].text} ({variable}"
+            other, by_scheduler = said.everything()[name], getattr(placement, name)
+            yield (
+                f"{name} is {other.text} by {other.source}{spares if name == 'nnodes' else ''}; "
+                f"{placement.scheduler.name} says {by_scheduler.value} ({by_scheduler.variable})"
+            )
 
 
 # The file -------------------------------------------------------------------------------------------------
@@ -417,10 +426,9 @@ def _is_plain_table(value: object) -> bool:
 # What several options say together ------------------------------------------------------------------------
 
 
-def _combine(said: Settings) -> Settings:
+def _with_conf(said: Settings) -> Settings:
     return replace(
         said,
-        rdzv_endpoint=_meeting_place(said),
         node_rank=_or_by_conf(said.node_rank, "node_rank", said.rdzv_conf, "rank"),
         join_timeout=_or_by_conf(said.join_timeout, "join_timeout", said.rdzv_conf, "join_timeout"),
         relay=_or_by_conf(said.relay, "relay", said.rdzv_conf, "relay"),
@@ -446,13 +454,17 @@ def _meeting_place(said: Settings) -> Setting[Endpoints | None]:
 
 
 def _by_master(said: Settings) -> Setting[Endpoints | None]:
-    """The endpoint by master_addr and master_port. A port alone is this machine's, if it is the only one."""
+    """The endpoint by master_addr and master_port. A port alone is this machine's, if it is the only one.
+
+    Another port for the address that a scheduler tells does not make that somebody's choice of an address.
+    """
     address, port = said.master_addr, said.master_port
     if address.value is None and (port.value is None or said.nnodes.value.most + said.spares.value > 1):
         return Setting(None)
     endpoint = Endpoints([Endpoint(address.value or "127.0.0.1", port.value or DEFAULT_MASTER_PORT)])
     if port.level < address.level:
-        return Setting(endpoint, port.source, port.level)
+        is_told = address.level is Level.SCHEDULER
+        return Setting(endpoint, port.source, address.level if is_told else port.level)
     return Setting(endpoint, address.source, address.level)
 
 

@@ -21,9 +21,12 @@ from rallypoint.server.process.hosting import HostedServer
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
+from rallypoint.text import shown
 
-_FIRST = "rallypoint/tasks/failed"
-_NEWS = "rallypoint/tasks/news/{rank}"
+_JOB = "rallypoint/tasks/job"
+"""Whose tasks these are: the job's id. The first task writes it, the others look whether it is theirs."""
+_FIRST = "rallypoint/tasks/{job}/failed"
+_NEWS = "rallypoint/tasks/{job}/news/{rank}"
 """What each task waits for: how the first rank failed that did; nothing: the task itself leaves."""
 
 _WAIT_SECONDS = 3600.0  # a wait that ends without news is begun again
@@ -48,9 +51,13 @@ class TaskGroup:
             self._server = host_store(host, ports, backend=choose(), lifespan=LIFESPAN, workers=workers)
         self._task = task
         self._store: TCPStore | None = None
+        self._lock = threading.Lock()
+        """For `_store` and `_has_left`: the listener may reach the store when this task leaves already."""
+        self._has_left = False
         self.went_well = False
         """Whether this task's rank has ended as it should; to be set."""
         self._failure = ""
+        self._error: RallypointError | None = None
         self._heard = threading.Event()
         self._listener = threading.Thread(target=self._listen, name="rallypoint task", daemon=True)
         self._listener.start()
@@ -60,11 +67,13 @@ class TaskGroup:
 
     def __exit__(self, *_: object) -> None:
         """Leave. The store stays for the ranks and tasks that use it, if this task's rank went well."""
-        if self._store is not None:  # else it was never reached
+        with self._lock:
+            self._has_left, store = True, self._store
+        if store is not None:  # else it was not reached
             with suppress(RallypointError):
-                self._store.set(_NEWS.format(rank=self._task.rank), "")
+                store.set(self._news_of(self._task.rank), "")
             self._listener.join(_TOLD_SECONDS)
-            self._store.close()
+            store.close()
         if self._server is not None:
             self._await_others(self._server, math.inf if self.went_well else _PARTING_SECONDS)
             self._server.release()
@@ -81,15 +90,18 @@ class TaskGroup:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def check(self) -> None:
-        """EndedElsewhereError if another rank has failed."""
+        """EndedElsewhereError if another rank has failed; RallypointError if the store is another job's."""
+        if self._error is not None:
+            raise self._error
         if self._heard.is_set():
             raise EndedElsewhereError(self._failure)
 
     def tell(self, text: str) -> None:
         """Say what has become of this task's rank; only the first that is said counts."""
         with suppress(RallypointError), self._connect(_TOLD_SECONDS) as store:
-            if store.compare_set(_FIRST, "", text) == text.encode():
-                keys = [_NEWS.format(rank=rank) for rank in range(self._task.world_size)]
+            self._check_job(store)
+            if store.compare_set(_FIRST.format(job=self._task.run_id), "", text) == text.encode():
+                keys = [self._news_of(rank) for rank in range(self._task.world_size)]
                 store.multi_set(keys, [text] * len(keys))
 
     def await_told(self) -> str:
@@ -100,17 +112,44 @@ class TaskGroup:
     def _listen(self) -> None:
         """Wait for the failure of another rank. Without a store, ranks say themselves that there is none."""
         with suppress(RallypointError, OSError):
-            self._store = self._connect(self._task.join_seconds)
-            self._failure = self._await_news(self._store).decode(errors="replace")
+            store = self._connect(self._task.join_seconds)
+            if self._keep(store):
+                self._check_job(store)
+                self._failure = self._await_news(store).decode(errors="replace")
             if self._failure:
                 self._heard.set()
 
+    def _keep(self, store: TCPStore) -> bool:
+        """Keep the connection as long as this task is here; False, and close it, if it has left."""
+        with self._lock:
+            if not self._has_left:
+                self._store = store
+                return True
+        store.close()
+        return False
+
+    def _check_job(self, store: TCPStore) -> None:
+        """Let the others know this job, or see that the store is its store; RallypointError if not."""
+        ours = self._task.run_id
+        if self._task.rank == 0:
+            store.set(_JOB, ours)
+        elif (theirs := store.get(_JOB).decode(errors="replace")) != ours:
+            self._error = RallypointError(
+                f"the store at {self._task.store} belongs to another job: the tasks there are of job "
+                f"{shown(theirs)}, and this one is of job {ours}",
+                hint="give this job another port, with --master-port, the same for all its tasks",
+            )
+            raise self._error
+
     def _await_news(self, store: TCPStore) -> bytes:
-        key = _NEWS.format(rank=self._task.rank)
+        key = self._news_of(self._task.rank)
         while True:
             with suppress(StoreTimeoutError):
                 store.wait([key], _WAIT_SECONDS)
                 return store.get(key)
+
+    def _news_of(self, rank: int) -> str:
+        return _NEWS.format(job=self._task.run_id, rank=rank)
 
     def _connect(self, seconds: float) -> TCPStore:
         return TCPStore(*self._task.store, timeout=seconds, role=Role.AGENT)

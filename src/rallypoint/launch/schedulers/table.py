@@ -53,8 +53,8 @@ class Scheduler:
     local_world_size: Telling = ()
     has_own_ports: bool = True
     """Whether jobs share machines, so that each job needs a port of its own."""
-    signals_everybody: bool = False
-    """Whether a signal to the job reaches every process in it, and not just those that it has started."""
+    may_signal_everybody: bool = False
+    """Whether a signal to the job may reach every process in it, and not just those that it has started."""
     one_task_per_machine: str = ""
     """How to start one process per machine, for messages."""
     shells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -221,7 +221,7 @@ SCHEDULERS: Final[tuple[Scheduler, ...]] = (
             ("SLURM_STEP_TASKS_PER_NODE", _tasks_at_node),
             ("SLURM_TASKS_PER_NODE", _tasks_at_node),
         ),
-        signals_everybody=True,
+        may_signal_everybody=True,
         one_task_per_machine="srun --ntasks-per-node=1 rallypoint run",
         shells={"SLURM_STEP_ID": SHELL_STEPS},
     ),

@@ -32,6 +32,8 @@ COMPILED = {
     "server/core": "clients front members registry sessions slices store tickets writers",
     "relay/core": "children combining long_values ranks relay requests slots upstream",
     "relay": "relay worker",
+    "server/guard": "other_users",
+    "server/machine": "addresses socket_owner",
     "server/loops": "backlog link listening pump"
     + (" readers" if sys.platform == "linux" else ""),  # for epoll
 }

@@ -21,6 +21,7 @@ import pytest
 
 from command_line import invoke
 from processes import BACKENDS, Server, end, has_ipv6, sends_signals, serving, tells_connections
+from rallypoint import build
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
@@ -484,6 +485,7 @@ def pumping(failures: Sequence[int]) -> Iterator[tuple[int, StubbornListener]]:
         yield port, listener
 
 
+@pytest.mark.skipif(build.in_use() != "pure", reason="compiled, it is the system alone that can fail")
 @pytest.mark.parametrize(
     "code", [errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM, errno.EHOSTUNREACH, errno.ENETDOWN]
 )

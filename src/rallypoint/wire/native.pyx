@@ -62,6 +62,7 @@ def cut_blobs(
 cdef class Hot:
     """GET, SET, ADD, and CHECK of one key, for all connections of a server: limits, and how many there were."""
 
+    cdef object _kind, _get, _set, _add, _check  # a class of handlers, and its methods
     cdef uint64_t _key_bytes, _value_bytes, _request_bytes
     cdef Py_ssize_t _large
     cdef readonly int64_t sets, adds, checks
@@ -142,21 +143,24 @@ cdef class Hot:
 
     cdef bytes _hand_over(self, handler, const unsigned char* start, Py_ssize_t begin, Py_ssize_t stop):
         """The handler's reply to the request that is there. One that it refuses counts as well."""
+        if self._kind is not type(handler):  # to look them up for each request takes longer
+            kind = self._kind = type(handler)
+            self._get, self._set, self._add, self._check = kind.get, kind.set, kind.add, kind.check
         cdef int op = start[begin]
         cdef Py_ssize_t key
         cdef bytes reply
         if op == GET:
-            reply = handler.get(cut(start, begin + 9, stop))
+            reply = self._get(handler, cut(start, begin + 9, stop))
         elif op == ADD:
             self.adds += 1
-            reply = handler.add(cut(start, begin + 9, stop - 8), <int64_t>number_at(start + stop - 8))
+            reply = self._add(handler, cut(start, begin + 9, stop - 8), <int64_t>number_at(start + stop - 8))
         elif op == CHECK:
             self.checks += 1
-            reply = handler.check([cut(start, begin + 17, stop)])
+            reply = self._check(handler, [cut(start, begin + 17, stop)])
         else:
             key = begin + 9 + <Py_ssize_t>number_at(start + begin + 1)
             self.sets += 1
-            reply = handler.set(cut(start, begin + 9, key), cut(start, key + 8, stop))
+            reply = self._set(handler, cut(start, begin + 9, key), cut(start, key + 8, stop))
         if reply is None:
             raise TypeError("a prompt handler leaves nothing unfinished")
         return reply

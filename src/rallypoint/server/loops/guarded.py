@@ -84,7 +84,7 @@ class GuardedLink(Link[ClientT]):
         except Exception:
             self.fail()
         else:
-            super().send(sealed)
+            self.send_now(sealed)
 
     def _read(self) -> bytes | None:
         """What the client says to the core; None if there is nothing by now."""
@@ -110,7 +110,7 @@ class GuardedLink(Link[ClientT]):
             raise
         finally:
             if going := channel.take():
-                super().send(going)
+                self.send_now(going)
         if self.sock.fileno() < 0:  # that could not be sent
             return None
         if channel.is_open and not was_open:

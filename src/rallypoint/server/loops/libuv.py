@@ -3,17 +3,23 @@
 Sockets are watched with `add_reader`, not served through transports: uvloop's own server accepts one
 connection per turn of its loop, which takes seconds beside busy clients, and for requests as short as a
 store's its transports cost as much as reading the socket here. Where the system has epoll, what is to be read
-is in a set that libuv watches as one file: see `readers`.
+is in a set beside libuv: see `readers`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import socket
+from bisect import bisect_left, insort
+from time import monotonic
+from typing import Any, Final
 
 from rallypoint.server.loops.loop import Callback, Loop
-from rallypoint.server.loops.readers import make_readers
+from rallypoint.server.loops.readers import make_readers, make_sending
+
+_PATIENCE: Final = 60.0
+_BRIEFLY: Final = 0.001
+"""libuv counts milliseconds: what is due by now may be due to it a moment later."""
 
 
 class LibuvLoop(Loop):
@@ -23,16 +29,18 @@ class LibuvLoop(Loop):
 
     def __init__(self, package: str) -> None:
         super().__init__()
-        self._loop: asyncio.AbstractEventLoop = importlib.import_module(package).new_event_loop()
-        self._readers = make_readers(self)
+        self._loop: Any = importlib.import_module(package).new_event_loop()
+        self._due: list[float] = []  # when callbacks of `later` are due, in order
+        self.sending = make_sending()
+        self._readers = make_readers(self, self._loop)
         self.tells_errors_once = self._readers is None
-        if self._readers is not None:
-            self._loop.add_reader(self._readers.fileno(), self._readers.call_back)
 
     def _in_turn(self, callback: Callback) -> None:
         """libuv does not say when a turn of its own begins, so each call back is one."""
         self.begin_turn()
         callback()
+        if self.sending is not None:
+            self.sending.flush()
         self.end_turn()
 
     def watch_readable(self, file: socket.SocketType | int, callback: Callback | None) -> None:
@@ -44,23 +52,53 @@ class LibuvLoop(Loop):
             self._loop.add_reader(file, self._in_turn, callback)
 
     def watch_writable(self, file: socket.SocketType, callback: Callback | None) -> None:
+        self._press()  # libuv tells the system of it in its next turn
         if callback is None:
             self._loop.remove_writer(file)
         else:
             self._loop.add_writer(file, self._in_turn, callback)
 
     def later(self, seconds: float, callback: Callback) -> None:
-        if seconds:
-            self._loop.call_later(seconds, self._in_turn, callback)
-        else:
+        self._press()
+        if not seconds:
             self._loop.call_soon(self._in_turn, callback)
+            return
+        due = monotonic() + seconds
+        insort(self._due, due)
+        self._loop.call_later(seconds, self._be_due, due, callback)
+
+    def _be_due(self, due: float, callback: Callback) -> None:
+        del self._due[bisect_left(self._due, due)]
+        self._in_turn(callback)
 
     def run(self) -> None:
+        if self._readers is not None:
+            self._loop.call_soon(self._wait)
         self._loop.run_forever()
+
+    def _wait(self) -> None:
+        """Wait for clients and for libuv, once in each of its turns. It never has to wait by itself."""
+        assert self._readers is not None
+        seconds = 0.0
+        if not self._readers.is_pressed:
+            seconds = max(self._due[0] - monotonic(), _BRIEFLY) if self._due else _PATIENCE
+        self._readers.is_pressed = False
+        self._loop.call_soon(self._wait)
+        self._readers.wait(seconds)
+
+    def _press(self) -> None:
+        """libuv is to have a turn soon."""
+        if self._readers is not None:
+            self._readers.is_pressed = True
 
     def stop(self) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._press()
+            self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self._press()  # uvloop stops one turn later
+        self._loop.stop()
 
     def close(self) -> None:
         self._loop.close()

@@ -15,6 +15,7 @@ from rallypoint.errors import ProtocolError
 from rallypoint.server.core.clients import ClientT
 from rallypoint.server.core.front import Front
 from rallypoint.server.loops.loop import Loop
+from rallypoint.server.machine.reasons import reason_of
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -92,7 +93,7 @@ class Link(Generic[ClientT]):
     """One client's socket and what is still to be sent on it."""
 
     __slots__ = (
-        *("_file", "_others", "_pump", "_receive", "_room", "_unanswered", "_woken"),
+        *("_file", "_others", "_pump", "_receive", "_room", "_sending", "_unanswered", "_woken"),
         *("_expects_room", "client", "ending", "is_parked", "sock", "unsent"),
     )
 
@@ -103,6 +104,7 @@ class Link(Generic[ClientT]):
         self._woken = pump.core.outbox.woken
         self._others = pump.core.outbox.others
         self._unanswered = pump.unanswered
+        self._sending: Any = pump.loop.sending
         self._room = _FEW_BYTES
         self.sock = sock
         self.client = client
@@ -145,7 +147,11 @@ class Link(Generic[ClientT]):
             reply = receive(data)
             if not reply:
                 self._unanswered.add(self)
-            elif self.unsent is None:
+            elif self.unsent is not None:
+                self._hold(reply)
+            elif self._sending is not None:
+                self._sending.put(self, self._file, reply)
+            else:
                 try:
                     sent = _write(self._file, reply)
                 except OSError as error:
@@ -153,8 +159,6 @@ class Link(Generic[ClientT]):
                 else:
                     if sent < len(reply):
                         self._hold(memoryview(reply)[sent:])  # a copy less, of what may be long
-            else:
-                self._hold(reply)
         except ProtocolError as error:
             self._pump.refuse(self, error)
             return
@@ -193,7 +197,26 @@ class Link(Generic[ClientT]):
 
     def send(self, data: bytes) -> None:
         """Send, or hold what cannot be sent now."""
+        if self._sending is not None and self.unsent is None:
+            self._sending.put(self, self._file, data)
+        else:
+            self.send_now(data)
+
+    def was_sent(self, data: bytes, count: int) -> None:
+        """The system has taken so many bytes of this, and not all; if negative, it is the system's error."""
         try:
+            if count < 0:
+                self._send_failed(OSError(-count, reason_of(-count)), data)
+            else:
+                self._hold(memoryview(data)[count:])
+        except Exception:
+            self.fail()
+
+    def send_now(self, data: bytes) -> None:
+        """As `send`, and not together with what others are sent."""
+        try:
+            if self.sock.fileno() < 0:  # it could not be sent what was before this
+                return
             if self.unsent is not None:
                 self._hold(data)
                 return
@@ -206,6 +229,11 @@ class Link(Generic[ClientT]):
                     self._hold(memoryview(data)[sent:])
         except Exception:
             self.fail()
+
+    def flush(self) -> None:
+        """Send now what is to be sent together with what others are sent."""
+        if self._sending is not None:
+            self._sending.flush_of(self.sock.fileno())
 
     @property
     def has_ended(self) -> bool:

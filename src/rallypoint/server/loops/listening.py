@@ -10,13 +10,19 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any
 
-from rallypoint.server.loops.link import NOT_NOW, Socket
+from rallypoint.server.loops.link import Socket
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.machine.reasons import reason_of
+
+try:
+    from rallypoint.server.loops.native import accept_some
+except ImportError:  # it is not compiled, or not for this system
+    accept_some = None  # type: ignore[assignment]
 
 logger = logging.getLogger("rallypoint.server")
 
 _ACCEPT_AT_ONCE = 1024
+_NOT_NOW = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR}
 # Linux reports what is wrong with a new connection when it is accepted.
 _OF_THE_CLIENT = {
     errno.ECONNABORTED,
@@ -91,53 +97,70 @@ class Listening:
         is_more = True
         while self._is_accepting and is_more:
             arrivals = self._accept_some(listener)
-            is_more = len(arrivals) == _ACCEPT_AT_ONCE
-            present = [arrival for arrival in arrivals if self._make_ready(arrival)]
-            if present:
-                self._welcome(present)
+            is_more = len(arrivals) >= _ACCEPT_AT_ONCE
+            if arrivals:
+                self._welcome(arrivals)
 
     def _accept_some(self, listener: socket.socket) -> list[Arrival]:
         arrivals: list[Arrival] = []
-        kind = (int(listener.family), int(listener.type), listener.proto)
-        try:
-            while len(arrivals) < _ACCEPT_AT_ONCE:
-                file, address = listener._accept()  # type: ignore[attr-defined]
-                arrivals.append((Socket(*kind, file), address))
-        except NOT_NOW:
-            pass
-        except OSError as error:
-            if error.errno not in _OF_THE_CLIENT:
-                self._pause(error)
+        number = 0
+        while len(arrivals) < _ACCEPT_AT_ONCE and not number:
+            second, before = divmod(self._accepted, _PROBES_PER_SECOND)
+            idle = _KEEP_ALIVE["TCP_KEEPIDLE"] + second % _MOST_SECONDS_LATER
+            found, number = _accept(listener, _PROBES_PER_SECOND - before, idle)
+            self._accepted += len(found)
+            arrivals += found
+        if number and number not in _NOT_NOW and number not in _OF_THE_CLIENT:
+            self._pause(number)
         return arrivals
 
-    def _make_ready(self, arrival: Arrival) -> bool:
-        """Set what every client's socket has; False if the client has gone already, and it is closed."""
-        sock, address = arrival
-        self._accepted += 1
-        later = self._accepted // _PROBES_PER_SECOND % _MOST_SECONDS_LATER
-        idle = _KEEP_ALIVE["TCP_KEEPIDLE"] + later
-        try:
-            if address is not None:  # as on Windows
-                sock.setblocking(False)
-                if not _INHERITS_OPTIONS:
-                    set_options(sock, {**_KEEP_ALIVE, "TCP_KEEPIDLE": idle})
-                elif later:
-                    sock.setsockopt(socket.IPPROTO_TCP, _TCP_KEEPIDLE, idle)
-                return True
-        except OSError:
-            pass
-        sock.close()
-        return False
-
-    def _pause(self, error: OSError) -> None:
+    def _pause(self, number: int) -> None:
         logger.warning(
             "cannot accept more clients beside %d: %s; they wait. hint: is the limit of open files too low?",
             len(self._clients),
-            error.strerror or reason_of(error.errno or 0),
+            reason_of(number),
         )
         self._is_accepting = False
         for listener in self._listeners:
             self._loop.watch_readable(listener, None)
+
+
+def _accept(listener: socket.socket, most: int, idle: int) -> tuple[list[Arrival], int]:
+    """New sockets, which do not block, and why there are no more: the system's error, or 0.
+
+    They are probed after `idle` seconds.
+    """
+    family, kind, protocol = int(listener.family), int(listener.type), listener.proto
+    if accept_some is not None:
+        some, number = accept_some(listener.fileno(), most, idle)
+        kind |= socket.SOCK_NONBLOCK
+        return [(Socket(family, kind, protocol, file), address) for file, address in some], number
+    found: list[Arrival] = []
+    try:
+        while len(found) < most:
+            file, address = listener._accept()
+            sock = Socket(family, kind, protocol, file)
+            if _make_ready(sock, address, idle):
+                found.append((sock, address))
+    except OSError as error:
+        return found, error.errno or errno.EIO
+    return found, 0
+
+
+def _make_ready(sock: Socket, address: Any, idle: int) -> bool:
+    """Set what every client's socket has; False if the client has gone already, and it is closed."""
+    try:
+        if address is not None:  # as on Windows
+            sock.setblocking(False)
+            if not _INHERITS_OPTIONS:
+                set_options(sock, {**_KEEP_ALIVE, "TCP_KEEPIDLE": idle})
+            elif idle != _KEEP_ALIVE["TCP_KEEPIDLE"]:
+                sock.setsockopt(socket.IPPROTO_TCP, _TCP_KEEPIDLE, idle)
+            return True
+    except OSError:
+        pass
+    sock.close()
+    return False
 
 
 def set_options(sock: Socket, times: Mapping[str, int]) -> None:

@@ -6,14 +6,17 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.turn import Turn
 
+if TYPE_CHECKING:
+    from rallypoint.server.loops.native import Sending
+
 Callback = Callable[[], None]
 
-_TIMED: Final = 16
+_UNTIMED: Final = 15
 """One turn in 16 is timed: to read the clock and to note the time takes a good part of a short turn."""
 
 
@@ -32,22 +35,29 @@ class Loop(ABC):
     tells_errors_once = False
     """Whether an error of a socket leads to one last call back, even if that one finds data to read."""
 
+    sending: Sending | None = None
+    """What sends for all links together, when a callback has returned; None: each sends by itself."""
+
     def __init__(self) -> None:
         self.turn = Turn(monotonic())
         """When the turn under way began."""
         self.turns = Durations()
         """How long turns have taken: from the system's word that there is something to do, until all of it
         was done. A client waits no longer than that for its answer."""
-        self._untimed = _TIMED
+        self._untimed = _UNTIMED
 
     def begin_turn(self) -> None:
         self.turn.now = monotonic()
 
     def end_turn(self) -> None:
         self._untimed -= 1
-        if not self._untimed:
-            self._untimed = _TIMED
-            self.turns.add(monotonic() - self.turn.now)
+        if self._untimed < 0:
+            self._untimed = self.time_turn()
+
+    def time_turn(self) -> int:
+        """Note how long a turn has taken that ends now; return how many are not to be timed."""
+        self.turns.add(monotonic() - self.turn.now)
+        return _UNTIMED
 
     @abstractmethod
     def watch_readable(self, file: socket.SocketType | int, callback: Callback | None) -> None:

@@ -1,12 +1,13 @@
 # cython: language_level=3, binding=False, boundscheck=False, wraparound=False
-"""Reading, writing and waiting for events without an object for each, and without letting go of the interpreter.
+"""Accepting, reading, writing and waiting for events without an object for each.
 
-`link` and `readers` use this where it has been compiled. Sockets never block here, so a system call takes a
-microsecond: to release the interpreter's lock around it costs a good part of that, and where another thread of
-the process is busy, to get it back takes up to five milliseconds.
+`listening`, `link` and `libuv` use this where it has been compiled. Sockets never block here, so a system call
+takes a microsecond: to release the interpreter's lock around it costs a good part of that, and where another
+thread of the process is busy, to get it back takes up to five milliseconds. So the lock is let go of only to
+wait.
 """
 
-from time import monotonic
+from socket import if_indextoname
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport (
@@ -16,7 +17,12 @@ from cpython.bytes cimport (
     PyBytes_GET_SIZE,
 )
 from cpython.exc cimport PyErr_SetFromErrno
-from posix.unistd cimport close
+from libc.errno cimport errno
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.types cimport pid_t
+from posix.unistd cimport close, getpid
 
 cdef extern from "<sys/epoll.h>" nogil:
     enum:
@@ -33,18 +39,123 @@ cdef extern from "<sys/epoll.h>" nogil:
     int epoll_ctl(int epoll, int operation, int file, epoll_event* event)
     int epoll_wait(int epoll, epoll_event* events, int most, int timeout)
 
+cdef extern from "<netinet/in.h>" nogil:
+    enum:
+        INET6_ADDRSTRLEN
+        IPPROTO_TCP
+    ctypedef struct in6_addr:
+        pass
+    ctypedef struct in_addr:
+        pass
+    struct sockaddr_in:
+        unsigned short sin_port
+        in_addr sin_addr
+    struct sockaddr_in6:
+        unsigned short sin6_port
+        unsigned int sin6_flowinfo
+        in6_addr sin6_addr
+        unsigned int sin6_scope_id
+    unsigned short ntohs(unsigned short)
+    unsigned int ntohl(unsigned int)
+
+cdef extern from "<netinet/tcp.h>" nogil:
+    enum:
+        TCP_KEEPIDLE
+
+cdef extern from "<arpa/inet.h>" nogil:
+    const char* inet_ntop(int family, const void* address, char* text, unsigned int size)
+
 cdef extern from "<sys/socket.h>" nogil:
     enum:
         MSG_NOSIGNAL
+        AF_INET
+        AF_INET6
+        SOCK_NONBLOCK
+        SOCK_CLOEXEC
+    struct sockaddr:
+        pass
+    struct sockaddr_storage:
+        unsigned short ss_family
+    int accept4(int file, sockaddr* address, unsigned int* size, int flags)
+    int setsockopt(int file, int level, int option, const void* value, unsigned int size)
     Py_ssize_t recv(int file, void* room, size_t size, int flags)
     Py_ssize_t send(int file, const void* data, size_t size, int flags)
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    ctypedef struct pthread_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t*, void*)
+    int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_unlock(pthread_mutex_t*)
+    int pthread_cond_init(pthread_cond_t*, void*)
+    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
+    int pthread_cond_signal(pthread_cond_t*)
+    int pthread_cond_broadcast(pthread_cond_t*)
+    int pthread_create(pthread_t*, void*, void* (*)(void*) noexcept nogil, void*)
+    int pthread_detach(pthread_t)
+
+cdef extern from "<signal.h>" nogil:
+    ctypedef struct sigset_t:
+        pass
+    enum:
+        SIG_SETMASK
+    int sigfillset(sigset_t*)
+    int pthread_sigmask(int, const sigset_t*, sigset_t*)
+
+cdef extern from * nogil:
+    enum:
+        __ATOMIC_RELAXED
+    int __atomic_fetch_add(int*, int, int)
 
 cdef enum:
     LONGEST = 1 << 16
     AT_ONCE = 1024
     MANY = 8
+    GATHERED = 128
+    SHORT = 1 << 12
+    WORTHWHILE = 32
+    SHARE = 4
 
 cdef char room_for_all[LONGEST]
+
+
+def accept_some(int listener, int most, int idle):
+    """New sockets, each with the address of its client, and why there are no more: the system's error, or 0.
+
+    They do not block, and are probed after `idle` seconds. The listener is one of TCP.
+    """
+    cdef sockaddr_storage address
+    cdef unsigned int size
+    cdef int file
+    cdef list found = []
+    while most:
+        size = sizeof(address)
+        file = accept4(listener, <sockaddr*>&address, &size, SOCK_NONBLOCK | SOCK_CLOEXEC)
+        if file < 0:
+            return found, errno
+        setsockopt(file, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle))  # or the client has gone already
+        found.append((file, address_of(&address)))
+        most -= 1
+    return found, 0
+
+
+cdef object address_of(sockaddr_storage* address):
+    """As `socket.accept` gives it."""
+    cdef char text[INET6_ADDRSTRLEN]
+    cdef sockaddr_in* four = <sockaddr_in*>address
+    cdef sockaddr_in6* six = <sockaddr_in6*>address
+    if address.ss_family == AF_INET:
+        inet_ntop(AF_INET, &four.sin_addr, text, sizeof(text))
+        return text.decode("ascii"), ntohs(four.sin_port)
+    inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof(text))
+    host = text.decode("ascii")
+    if six.sin6_scope_id:
+        host += f"%{if_indextoname(six.sin6_scope_id)}"
+    return host, ntohs(six.sin6_port), ntohl(six.sin6_flowinfo), six.sin6_scope_id
 
 
 def read_some(int file, Py_ssize_t room):
@@ -70,12 +181,203 @@ def write_some(int file, data not None):
     return count
 
 
+# Threads that help to send. They know nothing of Python, and live as long as the process.
+
+cdef struct Letter:
+    int file
+    const char* data
+    size_t size
+    Py_ssize_t sent  # or the system's error, negative
+
+cdef struct Post:
+    pid_t process
+    int helpers
+    pthread_mutex_t lock
+    pthread_cond_t work
+    pthread_cond_t rest
+    Letter* letters
+    int count
+    int next  # the first letter that nobody has taken
+    int round
+    int busy
+    bint is_open
+
+cdef Post post
+
+
+cdef void send_shares() noexcept nogil:
+    """Take a few letters at a time, and send them, until none is left."""
+    cdef int index, stop
+    cdef Letter* letter
+    while True:
+        index = __atomic_fetch_add(&post.next, SHARE, __ATOMIC_RELAXED)
+        if index >= post.count:
+            return
+        stop = min(index + SHARE, post.count)
+        while index < stop:
+            letter = &post.letters[index]
+            letter.sent = send(letter.file, letter.data, letter.size, MSG_NOSIGNAL)
+            if letter.sent < 0:
+                letter.sent = -errno
+            index += 1
+
+
+cdef void* help_out(void* _) noexcept nogil:
+    cdef int seen = 0
+    pthread_mutex_lock(&post.lock)
+    while True:
+        while post.round == seen or not post.is_open:
+            seen = post.round
+            pthread_cond_wait(&post.work, &post.lock)
+        seen = post.round
+        post.busy += 1
+        pthread_mutex_unlock(&post.lock)
+        send_shares()
+        pthread_mutex_lock(&post.lock)
+        post.busy -= 1
+        if not post.busy:
+            pthread_cond_signal(&post.rest)
+
+
+cdef void hire(int helpers) noexcept:
+    """Have so many helpers, or as many as the system gives. A fork has none of its parent's."""
+    cdef sigset_t none, before
+    cdef pthread_t thread
+    if post.process != getpid():
+        memset(&post, 0, sizeof(post))
+        post.process = getpid()
+        pthread_mutex_init(&post.lock, NULL)
+        pthread_cond_init(&post.work, NULL)
+        pthread_cond_init(&post.rest, NULL)
+    sigfillset(&none)  # signals are for Python's threads
+    pthread_sigmask(SIG_SETMASK, &none, &before)
+    while post.helpers < helpers and not pthread_create(&thread, NULL, help_out, NULL):
+        pthread_detach(thread)
+        post.helpers += 1
+    pthread_sigmask(SIG_SETMASK, &before, NULL)
+
+
+cdef void send_together(Letter* letters, int count) noexcept nogil:
+    """Send them all. Whoever helps is done when this returns."""
+    pthread_mutex_lock(&post.lock)
+    post.letters = letters
+    post.count = count
+    post.next = 0
+    post.round += 1
+    post.is_open = True
+    pthread_cond_broadcast(&post.work)
+    pthread_mutex_unlock(&post.lock)
+    send_shares()
+    pthread_mutex_lock(&post.lock)
+    post.is_open = False
+    while post.busy:
+        pthread_cond_wait(&post.rest, &post.lock)
+    pthread_mutex_unlock(&post.lock)
+
+
+cdef class Sending:
+    """What links have to send in one turn, sent together; where it is for many, by several cores.
+
+    Most of what a reply costs is the system's work to send it, and the system sends for several threads at a
+    time.
+    """
+
+    cdef Letter _letters[GATHERED]
+    cdef list _links, _replies
+    cdef int _count, _helpers, _files
+    cdef char* _is_gathered  # by descriptor
+
+    def __cinit__(self, int helpers):
+        self._links = []
+        self._replies = []
+        self._helpers = helpers
+
+    def __dealloc__(self):
+        free(self._is_gathered)
+
+    def put(self, link, int file, bytes data not None):
+        """Send this soon, before `flush` returns; `link.was_sent` hears of it if not all of it could be sent."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Letter* letter
+        if size > SHORT or (file < self._files and self._is_gathered[file]):
+            self.flush()
+            link.send_now(data)
+            return
+        if file >= self._files:
+            self._make_room(file)
+        self._is_gathered[file] = True
+        letter = &self._letters[self._count]
+        letter.file = file
+        letter.data = PyBytes_AS_STRING(data)
+        letter.size = size
+        self._links.append(link)
+        self._replies.append(data)
+        self._count += 1
+        if self._count == GATHERED:
+            self.flush()
+
+    def flush_of(self, int file):
+        """As `flush`, if there is something to be sent to this file."""
+        if file >= 0 and file < self._files and self._is_gathered[file]:
+            self.flush()
+
+    cpdef flush(self):
+        """Send what has been put here."""
+        cdef int index
+        cdef Letter* letter
+        cdef list failed
+        while self._count:
+            if self._count >= WORTHWHILE and self._helpers:
+                if post.helpers < self._helpers or post.process != getpid():
+                    hire(self._helpers)
+                send_together(self._letters, self._count)
+            else:
+                for index in range(self._count):
+                    letter = &self._letters[index]
+                    letter.sent = send(letter.file, letter.data, letter.size, MSG_NOSIGNAL)
+                    if letter.sent < 0:
+                        letter.sent = -errno
+            failed = []
+            for index in range(self._count):
+                letter = &self._letters[index]
+                self._is_gathered[letter.file] = False
+                if letter.sent != <Py_ssize_t>letter.size:
+                    failed.append((self._links[index], self._replies[index], letter.sent))
+            self._count = 0
+            self._links.clear()
+            self._replies.clear()
+            for link, data, sent in failed:  # which may put more here
+                link.was_sent(data, sent)
+
+    cdef int _make_room(self, int file) except -1:
+        cdef int files = max(2 * self._files, file + 1, 1024)
+        cdef void* room = realloc(self._is_gathered, files)
+        if not room:
+            raise MemoryError
+        self._is_gathered = <char*>room
+        memset(self._is_gathered + self._files, 0, files - self._files)
+        self._files = files
+        return 0
+
+
+cdef inline double seconds_now() noexcept nogil:
+    """As `time.monotonic`."""
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return now.tv_sec + 1e-9 * now.tv_nsec
+
+
 cdef class Readers:
-    """As `readers.Readers`."""
+    """As `readers.Readers`, but it is this that waits, and the loop is one of the files.
+
+    A turn of libuv takes longer than a request does. Here it has one when it has something to do.
+    """
 
     cdef object _loop, _turn
+    cdef Sending _sending
     cdef list _callbacks  # by descriptor; None where nobody is to be called
-    cdef int _epoll
+    cdef int _epoll, _other, _untimed
+    cdef public bint is_pressed
 
     def __cinit__(self):
         self._epoll = -1
@@ -83,16 +385,19 @@ cdef class Readers:
     def __dealloc__(self):
         self.close()
 
-    def __init__(self, loop):
+    def __init__(self, loop, Sending sending not None, int other):
+        """`other`: the file that can be read when `wait` is to return."""
+        cdef epoll_event event
         self._loop = loop
         self._turn = loop.turn
+        self._sending = sending
         self._callbacks = []
+        self._other = other
         self._epoll = epoll_create1(EPOLL_CLOEXEC)
-        if self._epoll < 0:
+        event.events = EPOLLIN
+        event.data.fd = other
+        if self._epoll < 0 or epoll_ctl(self._epoll, EPOLL_CTL_ADD, other, &event) < 0:
             PyErr_SetFromErrno(OSError)
-
-    def fileno(self):
-        return self._epoll
 
     def watch(self, int file, callback):
         cdef epoll_event event
@@ -110,18 +415,38 @@ cdef class Readers:
             PyErr_SetFromErrno(OSError)
         self._callbacks[file] = callback
 
-    def call_back(self):
+    def wait(self, double seconds):
+        """Call back for what can be read, until so much time has passed, or the loop has something to do."""
         cdef epoll_event events[AT_ONCE]
-        cdef int index, count = MANY, total = 0
-        while count >= MANY and total < AT_ONCE:
-            self._turn.now = monotonic()
-            count = epoll_wait(self._epoll, events, AT_ONCE, 0)
+        cdef int index, file, count = 0, total = 0, patience
+        cdef double now = seconds_now(), end = now + seconds
+        cdef bint is_over = False
+        while True:  # this is the hottest loop of all, so it does what it can without Python
+            # Where many can be read, more can be by now. But others want the interpreter, too.
+            if count >= MANY and total < AT_ONCE:
+                count = epoll_wait(self._epoll, events, AT_ONCE, 0)
+            else:
+                patience = max(<int>(1000 * (end - now) + 0.999), 0)
+                total = 0
+                with nogil:
+                    count = epoll_wait(self._epoll, events, AT_ONCE, patience)
+            now = seconds_now()
+            self._turn.now = now
             for index in range(count):
-                callback = self._callbacks[events[index].data.fd]
+                file = events[index].data.fd
+                if file == self._other:
+                    is_over = True
+                    continue
+                callback = self._callbacks[file]
                 if callback is not None:  # it may be gone by now, because of one before it
                     callback()
-            total += count
-            self._loop.end_turn()
+            self._sending.flush()
+            self._untimed -= 1
+            if self._untimed < 0:
+                self._untimed = self._loop.time_turn()
+            total += max(count, 0)
+            if is_over or count < 0 or now >= end or self.is_pressed:
+                return
 
     cpdef close(self):
         if self._epoll >= 0:

@@ -234,8 +234,10 @@ class Pump(Generic[ClientT]):
                     continue
             if client.notice_bytes:
                 link.expect_room()
-            elif link.ending and link.unsent is None and not client.is_owed:
-                self.drop(link)
+            elif link.ending:
+                link.flush()
+                if link.unsent is None and not client.is_owed:
+                    self.drop(link)
 
     def _do(self, other: Other) -> None:
         if isinstance(other, Work):
@@ -385,6 +387,7 @@ class Pump(Generic[ClientT]):
 
     def end(self, link: Link[ClientT]) -> None:
         """Close, but not before all is sent, or the time for that is over."""
+        link.flush()
         if (link.unsent is None and not link.client.is_owed) or link.client not in self._links:
             self.drop(link)
         elif not link.ending:
@@ -404,6 +407,7 @@ class Pump(Generic[ClientT]):
 
     def drop(self, link: Link[ClientT]) -> None:
         """Close at once, whatever is unsent."""
+        link.flush()
         if self._links.get(link.client) is not link:  # it is closed already
             return
         link.expect_no_room()
@@ -415,6 +419,7 @@ class Pump(Generic[ClientT]):
 
     def let_go(self, link: Link[ClientT]) -> None:
         """Have one client less, and leave its socket as it is."""
+        link.flush()
         self.loop.watch_readable(link.sock, None)
         del self._links[link.client]
         self._backlog.forget(link)

@@ -9,15 +9,19 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from jobs import Job, free_port, job
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.servers import open_place
+from rallypoint.pytorch import plugin
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import JobRound
 from rallypoint.rollcall.question import Question
@@ -75,6 +79,39 @@ def test_a_spare_takes_the_place_of_a_machine_that_goes(tmp_path: Path) -> None:
         assert sorted(codes[2:]) == [0, 0], running.logs()
         assert running.logs().count("this spare machine was not needed") == 1
         assert "Traceback" not in running.log(2) + running.log(3)
+
+
+def test_a_machine_whose_ranks_ran_well_is_not_examined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for it would have to wait for that as well."""
+    examined: list[str] = []
+
+    def examine(kind: str) -> str:
+        examined.append(kind)
+        return ""
+
+    monkeypatch.setattr(plugin, "why_unfit", examine)
+    endpoint, conf = f"localhost:{free_port()}", {"spares": "1", "join_timeout": "60"}
+    first, lost, spare = handlers = [
+        plugin.create_handler(RendezvousParameters("rallypoint", endpoint, "job", 2, 2, None, **conf))
+        for _ in range(3)
+    ]
+    for each in handlers:
+        monkeypatch.setattr(each, "_enter", lambda met: met.number)
+    with ThreadPoolExecutor() as threads, ExitStack() as stack:
+        for each in handlers:
+            stack.callback(each.shutdown)
+        begun = [threads.submit(each.next_rendezvous) for each in (first, lost)]
+        assert [each.result(60) for each in begun] == [0, 0]
+        waiting = threads.submit(spare.next_rendezvous)
+        until(lambda: len(examined) == 3, "the spare one is examined before it waits", 60)
+        lost._give_up()
+        until(first.num_nodes_waiting, "it is missed", 60)
+        assert (first.next_rendezvous(), waiting.result(60)) == (1, 1)
+        assert len(examined) == 3
+        failed = threads.submit(spare.next_rendezvous)
+        until(first.num_nodes_waiting, "its ranks are to start again", 60)
+        assert (first.next_rendezvous(), failed.result(60)) == (2, 2)
+        assert examined == ["quick"] * 4, "the one whose ranks have failed"
 
 
 def relays() -> set[psutil.Process]:

@@ -159,6 +159,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         if self._prepares_relays:
             self._place.prepare_relay()
         try:
+            if self._place.is_replicated and not self._has_taken_part:
+                self._meeting.open_again()
             if not self._is_well:  # who waits for a spare is not kept waiting for what its ranks have shown
                 self._examine()
             self._is_well = False

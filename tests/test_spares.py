@@ -116,8 +116,14 @@ def test_a_machine_whose_ranks_ran_well_is_not_examined_again(monkeypatch: pytes
 
 def relays() -> set[psutil.Process]:
     """The relays of this process that run."""
-    children = psutil.Process().children()
-    return {each for each in children if "rallypoint.relay.child" in each.cmdline()}
+    return {each for each in psutil.Process().children() if is_relay(each)}
+
+
+def is_relay(process: psutil.Process) -> bool:
+    try:
+        return "rallypoint.relay.child" in process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
 
 
 def test_a_relay_in_reserve_is_that_of_the_next_round(capfd: pytest.CaptureFixture[str]) -> None:

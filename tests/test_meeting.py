@@ -729,6 +729,53 @@ def test_another_job_with_the_same_id_meets_where_all_have_left(hall: Hall) -> N
     assert after.number > before.number
 
 
+def test_an_id_can_be_used_again_if_the_last_of_its_machines_was_killed(hall: Hall) -> None:
+    machines = hall.machines("ab", Size(2, 2))
+    [before, _] = together(machines)
+    for each in machines:
+        each.close("the job has ended")
+        each.leave()
+    others = hall.machines("cd", Size(2, 2))
+    for each in others:
+        each.open_again()
+    assert agreed(others, together(others)).number > before.number
+
+
+def test_machines_that_were_killed_before_they_left_do_not_keep_an_id(
+    hall: Hall, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead, alive, last = machines = hall.machines("abc", Size(3, 3))
+    together(machines)
+    alive.beat()  # the dead one has not even given its first sign
+    last.close("the job has ended")
+    last.leave()
+    others = hall.machines("def", Size(3, 3))
+    with caplog.at_level(logging.WARNING, "rallypoint.meeting"):
+        opening = [Call(each.open_again) for each in others]
+        until(lambda: len(caplog.records) == 3, "they wait for signs of life")
+    alive.beat()
+    hall.time.advance(5)
+    for call in opening:
+        with pytest.raises(MeetingClosedError, match="the job has ended"):
+            call.result()
+    opening = [Call(each.open_again) for each in others]
+    hall.time.await_looks("d", "e", "f")
+    alive.leave()
+    for _ in range(TIMES.beats_missed):
+        hall.time.advance(5)
+        hall.time.await_looks("d", "e", "f")
+    assert dead.is_closed
+
+    def all_are_done_later() -> bool:
+        hall.time.advance(5)
+        return all(call.done for call in opening)
+
+    until(all_are_done_later, "the dead one is given up")
+    for call in opening:
+        call.result()
+    assert agreed(others, together(others)).number > 0
+
+
 @pytest.mark.usefixtures("_looks_seldom")
 def test_one_that_gives_up_is_missed_at_once_and_a_spare_takes_its_place(hall: Hall) -> None:
     first, second, spare = hall.machines("abc", Size(2, 2))

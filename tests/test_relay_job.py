@@ -159,8 +159,9 @@ print(dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])).g
 '''
 
 def main():
-    command = [sys.executable, "-E", "-c", CHILD]  # it ignores PYTHONPATH, and so it is not patched
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # As where Rallypoint is not installed: it ignores PYTHONPATH, and torch loads no entry points.
+    command, alone = [sys.executable, "-E", "-c", CHILD], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **alone})
     import psutil, torch, torch.distributed as dist, torch.distributed.checkpoint as checkpoint
     from torch.distributed import rpc
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType

@@ -25,6 +25,7 @@ from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.log import Log
 from rallypoint.server.guard.secret import SECRET_VARIABLE, make_secret
 from rallypoint.stores.tcp import TCPStore
+from raw import until
 
 # On a machine that is busy, two launchers with torch take a minute to start.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -304,3 +305,31 @@ def test_jobs_on_one_store_do_not_meet_and_an_id_may_be_used_again(tmp_path: Pat
                 assert running.wait() == [0, 0], running.logs()
         assert running.wait() == [0, 0, 0], running.logs()
         assert running.logs().count("alone") == 3, running.logs()
+
+
+FAILS_AND_IS_KILLED = """
+import os, sys, time
+print("begun", flush=True)
+if os.path.exists("again"):
+    sys.exit(0)
+if os.environ["RANK"] == "0":
+    sys.exit(3)
+time.sleep(600)
+"""
+
+
+def test_a_job_that_was_killed_at_its_end_can_be_started_again(tmp_path: Path) -> None:
+    """A rank fails, its launcher closes the meeting, and a scheduler kills all the others."""
+    options = ("--nproc-per-node=1", "--max-restarts=0", "--rdzv-conf=keep_alive_interval=1")
+    with stores(tmp_path, [LOOPBACK] * 2) as store, job(tmp_path) as running:
+        for _ in range(2):
+            start(running, FAILS_AND_IS_KILLED, store, *options, command=TORCHRUN)
+        until(lambda: any(each.poll() == 1 for each in running.agents), "one has failed", SECONDS)
+        for process in running.processes():
+            process.kill()
+        running.wait()
+        (tmp_path / "again").touch()
+        for _ in range(2):
+            start(running, FAILS_AND_IS_KILLED, store, *options, command=TORCHRUN)
+        assert running.wait()[2:] == [0, 0], running.logs()
+        assert "the last job with this id is over: waiting for" in running.log(2), running.logs()

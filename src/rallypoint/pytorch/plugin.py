@@ -121,6 +121,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._conf = conf
         self._meeting = Meeting(self._place.store, params.run_id, member, size, times, spares=conf.spares)
         self._has_taken_part = False
+        self._is_well = False  # its ranks ran until another machine was lost, or came
         self._is_bystander = False  # nothing of this machine's says anything about the job
         self._look_seconds = _LOOK_SECONDS[1]
         if launchers > 1:
@@ -155,8 +156,14 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._stop_roll_call()
         self._watch.stop()
         self._place.end_relay()  # before the store that it asks is ended, which it would report
+        if self._prepares_relays:
+            self._place.prepare_relay()
         try:
-            self._examine()
+            if self._place.is_replicated and not self._has_taken_part:
+                self._meeting.open_again()
+            if not self._is_well:  # who waits for a spare is not kept waiting for what its ranks have shown
+                self._examine()
+            self._is_well = False
             return self._enter(self._meeting.next_round(self._start_store))
         except MeetingClosedError as error:
             if not self._conf.spares or self._has_taken_part:
@@ -187,7 +194,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._tell_lost()
         if self._look.passed:
             self._look = Deadline(self._look_seconds)
-            return self._ask(lambda: int(self._meeting.wants_restart()), 0)
+            self._is_well = self._ask(self._meeting.wants_restart, False)
+            return int(self._is_well)
         return 0
 
     def shutdown(self) -> bool:
@@ -238,12 +246,19 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
                 hint=f"rallypoint doctor --health={kind} says more; --health=off takes the machine as it is",
             )
 
+    @property
+    def _has_relays(self) -> bool:
+        return self._relay is not False and patch_of() is not Patch.NEVER
+
+    @property
+    def _prepares_relays(self) -> bool:
+        return self._heart is not None and self._has_relays and not self._workers
+
     def _start_store(self, seat: Seat) -> str:
-        has_relays = self._relay is not False and patch_of() is not Patch.NEVER
         workers = self._workers
         if workers is None:
-            workers = workers_for(seat.size, have_relays=has_relays)
-        return str(self._place.start_round(seat.name, workers, has_relays=has_relays))
+            workers = workers_for(seat.size, have_relays=self._has_relays)
+        return str(self._place.start_round(seat.name, workers, has_relays=self._has_relays))
 
     def _enter(self, met: Round) -> RendezvousInfo:
         self._has_taken_part = True
@@ -285,6 +300,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             prepare = planned(view, met.number, self._meeting.members_of(met))
             self._roll_call = RollCall(way, view, prepare, self._has_launcher)
         self._watch.start(place, view)
+        if self._conf.spares and self._prepares_relays:
+            self._place.prepare_relay()  # a round with a spare is to begin at once
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),
             met.rank,

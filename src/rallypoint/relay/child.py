@@ -8,6 +8,7 @@ from typing import Any
 
 from rallypoint.relay.finding import find_upstream
 from rallypoint.relay.passing import make_relay
+from rallypoint.server.loops.backend import load_loop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.process.child import Order, run
@@ -16,6 +17,7 @@ from rallypoint.wire.limits import Limits
 
 def main() -> None:
     """Be a relay."""
+    load_loop()  # its order may come much later, and is in a hurry then
     run(_build)
 
 

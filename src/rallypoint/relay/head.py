@@ -30,7 +30,7 @@ from rallypoint.server.loops.pump import Pump
 from rallypoint.server.loops.stores import StorePump
 from rallypoint.server.process.binding import share_out
 from rallypoint.server.process.child import Order, make_core, run
-from rallypoint.server.process.hosting import ServerKind, begin, end_process, ending, whole_order
+from rallypoint.server.process.hosting import PreparedServer, ServerKind, end_process, ending, whole_order
 from rallypoint.server.process.startup import ANSWER_MARK
 from rallypoint.server.reporting.events import Events
 from rallypoint.text import counted
@@ -161,7 +161,8 @@ class Head(Pump[Connection]):
             return
         try:
             sockets = [*worker.listeners, theirs]
-            worker.process = begin(sockets, WORKER_PROCESS, {**self._order, "number": worker.number})
+            order = {**self._order, "number": worker.number}
+            worker.process = PreparedServer(sockets, WORKER_PROCESS).begin(order)
         except (OSError, ServerStartError) as error:
             ours.close()
             self._note_end(worker, f"cannot be started: {error}")

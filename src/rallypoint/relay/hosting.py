@@ -11,8 +11,10 @@ from rallypoint.server.process.hosting import (
     WITH_PARENT,
     HostedServer,
     Lifespan,
+    PreparedServer,
     ServerKind,
     host_on,
+    prepare,
 )
 
 RELAY = ServerKind("relay", "rallypoint.relay.child")
@@ -20,6 +22,11 @@ STORE_WITH_WORKERS = ServerKind("store server", "rallypoint.relay.head")
 
 UPSTREAM_SECONDS = 30.0
 """How long a relay may take to reach its upstream at its start."""
+
+
+def prepare_relay(host: str = "127.0.0.1", ports: range = ANY_PORT) -> PreparedServer:
+    """Start the process of a relay that is to listen there, for an order that comes later."""
+    return prepare(listen_within(host, ports), RELAY)
 
 
 def host_relay(
@@ -31,14 +38,17 @@ def host_relay(
     backend: Choice = Choice.AUTO,
     lifespan: Lifespan = WITH_PARENT,
     seconds: float = UPSTREAM_SECONDS,
+    prepared: PreparedServer | None = None,
 ) -> HostedServer:
     """Start a relay on this machine, at one of these ports, for the store or relay at one of the places.
 
-    `store` names one of several stores that are there. The relay listens where `host` says. Raises BindError,
-    or ServerStartError, also if the upstream is not reached in time.
+    `store` names one of several stores that are there. The relay listens where `host` says, or where the
+    process does that is `prepared`. Raises BindError, or ServerStartError, also if the upstream is not
+    reached in time.
     """
     order: dict[str, object] = {"places": [*places], "store": store, "seconds": seconds}
-    return host_on(listen_within(host, ports), RELAY, order, backend=backend, lifespan=lifespan)
+    process = prepared or prepare_relay(host, ports)
+    return process.serve(order, backend=backend, lifespan=lifespan)
 
 
 def host_store(

@@ -199,6 +199,36 @@ class Meeting:
         if self._others_left().closed:
             self._register.change(lambda roster: roster.reopen())
 
+    def open_again(self) -> None:
+        """Let this job meet where one with the same id has ended, also if that could not `reopen` at its end.
+
+        Its machines may have been killed before they left. They count as lost if they are silent for as long
+        as any other may be. MeetingClosedError if one of them lives.
+        """
+        before: dict[str, bytes] = {}
+        looks_in_vain = 0
+        while self.is_closed and (roster := self.roster).closed:
+            now = self._signs_of_all([each.id for each in roster.everybody])
+            if any(now[each] != before.get(each, now[each]) for each in now):
+                raise closed_error(roster.closed)
+            looks_in_vain = looks_in_vain + 1 if now.keys() == before.keys() else 0
+            if not now or looks_in_vain > self.times.beats_missed:
+                self._reopen_without(set(roster.everybody))
+            else:
+                if not before:
+                    who = _list(roster.everybody)
+                    logger.warning("rallypoint: the last job with this id is over: waiting for %s to go", who)
+                before = now
+                self._pause(self.times.beat)
+
+    def _reopen_without(self, lost: set[Member]) -> None:
+        self._register.change(lambda latest: latest.lose(lost, self.size).reopen())
+
+    def _pause(self, seconds: float) -> None:
+        end = self._clock() + seconds
+        while (left := end - self._clock()) > 0:
+            time.sleep(min(_PARTING_SECONDS, left))
+
     def await_others_gone(self) -> bool:
         """Wait until all others have left; False if that took longer than `times.close`."""
         end = self._clock() + self.times.close
@@ -257,6 +287,14 @@ class Meeting:
 
     def _signs_of(self, member_id: str) -> int:
         return self._store.add(f"beat/{member_id}", 0)
+
+    def _signs_of_all(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """The same of several machines, in one request, but as text."""
+        keys = [f"beat/{each}" for each in ids]
+        if not self._store.check(keys):  # one may have been killed before its first sign
+            for each in ids:
+                self._signs_of(each)
+        return dict(zip(ids, self._store.multi_get(keys), strict=True))
 
     # Coming together
 

@@ -24,14 +24,14 @@ from rallypoint.launch.rendezvous.naming import await_host
 from rallypoint.launch.reports import WITHOUT_STORE, LostServer, lost_server
 from rallypoint.relay.finding import knows_names
 from rallypoint.relay.head import auto_workers
-from rallypoint.relay.hosting import host_relay, host_store
+from rallypoint.relay.hosting import host_relay, host_store, prepare_relay
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.question import Question
 from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import choose
 from rallypoint.server.machine.addresses import plain_host
 from rallypoint.server.process.binding import ANY_PORT, is_this_machine
-from rallypoint.server.process.hosting import HostedServer, Lifespan, host_server
+from rallypoint.server.process.hosting import HostedServer, Lifespan, PreparedServer, host_server
 from rallypoint.stores.base import Store
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
@@ -43,6 +43,7 @@ logger = logging.getLogger("rallypoint.meeting")
 LIFESPAN = Lifespan(stays_for_clients=True)
 _ANSWER_SECONDS = 10.0
 _PARTING_SECONDS = 3.0  # for a server that has no clients left to end
+_FOR_RANKS: tuple[str, range] = ("127.0.0.1", ANY_PORT)  # where the relay of this machine's ranks listens
 _MANY_MACHINES = 256  # they have some thousand ranks; how many, nobody says before the store is there
 _TENANT_SECONDS = 10.0  # to reach what holds the endpoint's port on this machine
 
@@ -79,6 +80,7 @@ class MeetingPlace:
         self._kept: RoundStore | None = None  # the round whose keeper this machine is, or was
         self._round: HostedServer | None = None  # what it has as its keeper
         self._relay: HostedServer | None = None
+        self._reserve: dict[str, PreparedServer] = {}  # processes of the next relays, by where they listen
         self._told_lost: set[int] = set()
 
     @property
@@ -116,6 +118,21 @@ class MeetingPlace:
         others = [(peer, self._endpoint.port) for peer in peers if not is_this_machine(peer)]
         return own_address(others[:1]) if others else ""
 
+    def prepare_relay(self) -> None:
+        """Start the process of the relay that this machine needs next: then it is up at once.
+
+        That of the keeper listens for other machines, too. Who will be the keeper is not known yet: most
+        likely the one that holds the meeting place, or was the last. If it is another, it starts one when it
+        is told. So does one whose ports are few: another may need what would be taken in advance.
+        """
+        is_likely_keeper = self.is_here or (self._kept is not None and bool(self._kept.name))
+        host, ports = (self._here.host, self._here.ports) if is_likely_keeper else _FOR_RANKS
+        if host not in self._reserve and ports == ANY_PORT:
+            try:
+                self._reserve[host] = prepare_relay(host)
+            except (ServerStartError, BindError):
+                pass  # if that is still so when it is needed, it is told
+
     def start_round(self, name: str, workers: int = 0, *, has_relays: bool = True) -> RoundStore:
         """Begin the store of a new round, and end what the last one had; where other machines find it.
 
@@ -126,7 +143,7 @@ class MeetingPlace:
         self._end_round()
         if self.is_replicated or (self._here.has_names and has_relays and not workers):
             kept = f"{self._here.run_id}/round/{name}"
-            self._round = self._relay_to(kept, self._here.host, self._here.ports)
+            self._round = self._relay_to(self._places, kept, self._here.host, self._here.ports)
         else:
             kept = ""
             self._round = self._host_round(workers)
@@ -136,9 +153,21 @@ class MeetingPlace:
     def _host_round(self, workers: int) -> HostedServer:
         return _host(self._here.host, self._here.ports, workers)
 
-    def _relay_to(self, name: str, host: str = "127.0.0.1", ports: range = ANY_PORT) -> HostedServer:
+    def _relay_to(
+        self, places: Sequence[tuple[str, int]], name: str, host: str, ports: range
+    ) -> HostedServer:
+        prepared = self._reserve.pop(host, None)
+        if prepared is not None and not prepared.is_there:
+            prepared.end()
+            prepared = None
         return host_relay(
-            self._places, store=name, host=host, ports=ports, backend=choose(), lifespan=LIFESPAN
+            places,
+            store=name,
+            host=host,
+            ports=ports,
+            backend=choose(),
+            lifespan=LIFESPAN,
+            prepared=prepared,
         )
 
     def start_relay(self, store: RoundStore) -> Endpoint | None:
@@ -153,7 +182,8 @@ class MeetingPlace:
         elif store.name and self._round is not None:
             return Endpoint(*self._round.address)
         try:
-            self._relay = self._relay_to(store.name) if store.name else self._relay_of(store.master)
+            places = self._places if store.name else [store.master]
+            self._relay = self._relay_to(places, store.name, *_FOR_RANKS)
         except (ServerStartError, BindError) as error:
             if job_secret() is not None:
                 raise
@@ -163,9 +193,6 @@ class MeetingPlace:
             return None
         logger.info("the ranks of this machine reach %s through a relay on %s", store, self._relay.places)
         return Endpoint(*self._relay.address)
-
-    def _relay_of(self, store: Endpoint) -> HostedServer:
-        return host_relay([store], backend=choose(), lifespan=LIFESPAN)
 
     def end_relay(self) -> None:
         """End the relay of the last round, if there is one: its ranks have ended."""
@@ -203,6 +230,9 @@ class MeetingPlace:
         """Let go. Servers end; unless others still use them: then they stay until those have gone."""
         self.store.close()
         self.end_relay()
+        for prepared in self._reserve.values():
+            prepared.end()
+        self._reserve.clear()
         if self._round is not None and alone:
             self._round.release()
         elif self._round is not None:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from enum import Enum
+from importlib import import_module
 
 from rallypoint.errors import UsageError
 from rallypoint.server.loops.loop import Loop
@@ -66,6 +67,16 @@ def make_loop(choice: Choice) -> tuple[Loop, str]:
             f"serving with the legacy backend. hint: pip install {LOOP_PACKAGE}"
         )
         return LegacyLoop(), warning if choice is Choice.LIBUV else ""
+
+
+def load_loop() -> None:
+    """Import what the loop takes that the environment asks for, so that `make_loop` need not."""
+    try:
+        if choose() is not Choice.LEGACY:
+            import_module("rallypoint.server.loops.libuv")
+            import_module(LOOP_PACKAGE)
+    except (ImportError, UsageError):
+        pass  # whoever makes the loop says so
 
 
 def _libuv_loop() -> Loop:

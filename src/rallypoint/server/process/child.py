@@ -77,8 +77,8 @@ def run(build: Builder) -> None:
     settle_in(logging.WARNING)
     commands = sys.stdin.buffer
     line = commands.readline()
-    if not line:
-        return  # the parent has ended before it could say a word
+    if line in (b"", END_NOW):
+        return  # the parent has ended before it could say a word, or has no need of this process
     try:
         order = json.loads(line)
         listeners = take_listeners(order, commands)

@@ -176,15 +176,17 @@ def host_on(
 
     `order` is passed on to its module.
     """
+    return prepare(listeners, kind).serve(order, backend=backend, lifespan=lifespan)
+
+
+def prepare(listeners: Sequence[socket.socket], kind: ServerKind) -> PreparedServer:
+    """Start a process that is to serve on these sockets, which are closed here if that fails."""
     try:
-        whole = whole_order(order, limits_of_environment(), backend, lifespan)
-        server = _start(listeners, kind, whole)
-        # At the end of this process it loses its standard input, and decides for itself.
-        server._stop.atexit = not lifespan.stays_for_clients
-    finally:
+        return PreparedServer(listeners, kind)
+    except BaseException:
         for listener in listeners:
             listener.close()
-    return server
+        raise
 
 
 def whole_order(
@@ -202,18 +204,64 @@ def whole_order(
     }
 
 
-def begin(
-    sockets: Sequence[socket.socket], kind: ServerKind, order: dict[str, object]
-) -> subprocess.Popen[bytes]:
-    """Start a process that inherits these sockets, and give it its whole order. It will answer."""
-    with _inheritable(sockets) as descriptors:
-        process = _spawn(kind, descriptors)
-    try:
-        _give_order(process, sockets, descriptors, order)
-    except BaseException:
-        end_process(process, os.getpid())
-        raise
-    return process
+class PreparedServer:
+    """A server process that has been started, and waits for its order.
+
+    To start an interpreter takes longer than all that follows. So it is started before it is known what it is
+    to serve, where that is in a hurry later.
+    """
+
+    def __init__(self, sockets: Sequence[socket.socket], kind: ServerKind) -> None:
+        """It inherits these sockets, on which it will serve. `serve` and `end` close them here."""
+        self._kind = kind
+        self._sockets = sockets
+        with _inheritable(sockets) as descriptors:
+            self._process = _spawn(kind, descriptors)
+        self._descriptors = descriptors
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it waits, and has not died."""
+        return self._process.poll() is None
+
+    def begin(self, order: dict[str, object]) -> subprocess.Popen[bytes]:
+        """Give it its whole order. It will answer."""
+        try:
+            _give_order(self._process, self._sockets, self._descriptors, order)
+        except BaseException:
+            end_process(self._process, os.getpid())
+            raise
+        return self._process
+
+    def serve(
+        self, order: dict[str, object], *, backend: Choice, lifespan: Lifespan = WITH_PARENT
+    ) -> HostedServer:
+        """Let it serve, and wait until it does. `order` is passed on to its module."""
+        began = time.monotonic()
+        try:
+            process = self.begin(whole_order(order, limits_of_environment(), backend, lifespan))
+            answer = _await_answer(self._kind, process)
+            server = HostedServer(process, self._sockets, answer["backend"])
+        except BaseException:
+            self.end()
+            raise
+        self._close_sockets()
+        # At the end of this process it loses its standard input, and decides for itself.
+        server._stop.atexit = not lifespan.stays_for_clients
+        if answer["warning"]:
+            logger.warning("%s", answer["warning"])
+        said = (self._kind.name, server.places, server.backend, server.pid, time.monotonic() - began)
+        logger.info("%s on %s (%s), process %d, up in %.2f s", *said)
+        return server
+
+    def end(self) -> None:
+        """End it."""
+        end_process(self._process, os.getpid())
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for each in self._sockets:
+            each.close()
 
 
 _shared: weakref.WeakValueDictionary[int, HostedServer] = weakref.WeakValueDictionary()
@@ -245,29 +293,6 @@ def share_server(
         os.close(listen_fd)  # it was given to us, and is not needed
     if not server.listens_for(host):
         logger.warning("port %d is served already, but not where %s says: on %s", port, host, server.places)
-    return server
-
-
-def _start(listeners: Sequence[socket.socket], kind: ServerKind, order: dict[str, object]) -> HostedServer:
-    began = time.monotonic()
-    process = begin(listeners, kind, order)
-    try:
-        answer = _await_answer(kind, process)
-    except BaseException:
-        end_process(process, os.getpid())
-        raise
-    if answer["warning"]:
-        logger.warning("%s", answer["warning"])
-    server = HostedServer(process, listeners, answer["backend"])
-    seconds = time.monotonic() - began
-    logger.info(
-        "%s on %s (%s), process %d, up in %.2f s",
-        kind.name,
-        server.places,
-        server.backend,
-        server.pid,
-        seconds,
-    )
     return server
 
 

@@ -18,9 +18,12 @@ import pytest
 
 from command_line import invoke
 from jobs import Job, free_port, job
-from rallypoint.errors import UsageError
+from processes import Server
+from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import delivery
+from rallypoint.launch.command import Ended, run_command
 from rallypoint.launch.config import settle
+from rallypoint.launch.rendezvous import task_group
 from rallypoint.launch.rendezvous.task_group import TaskGroup
 from rallypoint.launch.schedulers.placement import TAKEN_VARIABLE, find_placement
 from rallypoint.launch.tasks import check_is_alone, task_of
@@ -149,16 +152,45 @@ def test_a_task_that_leaves_before_it_has_reached_the_store_does_not_use_it_any_
 def test_a_task_does_not_join_the_store_of_another_job(tmp_path: Path) -> None:
     options = ["--tasks", f"--master-port={free_port()}", "--no-explain"]
     command = ("-m", "rallypoint", "run")
+    script = "print('began', flush=True)\n" + MEET + "print('up', flush=True)\ntime.sleep(600)\n"
     with job(tmp_path) as running:
-        script = MEET.replace("range(world)", "range(1)") + "print('up', flush=True)\ntime.sleep(600)\n"
-        running.start(script, options, variables_of(0), command)
-        running.await_text("up")
+        for rank in range(2):
+            running.start(script, options, variables_of(rank), command)
+        for rank in range(2):
+            running.await_text("up", rank)
         stranger = running.start(script, options, {**variables_of(1), "SLURM_JOB_ID": "2"}, command)
-        assert stranger.wait(60) == 1
+        namesake = running.start(script, options, variables_of(1), command)
+        assert [stranger.wait(60), namesake.wait(60)] == [1, 1], running.logs()
         assert "belongs to another job: the tasks there are of job 1.0, and this one is of job 2.0" in (
-            running.log(1)
+            running.log(2)
         )
-        assert running.agents[0].poll() is None, running.log(0)
+        assert "belongs to another job, which has the id 1.0 as well: rank 1 is there already" in (
+            running.log(3)
+        )
+        assert "began" not in running.log(2) + running.log(3)
+        assert [agent.poll() for agent in running.agents[:2]] == [None, None], running.logs()
+
+
+def test_a_task_does_not_join_a_store_that_is_of_no_tasks(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_group, "_NAMING_SECONDS", 0.1)
+    port = {"master_port": str(server.port)}
+    placement = find_placement(variables_of(1), str)
+    with (
+        TaskGroup(task_of(settle(port, {}, tmp_path, placement))) as group,
+        pytest.raises(RallypointError, match=r"belongs to another job: it has no tasks, .* is of job 1\.0"),
+    ):
+        group.is_ready(60)
+
+
+def test_a_rank_that_waits_for_the_store_is_not_started_when_its_task_is_told_to_end() -> None:
+    def await_store(_: float) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    ended = run_command(["false"], os.environ, lambda: True, is_agent=False, may_start=await_store)
+    assert ended == Ended(0, -signal.SIGTERM, signal.SIGTERM)
 
 
 # What is refused --------------------------------------------------------------------------------------------
@@ -188,9 +220,11 @@ def test_several_launchers_on_a_machine_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_task_needs_to_know_its_rank_and_the_first_machine(tmp_path: Path) -> None:
-    alone = settle({}, {}, tmp_path, find_placement({**HYDRA, "PMI_SIZE": "2", "PMI_RANK": "1"}, str))
-    task = task_of(alone)
-    assert (task.rank, task.world_size, task.store) == (1, 2, ("127.0.0.1", 29500))
+    placement = find_placement({**HYDRA, "PMI_SIZE": "2", "PMI_RANK": "1"}, str)
+    with pytest.raises(UsageError, match="does not tell which job this is"):
+        task_of(settle({}, {}, tmp_path, placement))
+    task = task_of(settle({"rdzv_id": "mine"}, {}, tmp_path, placement))
+    assert (task.rank, task.world_size, task.store, task.run_id) == (1, 2, ("127.0.0.1", 29500), "mine")
     with pytest.raises(UsageError, match="does not tell which rank"):
         task_of(settle({}, {}, tmp_path, find_placement(PBS, lambda _: "node-a\n")))
     several = {"rdzv_endpoint": "a,b"}

@@ -39,7 +39,7 @@ from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
 
 _FOR_COMMANDS = ("patch", "client", "stacks", "stall_after", "use_libuv", "allow_user", "insecure")
-_FOR_TASKS = (*_FOR_COMMANDS, "rdzv_endpoint", "master_addr", "master_port", "join_timeout")
+_FOR_TASKS = (*_FOR_COMMANDS, "rdzv_endpoint", "master_addr", "master_port", "rdzv_id", "join_timeout")
 
 _TRACEBACK_LINES = 12
 _FIRST_REMARK = 30.0  # seconds; then twice as long each time

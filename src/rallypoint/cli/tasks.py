@@ -26,7 +26,7 @@ def run_task(
     deliver: Deliver,
     say: Say,
 ) -> Ended:
-    """Run the command of a rank to its end, or until another rank fails.
+    """Run the command of a rank to its end, or until another rank fails. It starts when the store is there.
 
     `on_look` is called every tenth of a second, until it returns False; `say` if the job stands still.
     """
@@ -35,7 +35,9 @@ def run_task(
     with TaskGroup(task) as group, _roll_call(task), watching(folder, environ, say):
         looks = _Looks(group, on_look)
         try:
-            ended = run_command(command, environ, looks.look, is_agent=False, deliver=deliver)
+            ended = run_command(
+                command, environ, looks.look, is_agent=False, deliver=deliver, may_start=group.is_ready
+            )
         except EndedElsewhereError as error:
             reports.report_elsewhere([str(error)])
             return Ended(0, 1, 0)

@@ -75,7 +75,7 @@ def task_of(settings: Settings) -> Task:
         node_rank=placement.node_rank.value if placement.node_rank else rank // local_world_size,
         nnodes=placement.nnodes.value if placement.nnodes else -(-world_size // local_world_size),
         store=_place_of_store(settings, placement, is_alone),
-        run_id=placement.mark,
+        run_id=_run_id(settings, placement),
         join_seconds=settings.join_timeout.value,
     )
 
@@ -86,6 +86,18 @@ def _check_secret(is_alone: bool) -> None:
             "--tasks: this job has a secret, and torch reaches a store with a secret through a relay alone",
             hint="start one rallypoint run per machine, without --tasks: it has relays",
         )
+
+
+def _run_id(settings: Settings, placement: Placement) -> str:
+    """What tells the tasks of this job from those of others, which might come to the same port."""
+    run_id = settings.passed_on.get("rdzv_id")
+    if run_id is None:
+        raise UsageError(
+            f"--tasks: {placement.scheduler.name} does not tell which job this is",
+            hint="add --rdzv-id with a name of the job, the same for all its tasks; and --master-port, if "
+            "several jobs run at the same time",
+        )
+    return run_id.text
 
 
 def _place_of_store(settings: Settings, placement: Placement, is_alone: bool) -> Endpoint:

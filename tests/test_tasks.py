@@ -269,20 +269,26 @@ def test_who_is_sent_a_signal(
         delivery.to_agent("", lambda _: heard)(process, getattr(signal, name))
     assert (agent.sent, ranks) == (to_agent, to_ranks)
     agent.sent.clear()
-    for name in names:
-        delivery.to_rank(lambda _: heard)(process, getattr(signal, name))
+    deliver = delivery.to_rank(lambda _: heard)
+    for name in (*names, "SIGTERM"):
+        deliver(process, getattr(signal, name))
     assert agent.sent == (["SIGTERM"] if heard else list(names))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_a_witness_outlives_signals_and_shows_each_once() -> None:
     with delivery.Witness() as witness:
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGUSR1):
-            os.kill(witness.pid, number)
-            assert witness.has_heard(number)
-            assert not witness.has_heard(number)
-        pid = witness.pid
-    assert not psutil.pid_exists(pid)
+        pids = set(witness.pids)
+        for burst in ([signal.SIGCONT, signal.SIGUSR1], [signal.SIGUSR2, signal.SIGINT, signal.SIGUSR1]):
+            for number in burst:
+                for pid in witness.pids:
+                    os.kill(pid, number)
+            for number in burst:
+                assert witness.has_heard(number)
+                assert not witness.has_heard(number)
+                pids.update(witness.pids)
+    assert len(pids) == 6
+    assert not any(map(psutil.pid_exists, pids))
 
 
 HEAR = """
@@ -299,13 +305,10 @@ while signal.SIGUSR2 not in heard:
 """
 
 
-def await_witness(launcher: psutil.Process) -> psutil.Process:
+def await_witnesses(launcher: psutil.Process, count: int) -> None:
     deadline = time.monotonic() + 30
-    while True:
+    while sum(child.name() == "cat" for child in launcher.children()) < count:
         assert time.monotonic() < deadline
-        for child in launcher.children():
-            if child.name() == "cat":
-                return child
         time.sleep(0.02)
 
 
@@ -322,13 +325,15 @@ def test_a_rank_hears_each_signal_once_whomever_the_scheduler_signals(
         launcher = running.start(HEAR, options, variables_of(0, 1), command=("-m", "rallypoint", "run"))
         running.await_text("listens")
         process = psutil.Process(launcher.pid)
+        await_witnesses(process, 1)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
-            witness = await_witness(process)
-            for each in (process, *(process.children(recursive=True) if to_everybody else ())):
-                each.send_signal(number)
+            whom = [process, *(process.children(recursive=True) if to_everybody else ())]
+            for each_number in (signal.SIGCONT, number):  # so does Slurm
+                for each in whom:
+                    each.send_signal(each_number)
             running.await_text(f"heard {number.name}")
             if to_everybody and number == signal.SIGUSR1:  # the launcher takes a new one when it has looked
-                psutil.wait_procs([witness])
+                await_witnesses(process, 3)
         assert running.wait() == [0], running.logs()
         assert [running.log().count(f"heard {name}") for name in ("SIGUSR1", "SIGUSR2")] == [1, 1]
         assert not running.processes()

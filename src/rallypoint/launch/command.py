@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -186,6 +187,7 @@ class _Relay:
         self.told_to = 0
         """The first signal that was one to end."""
         self._waiting: list[int] = []
+        self._is_passing = threading.Lock()
         self._had_terminal = has_terminal()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -200,11 +202,14 @@ class _Relay:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Pass each signal on once, also if another one comes meanwhile and calls this again."""
-        while self._process is not None and self._waiting:
-            number = self._waiting.pop(0)
-            if not comes_from_terminal(number, self._had_terminal):
-                self._deliver(self._process, number)
+        """Pass each signal on once, one after the other, also if another one comes meanwhile."""
+        while self._process is not None and self._waiting and self._is_passing.acquire(blocking=False):
+            try:
+                number = self._waiting.pop(0)
+                if not comes_from_terminal(number, self._had_terminal):
+                    self._deliver(self._process, number)
+            finally:
+                self._is_passing.release()
 
 
 @contextmanager

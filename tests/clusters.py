@@ -86,7 +86,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=20
+KillWait=30
 GresTypes=gpu
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 PartitionName=main Nodes=ALL Default=YES State=UP OverSubscribe=FORCE:4

@@ -186,8 +186,9 @@ def test_two_machines_by_open_mpi(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> 
         assert log.count("sum 6.0") == 4, log
 
 
-def test_two_machines_by_mpich(mpi: Mpi) -> None:
+def test_two_machines_by_mpich(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tasks find the same name of their job, and no other job has it."""
+    monkeypatch.setenv("RALLYPOINT_SECRET", "ab" * 32)
     mpirun = require("mpirun.mpich", "mpich")
     with two_hosts(mpi.folder) as (address, machines, enter):
         hosts = ",".join(each.address for each in machines)

@@ -18,6 +18,7 @@ import pytest
 
 from command_line import invoke
 from jobs import Job, free_port, job
+from namespaces import machines_on_switch
 from processes import Server
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import delivery
@@ -82,6 +83,28 @@ def test_tasks_of_a_job_with_a_secret_share_a_machine(tmp_path: Path) -> None:
         start_tasks(running, script, {"RALLYPOINT_SECRET": "ab" * 32})
         assert running.wait() == [0, 0], running.logs()
         assert "secret None" in running.log(1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="two machines are two network namespaces")
+@pytest.mark.parametrize("secret", ["", "ab" * 32])
+def test_tasks_on_two_machines_with_and_without_a_secret(tmp_path: Path, secret: str) -> None:
+    script = MEET + (
+        "print('has', os.environ.get('RALLYPOINT_RELAY_OF'), os.environ.get('RALLYPOINT_SECRET'))\n"
+    )
+    with job(tmp_path) as running, machines_on_switch(2) as (_, machines):
+        first, port = machines[0].address, free_port()
+        options = ["--tasks", f"--master-addr={first}", f"--master-port={port}", "--no-explain"]
+        for rank, machine in enumerate(machines):
+            several = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+            here = {"SLURM_NODEID": str(rank), "SLURM_LOCALID": "0", "RALLYPOINT_SECRET": secret}
+            environ = {**variables_of(rank), **several, **here}
+            running.start(script, options, environ, ("-m", "rallypoint", "run"), prefix=machine.prefix)
+        assert running.wait() == [0, 0], running.logs()
+        assert "has None None" in running.log(0)
+        assert (f"has {first}:{port} None" if secret else "has None None") in running.log(1)
+        warning = f"whoever reaches {first}:{port} can read and change this job's store"
+        assert [warning in running.log(rank) for rank in range(2)] == [not secret, False]
+        assert not running.processes()
 
 
 def test_each_task_is_a_rank_and_the_store_stays_for_the_last(tmp_path: Path) -> None:
@@ -219,7 +242,9 @@ def test_several_launchers_on_a_machine_are_refused(tmp_path: Path) -> None:
     check_is_alone(settle({}, {}, tmp_path, find_placement(LAUNCHER, str)))
 
 
-def test_a_task_needs_to_know_its_rank_and_the_first_machine(tmp_path: Path) -> None:
+def test_a_task_needs_to_know_its_rank_and_the_first_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     placement = find_placement({**HYDRA, "PMI_SIZE": "2", "PMI_RANK": "1"}, str)
     with pytest.raises(UsageError, match="does not tell which job this is"):
         task_of(settle({}, {}, tmp_path, placement))
@@ -227,6 +252,13 @@ def test_a_task_needs_to_know_its_rank_and_the_first_machine(tmp_path: Path) -> 
     assert (task.rank, task.world_size, task.store, task.run_id) == (1, 2, ("127.0.0.1", 29500), "mine")
     with pytest.raises(UsageError, match="does not tell which rank"):
         task_of(settle({}, {}, tmp_path, find_placement(PBS, lambda _: "node-a\n")))
+    placement = find_placement(SLURM, str)
+    never = settle({"patch": "never"}, {}, tmp_path, placement)
+    task_of(never)
+    monkeypatch.setenv("RALLYPOINT_SECRET", "ab" * 32)
+    with pytest.raises(UsageError, match=r"has a secret, .* patch is never by command line \(--patch\)"):
+        task_of(never)
+    assert task_of(settle({}, {}, tmp_path, placement)).nnodes == 2
     several = {"rdzv_endpoint": "a,b"}
     with pytest.raises(UsageError, match="the store cannot be at several places"):
         task_of(settle(several, {}, tmp_path, find_placement(SLURM, str)))

@@ -173,9 +173,11 @@ def test_a_task_that_leaves_before_it_has_reached_the_store_does_not_use_it_any_
 
 
 def test_a_task_does_not_join_the_store_of_another_job(tmp_path: Path) -> None:
-    options = ["--tasks", f"--master-port={free_port()}", "--no-explain"]
+    port = free_port()
+    options = ["--tasks", f"--master-port={port}", "--no-explain"]
     command = ("-m", "rallypoint", "run")
-    script = "print('began', flush=True)\n" + MEET + "print('up', flush=True)\ntime.sleep(600)\n"
+    goes_on = "print('up', flush=True)\nstore.wait(['end']) if rank == 0 else time.sleep(600)\n"
+    script = "print('began', flush=True)\n" + MEET + goes_on + "raise ValueError('banana')\n"
     with job(tmp_path) as running:
         for rank in range(2):
             running.start(script, options, variables_of(rank), command)
@@ -192,6 +194,10 @@ def test_a_task_does_not_join_the_store_of_another_job(tmp_path: Path) -> None:
         )
         assert "began" not in running.log(2) + running.log(3)
         assert [agent.poll() for agent in running.agents[:2]] == [None, None], running.logs()
+        with TCPStore("127.0.0.1", port, timeout=60) as store:
+            store.set("end", "")
+        assert running.wait()[:2] == [1, 1], running.logs()
+        assert "failed: ValueError: banana" in running.log(1), "it hears what has become of the others"
 
 
 def test_a_task_does_not_join_a_store_that_is_of_no_tasks(

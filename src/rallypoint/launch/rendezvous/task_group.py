@@ -75,8 +75,9 @@ class TaskGroup:
         with self._lock:
             self._has_left, store = True, self._store
         if store is not None:  # else it was not reached
-            with suppress(RallypointError):
-                store.set(self._news_of(self._task.rank), "")
+            if self._error is None:  # else it is lost, or another job's, which may have the same id
+                with suppress(RallypointError):
+                    store.set(self._news_of(self._task.rank), "")
             self._listener.join(_TOLD_SECONDS)
             store.close()
         if self._server is not None:

@@ -134,7 +134,7 @@ def test_a_job_hears_signals_and_comes_up_again_when_it_is_requeued(
     slurm: Slurm, style: tuple[str, str]
 ) -> None:
     options, run = style
-    job = slurm.submit(f"srun {run} {script(slurm, REQUEUED)}", *options.split(), "--requeue")
+    job = slurm.submit(f"exec srun {run} {script(slurm, REQUEUED)}", *options.split(), "--requeue")
     job.await_text("waits", 4)
     assert slurm.run("scancel", "--signal=USR1", job.id).returncode == 0
     job.await_text("heard SIGUSR1", 4)

@@ -41,10 +41,7 @@ def require(program: str, *packages: str) -> str:
         return found
     if os.geteuid() or shutil.which("apt-get") is None:
         pytest.skip(f"{program} is not installed, and only root on Debian can install it")
-    with open(
-        os.path.join(tempfile.gettempdir(), "..", "rallypoint-tests.lock"), "w", encoding="utf-8"
-    ) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side
+    with _lock("install"):
         if shutil.which(program) is None:
             _install(packages)
     return shutil.which(program) or pytest.skip(f"{program} is not installed, and apt-get cannot install it")
@@ -83,23 +80,32 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
 SlurmdPidFile={folder}/%n.pid
 SlurmctldPidFile={folder}/slurmctld.pid
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{proctrack}
 TaskPlugin=task/none
 SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=20
+KillWait=30
 GresTypes=gpu
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 PartitionName=main Nodes=ALL Default=YES State=UP OverSubscribe=FORCE:4
 """
 _NODE = "NodeName={name} NodeAddr={address} Port=6818 CPUs=8 Gres=gpu:2\n"
 
+_MOUNT_GROUPS = """
+mount -t tmpfs none /sys/fs/cgroup
+mkdir /sys/fs/cgroup/freezer
+mount -t cgroup -o freezer none /sys/fs/cgroup/freezer
+"""
+_REMOVE_GROUPS = "find /sys/fs/cgroup/freezer -depth -path '*/slurm_gpu0*' -type d -exec rmdir {} +"
+
 # The kernel's own name service is asked for nothing: there is no network to ask.
-_BE_A_MACHINE = """
+_BE_A_MACHINE = f"""
 hostname "$0"
 mount --bind "$1/hosts" /etc/hosts
 mount --bind "$1/nsswitch.conf" /etc/nsswitch.conf
+if grep -q proctrack/cgroup "$1/slurm.conf"; then {_MOUNT_GROUPS} fi
 exec slurmd -D -N "$0"
 """
 
@@ -110,6 +116,8 @@ class Slurm:
 
     folder: Path
     environ: dict[str, str]
+    proctrack: str
+    """How it finds the processes of a job: by `linuxproc` it signals all of them, by `cgroup` the tasks."""
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run(self, *words: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -171,6 +179,11 @@ class SlurmJob:
         shown = self.slurm.run("scontrol", "show", "job", self.id).stdout
         return shown.partition("JobState=")[2].partition(" ")[0]
 
+    def limit_time(self, minutes: int) -> None:
+        """It ends when it has run for so long."""
+        done = self.slurm.run("scontrol", "update", f"JobId={self.id}", f"TimeLimit={minutes}")
+        assert done.returncode == 0, done.stdout
+
     def await_text(self, text: str, count: int = 1) -> None:
         await_that(lambda: self.log.count(text) >= count, lambda: f"no {text!r}; {self.state}:\n{self.log}")
 
@@ -180,15 +193,17 @@ class SlurmJob:
 
 
 @contextmanager
-def slurm_cluster(folder: Path) -> Iterator[Slurm]:
+def slurm_cluster(folder: Path, proctrack: str) -> Iterator[Slurm]:
     """A cluster whose machines are ready when the block begins."""
     for program in ("slurmctld", "slurmd", "srun"):
         require(program, "slurmctld", "slurmd", "slurm-client")
     require("unshare", "util-linux")
     with machines_on_switch(2) as (address, machines), ExitStack() as stack:
+        if proctrack == "cgroup":
+            stack.enter_context(_groups())
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "SLURM_CONF": str(folder / "slurm.conf")}
-        slurm = Slurm(folder, environ)
-        names = _configure(folder, address, machines)
+        slurm = Slurm(folder, environ, proctrack)
+        names = _configure(folder, address, machines, proctrack)
         commands = [["slurmctld", "-D", "-i"]]
         commands += [_node_command(*each, folder) for each in zip(names, machines, strict=True)]
         for number, command in enumerate(commands):
@@ -204,17 +219,46 @@ def slurm_cluster(folder: Path) -> Iterator[Slurm]:
         yield slurm
 
 
-def _configure(folder: Path, address: str, machines: Sequence[Machine]) -> list[str]:
+@contextmanager
+def _groups() -> Iterator[None]:
+    """Groups of processes that Slurm can make; for one cluster at a time, as their names are fixed."""
+
+    def run(then: str) -> int:
+        words = ["unshare", "--mount", "sh", "-ec", _MOUNT_GROUPS + then]
+        return subprocess.run(words, capture_output=True).returncode
+
+    if run("true"):
+        pytest.skip("the kernel has no cgroups of version 1, or does not let us have them")
+    with _lock("groups"):
+        try:
+            yield
+        finally:
+            # Processes that were killed may be there for a moment.
+            await_that(lambda: not run(_REMOVE_GROUPS), lambda: "there are groups left")
+
+
+@contextmanager
+def _lock(name: str) -> Iterator[None]:
+    """What one of all tests that run side by side may do at a time."""
+    path = os.path.join(tempfile.gettempdir(), "..", f"rallypoint-tests-{name}.lock")
+    with open(path, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _configure(folder: Path, address: str, machines: Sequence[Machine], proctrack: str) -> list[str]:
     """Write the files of a cluster; the names of its machines."""
     names = [f"gpu{number:02}" for number in range(1, len(machines) + 1)]
     [port] = free_ports(1)
     nodes = "".join(
         _NODE.format(name=name, address=each.address) for name, each in zip(names, machines, strict=True)
     )
-    conf = _CONF.format(host=socket.gethostname(), address=address, port=port, folder=folder)
+    conf = _CONF.format(
+        host=socket.gethostname(), address=address, port=port, folder=folder, proctrack=proctrack
+    )
     hosts = [f"{each.address} {name}" for name, each in zip(names, machines, strict=True)]
     (folder / "slurm.conf").write_text(nodes + conf)
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # it is not used, but has to be there
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (folder / "gres.conf").write_text("Name=gpu File=/dev/tty[1-2]\n")
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", f"{address} controller", *hosts, ""]))
     (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")

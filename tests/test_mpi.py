@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from clusters import SECONDS, await_that, require
-from jobs import free_port
 from namespaces import Machine, machines_on_switch
 from processes import end
 
@@ -32,6 +31,7 @@ total = torch.tensor([float(rank)])
 dist.all_reduce(total)
 os.write(1, f"rank {rank} of {world}, {os.environ['LOCAL_RANK']} here, sum {total.item()}\\n".encode())
 """
+DONE = JOIN + "dist.destroy_process_group()\n"
 
 FLAVOURS = {
     "Open MPI": ("mpirun.openmpi", "openmpi-bin", ("--allow-run-as-root", "--oversubscribe")),
@@ -95,33 +95,41 @@ def mpi(tmp_path: Path) -> Iterator[Mpi]:
         process.kill()
 
 
-def test_each_task_is_a_rank(mpirun: list[str], mpi: Mpi) -> None:
-    options = ["--tasks", f"--master-port={free_port()}"]
-    code, log = mpi.run([*mpirun, "-np", "2", *RUN, *options], JOIN)
-    assert code == 0, log
-    assert sorted(line for line in log.splitlines() if line.startswith("rank")) == [
-        "rank 0 of 2, 0 here, sum 1.0",
-        "rank 1 of 2, 1 here, sum 1.0",
-    ]
+def test_each_task_is_a_rank_also_beside_another_job(mpirun: list[str], mpi: Mpi) -> None:
+    waits = JOIN + "while not os.path.exists('go'): time.sleep(0.1)\ndist.destroy_process_group()\n"
+    words = [*mpirun, "-np", "2", *RUN, "--tasks"]
+    first = mpi.start(words, waits)
+    try:
+        await_that(lambda: mpi.log.read_text().count("sum 1.0") == 2, mpi.log.read_text)
+        before = mpi.log.read_text()
+        code, log = mpi.run(words, JOIN)
+        (mpi.folder / "go").touch()
+        assert (first.wait(SECONDS), code) == (0, 0), before + log
+    finally:
+        end(first)
+    for text in (before, log):
+        assert sorted(line for line in text.splitlines() if line.startswith("rank")) == [
+            "rank 0 of 2, 0 here, sum 1.0",
+            "rank 1 of 2, 1 here, sum 1.0",
+        ]
     mpi.await_no_processes()
 
 
 def test_one_task_is_a_launcher(mpirun: list[str], mpi: Mpi) -> None:
-    code, log = mpi.run([*mpirun, "-np", "1", *RUN, "--nproc-per-node=2"], JOIN)
+    code, log = mpi.run([*mpirun, "-np", "1", *RUN, "--nproc-per-node=2"], DONE)
     assert code == 0, log
     assert log.count("sum 1.0") == 2, log
 
 
 def test_several_launchers_are_refused(mpirun: list[str], mpi: Mpi) -> None:
-    code, log = mpi.run([*mpirun, "-np", "2", *RUN], JOIN)
+    code, log = mpi.run([*mpirun, "-np", "2", *RUN], DONE)
     assert code == 2, log
     assert "has started 2 tasks on this machine" in log
 
 
 def test_a_rank_that_fails_is_named(mpirun: list[str], mpi: Mpi) -> None:
-    options = ["--tasks", f"--master-port={free_port()}"]
     fails = JOIN + "if rank == 1: raise ValueError('banana')\ntime.sleep(600)\n"
-    code, log = mpi.run([*mpirun, "-np", "2", *RUN, *options], fails)
+    code, log = mpi.run([*mpirun, "-np", "2", *RUN, "--tasks"], fails)
     assert code == 1, log
     assert "failed first: ValueError: banana" in log
     mpi.await_no_processes()
@@ -129,7 +137,7 @@ def test_a_rank_that_fails_is_named(mpirun: list[str], mpi: Mpi) -> None:
 
 @pytest.mark.parametrize("is_task", [True, False])
 def test_a_job_that_is_told_to_end_leaves_nothing(mpirun: list[str], mpi: Mpi, is_task: bool) -> None:
-    options = ["--tasks", f"--master-port={free_port()}"] if is_task else ["--nproc-per-node=2"]
+    options = ["--tasks"] if is_task else ["--nproc-per-node=2"]
     waits = JOIN + "time.sleep(600)\n"
     process = mpi.start([*mpirun, "-np", "2" if is_task else "1", *RUN, *options], waits)
     try:
@@ -147,31 +155,58 @@ def _inside(machine: Machine) -> str:
 
 
 @contextmanager
-def two_hosts(folder: Path) -> Iterator[tuple[list[str], str, Path]]:
-    """Two machines for Open MPI: options, the address of the first, and a file in PBS's manner."""
-    with machines_on_switch(2) as (_, machines):
-        hosts = folder / "nodes"
-        hosts.write_text("".join(f"{each.address}\n" for each in machines))
-        enter = folder / "enter"  # in place of ssh: enter HOST COMMAND...
+def two_hosts(folder: Path) -> Iterator[tuple[str, list[Machine], Path]]:
+    """Two machines: the address of this one, the machines, and a program in place of ssh that enters them."""
+    with machines_on_switch(2) as (address, machines):
+        enter = folder / "enter"  # enter [OPTIONS] HOST COMMAND...
         cases = "".join(f'{each.address}) exec {_inside(each)} sh -c "$*";;\n' for each in machines)
-        enter.write_text(f"#!/bin/sh\nhost=$1; shift\ncase $host in\n{cases}esac\n")
+        skip = "while [ ${1#-} != $1 ]; do shift; done\n"
+        enter.write_text(f"#!/bin/sh\n{skip}host=$1; shift\ncase $host in\n{cases}esac\n")
         enter.chmod(0o755)
-        listed = ",".join(f"{each.address}:2" for each in machines)
-        options = ["--mca", "plm_rsh_agent", str(enter), "--host", listed]
-        yield options, machines[0].address, hosts
+        yield address, machines, enter
 
 
 def test_two_machines_by_open_mpi(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
     mpirun = [require("mpirun.openmpi", "openmpi-bin"), "--allow-run-as-root"]
-    with two_hosts(mpi.folder) as (options, _, nodes):
+    with two_hosts(mpi.folder) as (_, machines, enter):
+        hosts = [each.address for each in machines]
+        nodes = mpi.folder / "nodes"  # as PBS writes it
+        nodes.write_text("".join(f"{each}\n" for each in hosts))
         monkeypatch.setenv("PBS_JOBID", "7.tests")
         monkeypatch.setenv("PBS_NODEFILE", str(nodes))
         passed = [word for name in ("PYTHONPATH", "PBS_JOBID", "PBS_NODEFILE") for word in ("-x", name)]
-        there = [*options, *passed, "--mca", "ras", "^tm", "--mca", "plm", "rsh"]
-        code, log = mpi.run([*mpirun, *there, "-np", "4", *RUN, "--tasks"], JOIN)
+        there = ["--mca", "plm_rsh_agent", str(enter), "--host", ",".join(f"{each}:2" for each in hosts)]
+        there += [*passed, "--mca", "ras", "^tm", "--mca", "plm", "rsh"]
+        code, log = mpi.run([*mpirun, *there, "-np", "4", *RUN, "--tasks"], DONE)
         assert code == 0, log
         assert log.count("sum 6.0") == 4, log
         words = [*mpirun, *there, "-np", "2", "--map-by", "ppr:1:node", *RUN, "--nproc-per-node=2"]
         code, log = mpi.run(words, JOIN)
+        assert code == 0, log
+        assert log.count("sum 6.0") == 4, log
+
+
+def test_two_machines_by_mpich(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tasks find the same name of their job, and no other job has it."""
+    monkeypatch.setenv("RALLYPOINT_SECRET", "ab" * 32)
+    mpirun = require("mpirun.mpich", "mpich")
+    with two_hosts(mpi.folder) as (address, machines, enter):
+        hosts = ",".join(each.address for each in machines)
+        there = [
+            mpirun,
+            "-localhost",
+            address,
+            "-launcher",
+            "ssh",
+            "-launcher-exec",
+            str(enter),
+            "-hosts",
+            hosts,
+        ]
+        first = f"--master-addr={machines[0].address}"
+        code, log = mpi.run([*there, "-ppn", "2", "-np", "4", *RUN, "--tasks", first], DONE)
+        assert code == 0, log
+        assert log.count("sum 6.0") == 4, log
+        code, log = mpi.run([*there, "-ppn", "1", "-np", "2", *RUN, "--nproc-per-node=2", first], DONE)
         assert code == 0, log
         assert log.count("sum 6.0") == 4, log

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from processes import BACKENDS
-from rallypoint.errors import ConnectError, ConnectionLostError
+from rallypoint.errors import ConnectError, ConnectionLostError, RallypointError
+from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size
 from rallypoint.relay.finding import find_upstream, knows_names
 from rallypoint.relay.hosting import host_relay
@@ -38,6 +39,7 @@ from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look, look_at_job
 from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.tcp import TCPStore
+from rallypoint.watch.status.report import Asked, report_on
 from rallypoint.watch.timeline.reading import read_events
 from rallypoint.wire.encoding import VALIDATE, request
 from rallypoint.wire.limits import Limits
@@ -350,15 +352,34 @@ def test_who_looks_where_a_job_meets_sees_the_store_of_its_round() -> None:
 
     with running_here(_serving()) as port, ExitStack() as stack:
         clients = _clients(port, stack)
-        clients.count("j/round/0-i")
         with TCPStore(_HERE, port, timeout=SECONDS) as store:
             meet(store, "j")
+            # The store of a round that is over does not come again because somebody looks.
+            assert look_at_job(_HERE, port, Question(), Deadline(SECONDS)).key_count == 2
+            assert _look(port).stores == ()
+            clients.count("j/round/0-i")
             seen = look_at_job(_HERE, port, Question(), Deadline(SECONDS))
             assert (seen.key_count, len(seen.rosters)) == (1, 1)
             # Of several jobs, none is meant.
             meet(store, "k")
             assert look_at_job(_HERE, port, Question(), Deadline(SECONDS)).key_count == 4
             assert look_at_job(_HERE, port, Question(), Deadline(SECONDS), "j/round/0-i").key_count == 1
+
+
+def test_a_look_at_a_store_that_is_not_there_names_the_others_and_makes_none() -> None:
+    with running_here(_serving()) as port, ExitStack() as stack:
+        asked = Asked(Endpoint(_HERE, port), name="job/round/2")
+        with pytest.raises(RallypointError, match=r"there is no store named job/round/2 at") as refused:
+            report_on(asked)
+        assert refused.value.hint == "the only store there has no name"
+        clients = _clients(port, stack)
+        for number in (1, 0):
+            clients.count(f"job/round/{number}")
+        with pytest.raises(RallypointError) as refused:
+            report_on(asked)
+        assert refused.value.hint == "there are: job/round/0, job/round/1"
+        assert _look(port).stores == ("job/round/1", "job/round/0")
+        report_on(Asked(Endpoint(_HERE, port), name="job/round/1"))
 
 
 def _locked(make: Make) -> Make:
@@ -391,6 +412,11 @@ def test_names_behind_a_door(
             assert _look(port, "a").key_count == 1
             with pytest.raises(ConnectionLostError):
                 look(_HERE, port, Question(value="large"), Deadline(SECONDS), "a")
+            with pytest.raises(ConnectError):
+                look(_HERE, port, Question(), Deadline(1), "b")
+            seen = _look(port)
+            assert seen.stores == ("a",)
+            assert "a new store, with a token that may only" in seen.errors[-1].reason
 
 
 def test_a_server_that_stays_for_its_clients_stays_for_those_of_named_stores() -> None:

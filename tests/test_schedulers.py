@@ -22,6 +22,10 @@ from rallypoint.launch.schedulers.placement import (
 from rallypoint.launch.schedulers.table import SCHEDULERS
 
 FILES = {
+    "/proc/self/status": "Name:\tpython\nPPid:\t12\n",
+    "/proc/12/cmdline": "sh\0-c\0rallypoint run --tasks hydra_pmi_proxy\0",
+    "/proc/12/status": "Name:\tsh\nPPid:\t11\n",
+    "/proc/11/cmdline": "/usr/bin/hydra_pmi_proxy\0--control-port\0node7:38003\0--rmk\0user\0",
     "/nodes": "node-a\nnode-a\nnode-b\nnode-b\n",
     "/ranks": "batch1\nnode-a\nnode-a\nnode-b\nnode-b\n",
 }
@@ -120,14 +124,16 @@ def test_counts_of_a_list_are_those_it_was_made_of(pairs: list[tuple[int, int]])
 
 RANKS = {"rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2, "nnodes": 2, "node_rank": 1}
 
+HYDRA_JOB = {"run_id": "node7:38003", "port": port_of("node7:38003")}
+
 
 @pytest.mark.parametrize(
     ("variables", "facts"),
     [
         (SLURM, {**RANKS, "first_host": "gpu02", "run_id": "4711.0", "port": port_of("4711.0")}),
         (OPEN_MPI, {**RANKS, "run_id": "1057161217", "port": port_of("1057161217")}),
-        (HYDRA, RANKS),
-        ({**HYDRA, **PBS}, {**RANKS, "first_host": "node-a", "run_id": "99.head", "port": 10099}),
+        (HYDRA, {**RANKS, **HYDRA_JOB}),
+        ({**HYDRA, **PBS}, {**RANKS, **HYDRA_JOB, "first_host": "node-a"}),
         (JSRUN, {**RANKS, "first_host": "node-a", "run_id": "99.0", "port": 10099}),
         (LSF, {"nnodes": 2, "first_host": "node-a", "run_id": "99", "port": 10099}),
         (PBS, {"nnodes": 2, "first_host": "node-a", "run_id": "99.head", "port": 10099}),
@@ -148,6 +154,15 @@ RANKS = {"rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2, "nn
 )
 def test_what_a_scheduler_tells(variables: Mapping[str, str], facts: Mapping[str, object]) -> None:
     assert told(variables) == facts
+
+
+def test_where_the_processes_above_are_not_seen_the_job_is_that_of_the_scheduler() -> None:
+    for read in (str, lambda _: "PPid:\t1\n"):
+        in_job, alone = find_placement({**HYDRA, **PBS}, read), find_placement(HYDRA, read)
+        assert in_job is not None
+        assert alone is not None
+        assert in_job.run_id is not None
+        assert (in_job.run_id.value, alone.run_id) == ("99.head", None)
 
 
 def test_who_started_a_process_goes_before_the_scheduler_around_it() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters import Slurm, slurm_cluster
+from clusters import Slurm, SlurmJob, slurm_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -51,9 +51,12 @@ EVERYWHERE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+on_every_slurm = pytest.mark.parametrize("slurm", ["linuxproc", "cgroup"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=["linuxproc"])
+def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), request.param) as cluster:
         yield cluster
 
 
@@ -119,18 +122,19 @@ if "SLURM_RESTART_COUNT" not in os.environ:
     group = dist.new_group()  # the store is still there
     dist.barrier(group)
     time.sleep(1)  # as long as it takes to save something
-    say("saved", rank)
+    say(f"saved {rank}, heard SIGTERM", "once" if heard.count(signal.SIGTERM) == 1 else "often")
     os._exit(0)
 """
     + DONE
 )
 
 
+@on_every_slurm
 def test_a_job_hears_signals_and_comes_up_again_when_it_is_requeued(
     slurm: Slurm, style: tuple[str, str]
 ) -> None:
     options, run = style
-    job = slurm.submit(f"srun {run} {script(slurm, REQUEUED)}", *options.split(), "--requeue")
+    job = slurm.submit(f"exec srun {run} {script(slurm, REQUEUED)}", *options.split(), "--requeue")
     job.await_text("waits", 4)
     assert slurm.run("scancel", "--signal=USR1", job.id).returncode == 0
     job.await_text("heard SIGUSR1", 4)
@@ -144,6 +148,31 @@ def test_a_job_hears_signals_and_comes_up_again_when_it_is_requeued(
     slurm.await_no_processes()
 
 
+@on_every_slurm
+def test_the_time_limit_is_heard_before_and_when_it_comes(slurm: Slurm) -> None:
+    path = script(slurm, REQUEUED)
+    jobs: dict[str, SlurmJob] = {}
+    for style, (options, run) in STYLES.items():
+        command = f"trap : TERM\nsrun {run} {path}\necho srun $?"
+        jobs[style] = slurm.submit(command, *options.split(), "--time=60", "--signal=USR1@1200")
+        jobs[style].await_text("waits", 4)
+    for job in jobs.values():
+        job.limit_time(15)
+    for job in jobs.values():
+        job.await_text("heard SIGUSR1", 4)
+        job.limit_time(1)
+    for style, job in jobs.items():
+        job.await_text("saved", 4)
+        assert job.await_state("TIMEOUT", "COMPLETED", "FAILED") == "TIMEOUT"
+        job.await_text("srun 0" if style == "tasks" else "srun 143")
+        for rank in range(4):
+            assert job.log.count(f"heard SIGUSR1 {rank}\n") == 1, job.log
+            if slurm.proctrack == "cgroup":
+                assert f"saved {rank}, heard SIGTERM once" in job.log
+    slurm.await_no_processes()
+
+
+@on_every_slurm
 def test_a_job_that_is_cancelled_leaves_nothing_behind(slurm: Slurm, style: tuple[str, str]) -> None:
     options, run = style
     waits = JOIN + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('up', rank)\ntime.sleep(600)\n"

@@ -18,9 +18,13 @@ import pytest
 
 from command_line import invoke
 from jobs import Job, free_port, job
-from rallypoint.errors import UsageError
+from namespaces import machines_on_switch
+from processes import Server
+from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import delivery
+from rallypoint.launch.command import Ended, run_command
 from rallypoint.launch.config import settle
+from rallypoint.launch.rendezvous import task_group
 from rallypoint.launch.rendezvous.task_group import TaskGroup
 from rallypoint.launch.schedulers.placement import TAKEN_VARIABLE, find_placement
 from rallypoint.launch.tasks import check_is_alone, task_of
@@ -79,6 +83,28 @@ def test_tasks_of_a_job_with_a_secret_share_a_machine(tmp_path: Path) -> None:
         start_tasks(running, script, {"RALLYPOINT_SECRET": "ab" * 32})
         assert running.wait() == [0, 0], running.logs()
         assert "secret None" in running.log(1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="two machines are two network namespaces")
+@pytest.mark.parametrize("secret", ["", "ab" * 32])
+def test_tasks_on_two_machines_with_and_without_a_secret(tmp_path: Path, secret: str) -> None:
+    script = MEET + (
+        "print('has', os.environ.get('RALLYPOINT_RELAY_OF'), os.environ.get('RALLYPOINT_SECRET'))\n"
+    )
+    with job(tmp_path) as running, machines_on_switch(2) as (_, machines):
+        first, port = machines[0].address, free_port()
+        options = ["--tasks", f"--master-addr={first}", f"--master-port={port}", "--no-explain"]
+        for rank, machine in enumerate(machines):
+            several = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+            here = {"SLURM_NODEID": str(rank), "SLURM_LOCALID": "0", "RALLYPOINT_SECRET": secret}
+            environ = {**variables_of(rank), **several, **here}
+            running.start(script, options, environ, ("-m", "rallypoint", "run"), prefix=machine.prefix)
+        assert running.wait() == [0, 0], running.logs()
+        assert "has None None" in running.log(0)
+        assert (f"has {first}:{port} None" if secret else "has None None") in running.log(1)
+        warning = f"whoever reaches {first}:{port} can read and change this job's store"
+        assert [warning in running.log(rank) for rank in range(2)] == [not secret, False]
+        assert not running.processes()
 
 
 def test_each_task_is_a_rank_and_the_store_stays_for_the_last(tmp_path: Path) -> None:
@@ -147,18 +173,53 @@ def test_a_task_that_leaves_before_it_has_reached_the_store_does_not_use_it_any_
 
 
 def test_a_task_does_not_join_the_store_of_another_job(tmp_path: Path) -> None:
-    options = ["--tasks", f"--master-port={free_port()}", "--no-explain"]
+    port = free_port()
+    options = ["--tasks", f"--master-port={port}", "--no-explain"]
     command = ("-m", "rallypoint", "run")
+    goes_on = "print('up', flush=True)\nstore.wait(['end']) if rank == 0 else time.sleep(600)\n"
+    script = "print('began', flush=True)\n" + MEET + goes_on + "raise ValueError('banana')\n"
     with job(tmp_path) as running:
-        script = MEET.replace("range(world)", "range(1)") + "print('up', flush=True)\ntime.sleep(600)\n"
-        running.start(script, options, variables_of(0), command)
-        running.await_text("up")
+        for rank in range(2):
+            running.start(script, options, variables_of(rank), command)
+        for rank in range(2):
+            running.await_text("up", rank)
         stranger = running.start(script, options, {**variables_of(1), "SLURM_JOB_ID": "2"}, command)
-        assert stranger.wait(60) == 1
+        namesake = running.start(script, options, variables_of(1), command)
+        assert [stranger.wait(60), namesake.wait(60)] == [1, 1], running.logs()
         assert "belongs to another job: the tasks there are of job 1.0, and this one is of job 2.0" in (
-            running.log(1)
+            running.log(2)
         )
-        assert running.agents[0].poll() is None, running.log(0)
+        assert "belongs to another job, which has the id 1.0 as well: rank 1 is there already" in (
+            running.log(3)
+        )
+        assert "began" not in running.log(2) + running.log(3)
+        assert [agent.poll() for agent in running.agents[:2]] == [None, None], running.logs()
+        with TCPStore("127.0.0.1", port, timeout=60) as store:
+            store.set("end", "")
+        assert running.wait()[:2] == [1, 1], running.logs()
+        assert "failed: ValueError: banana" in running.log(1), "it hears what has become of the others"
+
+
+def test_a_task_does_not_join_a_store_that_is_of_no_tasks(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_group, "_NAMING_SECONDS", 0.1)
+    port = {"master_port": str(server.port)}
+    placement = find_placement(variables_of(1), str)
+    with (
+        TaskGroup(task_of(settle(port, {}, tmp_path, placement))) as group,
+        pytest.raises(RallypointError, match=r"belongs to another job: it has no tasks, .* is of job 1\.0"),
+    ):
+        group.is_ready(60)
+
+
+def test_a_rank_that_waits_for_the_store_is_not_started_when_its_task_is_told_to_end() -> None:
+    def await_store(_: float) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    ended = run_command(["false"], os.environ, lambda: True, is_agent=False, may_start=await_store)
+    assert ended == Ended(0, -signal.SIGTERM, signal.SIGTERM)
 
 
 # What is refused --------------------------------------------------------------------------------------------
@@ -187,12 +248,23 @@ def test_several_launchers_on_a_machine_are_refused(tmp_path: Path) -> None:
     check_is_alone(settle({}, {}, tmp_path, find_placement(LAUNCHER, str)))
 
 
-def test_a_task_needs_to_know_its_rank_and_the_first_machine(tmp_path: Path) -> None:
-    alone = settle({}, {}, tmp_path, find_placement({**HYDRA, "PMI_SIZE": "2", "PMI_RANK": "1"}, str))
-    task = task_of(alone)
-    assert (task.rank, task.world_size, task.store) == (1, 2, ("127.0.0.1", 29500))
+def test_a_task_needs_to_know_its_rank_and_the_first_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placement = find_placement({**HYDRA, "PMI_SIZE": "2", "PMI_RANK": "1"}, str)
+    with pytest.raises(UsageError, match="does not tell which job this is"):
+        task_of(settle({}, {}, tmp_path, placement))
+    task = task_of(settle({"rdzv_id": "mine"}, {}, tmp_path, placement))
+    assert (task.rank, task.world_size, task.store, task.run_id) == (1, 2, ("127.0.0.1", 29500), "mine")
     with pytest.raises(UsageError, match="does not tell which rank"):
         task_of(settle({}, {}, tmp_path, find_placement(PBS, lambda _: "node-a\n")))
+    placement = find_placement(SLURM, str)
+    never = settle({"patch": "never"}, {}, tmp_path, placement)
+    task_of(never)
+    monkeypatch.setenv("RALLYPOINT_SECRET", "ab" * 32)
+    with pytest.raises(UsageError, match=r"has a secret, .* patch is never by command line \(--patch\)"):
+        task_of(never)
+    assert task_of(settle({}, {}, tmp_path, placement)).nnodes == 2
     several = {"rdzv_endpoint": "a,b"}
     with pytest.raises(UsageError, match="the store cannot be at several places"):
         task_of(settle(several, {}, tmp_path, find_placement(SLURM, str)))
@@ -235,20 +307,26 @@ def test_who_is_sent_a_signal(
         delivery.to_agent("", lambda _: heard)(process, getattr(signal, name))
     assert (agent.sent, ranks) == (to_agent, to_ranks)
     agent.sent.clear()
-    for name in names:
-        delivery.to_rank(lambda _: heard)(process, getattr(signal, name))
+    deliver = delivery.to_rank(lambda _: heard)
+    for name in (*names, "SIGTERM"):
+        deliver(process, getattr(signal, name))
     assert agent.sent == (["SIGTERM"] if heard else list(names))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_a_witness_outlives_signals_and_shows_each_once() -> None:
     with delivery.Witness() as witness:
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGUSR1):
-            os.kill(witness.pid, number)
-            assert witness.has_heard(number)
-            assert not witness.has_heard(number)
-        pid = witness.pid
-    assert not psutil.pid_exists(pid)
+        pids = set(witness.pids)
+        for burst in ([signal.SIGCONT, signal.SIGUSR1], [signal.SIGUSR2, signal.SIGINT, signal.SIGUSR1]):
+            for number in burst:
+                for pid in witness.pids:
+                    os.kill(pid, number)
+            for number in burst:
+                assert witness.has_heard(number)
+                assert not witness.has_heard(number)
+                pids.update(witness.pids)
+    assert len(pids) == 6
+    assert not any(map(psutil.pid_exists, pids))
 
 
 HEAR = """
@@ -265,13 +343,10 @@ while signal.SIGUSR2 not in heard:
 """
 
 
-def await_witness(launcher: psutil.Process) -> psutil.Process:
+def await_witnesses(launcher: psutil.Process, count: int) -> None:
     deadline = time.monotonic() + 30
-    while True:
+    while sum(child.name() == "cat" for child in launcher.children()) < count:
         assert time.monotonic() < deadline
-        for child in launcher.children():
-            if child.name() == "cat":
-                return child
         time.sleep(0.02)
 
 
@@ -288,13 +363,15 @@ def test_a_rank_hears_each_signal_once_whomever_the_scheduler_signals(
         launcher = running.start(HEAR, options, variables_of(0, 1), command=("-m", "rallypoint", "run"))
         running.await_text("listens")
         process = psutil.Process(launcher.pid)
+        await_witnesses(process, 1)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
-            witness = await_witness(process)
-            for each in (process, *(process.children(recursive=True) if to_everybody else ())):
-                each.send_signal(number)
+            whom = [process, *(process.children(recursive=True) if to_everybody else ())]
+            for each_number in (signal.SIGCONT, number):  # so does Slurm
+                for each in whom:
+                    each.send_signal(each_number)
             running.await_text(f"heard {number.name}")
             if to_everybody and number == signal.SIGUSR1:  # the launcher takes a new one when it has looked
-                psutil.wait_procs([witness])
+                await_witnesses(process, 3)
         assert running.wait() == [0], running.logs()
         assert [running.log().count(f"heard {name}") for name in ("SIGUSR1", "SIGUSR2")] == [1, 1]
         assert not running.processes()

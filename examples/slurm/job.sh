@@ -7,4 +7,4 @@
 #SBATCH --signal=USR1@300         # every rank hears SIGUSR1 five minutes before the end
 #SBATCH --requeue --open-mode=append
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-srun rallypoint run train.py
+exec srun rallypoint run train.py

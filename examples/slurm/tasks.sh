@@ -7,4 +7,4 @@
 #SBATCH --signal=USR1@300
 #SBATCH --requeue --open-mode=append
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-srun rallypoint run --tasks train.py
+exec srun rallypoint run --tasks train.py

@@ -34,12 +34,12 @@ from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.tasks import Task, check_is_alone, task_of
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 from rallypoint.server.guard.other_users import access_of_environment
-from rallypoint.server.guard.secret import SECRET_VARIABLE, job_secret
+from rallypoint.server.guard.secret import job_secret, take_secret
 from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
 
 _FOR_COMMANDS = ("patch", "client", "stacks", "stall_after", "use_libuv", "allow_user", "insecure")
-_FOR_TASKS = (*_FOR_COMMANDS, "rdzv_endpoint", "master_addr", "master_port", "join_timeout")
+_FOR_TASKS = (*_FOR_COMMANDS, "rdzv_endpoint", "master_addr", "master_port", "rdzv_id", "join_timeout")
 
 _TRACEBACK_LINES = 12
 _FIRST_REMARK = 30.0  # seconds; then twice as long each time
@@ -187,8 +187,8 @@ def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> 
     from rallypoint.cli.tasks import run_task  # late: no other job needs it
 
     os.environ[reports.VARIABLE] = str(folder)  # what this process itself has to report
+    take_secret()  # ranks do not need it
     environ = answering({**_environment(settings, str(folder), is_command=False), **task.environment()})
-    environ.pop(SECRET_VARIABLE, None)  # ranks do not need it
     line = _JoinLine(Reports(folder, of_task=True), from_start=True)
     look = line.look if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
     with _hearing(settings) as heard:

@@ -4,38 +4,55 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rallypoint.exits import exit_text, signal_name
 from rallypoint.launch import reports
 from rallypoint.launch.command import Deliver, Ended, run_command
-from rallypoint.launch.endpoint import StoreView
+from rallypoint.launch.endpoint import Endpoint, StoreView
+from rallypoint.launch.environment import name_relay
+from rallypoint.launch.rendezvous.servers import LIFESPAN, openness
 from rallypoint.launch.rendezvous.task_group import EndedElsewhereError, TaskGroup
 from rallypoint.launch.stacks.watching import Say, watching
 from rallypoint.launch.tasks import Task
 from rallypoint.pytorch.attendance import RollCall
+from rallypoint.relay.hosting import host_relay
+from rallypoint.server.guard.secret import job_secret
+from rallypoint.server.loops.backend import choose
+from rallypoint.server.process.binding import is_this_machine
 
 
 def run_task(
     task: Task,
     command: Sequence[str],
-    environ: Mapping[str, str],
+    environ: dict[str, str],
     on_look: Callable[[], bool],
     deliver: Deliver,
     say: Say,
 ) -> Ended:
-    """Run the command of a rank to its end, or until another rank fails.
+    """Run the command of a rank to its end, or until another rank fails. It starts when the store is there.
 
     `on_look` is called every tenth of a second, until it returns False; `say` if the job stands still.
     """
     folder = Path(environ[reports.VARIABLE])
     # The group is left last: the first task waits there for everybody who uses the store.
-    with TaskGroup(task) as group, _roll_call(task), watching(folder, environ, say):
+    with TaskGroup(task) as group, _roll_call(task), watching(folder, environ, say), ExitStack() as relay:
+
+        def may_start(seconds: float) -> bool:
+            is_ready = group.is_ready(seconds)
+            if is_ready and job_secret() is not None and not is_this_machine(task.store.host):
+                name_relay(environ, relay.enter_context(_relaying(task)), task.store)
+            return is_ready
+
+        if task.rank == 0 and task.nnodes > 1 and (warning := openness(str(task.store), environ)):
+            say([warning])
         looks = _Looks(group, on_look)
         try:
-            ended = run_command(command, environ, looks.look, is_agent=False, deliver=deliver)
+            ended = run_command(
+                command, environ, looks.look, is_agent=False, deliver=deliver, may_start=may_start
+            )
         except EndedElsewhereError as error:
             reports.report_elsewhere([str(error)])
             return Ended(0, 1, 0)
@@ -57,6 +74,16 @@ class _Looks:
         self._group.check()
         self._wanted = self._wanted and self._other()
         return True
+
+
+@contextmanager
+def _relaying(task: Task) -> Iterator[Endpoint]:
+    """A relay for this rank, which cannot prove the job's secret; where it is."""
+    relay = host_relay([task.store], backend=choose(), lifespan=LIFESPAN)
+    try:
+        yield Endpoint(*relay.address)
+    finally:
+        relay.release()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -56,13 +57,18 @@ def run_command(
     *,
     is_agent: bool,
     deliver: Deliver = subprocess.Popen.send_signal,
+    may_start: Callable[[float], bool] = lambda _: True,
 ) -> Ended:
     """Run a command to its end. `on_look` is called every tenth of a second, until it returns False.
 
-    If it raises, the command is told to end, and killed if it does not.
+    If it raises, the command is told to end, and killed if it does not. Before the command is started,
+    `may_start` is asked again and again, with how long it may wait; a signal to end ends that as well.
     """
     lifeline = _lifeline(environ.get(SECRET_VARIABLE, ""))
     with children_end_with_us(), _passing_signals(deliver) as relay, lifeline as pipe:
+        while not may_start(LOOK_SECONDS):
+            if relay.told_to:
+                return Ended(0, -relay.told_to, relay.told_to)
         process = _start(command, environ, pipe if is_agent else None)
         relay.open(process)
         try:
@@ -70,8 +76,7 @@ def run_command(
         except BaseException:
             _end(process)
             raise
-    endings = [number for number in relay.seen if signal.Signals(number).name in _ENDINGS]
-    return Ended(process.pid, code, endings[0] if endings else 0)
+    return Ended(process.pid, code, relay.told_to)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -179,8 +184,10 @@ class _Relay:
 
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
-        self.seen: list[int] = []
+        self.told_to = 0
+        """The first signal that was one to end."""
         self._waiting: list[int] = []
+        self._is_passing = threading.Lock()
         self._had_terminal = has_terminal()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -189,16 +196,20 @@ class _Relay:
         self._pass_on()  # the signals that came while the process was started
 
     def take(self, number: int, _: FrameType | None) -> None:
-        self.seen.append(number)
+        if not self.told_to and signal.Signals(number).name in _ENDINGS:
+            self.told_to = number
         self._waiting.append(number)
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Pass each signal on once, also if another one comes meanwhile and calls this again."""
-        while self._process is not None and self._waiting:
-            number = self._waiting.pop(0)
-            if not comes_from_terminal(number, self._had_terminal):
-                self._deliver(self._process, number)
+        """Pass each signal on once, one after the other, also if another one comes meanwhile."""
+        while self._process is not None and self._waiting and self._is_passing.acquire(blocking=False):
+            try:
+                number = self._waiting.pop(0)
+                if not comes_from_terminal(number, self._had_terminal):
+                    self._deliver(self._process, number)
+            finally:
+                self._is_passing.release()
 
 
 @contextmanager

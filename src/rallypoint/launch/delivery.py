@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +15,7 @@ from rallypoint.launch.lost_agent import signal_ranks
 
 _FOR_RANKS = ("SIGUSR1", "SIGUSR2")
 _HEARING_SECONDS, _PAUSE = 0.2, 0.01  # a scheduler signals the processes of a job one after the other
+_BURST_SECONDS, _MOST_CHILDREN = 5.0, 8
 
 Heard = Callable[[int], bool]
 """Whether the processes of the job have been sent a signal as well that this one was sent."""
@@ -37,10 +39,18 @@ def to_agent(folder: str, heard: Heard) -> Deliver:
 
 
 def to_rank(heard: Heard) -> Deliver:
-    """The one rank that this launcher has. SIGTERM is always passed on: it must not be lost."""
+    """The one rank that this launcher has.
+
+    SIGTERM is always passed on, as it must not be lost; but once: Slurm sends it again and again.
+    """
+    told: list[int] = []
 
     def deliver(rank: subprocess.Popen[bytes], number: int) -> None:
-        if number == signal.SIGTERM or not heard(number):
+        if number == signal.SIGTERM:
+            if not told:
+                rank.send_signal(number)
+            told.append(number)
+        elif not heard(number):
             rank.send_signal(number)
 
     return deliver
@@ -50,11 +60,14 @@ class Witness:
     """A child that every signal waits for: so it shows which ones were sent to all processes of a job.
 
     Slurm sends a signal to every process of a step, or to those alone that it has started: that depends on
-    how a cluster is set up. Needs Linux; elsewhere no signal is ever seen.
+    how a cluster is set up. Needs Linux; elsewhere no signal is ever seen. A signal that was seen stays with
+    the child, so another one comes for the next time. The former is kept for a moment: Slurm sends SIGCONT
+    before others, and so several signals may be on their way to the same processes.
     """
 
     def __init__(self) -> None:
-        self._child = _start_witness()
+        self._children: list[_Child] = []
+        self._renew()
 
     def __enter__(self) -> Witness:
         return self
@@ -62,28 +75,51 @@ class Witness:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        while self._children:
+            self._end_oldest()
 
     @property
-    def pid(self) -> int:
-        """The child's; 0 if there is none."""
-        return self._child.pid if self._child is not None else 0
+    def pids(self) -> list[int]:
+        """Those of the child, and of the ones before it that are still there."""
+        return [child.process.pid for child in self._children]
 
     def has_heard(self, number: int) -> bool:
         """Whether it was sent a signal, now or in a moment. A signal that was seen does not count again."""
         deadline = time.monotonic() + _HEARING_SECONDS
-        while not _is_waiting(self.pid, number):
+        while not any(child.shows(number) for child in self._children):
             if time.monotonic() > deadline:
                 return False
             time.sleep(_PAUSE)
-        self._end()
-        self._child = _start_witness()
+        for child in self._children:
+            child.seen.add(number)
+        self._renew()
         return True
 
-    def _end(self) -> None:
-        if self._child is not None:
-            with self._child as child:
-                child.kill()
+    def _renew(self) -> None:
+        process = _start_witness()
+        if process is not None:
+            self._children.append(_Child(process, time.monotonic()))
+        while len(self._children) > 1 and self._is_oldest_over():
+            self._end_oldest()
+
+    def _is_oldest_over(self) -> bool:
+        since = self._children[1].began
+        return time.monotonic() - since > _BURST_SECONDS or len(self._children) > _MOST_CHILDREN
+
+    def _end_oldest(self) -> None:
+        with self._children.pop(0).process as process:
+            process.kill()
+
+
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+    began: float
+    seen: set[int] = field(default_factory=set)
+    """Signals that wait for it, and were asked for; or that will, as they have reached another one."""
+
+    def shows(self, number: int) -> bool:
+        return number not in self.seen and _is_waiting(self.process.pid, number)
 
 
 def _start_witness() -> subprocess.Popen[bytes] | None:
@@ -105,7 +141,8 @@ def _start_witness() -> subprocess.Popen[bytes] | None:
 def _is_waiting(pid: int, number: int) -> bool:
     """Whether a signal has been sent to a process that does not take it."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+        # As bytes: this is called when a signal comes, and then a codec may be half imported.
+        lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
     except OSError:
         return False
-    return any(line.startswith("ShdPnd:") and int(line.split()[1], 16) >> (number - 1) & 1 for line in lines)
+    return any(line.startswith(b"ShdPnd:") and int(line.split()[1], 16) >> (number - 1) & 1 for line in lines)

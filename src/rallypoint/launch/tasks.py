@@ -12,6 +12,7 @@ from rallypoint.launch.config import Settings
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.options import DEFAULT_MASTER_PORT
 from rallypoint.launch.schedulers.placement import Placement
+from rallypoint.launch.switches import Patch
 from rallypoint.server.guard.secret import job_secret
 
 
@@ -69,23 +70,36 @@ def task_of(settings: Settings) -> Task:
             hint="start one rallypoint run per machine, without --tasks; or start tasks with mpirun",
         )
     is_alone = world_size == local_world_size
-    _check_secret(is_alone)
+    _check_secret(settings, is_alone)
     return Task(
         *(rank, world_size, local_rank, local_world_size),
         node_rank=placement.node_rank.value if placement.node_rank else rank // local_world_size,
         nnodes=placement.nnodes.value if placement.nnodes else -(-world_size // local_world_size),
         store=_place_of_store(settings, placement, is_alone),
-        run_id=placement.mark,
+        run_id=_run_id(settings, placement),
         join_seconds=settings.join_timeout.value,
     )
 
 
-def _check_secret(is_alone: bool) -> None:
-    if job_secret() is not None and not is_alone:
+def _check_secret(settings: Settings, is_alone: bool) -> None:
+    if not is_alone and settings.patch.value == Patch.NEVER and job_secret() is not None:
         raise UsageError(
-            "--tasks: this job has a secret, and torch reaches a store with a secret through a relay alone",
-            hint="start one rallypoint run per machine, without --tasks: it has relays",
+            "--tasks: this job has a secret, so ranks on other machines need a relay to reach the store, and "
+            f"patch is never by {settings.patch.source}",
+            hint="leave that out: it is for jobs without a secret",
         )
+
+
+def _run_id(settings: Settings, placement: Placement) -> str:
+    """What tells the tasks of this job from those of others, which might come to the same port."""
+    run_id = settings.passed_on.get("rdzv_id")
+    if run_id is None:
+        raise UsageError(
+            f"--tasks: {placement.scheduler.name} does not tell which job this is",
+            hint="add --rdzv-id with a name of the job, the same for all its tasks; and --master-port, if "
+            "several jobs run at the same time",
+        )
+    return run_id.text
 
 
 def _place_of_store(settings: Settings, placement: Placement, is_alone: bool) -> Endpoint:

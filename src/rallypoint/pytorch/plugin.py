@@ -53,7 +53,7 @@ from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Member, Size
-from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, workers_for
+from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openness, workers_for
 from rallypoint.launch.reports import LostServer
 from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
@@ -62,7 +62,6 @@ from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
 from rallypoint.relay.head import parse_workers
 from rallypoint.rollcall.identity import Role
-from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.guard.secret import job_secret, take_secret
 from rallypoint.server.loops.backend import parse_switch
 from rallypoint.server.process.binding import ANY_PORT, is_this_machine
@@ -310,14 +309,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         )
 
     def _warn_of_openness(self, met: Round, store: str) -> None:
-        if met.size > 1 and not self._has_warned and job_secret() is None:
+        if met.size > 1 and not self._has_warned:
             self._has_warned = True
-            if not access_of_environment().insecure:
-                logger.warning(
-                    "rallypoint: whoever reaches %s can read and change this job's store: give the job a "
-                    "secret (`rallypoint secret --help`)",
-                    store,
-                )
+            if warning := openness(store):
+                logger.warning("rallypoint: %s", warning)
 
     def _wants_relay(self, met: Round) -> bool:
         if patch_of() is Patch.NEVER:  # the workers' torch would not find the relay

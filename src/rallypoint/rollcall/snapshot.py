@@ -302,6 +302,8 @@ class Snapshot:
     """The value of the key `STALL`: what a launcher has found out about a job that stands still."""
     rosters: tuple[tuple[str, str], ...] = ()
     """The jobs that meet here: their ids, and their rosters as JSON (see `launch/rendezvous/roster.py`)."""
+    stores: tuple[str, ...] | None = None
+    """The names of the other stores at this address; None: there can be none, or it does not tell."""
     received: int = 0
     sent: int = 0
     accepted: int = 0

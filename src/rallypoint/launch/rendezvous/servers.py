@@ -6,8 +6,9 @@ Both stay for their clients if the agent that started them is killed, so the oth
 from __future__ import annotations
 
 import logging
+import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from rallypoint.relay.head import auto_workers
 from rallypoint.relay.hosting import host_relay, host_store, prepare_relay
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.question import Question
+from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import choose
 from rallypoint.server.machine.addresses import plain_host
@@ -326,6 +328,16 @@ def _hold(endpoint: Endpoint, seconds: float) -> HostedServer | None:
         except ConnectError:
             raise error from None  # it is no store: say what holds the port
         return None
+
+
+def openness(store: str, environ: Mapping[str, str] = os.environ) -> str:
+    """That whoever reaches the store of a job may change it; nothing if that is not so, or is allowed."""
+    if job_secret() is not None or access_of_environment(environ).insecure:
+        return ""
+    return (
+        f"whoever reaches {store} can read and change this job's store: give the job a secret (`rallypoint "
+        "secret --help`)"
+    )
 
 
 def own_address(places: Sequence[tuple[str, int]]) -> str:

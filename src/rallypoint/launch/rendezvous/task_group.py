@@ -25,11 +25,14 @@ from rallypoint.text import shown
 
 _JOB = "rallypoint/tasks/job"
 """Whose tasks these are: the job's id. The first task writes it, the others look whether it is theirs."""
+_TAKEN = "rallypoint/tasks/{job}/taken/{rank}"
+"""Counts the tasks that are this rank; more than one are those of two jobs with the same id."""
 _FIRST = "rallypoint/tasks/{job}/failed"
 _NEWS = "rallypoint/tasks/{job}/news/{rank}"
 """What each task waits for: how the first rank failed that did; nothing: the task itself leaves."""
 
 _WAIT_SECONDS = 3600.0  # a wait that ends without news is begun again
+_NAMING_SECONDS = 60.0  # for the first task to name its job, once its store is up
 _TOLD_SECONDS = 5.0  # for the task of a rank that failed to say so
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # between looks at who uses the store
 _PARTING_SECONDS = 10.0  # for the tasks of other ranks to hear of a failure, and to end
@@ -57,7 +60,9 @@ class TaskGroup:
         self.went_well = False
         """Whether this task's rank has ended as it should; to be set."""
         self._failure = ""
-        self._error: RallypointError | None = None
+        self._error: Exception | None = None
+        self._is_known = threading.Event()
+        """Whether the store is this job's: it is, or `_error` says what it is."""
         self._heard = threading.Event()
         self._listener = threading.Thread(target=self._listen, name="rallypoint task", daemon=True)
         self._listener.start()
@@ -70,8 +75,9 @@ class TaskGroup:
         with self._lock:
             self._has_left, store = True, self._store
         if store is not None:  # else it was not reached
-            with suppress(RallypointError):
-                store.set(self._news_of(self._task.rank), "")
+            if self._error is None:  # else it is lost, or another job's, which may have the same id
+                with suppress(RallypointError):
+                    store.set(self._news_of(self._task.rank), "")
             self._listener.join(_TOLD_SECONDS)
             store.close()
         if self._server is not None:
@@ -89,10 +95,16 @@ class TaskGroup:
             server.await_end(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def check(self) -> None:
-        """EndedElsewhereError if another rank has failed; RallypointError if the store is another job's."""
+    def is_ready(self, seconds: float) -> bool:
+        """Whether this job's store is there; no rank may use another's. RallypointError if it will not be."""
+        if not self._is_known.wait(seconds):
+            return False
         if self._error is not None:
             raise self._error
+        return True
+
+    def check(self) -> None:
+        """EndedElsewhereError if another rank has failed."""
         if self._heard.is_set():
             raise EndedElsewhereError(self._failure)
 
@@ -110,14 +122,19 @@ class TaskGroup:
         return self._failure
 
     def _listen(self) -> None:
-        """Wait for the failure of another rank. Without a store, ranks say themselves that there is none."""
-        with suppress(RallypointError, OSError):
+        """Wait for the failure of another rank. If the store is lost, ranks say so themselves."""
+        try:
             store = self._connect(self._task.join_seconds)
             if self._keep(store):
                 self._check_job(store)
+                self._take_rank(store)
+                self._is_known.set()
                 self._failure = self._await_news(store).decode(errors="replace")
-            if self._failure:
-                self._heard.set()
+        except (RallypointError, OSError) as error:
+            self._error = error
+        self._is_known.set()
+        if self._failure:
+            self._heard.set()
 
     def _keep(self, store: TCPStore) -> bool:
         """Keep the connection as long as this task is here; False, and close it, if it has left."""
@@ -133,13 +150,27 @@ class TaskGroup:
         ours = self._task.run_id
         if self._task.rank == 0:
             store.set(_JOB, ours)
-        elif (theirs := store.get(_JOB).decode(errors="replace")) != ours:
-            self._error = RallypointError(
-                f"the store at {self._task.store} belongs to another job: the tasks there are of job "
-                f"{shown(theirs)}, and this one is of job {ours}",
+            return
+        theirs: str | None = None
+        with suppress(StoreTimeoutError):
+            store.wait([_JOB], _NAMING_SECONDS)
+            theirs = store.get(_JOB).decode(errors="replace")
+        if theirs != ours:
+            whose = f"the tasks there are of job {shown(theirs)}" if theirs is not None else "it has no tasks"
+            raise RallypointError(
+                f"the store at {self._task.store} belongs to another job: {whose}, and this one is of job "
+                f"{shown(ours)}",
                 hint="give this job another port, with --master-port, the same for all its tasks",
             )
-            raise self._error
+
+    def _take_rank(self, store: TCPStore) -> None:
+        job, rank = self._task.run_id, self._task.rank
+        if store.add(_TAKEN.format(job=job, rank=rank), 1) > 1:
+            raise RallypointError(
+                f"the store at {self._task.store} belongs to another job, which has the id {shown(job)} as "
+                f"well: rank {rank} is there already",
+                hint="give each job another id and another port, with --rdzv-id and --master-port",
+            )
 
     def _await_news(self, store: TCPStore) -> bytes:
         key = self._news_of(self._task.rank)

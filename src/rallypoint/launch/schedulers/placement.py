@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Final, Generic, TypeVar, cast
 
 from rallypoint.launch.schedulers.table import SCHEDULERS, SHELL_STEPS, Scheduler, Surroundings, Telling
@@ -18,6 +19,7 @@ TAKEN_VARIABLE: Final = "RALLYPOINT_SCHEDULED"
 _FIRST_PORT: Final = 10_000
 _PORTS: Final = 18_000  # below those that systems give to connections, and below 29400 and 29500
 _STEP: Final = 1_009  # steps of one job are far apart, and so are jobs with the next numbers
+_MOST_ABOVE: Final = 100  # processes; those that start each other are few
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def _read(row: Scheduler, around: Surroundings) -> Placement:
         )
     }
     host = cast("Told[str] | None", _first_told(row.first_host, around))
-    run_id = _run_id(row, around.variables)
+    run_id = _run_id(row, around)
     port = Told(port_of(run_id.value), run_id.variable) if run_id and row.has_own_ports else None
     return Placement(row, run_id, first_host=host, port=port, **numbers)
 
@@ -91,12 +93,28 @@ def _first_told(telling: Telling, around: Surroundings) -> Told[int | str] | Non
     return None
 
 
-def _run_id(row: Scheduler, variables: Mapping[str, str]) -> Told[str] | None:
+def _run_id(row: Scheduler, around: Surroundings) -> Told[str] | None:
+    if row.job_option is not None:
+        program, option = row.job_option
+        for words in _commands_above(around.read_file):
+            if PurePath(words[0]).name == program and option in words[:-1]:
+                return Told(words[words.index(option) + 1], f"{program} {option}")
     for names in row.job:
-        texts = [variables.get(name, "") for name in names]
+        texts = [around.variables.get(name, "") for name in names]
         if texts[0]:
             return Told(".".join(filter(None, texts)), names[0])
     return None
+
+
+def _commands_above(read_file: Callable[[str], str]) -> Iterator[list[str]]:
+    """The command lines of the processes above this one, the nearest first. On Linux; elsewhere none."""
+    process = "self"
+    for _ in range(_MOST_ABOVE):
+        parent = re.search(r"^PPid:\s*([1-9][0-9]*)$", read_file(f"/proc/{process}/status"), re.MULTILINE)
+        if parent is None:
+            return
+        process = parent[1]
+        yield read_file(f"/proc/{process}/cmdline").split("\0")
 
 
 def port_of(run_id: str) -> int:

@@ -41,6 +41,8 @@ class Scheduler:
     job: tuple[tuple[str, ...], ...] = ()
     """Variables that together are the name of the job, and of no other one: the first group that begins with
     one that is set."""
+    job_option: tuple[str, str] | None = None
+    """Where no variable is: the program above this process, and its option that differs between jobs."""
     nnodes: Telling = ()
     node_rank: Telling = ()
     first_host: Telling = ()
@@ -193,6 +195,7 @@ SCHEDULERS: Final[tuple[Scheduler, ...]] = (
         "MPI's Hydra",  # of MPICH, Intel MPI and others
         marks=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
         job=_ALLOCATION,
+        job_option=("hydra_pmi_proxy", "--control-port"),  # of mpiexec, for the proxies on all its machines
         nnodes=(("MPI_LOCALNRANKS", _machines_of("PMI_SIZE")),),
         node_rank=(("PMI_RANK", _machine_of("MPI_LOCALNRANKS")),),
         first_host=_FIRST_OF_ALLOCATION,

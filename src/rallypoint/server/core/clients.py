@@ -91,6 +91,11 @@ class Client(Party, ABC):
         self._parser, self._looker = None, looker
         self.receive = looker.receive
 
+    @property
+    def only_looks(self) -> bool:
+        """Whether it may ask who is here, and nothing else."""
+        return self._looker is not None
+
     def enter(self, name: bytes) -> bytes | None:
         """It says which of several stores it means; the one without a name is this one, if it has none."""
         if not name and not self._clients.have_named:
@@ -204,8 +209,8 @@ class Clients(Generic[ClientT]):
     """All connections of one core."""
 
     __slots__ = (
-        *("_by_id", "_context", "_deadlines", "arrivals", "elsewhere", "gone", "have_named", "opened"),
-        *("operations_before", "received_before", "sent_before"),
+        *("_by_id", "_context", "_deadlines", "arrivals", "elsewhere", "gone", "have_named", "names"),
+        *("opened", "operations_before", "received_before", "sent_before"),
     )
 
     def __init__(self, context: Context) -> None:
@@ -216,6 +221,8 @@ class Clients(Generic[ClientT]):
         self.gone: deque[Departed] = deque(maxlen=_GONE_KEPT)
         self.elsewhere = 0
         """How many connections other processes of the same server have."""
+        self.names: tuple[str, ...] | None = None
+        """Those of the stores that they may name, if the driver tells."""
         self.have_named = False
         """Whether they have named this store, one of several, to get here."""
         self.opened = 0

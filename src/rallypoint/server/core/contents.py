@@ -64,6 +64,8 @@ class Contents:
         yield "stall", to_text(_text(self.stall, STALL_BYTES))
         if question.value is not None:
             yield "value", to_text(_value(engine, question.value, min(question.value_bytes, _VALUE_BYTES)))
+        if self.clients.names is not None:
+            yield "stores", to_text(self.clients.names)
         yield from self._barriers()
         yield from self._keys(question)
 

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
-from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.errors import AccessError, LimitError, ProtocolError
 from rallypoint.server.core.store import Connection, Core
 from rallypoint.server.loops.link import Link
 from rallypoint.server.loops.loop import Callback, Loop
@@ -59,6 +59,7 @@ class StorePump(Pump[Connection]):
     ) -> None:
         super().__init__(loop, core, listeners, events)
         self._named: dict[bytes, _NamedPump] = {}
+        self._tell_names()
         self._is_lightening = False
 
     def close(self) -> None:
@@ -107,10 +108,10 @@ class StorePump(Pump[Connection]):
     def _enter(self, link: Link[Connection], name: bytes) -> None:
         rest = link.client.rest
         try:
-            pump = self._named.get(name) or self._open_store(name)
+            pump = self._named.get(name) or self._open_store(name, link.client.only_looks)
             pump.core.clients.elsewhere = self.connections - 1 - pump.connections
             client = pump.core.open(link.client.peer)
-        except LimitError as error:
+        except ProtocolError as error:
             self.refuse(link, error)
             return
         except Exception:
@@ -120,7 +121,9 @@ class StorePump(Pump[Connection]):
         self.let_go(link)
         pump.take_over(link, client, VALIDATE + rest)
 
-    def _open_store(self, name: bytes) -> _NamedPump:
+    def _open_store(self, name: bytes, only_looks: bool) -> _NamedPump:
+        if only_looks:
+            raise AccessError("a new store, with a token that may only see who is here")
         if len(self._named) >= self.core.limits.stores:
             self._make_room()
         events = self._events.of_store(name.decode(errors="replace"))
@@ -134,6 +137,7 @@ class StorePump(Pump[Connection]):
         pump = _NamedPump(self.loop, core, events, self._lighten)
         pump.start()
         self._named[name] = pump
+        self._tell_names()
         return pump
 
     def _make_room(self) -> None:
@@ -146,3 +150,7 @@ class StorePump(Pump[Connection]):
 
     def _drop_store(self, name: bytes) -> None:
         self._named.pop(name).close()
+        self._tell_names()
+
+    def _tell_names(self) -> None:
+        self.core.clients.names = tuple(name.decode(errors="replace") for name in self._named)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from typing import Final
 
-from rallypoint.errors import NotOursError
+from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.plan import only_store
 from rallypoint.rollcall.question import Question
@@ -15,9 +16,12 @@ from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
+from rallypoint.text import shown
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, Op
 from rallypoint.wire.sessions import ASK
+
+_NAMES_TOLD: Final = 20
 
 
 def look(host: str, port: int, question: Question, deadline: Deadline, store: str = "") -> Snapshot:
@@ -35,8 +39,26 @@ def look(host: str, port: int, question: Question, deadline: Deadline, store: st
 def look_at_job(host: str, port: int, question: Question, deadline: Deadline, store: str = "") -> Snapshot:
     """As `look`; but where machines of one job meet, at the store of its round, if that is there as well."""
     found = look(host, port, question, deadline, store)
-    name = "" if store else only_store(found.rosters)
+    name = "" if store else round_store(found)
     return replace(look(host, port, question, deadline, name), rosters=found.rosters) if name else found
+
+
+def round_store(found: Snapshot) -> str:
+    """The name of the store of a round, as the machines of the one job say that meet here, if it is there."""
+    name = only_store(found.rosters)
+    return name if found.stores is None or name in found.stores else ""
+
+
+def check_name(found: Snapshot, store: str, server: str) -> None:
+    """RallypointError if a server has told that it has no store of this name: a look would make one."""
+    names = found.stores
+    if names is not None and store not in names:
+        told = ", ".join(map(shown, sorted(names)[:_NAMES_TOLD]))
+        rest = f" and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
+        raise RallypointError(
+            f"there is no store named {shown(store)} at {server}",
+            hint=f"there are: {told}{rest}" if names else "the only store there has no name",
+        )
 
 
 def look_through(connection: Connection, server: str, question: Question, deadline: Deadline) -> Snapshot:

@@ -13,7 +13,6 @@ from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import only_store
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import Snapshot
@@ -24,7 +23,7 @@ from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.client.look import look, look_through
+from rallypoint.stores.client.look import check_name, look, look_through, round_store
 from rallypoint.watch.status import stacks
 from rallypoint.watch.status import summary as rolls
 from rallypoint.watch.status import torch_store as foreign
@@ -55,10 +54,13 @@ def report_on(asked: Asked) -> StatusReport:
     try:
         # A server that is not there is soon found out; one that is there may have much to tell.
         patience, who = Deadline(_CONNECT_SECONDS), who_am_i(Role.TOOL)
-        with closing(connect(*asked.endpoint, patience, who, to_look=True, store=asked.name)) as connection:
+        with closing(connect(*asked.endpoint, patience, who, to_look=True)) as connection:
             snapshot = look_through(connection, str(asked.endpoint), question, Deadline(_ANSWER_SECONDS))
             head = _head_of(connection) if snapshot.kind == "relay" else ""
-        if not asked.name and (name := only_store(snapshot.rosters)):
+        if asked.name:
+            check_name(snapshot, asked.name, str(asked.endpoint))
+            snapshot = look(*asked.endpoint, question, Deadline(_ANSWER_SECONDS), asked.name)
+        elif name := round_store(snapshot):
             found = look(*asked.endpoint, question, Deadline(_ANSWER_SECONDS), name)
             snapshot = replace(found, rosters=snapshot.rosters)
     except NotOursError:

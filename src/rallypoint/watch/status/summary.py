@@ -88,7 +88,7 @@ def _sections(snapshot: Snapshot, roll: Roll, head: str) -> Iterator[str]:
     kept = [snapshot.replication] if snapshot.replication is not None else []
     yield from _section("engine", kept, _engine_row)
     yield from _section("standbys", kept, _standbys_row)
-    names = kept[0].stores if kept else ()
+    names = kept[0].stores if kept else snapshot.stores or ()
     yield from _section("stores", names, lambda each: f"--name {shown(each)}", _NAME_ROWS)
     yield from _section("errors", snapshot.errors[-1:], lambda each: _error_row(snapshot, each))
     upstream = [snapshot.upstream] if snapshot.upstream is not None else []

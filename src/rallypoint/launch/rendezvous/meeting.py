@@ -13,15 +13,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rallypoint.errors import JoinTimeoutError, RallypointError
 from rallypoint.launch.rendezvous.digest import (
-    NEIGHBOURS,
     Digest,
     Seat,
-    neighbours,
     seat_of,
     seat_of_refused,
 )
@@ -94,8 +92,7 @@ class Meeting:
     ) -> None:
         self.prefix = f"rallypoint/meeting/{run_id}"
         """That of all keys of the meeting."""
-        self._store = PrefixStore(self.prefix, store)
-        self._register = Register(self._store, member.id, size)
+        self._register = Register(PrefixStore(self.prefix, store), member.id, size)
         self.member = member
         self.size = size
         self.times = times
@@ -106,7 +103,6 @@ class Meeting:
         self._desk = 0  # where this machine asked to be in a round
         self._round: Round | None = None
         self._lookout = Lookout(times.beats_missed)
-        self._misses_neighbours = False  # at the last beat, its neighbours were not as many as they should be
 
     @property
     def roster(self) -> Roster:
@@ -216,9 +212,8 @@ class Meeting:
 
     def beat(self) -> None:
         """Give a sign of life, and look for those of others; to be called every `times.beat` seconds."""
-        self._store.add(f"beat/{self.member.id}", 1)
-        digest = self._look()
-        silent = self._lookout.look(self._ring(digest), self._signs_of)
+        digest = self._see(self._register.beat())
+        silent = self._lookout.look(self._register.ring(digest), self._register.beats_of)
         if silent:
             self._lose(silent)
 
@@ -233,36 +228,14 @@ class Meeting:
             self._register.change(lambda latest: latest.lose(set(lost), self.size))
             self._register.call_again(lost)
 
-    def _ring(self, digest: Digest) -> Iterator[str]:
-        """The ids of all others, beginning with the next one. All but the first few are seldom asked for."""
-        near = self._near(digest)
-        yield from near
-        if len(near) == NEIGHBOURS:
-            ids = [each.id for each in self.roster.everybody]
-            place = ids.index(near[-1]) if near[-1] in ids else 0
-            yield from (each for each in ids[place + 1 :] + ids[:place] if each != self.member.id)
-
-    def _near(self, digest: Digest) -> tuple[str, ...]:
-        """The next few machines. Who was to write them down may have died: then they are in the roster alone.
-
-        That is so if their number is wrong at two beats: they are not written down at once, and not all
-        machines that have just come are to read the roster.
-        """
-        near, missed = self._register.neighbours(), self._misses_neighbours
-        is_right = len(near) == min(NEIGHBOURS, max(digest.everybody - 1, 0))
-        self._misses_neighbours = self._has_come and not is_right
-        if missed and self._misses_neighbours:
-            return neighbours(self.roster).get(self.member.id, ())
-        return near
-
-    def _signs_of(self, member_id: str) -> int:
-        return self._store.add(f"beat/{member_id}", 0)
-
     # Coming together
 
     def _look(self) -> Digest:
+        """The latest digest."""
+        return self._see(self._register.digest())
+
+    def _see(self, digest: Digest) -> Digest:
         """The latest digest. The scribe takes in first what nobody has taken in; so do all while none is."""
-        digest = self._register.digest()
         if digest.scribe in ("", self.member.id):
             digest = self._register.sweep()
         if digest.sick not in ("", self._sick_named):

@@ -7,6 +7,7 @@ the workers of a job whose size is known.
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -123,10 +124,14 @@ class TCPStore(Store):
         address = server.address if server else (host, port)
         own = who()
         relay = relay_for(host, port, own.role) if server is None else None
-        if relay is None:
-            self._pool = ConnectionPool(lambda deadline: connect(*address, deadline, who()))
-        else:
-            self._pool = ConnectionPool(lambda deadline: connect_to_relay(relay, address, deadline, who()))
+
+        def reach(deadline: Deadline) -> Connection:
+            here = own if own.pid == os.getpid() else who()  # or this is a fork
+            if relay is None:
+                return connect(*address, deadline, here)
+            return connect_to_relay(relay, address, deadline, here)
+
+        self._pool = ConnectionPool(reach)
         head = None if relay is None else address
         self._inquiry = Inquiry(self._pool, relay or address, own, head)
         self._pool.explain = self._inquiry.explain

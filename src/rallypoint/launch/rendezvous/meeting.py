@@ -52,6 +52,11 @@ class MeetingTimes:
     beats_missed: int = 3
     """How many signs of life a machine may miss; then it counts as lost."""
 
+    @property
+    def silence(self) -> float:
+        """After how long a machine counts as lost that gives no sign of life."""
+        return (self.beats_missed + 1) * self.beat
+
     def outlasting(self, seconds: float) -> MeetingTimes:
         """The same, but no machine counts as lost that was silent for less than so many seconds."""
         return replace(self, beats_missed=max(self.beats_missed, math.ceil(seconds / self.beat)))
@@ -220,10 +225,12 @@ class Meeting:
     def _lose(self, silent: set[str]) -> None:
         lost = tuple(each for each in self.roster.everybody if each.id in silent)
         if lost:
-            seconds = (self.times.beats_missed + 1) * self.times.beat
             who = "it" if len(lost) == 1 else "them"
             logger.warning(
-                "%s gave no sign of life for %.0f s: going on without %s", _list(lost), seconds, who
+                "%s gave no sign of life for %.0f s: going on without %s",
+                _list(lost),
+                self.times.silence,
+                who,
             )
             self._register.change(lambda latest: latest.lose(set(lost), self.size))
             self._register.call_again(lost)
@@ -283,6 +290,8 @@ class Meeting:
             roster = self.roster
             rank = roster.rank_of(self.member.id)
             return seat_of(roster, rank, time.time()) if rank is not None else None
+        elif digest.wants_restart and patience.since_change >= self.times.silence:
+            return Seat(again=True)  # also if this machine waits for the next round, where it does no harm
         return None
 
     def _check_patience(self, digest: Digest, patience: _Patience) -> None:
@@ -324,7 +333,7 @@ class Meeting:
 
 
 class _Patience:
-    """How long a machine has been in an open round, and how long no other has come."""
+    """How long a machine has been in an open round, and how long nothing has changed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -334,13 +343,12 @@ class _Patience:
 
     def note(self, digest: Digest) -> None:
         """See the round as it is now; one that is under way may take as long as it likes."""
-        if digest.complete:
-            self._round = None
-            return
-        if self._round != digest.round:
-            self._round, self._joined = digest.round, self._clock()
         if self._version != digest.version:
             self._version, self._changed = digest.version, self._clock()
+        if digest.complete:
+            self._round = None
+        elif self._round != digest.round:
+            self._round, self._joined = digest.round, self._clock()
 
     def left(self, seconds: float) -> float:
         """How much of that time is left."""

@@ -244,7 +244,7 @@ class Meeting:
     def _see(self, digest: Digest) -> Digest:
         """The latest digest. The scribe takes in first what nobody has taken in; so do all while none is."""
         if digest.scribe in ("", self.member.id):
-            digest = self._register.sweep()
+            digest = self._register.look_after_lines()
         if digest.sick not in ("", self._sick_named):
             self._sick_named = digest.sick
             logger.warning("rallypoint: %s", shown(digest.sick, LONGEST_SENTENCE))
@@ -257,7 +257,9 @@ class Meeting:
         while True:
             patience.note(digest)
             seconds = _LOOK_SECONDS * (1 if digest.scribe in ("", self.member.id) else _LOOKS_SELDOM)
-            seat = self._register.await_seat(self.member, min(seconds, patience.left(self.times.join)))
+            left = patience.left(self.times.join)
+            # When that is over and it is still here, enough have come, and there is nothing to hurry for.
+            seat = self._register.await_seat(self.member, min(seconds, left) if left > 0 else seconds)
             if seat is None:
                 digest = self._look()
                 seat = self._seat_by(digest, patience)
@@ -302,8 +304,9 @@ class Meeting:
                 )
         elif patience.left(self.times.join) <= 0:
             roster = self.roster
-            self.leave()
-            raise self._missing(roster)
+            if len(roster.present) < self.size.least:  # or some have just come
+                self.leave()
+                raise self._missing(roster)
 
     def _missing(self, roster: Roster) -> JoinTimeoutError:
         asked = {each.rank for each in roster.present}

@@ -32,6 +32,7 @@ _LINES = "lines"
 _TOLD = "told"
 _CLOSED = "closed"
 _DESK_BYTES = 1 << 22
+_MANY = 8  # lines are many if they are this part of the machines
 
 
 class Register:
@@ -46,6 +47,7 @@ class Register:
         self._digest = Digest()
         self._names = ""  # the key of the roster that was last read
         self._roster = Roster()
+        self._number = 0  # of the last line, when it was last looked for lines
         self._ring = ""  # the key of the roster whose ring was last read
         self._arcs: dict[int, tuple[str, ...]] = {}  # what was read of it
 
@@ -110,6 +112,19 @@ class Register:
             number = self._add(_LINES, 0)
             if number - self._digest.folded >= least:
                 self._take_in(number)
+            return self._digest
+
+    def look_after_lines(self) -> Digest:
+        """Take in the lines that nobody has taken in, if many have come, or none since the last time.
+
+        To take in a few of them takes as long as to take in all: so who looks every second, while machines
+        keep coming for minutes, would write the names of all of them hundreds of times.
+        """
+        with self._lock:
+            before, self._number = self._number, self._add(_LINES, 0)
+            untaken = self._number - self._digest.folded
+            if untaken > 0 and (self._number == before or untaken * _MANY >= self._digest.everybody):
+                self._take_in(self._number)
             return self._digest
 
     def change(self, rule: Rule) -> Roster:

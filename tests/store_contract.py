@@ -149,6 +149,12 @@ class StoreContract:
         jobs = [lambda i=i, each=each: each.compare_set("key", "", str(i)) for i, each in enumerate(stores)]
         assert set(together(*jobs)) == {store.get("key")}
 
+    def test_what_is_added_and_looked_at_together(self, site: Site, store: Store) -> None:
+        assert store.add_and_look("count", 2, "lines") == (2, b"")
+        assert store.add_and_look("count", 1, "lines", after=("lines", "one ")) == (3, b"one ")
+        assert site.open().add_and_look("count", 0, "lines", after=("lines", b"two")) == (3, b"one two")
+        assert store.get("lines") == b"one two"
+
     def test_the_extended_api(self, site: Site, store: Store) -> None:
         assert store.has_extended_api()
         store.multi_set(["a", "b", "c"], ["1", b"\x00", ""])

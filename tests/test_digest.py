@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.errors import MeetingClosedError, UsageError
-from rallypoint.launch.rendezvous.digest import Digest, Seat, calls, neighbours, seat_of_refused
+from rallypoint.launch.rendezvous.digest import Digest, Seat, arc_of, arcs, calls, seat_of_refused
 from rallypoint.launch.rendezvous.roster import Line, Member, Roster, Size, closed_error
 from rosters import close, join, leave
 
@@ -79,13 +79,15 @@ def test_who_waits_is_told_that_the_meeting_is_closed() -> None:
     assert Seat().error is None
 
 
-def test_each_machine_looks_after_the_next_ones_and_the_last_after_the_first() -> None:
-    many = tuple(Member(str(number), "h", 1) for number in range(12))
-    found = neighbours(Roster(present=many[:11], waiting=many[11:]))
-    assert found["0"] == tuple("12345678")
-    assert found["10"] == ("11", *"0123456")
-    assert neighbours(gather(A)) == {"a": ()}
-    assert neighbours(gather(A, B)) == {"a": ("b",), "b": ("a",)}
+def test_a_machine_finds_its_arc_of_the_ring_by_its_id() -> None:
+    many = tuple(Member(f"{number:016x}", "h", 1) for number in range(1000))
+    cut = arcs(Roster(present=many[:990], waiting=many[990:]))
+    assert sorted(each for arc in cut for each in arc) == [each.id for each in many]
+    assert all(each in cut[arc_of(each, len(cut))] for each in (each.id for each in many))
+    assert max(map(len, cut)) < 200
+    assert arcs(Roster()) == []
+    assert arcs(gather(A, B, C)) == [["a", "b", "c"]]
+    assert digest(gather(A, B)).arcs == 1
 
 
 def test_a_line_of_an_earlier_visit_does_not_count() -> None:

@@ -28,8 +28,9 @@ from rallypoint.errors import (
 from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
+from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.replicated import open_replicated
-from rallypoint.launch.rendezvous.roster import Member, Size
+from rallypoint.launch.rendezvous.roster import Line, Member, Size
 from rallypoint.server.process.binding import reserve
 from rallypoint.server.process.hosting import HostedServer, host_server
 from rallypoint.stores.base import Store, Value
@@ -260,6 +261,15 @@ def test_jobs_at_one_place_do_not_meet(hall: Hall) -> None:
     assert agreed([one], [one.enter()]).number == agreed([two], [two.enter()]).number == 0
 
 
+class OneByOne(PrefixStore):
+    """A part of a store, to which requests that go together come one after the other."""
+
+    def add_and_look(
+        self, counter: str, amount: int, key: str, *, after: tuple[str, Value] | None = None
+    ) -> tuple[int, bytes]:
+        return Store.add_and_look(self, counter, amount, key, after=after)
+
+
 def traffic(count: int) -> int:
     """How many bytes go to and from the store until so many machines have met, one coming after the other."""
     sizes: list[int] = []
@@ -268,7 +278,7 @@ def traffic(count: int) -> int:
     def weigh(*texts: Any) -> None:
         sizes.extend(len(text) for each in texts for text in (each if isinstance(each, list) else [each]))
 
-    class Weighed(PrefixStore):
+    class Weighed(OneByOne):
         def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
             found = super().compare_set(key, expected, desired)
             weigh(key, expected, desired, found)
@@ -302,6 +312,35 @@ def traffic(count: int) -> int:
 def test_a_machine_reads_and_writes_as_little_among_many_as_among_few() -> None:
     """If each read the names of all, four times as many would move sixteen times as much."""
     assert traffic(320) < 5 * traffic(80)
+
+
+def test_all_machines_are_one_ring(hall: Hall) -> None:
+    """Each looks after the next one, and can go on from there to all others."""
+    members = [Member(f"{number:016x}", "host", number) for number in range(300)]
+    registers = {each.id: Register(hall.store(), each.id, Size(300, 300)) for each in members}
+    for each in members:
+        registers[each.id].post(Line(come=each))
+    rings = {each: list(register.ring(register.digest())) for each, register in registers.items()}
+    walk = [members[0].id]
+    while (following := rings[walk[-1]][0]) != walk[0]:
+        walk.append(following)
+    assert sorted(walk) == sorted(registers)
+    for place, one in enumerate(walk):
+        assert rings[one] == walk[place + 1 :] + walk[:place]
+    stranger = Register(hall.store(), "z", Size(300, 300))
+    assert list(stranger.ring(stranger.digest())) == []
+
+
+def test_while_machines_keep_coming_the_scribe_takes_many_in_at_once(hall: Hall) -> None:
+    size = Size(300, 300)
+    scribe = hall.machine("scribe", size)
+    scribe._come()
+    for number in range(256):
+        member = Member(f"{number:016x}", "host", number)
+        Register(PrefixStore(scribe.prefix, hall.store()), member.id, size).post(Line(come=member))
+        digest = scribe._look()
+    assert digest.version < 64
+    assert scribe._look().everybody == 257, "as no more came"
 
 
 @pytest.mark.slow
@@ -923,7 +962,7 @@ def test_what_changes_nothing_writes_nothing(hall: Hall) -> None:
 # Whoever acts when
 
 
-class Tapped(PrefixStore):
+class Tapped(OneByOne):
     """A part of a store that says what is about to be done to it. A wait only looks once, if it is tapped."""
 
     def __init__(self, store: Store, tap: Callable[[str, str], None], *, waits: bool = False) -> None:
@@ -957,7 +996,7 @@ def test_a_round_stays_what_it_is_for_who_looks_after_another_has_left_it(hall: 
     assert hall.started == [(0, "b")]
 
 
-@pytest.mark.parametrize("operation", ["compare_set", "set"])
+@pytest.mark.parametrize("operation", ["compare_set", "multi_set"])
 def test_one_that_was_held_up_for_many_versions_does_no_harm(operation: str) -> None:
     hall = Hall(HashStore(0.2).clone, "job")
     held_up: list[str] = []
@@ -980,10 +1019,12 @@ def test_one_that_was_held_up_for_many_versions_does_no_harm(operation: str) -> 
 
 def doomed(hall: Hall, name: str, size: Size) -> tuple[Machine, threading.Event]:
     """A machine that dies, once the event is set, between its change of the roster and its word to others."""
-    dies = threading.Event()
+    dies, dead = threading.Event(), threading.Event()
 
-    def cut_off(operation: str, _: str) -> None:
-        if operation == "multi_set" and dies.is_set():
+    def cut_off(operation: str, key: str) -> None:
+        if operation == "multi_set" and "/names/" not in key and dies.is_set():
+            dead.set()
+        if dead.is_set():
             raise OSError("cut off")
 
     return hall.machine(name, size, store=Tapped(hall.store(), cut_off, waits=True)), dies
@@ -999,7 +1040,8 @@ def test_what_one_told_before_it_died_the_others_hear(hall: Hall) -> None:
     assert Call(lambda: first.await_told(0)).result() == ("rank 1 failed",)
 
 
-@pytest.mark.parametrize("others", ["a", "ab"])
+@pytest.mark.usefixtures("_looks_seldom")  # so that no other takes its line in
+@pytest.mark.parametrize("others", ["a", "ab", "abcdefghijklm"])
 def test_one_that_died_before_anybody_knew_of_it_is_missed(hall: Hall, others: str) -> None:
     size = Size(len(others) + 1, len(others) + 1)
     alive = [hall.machine(each, size, store=PrefixStore("tapped", hall.store())) for each in others]
@@ -1008,9 +1050,40 @@ def test_one_that_died_before_anybody_knew_of_it_is_missed(hall: Hall, others: s
         until(lambda: len(alive[0].roster.present) == count, "one more has come")  # noqa: B023
     victim, dies = doomed(hall, "z", size)
     dies.set()
-    assert died_in(victim)
+    assert dies_in(victim.enter)
     assert alive[0].roster.complete
     miss(hall, [*alive, victim], victim)
+
+
+def test_those_whom_nobody_tells_that_the_keeper_is_lost_come_again(hall: Hall) -> None:
+    """Who has missed the keeper dies before it tells the others, which wait for the round's store."""
+    size = Size(2, 4)
+    starts, cut_off = threading.Event(), threading.Event()
+
+    def start_never() -> None:
+        starts.set()
+        cut_off.wait(SECONDS)
+        raise OSError("cut off")
+
+    keeper, first, second = (
+        hall.machine(name, size, rank, store=PrefixStore("tapped", hall.store()))
+        for rank, name in enumerate("abc")
+    )
+    watcher, dies = doomed(hall, "d", size)
+    keeper.before_start = start_never
+    calls = [machine.coming() for machine in (keeper, first, second, watcher)]
+    assert starts.wait(SECONDS)
+    dies.set()
+    until(lambda: dies_in(lambda: beat(hall, [watcher, second, first])), "the watcher misses the keeper")
+    assert names(first.roster.lost) == "a"
+
+    def have_met() -> bool:
+        beat(hall, [first, second])
+        return calls[1].done and calls[2].done
+
+    until(have_met, "the others meet")
+    assert agreed([first, second], [call.result() for call in calls[1:3]]).number == 1
+    cut_off.set()
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -1037,7 +1110,7 @@ def outlive(count: int, *, keeps: bool) -> bool:
     victim = hall.machine("a", Size(2, 2), keeps=keeps, store=store)
     others = [hall.machine(name, Size(2, 2), store=PrefixStore("tapped", hall.store())) for name in "bc"]
     first = others[0].coming()
-    died = died_in(victim)
+    died = dies_in(victim.enter)
     calls = {"b": first, "c": others[1].coming()}
 
     def met() -> bool:
@@ -1053,9 +1126,10 @@ def outlive(count: int, *, keeps: bool) -> bool:
     return died
 
 
-def died_in(machine: Machine) -> bool:
+def dies_in(act: Callable[[], object]) -> bool:
+    """Whether a machine is cut off while it does something."""
     try:
-        machine.enter()
+        act()
     except OSError:
         return True
     return False

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import AccessError, ConnectionLostError
-from rallypoint.server.guard.other_users import check_server, goes_plain
+from rallypoint.server.guard.other_users import ServerGuard, goes_plain
 from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.link import NOT_NOW
 from rallypoint.server.loops.listening import set_options
@@ -295,7 +295,8 @@ class Outgoing(Stream):
 def _objection(sock: socket.socket) -> str:
     """Why a server is not to be used; empty if it is. To be asked again when the server has answered."""
     try:
-        check_server(sock, format_address(*sock.getpeername()[:2]))
+        with ServerGuard() as users:
+            users.check(sock, format_address(*sock.getpeername()[:2]))
     except (AccessError, ConnectionLostError) as error:
         return error.message
     except OSError as error:

@@ -25,6 +25,9 @@ _StoreType = TypeVar("_StoreType", bound="Store")
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
+NOTHING = b"\0"
+"""To look at a key: compared with this, and set to this, it stays as it is. See `seen`."""
+
 _KEYS_SHOWN = 8
 
 
@@ -53,6 +56,11 @@ def as_pairs(keys: Sequence[str], values: Sequence[Value]) -> Iterator[tuple[str
     if len(keys) != len(values):
         raise UsageError(f"multi_set got {len(keys)} keys, but {len(values)} values")
     return zip(as_keys(keys), values, strict=True)
+
+
+def seen(found: bytes) -> bytes:
+    """The value of a key that was compared with `NOTHING`; empty if there is none."""
+    return b"" if found == NOTHING else found
 
 
 def keys_missing(place: str, missing: Sequence[str], count: int, seconds: float) -> StoreTimeoutError:
@@ -107,6 +115,18 @@ class Store(ABC):
     @abstractmethod
     def append(self, key: str, value: Value) -> None:
         """Append to the value of a key, which is created if need be."""
+
+    def add_and_look(
+        self, counter: str, amount: int, key: str, *, after: tuple[str, Value] | None = None
+    ) -> tuple[int, bytes]:
+        """Add to a number, then look at another key: the sum, and the value, which is empty if there is none.
+
+        `after` is a key, and what is appended to its value before that. Over TCP all of it is one message in
+        each direction. It is not one step: other clients may come in between.
+        """
+        if after is not None:
+            self.append(*after)
+        return self.add(counter, amount), seen(self.compare_set(key, NOTHING, NOTHING))
 
     @abstractmethod
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:

@@ -49,6 +49,12 @@ class PrefixStore(Store):
     def append(self, key: str, value: Value) -> None:
         self._open_store().append(self._full(key), value)
 
+    def add_and_look(
+        self, counter: str, amount: int, key: str, *, after: tuple[str, Value] | None = None
+    ) -> tuple[int, bytes]:
+        full = None if after is None else (self._full(after[0]), after[1])
+        return self._open_store().add_and_look(self._full(counter), amount, self._full(key), after=full)
+
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return self._open_store().multi_get(self._all_full(keys))
 

@@ -7,6 +7,7 @@ the workers of a job whose size is known.
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +27,14 @@ from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.server.loops.backend import Choice, choose
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
+    NOTHING,
     Store,
     Timeout,
     Value,
     as_keys,
     as_pairs,
     keys_missing,
+    seen,
     to_bytes,
     to_i64,
 )
@@ -119,13 +122,18 @@ class TCPStore(Store):
         self._choice = choice
         self._server = server
         address = server.address if server else (host, port)
-        relay = relay_for(host, port, who().role) if server is None else None
-        if relay is None:
-            self._pool = ConnectionPool(lambda deadline: connect(*address, deadline, who()))
-        else:
-            self._pool = ConnectionPool(lambda deadline: connect_to_relay(relay, address, deadline, who()))
+        own = who()
+        relay = relay_for(host, port, own.role) if server is None else None
+
+        def reach(deadline: Deadline) -> Connection:
+            here = own if own.pid == os.getpid() else who()  # or this is a fork
+            if relay is None:
+                return connect(*address, deadline, here)
+            return connect_to_relay(relay, address, deadline, here)
+
+        self._pool = ConnectionPool(reach)
         head = None if relay is None else address
-        self._inquiry = Inquiry(self._pool, relay or address, who(), head)
+        self._inquiry = Inquiry(self._pool, relay or address, own, head)
         self._pool.explain = self._inquiry.explain
         self._let_go = weakref.finalize(self, _let_go, self._pool, server)
 
@@ -173,6 +181,16 @@ class TCPStore(Store):
 
     def append(self, key: str, value: Value) -> None:
         self._command(request(Op.APPEND, _wire_key(key), to_bytes(value)))
+
+    def add_and_look(
+        self, counter: str, amount: int, key: str, *, after: tuple[str, Value] | None = None
+    ) -> tuple[int, bytes]:
+        message = request(Op.ADD, _wire_key(counter), tail=to_i64(amount, "the amount to add"))
+        message += request(Op.COMPARE_SET, _wire_key(key), NOTHING, NOTHING)
+        if after is not None:
+            message = request(Op.APPEND, _wire_key(after[0]), to_bytes(after[1])) + message
+        with self._exchange(message) as (connection, deadline):
+            return connection.read_i64(deadline), seen(connection.read_blob(deadline))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         pairs = as_pairs(keys, values)

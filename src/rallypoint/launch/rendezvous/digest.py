@@ -1,4 +1,4 @@
-"""What a machine reads of a roster: the digest, the same for all, and its own seat and neighbours. Pure.
+"""What a machine reads of a roster: the digest, the same for all, its seat, and its arc of the ring. Pure.
 
 A roster of n machines is n names long. If each machine read it, n machines would read n times n names. So
 only the machine that changes it reads it. All others read the digest, which is as long for ten machines as
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from zlib import crc32
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size, closed_error, unreadable
 from rallypoint.text import LONGEST_SENTENCE, shown
 
-NEIGHBOURS = 8
+_ARC = 128  # so many machines at most, or a few more
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class Digest:
     """The key that holds the roster; nothing: the roster is empty."""
     names_before: str = ""
     """The key that held the one before, for those who are just reading it."""
+    arcs: int = 0
+    """In how many pieces the ring of all machines is written beside the roster."""
+    arcs_before: int = 0
     round: int = 0
     complete: bool = False
     closed: str = ""
@@ -57,6 +61,8 @@ class Digest:
             version=before.version + 1,
             names=names,
             names_before=before.names,
+            arcs=arc_count(roster),
+            arcs_before=before.arcs,
             round=roster.round,
             complete=roster.complete,
             closed=roster.closed,
@@ -174,9 +180,26 @@ def _seats(roster: Roster, now: float) -> Iterator[tuple[Member, Seat]]:
             yield each, seat_of(roster, rank, now)
 
 
-def neighbours(roster: Roster) -> dict[str, tuple[str, ...]]:
-    """The machines that each looks after: those that follow it in the roster; the first follows the last."""
-    ids = [each.id for each in roster.everybody]
-    count = min(NEIGHBOURS, len(ids) - 1)
-    ring = ids + ids[:count]
-    return {each: tuple(ring[place + 1 : place + 1 + count]) for place, each in enumerate(ids)}
+def arc_count(roster: Roster) -> int:
+    """In how many pieces the ring of a roster is cut: twice as many, or as before, when more machines come.
+
+    So most machines have the same next one as before.
+    """
+    count = len(roster.everybody)
+    return 1 << ((count - 1) // _ARC).bit_length() if count else 0
+
+
+def arc_of(member_id: str, count: int) -> int:
+    """The number of the arc that a machine is in, the same wherever it is in the roster."""
+    return crc32(member_id.encode()) % count
+
+
+def arcs(roster: Roster) -> list[list[str]]:
+    """The machines as a ring, in which each looks after the next, cut in pieces.
+
+    A machine finds its own piece by its id, so it need not know its place.
+    """
+    cut: list[list[str]] = [[] for _ in range(arc_count(roster))]
+    for each in roster.everybody:
+        cut[arc_of(each.id, len(cut))].append(each.id)
+    return cut

@@ -13,15 +13,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rallypoint.errors import JoinTimeoutError, RallypointError
 from rallypoint.launch.rendezvous.digest import (
-    NEIGHBOURS,
     Digest,
     Seat,
-    neighbours,
     seat_of,
     seat_of_refused,
 )
@@ -53,6 +51,11 @@ class MeetingTimes:
     """Between two signs of life."""
     beats_missed: int = 3
     """How many signs of life a machine may miss; then it counts as lost."""
+
+    @property
+    def silence(self) -> float:
+        """After how long a machine counts as lost that gives no sign of life."""
+        return (self.beats_missed + 1) * self.beat
 
     def outlasting(self, seconds: float) -> MeetingTimes:
         """The same, but no machine counts as lost that was silent for less than so many seconds."""
@@ -94,8 +97,7 @@ class Meeting:
     ) -> None:
         self.prefix = f"rallypoint/meeting/{run_id}"
         """That of all keys of the meeting."""
-        self._store = PrefixStore(self.prefix, store)
-        self._register = Register(self._store, member.id, size)
+        self._register = Register(PrefixStore(self.prefix, store), member.id, size)
         self.member = member
         self.size = size
         self.times = times
@@ -106,7 +108,6 @@ class Meeting:
         self._desk = 0  # where this machine asked to be in a round
         self._round: Round | None = None
         self._lookout = Lookout(times.beats_missed)
-        self._misses_neighbours = False  # at the last beat, its neighbours were not as many as they should be
 
     @property
     def roster(self) -> Roster:
@@ -208,7 +209,7 @@ class Meeting:
         before: dict[str, bytes] = {}
         looks_in_vain = 0
         while self.is_closed and (roster := self.roster).closed:
-            now = self._signs_of_all([each.id for each in roster.everybody])
+            now = self._register.beats_of_all([each.id for each in roster.everybody])
             if any(now[each] != before.get(each, now[each]) for each in now):
                 raise closed_error(roster.closed)
             looks_in_vain = looks_in_vain + 1 if now.keys() == before.keys() else 0
@@ -246,63 +247,34 @@ class Meeting:
 
     def beat(self) -> None:
         """Give a sign of life, and look for those of others; to be called every `times.beat` seconds."""
-        self._store.add(f"beat/{self.member.id}", 1)
-        digest = self._look()
-        silent = self._lookout.look(self._ring(digest), self._signs_of)
+        digest = self._see(self._register.beat())
+        silent = self._lookout.look(self._register.ring(digest), self._register.beats_of)
         if silent:
             self._lose(silent)
 
     def _lose(self, silent: set[str]) -> None:
         lost = tuple(each for each in self.roster.everybody if each.id in silent)
         if lost:
-            seconds = (self.times.beats_missed + 1) * self.times.beat
             who = "it" if len(lost) == 1 else "them"
             logger.warning(
-                "%s gave no sign of life for %.0f s: going on without %s", _list(lost), seconds, who
+                "%s gave no sign of life for %.0f s: going on without %s",
+                _list(lost),
+                self.times.silence,
+                who,
             )
             self._register.change(lambda latest: latest.lose(set(lost), self.size))
             self._register.call_again(lost)
 
-    def _ring(self, digest: Digest) -> Iterator[str]:
-        """The ids of all others, beginning with the next one. All but the first few are seldom asked for."""
-        near = self._near(digest)
-        yield from near
-        if len(near) == NEIGHBOURS:
-            ids = [each.id for each in self.roster.everybody]
-            place = ids.index(near[-1]) if near[-1] in ids else 0
-            yield from (each for each in ids[place + 1 :] + ids[:place] if each != self.member.id)
-
-    def _near(self, digest: Digest) -> tuple[str, ...]:
-        """The next few machines. Who was to write them down may have died: then they are in the roster alone.
-
-        That is so if their number is wrong at two beats: they are not written down at once, and not all
-        machines that have just come are to read the roster.
-        """
-        near, missed = self._register.neighbours(), self._misses_neighbours
-        is_right = len(near) == min(NEIGHBOURS, max(digest.everybody - 1, 0))
-        self._misses_neighbours = self._has_come and not is_right
-        if missed and self._misses_neighbours:
-            return neighbours(self.roster).get(self.member.id, ())
-        return near
-
-    def _signs_of(self, member_id: str) -> int:
-        return self._store.add(f"beat/{member_id}", 0)
-
-    def _signs_of_all(self, ids: Sequence[str]) -> dict[str, bytes]:
-        """The same of several machines, in one request, but as text."""
-        keys = [f"beat/{each}" for each in ids]
-        if not self._store.check(keys):  # one may have been killed before its first sign
-            for each in ids:
-                self._signs_of(each)
-        return dict(zip(ids, self._store.multi_get(keys), strict=True))
-
     # Coming together
 
     def _look(self) -> Digest:
+        """The latest digest."""
+        return self._see(self._register.digest())
+
+    def _see(self, digest: Digest) -> Digest:
         """The latest digest. The scribe takes in first what nobody has taken in; so do all while none is."""
-        digest = self._register.digest()
         if digest.scribe in ("", self.member.id):
-            digest = self._register.sweep()
+            digest = self._register.look_after_lines()
         if digest.sick not in ("", self._sick_named):
             self._sick_named = digest.sick
             logger.warning("rallypoint: %s", shown(digest.sick, LONGEST_SENTENCE))
@@ -315,7 +287,9 @@ class Meeting:
         while True:
             patience.note(digest)
             seconds = _LOOK_SECONDS * (1 if digest.scribe in ("", self.member.id) else _LOOKS_SELDOM)
-            seat = self._register.await_seat(self.member, min(seconds, patience.left(self.times.join)))
+            left = patience.left(self.times.join)
+            # When that is over and it is still here, enough have come, and there is nothing to hurry for.
+            seat = self._register.await_seat(self.member, min(seconds, left) if left > 0 else seconds)
             if seat is None:
                 digest = self._look()
                 seat = self._seat_by(digest, patience)
@@ -348,6 +322,8 @@ class Meeting:
             roster = self.roster
             rank = roster.rank_of(self.member.id)
             return seat_of(roster, rank, time.time()) if rank is not None else None
+        elif digest.wants_restart and patience.since_change >= self.times.silence:
+            return Seat(again=True)  # also if this machine waits for the next round, where it does no harm
         return None
 
     def _check_patience(self, digest: Digest, patience: _Patience) -> None:
@@ -358,8 +334,9 @@ class Meeting:
                 )
         elif patience.left(self.times.join) <= 0:
             roster = self.roster
-            self.leave()
-            raise self._missing(roster)
+            if len(roster.present) < self.size.least:  # or some have just come
+                self.leave()
+                raise self._missing(roster)
 
     def _missing(self, roster: Roster) -> JoinTimeoutError:
         asked = {each.rank for each in roster.present}
@@ -389,7 +366,7 @@ class Meeting:
 
 
 class _Patience:
-    """How long a machine has been in an open round, and how long no other has come."""
+    """How long a machine has been in an open round, and how long nothing has changed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -399,13 +376,12 @@ class _Patience:
 
     def note(self, digest: Digest) -> None:
         """See the round as it is now; one that is under way may take as long as it likes."""
-        if digest.complete:
-            self._round = None
-            return
-        if self._round != digest.round:
-            self._round, self._joined = digest.round, self._clock()
         if self._version != digest.version:
             self._version, self._changed = digest.version, self._clock()
+        if digest.complete:
+            self._round = None
+        elif self._round != digest.round:
+            self._round, self._joined = digest.round, self._clock()
 
     def left(self, seconds: float) -> float:
         """How much of that time is left."""

@@ -2,9 +2,10 @@
 
 Each machine writes what it asks for as a line at a desk: a key to which it appends, and a counter that it
 adds 1 to. That is all that most machines do. One of them reads all new lines, takes them in by the rules of
-`roster`, writes the new roster under a key of its own, and puts the digest, which names that key, in the
-place of the old one, by compare-and-set. So whoever is too late has written nothing, and tries again if its
-lines are still not taken in. Then it tells the machines that wait for the change, each at its own key.
+`roster`, writes the new roster under a key of its own, with the ring of all machines beside it, and puts the
+digest, which names that key, in the place of the old one, by compare-and-set. So whoever is too late has
+written nothing, and tries again if its lines are still not taken in. Then it tells the machines that wait for
+the change, each at its own key.
 
 Nobody has a lock. A machine may die at any point: what it has appended is taken in by another, what it had
 read is read again, and whom it has not told finds out by a look at the digest.
@@ -15,14 +16,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from rallypoint.codec import from_text
 from rallypoint.errors import StoreTimeoutError
-from rallypoint.launch.rendezvous.digest import Digest, Seat, calls, neighbours, seat_of_refused
+from rallypoint.launch.rendezvous.digest import Digest, Seat, arc_of, arcs, calls, seat_of_refused
 from rallypoint.launch.rendezvous.roster import Line, Member, Refusal, Roster, Size, read_lines, unreadable
-from rallypoint.stores.base import Store
+from rallypoint.stores.base import NOTHING, Store, seen
 
 Rule = Callable[[Roster], Roster]
 
@@ -30,8 +31,8 @@ _DIGEST = "roster"
 _LINES = "lines"
 _TOLD = "told"
 _CLOSED = "closed"
-_NOTHING = b"-"  # no key of the meeting has this value
 _DESK_BYTES = 1 << 22
+_MANY = 8  # lines are many if they are this part of the machines
 
 
 class Register:
@@ -46,6 +47,9 @@ class Register:
         self._digest = Digest()
         self._names = ""  # the key of the roster that was last read
         self._roster = Roster()
+        self._number = 0  # of the last line, when it was last looked for lines
+        self._ring = ""  # the key of the roster whose ring was last read
+        self._arcs: dict[int, tuple[str, ...]] = {}  # what was read of it
 
     # Reading
 
@@ -63,12 +67,31 @@ class Register:
                 pass
             return self._roster
 
-    def neighbours(self) -> tuple[str, ...]:
-        """The machines that this one looks after."""
-        try:
-            return from_text(tuple[str, ...], self._read(f"near/{self._member_id}") or b"[]")
-        except ValueError as error:
-            raise unreadable(error) from error
+    def ring(self, digest: Digest) -> Iterator[str]:
+        """The ids of all others, beginning with the next one; none if this machine is not in the roster.
+
+        Of a digest that is not the latest any more, some may be left out. What is far away is read only when
+        it is asked for.
+        """
+        if not digest.arcs:
+            return
+        own = arc_of(self._member_id, digest.arcs)
+        here = self._arc(digest, own)
+        if self._member_id not in here:
+            return
+        place = here.index(self._member_id)
+        yield from here[place + 1 :]
+        for number in range(own + 1, own + digest.arcs):
+            yield from self._arc(digest, number % digest.arcs)
+        yield from here[:place]
+
+    def _arc(self, digest: Digest, number: int) -> tuple[str, ...]:
+        with self._lock:
+            if self._ring != digest.names:
+                self._ring, self._arcs = digest.names, {}
+            if number not in self._arcs:
+                self._arcs[number] = _texts(self._read(_arc_key(digest.names, number)) or b"[]")
+            return self._arcs[number]
 
     # Changing
 
@@ -78,9 +101,7 @@ class Register:
             desk = -2
             while self._digest.desk > desk + 1:  # nobody reads that one any more
                 desk = self._digest.desk
-                self._store.append(_desk_key(desk), line.to_json() + "\n")
-                number = self._store.add(_LINES, 1)
-                self.digest()
+                number = self._add(_LINES, 1, after=(_desk_key(desk), line.to_json() + "\n"))
             if self._digest.is_due(number, self._size):
                 self._take_in(number)
             return self._digest
@@ -88,9 +109,22 @@ class Register:
     def sweep(self, least: int = 1) -> Digest:
         """Take in the lines that nobody has taken in, if there are that many; the latest digest."""
         with self._lock:
-            number = self._store.add(_LINES, 0)
-            if number - self.digest().folded >= least:
+            number = self._add(_LINES, 0)
+            if number - self._digest.folded >= least:
                 self._take_in(number)
+            return self._digest
+
+    def look_after_lines(self) -> Digest:
+        """Take in the lines that nobody has taken in, if many have come, or none since the last time.
+
+        To take in a few of them takes as long as to take in all: so who looks every second, while machines
+        keep coming for minutes, would write the names of all of them hundreds of times.
+        """
+        with self._lock:
+            before, self._number = self._number, self._add(_LINES, 0)
+            untaken = self._number - self._digest.folded
+            if untaken > 0 and (self._number == before or untaken * _MANY >= self._digest.everybody):
+                self._take_in(self._number)
             return self._digest
 
     def change(self, rule: Rule) -> Roster:
@@ -100,6 +134,26 @@ class Register:
             while not self._try(rule):
                 pass
             return self._roster
+
+    # Signs of life
+
+    def beat(self) -> Digest:
+        """Give a sign of life; the latest digest."""
+        with self._lock:
+            self._add(_beat_key(self._member_id), 1)
+            return self._digest
+
+    def beats_of(self, member_id: str) -> int:
+        """How many signs of life a machine has given."""
+        return self._store.add(_beat_key(member_id), 0)
+
+    def beats_of_all(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """The same of several machines, in one request, but as text."""
+        keys = [_beat_key(each) for each in ids]
+        if not self._store.check(keys):  # one may have been killed before its first sign
+            for each in ids:
+                self.beats_of(each)
+        return dict(zip(ids, self._store.multi_get(keys), strict=True))
 
     # Waiting
 
@@ -120,10 +174,7 @@ class Register:
         """What machines have said of failures; nothing if none says anything for so long."""
         if not self._await(_TOLD, seconds):
             return ()
-        try:
-            return from_text(tuple[str, ...], self._read(_TOLD))
-        except ValueError as error:
-            raise unreadable(error) from error
+        return _texts(self._read(_TOLD))
 
     def await_closed(self, seconds: float) -> None:
         """Wait until the meeting is closed, no longer than that."""
@@ -140,8 +191,13 @@ class Register:
 
     def _read(self, key: str) -> bytes:
         """A value, without waiting for it; nothing if there is none."""
-        found = self._store.compare_set(key, _NOTHING, _NOTHING)
-        return b"" if found == _NOTHING else found
+        return seen(self._store.compare_set(key, NOTHING, NOTHING))
+
+    def _add(self, counter: str, amount: int, after: tuple[str, str] | None = None) -> int:
+        """Add to a counter, and read the digest."""
+        number, text = self._store.add_and_look(counter, amount, _DIGEST, after=after)
+        self._take(text)
+        return number
 
     def _take(self, text: bytes) -> None:
         if text != self._text:
@@ -197,27 +253,26 @@ class Register:
     def _write(self, after: Roster) -> bool:
         before, desk = self._digest, self._roster.desk
         names = f"names/{self._member_id}/{before.version + 1}"
-        self._store.set(names, after.to_json())
+        ring = [json.dumps(each) for each in arcs(after)]
+        keys = [names, *_arc_keys(names, len(ring))]
+        self._store.multi_set(keys, [after.to_json(), *ring])
         text = Digest.of(after, self._size, before, names).to_json().encode()
         found = self._store.compare_set(_DIGEST, self._text, text)
         self._take(found)
-        if found != text:
-            self._store.delete_key(names)
-            return False
-        self._names, self._roster = names, after
-        old = [before.names_before] if before.names_before else []
-        for key in (*old, *map(_desk_key, range(desk - 1, after.desk - 1))):
+        is_written = found == text
+        if is_written:
+            self._names, self._roster = names, after
+            old = before.names_before
+            keys = [old, *_arc_keys(old, before.arcs_before)] if old else []
+            keys += map(_desk_key, range(desk - 1, after.desk - 1))
+        for key in keys:
             self._store.delete_key(key)
-        return True
+        return is_written
 
     def _tell(self, before: Roster, after: Roster, refused: tuple[Refusal, ...]) -> None:
         """Tell the machines that wait for a change, each at its own key."""
         texts = {_seat_key(each): seat.to_json() for each, seat in calls(before, after, time.time())}
         texts |= {_seat_key(each.member): seat_of_refused(each.error).to_json() for each in refused}
-        near = neighbours(before)
-        for each, ids in neighbours(after).items():
-            if near.get(each) != ids:
-                texts[f"near/{each}"] = json.dumps(ids)
         if after.told != before.told and after.told:
             texts[_TOLD] = json.dumps(after.told)
         if after.closed and not before.closed:
@@ -227,6 +282,25 @@ class Register:
             self._store.delete_key(_TOLD)
         if texts:
             self._store.multi_set(list(texts), list(texts.values()))
+
+
+def _texts(text: bytes) -> tuple[str, ...]:
+    try:
+        return from_text(tuple[str, ...], text)
+    except ValueError as error:
+        raise unreadable(error) from error
+
+
+def _arc_key(names: str, number: int) -> str:
+    return f"{names}/{number}"
+
+
+def _arc_keys(names: str, count: int) -> list[str]:
+    return [_arc_key(names, number) for number in range(count)]
+
+
+def _beat_key(member_id: str) -> str:
+    return f"beat/{member_id}"
 
 
 def _desk_key(desk: int) -> str:

@@ -98,16 +98,27 @@ class ClientGuard:
         self._table.close()
 
 
-def check_server(sock: socket.SocketType, server: str) -> None:
-    """AccessError if the server at the other end, which `server` names, is another user's.
+class ServerGuard:
+    """Looks at the server of one client, before anything is sent and when it has answered; in one thread."""
 
-    ConnectionLostError if it is gone already, so that nobody can tell whose it was.
-    """
-    access = access_of_environment()
-    if access.insecure:
-        return
-    with SocketTable() as table:
-        _judge_server(access, table.server_of(sock), server)
+    def __init__(self) -> None:
+        self._access = access_of_environment()
+        self._table = None if self._access.insecure else SocketTable()
+
+    def __enter__(self) -> ServerGuard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._table is not None:
+            self._table.close()
+
+    def check(self, sock: socket.SocketType, server: str) -> None:
+        """AccessError if the server at the other end, which `server` names, is another user's.
+
+        ConnectionLostError if it is gone already, so that nobody can tell whose it was.
+        """
+        if self._table is not None:
+            _judge_server(self._access, self._table.server_of(sock), server)
 
 
 def check_listener(address: Address, server: str) -> None:

@@ -20,7 +20,7 @@ from rallypoint.errors import (
     StoreTimeoutError,
 )
 from rallypoint.rollcall.identity import Identity
-from rallypoint.server.guard.other_users import check_listener, check_server, goes_plain
+from rallypoint.server.guard.other_users import ServerGuard, check_listener, goes_plain
 from rallypoint.server.guard.secret import Secret, Token, job_secret, looking_glass
 from rallypoint.server.machine.reasons import reason_of
 from rallypoint.stores.client.connection import Connection, Stream
@@ -206,17 +206,18 @@ def _try_one(
             raise ConnectionRefusedError(errno.ECONNREFUSED, reason_of(errno.ECONNREFUSED))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = format_address(address[0], address[1])
-        check_server(sock, server)
         # An address that accepts but never answers must not use up the time of the next addresses.
         patience = deadline if is_last else Deadline(min(deadline.remaining, _CONNECT_SECONDS))
-        stream: Stream = sock
-        if proof is not None and not goes_plain(sock):
-            from rallypoint.stores.client.guarded import guard  # late: few jobs have a secret
+        with ServerGuard() as users:
+            users.check(sock, server)
+            stream: Stream = sock
+            if proof is not None and not goes_plain(sock):
+                from rallypoint.stores.client.guarded import guard  # late: few jobs have a secret
 
-            stream = guard(sock, host, server, proof, patience)
-        connection = Connection(stream, server)
-        shake_hands(connection, patience)
-        check_server(sock, server)  # now it has accepted: before, only the user who listens was known
+                stream = guard(sock, host, server, proof, patience)
+            connection = Connection(stream, server)
+            shake_hands(connection, patience)
+            users.check(sock, server)  # now it has accepted: before, only the user who listens was known
     except BaseException:
         sock.close()
         raise

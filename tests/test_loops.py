@@ -7,12 +7,13 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from time import monotonic
 
 import pytest
 
 from rallypoint.server.loops.backend import Choice, make_loop
+from rallypoint.server.loops.libuv import LibuvLoop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.readers import make_sending
 
@@ -135,6 +136,18 @@ def test_a_file_is_told_of_when_it_can_be_written(loop: Loop, beside: bool) -> N
         run(loop)
 
 
+def test_what_another_thread_asks_for_is_done_at_once_while_it_waits() -> None:
+    """uvloop's own queue is beside the set in which the loop waits."""
+    loop, _ = make_loop(Choice.LIBUV)
+    assert isinstance(loop, LibuvLoop)
+    with closing(loop):
+        threading.Timer(0.05, loop._loop.call_soon_threadsafe, [loop.stop]).start()
+        begun = monotonic()
+        loop.later(SECONDS, loop.stop)
+        loop.run()
+        assert monotonic() - begun < SECONDS / 2
+
+
 def test_it_can_be_stopped_from_another_thread_while_it_waits(loop: Loop) -> None:
     loop.later(0.01, threading.Timer(0.05, loop.stop).start)
     run(loop)
@@ -151,17 +164,17 @@ class FakeLink:
 
     def send_now(self, data: bytes) -> None:
         try:
-            self.was_sent(data, 0 if self.held else self.ours.send(data))
+            self.held += data if self.held else data[self.ours.send(data) :]
         except BlockingIOError:
             self.held += data
 
     def was_sent(self, data: bytes, count: int) -> None:
-        if count >= 0:
-            self.held += data[count:]
-        elif count == -errno.EAGAIN:
-            self.held += data
-        else:
+        self.held += data[max(count, 0) :]
+
+    def go_on(self, count: int) -> None:
+        if count < 0 and count != -errno.EAGAIN:
             self.errors.append(-count)
+            self.held = b""
 
     def received(self) -> bytes:
         said = b""
@@ -205,3 +218,67 @@ def test_what_is_sent_together_arrives_whole_and_in_order(helpers: int) -> None:
         for link in links[20:]:
             assert not link.errors
             assert link.received() + link.held == link.put
+
+
+class Dropping(FakeLink):
+    """A link that has others sent something when it is closed."""
+
+    def __init__(self, pair: Pair, then: Callable[[], None]) -> None:
+        super().__init__(pair)
+        self._then = then
+
+    def go_on(self, count: int) -> None:
+        super().go_on(count)
+        self._then()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_who_is_sent_something_because_another_is_closed_gets_it_behind_what_was_before(raises: bool) -> None:
+    """Both could not be sent all, and the one that is closed hears of it first."""
+    sending = make_sending(0)
+    if sending is None:
+        pytest.skip("it is not compiled")
+    with pairs(2) as [gone, full]:
+        gone[1].close()
+        link = FakeLink(full)
+        with suppress(BlockingIOError):
+            while True:
+                full[0].send(bytes(1 << 10))
+
+        def tell() -> None:
+            full[1].recv(1 << 22)  # it has room from now on
+            assert link.held == b"first"
+            link.send_now(b"second")
+            if raises:
+                raise ZeroDivisionError
+
+        sending.put(Dropping(gone, tell), gone[0].fileno(), b"reply")
+        sending.put(link, full[0].fileno(), b"first")
+        with pytest.raises(ZeroDivisionError) if raises else nullcontext():
+            sending.flush()
+        assert link.held == b"firstsecond"
+
+
+def test_a_callback_that_fails_keeps_nobody_from_being_sent_a_reply() -> None:
+    loop, _ = make_loop(Choice.LIBUV)
+    with closing(loop), pairs(2) as [(ours, theirs), (other, beside)]:
+        if loop.sending is None:
+            pytest.skip("it is not compiled")
+        link = FakeLink((ours, theirs))
+
+        def reply() -> None:
+            assert loop.sending is not None
+            ours.recv(9)
+            loop.sending.put(link, ours.fileno(), b"reply")
+
+        def fail() -> None:
+            other.recv(9)
+            raise ZeroDivisionError
+
+        loop.watch_readable(ours, reply)
+        loop.watch_readable(other, fail)
+        loop.watch_readable(theirs, loop.stop)
+        theirs.send(b"request")
+        beside.send(b"request")
+        run(loop)
+        assert link.received() == b"reply"

@@ -240,6 +240,18 @@ def test_a_client_that_resets_right_behind_a_name_has_left(backend: str) -> None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_client_whose_answer_before_the_name_cannot_be_sent_enters_no_store(backend: str) -> None:
+    with _watched(backend) as (server, port), RawClient(port) as client:
+        assert client.answers()
+        with server.standing():
+            client.send(request(Op.PING, tail=bytes(4)) + _enter("a"))
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        until(lambda: not server.connections, "it has left")
+        assert not server.names
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_store_that_cannot_be_made_costs_its_client_alone(
     backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

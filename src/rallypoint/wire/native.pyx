@@ -144,8 +144,9 @@ cdef class Hot:
     cdef bytes _hand_over(self, handler, const unsigned char* start, Py_ssize_t begin, Py_ssize_t stop):
         """The handler's reply to the request that is there. One that it refuses counts as well."""
         if self._kind is not type(handler):  # to look them up for each request takes longer
-            kind = self._kind = type(handler)
+            kind = type(handler)
             self._get, self._set, self._add, self._check = kind.get, kind.set, kind.add, kind.check
+            self._kind = kind
         cdef int op = start[begin]
         cdef Py_ssize_t key
         cdef bytes reply

@@ -9,6 +9,7 @@ is in a set beside libuv: see `readers`.
 from __future__ import annotations
 
 import importlib
+import math
 import socket
 from bisect import bisect_left, insort
 from time import monotonic
@@ -30,6 +31,7 @@ class LibuvLoop(Loop):
     def __init__(self, package: str) -> None:
         super().__init__()
         self._loop: Any = importlib.import_module(package).new_event_loop()
+        self._loop.slow_callback_duration = math.inf  # it is slow to wait
         self._due: list[float] = []  # when callbacks of `later` are due, in order
         self.sending = make_sending()
         self._readers = make_readers(self, self._loop)
@@ -38,9 +40,11 @@ class LibuvLoop(Loop):
     def _in_turn(self, callback: Callback) -> None:
         """libuv does not say when a turn of its own begins, so each call back is one."""
         self.begin_turn()
-        callback()
-        if self.sending is not None:
-            self.sending.flush()
+        try:
+            callback()
+        finally:
+            if self.sending is not None:
+                self.sending.flush()
         self.end_turn()
 
     def watch_readable(self, file: socket.SocketType | int, callback: Callback | None) -> None:
@@ -64,8 +68,8 @@ class LibuvLoop(Loop):
             self._loop.call_soon(self._in_turn, callback)
             return
         due = monotonic() + seconds
-        insort(self._due, due)
         self._loop.call_later(seconds, self._be_due, due, callback)
+        insort(self._due, due)
 
     def _be_due(self, due: float, callback: Callback) -> None:
         del self._due[bisect_left(self._due, due)]

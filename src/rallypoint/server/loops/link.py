@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -15,7 +16,6 @@ from rallypoint.errors import ProtocolError
 from rallypoint.server.core.clients import ClientT
 from rallypoint.server.core.front import Front
 from rallypoint.server.loops.loop import Loop
-from rallypoint.server.machine.reasons import reason_of
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -31,6 +31,7 @@ _ENOUGH_UNSENT = 4 << 20
 _SENT_AT_ONCE = 1 << 18
 NOT_NOW = (BlockingIOError, InterruptedError)
 """What a socket raises that would have to wait."""
+_NOT_NOW_NUMBERS = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR)
 
 # Reading a descriptor costs less than reading a socket object; only Windows cannot do it.
 _READS_SOCKETS_ONLY = sys.platform == "win32"
@@ -126,7 +127,7 @@ class Link(Generic[ClientT]):
             client.leave_unread(len(self.unsent))
 
     def on_readable(self, data: bytes | None = None) -> None:
-        """Read once, answer with one write, and have others told what that means to them. The hot path.
+        """Read once, answer all of it at once, and have others told what that means to them. The hot path.
 
         If `data` is given, nothing is read: the client has requests left from before.
         """
@@ -203,12 +204,17 @@ class Link(Generic[ClientT]):
             self.send_now(data)
 
     def was_sent(self, data: bytes, count: int) -> None:
-        """The system has taken so many bytes of this, and not all; if negative, it is the system's error."""
+        """Keep what the system has not taken of this: all but so many bytes. `go_on` comes next."""
+        self.unsent = bytearray(memoryview(data)[max(count, 0) :])
+
+    def go_on(self, count: int) -> None:
+        """The system has taken so many bytes, and not all; if negative, it is the system's error."""
         try:
-            if count < 0:
-                self._send_failed(OSError(-count, reason_of(-count)), data)
-            else:
-                self._hold(memoryview(data)[count:])
+            if count < 0 and -count not in _NOT_NOW_NUMBERS:
+                self._pump.drop(self)
+            elif self.unsent is not None:  # or it is closed by now
+                self.expect_room()
+                self._hold(b"")
         except Exception:
             self.fail()
 
@@ -231,7 +237,7 @@ class Link(Generic[ClientT]):
             self.fail()
 
     def flush(self) -> None:
-        """Send now what is to be sent together with what others are sent."""
+        """Send now what is to be sent together with what others are sent, and that."""
         if self._sending is not None:
             self._sending.flush_of(self.sock.fileno())
 

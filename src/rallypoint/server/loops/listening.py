@@ -92,8 +92,10 @@ class Listening:
         """Accept until there is none left, so that a storm of clients costs few turns of the loop.
 
         First accept, then welcome: the system's backlog is short, and a client that does not fit into it
-        tries again a second later.
+        tries again a second later. Others are not to wait for it with what they are to be sent.
         """
+        if self._loop.sending is not None:
+            self._loop.sending.flush()
         is_more = True
         while self._is_accepting and is_more:
             arrivals = self._accept_some(listener)

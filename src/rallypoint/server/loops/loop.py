@@ -36,7 +36,7 @@ class Loop(ABC):
     """Whether an error of a socket leads to one last call back, even if that one finds data to read."""
 
     sending: Sending | None = None
-    """What sends for all links together, when a callback has returned; None: each sends by itself."""
+    """What sends for all links together, at the end of a turn at the latest; None: each sends by itself."""
 
     def __init__(self) -> None:
         self.turn = Turn(monotonic())

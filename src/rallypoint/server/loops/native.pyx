@@ -1,13 +1,12 @@
 # cython: language_level=3, binding=False, boundscheck=False, wraparound=False
 """Accepting, reading, writing and waiting for events without an object for each.
 
-`listening`, `link` and `libuv` use this where it has been compiled. Sockets never block here, so a system call
+`listening`, `link` and `readers` use this where it has been compiled. Sockets never block here, so a system call
 takes a microsecond: to release the interpreter's lock around it costs a good part of that, and where another
 thread of the process is busy, to get it back takes up to five milliseconds. So the lock is let go of only to
-wait.
+wait for events.
 """
 
-from socket import if_indextoname
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport (
@@ -17,7 +16,7 @@ from cpython.bytes cimport (
     PyBytes_GET_SIZE,
 )
 from cpython.exc cimport PyErr_SetFromErrno
-from libc.errno cimport errno
+from libc.errno cimport ENOMEM, errno
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -138,7 +137,13 @@ def accept_some(int listener, int most, int idle):
         if file < 0:
             return found, errno
         setsockopt(file, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle))  # or the client has gone already
-        found.append((file, address_of(&address)))
+        try:
+            found.append((file, address_of(&address)))
+        except:
+            close(file)
+            for file, _ in found:
+                close(file)
+            raise
         most -= 1
     return found, 0
 
@@ -153,8 +158,6 @@ cdef object address_of(sockaddr_storage* address):
         return text.decode("ascii"), ntohs(four.sin_port)
     inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof(text))
     host = text.decode("ascii")
-    if six.sin6_scope_id:
-        host += f"%{if_indextoname(six.sin6_scope_id)}"
     return host, ntohs(six.sin6_port), ntohl(six.sin6_flowinfo), six.sin6_scope_id
 
 
@@ -241,7 +244,7 @@ cdef void* help_out(void* _) noexcept nogil:
 
 cdef void hire(int helpers) noexcept:
     """Have so many helpers, or as many as the system gives. A fork has none of its parent's."""
-    cdef sigset_t none, before
+    cdef sigset_t every, before
     cdef pthread_t thread
     if post.process != getpid():
         memset(&post, 0, sizeof(post))
@@ -249,8 +252,8 @@ cdef void hire(int helpers) noexcept:
         pthread_mutex_init(&post.lock, NULL)
         pthread_cond_init(&post.work, NULL)
         pthread_cond_init(&post.rest, NULL)
-    sigfillset(&none)  # signals are for Python's threads
-    pthread_sigmask(SIG_SETMASK, &none, &before)
+    sigfillset(&every)  # signals are for Python's threads
+    pthread_sigmask(SIG_SETMASK, &every, &before)
     while post.helpers < helpers and not pthread_create(&thread, NULL, help_out, NULL):
         pthread_detach(thread)
         post.helpers += 1
@@ -279,39 +282,41 @@ cdef class Sending:
     """What links have to send in one turn, sent together; where it is for many, by several cores.
 
     Most of what a reply costs is the system's work to send it, and the system sends for several threads at a
-    time.
+    time. The caller waits for all of them, and keeps the interpreter's lock.
     """
 
     cdef Letter _letters[GATHERED]
-    cdef list _links, _replies
+    cdef list _senders  # a link and its data, for each letter
     cdef int _count, _helpers, _files
     cdef char* _is_gathered  # by descriptor
 
     def __cinit__(self, int helpers):
-        self._links = []
-        self._replies = []
+        self._senders = []
         self._helpers = helpers
 
     def __dealloc__(self):
         free(self._is_gathered)
 
     def put(self, link, int file, bytes data not None):
-        """Send this soon, before `flush` returns; `link.was_sent` hears of it if not all of it could be sent."""
+        """Send this before `flush` returns.
+
+        If not all of it can be sent, the link keeps the rest (`was_sent`), and then goes on (`go_on`). What is long,
+        and what comes behind something to the same file, is sent at once, by the link itself.
+        """
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Letter* letter
-        if size > SHORT or (file < self._files and self._is_gathered[file]):
+        if size > SHORT or file < 0 or (file < self._files and self._is_gathered[file]):
             self.flush()
             link.send_now(data)
             return
         if file >= self._files:
             self._make_room(file)
+        self._senders.append((link, data))
         self._is_gathered[file] = True
         letter = &self._letters[self._count]
         letter.file = file
         letter.data = PyBytes_AS_STRING(data)
         letter.size = size
-        self._links.append(link)
-        self._replies.append(data)
         self._count += 1
         if self._count == GATHERED:
             self.flush()
@@ -323,31 +328,52 @@ cdef class Sending:
 
     cpdef flush(self):
         """Send what has been put here."""
-        cdef int index
+        cdef int index, count
         cdef Letter* letter
-        cdef list failed
+        cdef Py_ssize_t results[GATHERED]
+        cdef list senders
+        cdef bint is_whole
+        error = None
         while self._count:
-            if self._count >= WORTHWHILE and self._helpers:
+            senders, self._senders = self._senders, []
+            count, self._count = self._count, 0
+            if count >= WORTHWHILE and self._helpers:
                 if post.helpers < self._helpers or post.process != getpid():
                     hire(self._helpers)
-                send_together(self._letters, self._count)
+                    self._helpers = min(self._helpers, post.helpers)  # the system may give no more
+                send_together(self._letters, count)
             else:
-                for index in range(self._count):
+                for index in range(count):
                     letter = &self._letters[index]
                     letter.sent = send(letter.file, letter.data, letter.size, MSG_NOSIGNAL)
                     if letter.sent < 0:
                         letter.sent = -errno
-            failed = []
-            for index in range(self._count):
+            is_whole = True
+            for index in range(count):
                 letter = &self._letters[index]
                 self._is_gathered[letter.file] = False
+                results[index] = letter.sent
                 if letter.sent != <Py_ssize_t>letter.size:
-                    failed.append((self._links[index], self._replies[index], letter.sent))
-            self._count = 0
-            self._links.clear()
-            self._replies.clear()
-            for link, data, sent in failed:  # which may put more here
-                link.was_sent(data, sent)
+                    is_whole = False
+                    link, data = senders[index]
+                    try:
+                        link.was_sent(data, letter.sent)
+                    except BaseException as raised:
+                        error = raised
+                        results[index] = -ENOMEM
+            if is_whole:
+                continue
+            # One that goes on may be closed, and others be sent something because of that, or be closed, too. So
+            # each has kept its rest by now.
+            for index in range(count):
+                link, data = senders[index]
+                if results[index] != PyBytes_GET_SIZE(data):
+                    try:
+                        link.go_on(results[index])
+                    except BaseException as raised:
+                        error = raised
+        if error is not None:
+            raise error
 
     cdef int _make_room(self, int file) except -1:
         cdef int files = max(2 * self._files, file + 1, 1024)
@@ -368,10 +394,7 @@ cdef inline double seconds_now() noexcept nogil:
 
 
 cdef class Readers:
-    """As `readers.Readers`, but it is this that waits, and the loop is one of the files.
-
-    A turn of libuv takes longer than a request does. Here it has one when it has something to do.
-    """
+    """As `readers.Readers`."""
 
     cdef object _loop, _turn
     cdef Sending _sending
@@ -432,19 +455,22 @@ cdef class Readers:
                     count = epoll_wait(self._epoll, events, AT_ONCE, patience)
             now = seconds_now()
             self._turn.now = now
-            for index in range(count):
-                file = events[index].data.fd
-                if file == self._other:
-                    is_over = True
-                    continue
-                callback = self._callbacks[file]
-                if callback is not None:  # it may be gone by now, because of one before it
-                    callback()
-            self._sending.flush()
-            self._untimed -= 1
-            if self._untimed < 0:
-                self._untimed = self._loop.time_turn()
-            total += max(count, 0)
+            try:
+                for index in range(count):
+                    file = events[index].data.fd
+                    if file == self._other:
+                        is_over = self.is_pressed = True
+                        continue
+                    callback = self._callbacks[file]
+                    if callback is not None:  # it may be gone by now, because of one before it
+                        callback()
+            finally:
+                self._sending.flush()
+            if count > 0:
+                self._untimed -= 1
+                if self._untimed < 0:
+                    self._untimed = self._loop.time_turn()
+                total += count
             if is_over or count < 0 or now >= end or self.is_pressed:
                 return
 

@@ -418,8 +418,7 @@ class Pump(Generic[ClientT]):
         self.deliver()
 
     def let_go(self, link: Link[ClientT]) -> None:
-        """Have one client less, and leave its socket as it is."""
-        link.flush()
+        """Have one client less, and leave its socket as it is. It has been sent all (`Link.flush`)."""
         self.loop.watch_readable(link.sock, None)
         del self._links[link.client]
         self._backlog.forget(link)

@@ -66,9 +66,10 @@ class Readers:
                 callback = callbacks.get(file)
                 if callback is not None:  # it may be gone by now, because of one before it
                     callback()
-                elif file == other:
-                    is_over = True
-            self._loop.end_turn()
+                elif file == other:  # what it does now may be for the turn behind that
+                    is_over = self.is_pressed = True
+            if ready:
+                self._loop.end_turn()
             if is_over or self.is_pressed:
                 return
 

@@ -107,6 +107,9 @@ class StorePump(Pump[Connection]):
 
     def _enter(self, link: Link[Connection], name: bytes) -> None:
         rest = link.client.rest
+        link.flush()
+        if self._links.get(link.client) is not link:  # it is gone
+            return
         try:
             pump = self._named.get(name) or self._open_store(name, link.client.only_looks)
             pump.core.clients.elsewhere = self.connections - 1 - pump.connections

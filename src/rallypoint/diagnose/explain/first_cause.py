@@ -75,6 +75,7 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         tuple(source.name for source in evidence.sources),
         sum(source.lines for source in evidence.sources),
         _stop(evidence.sources, notices) if verdict is None else None,
+        _midst(evidence.sources) if verdict is None else None,
     )
 
 
@@ -169,7 +170,7 @@ def _went_by(suspect: Suspect, life: Life) -> bool:
     """Whether a line that looks like a cause had no consequence: one that states an error needs more."""
     line = suspect.line
     if not suspect.loud:
-        return life.shows_after(line)
+        return life.is_there_after(line)
     if life.is_over_before(line) and not _SAVING.search(suspect.text):
         return True
     return life.steps_after(line) or life.is_first_after(line) or life.is_over_after(line)
@@ -214,6 +215,14 @@ def _stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | None
     if (written[-1], last.life.last) in noticed:
         return None
     return Stop(last.life.text, last.name, last.life.last)
+
+
+def _midst(sources: Sequence[Source]) -> Stop | None:
+    """Where the last of the logs stops, if all that were written to end in the midst of steps."""
+    written = [source for source in sources if source.life.text]
+    if not written or not all(source.life.in_the_midst for source in written):
+        return None
+    return Stop(written[-1].life.text, written[-1].name, written[-1].life.last)
 
 
 def _without_context(evidence: Evidence) -> None:

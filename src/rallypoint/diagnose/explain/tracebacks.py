@@ -108,6 +108,8 @@ class Raised:
     """Whether a logger has only warned of it."""
     aside: bool = False
     """Whether it was raised beside the program itself: in a thread, in a task, at the exit."""
+    alone: bool = False
+    """Whether it ended a process that Python's multiprocessing has started, and not the program."""
 
     @property
     def name(self) -> str:
@@ -159,6 +161,8 @@ class Traceback:
         self._thrown = _CXX
         self.aside = False
         """Whether it was raised in a thread, in a task, or at the exit."""
+        self.alone = False
+        """Whether it has ended a process of multiprocessing."""
         self._place: Frame | None = None
         self._own_place: Frame | None = None
 
@@ -251,7 +255,13 @@ class Traceback:
             return None
         place = self._own_place or self._place
         raised = Raised(
-            found["kind"], found["message"] or "", place, self._chained, warned=self.warned, aside=self.aside
+            found["kind"],
+            found["message"] or "",
+            place,
+            self._chained,
+            warned=self.warned,
+            aside=self.aside,
+            alone=self.alone,
         )
         self._body, self._after, self._chained = False, _AFTER_LINES, False
         return raised

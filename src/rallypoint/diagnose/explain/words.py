@@ -30,6 +30,11 @@ _STOPPED: Final = (
     "If the job hangs there, `py-spy dump --pid PID` shows where each rank waits. If it has ended, the rest "
     "of its output is missing here: launchers write to standard error as well."
 )
+_MIDST: Final = (
+    "The log ends in the midst of the work: good news, if the job is still running. If it is not, it was "
+    "ended without a word (`dmesg -T | grep -i killed`, `sacct -j JOB`, `kubectl describe pod POD`). If it "
+    "hangs, `py-spy dump --pid PID` shows where each rank waits."
+)
 _PASTED: Final = re.compile(r"`[^`]*`")
 _HELD: Final = "\0"
 """Stands for a blank at which a line must not be broken; no printable text has it."""
@@ -77,6 +82,8 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
         yield _nothing(explanation)
         if not explanation.suspects:
             yield from (_notice(incident, explanation) for incident in explanation.notices[:_MOST_ROWS])
+            if explanation.midst is not None:
+                yield _prose(_MIDST)
         return
     incident = verdict.incident
     yield [*_wrapped(_headline(verdict)), *_quote(incident, explanation)]
@@ -257,6 +264,7 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
         "other_tries": [_verdict_json(each, explanation) for each in explanation.other_tries],
         "suspects": list(map(asdict, explanation.suspects)),
         "stop": None if explanation.stop is None else asdict(explanation.stop),
+        "midst": None if explanation.midst is None else asdict(explanation.midst),
         "attempts": explanation.attempts,
         "logs": list(explanation.logs),
         "lines": explanation.lines,

@@ -186,6 +186,29 @@ def test_what_a_job_outlived_is_told_from_what_it_died_of(name: str) -> None:
     assert died.found
 
 
+_LAST_WORDS = (
+    "##[error]Process completed with exit code 137.",
+    "{local_task_job.py:102} INFO - Task exited with return code Negsignal.SIGKILL",
+    "=   EXIT CODE: 9",
+    "make: *** [Makefile:12: train] Error 1",
+    "[1]+  Exit 137                nohup python train.py",
+    "job 4711 exceeded hard wallclock time",
+    "Connection to gpu-box closed by remote host.",
+    "Your notebook tried to allocate more memory than is available. It has restarted.",
+    "Received SIGTERM, exiting",
+    "Traceback (most recent call last):",
+    "Lost connection to worker 3",
+    "段错误 (核心已转储)",
+)
+
+
+@pytest.mark.parametrize("words", _LAST_WORDS)
+def test_words_of_an_end_behind_the_last_step_are_no_good_news(words: str) -> None:
+    died = _explained(f"{_STEPS}{words}\n")
+    assert died.verdict is not None or died.suspects or (died.stop is not None and died.stop.line == 3)
+    assert not _explained(f"step 1 loss 0.5\n{words}\n{_STEPS}").found
+
+
 _PROGRESS = {
     "values": "fwd 0.11{0} bwd 0.2{0}",
     "a table": "    {0}   1.{0}1   0.0{0}  ok",

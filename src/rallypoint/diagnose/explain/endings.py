@@ -168,7 +168,8 @@ class Ending:
         if raised is not None and line.marked:
             self._fatal = number
         alone = raised is not None and raised.alone and not raised.is_follower
-        if line.severity != MILD and ((ended and not told) or alone):
+        gone = (ended and not told and not _TRY_FAILED.search(line.text)) or alone
+        if line.severity != MILD and gone:
             self._final, self._started = number, False
         elif self._final and IS_READY.search(line.text):
             self._started = True
@@ -205,7 +206,7 @@ class Ending:
         if self._final and not self._is_started_anew(life):
             return False
         if tries > 0:
-            return life.went_on_after(self.last)
+            return life.went_on_after(self.last) or life.began_again_after(self.last)
         if self._fatal and not life.teed:
             return False
         if not self._hard and not self._followed:

@@ -203,15 +203,20 @@ def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequen
 
 
 def _stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | None:
-    """Where the logs stop, if none shows a job at work or at its end.
+    """Where the logs stop, if none shows a job at work or at its end; or what one says of an end after steps.
 
     Not if the last line is a notice: that is told, and what to do if the job hangs there.
     """
+    noticed = {(seen.log, seen.line) for each in notices for seen in each.seen}
+    for index, source in enumerate(sources):
+        words = source.life.last_words
+        told = words and any(log == index and line >= words[0] for log, line in noticed)
+        if words and not told and source.life.in_the_midst:
+            return Stop(words[1], source.name, words[0])
     written = [index for index, source in enumerate(sources) if source.life.text]
     if not written or any(source.life.shown for source in sources):
         return None
     last = sources[written[-1]]
-    noticed = {(seen.log, seen.line) for each in notices for seen in each.seen}
     if (written[-1], last.life.last) in noticed:
         return None
     return Stop(last.life.text, last.name, last.life.last)

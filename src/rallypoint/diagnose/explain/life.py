@@ -26,7 +26,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rallypoint.diagnose.explain.denials import without_denials
-from rallypoint.diagnose.explain.prefixes import NOBODY, Line, Process
+from rallypoint.diagnose.explain.prefixes import MILD, NOBODY, Line, Process
+from rallypoint.diagnose.explain.tracebacks import BEGIN as BEGIN_OF_TRACEBACK
+from rallypoint.diagnose.explain.tracebacks import IGNORED
 
 Who = tuple[Process, int | None]
 """A process by its rank, else by its number, as far as a line tells."""
@@ -69,10 +71,12 @@ _PROBE: Final = (
     r"(?:version|tags|ps|kernels|contents|sessions)|v\d/(?:models|health))\w{0,4}(?:\W|$))"
 )
 """A page that tells how a server is, or what it has: it needs no more than the server."""
+_HTTP: Final = r'(?: HTTP/[\d.]+)?"?'
 _ANSWER: Final = re.compile(
-    rf'\b(?:POST|PUT|GET) (?!{_PROBE})/\S*(?: HTTP/[\d.]+)?"? 2\d\d\b'
-    rf'|\b2\d\d\b.{{0,60}}\b(?:POST|PUT|GET)\b[ "]{{1,9}}(?!{_PROBE})/'
+    rf"\b(?:(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} [24]|GET (?!{_PROBE})/\S*{_HTTP} 2)\d\d\b"
+    rf'|\b(?:[24]\d\d\b.{{0,60}}\b(?:POST|PUT)|2\d\d\b.{{0,60}}\bGET)\b[ "]{{1,9}}(?!{_PROBE})/'
 )
+"""A request that was worked on, or found to be a bad one, as an exception before it may say."""
 _ANSWERED: Final = "answered"
 _STEP: Final = re.compile(
     rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
@@ -120,7 +124,7 @@ _NO_STEP: Final = re.compile(
     r"|^wandb: |\b(?:emergency|crash|checkpoint|ckpt|sav(?:ed|ing)|dump(?:ed|ing)?)\b"
     r"|\b(?:overall|total) (?:training|time|wall)"
     r"|^\w*(?:namespace|config|args|arguments|params)\w*\("
-    r"|\bretry(?:ing)?\b|\battempt\b"
+    r"|\bretry(?:ing)?\b|\battempt\b|\bunexpectedly\b"
 )
 _IDLE: Final = r"(?! (?:new |incoming )?(?:requests?|jobs?|work|tasks?|input)\b)"
 """A server that waits for these is at work."""
@@ -129,6 +133,18 @@ _START: Final = re.compile(
     r"|creating|joining|launching|downloading|fetching|compiling|tokenizing"
     rf"|(?<!done )waiting (?:for|on)\b{_IDLE})(?!\w)|(?<!exiting)\.\.\.$"
 )
+_LAST_WORDS: Final = re.compile(
+    r"(?i)\b(?:exit(?:ed)?|return(?:ed)?)\b(?:[ :=]{1,3}(?:with|code|status)){0,3}[ :=('\[]{1,4}-?[1-9]"
+    r"|\b(?:crash(?:ed)?|abort(?:ed|ing)?|killed|terminated|interrupt(?:ed|ion)|preempt(?:ed|ion)|evicted)\b"
+    r"|\b(?:cancell?ed|segfault|panicked|disconnect(?:ed)?|fail(?:ed|ure)?|fatal|unexpected(?:ly)?)\b"
+    r"|\bbad termination\b"
+    r"|\b(?:neg)?sig(?:nal)?[ .]?(?:segv|kill|term|abrt|bus|ill|int|quit|hup|[1-9])"
+    r"|\bout of memory\b|\bmore memory than\b"
+    r"|\b(?:exceeded|abnormal(?:ly)?|lost connection|closed by remote|traceback|stopping because)\b"
+    r"|^(?:\w+(?:Error|Interrupt)|error)\b|\berror \d{1,3}$"
+    r"|已杀死|已终止|段错误|异常|中断|(?:abgebrochen|getötet|speicherzugriffsfehler|arrêté|tué|interrompu)\b"
+)
+"""What is said when something ends, good or bad: not good behind a step, in the midst of the work."""
 _PART: Final = re.compile(r"[\[(]\s*\d+/\s*\d+\b")
 _BEGIN: Final = re.compile(
     r"(?i)\b(?:initiali[sz]ing|load(?:ed|ing)|starting|(?:re)?launch(?:ed|ing)|resum(?:ed|ing)|requeue(?:d|ing)?"
@@ -145,6 +161,7 @@ _END: Final = re.compile(
 )
 _NO_END: Final = re.compile(
     r"(?i)error|exception|fail|fatal|traceback|abort|killed|not |unable|cannot"
+    r"|\bsig(?:term|int|kill|segv|hup)\b"
     rf"|(?<!done )waiting (?:for|on)\b{_IDLE}"
 )
 _NO_RHYTHM: Final = (
@@ -212,6 +229,8 @@ class Life:
     last: int = 0
     """The number of the last line that is not empty, and its text."""
     text: str = ""
+    last_words: tuple[int, str] | None = None
+    """Behind the last sign, the first line that speaks of an end in any way: its number and its text."""
 
     @property
     def teed(self) -> bool:
@@ -238,9 +257,8 @@ class Life:
     def in_the_midst(self) -> bool:
         """Whether the log ends with a step, and with no word of an end after it."""
         steps = self._lines(STEP)
-        return bool(steps) and not any(
-            number >= steps[-1] for number in self._lines(END, OVER, SUCCESS, SHUT)
-        )
+        ends = self._lines(END, OVER, SUCCESS, SHUT)
+        return bool(steps) and max(ends, default=0) < steps[-1] and not self.is_over_before(steps[-1] + 1)
 
     def went_on_after(self, line: int, who: Who = ANYBODY) -> bool:
         """Whether the job, or one process of it, went on after the failure that a line tells.
@@ -314,14 +332,13 @@ class Life:
     def is_over_before(self, line: int) -> bool:
         """Whether the job had come to its end before a line: after steps, or what is done is but its start.
 
-        Its bar may be drawn once more after that.
+        Its bar may be drawn once more after that. A server that ends in good order has been one.
         """
         over = max((number for number in self._lines(OVER, SHUT) if number < line), default=0)
         steps = [sign for sign in self.signs if STEP in sign.kinds and sign.line < line]
         later = (sign for sign in steps if sign.line > over)
-        return any(sign.line <= over for sign in steps) and all(
-            sign.step.startswith(_DRAWN) for sign in later
-        )
+        was = over in self._lines(SHUT) or any(sign.line <= over for sign in steps)
+        return was and all(sign.step.startswith(_DRAWN) for sign in later)
 
     def is_over_after(self, line: int) -> bool:
         """Whether the job has come to its end after a line."""
@@ -367,7 +384,23 @@ def look_for_life(lines: Sequence[Line], last: int) -> Life:
             marked = line.marked and not line.text[:1].isspace()  # and it is no source code of a frame
             form = _form_of(line.text) if step else ""
             signs.append(Sign(number, kinds, step, form, line.process, marked, line.pid))
-    return Life(tuple(signs), seen.last, seen.text)
+    behind = max((sign.line for sign in signs if sign.kinds - {BEGIN}), default=last)
+    return Life(
+        tuple(signs), seen.last, seen.text, _last_words(lines[len(lines) - last + behind :], behind + 1)
+    )
+
+
+def _last_words(lines: Iterable[Line], first: int) -> tuple[int, str] | None:
+    """The first line that speaks of an end, with its number. What Python ignores, it does not."""
+    ignored = False
+    for number, line in enumerate(lines, first):
+        if line.text.startswith(IGNORED):
+            ignored = True
+        elif ignored:
+            ignored = line.text[:1] in ("", " ", "\t") or line.text.startswith(BEGIN_OF_TRACEBACK)
+        elif line.severity != MILD and _LAST_WORDS.search(without_denials(line.text)):
+            return number, line.text.strip()
+    return None
 
 
 def _rhythm(lines: Iterable[Line]) -> dict[Line, str]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 BEGIN: Final = "Traceback (most recent call last)"
-_IGNORED: Final = "Exception ignored in"
-MARKS: Final = (BEGIN, 'File "', _IGNORED, "what():")
+IGNORED: Final = "Exception ignored in"
+MARKS: Final = (BEGIN, 'File "', IGNORED, "what():")
 """A line with one of these opens something; a frame does so without a head, too."""
 _CHAINED: Final = (
     "During handling of the above exception, another exception occurred",
@@ -185,7 +185,7 @@ class Traceback:
                 self._headless = True
                 self._take_frame(headless)
             return None
-        if text.startswith(_IGNORED):
+        if text.startswith(IGNORED):
             self._ignoring, self.frame = _IGNORED_LINES, True
             return None
         raised = self._take_body(text) if self._body else self._take_alone(text)

@@ -30,6 +30,8 @@ _STOPPED: Final = (
     "If the job hangs there, `py-spy dump --pid PID` shows where each rank waits. If it has ended, the rest "
     "of its output is missing here: launchers write to standard error as well."
 )
+_SHOWS_NOTHING: Final = "shows neither training nor an end. It stops at"
+_ENDS: Final = "ends in the midst of the work, and with"
 _MIDST: Final = (
     "The log ends in the midst of the work: good news, if the job is still running. If it is not, it was "
     "ended without a word (`dmesg -T | grep -i killed`, `sacct -j JOB`, `kubectl describe pod POD`). If it "
@@ -82,7 +84,7 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
         yield _nothing(explanation)
         if not explanation.suspects:
             yield from (_notice(incident, explanation) for incident in explanation.notices[:_MOST_ROWS])
-            if explanation.midst is not None:
+            if explanation.midst is not None and explanation.stop is None:
                 yield _prose(_MIDST)
         return
     incident = verdict.incident
@@ -151,7 +153,9 @@ def _nothing(explanation: Explanation) -> list[str]:
     if explanation.stop is not None:
         stop = explanation.stop
         return [
-            *_wrapped("No known error was found, but the log shows neither training nor an end. It stops at"),
+            *_wrapped(
+                f"No known error was found, but the log {_ENDS if explanation.midst else _SHOWS_NOTHING}"
+            ),
             *_wrapped(excerpt(stop.text, _LONGEST_QUOTE), "  | "),
             *_wrapped(f"({stop.log}, line {stop.line:,})", "  "),
             *_wrapped(_STOPPED),

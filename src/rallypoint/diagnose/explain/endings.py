@@ -4,6 +4,10 @@ Jobs live on after much that looks bad: a module that is missing and not needed,
 printed. So a log shows a bad end only if a launcher, the system or the runtime says so; if a logger calls
 something known an error; or if the log ends with it, since then nothing shows that the job went on.
 
+What is said weighs, too. Exceptions are caught; but a process that is gone stays so, whatever others write
+after it: the server in front of a dead engine still tells its health, and ranks make their last steps. So
+only a new start outlives that, or a launcher's word that all went well.
+
 torchrun's table names the rank that it saw failing first. torchrun looks at its ranks now and then, and
 several may have failed by then. So the table is proof only if the others still ran and torchrun had to end
 them.

@@ -164,6 +164,47 @@ _PAIRS = {
         _STEPS + "Process finished with exit code -1073741819 (0xC0000005)\n",
     ),
     "at zero": ("Epoch 0 step 0\nEpoch 0 step 1\n", "Epoch 0 step 0\n"),
+    "the last epoch, with its result": (
+        f"Epoch 2/2 loss 0.5\nbest acc 0.9\n{_RESET}",
+        f"Epoch 2/2\nbest acc 0.9\n{_RESET}",
+    ),
+    "the last epoch, in part": (
+        "Epoch 2/2 loss 0.5\nsaved a.pt\nTerminated\n",
+        "Epoch 2/2 batch 7 loss 0.5\nsaved a.pt\nTerminated\n",
+    ),
+    "what is due after the training": (
+        _STEPS + "Training finished\nUploading a.pt\nUpload complete\nTerminated\n",
+        _STEPS + "Training finished\nUploading a.pt\nTerminated\n",
+    ),
+    "an evaluation after the training": (
+        _STEPS + "Training finished\n100%|##| 9/9 [00:01<00:00,  2.1it/s]\nTerminated\n",
+        _STEPS + "Training finished\n 11%|# | 1/9 [00:01<00:08,  2.1it/s]\nTerminated\n",
+    ),
+    "a scheduler, after the end": (
+        _STEPS + "Training finished\n" + _CANCELLED[16:],
+        _STEPS + _CANCELLED[16:],
+    ),
+    "a timeout is no farewell": (
+        _STEPS + "Training finished\n" + _RESET,
+        _STEPS + "Training finished\n" + traceback("TimeoutError: Watchdog timed out waiting for rank 3"),
+    ),
+    "a helper of the script": (
+        _STEPS + "run.sh: line 4: 88 Killed                  tensorboard --logdir runs\n" + _STEPS,
+        _STEPS + "run.sh: line 4: 88 Killed                  python train.py\n" + _STEPS,
+    ),
+    "a server at work that is told to end": (_READY + _ANSWERS + "^C\n", _READY + "^C\n"),
+    "early": (
+        _STEPS + "Early stopping triggered\nTerminated\n",
+        _STEPS + "EarlyStopping counter: 3 out of 9\nTerminated\n",
+    ),
+    "a tracker's upload": (
+        _STEPS + "Training finished\nwandb: ERROR Failed to upload media.json\n",
+        _STEPS + "Training finished\nERROR Failed to upload a.pt\n",
+    ),
+    "what was saved at an end": (
+        _STEPS + "saved a.pt\n",
+        _STEPS + "Received SIGTERM\nsaved a.pt\nbest acc 0.9\n",
+    ),
     "tests that plan a failure": (
         f"test_a ... {_RAISED}ok\nRan 1 test in 0.1s\n\nOK\n",
         f"test_a ... {_RAISED}FAIL\nRan 1 test in 0.1s\n\nFAILED (failures=1)\n",

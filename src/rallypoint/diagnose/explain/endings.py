@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rallypoint.diagnose.explain.denials import without_denials
 from rallypoint.diagnose.explain.life import ANYBODY, IS_READY, Life, Who
 from rallypoint.diagnose.explain.local_ranks import LocalRanks
 from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line
@@ -86,9 +87,14 @@ _ENDED_BADLY: Final = re.compile(
     re.IGNORECASE,
 )
 _TOLD: Final = re.compile(
-    rf"{TOLD_TO_END}|^Signal \((?:1|2|15)\) received|^Terminated$|\^C$|^Press any key|^请按任意键"
+    rf"{TOLD_TO_END}|^Signal \((?:1|2|15)\) received|was sent SIG(?:TERM|INT|HUP)|^Terminated$|\^C$"
+    r"|^Press any key|^请按任意键"
 )
 """Somebody has told it to end, or nobody knows: its end may be a good one."""
+_CANCELLED: Final = re.compile(r"CANCELLED AT|DUE TO TIME LIMIT|job killed: walltime")
+"""A scheduler has ended it for good: of a job that is over, it only took what was left."""
+_WAITED: Final = re.compile(r"(?i)\btim(?:ed |e|ing )out\b")
+"""A job that is over waits for nobody."""
 _BACKTRACE: Final = re.compile(rf"Exception raised from |{_BACKTRACE_MARK}\d")
 _CODE: Final = re.compile(
     r"(?:return code =|exit code:?|exitcode:|exited with code|exit status|non-zero status|退出代码)"
@@ -154,6 +160,7 @@ class Ending:
         known = any(role != "notice" for role in roles)
         code = code_of(line.text)
         ended = bool(_ENDED_BADLY.search(line.text)) and code != 0
+        ended = ended and bool(_ENDED_BADLY.search(without_denials(line.text)))  # rarely, since it is slow
         gave_up = line.text.startswith(_GAVE_UP)
         told = _TOLD.search(line.text) is not None or (ended and code is not None and code in _ASKED)
         self.shown = self.shown or (known and line.severity == SERIOUS) or ended or gave_up
@@ -164,7 +171,9 @@ class Ending:
             plain = raised is None and not (ended or gave_up) and line.severity != SERIOUS
             self._loud = self._loud or (plain and is_loud(line.text))
             self._aside = number if aside else self._aside
-            if told or (_is_follower(raised, roles) and not (ended or gave_up)):
+            cancelled = _CANCELLED.search(line.text) is not None
+            follows = _is_follower(raised, roles) and not (ended or gave_up or _WAITED.search(line.text))
+            if told or cancelled or follows:
                 self._told = told if not self._followed else self._told
                 self._followed = self._followed or (0 if plain or aside else number)
             else:
@@ -207,7 +216,10 @@ class Ending:
 
         A process that has failed has to go on itself: others may not have missed it yet.
         """
-        if self._final and not self._is_started_anew(life):
+        over = bool(self._followed and not self._hard) and (
+            life.is_over_before(self._followed) or (self._told and life.is_shut_by(self._followed))
+        )
+        if self._final and not over and not self._is_started_anew(life):
             return False
         if tries > 0:
             return life.went_on_after(self.last) or life.began_again_after(self.last)
@@ -215,9 +227,6 @@ class Ending:
             return False
         if not self._hard and not self._followed:
             return self._went_by(life)
-        over = not self._hard and (
-            life.is_over_before(self._followed) or (self._told and life.is_shut_after(self._followed))
-        )
         return over or _went_on(life, self.last, self._failed)
 
     def _is_started_anew(self, life: Life) -> bool:

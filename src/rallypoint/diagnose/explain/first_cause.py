@@ -28,7 +28,7 @@ from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, S
 from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Stop, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
 from rallypoint.diagnose.explain.layers import Layer, is_echo
-from rallypoint.diagnose.explain.life import Life
+from rallypoint.diagnose.explain.life import DUE_WORK, Life
 from rallypoint.diagnose.explain.stamps import moment_of
 from rallypoint.diagnose.explain.suspects import Suspect
 
@@ -38,8 +38,8 @@ _HALF_A_YEAR: Final = timedelta(days=182)
 _ANY: Final = datetime(2000, 7, 1)
 _MOST_NAMED: Final = 3
 _WHOLE_SECOND: Final = timedelta(seconds=1)
-_SAVING: Final = re.compile(r"(?i)\b(?:sav|writ|stor|upload|push|export|merg|convert|checkpoint)")
-"""What a job has to do after its training."""
+_TRACKER: Final = re.compile(r"(?i)(?:wandb|comet|neptune|mlflow|clearml)\b")
+"""Who notes what a job does, and is no part of it."""
 
 
 def find_first_cause(evidence: Evidence) -> Explanation:
@@ -169,10 +169,11 @@ def _suspects(evidence: Evidence) -> list[Suspect]:
 def _went_by(suspect: Suspect, life: Life) -> bool:
     """Whether a line that looks like a cause had no consequence: one that states an error needs more."""
     line = suspect.line
+    due = DUE_WORK.search(suspect.text) and not _TRACKER.match(suspect.text)
+    if life.is_over_before(line) and not due:
+        return True
     if not suspect.loud:
         return life.is_there_after(line)
-    if life.is_over_before(line) and not _SAVING.search(suspect.text):
-        return True
     return life.steps_after(line) or life.is_first_after(line) or life.is_over_after(line)
 
 
@@ -211,7 +212,7 @@ def _stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | None
     for index, source in enumerate(sources):
         words = source.life.last_words
         told = words and any(log == index and line >= words[0] for log, line in noticed)
-        if words and not told and source.life.in_the_midst:
+        if words and not told and source.life.is_cut_short:
             return Stop(words[1], source.name, words[0])
     written = [index for index, source in enumerate(sources) if source.life.text]
     if not written or any(source.life.shown for source in sources):

@@ -55,6 +55,10 @@ BEAT: Final = "beat"
 """A step that is known by its rhythm only."""
 BEGIN: Final = "begin"
 """The job starts, or starts again."""
+LAST: Final = "last"
+"""What the last epoch gave, by its number."""
+DUE: Final = "due"
+"""Something that a job does after its training has begun."""
 READY: Final = "ready"
 """A server that can be asked has outlived its start."""
 SHUT: Final = "shut"
@@ -115,6 +119,7 @@ _IDLES: Final = re.compile(r"(?<![\d.])0(?:\.0+)? tok(?:en)?s?/s")
 _WORKS: Final = re.compile(r"(?<![\d.])(?=[\d.]{0,20}[1-9])[\d.]+ tok(?:en)?s?/s")
 _BAR: Final = re.compile(r"\d%\|")
 _DRAWING: Final = re.compile(r"[\s#=>.█▉▊▋▌▍▎▏-]")
+_FULL: Final = "100%|"
 _DRAWN: Final = "bar "
 """Stands before the counters of a bar, which may be drawn a second time."""
 _NO_STEP: Final = re.compile(
@@ -137,10 +142,10 @@ _LAST_WORDS: Final = re.compile(
     r"(?i)\b(?:exit(?:ed)?|return(?:ed)?)\b(?:[ :=]{1,3}(?:with|code|status)){0,3}[ :=('\[]{1,4}-?[1-9]"
     r"|\b(?:crash(?:ed)?|abort(?:ed|ing)?|killed|terminated|interrupt(?:ed|ion)|preempt(?:ed|ion)|evicted)\b"
     r"|\b(?:cancell?ed|segfault|panicked|disconnect(?:ed)?|fail(?:ed|ure)?|fatal|unexpected(?:ly)?)\b"
-    r"|\bbad termination\b"
+    r"|\bbad termination\b|\bconnection\b.{0,80} closed\b"
     r"|\b(?:neg)?sig(?:nal)?[ .]?(?:segv|kill|term|abrt|bus|ill|int|quit|hup|[1-9])"
     r"|\bout of memory\b|\bmore memory than\b"
-    r"|\b(?:exceeded|abnormal(?:ly)?|lost connection|closed by remote|traceback|stopping because)\b"
+    r"|\b(?:exceeded|abnormal(?:ly)?|lost connection|diverged|traceback|stopping because)\b"
     r"|^(?:\w+(?:Error|Interrupt)|error)\b|\berror \d{1,3}$"
     r"|已杀死|已终止|段错误|异常|中断|(?:abgebrochen|getötet|speicherzugriffsfehler|arrêté|tué|interrompu)\b"
 )
@@ -186,8 +191,9 @@ IS_READY: Final = re.compile(
     r"|\bstarted (?:http|grpc)\w*service\b"
 )
 _SHUT: Final = re.compile(
-    r"(?i)(?:^|: +)shutting down$|\bshutting down (?:fastapi|the server)|\bfinished server process"
-    r"|\bapplication shutdown complete|\bgracefully (?:stopping|exiting|shutting)"
+    r"(?i)(?:^|: +|\] )shutting down(?:: master)?$|\bshutting down (?:fastapi|the server)"
+    r"|\bfinished server process"
+    r"|\bapplication shutdown complete|\bclosing server\b|\bgracefully (?:stopping|exiting|shutting)"
     r"|\bwaiting for in-flight requests"
 )
 _RESULT: Final = re.compile(r"(?i)\b(?:final|pass@\d+)\b")
@@ -197,12 +203,23 @@ _SUCCESS: Final = re.compile(
     r"|^(?-i:OK)(?: \([\w =,]{1,80}\))?$|^100% tests passed\b"
 )
 _OVER: Final = re.compile(
-    r"(?i)(?:\btraining (?:is |has )?(?:finished|completed?|done|over|ended)|\bfinished training"
+    r"(?i)(?:\btraining (?:(?:job|run) )?(?:is |has )?(?:finished|completed?|done|over|ended)"
+    r"|\bfinished training"
     r"|\b(?:network|model) is (?:now |fully )?trained)\b"
     r"(?! (?:(?:of|for|on|the) ){0,2}(?:iter|epoch|step|round|batch|fold|client|stage|phase))"
     r"|(?:\ball |^)(?:finished|completed?|done)\W*$"
+    r"|\bearly ?stopping\b.{0,20}\b(?:triggered|at epoch)"
+    r"|\bstopp(?:ed|ing) (?:early\b|because\b.{0,9}\bpatience)"
     r"|\breached max(?:imum)?[_ ](?:step|epoch|iter|update)|\btrain_runtime\b"
 )
+_EPOCH: Final = re.compile(r"(?i)\bepochs?\b")
+_ALL_OF: Final = re.compile(r"\b(\d+)\s?(?:/|of)\s?\1\b")
+DUE_WORK: Final = re.compile(r"(?i)\b(?:sav|writ|stor|upload|push|export|merg|convert|checkpoint)")
+"""What a job has to do after its training."""
+_DUE: Final = re.compile(
+    r"(?i)^\W{0,9}(?:train|sav|writ|stor|upload|push|export|merg|convert|quantiz|evaluat|test|predict)ing\b"
+)
+_EVALUATED: Final = re.compile(r"(?i)\b(?:test\w*|eval\w*|final|best)\b")
 
 
 @dataclass(frozen=True)
@@ -219,6 +236,10 @@ class Sign:
     marked: bool = False
     """Whether it begins with the rank, as torch puts it before each line of an exception."""
     pid: int | None = None
+    sums_up: bool = False
+    """Whether it tells a result, and counts nothing."""
+    full: bool = False
+    """Whether it is a bar that is full."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +251,7 @@ class Life:
     """The number of the last line that is not empty, and its text."""
     text: str = ""
     last_words: tuple[int, str] | None = None
-    """Behind the last sign, the first line that speaks of an end in any way: its number and its text."""
+    """Behind the last step, the first line that speaks of an end in any way: its number and its text."""
 
     @property
     def teed(self) -> bool:
@@ -259,6 +280,14 @@ class Life:
         steps = self._lines(STEP)
         ends = self._lines(END, OVER, SUCCESS, SHUT)
         return bool(steps) and max(ends, default=0) < steps[-1] and not self.is_over_before(steps[-1] + 1)
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether words of an end come right after a step, and after them no more than what was saved."""
+        if self.last_words is None or self.is_over_before(self.last_words[0]):
+            return False
+        steps = self._lines(STEP)
+        return bool(steps) and max(self._lines(OVER, SUCCESS, SHUT), default=0) < steps[-1]
 
     def went_on_after(self, line: int, who: Who = ANYBODY) -> bool:
         """Whether the job, or one process of it, went on after the failure that a line tells.
@@ -323,22 +352,35 @@ class Life:
         """Whether there is a step after a line, and not only a server that could be asked."""
         return any(sign.line > line and STEP in sign.kinds and READY not in sign.kinds for sign in self.signs)
 
-    def is_shut_after(self, line: int) -> bool:
-        """Whether a server that was at work before a line ended in good order after it."""
-        return any(number < line for number in self._lines(STEP, UP)) and any(
-            number > line for number in self._lines(SHUT)
-        )
+    def is_shut_by(self, line: int) -> bool:
+        """Whether a server that was told to end in a line was at work, or ended in good order after it."""
+        before = [sign for sign in self.signs if sign.line < line and not sign.kinds.isdisjoint((STEP, UP))]
+        shut = any(number > line for number in self._lines(SHUT))
+        return bool(before) and (shut or before[-1].form == _ANSWERED)
 
     def is_over_before(self, line: int) -> bool:
         """Whether the job had come to its end before a line: after steps, or what is done is but its start.
 
-        Its bar may be drawn once more after that. A server that ends in good order has been one.
+        Its bar may be drawn once more after that, and its result be tested. What it has begun since has to
+        be done. A server that ends in good order has been one.
         """
-        over = max((number for number in self._lines(OVER, SHUT) if number < line), default=0)
-        steps = [sign for sign in self.signs if STEP in sign.kinds and sign.line < line]
-        later = (sign for sign in steps if sign.line > over)
+        before = [sign for sign in self.signs if sign.line < line]
+        closed = max((sign.line for sign in before if sign.sums_up or END in sign.kinds), default=0)
+        over = max(
+            (
+                sign.line
+                for sign in before
+                if sign.kinds & {OVER, SHUT} or (LAST in sign.kinds and sign.line < closed)
+            ),
+            default=0,
+        )
+        steps = [sign for sign in before if STEP in sign.kinds]
         was = over in self._lines(SHUT) or any(sign.line <= over for sign in steps)
-        return was and all(sign.step.startswith(_DRAWN) for sign in later)
+        drawn = {sign.step for sign in steps if sign.line <= over and sign.step.startswith(_DRAWN)}
+        later = [sign for sign in before if sign.line > over and sign.kinds - {BEGIN}]
+        due = bool(later) and DUE in later[-1].kinds
+        further = (sign for sign in later if STEP in sign.kinds and sign.step not in drawn)
+        return was and not due and all(sign.sums_up or sign.full for sign in further)
 
     def is_over_after(self, line: int) -> bool:
         """Whether the job has come to its end after a line."""
@@ -383,8 +425,12 @@ def look_for_life(lines: Sequence[Line], last: int) -> Life:
         if kinds:
             marked = line.marked and not line.text[:1].isspace()  # and it is no source code of a frame
             form = _form_of(line.text) if step else ""
-            signs.append(Sign(number, kinds, step, form, line.process, marked, line.pid))
-    behind = max((sign.line for sign in signs if sign.kinds - {BEGIN}), default=last)
+            sums_up = _EVALUATED.search(line.text) is not None and not _COUNTERS.search(line.text)
+            full = _FULL in line.text
+            signs.append(Sign(number, kinds, step, form, line.process, marked, line.pid, sums_up, full))
+    behind = max(
+        (sign.line for sign in signs if sign.kinds - {BEGIN, END, DUE} and not sign.sums_up), default=last
+    )
     return Life(
         tuple(signs), seen.last, seen.text, _last_words(lines[len(lines) - last + behind :], behind + 1)
     )
@@ -434,7 +480,9 @@ def _kinds_of(text: str) -> frozenset[str]:
     if (not row or _ROW.search(text)) and not _NO_STEP.search(text) and not _is_at_zero(text):
         if starts and (_BAR.search(text) or _PART.search(text)):
             return frozenset([LOAD, BEGIN, *([] if _BAR.search(text) else [UP])])
-        return frozenset([STEP, *([END] if _RESULT.search(text) else []), *([ROW] if row else []), *over])
+        last = [LAST] if _is_last(text) else []
+        end = [END] if _RESULT.search(text) else []
+        return frozenset([STEP, *end, *last, *([ROW] if row else []), *over])
     if _SUCCESS.search(text):
         return frozenset([END, SUCCESS, OVER])
     if _NO_END.search(text):
@@ -444,12 +492,19 @@ def _kinds_of(text: str) -> frozenset[str]:
     begin = [BEGIN] if _BEGIN.search(text) else []
     if _END.search(text) and not starts:
         return frozenset([END, *over, *begin])
-    return frozenset(begin)
+    return frozenset([*begin, *([DUE] if _DUE.search(text) else [])])
 
 
 def _form_of(text: str) -> str:
     """A line without its numbers, and without what a bar draws."""
     return _ANSWERED if _ANSWER.search(text) else _DRAWING.sub("", _FIGURE.sub("", text))
+
+
+def _is_last(text: str) -> bool:
+    """Whether a line tells what the last epoch gave: it has values, and all that it counts is complete."""
+    if not _EPOCH.search(text) or not _VALUE_OF_STEP.search(text) or _BAR.search(text):
+        return False
+    return 0 < len(_COUNTERS.findall(text)) == len(_ALL_OF.findall(text))
 
 
 def _is_at_zero(text: str) -> bool:

@@ -218,7 +218,7 @@ _SERIOUS: Final = re.compile(
 )
 # It has been dealt with, also if its level is an error's.
 _HANDLED: Final = re.compile(
-    r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to|skipping|continuing"
+    r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to|skipp(?:ed|ing)|continuing"
     r"|trying (?:again|another|the next|next|port \d)|starting (?:fresh|from scratch)|(?<=[,;] )using \w)\b"
 )
 

@@ -66,7 +66,7 @@ _WRAPPERS: Final = re.compile(
 # They follow when another process is gone, or when this one was told to end.
 _FOLLOWERS: Final = (
     *("BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError"),
-    *("EOFError", "KeyboardInterrupt", "SystemExit", "CancelledError", "SignalException"),
+    *("CommClosedError", "EOFError", "KeyboardInterrupt", "SystemExit", "CancelledError", "SignalException"),
 )
 _TRUNCATED: Final = "pickle data was truncated"
 # The message has no end here: the next line has the point.

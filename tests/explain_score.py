@@ -2,7 +2,8 @@
 
 Each log re-enacts a failure of a public thread: the messages are the programs' own, all else is made up. Its
 head has the thread's address, the cause, and which line shows it. The logs are split once, by a hash of the
-address: two thirds are to work with (`--work` shows each miss), and the last third is only measured.
+address: two thirds are to work with (`--work` shows each miss), and the last third is only measured. Logs of
+the kind `silent` stop in the midst of the work: their jobs hang, or were ended without a word.
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ def main() -> int:
         **{name: outcomes[name] for name in (RIGHT, CONSEQUENCE, UNKNOWN, WRONG, ALL_CLEAR)},
         "unknown, with the line among the suspects": sum(
             each.outcome == UNKNOWN and each.is_among_suspects for each in failing
+        ),
+        "all clear, but in the midst of steps": sum(
+            each.outcome == ALL_CLEAR and each.said["midst"] is not None for each in failing
         ),
         "helpful advice": sum(each.is_helpful for each in failing),
         "healthy logs": len(healthy),

@@ -29,7 +29,7 @@ _LIBUV = "RuntimeError: use_libuv was requested but PyTorch was built without li
 _ABORTED = "Fatal Python error: Aborted\n"
 _KEYS = {
     *("found", "known", "verdict", "consequences", "others", "notices"),
-    *("other_tries", "stop", "suspects", "attempts", "logs", "lines"),
+    *("other_tries", "stop", "midst", "suspects", "attempts", "logs", "lines"),
 }
 
 
@@ -50,9 +50,18 @@ def test_a_known_error_from_standard_input() -> None:
 
 def test_nothing_found_is_exit_code_0(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
-    path.write_text("step 1 loss 0.5\n" * 3)
+    path.write_text("step 1 loss 0.5\n" * 3 + "Training finished\n")
     done = _explain(str(path))
-    assert (done.exit_code, done.stdout) == (0, "No error was found in 3 lines.\n")
+    assert (done.exit_code, done.stdout) == (0, "No error was found in 4 lines.\n")
+
+
+def test_a_log_that_ends_in_the_midst_of_steps_is_good_news_only_of_a_job_that_runs() -> None:
+    text = "step 1 loss 0.5\nstep 2 loss 0.4\n"
+    done = _explain(text=text)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("No error was found in 2 lines.\n\nThe log ends in the midst of the work")
+    stops = {name: json.loads(_explain("--json", text=text).stdout)[name] for name in ("stop", "midst")}
+    assert stops == {"stop": None, "midst": {"text": "step 2 loss 0.4", "log": "standard input", "line": 2}}
 
 
 def test_what_is_mostly_harmless_is_told_with_exit_code_0() -> None:

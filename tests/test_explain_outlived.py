@@ -22,8 +22,18 @@ _FEEDER = traceback("BrokenPipeError: [Errno 32] Broken pipe").replace("in train
 _TEE = traceback(_BANANA, "[default1]:")
 _RESET = traceback("ConnectionResetError: [Errno 104] Connection reset by peer")
 _KILLED = "W1115 14:36:19.1 7 torch/x.py:8] Received Signals.SIGTERM death signal, shutting down workers\n"
+_CANCELLED = "step 9 loss 1\nslurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-02-02T02:02:02 ***\n"
 _REFUSED = "ssh: connect to host worker-0 port 22: Connection refused\n"
 _SUMMED_UP = "wandb: Run summary:\nwandb:  loss 1.88\nwandb:  acc 0.5\nwandb: Synced 5 W&B file(s)\n"
+_READY = "INFO:     Application startup complete.\n"
+_ANSWERS = 'INFO:     10.0.0.1:4711 - "POST /v1/completions HTTP/1.1" 200 OK\n' * 2
+_PROBES = 'INFO:     10.0.0.1:4711 - "GET /health HTTP/1.1" 200 OK\n' * 5
+_SHUT = "INFO:     Shutting down\nINFO:     Application shutdown complete.\n"
+_DEAD = traceback("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
+_ROWS = "| Allocations   |   601   |   612   |\n| Active allocs |   602   |   613   |\n"
+_UPLOADS = "a.pt: 100%|##| 3/3 [00:01<00:00,  2.1it/s]\nb.pt: 100%|##| 7/7 [00:01<00:00,  5.1it/s]\n"
+_LOADS = "agent: load 0.5 of 8 cores\nagent: load 0.4 of 8 cores\nagent: load 0.1 of 8 cores\n"
+_WAITS = "Avg generation throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 3 reqs\n" * 2
 _NO_ERROR = '{"level": "info", "step": 1, "loss": 0.5, "error": null, "failed": 0}\n'
 
 _PAIRS = {
@@ -48,9 +58,12 @@ _PAIRS = {
         _RAISED + "Job finished\nTraining complete\n",
     ),
     "preempted": (
-        "step 9 loss 1\nslurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-02-02T02:02:02 ***\n" + _STEPS,
-        "step 9 loss 1\nslurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-02-02T02:02:02 ***\n"
-        "saving checkpoint at step 9\nsaved ckpt/step_9.pt\n",
+        _CANCELLED + "Resuming from ckpt/step_9.pt\n" + _STEPS,
+        _CANCELLED + "saving checkpoint at step 9\nsaved ckpt/step_9.pt\n",
+    ),
+    "the last steps of a job that was ended": (
+        _CANCELLED + "Resuming from ckpt/step_9.pt\n" + _STEPS,
+        _CANCELLED + _STEPS,
     ),
     "a thread": (_STEPS + _THREAD + "Best model saved\n", _STEPS + _THREAD),
     "the exit": (_STEPS + "Training finished\n" + _FEEDER, _STEPS + _FEEDER),
@@ -121,6 +134,77 @@ _PAIRS = {
         "loading scripts\n" + _RAISED + "Running on local URL:  http://127.0.0.1:7860\n",
         "Running on local URL:  http://127.0.0.1:7860\n" + _RAISED,
     ),
+    "what is summed up at the end": (_STEPS + _RAISED + _STEPS, _STEPS + _RAISED + _ROWS),
+    "what others count": (_LOADS + _RAISED + _STEPS, _LOADS + _STEPS + _RAISED + _LOADS + _UPLOADS),
+    "requests": (_READY + _RAISED + _ANSWERS, _READY + _RAISED + _PROBES),
+    "an engine that is dead": (_DEAD + _READY + _ANSWERS, _DEAD + _PROBES + _ANSWERS + _PROBES),
+    "an engine that dies again": (_DEAD + _READY + _ANSWERS, _READY + _DEAD + _READY + _DEAD + _ANSWERS),
+    "what another process says": (
+        traceback(_BANANA, "(Server pid=1) ") + _ANSWERS.replace("INFO:", "(Server pid=1) INFO:"),
+        traceback(_BANANA, "(Engine pid=7) ") + _ANSWERS.replace("INFO:", "(Server pid=1) INFO:"),
+    ),
+    "a process of multiprocessing": (_RAISED + _READY, f"Process SpawnProcess-1:\n{_RAISED}{_READY}"),
+    "a server that is told to end": (_READY + _ANSWERS + "^C\n" + _SHUT, _STEPS + "^C\n"),
+    "signals": (
+        f"{_READY}{_ANSWERS}Signal (15) received.\n{_SHUT}",
+        f"{_READY}{_ANSWERS}Signal (11) received.\n{_SHUT}",
+    ),
+    "a server that ends": (_READY + _ANSWERS + _SHUT, _READY + _ANSWERS + _RAISED + _SHUT),
+    "requests that wait": (_READY + _WAITS + _ANSWERS, _READY + _ANSWERS + _WAITS),
+    "a process that others outlive": (
+        "worker 3 died unexpectedly\nRestarting worker 3\n" + _STEPS,
+        "worker 3 died unexpectedly\n" + _STEPS,
+    ),
+    "a console of Windows": (
+        _STEPS + "Training finished\nPress any key to continue . . .\n",
+        _STEPS + "Press any key to continue . . .\n",
+    ),
+    "an editor's console": (
+        _STEPS + "Process finished with exit code 0\n",
+        _STEPS + "Process finished with exit code -1073741819 (0xC0000005)\n",
+    ),
+    "at zero": ("Epoch 0 step 0\nEpoch 0 step 1\n", "Epoch 0 step 0\n"),
+    "the last epoch, with its result": (
+        f"Epoch 2/2 loss 0.5\nbest acc 0.9\n{_RESET}",
+        f"Epoch 2/2\nbest acc 0.9\n{_RESET}",
+    ),
+    "the last epoch, in part": (
+        "Epoch 2/2 loss 0.5\nsaved a.pt\nTerminated\n",
+        "Epoch 2/2 batch 7 loss 0.5\nsaved a.pt\nTerminated\n",
+    ),
+    "what is due after the training": (
+        _STEPS + "Training finished\nUploading a.pt\nUpload complete\nTerminated\n",
+        _STEPS + "Training finished\nUploading a.pt\nTerminated\n",
+    ),
+    "an evaluation after the training": (
+        _STEPS + "Training finished\n100%|##| 9/9 [00:01<00:00,  2.1it/s]\nTerminated\n",
+        _STEPS + "Training finished\n 11%|# | 1/9 [00:01<00:08,  2.1it/s]\nTerminated\n",
+    ),
+    "a scheduler, after the end": (
+        _STEPS + "Training finished\n" + _CANCELLED[16:],
+        _STEPS + _CANCELLED[16:],
+    ),
+    "a timeout is no farewell": (
+        _STEPS + "Training finished\n" + _RESET,
+        _STEPS + "Training finished\n" + traceback("TimeoutError: Watchdog timed out waiting for rank 3"),
+    ),
+    "a helper of the script": (
+        _STEPS + "run.sh: line 4: 88 Killed                  tensorboard --logdir runs\n" + _STEPS,
+        _STEPS + "run.sh: line 4: 88 Killed                  python train.py\n" + _STEPS,
+    ),
+    "a server at work that is told to end": (_READY + _ANSWERS + "^C\n", _READY + "^C\n"),
+    "early": (
+        _STEPS + "Early stopping triggered\nTerminated\n",
+        _STEPS + "EarlyStopping counter: 3 out of 9\nTerminated\n",
+    ),
+    "a tracker's upload": (
+        _STEPS + "Training finished\nwandb: ERROR Failed to upload media.json\n",
+        _STEPS + "Training finished\nERROR Failed to upload a.pt\n",
+    ),
+    "what was saved at an end": (
+        _STEPS + "saved a.pt\n",
+        _STEPS + "Received SIGTERM\nsaved a.pt\nbest acc 0.9\n",
+    ),
     "tests that plan a failure": (
         f"test_a ... {_RAISED}ok\nRan 1 test in 0.1s\n\nOK\n",
         f"test_a ... {_RAISED}FAIL\nRan 1 test in 0.1s\n\nFAILED (failures=1)\n",
@@ -141,6 +225,29 @@ def test_what_a_job_outlived_is_told_from_what_it_died_of(name: str) -> None:
     outlived, died = map(_explained, _PAIRS[name])
     assert (outlived.found, outlived.verdict) == (False, None)
     assert died.found
+
+
+_LAST_WORDS = (
+    "##[error]Process completed with exit code 137.",
+    "{local_task_job.py:102} INFO - Task exited with return code Negsignal.SIGKILL",
+    "=   EXIT CODE: 9",
+    "make: *** [Makefile:12: train] Error 1",
+    "[1]+  Exit 137                nohup python train.py",
+    "job 4711 exceeded hard wallclock time",
+    "Connection to gpu-box closed by remote host.",
+    "Your notebook tried to allocate more memory than is available. It has restarted.",
+    "Received SIGTERM, exiting",
+    "Traceback (most recent call last):",
+    "Lost connection to worker 3",
+    "段错误 (核心已转储)",
+)
+
+
+@pytest.mark.parametrize("words", _LAST_WORDS)
+def test_words_of_an_end_behind_the_last_step_are_no_good_news(words: str) -> None:
+    died = _explained(f"{_STEPS}{words}\n")
+    assert died.verdict is not None or died.suspects or (died.stop is not None and died.stop.line == 3)
+    assert not _explained(f"step 1 loss 0.5\n{words}\n{_STEPS}").found
 
 
 _PROGRESS = {

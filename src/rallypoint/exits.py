@@ -38,6 +38,7 @@ _STATUSES: Final = {
 _HINTS: Final = {
     "SIGKILL": "it was killed from outside, most likely because the machine's memory ran out",
     "SIGSEGV": _CRASHED,
+    "SIGILL": "this processor lacks an instruction: install another build",
     "SIGABRT": _ABORTED,
     "SIGBUS": "it crashed in native code; often shared memory is full (/dev/shm)",
     **{f"0x{status:08X}": hint for status, (_, hint) in _STATUSES.items() if hint},

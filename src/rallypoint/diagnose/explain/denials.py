@@ -14,11 +14,14 @@ _DENIALS: Final = re.compile(
     rf"(?i)\b(?:no|0|zero|without(?: any)?) (?:\w{{1,20}} )?{_FAILURE}\b"
     rf"|[\"']?\b(?:\w{{0,40}}[_ ])?{_FAILURE}[\"']? {{0,2}}[:=] {{0,2}}"
     r"(?:0(?![.\d])|null|none|nil|false|\"\"|''|\[\]|\{\})"
+    rf"|\b{_FAILURE} 0(?=,|$)"
     rf"|\b\d{{1,9}} xfailed|\bxfail(?:ed)?\b|\bexpected {_FAILURE}\b(?:=\d{{1,9}})?"
     # names, of which the words are a part: settings, metrics, tests, loggers
     rf"|\b[a-z]\w{{0,40}}\.{_FAILURE}\b(?!: )"
     rf"|\b[a-z0-9]{{1,40}}_(?:\w{{0,60}}_)?{_FAILURE}(?:_\w{{1,60}})?\b(?!: )"
     rf"|\b{_FAILURE}_\w{{1,60}}(?!\w|: )"
+    # a shell, of what a script starts beside its job
+    r"|\b(?:killed|terminated) {2,40}(?:\S{0,200}/)?(?:tensorboard|nvidia-smi|dcgmi|watch|tail|sleep)\b"
 )
 
 

@@ -4,6 +4,10 @@ Jobs live on after much that looks bad: a module that is missing and not needed,
 printed. So a log shows a bad end only if a launcher, the system or the runtime says so; if a logger calls
 something known an error; or if the log ends with it, since then nothing shows that the job went on.
 
+What is said weighs, too. Exceptions are caught; but a process that is gone stays so, whatever others write
+after it: the server in front of a dead engine still tells its health, and ranks make their last steps. So
+only a new start outlives that, or a launcher's word that all went well.
+
 torchrun's table names the rank that it saw failing first. torchrun looks at its ranks now and then, and
 several may have failed by then. So the table is proof only if the others still ran and torchrun had to end
 them.
@@ -12,13 +16,14 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rallypoint.diagnose.explain.life import Life
+from rallypoint.diagnose.explain.denials import without_denials
+from rallypoint.diagnose.explain.life import ANYBODY, IS_READY, Life, Who
 from rallypoint.diagnose.explain.local_ranks import LocalRanks
-from rallypoint.diagnose.explain.prefixes import MILD, NOBODY, SERIOUS, Line, Process
+from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line
 from rallypoint.diagnose.explain.stamps import read_stamp
 from rallypoint.diagnose.explain.suspects import is_loud
 from rallypoint.diagnose.explain.tracebacks import Raised
@@ -36,6 +41,17 @@ MARKS: Final = (
     *("ssh exited with", "non-zero exit status", "A worker died or was killed"),
     # containers
     *("command terminated with", "exited with code", "OOMKilled", "CrashLoopBackOff", "low on resource"),
+    *("DUE TO TIME LIMIT", "job killed"),
+    # vLLM and SGLang, of the part that does the work: the server may still tell that it is well
+    *("EngineDeadError", "EngineCore encountered a fatal error", "Engine core proc", "(engine dead)"),
+    *("MQLLMEngine is already dead", "Engine background task failed", "Background loop has errored"),
+    *("Scheduler hit an exception", "SIGQUIT received", "Received sigquit from a child", "Shard 0 crashed"),
+    # text-generation-inference, Triton, gunicorn
+    *("signaled to shutdown with signal", "Signal (11) received", "was sent SIG", "was sent code"),
+    # supervisord, Jupyter, the C library
+    *("entered FATAL state", "; not expected)", "restarting kernel", "free(): invalid", "double free or"),
+    # an editor's console, the one of Windows
+    *("finished with exit code", "退出代码", "Press any key to continue", "请按任意键继续"),
 )
 """A line with one of these says that a process ended badly, or that a launcher gave up."""
 TOLD_TO_END: Final = "death signal"
@@ -43,19 +59,52 @@ TOLD_TO_END: Final = "death signal"
 _BACKTRACE_MARK: Final = "frame #"
 _GAVE_UP: Final = "Killing subprocess"
 """DeepSpeed, of the processes that it ends since one has failed."""
-SELECTED: Final = (*MARKS, _GAVE_UP, _BACKTRACE_MARK, "Failures:")
-"""Every line that matters here has one of these."""
-_ENDED_BADLY: Final = re.compile(
-    "|".join(map(re.escape, MARKS)) + r"|^(?:\S+: line \d+: +\d+ )?killed(?: {2}|$)", re.IGNORECASE
+_STARTED: Final = ("Application startup complete", "Running on local URL", "Running on http", "Service at")
+_DEATHS: Final = (
+    *("died", "crashed", "has terminated", "is dead", "was killed", "were killed", "been killed"),
+    *("was aborted", "were aborted", "been aborted", "unexpectedly"),
 )
+SELECTED: Final = (
+    *(*MARKS, *_DEATHS, *_STARTED, _GAVE_UP, _BACKTRACE_MARK),
+    *("Failures:", "Terminated", "^C"),
+)
+"""Every line that matters here has one of these."""
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern for any of some texts, with any number in the place of one."""
+    return "|".join(re.sub(r"\d+", r"\\d+", re.escape(text)) for text in texts)
+
+
+_SAID_OF: Final = (
+    "process|workers?|runner|kernel|engine|server|trainers?|shard|child|backend|container|program"
+)
+_ENDED_BADLY: Final = re.compile(
+    _any_of(MARKS)
+    + r"|^(?:\S+: line \d+: +\d+ )?(?:killed|terminated)(?: {2}|$)|\^C$"
+    + rf"|\b(?:{_SAID_OF})\b(?: [^\s.:]+){{0,4}} (?:(?:has |have )?died|crashed|has terminated|is dead"
+    r"|(?:was|were|been) (?:killed|aborted)|(?:exited|terminated|ended) unexpectedly)\b",
+    re.IGNORECASE,
+)
+_TOLD: Final = re.compile(
+    rf"{TOLD_TO_END}|^Signal \((?:1|2|15)\) received|was sent SIG(?:TERM|INT|HUP)|^Terminated$|\^C$"
+    r"|^Press any key|^请按任意键"
+)
+"""Somebody has told it to end, or nobody knows: its end may be a good one."""
+_CANCELLED: Final = re.compile(r"CANCELLED AT|DUE TO TIME LIMIT|job killed: walltime")
+"""A scheduler has ended it for good: of a job that is over, it only took what was left."""
+_WAITED: Final = re.compile(r"(?i)\btim(?:ed |e|ing )out\b")
+"""A job that is over waits for nobody."""
 _BACKTRACE: Final = re.compile(rf"Exception raised from |{_BACKTRACE_MARK}\d")
 _CODE: Final = re.compile(
-    r"(?:return code =|exit code:?|exitcode:|exited with code|exit status|non-zero status) *(?P<code>-?\d+)"
-    r"|(?:on signal|with signal|Signals\.SIG\w+:) *(?P<signal>\d+)",
+    r"(?:return code =|exit code:?|exitcode:|exited with code|exit status|non-zero status|退出代码)"
+    r" *'?(?P<code>-?\d+)|(?:on signal|with signal|Signals\.SIG\w+:|^signal) *\(?(?P<signal>\d+)",
     re.IGNORECASE,
 )
 _SENT: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 """Signals that come from outside; launchers end the other processes with these."""
+_ASKED: Final = (-1, -2, -15)
+"""The codes of processes that were asked to end."""
 LAST_LINES: Final = 12
 """How many lines count as the end of a log: other ranks may speak for a moment longer."""
 
@@ -70,6 +119,8 @@ _TRY_FAILED: Final = re.compile(
 _MOST_LINES: Final = 100
 _MOST_AGENTS: Final = 100_000
 _INDENT: Final = "  "
+_FAR: Final = 1_000
+"""So many lines nobody writes who was ended."""
 
 
 @dataclass
@@ -84,6 +135,10 @@ class Ending:
     """The last line that speaks of one after which the job went on, before it failed for good."""
     _fatal: int = 0
     """The last line that no process can have outlived."""
+    _final: int = 0
+    """The last line after which there is nothing but a new start."""
+    _started: bool = False
+    """Whether a server was ready after that."""
     _hard: int = 0
     """The last line that speaks of a failure of the program itself: not of a thread, nor in plain words."""
     _loud: bool = False
@@ -92,8 +147,10 @@ class Ending:
     """The first line with what mostly follows from an end: of another process, or of all, as it was told."""
     _aside: int = 0
     """The last line with an exception of a thread, of a task, or at the exit."""
-    _failed: dict[Process, int] = field(default_factory=dict)
-    """For each process that a launcher has named, its last line with an exception."""
+    _failed: dict[Who, int] = field(default_factory=dict)
+    """For each process that a launcher or a logger has named, its last line with an exception."""
+    _told: bool = False
+    """Whether the first line with what mostly follows from an end is one that tells it to end."""
 
     def take(self, line: Line, number: int, raised: Raised | None, roles: Collection[str]) -> bool:
         """Read a line, with the exception that it names and the roles of the known causes in it.
@@ -101,8 +158,11 @@ class Ending:
         Returns whether it says that a process ended badly.
         """
         known = any(role != "notice" for role in roles)
-        ended = bool(_ENDED_BADLY.search(line.text)) and code_of(line.text) != 0
+        code = code_of(line.text)
+        ended = bool(_ENDED_BADLY.search(line.text)) and code != 0
+        ended = ended and bool(_ENDED_BADLY.search(without_denials(line.text)))  # rarely, since it is slow
         gave_up = line.text.startswith(_GAVE_UP)
+        told = _TOLD.search(line.text) is not None or (ended and code is not None and code in _ASKED)
         self.shown = self.shown or (known and line.severity == SERIOUS) or ended or gave_up
         spoken = (raised is not None and not raised.warned) or (known and line.severity != MILD)
         if spoken or ended or gave_up or (number <= self.last + LAST_LINES and _BACKTRACE.match(line.text)):
@@ -111,21 +171,32 @@ class Ending:
             plain = raised is None and not (ended or gave_up) and line.severity != SERIOUS
             self._loud = self._loud or (plain and is_loud(line.text))
             self._aside = number if aside else self._aside
-            if TOLD_TO_END in line.text or (_is_follower(raised, roles) and not (ended or gave_up)):
+            cancelled = _CANCELLED.search(line.text) is not None
+            follows = _is_follower(raised, roles) and not (ended or gave_up or _WAITED.search(line.text))
+            if told or cancelled or follows:
+                self._told = told if not self._followed else self._told
                 self._followed = self._followed or (0 if plain or aside else number)
             else:
                 self._hard = self._hard if plain or aside else number
         if raised is not None and line.marked:
             self._fatal = number
-        if raised is not None and line.process != NOBODY and len(self._failed) < _MOST_AGENTS:
-            self._failed[line.process] = number
+        alone = raised is not None and raised.alone and not raised.is_follower
+        gone = (ended and not told and not _TRY_FAILED.search(line.text)) or alone
+        if line.severity != MILD and gone:
+            self._final, self._started = number, False
+        elif self._final and IS_READY.search(line.text):
+            self._started = True
+        who = (line.process, line.pid)
+        if raised is not None and who != ANYBODY and len(self._failed) < _MOST_AGENTS:
+            self._failed[who] = number
         return ended
 
     def look_back(self, life: Life, before: int, number: int) -> None:
         """What the lines between two failures show, of which the later one has this number."""
-        failed = {process: line for process, line in self._failed.items() if line < number}
+        failed = {who: line for who, line in self._failed.items() if line < number}
         fatal = 0 < self._fatal < number and not life.teed
-        if not fatal and _went_on(life, before, failed):
+        final = 0 < self._final < number and not self._started
+        if not fatal and not final and _went_on(life, before, failed):
             self.outlived = before
 
     def _went_by(self, life: Life) -> bool:
@@ -145,14 +216,24 @@ class Ending:
 
         A process that has failed has to go on itself: others may not have missed it yet.
         """
+        over = bool(self._followed and not self._hard) and (
+            life.is_over_before(self._followed) or (self._told and life.is_shut_by(self._followed))
+        )
+        if self._final and not over and not self._is_started_anew(life):
+            return False
         if tries > 0:
-            return life.went_on_after(self.last)
+            return life.went_on_after(self.last) or life.began_again_after(self.last)
         if self._fatal and not life.teed:
             return False
         if not self._hard and not self._followed:
             return self._went_by(life)
-        over = not self._hard and life.is_over_before(self._followed)
         return over or _went_on(life, self.last, self._failed)
+
+    def _is_started_anew(self, life: Life) -> bool:
+        """Whether what was gone for good has been started again, and works."""
+        if self._started or life.last - self._final > _FAR:
+            return life.works_after(self.last)
+        return life.began_again_after(self._final)
 
 
 def _is_follower(raised: Raised | None, roles: Collection[str]) -> bool:
@@ -161,10 +242,8 @@ def _is_follower(raised: Raised | None, roles: Collection[str]) -> bool:
     return known == {"symptom"} if known else raised is not None and raised.is_follower
 
 
-def _went_on(life: Life, last: int, failed: Mapping[Process, int]) -> bool:
-    return life.went_on_after(last) and all(
-        life.went_on_after(line, process) for process, line in failed.items()
-    )
+def _went_on(life: Life, last: int, failed: Mapping[Who, int]) -> bool:
+    return life.went_on_after(last) and all(life.went_on_after(line, who) for who, line in failed.items())
 
 
 def code_of(text: str) -> int | None:
@@ -173,6 +252,8 @@ def code_of(text: str) -> int | None:
     if found is None:
         return None
     code = -int(found["signal"]) if found["signal"] else int(found["code"])
+    if code < -255:
+        return code + 2**32  # a status of Windows
     return 128 - code if 128 < code < 160 else code  # as a shell tells a signal
 
 

@@ -76,7 +76,7 @@ _ORDERS: Final = {
 
 @dataclass(frozen=True)
 class Stop:
-    """The last line of a log that shows neither a job at work nor its end."""
+    """The last line of a log that does not show the end of its job."""
 
     text: str
     log: str
@@ -101,6 +101,8 @@ class Explanation:
     lines: int
     stop: Stop | None = None
     """Where the logs stop, if nothing was found and they show no end."""
+    midst: Stop | None = None
+    """Where the logs stop, if nothing was found and they end in the midst of steps."""
 
     @property
     def found(self) -> bool:

@@ -28,7 +28,7 @@ from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, S
 from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Stop, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
 from rallypoint.diagnose.explain.layers import Layer, is_echo
-from rallypoint.diagnose.explain.life import Life
+from rallypoint.diagnose.explain.life import DUE_WORK, Life
 from rallypoint.diagnose.explain.stamps import moment_of
 from rallypoint.diagnose.explain.suspects import Suspect
 
@@ -38,8 +38,8 @@ _HALF_A_YEAR: Final = timedelta(days=182)
 _ANY: Final = datetime(2000, 7, 1)
 _MOST_NAMED: Final = 3
 _WHOLE_SECOND: Final = timedelta(seconds=1)
-_SAVING: Final = re.compile(r"(?i)\b(?:sav|writ|stor|upload|push|export|merg|convert|checkpoint)")
-"""What a job has to do after its training."""
+_TRACKER: Final = re.compile(r"(?i)(?:wandb|comet|neptune|mlflow|clearml)\b")
+"""Who notes what a job does, and is no part of it."""
 
 
 def find_first_cause(evidence: Evidence) -> Explanation:
@@ -75,6 +75,7 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         tuple(source.name for source in evidence.sources),
         sum(source.lines for source in evidence.sources),
         _stop(evidence.sources, notices) if verdict is None else None,
+        _midst(evidence.sources) if verdict is None else None,
     )
 
 
@@ -168,10 +169,11 @@ def _suspects(evidence: Evidence) -> list[Suspect]:
 def _went_by(suspect: Suspect, life: Life) -> bool:
     """Whether a line that looks like a cause had no consequence: one that states an error needs more."""
     line = suspect.line
-    if not suspect.loud:
-        return life.shows_after(line)
-    if life.is_over_before(line) and not _SAVING.search(suspect.text):
+    due = DUE_WORK.search(suspect.text) and not _TRACKER.match(suspect.text)
+    if life.is_over_before(line) and not due:
         return True
+    if not suspect.loud:
+        return life.is_there_after(line)
     return life.steps_after(line) or life.is_first_after(line) or life.is_over_after(line)
 
 
@@ -202,18 +204,31 @@ def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequen
 
 
 def _stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | None:
-    """Where the logs stop, if none shows a job at work or at its end.
+    """Where the logs stop, if none shows a job at work or at its end; or what one says of an end after steps.
 
     Not if the last line is a notice: that is told, and what to do if the job hangs there.
     """
+    noticed = {(seen.log, seen.line) for each in notices for seen in each.seen}
+    for index, source in enumerate(sources):
+        words = source.life.last_words
+        told = words and any(log == index and line >= words[0] for log, line in noticed)
+        if words and not told and source.life.is_cut_short:
+            return Stop(words[1], source.name, words[0])
     written = [index for index, source in enumerate(sources) if source.life.text]
     if not written or any(source.life.shown for source in sources):
         return None
     last = sources[written[-1]]
-    noticed = {(seen.log, seen.line) for each in notices for seen in each.seen}
     if (written[-1], last.life.last) in noticed:
         return None
     return Stop(last.life.text, last.name, last.life.last)
+
+
+def _midst(sources: Sequence[Source]) -> Stop | None:
+    """Where the last of the logs stops, if all that were written to end in the midst of steps."""
+    written = [source for source in sources if source.life.text]
+    if not written or not all(source.life.in_the_midst for source in written):
+        return None
+    return Stop(written[-1].life.text, written[-1].name, written[-1].life.last)
 
 
 def _without_context(evidence: Evidence) -> None:

@@ -58,9 +58,14 @@ class Line:
     """Whether torch has put the rank before it, as it does with exceptions that nobody has caught."""
 
     @property
+    def handled(self) -> bool:
+        """Whether the text says that something was done about it."""
+        return _HANDLED.search(self.text) is not None
+
+    @property
     def severity(self) -> str:
         """mild, serious, or empty if neither the text nor the level tells."""
-        if _HANDLED.search(self.text) or _MILD.match(self.text):
+        if self.handled or _MILD.match(self.text):
             return MILD
         if _SERIOUS.match(self.text):
             return SERIOUS
@@ -213,7 +218,7 @@ _SERIOUS: Final = re.compile(
 )
 # It has been dealt with, also if its level is an error's.
 _HANDLED: Final = re.compile(
-    r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to|skipping"
+    r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to|skipp(?:ed|ing)|continuing"
     r"|trying (?:again|another|the next|next|port \d)|starting (?:fresh|from scratch)|(?<=[,;] )using \w)\b"
 )
 

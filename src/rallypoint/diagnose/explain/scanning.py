@@ -13,7 +13,6 @@ from itertools import islice
 from typing import Final
 
 from rallypoint.diagnose.explain import tracebacks
-from rallypoint.diagnose.explain.endings import TOLD_TO_END
 from rallypoint.diagnose.explain.evidence import Evidence, Sighting, Source
 from rallypoint.diagnose.explain.knowledge import Cause
 from rallypoint.diagnose.explain.layers import LAST_ERROR, layer_of
@@ -38,6 +37,7 @@ _WARNED_OF: Final = re.compile(
 _ASIDE: Final = re.compile(
     r"Exception in (?:thread|callback) |Task exception was never retrieved|Error in atexit|--- Logging error"
 )
+_ALONE: Final = re.compile(r"Process \S{1,80}:$")
 
 Writer = tuple[object, ...]
 
@@ -173,7 +173,8 @@ class _Scanner:
         """Whether a line belongs to the frames of a traceback, and the exception if it is its end."""
         state = self._tracebacks.get(line.writer) or Traceback()
         if tracebacks.BEGIN in line.text:
-            state.warned, state.aside = self._is_warned_of(line), self._is_aside()
+            state.warned, state.aside = self._is_warned_of(line), self._stands_behind(_ASIDE, 2)
+            state.alone = self._stands_behind(_ALONE, 1)
         raised = state.take(line.text)
         if state.idle or (tracebacks.BEGIN in line.text and not state.chained):
             self._settle(line.writer)
@@ -189,9 +190,9 @@ class _Scanner:
         record = head if head.record else self._split(before)
         return record.record and record.severity == MILD and bool(_WARNED_OF.search(record.text))
 
-    def _is_aside(self) -> bool:
-        """Whether the lines before a traceback say that it comes from a thread, a task or the exit."""
-        return any(_ASIDE.match(self._split(raw).text) for raw in islice(self._earlier(), 2))
+    def _stands_behind(self, head: re.Pattern[str], lines: int) -> bool:
+        """Whether one of the lines before a traceback says where it comes from."""
+        return any(head.match(self._split(raw).text) for raw in islice(self._earlier(), lines))
 
     def _judge(self, line: Line, raised: Raised | None, tries: int) -> None:
         matches = self._matches(line, tries)
@@ -204,7 +205,7 @@ class _Scanner:
         ended = self._source.ending.take(line, self._number, raised, [cause.role for cause, _ in matches])
         if before < self._source.ending.last:
             self._look_between(before, line)
-        if not matches and raised is None and (not mild or TOLD_TO_END in line.text):
+        if not matches and raised is None and (not mild or (ended and not line.handled)):
             self._note_line(line, tries, ended=ended)
         # An entry that needs a context may be dropped in the end.
         known = [cause for cause, _ in matches if not cause.context]

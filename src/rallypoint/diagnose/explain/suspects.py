@@ -30,13 +30,16 @@ _WORDS: Final = (
     (r"\btimed out\b|\btimeout\b", 2),
     (r"\bwarn(?:ing)?\b|\bretry(?:ing)?\b", -3),
     (r"\bdeprecat|\bfuturewarning\b", -5),
-    (r"\bresolved\b|\bresum(?:ed|ing)\b|\brecovered\b|sent help message", -6),  # it is over, or was said
+    (
+        r"\bresolved\b|\bresum(?:ed|ing)\b|\brecovered\b|sent help message|help / error messages",
+        -6,
+    ),  # it is over, or was said
     (r"\bof \d+ (?:\w+ )?failed\b|^failed \w+: \d", -6),  # a count, such as that of a validation
     (r"^Exception raised from \w+ at |^frame #\d+: ", -9),  # where in C++ a message above comes from
     (r"^frame #\d+|^\S+ FAILED$", -9),  # a C++ backtrace; the heading of torchrun's table
     (r"^\s+(?:raise \w|(?:warnings\.)?warn\()|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
     (
-        r"^During handling of |^The above exception was |^Last error:$|^Error in atexit"
+        r"^During handling of |^The above exception was |^Last error:$|^Error in atexit|^--- Logging error"
         r"|^Exception in thread ",
         -9,
     ),  # the answer is in the next lines

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 BEGIN: Final = "Traceback (most recent call last)"
-_IGNORED: Final = "Exception ignored in"
-MARKS: Final = (BEGIN, 'File "', _IGNORED, "what():")
+IGNORED: Final = "Exception ignored in"
+MARKS: Final = (BEGIN, 'File "', IGNORED, "what():")
 """A line with one of these opens something; a frame does so without a head, too."""
 _CHAINED: Final = (
     "During handling of the above exception, another exception occurred",
@@ -66,7 +66,7 @@ _WRAPPERS: Final = re.compile(
 # They follow when another process is gone, or when this one was told to end.
 _FOLLOWERS: Final = (
     *("BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError"),
-    *("EOFError", "KeyboardInterrupt", "SystemExit", "CancelledError", "SignalException"),
+    *("CommClosedError", "EOFError", "KeyboardInterrupt", "SystemExit", "CancelledError", "SignalException"),
 )
 _TRUNCATED: Final = "pickle data was truncated"
 # The message has no end here: the next line has the point.
@@ -108,6 +108,8 @@ class Raised:
     """Whether a logger has only warned of it."""
     aside: bool = False
     """Whether it was raised beside the program itself: in a thread, in a task, at the exit."""
+    alone: bool = False
+    """Whether it ended a process that Python's multiprocessing has started, and not the program."""
 
     @property
     def name(self) -> str:
@@ -159,6 +161,8 @@ class Traceback:
         self._thrown = _CXX
         self.aside = False
         """Whether it was raised in a thread, in a task, or at the exit."""
+        self.alone = False
+        """Whether it has ended a process of multiprocessing."""
         self._place: Frame | None = None
         self._own_place: Frame | None = None
 
@@ -181,7 +185,7 @@ class Traceback:
                 self._headless = True
                 self._take_frame(headless)
             return None
-        if text.startswith(_IGNORED):
+        if text.startswith(IGNORED):
             self._ignoring, self.frame = _IGNORED_LINES, True
             return None
         raised = self._take_body(text) if self._body else self._take_alone(text)
@@ -251,7 +255,13 @@ class Traceback:
             return None
         place = self._own_place or self._place
         raised = Raised(
-            found["kind"], found["message"] or "", place, self._chained, warned=self.warned, aside=self.aside
+            found["kind"],
+            found["message"] or "",
+            place,
+            self._chained,
+            warned=self.warned,
+            aside=self.aside,
+            alone=self.alone,
         )
         self._body, self._after, self._chained = False, _AFTER_LINES, False
         return raised

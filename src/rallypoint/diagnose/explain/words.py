@@ -30,6 +30,13 @@ _STOPPED: Final = (
     "If the job hangs there, `py-spy dump --pid PID` shows where each rank waits. If it has ended, the rest "
     "of its output is missing here: launchers write to standard error as well."
 )
+_SHOWS_NOTHING: Final = "shows neither training nor an end. It stops at"
+_ENDS: Final = "ends in the midst of the work, and with"
+_MIDST: Final = (
+    "The log ends in the midst of the work: good news, if the job is still running. If it is not, it was "
+    "ended without a word (`dmesg -T | grep -i killed`, `sacct -j JOB`, `kubectl describe pod POD`). If it "
+    "hangs, `py-spy dump --pid PID` shows where each rank waits."
+)
 _PASTED: Final = re.compile(r"`[^`]*`")
 _HELD: Final = "\0"
 """Stands for a blank at which a line must not be broken; no printable text has it."""
@@ -77,6 +84,8 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
         yield _nothing(explanation)
         if not explanation.suspects:
             yield from (_notice(incident, explanation) for incident in explanation.notices[:_MOST_ROWS])
+            if explanation.midst is not None and explanation.stop is None:
+                yield _prose(_MIDST)
         return
     incident = verdict.incident
     yield [*_wrapped(_headline(verdict)), *_quote(incident, explanation)]
@@ -144,7 +153,9 @@ def _nothing(explanation: Explanation) -> list[str]:
     if explanation.stop is not None:
         stop = explanation.stop
         return [
-            *_wrapped("No known error was found, but the log shows neither training nor an end. It stops at"),
+            *_wrapped(
+                f"No known error was found, but the log {_ENDS if explanation.midst else _SHOWS_NOTHING}"
+            ),
             *_wrapped(excerpt(stop.text, _LONGEST_QUOTE), "  | "),
             *_wrapped(f"({stop.log}, line {stop.line:,})", "  "),
             *_wrapped(_STOPPED),
@@ -257,6 +268,7 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
         "other_tries": [_verdict_json(each, explanation) for each in explanation.other_tries],
         "suspects": list(map(asdict, explanation.suspects)),
         "stop": None if explanation.stop is None else asdict(explanation.stop),
+        "midst": None if explanation.midst is None else asdict(explanation.midst),
         "attempts": explanation.attempts,
         "logs": list(explanation.logs),
         "lines": explanation.lines,

@@ -86,7 +86,7 @@ def test_tasks_of_a_job_with_a_secret_share_a_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="two machines are two network namespaces")
-@pytest.mark.parametrize("secret", ["", "ab" * 32])
+@pytest.mark.parametrize("secret", ["", "ab" * 32, "by the settings file"])
 def test_tasks_on_two_machines_with_and_without_a_secret(tmp_path: Path, secret: str) -> None:
     script = MEET + (
         "print('has', os.environ.get('RALLYPOINT_RELAY_OF'), os.environ.get('RALLYPOINT_SECRET'))\n"
@@ -94,9 +94,15 @@ def test_tasks_on_two_machines_with_and_without_a_secret(tmp_path: Path, secret:
     with job(tmp_path) as running, machines_on_switch(2) as (_, machines):
         first, port = machines[0].address, free_port()
         options = ["--tasks", f"--master-addr={first}", f"--master-port={port}", "--no-explain"]
+        told = {"RALLYPOINT_SECRET": secret}
+        if secret == "by the settings file":
+            file, told = tmp_path / "secret", {}
+            file.write_text("ab" * 32)
+            file.chmod(0o600)
+            (tmp_path / "rallypoint.toml").write_text(f'[env]\nRALLYPOINT_SECRET_FILE = "{file}"\n')
         for rank, machine in enumerate(machines):
             several = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
-            here = {"SLURM_NODEID": str(rank), "SLURM_LOCALID": "0", "RALLYPOINT_SECRET": secret}
+            here = {"SLURM_NODEID": str(rank), "SLURM_LOCALID": "0", **told}
             environ = {**variables_of(rank), **several, **here}
             running.start(script, options, environ, ("-m", "rallypoint", "run"), prefix=machine.prefix)
         assert running.wait() == [0, 0], running.logs()
@@ -213,13 +219,17 @@ def test_a_task_does_not_join_a_store_that_is_of_no_tasks(
         group.is_ready(60)
 
 
-def test_a_rank_that_waits_for_the_store_is_not_started_when_its_task_is_told_to_end() -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
+def test_a_rank_that_waits_for_the_store_is_not_started_when_its_task_is_told_to_end(name: str) -> None:
+    """Nor if it is sent what would end a process that does not wait for it."""
+    number = getattr(signal, name)
+
     def await_store(_: float) -> bool:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         return False
 
     ended = run_command(["false"], os.environ, lambda: True, is_agent=False, may_start=await_store)
-    assert ended == Ended(0, -signal.SIGTERM, signal.SIGTERM)
+    assert ended == Ended(0, -number, number)
 
 
 # What is refused --------------------------------------------------------------------------------------------

@@ -78,6 +78,7 @@ def run(prog: str, words: Sequence[str]) -> int:
         _check_options(
             order.options, _FOR_TASKS, "with --tasks: the scheduler has started the ranks", "leave it out"
         )
+        _be_as_ranks(settings)
         return end_as(_run(settings, order.target, task_of(settings), explains=not order.no_explain))
     if is_command:
         _check_options(
@@ -226,6 +227,22 @@ def _command(settings: Settings, target: Program, files: str) -> list[str]:
     return [sys.executable, *options, "-m", "rallypoint.pytorch.agent", *arguments]
 
 
+def _be_as_ranks(settings: Settings) -> None:
+    """A task starts the store and relays itself: what ranks are told of secrets and users is theirs, too."""
+    for name, each in settings.variables.items():
+        os.environ.setdefault(name, each.value)
+    os.environ.update(_access(settings))
+
+
+def _access(settings: Settings) -> dict[str, str]:
+    """The variables that say whom to trust."""
+    switches = {INSECURE_VARIABLE: "1"} if settings.insecure.value else {}
+    if settings.allow_user.value:
+        switches[USERS_VARIABLE] = settings.allow_user.text
+        access_of_environment(switches)  # a user who does not exist is told here, and not by every process
+    return switches
+
+
 def _environment(settings: Settings, folder: str, *, is_command: bool) -> dict[str, str]:
     of_file = {name: each.value for name, each in settings.variables.items()}
     environ: Mapping[str, str] = {**of_file, **os.environ}
@@ -239,12 +256,7 @@ def _environment(settings: Settings, folder: str, *, is_command: bool) -> dict[s
         switches[LIBUV_VARIABLE] = settings.use_libuv.text
     switches[STACKS_VARIABLE] = settings.stacks.text
     switches[STALL_VARIABLE] = settings.stall_after.text
-    if settings.insecure.value:
-        switches[INSECURE_VARIABLE] = "1"
-    if settings.allow_user.value:
-        switches[USERS_VARIABLE] = settings.allow_user.text
-        access_of_environment(switches)  # a user who does not exist is told here, and not by every process
-    environ = {**inject(environ), **switches, reports.VARIABLE: folder}
+    environ = {**inject(environ), **switches, **_access(settings), reports.VARIABLE: folder}
     environ.pop(SIGNALS_VARIABLE, None)  # of a launcher around this one
     return answering(environ) if is_command else environ
 

@@ -43,7 +43,7 @@ class Ended(NamedTuple):
     pid: int
     code: int
     told_to: int
-    """The SIGINT, SIGTERM or SIGBREAK that this process was sent, or 0."""
+    """The SIGINT, SIGTERM or SIGBREAK that this process was sent, or 0; before a start, any signal."""
 
 
 Deliver = Callable[[subprocess.Popen[bytes], int], object]
@@ -62,13 +62,14 @@ def run_command(
     """Run a command to its end. `on_look` is called every tenth of a second, until it returns False.
 
     If it raises, the command is told to end, and killed if it does not. Before the command is started,
-    `may_start` is asked again and again, with how long it may wait; a signal to end ends that as well.
+    `may_start` is asked again and again, with how long it may wait; a signal that would end the command ends
+    that as well.
     """
     lifeline = _lifeline(environ.get(SECRET_VARIABLE, ""))
     with children_end_with_us(), _passing_signals(deliver) as relay, lifeline as pipe:
         while not may_start(LOOK_SECONDS):
-            if relay.told_to:
-                return Ended(0, -relay.told_to, relay.told_to)
+            if relay.first:
+                return Ended(0, -relay.first, relay.first)
         process = _start(command, environ, pipe if is_agent else None)
         relay.open(process)
         try:
@@ -186,6 +187,8 @@ class _Relay:
         self._deliver = deliver
         self.told_to = 0
         """The first signal that was one to end."""
+        self.first = 0
+        """The first signal of those that end a process that has not asked for them."""
         self._waiting: list[int] = []
         self._is_passing = threading.Lock()
         self._had_terminal = has_terminal()
@@ -198,6 +201,8 @@ class _Relay:
     def take(self, number: int, _: FrameType | None) -> None:
         if not self.told_to and signal.Signals(number).name in _ENDINGS:
             self.told_to = number
+        if not self.first and number != getattr(signal, "SIGCONT", 0):
+            self.first = number
         self._waiting.append(number)
         self._pass_on()
 

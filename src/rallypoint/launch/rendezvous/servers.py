@@ -132,7 +132,7 @@ class MeetingPlace:
         if host not in self._reserve and ports == ANY_PORT:
             try:
                 self._reserve[host] = prepare_relay(host)
-            except (ServerStartError, BindError):
+            except (RallypointError, OSError):
                 pass  # if that is still so when it is needed, it is told
 
     def start_round(self, name: str, workers: int = 0, *, has_relays: bool = True) -> RoundStore:

@@ -218,6 +218,16 @@ def test_a_client_waits_for_no_more_keys_than_the_limit() -> None:
 # Refusals, and ends
 
 
+@pytest.mark.parametrize("sent", [get(b"k"), wait(b"k"), PING, request(Op.LOOK, b"{}")])
+def test_a_connection_with_a_session_asks_in_batches_alone(relay: ByHand, sent: bytes) -> None:
+    (below,) = relay.desk.open()
+    below.ask(session(bytes(16)))
+    assert below.ask(BEAT) == blob(b"")
+    below.send(sent)
+    assert "on a connection that has a session" in str(below.error)
+    assert relay.asked() == []
+
+
 def test_who_is_refused_is_closed_behind_its_earlier_replies(relay: ByHand) -> None:
     rank, other = relay.desk.open(2)
     rank.send(get(b"k") + add(b"k", 1) + get(b"l"))

@@ -130,7 +130,7 @@ class Rank(Client):
     """One client. Made by `RelayCore.open` alone."""
 
     __slots__ = (
-        *("_arrivals", "_calls", "_is_ending", "_keys", "_look", "_out", "_out_bytes"),
+        *("_arrivals", "_calls", "_has_session", "_is_ending", "_keys", "_look", "_out", "_out_bytes"),
         *("_is_paused", "_relay", "_replies", "_requests", "_waits", "is_present", "last"),
     )
 
@@ -148,6 +148,7 @@ class Rank(Client):
         self._waits: dict[_Wait, None] = {}
         self._keys = 0  # that it waits for
         self._is_ending = False
+        self._has_session = False
         self._look: _Reply | None = None
         self._arrivals: dict[tuple[bytes, int], _AtBarrier] = {}
         self._calls: dict[bytes, Call] = {}
@@ -182,6 +183,7 @@ class Rank(Client):
         return self.carry(Op.GET, [key], b"")
 
     def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes | None:
+        self._check_role(op)
         own = _OWN.get(op)
         if own is not None:
             reply = own(self, blobs, tail)
@@ -193,6 +195,15 @@ class Rank(Client):
             reply = b""
             self._requests.ask(self, op, blobs, tail, self._next_reply())
         return None if self._is_paused and not reply else reply
+
+    def has_session(self) -> None:
+        super().has_session()
+        self._has_session = True
+
+    def _check_role(self, op: Op) -> None:
+        """A relay asks in its batches: a frame and another reply would come in any order."""
+        if self._has_session:
+            raise ProtocolError(f"{op.name} on a connection that has a session")
 
     def go_on(self) -> bytes | None:
         """Go on with a batch; or with the next request, unless there is still a pause."""
@@ -290,6 +301,7 @@ class Rank(Client):
         return None if self._is_paused else b""
 
     def _begin_look(self) -> None:
+        self._check_role(Op.LOOK)
         if self._look is not None:
             raise ProtocolError("a second LOOK before the first is answered")
         self._look = self._next_reply()

@@ -9,15 +9,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
 from processes import BACKENDS, end
 from rallypoint.errors import BindError, RallypointError, ServerStartError, UsageError
-from rallypoint.server.process import hosting
+from rallypoint.server.process import processes
+from rallypoint.server.process.processes import end_kept
 from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS, RawClient, is_gone, until
 
@@ -211,9 +213,12 @@ def test_close_ends_the_server(backend: str) -> None:
     with RawClient(store.port) as client:
         assert client.answers()
         store.close()
-        assert is_gone(server), "close() waits for the end of the server"
-        assert client.read_rest() == b""
+        assert client.read_rest() == b"", "close() waits for the end of the server"
+        with pytest.raises(ConnectionRefusedError):
+            RawClient(store.port)
     store.close()  # once more does no harm
+    end_kept()
+    assert is_gone(server)
     with pytest.raises(RallypointError, match="this store is closed"):
         store.set("key", "value")
 
@@ -231,6 +236,7 @@ def test_clones_keep_the_server_until_the_last_is_closed() -> None:
     assert not is_gone(server)
     clones.clear()
     gc.collect()  # counts as closed
+    end_kept()
     assert is_gone(server)
 
 
@@ -277,6 +283,7 @@ def test_a_bound_socket_with_another_port() -> None:
         words = f"master_listen_fd is bound to port {port}, not to {wrong}"
         with pytest.raises(UsageError, match=words) as caught:
             TCPStore("localhost", wrong, is_master=True, master_listen_fd=bound.detach())
+    end_kept()
     assert servers_of(os.getpid()) == [], f"{caught.value}: and the server has ended with that"
 
 
@@ -297,6 +304,7 @@ def test_tenants_of_one_port_share_a_server() -> None:
         assert second.get("key") == b"value"
     finally:
         second.close()
+    end_kept()
     assert is_gone(server)
     with master(first.port, multi_tenant=True) as third:
         assert not third.check(["key"]), "a new server"
@@ -324,6 +332,7 @@ def test_tenants_that_come_at_the_same_time_share_a_server() -> None:
     finally:
         for store in stores:
             store.close()
+    end_kept()
     assert servers_of(os.getpid()) == []
 
 
@@ -341,6 +350,79 @@ def test_a_limit_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RALLYPOINT_LIMITS", "keybytes=10")
     with pytest.raises(UsageError, match=r"no limit called 'keybytes'\nhint: did you mean key_bytes\?"):
         master()
+
+
+# A process that is kept for the next store
+
+
+def test_the_process_of_a_store_that_was_closed_serves_the_next_and_has_forgotten_all() -> None:
+    with master() as store, RawClient(store.port) as client:
+        server = server_of(os.getpid())
+        store.set("key", "value")
+        assert client.answers()
+    for backend in BACKENDS:
+        with master(store.port, backend=backend) as again:
+            assert server_of(os.getpid()) == server
+            assert again.libuvBackend is (backend == "libuv")
+            assert not again.check(["key"])
+            assert again.num_keys() == 0
+    with master() as elsewhere:
+        assert server_of(os.getpid()) == server
+        assert elsewhere.port != store.port
+
+
+def test_a_process_is_not_kept_for_a_store_that_a_new_one_would_serve_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    servers = set()
+    changes: list[Callable[[], None]] = [
+        lambda: None,
+        lambda: monkeypatch.setenv("RALLYPOINT_LIMITS", "key_bytes=10"),
+        lambda: monkeypatch.chdir(tmp_path),
+        lambda: monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)]),
+    ]
+    for change in changes:
+        change()
+        with master():
+            servers.add(server_of(os.getpid()))
+    assert len(servers) == 4
+
+
+def test_a_process_that_died_while_it_was_kept_is_not_missed() -> None:
+    with master():
+        server = server_of(os.getpid())
+    os.kill(server, signal.SIGKILL)
+    until(lambda: is_gone(server), "it has ended")
+    with master() as store:
+        store.set("key", "value")
+
+
+def test_a_process_is_kept_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "KEPT_SECONDS", 0.0)
+    with master():
+        server = server_of(os.getpid())
+    with master():
+        assert server_of(os.getpid()) != server
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
+def test_a_process_that_is_kept_ends_with_its_parent_and_is_not_its_forks(ending: str) -> None:
+    script = """
+store.close()
+pid = os.fork()
+if pid == 0:
+    with TCPStore("localhost", 0, is_master=True) as own:
+        own.set("key", "value")
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+print("up", flush=True)
+sys.stdin.readline()
+"""
+    with parent(script, ending) as process:
+        assert line_from(process) == "up"
+        server = server_of(process.pid)
+        process.communicate("go\n", timeout=SECONDS)
+        until(lambda: is_gone(server), "the server has ended with its parent")
 
 
 BROKEN_CHILDREN = {
@@ -365,17 +447,19 @@ BROKEN_CHILDREN = {
 def test_a_child_that_dies_at_its_start(
     child: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    end_kept()
     before = psutil.Process().children()
-    monkeypatch.setattr(hosting, "_BOOTSTRAP", child)
+    monkeypatch.setattr(processes, "_BOOTSTRAP", child)
     with pytest.raises(ServerStartError, match=words):
         master()
     assert psutil.Process().children() == before
 
 
 def test_a_child_that_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    end_kept()
     before = psutil.Process().children()
-    monkeypatch.setattr(hosting, "_BOOTSTRAP", "import time; time.sleep(60)")
-    monkeypatch.setattr(hosting, "START_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "_BOOTSTRAP", "import time; time.sleep(60)")
+    monkeypatch.setattr(processes, "START_SECONDS", 0.1)
     with pytest.raises(ServerStartError, match=r"was not ready after 0\.1 s"):
         master()
     assert psutil.Process().children() == before
@@ -412,6 +496,7 @@ def test_a_server_that_was_killed_is_an_error_and_then_close_still_works() -> No
 def test_the_start_is_logged_and_the_end_of_a_block_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="rallypoint.server"), master() as store:
         server = server_of(os.getpid())
+    end_kept()
     assert is_gone(server)
     (line,) = (record.getMessage() for record in caplog.records if "store server on" in record.getMessage())
     assert f":{store.port}" in line

@@ -281,7 +281,7 @@ def test_a_worker_that_cannot_be_started_is_an_error_of_the_server(monkeypatch: 
     def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr(head, "PreparedServer", fail)
+    monkeypatch.setattr(head, "ServerProcess", fail)
     monkeypatch.setattr(pump, "stop_on_signals", lambda _: None)
     loop, _ = make_loop(Choice.LEGACY)
     server = head.Head(loop, Core(turn=loop.turn), listen("127.0.0.1", 0, WORKERS), None, WORKERS)

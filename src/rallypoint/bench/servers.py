@@ -26,6 +26,7 @@ from rallypoint.bench.workers import Worker, end_with_parent, start
 from rallypoint.relay.head import auto_workers
 from rallypoint.relay.hosting import host_store
 from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process.processes import end_kept
 
 REDIS_PROGRAM: Final = "redis-server"
 START_LIMIT_S: Final = 60.0
@@ -82,11 +83,12 @@ class OurServer(Server):
             raise BenchError(f"asked for {backend}, and got {self._server.backend}")
 
     def renew(self) -> OurServer:
-        self.release()
+        self._server.release()
         return OurServer(self._backend, self.port, self._workers, pure=self._pure)
 
     def release(self) -> None:
         self._server.release()
+        end_kept()  # the next measurement begins with a new process
 
 
 @contextmanager

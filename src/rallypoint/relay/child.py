@@ -11,7 +11,8 @@ from rallypoint.relay.passing import make_relay
 from rallypoint.server.loops.backend import load_loop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
-from rallypoint.server.process.child import Order, run
+from rallypoint.server.process.child import run
+from rallypoint.server.process.line import Order
 from rallypoint.wire.limits import Limits
 
 

@@ -29,9 +29,10 @@ from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.loops.stores import StorePump
 from rallypoint.server.process.binding import share_out
-from rallypoint.server.process.child import Order, make_core, run
-from rallypoint.server.process.hosting import PreparedServer, ServerKind, end_process, ending, whole_order
-from rallypoint.server.process.startup import ANSWER_MARK
+from rallypoint.server.process.child import make_core, run
+from rallypoint.server.process.hosting import whole_order
+from rallypoint.server.process.line import ANSWER_MARK, Order
+from rallypoint.server.process.processes import ServerKind, ServerProcess, end_process, ending
 from rallypoint.server.reporting.events import Events
 from rallypoint.text import counted
 
@@ -162,7 +163,9 @@ class Head(Pump[Connection]):
         try:
             sockets = [*worker.listeners, theirs]
             order = {**self._order, "number": worker.number}
-            worker.process = PreparedServer(sockets, WORKER_PROCESS).begin(order)
+            process = ServerProcess(WORKER_PROCESS)
+            process.give(order, sockets)
+            worker.process = process.popen
         except (OSError, ServerStartError) as error:
             ours.close()
             self._note_end(worker, f"cannot be started: {error}")

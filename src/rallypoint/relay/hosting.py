@@ -12,10 +12,9 @@ from rallypoint.server.process.hosting import (
     HostedServer,
     Lifespan,
     PreparedServer,
-    ServerKind,
     host_on,
-    prepare,
 )
+from rallypoint.server.process.processes import ServerKind
 
 RELAY = ServerKind("relay", "rallypoint.relay.child")
 STORE_WITH_WORKERS = ServerKind("store server", "rallypoint.relay.head")
@@ -26,7 +25,7 @@ UPSTREAM_SECONDS = 30.0
 
 def prepare_relay(host: str = "127.0.0.1", ports: range = ANY_PORT) -> PreparedServer:
     """Start the process of a relay that is to listen there, for an order that comes later."""
-    return prepare(listen_within(host, ports), RELAY)
+    return PreparedServer(listen_within(host, ports), RELAY)
 
 
 def host_relay(

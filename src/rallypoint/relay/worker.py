@@ -28,7 +28,8 @@ from rallypoint.server.core.outbox import Close, Pause, Work
 from rallypoint.server.loops.listening import Arrival
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
-from rallypoint.server.process.child import Order, run
+from rallypoint.server.process.child import run
+from rallypoint.server.process.line import Order
 from rallypoint.wire.encoding import EMPTY_BLOB, VALIDATE, request, unpack_u64
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op

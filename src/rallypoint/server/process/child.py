@@ -1,14 +1,8 @@
-"""What runs in a hosted server process: `hosting` starts it, and speaks with it over two pipes.
-
-On standard input come one line of JSON (what to serve, how, and how long) and, on Windows, the listening
-sockets; then nothing more but, perhaps, the word to end at once. When it ends, the parent is gone or has let
-go of the server. On standard output goes one line, a mark and JSON behind it: which backend serves, or what
-went wrong. Lines before it come from whatever else the interpreter runs at its start, and are not ours.
-"""
+"""What runs in a hosted server process: `hosting` starts it, and speaks with it over a `line`."""
 
 from __future__ import annotations
 
-import json
+import gc
 import logging
 import os
 import signal
@@ -16,7 +10,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import Any, Final
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.server.core.store import Core
@@ -25,7 +19,8 @@ from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.loops.stores import StorePump
-from rallypoint.server.process.startup import ANSWER_MARK, END_NOW, EVENTS_VARIABLE, door_for, settle_in
+from rallypoint.server.process.line import LET_GO, Host, Order
+from rallypoint.server.process.startup import EVENTS_VARIABLE, door_for, settle_in
 from rallypoint.server.reporting.events import Events
 from rallypoint.wire.limits import Limits
 
@@ -34,8 +29,8 @@ logger = logging.getLogger("rallypoint.server")
 _FOR_RANKS = ("SIGINT", "SIGBREAK", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals of a terminal and of schedulers, which send them to every process of a job."""
 
-Order = dict[str, Any]
-"""What the parent asks for."""
+IDLE_SECONDS: Final = 10.0
+"""How long a process that has been let go waits for another order."""
 
 Builder = Callable[[Order, Loop, list[socket.socket]], Pump[Any]]
 """Makes a pump that serves on these sockets. It may take some out of the list that are for another use."""
@@ -70,36 +65,45 @@ def make_core(order: Order, loop: Loop, *, has_names: bool = False) -> tuple[Cor
 
 
 def run(build: Builder) -> None:
-    """Serve until the parent ends or closes our standard input."""
+    """Serve until the parent ends, or has no need of this process any more.
+
+    It may let a server go and order another one: to start a process takes longer than all that follows.
+    """
     for name in _FOR_RANKS:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     settle_in(logging.WARNING)
-    commands = sys.stdin.buffer
-    line = commands.readline()
-    if line in (b"", END_NOW):
-        return  # the parent has ended before it could say a word, or has no need of this process
+    host = Host()
+    given = host.take_order()
+    while given is not None and _serve(host, build, *given):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        host.answer({})
+        gc.collect()  # the server that was
+        given = host.take_order() if host.has_word(IDLE_SECONDS) else None
+
+
+def _serve(host: Host, build: Builder, order: Order, listeners: list[socket.socket]) -> bool:
+    """Serve as ordered; return whether this process is to stay for another order."""
     try:
-        order = json.loads(line)
-        listeners = take_listeners(order, commands)
         hold(Secret(order["secret"], "the order") if order["secret"] else None)
         loop, warning = make_loop(Choice(order["backend"]))
         pump = build(order, loop, listeners)
         pump.door = door_for(listeners)
     except RallypointError as error:
-        report({"error": str(error)})
+        host.answer({"error": str(error)})
         sys.exit(1)
     except BaseException:
-        report({"error": traceback.format_exc(limit=-3)})
+        host.answer({"error": traceback.format_exc(limit=-3)})
         raise
     life = _Life(pump, stays_for_clients=order["stays_for_clients"])
-    _watch_parent(loop, commands, life.leave)
+    _watch_parent(loop, host, life)
 
     def tell_ready() -> None:
         signal.signal(signal.SIGTERM, lambda *_: life.wind_down())
-        report({"backend": loop.name, "warning": warning})
+        host.answer({"backend": loop.name, "warning": warning})
 
     pump.serve(on_ready=tell_ready, on_tick=life.check)
+    return life.is_let_go
 
 
 class _Life:
@@ -110,12 +114,19 @@ class _Life:
         self._stays_for_clients = stays_for_clients
         self._left = False
         self._parent = os.getppid()
+        self.is_let_go = False
+        """Whether the parent may need this process for another server."""
 
     def leave(self) -> None:
         """The parent has gone, or has let go of the server."""
         self._left = True
         if not self._stays_for_clients or not self._pump.has_clients:
             self._pump.loop.stop()
+
+    def end(self, word: bytes) -> None:
+        """The parent has said that this server is to end."""
+        self.is_let_go = word == LET_GO
+        self._pump.loop.stop()
 
     def wind_down(self) -> None:
         """Somebody has sent SIGTERM, maybe to all processes of the job: end with the last client.
@@ -132,47 +143,26 @@ class _Life:
             self._pump.loop.stop()
 
 
-def take_listeners(order: Order, commands: BinaryIO) -> list[socket.socket]:
-    """The sockets that the parent has handed over."""
-    descriptors: list[int] = order["descriptors"]
-    if sys.platform == "win32":
-        return [socket.fromshare(commands.read(size)) for size in descriptors]
-    return [socket.socket(fileno=fd) for fd in descriptors]
-
-
-def _watch_parent(loop: Loop, commands: BinaryIO, on_end: Callable[[], None]) -> None:
+def _watch_parent(loop: Loop, host: Host, life: _Life) -> None:
     if sys.platform == "win32":
         # A pipe cannot be polled there, so a thread waits for its end. It does so below the buffer, whose
         # lock it would hold when this process ends for another reason: Python would abort.
         import threading
 
         def await_end() -> None:
-            while os.read(commands.fileno(), 4096):
+            while host.read_word():
                 pass
-            on_end()
+            life.leave()
 
         threading.Thread(target=await_end, daemon=True).start()
         return
 
-    def end() -> None:
-        if os.read(commands.fileno(), len(END_NOW)):
-            loop.stop()
+    def hear() -> None:
+        word = host.read_word()
+        if word:
+            life.end(word)
             return
-        loop.watch_readable(commands.fileno(), None)  # its end stays readable for ever
-        on_end()
+        loop.watch_readable(host.fileno(), None)  # its end stays readable for ever
+        life.leave()
 
-    loop.watch_readable(commands.fileno(), end)
-
-
-def report(message: dict[str, str]) -> None:
-    """Give the parent its one answer."""
-    # On a line of its own, whatever else has been printed.
-    heard = sys.stderr is not None
-    try:
-        sys.stdout.write(f"\n{ANSWER_MARK}{json.dumps(message)}\n")
-        sys.stdout.flush()
-    except OSError:  # the parent has ended: what it was to hear goes nowhere
-        heard = False
-    # Nobody reads the pipe from here on.
-    elsewhere = sys.stderr.fileno() if heard else os.open(os.devnull, os.O_WRONLY)
-    os.dup2(elsewhere, sys.stdout.fileno())
+    loop.watch_readable(host.fileno(), hear)

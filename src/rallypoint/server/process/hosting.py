@@ -2,83 +2,62 @@
 
 A thread of a training process would fight with it for the interpreter lock, so the server always is a
 process. The parent binds and listens, so there is no race for the port; the child serves the sockets that
-it inherits, says when it is ready, and ends when its parent does, however that ends, unless it was told
+it is handed, says when it is ready, and ends when its parent does, however that ends, unless it was told
 to stay for its clients, or to end even before, with the connections that own it.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import selectors
 import socket
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import IO
 
-from rallypoint.errors import ServerStartError
-from rallypoint.exits import exit_text, signal_name
-from rallypoint.server.guard.secret import SECRET_VARIABLE, job_secret
+from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
-from rallypoint.server.process.startup import ANSWER_MARK, END_NOW, limits_of_environment
+from rallypoint.server.process.line import pipe
+from rallypoint.server.process.processes import (
+    ServerKind,
+    ServerProcess,
+    end_process,
+    ending,
+    keep,
+    take_kept,
+)
+from rallypoint.server.process.startup import limits_of_environment
 from rallypoint.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
 
-START_SECONDS = 60.0
-"""How long a child may take to be ready; a loaded machine needs seconds to start an interpreter."""
-
-_STOP_SECONDS = 5.0
-
-# The child finds the modules where its parent does, but not in the folder it happens to stand in.
-_BOOTSTRAP = """# a server process of rallypoint
-import sys
-del sys.path[0]
-import json
-sys.path[:] = json.loads(sys.argv.pop())
-from importlib import import_module
-import_module(sys.argv.pop()).main()
-"""
-
-
-@dataclass(frozen=True)
-class ServerKind:
-    """A kind of server process."""
-
-    name: str
-    """For messages."""
-    module: str
-    """A module whose `main` calls `child.run`."""
-
-
-STORE_SERVER = ServerKind("store server", "rallypoint.server.process.child")
+STORE_SERVER = ServerKind("store server", "rallypoint.server.process.child", is_kept=sys.platform != "win32")
 
 
 class HostedServer:
     """A server process of this process, and how many stores use it; the last one to let go ends it."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], listeners: Sequence[socket.socket], backend: str
+        self, process: ServerProcess, listeners: Sequence[socket.socket], backend: str, *, is_kept: bool
     ) -> None:
+        """`is_kept`: whether its process is kept for another server, when this one has ended."""
         self.address = reachable_at(listeners[0])
         """Host and port at which this machine reaches it."""
         self.places = describe(listeners)
         self._hosts = {listener.getsockname()[0] for listener in listeners}
         self.backend = backend
-        self.pid = process.pid
+        self.pid = process.popen.pid
         self._process = process
+        self._is_kept = is_kept
         self._users = 1
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a collection may release one store while another is retained
-        self._stop = weakref.finalize(self, end_process, process, os.getpid())
+        self._stop = weakref.finalize(self, end_process, process.popen, os.getpid())
 
     @property
     def port(self) -> int:
@@ -94,22 +73,23 @@ class HostedServer:
         with self._lock:
             self._users = 0
             if self._stop.detach() is not None:
-                for pipe in (self._process.stdin, self._process.stdout):
-                    _pipe(pipe).close()
+                popen = self._process.popen
+                for each in (popen.stdin, popen.stdout):
+                    pipe(each).close()
                 if not self.await_end(seconds):
-                    self._process.returncode = 0  # or Python would complain that it still runs
+                    popen.returncode = 0  # or Python would complain that it still runs
 
     def await_end(self, seconds: float | None) -> bool:
         """Whether the process ends within `seconds`; None: wait as long as it takes."""
         try:
-            self._process.wait(seconds)
+            self._process.popen.wait(seconds)
         except subprocess.TimeoutExpired:
             return False
         return True
 
     def how_it_ended(self) -> str:
         """How the process has ended: `by signal SIGKILL`, `with exit code 1`; empty while it runs."""
-        code = self._process.poll()
+        code = self._process.popen.poll()
         return "" if code is None else ending(code)
 
     def listens_for(self, host: str) -> bool:
@@ -125,13 +105,16 @@ class HostedServer:
             return True
 
     def release(self) -> None:
-        """Count one user less. The last one ends the server and waits for that; never in a forked child."""
+        """Count one user less. The last one ends the server and waits for that; never in a forked child.
+
+        Its sockets are closed then. Its process may be kept for the next server.
+        """
         if self._owner != os.getpid():
             return
         with self._lock:
             self._users -= 1
-            if not self._users:
-                self._stop()
+            if not self._users and (not self._is_kept or self._stop.detach() is not None):
+                keep(self._process) if self._is_kept else self._stop()
 
 
 @dataclass(frozen=True)
@@ -176,17 +159,8 @@ def host_on(
 
     `order` is passed on to its module.
     """
-    return prepare(listeners, kind).serve(order, backend=backend, lifespan=lifespan)
-
-
-def prepare(listeners: Sequence[socket.socket], kind: ServerKind) -> PreparedServer:
-    """Start a process that is to serve on these sockets, which are closed here if that fails."""
-    try:
-        return PreparedServer(listeners, kind)
-    except BaseException:
-        for listener in listeners:
-            listener.close()
-        raise
+    ready = PreparedServer(listeners, kind)
+    return ready.serve(order, backend=backend, lifespan=lifespan)
 
 
 def whole_order(
@@ -205,43 +179,37 @@ def whole_order(
 
 
 class PreparedServer:
-    """A server process that has been started, and waits for its order.
+    """A process for a server, and the sockets on which it is to serve.
 
-    To start an interpreter takes longer than all that follows. So it is started before it is known what it is
-    to serve, where that is in a hurry later.
+    It is started before it is known what it is to serve, where that is in a hurry later.
     """
 
     def __init__(self, sockets: Sequence[socket.socket], kind: ServerKind) -> None:
-        """It inherits these sockets, on which it will serve. `serve` and `end` close them here."""
-        self._kind = kind
+        """`serve` and `end` close these sockets here, and so does a failure."""
         self._sockets = sockets
-        with _inheritable(sockets) as descriptors:
-            self._process = _spawn(kind, descriptors)
-        self._descriptors = descriptors
+        try:
+            self._process = take_kept(kind) or ServerProcess(kind)
+        except BaseException:
+            self._close_sockets()
+            raise
 
     @property
     def is_there(self) -> bool:
         """Whether it waits, and has not died."""
-        return self._process.poll() is None
-
-    def begin(self, order: dict[str, object]) -> subprocess.Popen[bytes]:
-        """Give it its whole order. It will answer."""
-        try:
-            _give_order(self._process, self._sockets, self._descriptors, order)
-        except BaseException:
-            end_process(self._process, os.getpid())
-            raise
-        return self._process
+        return self._process.is_there
 
     def serve(
         self, order: dict[str, object], *, backend: Choice, lifespan: Lifespan = WITH_PARENT
     ) -> HostedServer:
         """Let it serve, and wait until it does. `order` is passed on to its module."""
         began = time.monotonic()
+        process = self._process
         try:
-            process = self.begin(whole_order(order, limits_of_environment(), backend, lifespan))
-            answer = _await_answer(self._kind, process)
-            server = HostedServer(process, self._sockets, answer["backend"])
+            process.give(whole_order(order, limits_of_environment(), backend, lifespan), self._sockets)
+            answer = process.await_answer()
+            # One that ends with its owners has a process that ends.
+            is_kept = process.kind.is_kept and not lifespan.owner_key
+            server = HostedServer(process, self._sockets, answer["backend"], is_kept=is_kept)
         except BaseException:
             self.end()
             raise
@@ -250,13 +218,13 @@ class PreparedServer:
         server._stop.atexit = not lifespan.stays_for_clients
         if answer["warning"]:
             logger.warning("%s", answer["warning"])
-        said = (self._kind.name, server.places, server.backend, server.pid, time.monotonic() - began)
+        said = (process.kind.name, server.places, server.backend, server.pid, time.monotonic() - began)
         logger.info("%s on %s (%s), process %d, up in %.2f s", *said)
         return server
 
     def end(self) -> None:
         """End it."""
-        end_process(self._process, os.getpid())
+        self._process.end()
         self._close_sockets()
 
     def _close_sockets(self) -> None:
@@ -294,135 +262,3 @@ def share_server(
     if not server.listens_for(host):
         logger.warning("port %d is served already, but not where %s says: on %s", port, host, server.places)
     return server
-
-
-@contextmanager
-def _inheritable(listeners: Sequence[socket.socket]) -> Iterator[list[int]]:
-    """Descriptors for a child to inherit: none of 0 to 2, which are its pipes, even if they are free here."""
-    if sys.platform == "win32":
-        yield []
-        return
-    import fcntl
-
-    descriptors = [fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, 3) for listener in listeners]
-    try:
-        yield descriptors
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def _spawn(kind: ServerKind, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-    path = json.dumps([entry for entry in sys.path if entry])
-    command = [sys.executable, "-c", _BOOTSTRAP, kind.module, path]
-    errors = subprocess.DEVNULL if sys.stderr is None else None
-    environ = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
-    try:
-        if sys.platform == "win32":
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            return subprocess.Popen(command, **pipes, stderr=errors, env=environ)
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=environ,
-            bufsize=0,  # so that what can be read is in the pipe, where it can be waited for
-            pass_fds=descriptors,
-            start_new_session=True,  # what a terminal or a launcher does to its group is not meant for it
-        )
-    except OSError as error:
-        raise ServerStartError(
-            f"cannot start {sys.executable!r} for the {kind.name}: {error.strerror}",
-            hint="start one by hand with `rallypoint serve` and connect to that",
-        ) from error
-
-
-def _give_order(
-    process: subprocess.Popen[bytes],
-    listeners: Sequence[socket.socket],
-    descriptors: list[int],
-    order: dict[str, object],
-) -> None:
-    shares: list[bytes] = []
-    if sys.platform == "win32":
-        shares = [listener.share(process.pid) for listener in listeners]
-        descriptors = [len(share) for share in shares]
-    stdin = _pipe(process.stdin)
-    try:
-        stdin.write(json.dumps({**order, "descriptors": descriptors}).encode() + b"\n" + b"".join(shares))
-        stdin.flush()
-    except OSError:  # it has ended; its exit code comes when its answer is awaited
-        pass
-
-
-def _await_answer(kind: ServerKind, process: subprocess.Popen[bytes]) -> dict[str, str]:
-    """The child's one line; ServerStartError if it says that it failed, ends, or says nothing."""
-    deadline = time.monotonic() + START_SECONDS
-    said = ""
-    while not (line := _read_line(kind, process, deadline)).startswith(ANSWER_MARK):
-        if not line:
-            raise ServerStartError(
-                f"the {kind.name} process ended before it was ready, {_exit_of(process)}" + said,
-                hint="its own message stands above, on standard error",
-            )
-        said += f"\n  it printed: {line.rstrip()}"
-    answer: dict[str, str] = json.loads(line.removeprefix(ANSWER_MARK))
-    if "error" in answer:
-        raise ServerStartError(f"the {kind.name} process failed at its start:\n{answer['error'].rstrip()}")
-    return answer
-
-
-def _read_line(kind: ServerKind, process: subprocess.Popen[bytes], deadline: float) -> str:
-    stdout = _pipe(process.stdout)
-    if sys.platform != "win32":  # pipes cannot be polled there; the child always answers or ends
-        _await_output(kind, stdout, deadline)
-    return stdout.readline().decode(errors="replace")
-
-
-def _await_output(kind: ServerKind, stdout: IO[bytes], deadline: float) -> None:
-    with selectors.DefaultSelector() as selector:
-        selector.register(stdout, selectors.EVENT_READ)
-        if not selector.select(max(0.0, deadline - time.monotonic())):
-            raise ServerStartError(
-                f"the {kind.name} process was not ready after {START_SECONDS:g} s",
-                hint="is the machine out of memory or CPU time?",
-            )
-
-
-def _exit_of(process: subprocess.Popen[bytes]) -> str:
-    try:
-        code = process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        return "with its output closed"
-    return ending(code)
-
-
-def ending(code: int) -> str:
-    """How a process has ended, by its exit code: `by signal SIGKILL`, `with exit code 1`."""
-    return f"by signal {signal_name(-code)}" if code < 0 else f"with {exit_text(code)}"
-
-
-def end_process(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End a process that was begun by the process `owner`, and wait for that."""
-    if os.getpid() != owner:  # a fork of the parent has a copy of everything, but the server is not its own
-        return
-    try:
-        _pipe(process.stdin).write(END_NOW)
-    except (OSError, ValueError):  # it has ended, or its standard input is closed
-        pass
-    for pipe in (process.stdin, process.stdout):
-        try:
-            _pipe(pipe).close()
-        except OSError:  # what was to be written has nobody to read it any more
-            pass
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None  # Popen was told to make it
-    return pipe

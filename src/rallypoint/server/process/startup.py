@@ -151,12 +151,6 @@ class DroppingHandler(_StreamHandler):
 
 LIMITS_VARIABLE = "RALLYPOINT_LIMITS"
 
-ANSWER_MARK = "rallypoint answers: "
-"""Stands before the one line by which a hosted process answers its parent."""
-
-END_NOW = b"end\n"
-"""The last word to a hosted process that is not to stay for its clients."""
-
 EVENTS_VARIABLE = "RALLYPOINT_EVENTS"
 """The file to which store servers write their events that are no command of their own."""
 

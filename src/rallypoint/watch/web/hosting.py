@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 from rallypoint.errors import UsageError
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import addresses_for, listen
-from rallypoint.server.process.hosting import HostedServer, ServerKind, host_on
+from rallypoint.server.process.hosting import HostedServer, host_on
+from rallypoint.server.process.processes import ServerKind
 from rallypoint.stores.client.connecting import format_address
 from rallypoint.watch.web.access import check_token
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import os
-import select
 import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, Final
+from typing import Final
 
 import uvicorn
 
 from rallypoint.errors import RallypointError
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.server.process.child import report, take_listeners
+from rallypoint.server.process.line import Host
 from rallypoint.server.process.startup import settle_in
 from rallypoint.stores.client.connecting import format_address
 from rallypoint.stores.client.deadline import Deadline
@@ -92,31 +90,31 @@ _CHECK_SECONDS = 1.0
 def main() -> None:
     """Serve the page until the parent ends, or closes our standard input."""
     settle_in(logging.WARNING)
-    commands = sys.stdin.buffer
-    line = commands.readline()
-    if not line:
-        return  # the parent has ended before it could send the order
+    host = Host()
+    given = host.take_order()
+    if given is None:
+        return
+    order, listeners = given
     try:
-        order = json.loads(line)
-        listeners = take_listeners(order, commands)
         server = WebServer(
             watch_store(*order["store"]),
             access_to(listeners, order["token"]),
-            on_ready=lambda: report({"backend": "uvicorn", "warning": ""}),
+            on_ready=lambda: host.answer({"backend": "uvicorn", "warning": ""}),
         )
     except RallypointError as error:
-        report({"error": str(error)})
+        host.answer({"error": str(error)})
         sys.exit(1)
-    threading.Thread(target=_watch_parent, args=(commands, server), daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(host, server), daemon=True).start()
     serve(server, listeners)
 
 
-def _watch_parent(commands: BinaryIO, server: WebServer) -> None:
+def _watch_parent(host: Host, server: WebServer) -> None:
     """End the server with its parent, also if a child of the parent keeps our standard input open."""
     if sys.platform == "win32":
-        commands.read()
+        while host.read_word():
+            pass
     else:
         parent = os.getppid()
-        while os.getppid() == parent and not select.select([commands], [], [], _CHECK_SECONDS)[0]:
+        while os.getppid() == parent and not host.has_word(_CHECK_SECONDS):
             pass
     server.should_exit = True

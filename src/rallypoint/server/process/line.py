@@ -1,0 +1,116 @@
+"""The line between a server process and the process that hosts it: orders go one way, answers the other.
+
+Orders come on standard input, which is a Unix socket, so that sockets to serve on come with them; on Windows
+it is a pipe, and copies of the sockets stand behind the order. An order is its length, then JSON. Two lengths
+that no order has are words of their own. When the line ends, the host is gone, or has let go of the process.
+
+Answers are lines on what was standard output at the start, each with a mark. Lines without it come from
+whatever else an interpreter runs at its start, and are not ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+from collections.abc import Sequence
+from struct import Struct
+from subprocess import Popen
+from typing import IO, Any, Final
+
+_HEAD: Final = Struct("<Q")
+
+END_NOW: Final = _HEAD.pack(0)
+"""The last word to a process that is not to stay for its clients."""
+LET_GO: Final = _HEAD.pack(1)
+"""The word to end a server, and to stay for another order."""
+WORD_BYTES: Final = _HEAD.size
+
+ANSWER_MARK: Final = "rallypoint answers: "
+"""Stands before each answer."""
+
+_MOST_SOCKETS: Final = 250  # no system takes many more at once
+
+Order = dict[str, Any]
+"""What the host asks for."""
+
+
+def give(process: Popen[bytes], order: Order, sockets: Sequence[socket.socket]) -> None:
+    """Give a process its order, and sockets to serve on. OSError if it has ended."""
+    line = pipe(process.stdin)
+    shares: list[bytes] = []
+    if sys.platform == "win32":
+        shares = [each.share(process.pid) for each in sockets]
+        order = {**order, "shares": [len(each) for each in shares]}
+    text = json.dumps(order).encode()
+    data = b"".join([_HEAD.pack(len(text)), text, *shares])
+    if sys.platform == "win32":
+        line.write(data)
+        line.flush()
+    else:
+        with socket.socket(fileno=os.dup(line.fileno())) as commands:
+            sent = socket.send_fds(commands, [data], [each.fileno() for each in sockets])
+            commands.sendall(data[sent:])
+
+
+def pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    """An end of the line; all hosted processes have it."""
+    assert pipe is not None
+    return pipe
+
+
+class Host:
+    """The process that hosts this one. Made once, at the start: then nothing else reaches it by accident."""
+
+    def __init__(self) -> None:
+        self._commands = sys.stdin.buffer
+        sys.stdout.flush()
+        self._answers = os.dup(sys.stdout.fileno())
+        # What is printed from here on is for people, or for nobody.
+        elsewhere = sys.stderr.fileno() if sys.stderr is not None else os.open(os.devnull, os.O_WRONLY)
+        os.dup2(elsewhere, sys.stdout.fileno())
+
+    def fileno(self) -> int:
+        """The file that can be read when there is a word, or the end."""
+        return self._commands.fileno()
+
+    def read_word(self) -> bytes:
+        """The next word; nothing: the line has ended. Waits for it."""
+        return os.read(self.fileno(), WORD_BYTES)
+
+    def has_word(self, seconds: float) -> bool:
+        """Whether a word, an order or the end comes within so many seconds. Not on Windows."""
+        return bool(select.select([self], [], [], seconds)[0])
+
+    def take_order(self) -> tuple[Order, list[socket.socket]] | None:
+        """The next order, and the sockets that come with it; None: there is none, or the host has ended."""
+        if sys.platform == "win32":
+            head = self._commands.read(WORD_BYTES)
+            if head in (b"", END_NOW):
+                return None
+            order: Order = json.loads(self._commands.read(*_HEAD.unpack(head)))
+            return order, [socket.fromshare(self._commands.read(size)) for size in order.pop("shares")]
+        with socket.socket(fileno=os.dup(self.fileno())) as line:
+            head, descriptors, *_ = socket.recv_fds(line, WORD_BYTES, _MOST_SOCKETS, socket.MSG_WAITALL)
+            if head in (b"", END_NOW):
+                return None
+            sockets = [socket.socket(fileno=each) for each in descriptors]
+            for each in sockets:
+                each.set_inheritable(False)
+            (size,) = _HEAD.unpack(head)
+            text = bytearray()
+            while len(text) < size:
+                piece = line.recv(size - len(text))
+                if not piece:
+                    return None
+                text += piece
+        return json.loads(text), sockets
+
+    def answer(self, message: dict[str, str]) -> None:
+        """Answer, on a line of its own, whatever else has been printed."""
+        try:
+            os.write(self._answers, f"\n{ANSWER_MARK}{json.dumps(message)}\n".encode())
+        except OSError:  # it has ended
+            pass

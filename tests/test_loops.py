@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 import threading
@@ -22,10 +23,12 @@ SECONDS = 20.0
 Pair = tuple[socket.socket, socket.socket]
 
 
-@pytest.fixture(params=[Choice.LIBUV, Choice.LEGACY])
-def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
+@pytest.fixture(params=[(Choice.LIBUV, 1), (Choice.LIBUV, 16), (Choice.LEGACY, 1)], ids=str)
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     """A loop that ends by itself if nothing else ends it, and the test fails then."""
-    made, _ = make_loop(request.param)
+    choice, cores = request.param
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    made, _ = make_loop(choice)
     with closing(made):
         yield made
 
@@ -188,7 +191,8 @@ class FakeLink:
 
 @pytest.mark.parametrize("helpers", [0, 1, 3])
 def test_what_is_sent_together_arrives_whole_and_in_order(helpers: int) -> None:
-    """To some once, to some often; short and long; with some that are gone, and some that are full."""
+    """To some once, to some often; short and long; with some that are gone, and some that are full; and some
+    are closed."""
     sending = make_sending(helpers)
     if sending is None:
         pytest.skip("it is not compiled")
@@ -211,6 +215,11 @@ def test_what_is_sent_together_arrives_whole_and_in_order(helpers: int) -> None:
                 sending.flush()
             else:
                 sending.flush_of(choose.choice(links).ours.fileno())
+        for link in links[200:]:
+            if choose.random() < 0.5:
+                sending.put(link, link.ours.fileno(), b"last words")
+                link.put += b"last words"
+            sending.put_close(link.ours.detach())
         sending.flush()
         assert all(set(link.errors) == {errno.EPIPE} for link in links[:20])
         assert any(link.held for link in links[20:40])
@@ -218,6 +227,10 @@ def test_what_is_sent_together_arrives_whole_and_in_order(helpers: int) -> None:
         for link in links[20:]:
             assert not link.errors
             assert link.received() + link.held == link.put
+        for link in links[20:200]:
+            with pytest.raises(BlockingIOError):
+                link.theirs.recv(1)
+        assert all(link.theirs.recv(1) == b"" for link in links[200:])
 
 
 class Dropping(FakeLink):

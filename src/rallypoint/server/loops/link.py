@@ -241,6 +241,13 @@ class Link(Generic[ClientT]):
         if self._sending is not None:
             self._sending.flush_of(self.sock.fileno())
 
+    def close(self) -> None:
+        """Close the socket, together with others. It is watched no more."""
+        if self._sending is not None:
+            self._sending.put_close(self.sock.detach())
+        else:
+            self.sock.close()
+
     @property
     def has_ended(self) -> bool:
         """Whether the client has said that it sends nothing more, behind what is not read yet, as far as the

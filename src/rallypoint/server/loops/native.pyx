@@ -121,6 +121,8 @@ cdef enum:
 
 cdef char room_for_all[LONGEST]
 
+cdef double BRISK_SECONDS = 30e-6
+
 
 def accept_some(int listener, int most, int idle):
     """New sockets, each with the address of its client, and why there are no more: the system's error, or 0.
@@ -184,11 +186,11 @@ def write_some(int file, data not None):
     return count
 
 
-# Threads that help to send. They know nothing of Python, and live as long as the process.
+# Threads that help to send and to close. They know nothing of Python, and live as long as the process.
 
 cdef struct Letter:
     int file
-    const char* data
+    const char* data  # or NULL: the file is to be closed
     size_t size
     Py_ssize_t sent  # or the system's error, negative
 
@@ -208,20 +210,25 @@ cdef struct Post:
 cdef Post post
 
 
+cdef inline void see_to(Letter* letter) noexcept nogil:
+    if not letter.data:
+        close(letter.file)
+        return
+    letter.sent = send(letter.file, letter.data, letter.size, MSG_NOSIGNAL)
+    if letter.sent < 0:
+        letter.sent = -errno
+
+
 cdef void send_shares() noexcept nogil:
-    """Take a few letters at a time, and send them, until none is left."""
+    """Take a few letters at a time, and see to them, until none is left."""
     cdef int index, stop
-    cdef Letter* letter
     while True:
         index = __atomic_fetch_add(&post.next, SHARE, __ATOMIC_RELAXED)
         if index >= post.count:
             return
         stop = min(index + SHARE, post.count)
         while index < stop:
-            letter = &post.letters[index]
-            letter.sent = send(letter.file, letter.data, letter.size, MSG_NOSIGNAL)
-            if letter.sent < 0:
-                letter.sent = -errno
+            see_to(&post.letters[index])
             index += 1
 
 
@@ -321,6 +328,19 @@ cdef class Sending:
         if self._count == GATHERED:
             self.flush()
 
+    def put_close(self, int file):
+        """Close this file before `flush` returns."""
+        cdef Letter* letter
+        self.flush_of(file)
+        self._senders.append((None, b""))
+        letter = &self._letters[self._count]
+        letter.file = file
+        letter.data = NULL
+        letter.size = letter.sent = 0
+        self._count += 1
+        if self._count == GATHERED:
+            self.flush()
+
     def flush_of(self, int file):
         """As `flush`, if there is something to be sent to this file."""
         if file >= 0 and file < self._files and self._is_gathered[file]:
@@ -337,21 +357,12 @@ cdef class Sending:
         while self._count:
             senders, self._senders = self._senders, []
             count, self._count = self._count, 0
-            if count >= WORTHWHILE and self._helpers:
-                if post.helpers < self._helpers or post.process != getpid():
-                    hire(self._helpers)
-                    self._helpers = min(self._helpers, post.helpers)  # the system may give no more
-                send_together(self._letters, count)
-            else:
-                for index in range(count):
-                    letter = &self._letters[index]
-                    letter.sent = send(letter.file, letter.data, letter.size, MSG_NOSIGNAL)
-                    if letter.sent < 0:
-                        letter.sent = -errno
+            self._see_to_all(count)
             is_whole = True
             for index in range(count):
                 letter = &self._letters[index]
-                self._is_gathered[letter.file] = False
+                if letter.data:
+                    self._is_gathered[letter.file] = False
                 results[index] = letter.sent
                 if letter.sent != <Py_ssize_t>letter.size:
                     is_whole = False
@@ -375,6 +386,17 @@ cdef class Sending:
         if error is not None:
             raise error
 
+    cdef void _see_to_all(self, int count) noexcept:
+        cdef int index
+        if count >= WORTHWHILE and self._helpers:
+            if post.helpers < self._helpers or post.process != getpid():
+                hire(self._helpers)
+                self._helpers = min(self._helpers, post.helpers)  # the system may give no more
+            send_together(self._letters, count)
+        else:
+            for index in range(count):
+                see_to(&self._letters[index])
+
     cdef int _make_room(self, int file) except -1:
         cdef int files = max(2 * self._files, file + 1, 1024)
         cdef void* room = realloc(self._is_gathered, files)
@@ -393,6 +415,21 @@ cdef inline double seconds_now() noexcept nogil:
     return now.tv_sec + 1e-9 * now.tv_nsec
 
 
+cdef int wait_for_events(int epoll, epoll_event* events, int patience, bint* is_brisk) noexcept nogil:
+    """As `epoll_wait`. If the last event came within microseconds, the next is looked for before going to sleep.
+
+    To be put to sleep and woken takes longer than a request does. One look in vain, and the process sleeps.
+    """
+    cdef double begin = seconds_now()
+    cdef int count = 0
+    while is_brisk[0] and not count and seconds_now() - begin < BRISK_SECONDS:
+        count = epoll_wait(epoll, events, AT_ONCE, 0)
+    if not count:
+        count = epoll_wait(epoll, events, AT_ONCE, patience)
+    is_brisk[0] = seconds_now() - begin < BRISK_SECONDS
+    return count
+
+
 cdef class Readers:
     """As `readers.Readers`."""
 
@@ -400,6 +437,7 @@ cdef class Readers:
     cdef Sending _sending
     cdef list _callbacks  # by descriptor; None where nobody is to be called
     cdef int _epoll, _other, _untimed
+    cdef bint _has_cores
     cdef public bint is_pressed
 
     def __cinit__(self):
@@ -408,14 +446,16 @@ cdef class Readers:
     def __dealloc__(self):
         self.close()
 
-    def __init__(self, loop, Sending sending not None, int other):
-        """`other`: the file that can be read when `wait` is to return."""
+    def __init__(self, loop, Sending sending not None, int other, bint has_cores):
+        """`other`: the file that can be read when `wait` is to return. `has_cores`: clients need not wait for this
+        process to sleep before they run."""
         cdef epoll_event event
         self._loop = loop
         self._turn = loop.turn
         self._sending = sending
         self._callbacks = []
         self._other = other
+        self._has_cores = has_cores
         self._epoll = epoll_create1(EPOLL_CLOEXEC)
         event.events = EPOLLIN
         event.data.fd = other
@@ -443,7 +483,7 @@ cdef class Readers:
         cdef epoll_event events[AT_ONCE]
         cdef int index, file, count = 0, total = 0, patience
         cdef double now = seconds_now(), end = now + seconds
-        cdef bint is_over = False
+        cdef bint is_over = False, is_brisk = False
         while True:  # this is the hottest loop of all, so it does what it can without Python
             # Where many can be read, more can be by now. But others want the interpreter, too.
             if count >= MANY and total < AT_ONCE:
@@ -451,8 +491,9 @@ cdef class Readers:
             else:
                 patience = max(<int>(1000 * (end - now) + 0.999), 0)
                 total = 0
+                is_brisk = is_brisk and self._has_cores
                 with nogil:
-                    count = epoll_wait(self._epoll, events, AT_ONCE, patience)
+                    count = wait_for_events(self._epoll, events, patience, &is_brisk)
             now = seconds_now()
             self._turn.now = now
             try:

@@ -37,6 +37,7 @@ from rallypoint.server.reporting.stalls import StallReports
 
 if TYPE_CHECKING:
     from rallypoint.server.loops.guarded import Door
+    from rallypoint.server.loops.native import Sending
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -132,7 +133,10 @@ class Pump(Generic[ClientT]):
     def close(self) -> None:
         """Close every socket."""
         self._closed = True
-        self.drop_all()
+        if self.loop.sending is None or self.core.journal.is_wanted:
+            self.drop_all()
+        else:
+            self._close_all(self.loop.sending)
         self._names.close()
         self._listening.close()
         if self._guard is not None:
@@ -155,6 +159,18 @@ class Pump(Generic[ClientT]):
         """Close the connections of all clients at once."""
         for link in list(self._links.values()):
             self.drop(link)
+
+    def _close_all(self, sending: Sending) -> None:
+        """As `drop_all`, by several cores, when nobody will ask any more who has been here."""
+        sending.flush()  # which may close some
+        links = list(self._links.values())
+        self._links.clear()
+        for link in links:
+            link.expect_no_room()
+            self.loop.watch_readable(link.sock, None)
+            link.client.read_no_more()  # it is freed then
+            link.close()
+        sending.flush()
 
     def _stop(self) -> None:
         self.loop.stop()
@@ -414,7 +430,7 @@ class Pump(Generic[ClientT]):
         if not self._closed:  # or nobody will ask any more
             link.count_bytes()
         self.let_go(link)
-        link.sock.close()
+        link.close()
         self.deliver()
 
     def let_go(self, link: Link[ClientT]) -> None:

@@ -25,6 +25,8 @@ except ImportError:  # not compiled
 _AT_ONCE: Final = 1024
 _MOST_HELPERS: Final = 3
 """How many threads may help to send."""
+_CORES_TO_SPARE: Final = 4
+"""With so many, a client runs on another one while the server looks whether it has asked again."""
 
 
 class Readers:
@@ -82,7 +84,7 @@ def make_sending(helpers: int | None = None) -> native.Sending | None:
     if native is None:  # or for another system
         return None
     if helpers is None:
-        helpers = min(max(len(os.sched_getaffinity(0)) // 4, 1), _MOST_HELPERS)
+        helpers = min(max(_cores() // 4, 1), _MOST_HELPERS)
     return native.Sending(helpers)
 
 
@@ -91,4 +93,10 @@ def make_readers(loop: Loop, libuv: Any) -> Readers | native.Readers | None:
     if sys.platform != "linux":
         return None
     other: int = libuv._get_backend_id()
-    return Readers(loop, other) if loop.sending is None else native.Readers(loop, loop.sending, other)
+    if loop.sending is None:
+        return Readers(loop, other)
+    return native.Readers(loop, loop.sending, other, _cores() >= _CORES_TO_SPARE)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -18,8 +18,11 @@ import pytest
 
 from processes import BACKENDS, end
 from rallypoint.errors import BindError, RallypointError, ServerStartError, UsageError
-from rallypoint.server.process import processes
-from rallypoint.server.process.processes import end_kept
+from rallypoint.server.loops.backend import Choice
+from rallypoint.server.process import hosting, line, processes
+from rallypoint.server.process.binding import listen
+from rallypoint.server.process.hosting import STORE_SERVER, PreparedServer
+from rallypoint.server.process.processes import ServerKind, ServerProcess, end_kept, take_kept
 from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS, RawClient, is_gone, until
 
@@ -354,6 +357,14 @@ def test_a_limit_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # A process that is kept for the next store
 
+SMALL_PORTIONS = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[-1])
+from rallypoint.server.process import line
+line._AT_ONCE = 2
+sys.path.insert(0, "")
+"""
+
 
 def test_the_process_of_a_store_that_was_closed_serves_the_next_and_has_forgotten_all() -> None:
     with master() as store, RawClient(store.port) as client:
@@ -397,12 +408,64 @@ def test_a_process_that_died_while_it_was_kept_is_not_missed() -> None:
         store.set("key", "value")
 
 
+def test_a_process_that_ends_while_it_is_given_its_order_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with master():
+        server = server_of(os.getpid())
+
+    def end_first(kind: ServerKind) -> ServerProcess | None:
+        process = take_kept(kind)
+        os.kill(server, signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(hosting, "take_kept", end_first)
+    with master() as store:
+        store.set("key", "value")
+        assert server_of(os.getpid()) != server
+
+
 def test_a_process_is_kept_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "KEPT_SECONDS", 0.0)
     with master():
         server = server_of(os.getpid())
-    with master():
-        assert server_of(os.getpid()) != server
+    until(lambda: not psutil.pid_exists(server), "it has ended, and is no zombie")
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_a_process_that_is_kept_holds_nothing(
+    events: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if events:
+        monkeypatch.setenv("RALLYPOINT_EVENTS", str(tmp_path / "events"))
+    store = master()
+    server = psutil.Process(server_of(os.getpid()))
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(store.port)) for _ in range(20)]
+        assert all(client.answers() for client in clients)
+        store.close()
+        assert all(client.read_rest() == b"" for client in clients)
+    assert server.net_connections() == []
+    assert server.num_fds() <= 10
+
+
+def test_many_sockets_are_handed_over_and_the_default_timeout_is_no_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(line, "_AT_ONCE", 2)
+    monkeypatch.setattr(processes, "_BOOTSTRAP", SMALL_PORTIONS + processes._BOOTSTRAP)
+    socket.setdefaulttimeout(5.0)
+    try:
+        listeners = listen("127.0.0.1", 0, 5)
+        count = len(listeners)
+        ready = PreparedServer(listeners, STORE_SERVER)
+        process = psutil.Process(ready._process.popen.pid)
+        until(lambda: process.status() == psutil.STATUS_SLEEPING, "it waits for its order")
+        hosted = ready.serve({"workers": 0}, backend=Choice.AUTO)
+    finally:
+        socket.setdefaulttimeout(None)
+    assert len(process.net_connections()) == count >= 5
+    hosted.release()
 
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())

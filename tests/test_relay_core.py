@@ -228,6 +228,13 @@ def test_a_connection_with_a_session_asks_in_batches_alone(relay: ByHand, sent: 
     assert relay.asked() == []
 
 
+@pytest.mark.parametrize("sent", [get(b"k"), wait(b"k"), barrier(b"k", 2)])
+def test_a_session_is_not_opened_by_a_client_that_waits_for_a_reply(relay: ByHand, sent: bytes) -> None:
+    (below,) = relay.desk.open()
+    below.send(sent + session(bytes(16)))
+    assert "SESSION on a connection that waits" in str(below.error)
+
+
 def test_who_is_refused_is_closed_behind_its_earlier_replies(relay: ByHand) -> None:
     rank, other = relay.desk.open(2)
     rank.send(get(b"k") + add(b"k", 1) + get(b"l"))

@@ -28,6 +28,7 @@ from rallypoint.server.loops.link import Link
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.loops.stores import StorePump
+from rallypoint.server.machine.cores import usable_cores
 from rallypoint.server.process.binding import share_out
 from rallypoint.server.process.child import make_core, run
 from rallypoint.server.process.hosting import whole_order
@@ -71,10 +72,6 @@ def auto_workers() -> int:
     """How many workers this machine has cores to spare for; 0: the server does better alone."""
     cores = usable_cores()
     return min(4, cores // 4) if sys.platform != "win32" and cores >= 8 else 0
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Worker:

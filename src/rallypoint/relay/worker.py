@@ -85,6 +85,7 @@ class _Client(Rank):
     def open_session(self, token: bytes, tail: bytes) -> bytes:
         if self._stream is not None:
             raise ProtocolError("a second SESSION on one connection")
+        self.check_free()
         self.has_session()
         self._stream = self._core.worker.dial(
             self.peer, on_data=self._on_answer, on_closed=self._on_lost, on_room=self._on_room

@@ -196,6 +196,15 @@ class Rank(Client):
             self._requests.ask(self, op, blobs, tail, self._next_reply())
         return None if self._is_paused and not reply else reply
 
+    def open_session(self, token: bytes, tail: bytes) -> bytes | None:
+        self.check_free()
+        return super().open_session(token, tail)
+
+    def check_free(self) -> None:
+        """ProtocolError if it is owed something: where a reply comes among frames would be left to chance."""
+        if self.is_owed or self.is_waiting:
+            raise ProtocolError("SESSION on a connection that waits for other replies")
+
     def has_session(self) -> None:
         super().has_session()
         self._has_session = True

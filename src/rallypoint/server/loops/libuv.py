@@ -105,6 +105,8 @@ class LibuvLoop(Loop):
         self._loop.stop()
 
     def close(self) -> None:
+        if self.sending is not None:
+            self.sending.flush()  # there may be files to close
         self._loop.close()
         if self._readers is not None:
             self._readers.close()

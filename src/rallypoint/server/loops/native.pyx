@@ -121,7 +121,7 @@ cdef enum:
 
 cdef char room_for_all[LONGEST]
 
-cdef double BRISK_SECONDS = 30e-6
+cdef double BRISK_SECONDS = 20e-6
 
 
 def accept_some(int listener, int most, int idle):

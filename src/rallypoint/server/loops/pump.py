@@ -37,7 +37,6 @@ from rallypoint.server.reporting.stalls import StallReports
 
 if TYPE_CHECKING:
     from rallypoint.server.loops.guarded import Door
-    from rallypoint.server.loops.native import Sending
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -113,6 +112,7 @@ class Pump(Generic[ClientT]):
             on_ready()
             self.loop.run()
         finally:
+            self.drop_together()
             self.close()
             self.loop.close()
 
@@ -133,10 +133,7 @@ class Pump(Generic[ClientT]):
     def close(self) -> None:
         """Close every socket."""
         self._closed = True
-        if self.loop.sending is None or self.core.journal.is_wanted:
-            self.drop_all()
-        else:
-            self._close_all(self.loop.sending)
+        self.drop_all()
         self._names.close()
         self._listening.close()
         if self._guard is not None:
@@ -160,9 +157,11 @@ class Pump(Generic[ClientT]):
         for link in list(self._links.values()):
             self.drop(link)
 
-    def _close_all(self, sending: Sending) -> None:
-        """As `drop_all`, by several cores, when nobody will ask any more who has been here."""
-        sending.flush()  # which may close some
+    def drop_together(self) -> None:
+        """As `drop_all`, before the end, by several cores if there are; unless events tell who was here."""
+        if self.loop.sending is None or self.core.journal.is_wanted:
+            return
+        self.loop.sending.flush()  # which may close some
         links = list(self._links.values())
         self._links.clear()
         for link in links:
@@ -170,7 +169,6 @@ class Pump(Generic[ClientT]):
             self.loop.watch_readable(link.sock, None)
             link.client.read_no_more()  # it is freed then
             link.close()
-        sending.flush()
 
     def _stop(self) -> None:
         self.loop.stop()

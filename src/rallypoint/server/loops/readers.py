@@ -9,13 +9,13 @@ and again until the file is closed, which libuv does not do.
 
 from __future__ import annotations
 
-import os
 import select
 import sys
 from time import monotonic
 from typing import Any, Final
 
 from rallypoint.server.loops.loop import Callback, Loop
+from rallypoint.server.machine.cores import usable_cores
 
 try:
     from rallypoint.server.loops import native
@@ -84,7 +84,7 @@ def make_sending(helpers: int | None = None) -> native.Sending | None:
     if native is None:  # or for another system
         return None
     if helpers is None:
-        helpers = min(max(_cores() // 4, 1), _MOST_HELPERS)
+        helpers = min(max(usable_cores() // 4, 1), _MOST_HELPERS)
     return native.Sending(helpers)
 
 
@@ -95,8 +95,4 @@ def make_readers(loop: Loop, libuv: Any) -> Readers | native.Readers | None:
     other: int = libuv._get_backend_id()
     if loop.sending is None:
         return Readers(loop, other)
-    return native.Readers(loop, loop.sending, other, _cores() >= _CORES_TO_SPARE)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return native.Readers(loop, loop.sending, other, usable_cores() >= _CORES_TO_SPARE)

@@ -62,6 +62,11 @@ class StorePump(Pump[Connection]):
         self._tell_names()
         self._is_lightening = False
 
+    def drop_together(self) -> None:
+        for pump in self._named.values():
+            pump.drop_together()
+        super().drop_together()
+
     def close(self) -> None:
         for pump in self._named.values():
             pump.close()

@@ -78,7 +78,9 @@ def run(build: Builder) -> None:
     while given is not None and _serve(host, build, *given):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         host.answer({})
-        gc.collect()  # the server that was
+        given = None  # the secret of that one
+        hold(None)
+        gc.collect()
         given = host.take_order() if host.has_word(IDLE_SECONDS) else None
 
 

@@ -24,6 +24,7 @@ from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
 from rallypoint.server.process.line import pipe
 from rallypoint.server.process.processes import (
+    NoAnswerError,
     ServerKind,
     ServerProcess,
     end_process,
@@ -37,6 +38,10 @@ from rallypoint.wire.limits import Limits
 logger = logging.getLogger("rallypoint.server")
 
 STORE_SERVER = ServerKind("store server", "rallypoint.server.process.child", is_kept=sys.platform != "win32")
+
+
+_SOON_SECONDS = 5.0
+"""How long a process that was kept may take to be ready; there is nothing to start."""
 
 
 class HostedServer:
@@ -203,10 +208,9 @@ class PreparedServer:
     ) -> HostedServer:
         """Let it serve, and wait until it does. `order` is passed on to its module."""
         began = time.monotonic()
-        process = self._process
         try:
-            process.give(whole_order(order, limits_of_environment(), backend, lifespan), self._sockets)
-            answer = process.await_answer()
+            answer = self._ask(whole_order(order, limits_of_environment(), backend, lifespan))
+            process = self._process
             # One that ends with its owners has a process that ends.
             is_kept = process.kind.is_kept and not lifespan.owner_key
             server = HostedServer(process, self._sockets, answer["backend"], is_kept=is_kept)
@@ -221,6 +225,14 @@ class PreparedServer:
         said = (process.kind.name, server.places, server.backend, server.pid, time.monotonic() - began)
         logger.info("%s on %s (%s), process %d, up in %.2f s", *said)
         return server
+
+    def _ask(self, order: dict[str, object]) -> dict[str, str]:
+        if self._process.was_kept:
+            try:
+                return self._process.ask(order, self._sockets, _SOON_SECONDS)
+            except NoAnswerError:  # it was ended meanwhile, or stopped: a new one does as well
+                self._process = ServerProcess(self._process.kind)
+        return self._process.ask(order, self._sockets)
 
     def end(self) -> None:
         """End it."""

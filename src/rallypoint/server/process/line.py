@@ -31,7 +31,7 @@ WORD_BYTES: Final = _HEAD.size
 ANSWER_MARK: Final = "rallypoint answers: "
 """Stands before each answer."""
 
-_MOST_SOCKETS: Final = 250  # no system takes many more at once
+_AT_ONCE: Final = 200  # no system takes many more sockets at once
 
 Order = dict[str, Any]
 """What the host asks for."""
@@ -43,16 +43,27 @@ def give(process: Popen[bytes], order: Order, sockets: Sequence[socket.socket]) 
     shares: list[bytes] = []
     if sys.platform == "win32":
         shares = [each.share(process.pid) for each in sockets]
-        order = {**order, "shares": [len(each) for each in shares]}
-    text = json.dumps(order).encode()
+    text = json.dumps({**order, "sockets": [len(each) for each in shares] or len(sockets)}).encode()
     data = b"".join([_HEAD.pack(len(text)), text, *shares])
     if sys.platform == "win32":
         line.write(data)
         line.flush()
     else:
-        with socket.socket(fileno=os.dup(line.fileno())) as commands:
-            sent = socket.send_fds(commands, [data], [each.fileno() for each in sockets])
-            commands.sendall(data[sent:])
+        with _socket_of(line.fileno()) as commands:
+            commands.sendall(data)
+            for portion in _portions(sockets):
+                socket.send_fds(commands, [b"\n"], [each.fileno() for each in portion])
+
+
+def _portions(sockets: Sequence[socket.socket]) -> list[Sequence[socket.socket]]:
+    return [sockets[start : start + _AT_ONCE] for start in range(0, len(sockets), _AT_ONCE)]
+
+
+def _socket_of(file: int) -> socket.socket:
+    """Another descriptor of a socket, which blocks, whatever is the default in this process."""
+    made = socket.socket(fileno=os.dup(file))
+    made.settimeout(None)
+    return made
 
 
 def pipe(pipe: IO[bytes] | None) -> IO[bytes]:
@@ -61,13 +72,21 @@ def pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
+def _dup_above_standard_files(file: int) -> int:
+    if sys.platform == "win32":
+        return os.dup(file)
+    import fcntl
+
+    return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
 class Host:
     """The process that hosts this one. Made once, at the start: then nothing else reaches it by accident."""
 
     def __init__(self) -> None:
         self._commands = sys.stdin.buffer
         sys.stdout.flush()
-        self._answers = os.dup(sys.stdout.fileno())
+        self._answers = _dup_above_standard_files(sys.stdout.fileno())
         # What is printed from here on is for people, or for nobody.
         elsewhere = sys.stderr.fileno() if sys.stderr is not None else os.open(os.devnull, os.O_WRONLY)
         os.dup2(elsewhere, sys.stdout.fileno())
@@ -91,22 +110,23 @@ class Host:
             if head in (b"", END_NOW):
                 return None
             order: Order = json.loads(self._commands.read(*_HEAD.unpack(head)))
-            return order, [socket.fromshare(self._commands.read(size)) for size in order.pop("shares")]
-        with socket.socket(fileno=os.dup(self.fileno())) as line:
-            head, descriptors, *_ = socket.recv_fds(line, WORD_BYTES, _MOST_SOCKETS, socket.MSG_WAITALL)
+            return order, [socket.fromshare(self._commands.read(size)) for size in order.pop("sockets")]
+        with _socket_of(self.fileno()) as line:
+            head = line.recv(WORD_BYTES, socket.MSG_WAITALL)
             if head in (b"", END_NOW):
                 return None
-            sockets = [socket.socket(fileno=each) for each in descriptors]
-            for each in sockets:
-                each.set_inheritable(False)
             (size,) = _HEAD.unpack(head)
-            text = bytearray()
-            while len(text) < size:
-                piece = line.recv(size - len(text))
-                if not piece:
-                    return None
-                text += piece
-        return json.loads(text), sockets
+            text = line.recv(size, socket.MSG_WAITALL)
+            if len(text) < size:
+                return None
+            order = json.loads(text)
+            sockets: list[socket.socket] = []
+            for _ in range(0, order["sockets"], _AT_ONCE):
+                _, files, *_ = socket.recv_fds(line, 1, _AT_ONCE)
+                sockets += [socket.socket(fileno=each) for each in files]
+        for each in sockets:
+            each.set_inheritable(False)
+        return order, sockets
 
     def answer(self, message: dict[str, str]) -> None:
         """Answer, on a line of its own, whatever else has been printed."""

@@ -8,19 +8,19 @@ test of a suite.
 from __future__ import annotations
 
 import json
-import math
 import os
 import selectors
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
-from typing import IO
+from typing import IO, Final
 
 from rallypoint.errors import ServerStartError
 from rallypoint.exits import exit_text, signal_name
@@ -46,6 +46,13 @@ import_module(sys.argv.pop()).main()
 """
 
 
+_NETWORK: Final = "/proc/thread-self/ns/net"
+
+
+class NoAnswerError(ServerStartError):
+    """A process that was to serve has ended, or does not answer."""
+
+
 @dataclass(frozen=True)
 class ServerKind:
     """A kind of server process."""
@@ -63,8 +70,9 @@ class ServerProcess:
 
     def __init__(self, kind: ServerKind) -> None:
         self.kind = kind
-        self._began_in = _circumstances(kind)
-        self._usable_until = math.inf
+        self._began_in = _circumstances(kind) if kind.is_kept else None
+        self.was_kept = False
+        self._kept_until = 0.0
         self.popen = _spawn(kind)
 
     @property
@@ -72,28 +80,48 @@ class ServerProcess:
         """Whether it has not died."""
         return self.popen.poll() is None
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it was kept for long enough."""
+        return time.monotonic() >= self._kept_until
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether it can serve again, in place of one that would be started."""
+        return self._began_in is not None
+
     def is_for(self, kind: ServerKind) -> bool:
         """Whether it is as one would be that is started now for this kind of server."""
-        is_waiting = self.is_there and time.monotonic() < self._usable_until
-        return is_waiting and self._began_in == _circumstances(kind)
+        return self.is_there and not self.is_late and self._began_in == _circumstances(kind)
+
+    def ask(
+        self, order: dict[str, object], sockets: Sequence[socket.socket], seconds: float | None = None
+    ) -> dict[str, str]:
+        """Give it its whole order, and await its answer. If there is none, it is ended.
+
+        NoAnswerError if it ends, or says nothing in time; ServerStartError if it says that it failed.
+        """
+        try:
+            self.give(order, sockets)
+            return _await_answer(self.kind, self.popen, START_SECONDS if seconds is None else seconds)
+        except BaseException:
+            self.end()
+            raise
 
     def give(self, order: dict[str, object], sockets: Sequence[socket.socket]) -> None:
         """Give it its whole order. It will answer."""
         try:
             give(self.popen, order, sockets)
-        except OSError:  # it has ended; its exit code comes when its answer is awaited
-            pass
-        except BaseException:
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended; its exit code comes when its answer is awaited
+        except OSError as error:
             self.end()
-            raise
-
-    def await_answer(self) -> dict[str, str]:
-        """Its answer to its order; ServerStartError if it says that it failed, ends, or says nothing."""
-        return _await_answer(self.kind, self.popen, START_SECONDS)
+            raise ServerStartError(f"the {self.kind.name} cannot be given its sockets: {error}") from error
 
     def let_go(self) -> bool:
         """Have it end its server, and wait for another order; False: it does not, and is to be ended."""
-        self._usable_until = time.monotonic() + KEPT_SECONDS
+        self.was_kept = True
+        self._kept_until = time.monotonic() + KEPT_SECONDS
         try:
             pipe(self.popen.stdin).write(LET_GO)
             _await_answer(self.kind, self.popen, _STOP_SECONDS)
@@ -109,22 +137,45 @@ class ServerProcess:
 _kept: deque[tuple[ServerProcess, weakref.finalize[..., ServerProcess]]] = deque()
 """What waits for the next server, one at most, and its end, which it has with this process."""
 
+
+def _forget_kept() -> None:
+    """They are the parent's: this is a fork."""
+    for process, _ in _kept:
+        process.popen.returncode = 0  # or Python would complain that it still runs
+        for each in (process.popen.stdin, process.popen.stdout):
+            pipe(each).close()
+    _kept.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_kept.clear)  # they are the parent's
+    os.register_at_fork(after_in_child=_forget_kept)
 
 
 def keep(process: ServerProcess) -> None:
-    """Have a process end its server, and keep it for another one; if it does not stay for that, end it."""
-    if not process.let_go():
+    """Have a process end its server, and keep it for another one, for a while; or end it, if that fails."""
+    try:
+        is_kept = process.may_be_kept and process.let_go()
+    except BaseException:  # Ctrl-C
+        process.end()
+        raise
+    if not is_kept:
         process.end()
         return
     _kept.append((process, weakref.finalize(process, end_process, process.popen, os.getpid())))
     while len(_kept) > 1:
         _end_first()
+    timer = threading.Timer(KEPT_SECONDS, _end_late)
+    timer.daemon = True
+    try:
+        timer.start()
+    except RuntimeError:  # the system has no thread to give, or this process is about to end
+        end_kept()
 
 
 def take_kept(kind: ServerKind) -> ServerProcess | None:
     """A process that was kept, if one would be started like that now."""
+    if not kind.is_kept:
+        return None
     try:
         process, end = _kept.popleft()
     except IndexError:
@@ -139,6 +190,12 @@ def take_kept(kind: ServerKind) -> ServerProcess | None:
 def end_kept() -> None:
     """End what waits for the next server of this process: that will have a new one."""
     while _kept:
+        _end_first()
+
+
+def _end_late() -> None:
+    """End what has waited for long enough."""
+    if _kept and _kept[0][0].is_late:
         _end_first()
 
 
@@ -159,13 +216,22 @@ def _environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
 
 
-def _circumstances(kind: ServerKind) -> tuple[object, ...]:
-    """All that a process takes over from this one when it is started."""
+def _circumstances(kind: ServerKind) -> tuple[object, ...] | None:
+    """What a process takes over from this one when it is started; None if that cannot be told."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
     try:
         errors = os.fstat(2)
-        return _command(kind), _environ(), os.getcwd(), (errors.st_dev, errors.st_ino), os.geteuid()
+        return (
+            *(_command(kind), _environ(), os.getcwd(), errors.st_dev, errors.st_ino),
+            *(os.geteuid(), os.getegid(), os.getgroups(), os.getpriority(os.PRIO_PROCESS, 0)),
+            resource.getrlimit(resource.RLIMIT_NOFILE),
+            *((os.sched_getaffinity(0), os.readlink(_NETWORK)) if sys.platform == "linux" else ()),
+        )
     except OSError:  # the folder has gone, or there is nowhere to write errors to
-        return (object(),)
+        return None
 
 
 def _spawn(kind: ServerKind) -> subprocess.Popen[bytes]:
@@ -176,6 +242,8 @@ def _spawn(kind: ServerKind) -> subprocess.Popen[bytes]:
             return subprocess.Popen(_command(kind), **pipes, stderr=errors, env=_environ())
         ours, theirs = socket.socketpair()
         with ours, theirs:
+            theirs.setblocking(True)  # this process may have another default
+            ours.setblocking(True)
             process = subprocess.Popen(
                 _command(kind),
                 stdin=theirs.fileno(),
@@ -195,12 +263,12 @@ def _spawn(kind: ServerKind) -> subprocess.Popen[bytes]:
 
 
 def _await_answer(kind: ServerKind, process: subprocess.Popen[bytes], seconds: float) -> dict[str, str]:
-    """The child's next answer; ServerStartError if it says that it failed, ends, or says nothing."""
+    """The child's next answer; NoAnswerError if it ends or says nothing, ServerStartError if it failed."""
     deadline = time.monotonic() + seconds
     said = ""
     while not (line := _read_line(kind, process, deadline)).startswith(ANSWER_MARK):
         if not line:
-            raise ServerStartError(
+            raise NoAnswerError(
                 f"the {kind.name} process ended before it was ready, {_exit_of(process)}" + said,
                 hint="its own message stands above, on standard error",
             )
@@ -222,7 +290,7 @@ def _await_output(kind: ServerKind, stdout: IO[bytes], deadline: float) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(stdout, selectors.EVENT_READ)
         if not selector.select(max(0.0, deadline - time.monotonic())):
-            raise ServerStartError(
+            raise NoAnswerError(
                 f"the {kind.name} process was not ready after {START_SECONDS:g} s",
                 hint="is the machine out of memory or CPU time?",
             )

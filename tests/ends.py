@@ -248,6 +248,8 @@ class Desk:
         self.ends: dict[Client, End] = {}
         self.wanted: list[Other] = []
         self._paused: set[Client] = set()
+        self.have_paused_together = False
+        """Whether several clients were paused at a time: who of them goes on first is left to chance."""
         self._is_crowded = False
         self._left: deque[Client] = deque()  # those that are to be gone on with, or read
 
@@ -307,6 +309,7 @@ class Desk:
         elif isinstance(other, Pause):
             if not other.is_over:
                 self._paused.add(other.client)
+                self.have_paused_together |= len(self._paused) > 1
                 return
             self._paused.remove(other.client)
             if other.client in self.ends and self.ends[other.client].has_work:

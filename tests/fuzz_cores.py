@@ -136,7 +136,8 @@ class Stage:
             getattr(self, step.verb)(step.who, step.data)
             self.settle()
         outputs = self.outputs[:]
-        self.has_paused = self.desk.has_paused  # then some requests are not even looked at
+        # Some requests are not even looked at then; or not in the order in which they came.
+        self.has_paused = self.desk.has_paused or self.desk.have_paused_together
         self._core.check_invariants()
         self._check_held()
         if with_look:
@@ -283,9 +284,9 @@ class Stage:
         turns = 0
         for piece in self.pieces(data):
             end.receive(piece)
-            if self.desk.wants_another(end.connection):
-                return  # what stands behind that is for another store
             while on in others and not self.desk.is_paused(end.connection):
+                if self.desk.wants_another(end.connection):
+                    return  # what stands behind that is for another store
                 others.remove(on)
                 end.go_on()
                 turns += 1

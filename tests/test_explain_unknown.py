@@ -18,6 +18,11 @@ def _told(report: Explanation) -> tuple[str, str]:
     return (report.verdict.incident.headline, report.verdict.incident.role) if report.verdict else ("", "")
 
 
+def _advice(log: str) -> list[str]:
+    verdict = report_of(log).verdict
+    return verdict.incident.do if verdict is not None else []
+
+
 # Reading ---------------------------------------------------------------------------------------------------
 
 _INNERMOST = {
@@ -156,3 +161,24 @@ def test_a_wrapper_is_never_said_to_be_certain() -> None:
     assert verdict is not None
     assert verdict.sure == "possible"
     assert not any("nothing else" in reason for reason in verdict.reasons)
+
+
+# Advice ----------------------------------------------------------------------------------------------------
+
+
+def test_advice_is_of_the_kind_and_names_what_the_error_names() -> None:
+    advice = _advice(traceback("FileNotFoundError: [Errno 2] No such file or directory: '/data/a.tar'"))
+    assert "`ls -l /data/a.tar`" in advice[0]
+    library = '  File "/v/lib/python3.10/site-packages/peft/lora.py", line 3, in f\n    g()\n'
+    raised = "TypeError: f() got an unexpected keyword argument 'x'"
+    log = f"Traceback (most recent call last):\n{_FRAMES}{library}{raised}\n"
+    assert "`python -m pip show peft`" in _advice(log)[0]
+
+
+def test_what_the_message_says_of_a_remedy_is_repeated() -> None:
+    log = (
+        traceback("ValueError: the cache is too small.")
+        + "Try to set --cache-size to 8.\nPlease report it.\n"
+    )
+    assert _advice(log)[0] == "Do as it says: Try to set --cache-size to 8."
+    assert "cache_size" in _advice(traceback("ValueError: no value for cache_size"))[0]

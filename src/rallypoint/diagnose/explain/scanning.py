@@ -27,6 +27,7 @@ _MOST_WRITERS: Final = 100_000
 _LINES_BACK: Final = 60
 _TAIL_BYTES: Final = 1 << 16
 _MESSAGE_LINES: Final = 12
+_LONGEST_MORE: Final = 2_000
 _MOST_LOOKS: Final = 20
 _LONGEST_FORM: Final = 200
 _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
@@ -274,7 +275,10 @@ class _Scanner:
             pending.seen = replace(pending.seen, line=self._number)
         if line.record or line.text.startswith("[") or (line.anonymous and not line.text):
             pending.message_lines = 0  # without names of writers, an empty line ends the message
-        elif pending.message_lines and roles & {"cause", "symptom"}:
+        elif pending.message_lines and not pending.raised.is_open:
+            more = f"{pending.raised.more}\n{line.text}".strip()[:_LONGEST_MORE]
+            pending.raised = replace(pending.raised, more=more)
+        if pending.message_lines and roles & {"cause", "symptom"}:
             del self._pending[line.writer]
         pending.message_lines = max(pending.message_lines - 1, 0)
 

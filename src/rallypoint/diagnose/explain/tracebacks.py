@@ -12,7 +12,7 @@ a box. What Python says in a destructor ("Exception ignored in") ends nothing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 BEGIN: Final = "Traceback (most recent call last)"
@@ -46,6 +46,7 @@ _CAPITALS: Final = re.compile(r"[^A-Z]*[A-Z][^a-z]*[a-z][^A-Z]*[A-Z]")
 _LIBRARIES: Final = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|<frozen |[/\\]bin[/\\]"
 )
+_PACKAGE: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<name>[A-Za-z]\w*)[/\\]")
 # The outermost frames of threads, of a queue's feeder, and of what is done at the exit.
 _ASIDE: Final = ("_bootstrap_inner", "_feed", "_serve", "_exit_function", "_run_finalizers")
 _PLAIN: Final = (
@@ -110,6 +111,10 @@ class Raised:
     """Whether it was raised beside the program itself: in a thread, in a task, at the exit."""
     alone: bool = False
     """Whether it ended a process that Python's multiprocessing has started, and not the program."""
+    library: str = ""
+    """The package that has raised it, if it was not the program itself."""
+    more: str = field(default="", compare=False)
+    """The lines that follow in its message."""
 
     @property
     def name(self) -> str:
@@ -262,9 +267,15 @@ class Traceback:
             warned=self.warned,
             aside=self.aside,
             alone=self.alone,
+            library=_package_of(self._place),
         )
         self._body, self._after, self._chained = False, _AFTER_LINES, False
         return raised
+
+
+def _package_of(place: Frame | None) -> str:
+    found = _PACKAGE.search(place.file) if place is not None else None
+    return found["name"] if found is not None else ""
 
 
 def _is_class(kind: str) -> bool:

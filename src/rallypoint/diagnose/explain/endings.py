@@ -21,9 +21,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rallypoint.diagnose.explain.denials import without_denials
-from rallypoint.diagnose.explain.life import ANYBODY, IS_READY, Life, Who
+from rallypoint.diagnose.explain.life import ANYBODY, Life, Who
 from rallypoint.diagnose.explain.local_ranks import LocalRanks
 from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line
+from rallypoint.diagnose.explain.signs import IS_READY
 from rallypoint.diagnose.explain.stamps import read_stamp
 from rallypoint.diagnose.explain.suspects import is_loud
 from rallypoint.diagnose.explain.tracebacks import Raised

@@ -28,7 +28,8 @@ from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, S
 from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Stop, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
 from rallypoint.diagnose.explain.layers import Layer, is_echo
-from rallypoint.diagnose.explain.life import DUE_WORK, Life
+from rallypoint.diagnose.explain.life import Life
+from rallypoint.diagnose.explain.signs import DUE_WORK
 from rallypoint.diagnose.explain.stamps import moment_of
 from rallypoint.diagnose.explain.suspects import Suspect
 

@@ -16,7 +16,7 @@ from rallypoint.diagnose.explain import tracebacks
 from rallypoint.diagnose.explain.evidence import Evidence, Sighting, Source
 from rallypoint.diagnose.explain.knowledge import Cause
 from rallypoint.diagnose.explain.layers import LAST_ERROR, layer_of
-from rallypoint.diagnose.explain.life import LAST_LINES, look_for_life
+from rallypoint.diagnose.explain.life import LAST_LINES, Life, look_for_life
 from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line, Prefixes
 from rallypoint.diagnose.explain.sieve import ESCAPE, Sieve, blocks
 from rallypoint.diagnose.explain.stamps import Stamp
@@ -132,8 +132,13 @@ class _Scanner:
         """The log is at its end: exceptions that still wait for more are unknown ones."""
         for writer in list(self._pending):
             self._settle(writer)
-        lines = self._tail.removesuffix(b"\n").split(b"\n")[-LAST_LINES:]
-        self._source.life = look_for_life(list(map(self._split_bar, lines)), self._source.lines)
+        lines = self._tail.removesuffix(b"\n").split(b"\n")
+        self._source.life = self._look(reversed(lines), self._source.lines, LAST_LINES)
+
+    def _look(self, backwards: Iterable[bytes], last: int, most: int) -> Life:
+        """What the lines up to the one with the number `last` show."""
+        lines = [(last - back, self._split_bar(raw)) for back, raw in enumerate(islice(backwards, most))]
+        return look_for_life(lines[::-1])
 
     def _split_bar(self, raw: bytes) -> Line:
         """A line; of a progress bar, what it shows at its end."""
@@ -242,10 +247,8 @@ class _Scanner:
         self._failures.add(form)
         between = min(self._number - 1 - before, LAST_LINES)
         if before > 0 and between > 1:
-            raw = reversed(list(islice(self._earlier(), between)))
-            self._source.ending.look_back(
-                look_for_life(list(map(self._split_bar, raw)), self._number - 1), before, self._number
-            )
+            life = self._look(self._earlier(), self._number - 1, between)
+            self._source.ending.look_back(life, before, self._number)
 
     def _note_line(self, line: Line, tries: int, *, ended: bool) -> None:
         """A line that no entry knows: how a process ended, or what a library says by itself."""

@@ -56,6 +56,8 @@ def _time(line: Line) -> str:
             _TIME,
             "socket.cc:5 NCCL WARN x",
         ),
+        # a collector of logs, which adds the time twice
+        (f"1794753379123\t{_TIME.replace(' ', 'T')}.123Z\t  File", None, None, _TIME, "  File"),
         # Python's logging
         (f"{_TIME},123 - ERROR - bad", None, None, _TIME, "bad"),
         (f"{_TIME},123 - my.module - ERROR - bad", None, None, _TIME, "bad"),
@@ -138,7 +140,11 @@ def test_what_is_no_prefix_stays(raw: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "rank", "host"), [("3: ", 3, None), (" 3: ", 3, None), ("node-a: ", None, "node-a")]
+    ("label", "rank", "host"),
+    [
+        *[("3: ", 3, None), (" 3: ", 3, None), ("node-a: ", None, "node-a")],
+        *[("server  | ", None, None), ("> ", None, None)],
+    ],
 )
 def test_labels_are_learnt(label: str, rank: int | None, host: str | None) -> None:
     """`node-a: ` could be anything, until it stands before what can only follow a prefix."""

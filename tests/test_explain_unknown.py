@@ -136,6 +136,16 @@ def test_a_launcher_that_says_it_failed_is_believed(line: str, what: str) -> Non
     assert not report_of(f"step 1 loss 0.5\n{line}\n".replace(line, "x exited with code 0")).found
 
 
+def test_of_several_ends_the_first_one_counts_or_the_one_that_tells_more() -> None:
+    gone = "ERROR 07-09 02:14:20 [x.py:1] Worker proc 2 died unexpectedly\n"
+    after = "ERROR 07-09 02:14:21 [x.py:2] the output handler failed: no more output\n"
+    assert "Worker proc 2" in _told(report_of(gone + after))[0]
+    assert "Worker proc 2" in _told(report_of(gone + traceback("EOFError")))[0]
+    assert "Worker proc 2" in _told(report_of(gone + traceback("RuntimeError: Executor failed.")))[0]
+    killed = "mpirun noticed that process rank 7 with PID 9 on node a exited on signal 9 (Killed).\n"
+    assert "signal 9" in _told(report_of("Primary job  terminated normally, but 1 process\n" + killed))[0]
+
+
 def test_a_log_that_stops_is_not_all_clear() -> None:
     report = report_of("loading the model\ninitializing ddp: rank 0 of 2\n")
     assert (report.found, report.verdict) == (True, None)

@@ -185,12 +185,17 @@ def _rank_of(suspect: Suspect, source: Source) -> int | None:
 
 
 def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequence[Source]) -> Verdict | None:
-    """The first line that states an error, in a log that ended badly, or that ends soon after it."""
+    """The first line that states an error, in a log that ended badly, or that ends soon after it.
+
+    Where a process is said to be gone, only a line before that can be why.
+    """
+    gone = wrapper.incident.first if wrapper is not None and wrapper.incident.raised is None else None
     logs = {source.name: index for index, source in enumerate(sources)}
     for suspect in sorted(suspects, key=lambda each: (logs[each.log], each.line)):
         source = sources[logs[suspect.log]]
         last = source.lines - suspect.line <= LAST_LINES and not _went_by(suspect, source.life)
-        if suspect.loud and (source.ended_badly or last):
+        followed = gone is not None and gone.log == logs[suspect.log] and gone.line < suspect.line
+        if suspect.loud and (source.ended_badly or last) and not followed:
             seen = Sighting(
                 *(logs[suspect.log], suspect.line, suspect.rank, None, None),
                 exact=False,
@@ -293,15 +298,20 @@ def _last_cause(verdicts: Sequence[Verdict]) -> Verdict | None:
     return causes[-1] if causes else verdicts[-1] if verdicts else None
 
 
-def _distance(incident: Incident) -> tuple[bool, bool, int]:
-    """How far an incident is from being the first cause, by its kind: warnings come behind errors."""
-    return (incident.role == "wrapper", incident.mild, TIERS[incident.role])
+def _distance(incident: Incident) -> tuple[bool, bool, int, bool]:
+    """How far an incident is from being the first cause, by its kind: warnings come behind errors.
+
+    Of those that only tell an end, one by SIGKILL says most: nobody but the system ends a process so first.
+    """
+    role = incident.role
+    return (role == "wrapper", incident.mild, TIERS[role], role == "wrapper" and incident.ending != "SIGKILL")
 
 
 def _judge_attempt(everything: Sequence[Incident], sources: Sequence[Source]) -> tuple[Incident, str]:
     """The first cause of one try, and how it is known to be the first."""
     nearest = min(map(_distance, everything))
     candidates = [incident for incident in everything if _distance(incident) == nearest]
+    candidates = _ends_before(candidates, everything) or candidates
     roots = _proven_roots(sources)
     of_roots = [incident for incident in everything if roots.intersection(incident.ranks)]
     if candidates[0].role != "cause" and of_roots:
@@ -317,6 +327,19 @@ def _judge_attempt(everything: Sequence[Incident], sources: Sequence[Source]) ->
     ]
     chosen = min(first or proven, key=lambda incident: _preference(incident, sources))
     return chosen, _order(chosen, proven)
+
+
+def _ends_before(candidates: Sequence[Incident], everything: Sequence[Incident]) -> list[Incident]:
+    """If all candidates are exceptions that mostly follow from an end: the ends told before them."""
+    if not all(each.cause is None and each.raised and each.raised.is_follower for each in candidates):
+        return []
+    return [
+        each
+        for each in everything
+        if each.cause is None
+        and each.raised is None
+        and all(_precedes(each.first, candidate.first) for candidate in candidates)
+    ]
 
 
 def _proven(candidates: Sequence[Incident], sources: Sequence[Source]) -> list[Incident]:

@@ -120,7 +120,7 @@ _BRACKETED: Final = (
         r"(?:\[[\w./-]+\.py:\d+(?::\w+)?\] ?)?(?:\[Rank (?P<rank>\d+)\] ?)?",
         record=True,
     ),
-    _rule(rf"\[{_CLOCK}\] ?", record=True),
+    _rule(rf"\[(?:(?P<month>[01]\d)-(?P<day>[0-3]\d) )?{_CLOCK}\] ?", record=True),
     # Ray's C++, SGLang (with its kinds of parallel ranks), NeMo; Slurm's daemons behind their time
     _rule(rf"\[{_DATE} {_CLOCK} {_LETTER} \d+ \d+\] (?:\(\w+\) )?[\w./-]+:\d+: ?", record=True),
     _rule(rf"\[{_DATE} {_CLOCK}(?: [A-Z]{{2}}\d+){{1,4}}\] ?(?:{_LEVEL}[: ] ?)?", record=True),
@@ -142,7 +142,9 @@ _PLAIN: Final = (
     # torch's Python logging, and glog as it is
     _rule(rf"{_LETTER}{_GLOG} +(?:(?P<pid>\d+) )?[^\s\]]+:\d+\] ?(?:\[\d+/\d+(?:_\d+)?\] ?)*", record=True),
     # containers' logs, line by line; then Python's logging, with its usual fields behind the time
-    _rule(rf"{_DATE}T{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d) (?:(?:stdout|stderr) [FP] )?"),
+    _rule(
+        rf"(?:\d{{10,19}}[ \t]+)?{_DATE}T{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d)[ \t](?:(?:stdout|stderr) [FP] )?"
+    ),
     _rule(
         rf"{_DATE}[ T]{_CLOCK}{_ZONE}[ \t]*(?:[-|:,\[\]][ \t]*)?(?:[\w.]+[ \t]*[-|:][ \t]*)?"
         rf"{_LEVEL}(?:[ \t]*[-|:\]])?[ \t]*"
@@ -188,9 +190,10 @@ _PLAIN: Final = (
         record=True,
     ),
 )
-# srun -l and pdsh: `3: text`, `node-a: text`.
+# srun -l and pdsh: `3: text`, `node-a: text`; docker compose: `server  | text`; a quoted log: `> text`.
 _LABEL: Final = _rule(
-    rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME}|\d+(?:\.\d+){{3}})): ", weak_rank=True
+    rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME}|\d+(?:\.\d+){{3}})): |[a-z]{_NAME} +\| |> ",
+    weak_rank=True,
 )
 _AFTER_LABEL: Final = re.compile(r"Traceback \(most recent call last\):|  File \"|ssh: |bash: ")
 # Ray says the same of many processes once.

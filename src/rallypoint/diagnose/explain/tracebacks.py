@@ -62,6 +62,8 @@ _WRAPPERS: Final = re.compile(
     r"|Exception: $|\w+: Caught \w+ in "
     r"|\w+: (?:Engine core|WorkerProc|Engine process) (?:initialization )?failed"
     r"|\w+: Error building extension|\w+: .{0,200}(?:exited with non-zero|returned non-zero exit) status"
+    r"|\w+: .{0,200}\b(?i:see|check|look at)\b.{0,60}\b(?:root cause|stack ?trace|traceback|above)\b"
+    r"|\w+: (?:The )?\w+(?: \w+){0,2}(?<! assertion) (?:has )?(?:failed|crashed|died)\.?$"
     r"|RuntimeError: Worker failed with error|\w+: DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly"
 )
 # They follow when another process is gone, or when this one was told to end.

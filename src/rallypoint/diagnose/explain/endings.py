@@ -43,6 +43,9 @@ MARKS: Final = (
     # containers
     *("command terminated with", "exited with code", "OOMKilled", "CrashLoopBackOff", "low on resource"),
     *("DUE TO TIME LIMIT", "job killed"),
+    # programs that somebody has told to end
+    *("SIGTERM received", "SIGINT received", "received SIGTERM", "received SIGINT", "received signal=SIG"),
+    "shutdown triggered",
     # vLLM and SGLang, of the part that does the work: the server may still tell that it is well
     *("EngineDeadError", "EngineCore encountered a fatal error", "Engine core proc", "(engine dead)"),
     *("MQLLMEngine is already dead", "Engine background task failed", "Background loop has errored"),
@@ -90,6 +93,7 @@ _ENDED_BADLY: Final = re.compile(
 _TOLD: Final = re.compile(
     rf"{TOLD_TO_END}|^Signal \((?:1|2|15)\) received|was sent SIG(?:TERM|INT|HUP)|^Terminated$|\^C$"
     r"|^Press any key|^请按任意键"
+    r"|(?i:SIG(?:TERM|INT) received|received (?:signal=)?SIG(?:TERM|INT)|shutdown triggered)"
 )
 """Somebody has told it to end, or nobody knows: its end may be a good one."""
 _CANCELLED: Final = re.compile(r"CANCELLED AT|DUE TO TIME LIMIT|job killed: walltime")
@@ -152,6 +156,8 @@ class Ending:
     """For each process that a launcher or a logger has named, its last line with an exception."""
     _told: bool = False
     """Whether the first line with what mostly follows from an end is one that tells it to end."""
+    _orphaned: bool = False
+    """Whether a process that the program has started could not reach it any more."""
 
     def take(self, line: Line, number: int, raised: Raised | None, roles: Collection[str]) -> bool:
         """Read a line, with the exception that it names and the roles of the known causes in it.
@@ -174,8 +180,9 @@ class Ending:
             self._aside = number if aside else self._aside
             cancelled = _CANCELLED.search(line.text) is not None
             follows = _is_follower(raised, roles) and not (ended or gave_up or _WAITED.search(line.text))
-            if told or cancelled or follows:
+            if told or cancelled or follows or self._told:
                 self._told = told if not self._followed else self._told
+                self._orphaned = self._orphaned or (follows and raised is not None and raised.alone)
                 self._followed = self._followed or (0 if plain or aside else number)
             else:
                 self._hard = self._hard if plain or aside else number
@@ -183,7 +190,7 @@ class Ending:
             self._fatal = number
         alone = raised is not None and raised.alone and not raised.is_follower
         gone = (ended and not told and not _TRY_FAILED.search(line.text)) or alone
-        if line.severity != MILD and gone:
+        if line.severity != MILD and gone and not self._told:
             self._final, self._started = number, False
         elif self._final and IS_READY.search(line.text):
             self._started = True
@@ -208,6 +215,10 @@ class Ending:
             return life.began_after(self.last)
         return life.is_first_after(self.last)
 
+    def was_told_before(self, line: int) -> bool:
+        """Whether somebody had told the program to end before a line."""
+        return self._told and line > self._followed
+
     def is_bad(self, lines: int) -> bool:
         """Whether a log with this number of lines shows a bad end."""
         return self.shown or lines - self.last <= LAST_LINES
@@ -218,7 +229,9 @@ class Ending:
         A process that has failed has to go on itself: others may not have missed it yet.
         """
         over = bool(self._followed and not self._hard) and (
-            life.is_over_before(self._followed) or (self._told and life.is_shut_by(self._followed))
+            life.is_over_before(self._followed)
+            or (self._told and life.is_shut_by(self._followed))
+            or (self._orphaned and life.is_done_before(self._followed))
         )
         if self._final and not over and not self._is_started_anew(life):
             return False

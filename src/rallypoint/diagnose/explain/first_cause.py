@@ -17,7 +17,6 @@ ranks of the next try often stumble over the remains of the one before.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -28,7 +27,6 @@ from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, S
 from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Stop, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
 from rallypoint.diagnose.explain.layers import Layer, is_echo
-from rallypoint.diagnose.explain.life import Life
 from rallypoint.diagnose.explain.signs import DUE_WORK
 from rallypoint.diagnose.explain.stamps import moment_of
 from rallypoint.diagnose.explain.suspects import Suspect
@@ -39,8 +37,6 @@ _HALF_A_YEAR: Final = timedelta(days=182)
 _ANY: Final = datetime(2000, 7, 1)
 _MOST_NAMED: Final = 3
 _WHOLE_SECOND: Final = timedelta(seconds=1)
-_TRACKER: Final = re.compile(r"(?i)(?:wandb|comet|neptune|mlflow|clearml)\b")
-"""Who notes what a job does, and is no part of it."""
 
 
 def find_first_cause(evidence: Evidence) -> Explanation:
@@ -163,15 +159,16 @@ def _suspects(evidence: Evidence) -> list[Suspect]:
     return [
         replace(suspect, rank=_rank_of(suspect, sources[suspect.log]))
         for suspect in evidence.suspects.best()
-        if sources[suspect.log].ended_badly or not _went_by(suspect, sources[suspect.log].life)
+        if sources[suspect.log].ended_badly or not _went_by(suspect, sources[suspect.log])
     ]
 
 
-def _went_by(suspect: Suspect, life: Life) -> bool:
+def _went_by(suspect: Suspect, source: Source) -> bool:
     """Whether a line that looks like a cause had no consequence: one that states an error needs more."""
-    line = suspect.line
-    due = DUE_WORK.search(suspect.text) and not _TRACKER.match(suspect.text)
-    if life.is_over_before(line) and not due:
+    line, life = suspect.line, source.life
+    if source.ending.was_told_before(line):
+        return True
+    if life.is_over_before(line) and not DUE_WORK.search(suspect.text):
         return True
     if not suspect.loud:
         return life.is_there_after(line)
@@ -193,7 +190,7 @@ def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequen
     logs = {source.name: index for index, source in enumerate(sources)}
     for suspect in sorted(suspects, key=lambda each: (logs[each.log], each.line)):
         source = sources[logs[suspect.log]]
-        last = source.lines - suspect.line <= LAST_LINES and not _went_by(suspect, source.life)
+        last = source.lines - suspect.line <= LAST_LINES and not _went_by(suspect, source)
         followed = gone is not None and gone.log == logs[suspect.log] and gone.line < suspect.line
         if suspect.loud and (source.ended_badly or last) and not followed:
             seen = Sighting(

@@ -32,6 +32,7 @@ from rallypoint.diagnose.explain.signs import (
     LAST_WORDS,
     OVER,
     READY,
+    REFUSED,
     ROW,
     SHUT,
     STEP,
@@ -41,6 +42,7 @@ from rallypoint.diagnose.explain.signs import (
     Sign,
     read_signs,
 )
+from rallypoint.diagnose.explain.suspects import is_played_down
 from rallypoint.diagnose.explain.tracebacks import BEGIN as BEGIN_OF_TRACEBACK
 from rallypoint.diagnose.explain.tracebacks import IGNORED
 
@@ -51,6 +53,8 @@ LAST_LINES: Final = 100
 """How many lines are looked at, at most."""
 _ENOUGH: Final = 2
 """One line may have been on its way already when something failed; two were not."""
+_REPORTS: Final = 3
+"""A server may need two reports long for a single step of a large request."""
 _MANY: Final = 5
 """So many further steps of others are not made without a process that takes part in them."""
 
@@ -83,14 +87,16 @@ class Life:
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether a server has had nothing but requests that wait, for the time of two reports."""
+        """Whether a server has had nothing but requests that wait, for the time of several reports."""
         last_step = max(self._lines(STEP), default=0)
-        return sum(number > last_step for number in self._lines(STUCK)) >= _ENOUGH
+        return sum(number > last_step for number in self._lines(STUCK)) >= _REPORTS
 
     @property
     def in_the_midst(self) -> bool:
         """Whether the log ends with a step, and with no word of an end after it."""
         steps = self._lines(STEP)
+        if self._is_stuck:
+            return False
         ends = self._lines(END, OVER, SUCCESS, SHUT)
         return bool(steps) and max(ends, default=0) < steps[-1] and not self.is_over_before(steps[-1] + 1)
 
@@ -107,7 +113,7 @@ class Life:
 
         Words alone may be of its message, so it takes a step; and bars may have been drawn a second time.
         """
-        if any(number > line for number in self._lines(SUCCESS)):
+        if any(number > line for number in self._lines(SUCCESS, REFUSED)):
             return True
         later = self._later(line)
         if len(_steps(later)) < _MANY:
@@ -195,6 +201,11 @@ class Life:
         further = (sign for sign in later if STEP in sign.kinds and sign.step not in drawn)
         return was and not due and all(sign.sums_up or sign.full for sign in further)
 
+    def is_done_before(self, line: int) -> bool:
+        """Whether the last sign before a line is the end of something, after steps."""
+        before = [sign for sign in self.signs if sign.line < line]
+        return bool(before) and END in before[-1].kinds and any(STEP in sign.kinds for sign in before)
+
     def is_over_after(self, line: int) -> bool:
         """Whether the job has come to its end after a line."""
         return any(number > line for number in self._lines(OVER))
@@ -241,6 +252,8 @@ def _last_words(lines: Iterable[tuple[int, Line]]) -> tuple[int, str] | None:
             ignored = True
         elif ignored:
             ignored = line.text[:1] in ("", " ", "\t") or line.text.startswith(BEGIN_OF_TRACEBACK)
-        elif line.severity != MILD and LAST_WORDS.search(without_denials(line.text)):
+        elif line.severity == MILD or is_played_down(line.text):
+            continue
+        elif LAST_WORDS.search(without_denials(line.text)):
             return number, line.text.strip()
     return None

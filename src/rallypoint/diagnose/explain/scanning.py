@@ -7,6 +7,7 @@ something (a traceback, torchrun's table) are all lines read, until it is closed
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,7 +19,7 @@ from rallypoint.diagnose.explain.knowledge import Cause
 from rallypoint.diagnose.explain.layers import LAST_ERROR, layer_of
 from rallypoint.diagnose.explain.life import LAST_LINES, Life, look_for_life
 from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line, Prefixes
-from rallypoint.diagnose.explain.sieve import ESCAPE, Sieve, blocks
+from rallypoint.diagnose.explain.sieve import ESCAPE, Sieve, blocks, reduce
 from rallypoint.diagnose.explain.stamps import Stamp
 from rallypoint.diagnose.explain.tracebacks import Raised, Traceback
 
@@ -29,6 +30,8 @@ _TAIL_BYTES: Final = 1 << 16
 _MESSAGE_LINES: Final = 12
 _LONGEST_MORE: Final = 2_000
 _MOST_LOOKS: Final = 20
+_MOST_BACK: Final = 1_000
+_MOST_ALIKE: Final = 10
 _LONGEST_FORM: Final = 200
 _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 # Words of a warning about an exception; other warnings may stand before any traceback.
@@ -133,16 +136,25 @@ class _Scanner:
         for writer in list(self._pending):
             self._settle(writer)
         lines = self._tail.removesuffix(b"\n").split(b"\n")
-        self._source.life = self._look(reversed(lines), self._source.lines, LAST_LINES)
+        self._source.life = self._look(reversed(lines), self._source.lines)
 
-    def _look(self, backwards: Iterable[bytes], last: int, most: int) -> Life:
-        """What the lines up to the one with the number `last` show."""
-        lines = [(last - back, self._split_bar(raw)) for back, raw in enumerate(islice(backwards, most))]
+    def _look(self, backwards: Iterable[bytes], last: int) -> Life:
+        """What the lines up to the one with the number `last` show.
+
+        Ranks all say the same, and servers are asked for their health again and again. So of lines that
+        differ in numbers only, a few are enough.
+        """
+        seen: Counter[bytes] = Counter()
+        lines = []
+        for number, raw in zip(range(last, 0, -1), islice(backwards, _MOST_BACK), strict=False):
+            shown = raw.rstrip(b"\r").rpartition(b"\r")[2]  # of a progress bar, what it shows at its end
+            form = reduce(shown)
+            seen[form] += 1
+            if seen[form] <= _MOST_ALIKE:
+                lines.append((number, self._split(shown)))
+            if len(lines) == LAST_LINES:
+                break
         return look_for_life(lines[::-1])
-
-    def _split_bar(self, raw: bytes) -> Line:
-        """A line; of a progress bar, what it shows at its end."""
-        return self._split(raw.rstrip(b"\r").rpartition(b"\r")[2])
 
     @property
     def _busy(self) -> bool:
@@ -245,9 +257,9 @@ class _Scanner:
         if form in self._failures or len(self._failures) >= _MOST_LOOKS:
             return
         self._failures.add(form)
-        between = min(self._number - 1 - before, LAST_LINES)
+        between = self._number - 1 - before
         if before > 0 and between > 1:
-            life = self._look(self._earlier(), self._number - 1, between)
+            life = self._look(islice(self._earlier(), between), self._number - 1)
             self._source.ending.look_back(life, before, self._number)
 
     def _note_line(self, line: Line, tries: int, *, ended: bool) -> None:

@@ -47,7 +47,9 @@ SHUT: Final = "shut"
 UP: Final = "up"
 """A server is there, which says nothing of the part that does its work."""
 STUCK: Final = "stuck"
-"""Requests wait, and none is worked on."""
+"""There are requests, and none is worked on."""
+REFUSED: Final = "refused"
+"""A server has found a request to be a bad one, as an exception before it may say."""
 
 _SIGN: Final = r"[\s\"'=:\[(|#]{1,6}"
 _NUMBER: Final = rf"{_SIGN}-?\d"
@@ -61,7 +63,8 @@ _ANSWER: Final = re.compile(
     rf"\b(?:(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} [24]|GET (?!{_PROBE})/\S*{_HTTP} 2)\d\d\b"
     rf'|\b(?:[24]\d\d\b.{{0,60}}\b(?:POST|PUT)|2\d\d\b.{{0,60}}\bGET)\b[ "]{{1,9}}(?!{_PROBE})/'
 )
-"""A request that was worked on, or found to be a bad one, as an exception before it may say."""
+"""A request that was worked on, or found to be a bad one."""
+_REFUSAL: Final = re.compile(rf"\b(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} 4\d\d\b")
 ANSWERED: Final = "answered"
 _STEP: Final = re.compile(
     rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
@@ -74,7 +77,7 @@ _STEP: Final = re.compile(
     r"|\d%\|.*\d/\d"
     rf"|{_ANSWER.pattern}"
     r"|\bthroughput\b|\bbandwidth\b"
-    r"|[\[(]\s*\d+/\s*\d+\b"
+    r"|[\[(]\s*(?!0*[01]/)\d+/\s*\d+\b"
 )
 _ROW: Final = re.compile(
     r"^[|\s]*(?:[\d.:e+-]{1,20}[|\s]+){3}|(?:\s\d+\.\d+){3}"
@@ -93,12 +96,12 @@ _STEPS: Final = 3
 _UP: Final = re.compile(
     r'\b(?:GET|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d\b|\b[2-4]\d\d\b.{0,60}\b(?:GET|HEAD)\b[ "]{1,9}/'
 )
-_STUCK: Final = re.compile(
-    r"\bRunning: 0 reqs\b.{0,80}\b(?:Waiting|Pending): [1-9]|#running-req: 0\b.{0,200}#queue-req: [1-9]"
+_QUEUED: Final = re.compile(
+    r"\b(?:Running|Waiting|Pending): [1-9]\d* reqs\b|#running-req: 0\b.{0,200}#queue-req: [1-9]"
 )
 _IDLES: Final = re.compile(r"(?<![\d.])0(?:\.0+)? tok(?:en)?s?/s")
 _WORKS: Final = re.compile(r"(?<![\d.])(?=[\d.]{0,20}[1-9])[\d.]+ tok(?:en)?s?/s")
-_BAR: Final = re.compile(r"\d%\|")
+_BAR: Final = re.compile(r"\d%(?: Completed )?\|")
 _DRAWING: Final = re.compile(r"[\s#=>.█▉▊▋▌▍▎▏-]")
 _FULL: Final = "100%|"
 DRAWN: Final = "bar "
@@ -116,7 +119,7 @@ _IDLE: Final = r"(?! (?:new |incoming )?(?:requests?|jobs?|work|tasks?|input)\b)
 """A server that waits for these is at work."""
 IS_START: Final = re.compile(
     r"(?i)\b(?:initiali[sz]ing|load(?:ed|ing)|starting|connecting|building|setting up|set up|moving|preparing"
-    r"|creating|joining|launching|downloading|fetching|compiling|tokenizing"
+    r"|creating|joining|launching|downloading|fetching|compil(?:ed?|ing)|captur(?:ed?|ing)|allocat(?:ed|ing)|tokenizing"
     rf"|(?<!done )waiting (?:for|on)\b{_IDLE})(?!\w)|(?<!exiting)\.\.\.$"
 )
 LAST_WORDS: Final = re.compile(
@@ -142,7 +145,8 @@ _END: Final = re.compile(
     r"|serving|listening|ready|running on|ok|okay|max_\w+=\d+` reached|total time|took \d"
     r"|(?<!out )in \d+\.\d+ ?s(?:ec(?:onds)?)?|reached max\w*"
     r"|ran \d+ tests?|uploaded|generated|resum(?:ed|ing)|recovered|reconnected|best|early stopping|synced"
-    r"|exit(?:s|ed)?(?: with)?(?: exit)?(?: code| status)?[ :=]{1,3}0|connected all (?:rings|trees))\b"
+    r"|(?:exit(?:s|ed)?(?: with)?(?: exit)?|ret(?:urn)?)(?:[ _]?code| status)?[ :=]{1,3}0"
+    r"|end(?:ed|ing)?\b.{0,30}\bat \d+|connected all (?:rings|trees))\b"
     r"|\d/\d+ +(?:running|completed)\b|built target|(?-i:\bPASS\b)|^true$|完成|成功"
 )
 _NO_END: Final = re.compile(
@@ -265,10 +269,12 @@ def _kinds_of(text: str) -> frozenset[str]:
         return frozenset([STEP, END, READY])
     if _SHUT.search(text):
         return frozenset([SHUT])
-    if _STUCK.search(text):
+    if _QUEUED.search(text) and not _WORKS.search(text):
         return frozenset([STUCK])
     if (_UP.search(text) and not _ANSWER.search(text)) or (_IDLES.search(text) and not _WORKS.search(text)):
         return frozenset([UP])
+    if _REFUSAL.search(text):
+        return frozenset([STEP, REFUSED])
     over = [OVER] if _OVER.search(text) else []
     row = not _STEP.search(text)
     if (not row or _ROW.search(text)) and not _NO_STEP.search(text) and not _is_at_zero(text):

@@ -43,7 +43,9 @@ _WORDS: Final = (
         r"|^Exception in thread ",
         -9,
     ),  # the answer is in the next lines
-    (r"^#", -3),  # a table's head, or a comment
+    (r"^#(?!#\[)", -3),  # a table's head, or a comment
+    (r"^slurmstepd: error: _", -9),  # Slurm's own book-keeping, by the name of a function
+    (r"^(?:wandb|comet|neptune|mlflow|clearml)\b", -9),  # who notes what a job does, and is no part of it
 )
 _SCORES: Final = tuple((re.compile(pattern, re.IGNORECASE), points) for pattern, points in _WORDS)
 _LEAST: Final = 3
@@ -104,6 +106,11 @@ class Suspects:
 def is_loud(text: str) -> bool:
     """Whether a line states an error by its first words."""
     return _LOUD.match(text) is not None
+
+
+def is_played_down(text: str) -> bool:
+    """Whether a line has words after which those of a failure mean less."""
+    return any(points < 0 and pattern.search(text) for pattern, points in _SCORES)
 
 
 def score(text: str) -> int:

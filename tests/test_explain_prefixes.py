@@ -56,6 +56,15 @@ def _time(line: Line) -> str:
             _TIME,
             "socket.cc:5 NCCL WARN x",
         ),
+        ("\t[rank3]: ValueError: x", 3, None, "", "ValueError: x"),
+        # UCX
+        (
+            "[1746494437.177960] [node-a:16:0]   address.c:944  UCX  ERROR x",
+            None,
+            "node-a",
+            "",
+            "UCX  ERROR x",
+        ),
         # a collector of logs, which adds the time twice
         (f"1794753379123\t{_TIME.replace(' ', 'T')}.123Z\t  File", None, None, _TIME, "  File"),
         # Python's logging

@@ -185,6 +185,13 @@ def test_advice_is_of_the_kind_and_names_what_the_error_names() -> None:
     assert "`python -m pip show peft`" in _advice(log)[0]
 
 
+def test_what_stands_beside_a_general_error_may_tell_its_kind() -> None:
+    assert "npu-smi" in " ".join(
+        _advice(traceback("RuntimeError: f: error code is 5") + "EZ9999: Inner Error\n")
+    )
+    assert "npu-smi" not in " ".join(_advice(traceback("IndexError: out of range") + "EZ9999: Inner Error\n"))
+
+
 def test_what_the_message_says_of_a_remedy_is_repeated() -> None:
     log = (
         traceback("ValueError: the cache is too small.")

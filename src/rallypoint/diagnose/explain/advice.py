@@ -10,7 +10,7 @@ Many messages say what to do, often behind the line by which they are known. Suc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,7 +27,7 @@ _ADVISES: Final = re.compile(
     r"|update|increase|decrease|reduce|lower|raise|pass|specify|provide|enable|disable|add|remove|check"
     r"|make sure|ensure|consider|change|call|reinstall|rebuild|restart|free|switch|convert)\b"
     r"|\bplease\b|\byou (?:can|need|should|must|may|might|have to)\b|\binstead\b"
-    r"|\b(?:must|should|needs? to) (?:be|have|set|match)\b|\brequires?\b"
+    r"|\b(?:must|should|needs? to) (?:be|have|set|match)\b|\brequires?\b|\b(?:may|might|can) help\b"
 )
 # Where to tell of it, and how to see more of it: both are said of every error.
 _SAYS_LITTLE: Final = re.compile(
@@ -51,21 +51,30 @@ class Advice:
 
 def advise(text: str, raised: Raised | None, became: Raised | None) -> Advice:
     """Advice about the line of a verdict that no entry knows, with its exception if it is one."""
-    parts = [text] if raised is None else [f"{raised.kind}: {raised.message}", raised.more]
-    parts += [] if became is None else [f"{became.kind}: {became.message}", became.more]
-    said = "\n".join(filter(None, parts))
-    kind, facts = _kind_of(said)
+    parts = [text] if raised is None else [f"{raised.kind}: {raised.message}"]
+    parts += [f"{became.kind}: {became.message}"] if became is not None else []
+    parts += [raised.more, raised.library] if raised is not None else []
+    parts = list(filter(None, parts))
+    kind, facts = _kind_of(parts)
     if raised is not None and raised.library:
         facts["library"] = raised.library
-    steps = [*_own_words(said, raised), *(fill(step, facts) for step in kind.do), *_place(raised)]
+    steps = [*_own_words("\n".join(parts), raised), *(fill(step, facts) for step in kind.do), *_place(raised)]
     return Advice(fill(kind.why, facts), tuple(steps))
 
 
-def _kind_of(said: str) -> tuple[Kind, dict[str, str]]:
-    """The first kind that fits, with the facts that the words tell."""
-    found = ((kind, pattern.search(said)) for kind in kinds() for pattern in kind.patterns)
-    kind, match = next((kind, match) for kind, match in found if match is not None)
+def _kind_of(parts: Sequence[str]) -> tuple[Kind, dict[str, str]]:
+    """The first kind that fits the error, with the facts that the words tell.
+
+    If that one is general: what the error became, the rest of its message and the library may tell more.
+    """
+    found = [_fitting(said) for said in parts]
+    kind, match = next((each for each in found if not each[0].general), found[0])
     return kind, {name: value for name, value in match.groupdict().items() if value}
+
+
+def _fitting(said: str) -> tuple[Kind, re.Match[str]]:
+    found = ((kind, pattern.search(said)) for kind in kinds() for pattern in kind.patterns)
+    return next((kind, match) for kind, match in found if match is not None)
 
 
 def _own_words(said: str, raised: Raised | None) -> Iterator[str]:

@@ -111,6 +111,8 @@ class Kind:
     patterns: tuple[re.Pattern[str], ...]
     why: str
     do: tuple[str, ...]
+    general: bool = False
+    """Whether it says so little that what stands beside the error may say more."""
 
 
 @cache

@@ -121,6 +121,8 @@ _BRACKETED: Final = (
         record=True,
     ),
     _rule(rf"\[(?:(?P<month>[01]\d)-(?P<day>[0-3]\d) )?{_CLOCK}\] ?", record=True),
+    # UCX: its name is kept, which says what failed
+    _rule(rf"\[\d{{10}}\.\d+\] \[(?P<host>{_NAME}):(?P<pid>\d+):\d+\] +[\w.]+:\d+ +(?=UCX )", record=True),
     # Ray's C++, SGLang (with its kinds of parallel ranks), NeMo; Slurm's daemons behind their time
     _rule(rf"\[{_DATE} {_CLOCK} {_LETTER} \d+ \d+\] (?:\(\w+\) )?[\w./-]+:\d+: ?", record=True),
     _rule(rf"\[{_DATE} {_CLOCK}(?: [A-Z]{{2}}\d+){{1,4}}\] ?(?:{_LEVEL}[: ] ?)?", record=True),
@@ -159,7 +161,7 @@ _PLAIN: Final = (
     ),
     # log4j, mmengine, and a date without its year
     _rule(
-        rf"(?:\d\d/)?(?P<month>[01]\d)[/-](?P<day>[0-3]\d) {_CLOCK},?(?: - \w+ -)? {_LEVEL} +"
+        rf"(?:\d\d/)?(?P<month>[01]\d)[/-](?P<day>[0-3]\d) {_CLOCK},?(?: - [\w.]+ -)? {_LEVEL} +"
         r"(?:- |[\w$.]+: )?",
         record=True,
     ),
@@ -175,8 +177,12 @@ _PLAIN: Final = (
     # Ray and vLLM: the kind of process, and which one; Ray's own processes
     _rule(r"\((?:[\w.:-]+ )?(?:rank=(?P<rank>\d+) )?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:]+))?\) ?"),
     _rule(r"\((?:raylet|autoscaler|gcs_server)(?: [^()]{0,40}?)?(?:, ip=(?P<host>[\w.:]+))?\) "),
-    # what the terminal shows of Ctrl-C, and blanks before a time
-    _rule(r"\^C(?=\S)| +(?=\[?[12]\d{3}-[01]\d-[0-3]\d[ T][012]\d:)"),
+    # what the terminal shows of Ctrl-C, and blanks before a time or a rank
+    _rule(
+        r"\^C(?=\S)"
+        r"|[ \t]+(?=\[?[12]\d{3}-[01]\d-[0-3]\d[ T][012]\d:|\[rank\d+\]: |[012]\d:[0-5]\d:[0-6]\d {2})"
+    ),
+    _rule(rf"{_CLOCK} {{2}}"),
     _rule(rf"(?P<host>{_NAME}[-_]\d+) +\| "),
     _rule(
         rf"{_MONTH} +(?P<day>[0-3]?\d) {_CLOCK} (?P<host>{_NAME})"

@@ -34,10 +34,11 @@ _WORDS: Final = (
         r"\bresolved\b|\bresum(?:ed|ing)\b|\brecovered\b|sent help message|help / error messages",
         -6,
     ),  # it is over, or was said
+    (r"\bexit(?:ed)? (?:code|status|with)\b|\breturn code\b", -4),  # an end, and not why
     (r"\bof \d+ (?:\w+ )?failed\b|^failed \w+: \d", -6),  # a count, such as that of a validation
     (r"^Exception raised from \w+ at |^frame #\d+: ", -9),  # where in C++ a message above comes from
     (r"^frame #\d+|^\S+ FAILED$", -9),  # a C++ backtrace; the heading of torchrun's table
-    (r"^\s+(?:raise \w|(?:warnings\.)?warn\()|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
+    (r"^\s*raise \w+[.(]|^\s+(?:raise \w|(?:warnings\.)?warn\()|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
     (
         r"^During handling of |^The above exception was |^Last error:$|^Error in atexit|^--- Logging error"
         r"|^Exception in thread ",
@@ -55,7 +56,7 @@ _MOST: Final = 5
 _MOST_FORMS: Final = 10_000
 # A line that states an error, and not one that talks of errors.
 _LOUD: Final = re.compile(
-    r"(?i)(?:\W*|[\w./@ -]{0,40}: )(?:an )?(?:fatal error|error|fatal|failed|critical|panic)\b[: ]"
+    r"(?i)(?:\W*|[\w./@ -]{0,40}: |UCX +)(?:an )?(?:fatal error|error|fatal|failed|critical|panic)\b[: ]"
 )
 _NUMBERS: Final = re.compile(r"\d+")
 

@@ -23,7 +23,7 @@ _CHAINED: Final = (
     "During handling of the above exception, another exception occurred",
     "The above exception was the direct cause of the following exception",
 )
-_FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
+_FRAME: Final = re.compile(r'\s*File ["“](?P<file>[^"”]+)["”], line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
 # rich: `│ /home/user/train.py:8 in train                 │`; the rest of the box is source code and values.
 _BOX: Final = re.compile(r"\s*[│╭╰┃┏┗]")
 _BOX_FRAME: Final = re.compile(r"\s*[│┃] (?P<file>[^\s:]\S*?):(?P<line>\d+) in (?P<function>\S+)")

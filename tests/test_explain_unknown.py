@@ -186,6 +186,8 @@ def test_advice_is_of_the_kind_and_names_what_the_error_names() -> None:
 
 
 def test_what_stands_beside_a_general_error_may_tell_its_kind() -> None:
+    compiled = traceback("torch._dynamo.exc.BackendCompilerFailed: backend='x' raised:") + f"{_BANANA}\n"
+    assert "TORCHDYNAMO_DISABLE=1" in " ".join(_advice(compiled))
     assert "npu-smi" in " ".join(
         _advice(traceback("RuntimeError: f: error code is 5") + "EZ9999: Inner Error\n")
     )

@@ -28,6 +28,7 @@ _ADVISES: Final = re.compile(
     r"|make sure|ensure|consider|change|call|reinstall|rebuild|restart|free|switch|convert)\b"
     r"|\bplease\b|\byou (?:can|need|should|must|may|might|have to)\b|\binstead\b"
     r"|\b(?:must|should|needs? to) (?:be|have|set|match)\b|\brequires?\b|\b(?:may|might|can) help\b"
+    r"|\bhint\b|\bdid you (?:mean|call|forget)\b"
 )
 # Where to tell of it, and how to see more of it: both are said of every error.
 _SAYS_LITTLE: Final = re.compile(
@@ -53,7 +54,7 @@ def advise(text: str, raised: Raised | None, became: Raised | None) -> Advice:
     """Advice about the line of a verdict that no entry knows, with its exception if it is one."""
     parts = [text] if raised is None else [f"{raised.kind}: {raised.message}"]
     parts += [f"{became.kind}: {became.message}"] if became is not None else []
-    parts += [raised.more, raised.library] if raised is not None else []
+    parts += [raised.within, raised.more, raised.library] if raised is not None else []
     parts = list(filter(None, parts))
     kind, facts = _kind_of(parts)
     if raised is not None and raised.library:

@@ -38,6 +38,7 @@ MARKS: Final = (
     # mpirun, its daemons, Slurm
     *("exited on signal", "terminated normally, but", "returned a non-zero exit code", "Job step aborted"),
     *("exited with non-zero status", "MPI_ERRORS_ARE_FATAL", "ORTE has lost", "ORTE was unable", "oom-kill"),
+    "Abort(1) on node",
     # pdsh, accelerate, Ray
     *("ssh exited with", "non-zero exit status", "A worker died or was killed"),
     # containers

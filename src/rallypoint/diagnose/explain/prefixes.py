@@ -196,9 +196,9 @@ _PLAIN: Final = (
         record=True,
     ),
 )
-# srun -l and pdsh: `3: text`, `node-a: text`; docker compose: `server  | text`; a quoted log: `> text`.
+# srun -l and pdsh: `3: text`, `node-a: text`; docker compose: `server  | text`; quoted: `> text`.
 _LABEL: Final = _rule(
-    rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME}|\d+(?:\.\d+){{3}})): |[a-z]{_NAME} +\| |> ",
+    rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME}|\d+(?:\.\d+){{3}})): |[a-z]{_NAME} +\| |[>│] ",
     weak_rank=True,
 )
 _AFTER_LABEL: Final = re.compile(r"Traceback \(most recent call last\):|  File \"|ssh: |bash: ")

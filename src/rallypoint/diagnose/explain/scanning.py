@@ -284,7 +284,7 @@ class _Scanner:
             if "cause" in roles or (pending.raised.only_waited and "symptom" in roles):
                 del self._pending[line.writer]  # the last one of the chain says what it means
             return
-        if pending.raised.is_open and line.text and pending.message_lines:
+        if pending.raised.is_open and line.text and pending.message_lines == _MESSAGE_LINES:
             message = f"{pending.raised.message} {line.text.strip()}"
             pending.raised = replace(pending.raised, message=message)
             pending.seen = replace(pending.seen, line=self._number)

@@ -34,7 +34,6 @@ _WORDS: Final = (
         r"\bresolved\b|\bresum(?:ed|ing)\b|\brecovered\b|sent help message|help / error messages",
         -6,
     ),  # it is over, or was said
-    (r"\bexit(?:ed)? (?:code|status|with)\b|\breturn code\b", -4),  # an end, and not why
     (r"\bof \d+ (?:\w+ )?failed\b|^failed \w+: \d", -6),  # a count, such as that of a validation
     (r"^Exception raised from \w+ at |^frame #\d+: ", -9),  # where in C++ a message above comes from
     (r"^frame #\d+|^\S+ FAILED$", -9),  # a C++ backtrace; the heading of torchrun's table

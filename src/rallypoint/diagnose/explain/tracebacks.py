@@ -64,6 +64,7 @@ _WRAPPERS: Final = re.compile(
     r"|\w+: Error building extension|\w+: .{0,200}(?:exited with non-zero|returned non-zero exit) status"
     r"|\w+: .{0,200}\b(?i:see|check|look at)\b.{0,60}\b(?:root cause|stack ?trace|traceback|above)\b"
     r"|\w+: (?:The )?\w+(?: \w+){0,2}(?<! assertion) (?:has )?(?:failed|crashed|died)\.?$"
+    r"|\w+: .{0,200}\b(?:exception|following errors?|traceback):$"
     r"|RuntimeError: Worker failed with error|\w+: DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly"
 )
 # They follow when another process is gone, or when this one was told to end.
@@ -115,6 +116,8 @@ class Raised:
     """Whether it ended a process that Python's multiprocessing has started, and not the program."""
     library: str = ""
     """The package that has raised it, if it was not the program itself."""
+    within: str = field(default="", compare=False)
+    """The class of the wrapper that has brought it."""
     more: str = field(default="", compare=False)
     """The lines that follow in its message."""
 
@@ -172,6 +175,8 @@ class Traceback:
         """Whether it has ended a process of multiprocessing."""
         self._place: Frame | None = None
         self._own_place: Frame | None = None
+        self._wrapper: Raised | None = None
+        """The exception before, if it is a wrapper: what it has brought follows without frames."""
 
     @property
     def idle(self) -> bool:
@@ -221,8 +226,12 @@ class Traceback:
         found = _ALONE.match(text) or _USAGE.match(text)
         if found is None:
             return None
-        self._after, self._chained = _AFTER_LINES, False
-        return Raised(found["kind"], found["message"], None, chained=False)
+        raised = Raised(found["kind"], found["message"], None, chained=False)
+        if self._after and self._wrapper is not None:
+            place, library = self._wrapper.place, self._wrapper.library
+            raised = replace(raised, place=place, library=library, within=self._wrapper.kind)
+        self._after, self._chained, self._wrapper = _AFTER_LINES, False, None
+        return raised
 
     def _begin(self, text: str) -> None:
         if not self._after:
@@ -272,6 +281,7 @@ class Traceback:
             library=_package_of(self._place),
         )
         self._body, self._after, self._chained = False, _AFTER_LINES, False
+        self._wrapper = raised if raised.is_wrapper else None
         return raised
 
 

@@ -199,5 +199,5 @@ def test_what_the_message_says_of_a_remedy_is_repeated() -> None:
         traceback("ValueError: the cache is too small.")
         + "Try to set --cache-size to 8.\nPlease report it.\n"
     )
-    assert _advice(log)[0] == "Do as it says: Try to set --cache-size to 8."
+    assert _advice(log)[0] == "Its own words: Try to set --cache-size to 8."
     assert "cache_size" in _advice(traceback("ValueError: no value for cache_size"))[0]

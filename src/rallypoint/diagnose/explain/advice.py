@@ -26,10 +26,11 @@ _ADVISES: Final = re.compile(
     r"(?i)^(?:please |then |or |and |instead,? |to \w[^,]{0,60}, )?(?:try|use|set|install|upgrade|downgrade"
     r"|update|increase|decrease|reduce|lower|raise|pass|specify|provide|enable|disable|add|remove|check"
     r"|make sure|ensure|consider|change|call|reinstall|rebuild|restart|free|switch|convert)\b"
-    r"|\bplease\b|\byou (?:can|need|should|must|may|might|have to)\b|\binstead\b"
-    r"|\b(?:must|should|needs? to) (?:be|have|set|match)\b|\brequires?\b|\b(?:may|might|can) help\b"
+    r"|\bplease\b|\byou (?:can|need|should|must|may|might|have to)\b|\binstead\b|\b(?:may|might|can) help\b"
     r"|\bhint\b|\bdid you (?:mean|call|forget)\b"
 )
+# The error itself may say what has to be so; that is advice only behind its first sentence.
+_DEMANDS: Final = re.compile(r"(?i)\b(?:must|should|needs? to) (?:be|have|set|match)\b|\brequires?\b")
 # Where to tell of it, and how to see more of it: both are said of every error.
 _SAYS_LITTLE: Final = re.compile(
     r"(?i)issue|report|stack ?trace|traceback|HYDRA_FULL_ERROR|debugging|TORCH_USE_|elastic/errors"
@@ -39,6 +40,11 @@ _SETTING: Final = re.compile(
     r"--[a-z][\w-]{2,60}|`[\w.-]{2,60}`|\b[a-z]\w{0,40}_\w{1,40}\b(?![(/.])|\b[A-Z]{2,20}_[A-Z_]{2,40}\b"
 )
 _PLACE: Final = "Look at {place}: all that came after it may be its consequence."
+_WITHIN: Final = (
+    "It was raised at {place}, and no code of yours is among its frames. If no setting explains it, look for "
+    "the message among the issues of `{library}`, try another version of it, and leave out options that are "
+    "not needed."
+)
 _OWN: Final = "It is an ordinary error of Python code, and not one of distributed training."
 
 
@@ -55,12 +61,13 @@ def advise(text: str, raised: Raised | None, became: Raised | None) -> Advice:
     parts = [text] if raised is None else [f"{raised.kind}: {raised.message}"]
     parts += [f"{became.kind}: {became.message}"] if became is not None else []
     parts += [raised.within, raised.more, raised.library] if raised is not None else []
-    parts = list(filter(None, parts))
+    parts = list(filter(None, parts)) or [""]
     kind, facts = _kind_of(parts)
     if raised is not None and raised.library:
         facts["library"] = raised.library
-    steps = [*_own_words("\n".join(parts), raised), *(fill(step, facts) for step in kind.do), *_place(raised)]
-    return Advice(fill(kind.why, facts), tuple(steps))
+    own, place = _own_words("\n".join(parts), raised), _place(raised)
+    steps = [fill(step, facts) for step in kind.do]
+    return Advice(fill(kind.why, facts), (*own, *place, *steps) if kind.general else (*own, *steps, *place))
 
 
 def _kind_of(parts: Sequence[str]) -> tuple[Kind, dict[str, str]]:
@@ -82,12 +89,13 @@ def _own_words(said: str, raised: Raised | None) -> Iterator[str]:
     """What the message itself says of a remedy, or which settings it names."""
     sentences = [
         sentence.strip()
-        for sentence in _SENTENCE.split(said)
-        if _ADVISES.search(sentence) and not _SAYS_LITTLE.search(sentence)
+        for number, sentence in enumerate(_SENTENCE.split(said))
+        if (_ADVISES.search(sentence) or (number and _DEMANDS.search(sentence)))
+        and not _SAYS_LITTLE.search(sentence)
     ]
     unique = list(dict.fromkeys(sentences))[:_MOST_WORDS]
     if unique:
-        yield f"Do as it says: {excerpt(' '.join(unique), _LONGEST)}"
+        yield f"Its own words: {excerpt(' '.join(unique), _LONGEST)}"
     elif raised is not None and not raised.is_plain:
         settings = list(dict.fromkeys(each.strip("`") for each in _SETTING.findall(raised.message)))
         if settings:
@@ -96,6 +104,10 @@ def _own_words(said: str, raised: Raised | None) -> Iterator[str]:
 
 
 def _place(raised: Raised | None) -> Iterator[str]:
-    if raised is not None and raised.place is not None and not raised.is_wrapper:
-        place = _PLACE.format(place=raised.place)
-        yield f"{place} {_OWN}" if raised.is_plain else place
+    if raised is None or raised.place is None or raised.is_wrapper:
+        return
+    if raised.library and raised.place.is_of_library:
+        yield _WITHIN.format(place=raised.place, library=raised.library)
+        return
+    place = _PLACE.format(place=raised.place)
+    yield f"{place} {_OWN}" if raised.is_plain else place

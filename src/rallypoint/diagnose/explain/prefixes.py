@@ -198,7 +198,7 @@ _PLAIN: Final = (
 )
 # srun -l and pdsh: `3: text`, `node-a: text`; docker compose: `server  | text`; quoted: `> text`.
 _LABEL: Final = _rule(
-    rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME}|\d+(?:\.\d+){{3}})): |[a-z]{_NAME} +\| |[>│] ",
+    rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME}|\d+(?:\.\d+){{3}})): |[a-z][\w.-]{{0,62}} +\| |[>│] ",
     weak_rank=True,
 )
 _AFTER_LABEL: Final = re.compile(r"Traceback \(most recent call last\):|  File \"|ssh: |bash: ")

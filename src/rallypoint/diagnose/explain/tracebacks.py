@@ -91,6 +91,11 @@ class Frame:
     line: int
     function: str
 
+    @property
+    def is_of_library(self) -> bool:
+        """Whether it is the code of an installed package."""
+        return _LIBRARIES.search(self.file) is not None
+
     def __str__(self) -> str:
         where = f"{self.file}, line {self.line}"
         return f"{where}, in {self.function}" if self.function else where
@@ -261,7 +266,7 @@ class Traceback:
         if self._place is None and place.function in _ASIDE:
             self.aside = True
         self._place = place
-        if not _LIBRARIES.search(place.file):
+        if not place.is_of_library:
             self._own_place = place
 
     def _take_end(self, text: str) -> Raised | None:

@@ -45,6 +45,7 @@ _WITHIN: Final = (
     "the message among the issues of `{library}`, try another version of it, and leave out options that are "
     "not needed."
 )
+_INTERRUPTED: Final = "KeyboardInterrupt"
 _OWN: Final = "It is an ordinary error of Python code, and not one of distributed training."
 
 
@@ -58,7 +59,7 @@ class Advice:
 
 def advise(text: str, raised: Raised | None, became: Raised | None) -> Advice:
     """Advice about the line of a verdict that no entry knows, with its exception if it is one."""
-    parts = [text] if raised is None else [f"{raised.kind}: {raised.message}"]
+    parts = [text] if raised is None else [f"{raised.kind}: {raised.message}{_hung(raised)}"]
     parts += [f"{became.kind}: {became.message}"] if became is not None else []
     parts += [raised.within, raised.more, raised.library] if raised is not None else []
     parts = list(filter(None, parts)) or [""]
@@ -68,6 +69,11 @@ def advise(text: str, raised: Raised | None, became: Raised | None) -> Advice:
     own, place = _own_words("\n".join(parts), raised), _place(raised)
     steps = [fill(step, facts) for step in kind.do]
     return Advice(fill(kind.why, facts), (*own, *place, *steps) if kind.general else (*own, *steps, *place))
+
+
+def _hung(raised: Raised) -> str:
+    """Where a process stood that was interrupted."""
+    return f" at {raised.stood}" if raised.name == _INTERRUPTED and raised.stood is not None else ""
 
 
 def _kind_of(parts: Sequence[str]) -> tuple[Kind, dict[str, str]]:
@@ -105,6 +111,9 @@ def _own_words(said: str, raised: Raised | None) -> Iterator[str]:
 
 def _place(raised: Raised | None) -> Iterator[str]:
     if raised is None or raised.place is None or raised.is_wrapper:
+        return
+    if raised.name == _INTERRUPTED:
+        yield f"If it was ended because it hung, it hung{_hung(raised)}, called from {raised.place}."
         return
     if raised.library and raised.place.is_of_library:
         yield _WITHIN.format(place=raised.place, library=raised.library)

@@ -121,6 +121,8 @@ class Raised:
     """Whether it ended a process that Python's multiprocessing has started, and not the program."""
     library: str = ""
     """The package that has raised it, if it was not the program itself."""
+    stood: Frame | None = field(default=None, compare=False)
+    """The innermost frame."""
     within: str = field(default="", compare=False)
     """The class of the wrapper that has brought it."""
     more: str = field(default="", compare=False)
@@ -284,6 +286,7 @@ class Traceback:
             aside=self.aside,
             alone=self.alone,
             library=_package_of(self._place),
+            stood=self._place,
         )
         self._body, self._after, self._chained = False, _AFTER_LINES, False
         self._wrapper = raised if raised.is_wrapper else None

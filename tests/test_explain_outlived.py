@@ -38,6 +38,10 @@ _RUNS = _WAITS.replace("Running: 0 reqs, Waiting: 3", "Running: 3 reqs, Waiting:
 _SHARDS = "Loading shards: {0}% Completed | {0}/100 [00:01<00:09, 1.10it/s]\n"
 _BYE = "".join(f"rank {rank} of 300 says good-bye\n" for rank in range(300))
 _POOL = "Process ForkPoolWorker-1:\n" + traceback("BrokenPipeError: [Errno 32] Broken pipe")
+_WATCHDOG = "[E1115 14:36:19.1 ProcessGroupNCCL.cpp:6] Watchdog caught collective operation timeout\n"
+_OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the tasks were killed.\n"
+_EXITED = "srun: error: n1: task 0: Exited with exit code 1\n"
+_RANKS = "".join(f"rank {rank} of 1000 is ready\n" for rank in range(1000))
 _NO_ERROR = '{"level": "info", "step": 1, "loss": 0.5, "error": null, "failed": 0}\n'
 
 _PAIRS: dict[str, tuple[str, ...]] = {
@@ -175,6 +179,23 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         _STEPS + "wandb: ERROR the API has timed out\nwandb: Synced 5 file(s)\n",
         _STEPS + "uploader: ERROR the API has timed out\nuploader: Synced 5 file(s)\n",
     ),
+    "a warning before a traceback": (
+        "[2024-02-02 02:02:02,002] [INFO] [data.py:8:load] skipped a sample\n" + _RAISED + _STEPS,
+        "[2024-02-02 02:02:02,002] [INFO] [logging.py:8:log] step=3, skipped=0\n" + _RAISED,
+    ),
+    "what was said before further steps": (
+        f"{_STEPS}a full disk: writes may fail\nstep 13 loss 0.3\na full disk: writes may fail\n",
+        f"{_STEPS}a full disk: writes may fail\n",
+    ),
+    "a rank that is told apart": (
+        _WATCHDOG + _STEPS,
+        f"[rank3]:{_WATCHDOG}{_STEPS}",
+    ),
+    "killed by Slurm": (
+        _OOM + "Resuming from ckpt/step_9.pt\n" + _STEPS,
+        _OOM + _STEPS,
+    ),
+    "steps long after": (_EXITED + _STEPS + _RANKS + _STEPS, _EXITED + _STEPS),
     "Slurm's book-keeping": (
         _STEPS + "slurmstepd: error: _is_a_lwp: open() /proc/7/status failed\nsaved a.pt\n",
         _STEPS + "slurmstepd: error: open() /proc/7/status failed\nsaved a.pt\n",
@@ -267,6 +288,7 @@ _LAST_WORDS = (
     "Received SIGTERM, exiting",
     "Traceback (most recent call last):",
     "Lost connection to worker 3",
+    "[TP1] Watchdog timeout (self.watchdog_last_forward_ct=0)",
     "段错误 (核心已转储)",
 )
 

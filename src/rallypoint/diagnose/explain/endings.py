@@ -38,7 +38,7 @@ MARKS: Final = (
     # mpirun, its daemons, Slurm
     *("exited on signal", "terminated normally, but", "returned a non-zero exit code", "Job step aborted"),
     *("exited with non-zero status", "MPI_ERRORS_ARE_FATAL", "ORTE has lost", "ORTE was unable", "oom-kill"),
-    "Abort(1) on node",
+    *("oom_kill event", "Abort(1) on node"),
     # pdsh, accelerate, Ray
     *("ssh exited with", "non-zero exit status", "A worker died or was killed"),
     # containers
@@ -187,7 +187,7 @@ class Ending:
                 self._followed = self._followed or (0 if plain or aside else number)
             else:
                 self._hard = self._hard if plain or aside else number
-        if raised is not None and line.marked:
+        if line.marked and (raised is not None or (known and line.severity == SERIOUS)):
             self._fatal = number
         alone = raised is not None and raised.alone and not raised.is_follower
         gone = (ended and not told and not _TRY_FAILED.search(line.text)) or alone
@@ -242,13 +242,17 @@ class Ending:
             return False
         if not self._hard and not self._followed:
             return self._went_by(life)
-        return over or _went_on(life, self.last, self._failed)
+        return over or self._is_far_behind(life) or _went_on(life, self.last, self._failed)
 
     def _is_started_anew(self, life: Life) -> bool:
         """Whether what was gone for good has been started again, and works."""
-        if self._started or life.last - self._final > _FAR:
+        if self._started or self._is_far_behind(life):
             return life.works_after(self.last)
         return life.began_again_after(self._final)
+
+    def _is_far_behind(self, life: Life) -> bool:
+        """Whether steps are made long after all that was bad."""
+        return life.last - self.last > _FAR and life.works_after(self.last)
 
 
 def _is_follower(raised: Raised | None, roles: Collection[str]) -> bool:

@@ -40,6 +40,7 @@ from rallypoint.diagnose.explain.signs import (
     SUCCESS,
     UP,
     Sign,
+    form_of,
     read_signs,
 )
 from rallypoint.diagnose.explain.suspects import is_played_down
@@ -241,7 +242,11 @@ def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
     behind = max(
         (sign.line for sign in signs if sign.kinds - {BEGIN, END, DUE} and not sign.sums_up), default=last
     )
-    return Life(signs, last, text, _last_words((number, line) for number, line in lines if number > behind))
+    outlived = {form_of(line.text) for number, line in lines if number < behind}
+    said = ((number, line) for number, line in lines if number > behind)
+    return Life(
+        signs, last, text, _last_words(each for each in said if form_of(each[1].text) not in outlived)
+    )
 
 
 def _last_words(lines: Iterable[tuple[int, Line]]) -> tuple[int, str] | None:

@@ -36,7 +36,7 @@ _LONGEST_FORM: Final = 200
 _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 # Words of a warning about an exception; other warnings may stand before any traceback.
 _WARNED_OF: Final = re.compile(
-    r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip|ignor"
+    r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip(?!\w*[=:])|ignor"
 )
 _ASIDE: Final = re.compile(
     r"Exception in (?:thread|callback) |Task exception was never retrieved|Error in atexit|--- Logging error"

@@ -128,7 +128,7 @@ LAST_WORDS: Final = re.compile(
     r"|\b(?:cancell?ed|segfault|panicked|disconnect(?:ed)?|fail(?:ed|ure)?|fatal|unexpected(?:ly)?)\b"
     r"|\bbad termination\b|\bconnection\b.{0,80} closed\b"
     r"|\b(?:neg)?sig(?:nal)?[ .]?(?:segv|kill|term|abrt|bus|ill|int|quit|hup|[1-9])"
-    r"|\bout of memory\b|\bmore memory than\b"
+    r"|\bout of memory\b|\bmore memory than\b|\btimed out\b|\bwatchdog\b.{0,20}\btimeout\b"
     r"|\b(?:exceeded|abnormal(?:ly)?|lost connection|diverged|traceback|stopping because)\b"
     r"|^(?:\w+(?:Error|Interrupt)|error)\b|\berror \d{1,3}$"
     r"|已杀死|已终止|段错误|异常|中断|(?:abgebrochen|getötet|speicherzugriffsfehler|arrêté|tué|interrompu)\b"
@@ -140,7 +140,7 @@ _BEGIN: Final = re.compile(
     r"|restor(?:ed|ing)|restart(?:ed|ing|s)?|booting|rejoin(?:ed|ing)|respawn(?:ed|ing)?)\b"
 )
 _END: Final = re.compile(
-    r"(?i)\b(?:finished|complete[ds]?|done|succeeded|success(?:ful|fully)?|saved|saving|wrote|written|passed"
+    r"(?i)\b(?:finished|complete[ds]?|done|succeeded|success(?:ful|fully)?|saved|wrote|written|passed"
     r"|exit(?:ing|ed normally|s successfully)|terminated normally|ended with 0|executed in \d|waiting for"
     r"|serving|listening|ready|running on|ok|okay|max_\w+=\d+` reached|total time|took \d"
     r"|(?<!out )in \d+\.\d+ ?s(?:ec(?:onds)?)?|reached max\w*"

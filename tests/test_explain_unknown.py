@@ -41,6 +41,11 @@ _INNERMOST = {
     + f"{_FRAMES}{_BANANA}\n",
     "vllm": f"(VllmWorker rank=1 pid=9) ERROR 06-29 11:07:41 [multiproc_executor.py:492] {_BANANA}\n"
     + traceback("RuntimeError: Engine core initialization failed. See root cause above."),
+    "in one line": 'x: Traceback (most recent call last): File "/a.py", line 8, in f raise ValueError(x) '
+    f"{_BANANA}\n",
+    "in json": '{"trace": "Traceback (most recent call last):\\n  File \\"/a.py\\", line 8, in f\\n    x()\\n'
+    + f'{_BANANA}\\n"}}\n',
+    "in a block": f"{_FRAMES}ValueError: \n    the learning rate is a banana\n\n    so eat it\n",
     "rich": "╭──── Traceback (most recent call last) ────╮\n│ /app/train.py:8 in train     │\n"
     f"│ ❱  8 │   raise RuntimeError('no')  │\n╰──────────────╯\n{_BANANA}\n",
     "destructor": traceback(_BANANA)

@@ -174,6 +174,8 @@ _PLAIN: Final = (
     _rule(rf"{_LEVEL}:[\w.]+:", record=True),
     # NCCL: the last number is the device, which need not be the rank
     _rule(rf"(?P<host>{_NAME}):(?P<pid>\d+):\d+ \[-?\d+\] ", record=True),
+    # torch_xla's launcher
+    _rule(r"(?P<host>\d+(?:\.\d+){3}) \[(?P<rank>\d+)\] ", weak_rank=True),
     # Ray and vLLM: the kind of process, and which one; Ray's own processes
     _rule(r"\((?:[\w.:-]+ )?(?:rank=(?P<rank>\d+) )?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:]+))?\) ?"),
     _rule(r"\((?:raylet|autoscaler|gcs_server)(?: [^()]{0,40}?)?(?:, ip=(?P<host>[\w.:]+))?\) "),

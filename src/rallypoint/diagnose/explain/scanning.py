@@ -86,6 +86,8 @@ class _Pending:
     seen: Sighting
     message_lines: int = _MESSAGE_LINES
     """How many lines may still be part of the message."""
+    block: bool = False
+    """Whether the message is an indented block of lines, which may have empty ones."""
     became: Raised | None = None
 
 
@@ -284,13 +286,15 @@ class _Scanner:
             if "cause" in roles or (pending.raised.only_waited and "symptom" in roles):
                 del self._pending[line.writer]  # the last one of the chain says what it means
             return
-        if pending.raised.is_open and line.text and pending.message_lines == _MESSAGE_LINES:
-            message = f"{pending.raised.message} {line.text.strip()}"
+        if pending.message_lines == _MESSAGE_LINES and pending.raised.goes_on_in(line.text):
+            pending.block = not pending.raised.message
+            message = f"{pending.raised.message} {line.text.strip()}".strip()
             pending.raised = replace(pending.raised, message=message)
             pending.seen = replace(pending.seen, line=self._number)
-        if line.record or line.text.startswith("[") or (line.anonymous and not line.text):
+        empty = line.anonymous and not line.text and not pending.block
+        if line.record or line.text.startswith("[") or empty:
             pending.message_lines = 0  # without names of writers, an empty line ends the message
-        elif pending.message_lines and not pending.raised.is_open:
+        elif pending.message_lines:
             more = f"{pending.raised.more}\n{line.text}".strip()[:_LONGEST_MORE]
             pending.raised = replace(pending.raised, more=more)
         if pending.message_lines and roles & {"cause", "symptom"}:

@@ -33,6 +33,7 @@ _EXCEPTION: Final = re.compile(r"(?P<kind>[A-Za-z_][\w.]*(?:\(\w+\))?)(?: ?:(?: 
 _ALONE: Final = re.compile(
     r"(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?|Exception): ?(?P<message>.*)$"
 )
+_FLAT: Final = re.compile(r"(?:\\n|\s)(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): ")
 # Errors of argparse, and C++'s last words, are exceptions in all but name.
 _USAGE: Final = re.compile(
     r"(?P<kind>\S{1,200}: error): (?P<message>(?:unrecognized arguments|argument |ambiguous option"
@@ -65,6 +66,8 @@ _WRAPPERS: Final = re.compile(
     r"|\w+: .{0,200}\b(?i:see|check|look at)\b.{0,60}\b(?:root cause|stack ?trace|traceback|above)\b"
     r"|\w+: (?:The )?\w+(?: \w+){0,2}(?<! assertion) (?:has )?(?:failed|crashed|died)\.?$"
     r"|\w+: .{0,200}\b(?:exception|following errors?|traceback):$"
+    r"|\w+: process \d+ (?:terminated|exited) with |UnexpectedStatusException"
+    r"|\w+: .{0,200}\bExecuteUserScriptError"
     r"|RuntimeError: Worker failed with error|\w+: DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly"
 )
 # They follow when another process is gone, or when this one was told to end.
@@ -74,6 +77,7 @@ _FOLLOWERS: Final = (
 )
 _TRUNCATED: Final = "pickle data was truncated"
 # The message has no end here: the next line has the point.
+_INDENTED: Final = re.compile(r"(?:\t| {2,})\S")
 _OPEN: Final = re.compile(r"[^.:]*(?:\.\w[^.:]*)*:$|\d+ validation errors? for [\w.]+$")
 _WAITED: Final = ("Empty", "TimeoutError")
 _MOST_LINES: Final = 400
@@ -148,10 +152,11 @@ class Raised:
         """Whether it mostly follows from the end of another process."""
         return self.name in _FOLLOWERS or self.message == _TRUNCATED
 
-    @property
-    def is_open(self) -> bool:
+    def goes_on_in(self, text: str) -> bool:
         """Whether its message goes on in the next line, and says what it is about only there."""
-        return _OPEN.match(self.message) is not None
+        if not self.message:
+            return _INDENTED.match(text) is not None
+        return bool(text) and _OPEN.match(self.message) is not None
 
     @property
     def only_waited(self) -> bool:
@@ -196,6 +201,9 @@ class Traceback:
 
     def take(self, text: str) -> Raised | None:
         """Read the next line of this writer; return the exception if the line names it."""
+        if BEGIN in text and (flat := _flat(text)) is not None:
+            self._body, self._after, self.frame = False, _AFTER_LINES, False
+            return flat
         headless = None if self._body else _FRAME.match(text)
         self.frame = BEGIN in text or headless is not None
         if self.frame:
@@ -291,6 +299,16 @@ class Traceback:
         self._body, self._after, self._chained = False, _AFTER_LINES, False
         self._wrapper = raised if raised.is_wrapper else None
         return raised
+
+
+def _flat(text: str) -> Raised | None:
+    """The last exception of a traceback that stands in one line, as JSON and some services have it."""
+    rest = text.partition(BEGIN)[2]
+    found = list(_FLAT.finditer(rest)) if 'File "' in rest or 'File \\"' in rest else []
+    if not found:
+        return None
+    message = rest[found[-1].end() :].partition("\\n")[0]
+    return Raised(found[-1]["kind"], message.strip(), None, chained=False)
 
 
 def _package_of(place: Frame | None) -> str:

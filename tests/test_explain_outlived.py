@@ -42,6 +42,7 @@ _WATCHDOG = "[E1115 14:36:19.1 ProcessGroupNCCL.cpp:6] Watchdog caught collectiv
 _OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the tasks were killed.\n"
 _EXITED = "srun: error: n1: task 0: Exited with exit code 1\n"
 _RANKS = "".join(f"rank {rank} of 1000 is ready\n" for rank in range(1000))
+_SETTINGS = "".join(f"setting {name} is on\n" for name in "abcdefghij")
 _NO_ERROR = '{"level": "info", "step": 1, "loss": 0.5, "error": null, "failed": 0}\n'
 
 _PAIRS: dict[str, tuple[str, ...]] = {
@@ -196,6 +197,8 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         _OOM + _STEPS,
     ),
     "steps long after": (_EXITED + _STEPS + _RANKS + _STEPS, _EXITED + _STEPS),
+    "the end of something": ("data is ready\nall results are saved\n", f"data is ready\n{_SETTINGS}"),
+    "what is being done": ("data is ready\nsaved a.pt\n", "data is ready\nRunning the training on n1\n"),
     "Slurm's book-keeping": (
         _STEPS + "slurmstepd: error: _is_a_lwp: open() /proc/7/status failed\nsaved a.pt\n",
         _STEPS + "slurmstepd: error: open() /proc/7/status failed\nsaved a.pt\n",

@@ -27,7 +27,7 @@ from rallypoint.diagnose.explain.signs import (
     DRAWN,
     DUE,
     END,
-    IS_START,
+    IS_BEGUN,
     LAST,
     LAST_WORDS,
     OVER,
@@ -54,6 +54,8 @@ LAST_LINES: Final = 100
 """How many lines are looked at, at most."""
 _ENOUGH: Final = 2
 """One line may have been on its way already when something failed; two were not."""
+_NEAR: Final = 8
+"""So many lines may follow the end of a job; after more of them it was the end of something else."""
 _REPORTS: Final = 3
 """A server may need two reports long for a single step of a large request."""
 _MANY: Final = 5
@@ -81,9 +83,9 @@ class Life:
         """Whether the log ends with a job at work, or with one that is done."""
         if self._is_stuck:
             return False
-        ends = self._lines(END)
+        end = max(self._lines(END), default=-_NEAR - 1)
         return bool(self._lines(STEP, UP)) or (
-            bool(ends) and (self.last in ends or not IS_START.search(self.text))
+            self.last - end <= _NEAR and (self.last == end or not IS_BEGUN.search(self.text))
         )
 
     @property

@@ -117,11 +117,15 @@ _NO_STEP: Final = re.compile(
 )
 _IDLE: Final = r"(?! (?:new |incoming )?(?:requests?|jobs?|work|tasks?|input)\b)"
 """A server that waits for these is at work."""
-IS_START: Final = re.compile(
+_START: Final = re.compile(
     r"(?i)\b(?:initiali[sz]ing|load(?:ed|ing)|starting|connecting|building|setting up|set up|moving|preparing"
     r"|creating|joining|launching|downloading|fetching|compil(?:ed?|ing)|captur(?:ed?|ing)|allocat(?:ed|ing)|tokenizing"
     rf"|(?<!done )waiting (?:for|on)\b{_IDLE})(?!\w)|(?<!exiting)\.\.\.$"
 )
+IS_BEGUN: Final = re.compile(
+    rf"{_START.pattern}|(?i:^\W{{0,9}}(?!exit|shutt|clos|warn|dur|\w*thing)\w{{2,20}}ing\b)"
+)
+"""What has begun, as far as a line tells: it starts something, or says what is being done."""
 LAST_WORDS: Final = re.compile(
     r"(?i)\b(?:exit(?:ed)?|return(?:ed)?)\b(?:[ :=]{1,3}(?:with|code|status)){0,3}[ :=('\[]{1,4}-?[1-9]"
     r"|\b(?:crash(?:ed)?|abort(?:ed|ing)?|killed|terminated|interrupt(?:ed|ion)|preempt(?:ed|ion)|evicted)\b"
@@ -155,7 +159,7 @@ _NO_END: Final = re.compile(
     rf"|(?<!done )waiting (?:for|on)\b{_IDLE}"
 )
 _NO_RHYTHM: Final = (
-    *(_NO_STEP, IS_START, _NO_END),
+    *(_NO_STEP, _START, _NO_END),
     re.compile(
         r"(?i)\b(?:warn\w*|retr(?:y|ies|ying)|attempt|time(?:d )?out|stuck|stall\w*|lost|still|no|since)\b"
         r"|^frame #|\b(?:rank|gpu|cuda|device|node|host|worker|process|pid)\W{0,3}\d"
@@ -264,7 +268,7 @@ def _rhythm(lines: Iterable[Line]) -> dict[Line, str]:
 
 def _kinds_of(text: str) -> frozenset[str]:
     """What a line shows."""
-    starts = IS_START.search(text) is not None
+    starts = _START.search(text) is not None
     if IS_READY.search(text) and not _NO_STEP.search(text):
         return frozenset([STEP, END, READY])
     if _SHUT.search(text):

@@ -100,6 +100,7 @@ def test_prefixes(raw: str, rank: int | None, host: str | None, time: str, text:
     [
         ("[W1115 14:36:19.123 socket.cpp:601] [c10d] x", "mild"),
         ("[rank0]:[E1115 14:36:19.123456789 PG.cpp:616] [Rank 0] x", "serious"),
+        (f"{_TIME},475 - Tuner - INFO - [rank7]: AssertionError", ""),
         ("[F socket.cpp:922] [c10d] x", "serious"),
         ("I1115 14:36:19.123000 12345 torch/x/api.py:869] x", "mild"),
         (f"[{_TIME},123] torch.distributed.x.api: [ERROR] x", "serious"),

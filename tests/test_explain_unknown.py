@@ -41,6 +41,9 @@ _INNERMOST = {
     + f"{_FRAMES}{_BANANA}\n",
     "vllm": f"(VllmWorker rank=1 pid=9) ERROR 06-29 11:07:41 [multiproc_executor.py:492] {_BANANA}\n"
     + traceback("RuntimeError: Engine core initialization failed. See root cause above."),
+    "lost colours": f"[2m[36m(RayTrainWorker pid=9)[0m {_BANANA}\n",
+    "no indentation": 'Traceback (most recent call last):\nFile "/a.py", line 8, in main\n'
+    f"fire.Fire(train_from_folder)\n{_BANANA}\n",
     "in one line": 'x: Traceback (most recent call last): File "/a.py", line 8, in f raise ValueError(x) '
     f"{_BANANA}\n",
     "in json": '{"trace": "Traceback (most recent call last):\\n  File \\"/a.py\\", line 8, in f\\n    x()\\n'

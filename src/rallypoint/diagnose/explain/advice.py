@@ -67,7 +67,7 @@ def advise(text: str, raised: Raised | None, became: Raised | None) -> Advice:
     if raised is not None and raised.library:
         facts["library"] = raised.library
     own, place = _own_words("\n".join(parts), raised), _place(raised)
-    steps = [fill(step, facts) for step in kind.do]
+    steps = list(filter(None, (fill(step, facts) for step in kind.do)))
     return Advice(fill(kind.why, facts), (*own, *place, *steps) if kind.general else (*own, *steps, *place))
 
 

@@ -289,7 +289,8 @@ def _take(line: Line, rule: _Rule, found: re.Match[str], *, strong: bool) -> Lin
         pid=line.pid if line.pid is not None else _number(groups.get("pid")),
         stamp=line.stamp or read_stamp(found),
         record=line.record or rule.record,
-        level=groups.get("level") or line.level,
+        # Who hands on what a rank has written does not know how serious that is.
+        level="" if rule.marks else groups.get("level") or line.level,
         marked=line.marked or rule.marks,
     )
 

@@ -33,6 +33,8 @@ _MOST_LOOKS: Final = 20
 _MOST_BACK: Final = 1_000
 _MOST_ALIKE: Final = 10
 _LONGEST_FORM: Final = 200
+# Colours whose escape character was lost when the log was copied.
+_LOST_ESCAPE: Final = re.compile(rb"(?:\xef\xbf\xbd|\^\[)?\[\d{1,3}(?:;\d{1,3}){0,4}m")
 _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 # Words of a warning about an exception; other warnings may stand before any traceback.
 _WARNED_OF: Final = re.compile(
@@ -75,6 +77,7 @@ def scan(log: Log, evidence: Evidence, sieve: Sieve, progress: Callable[[int], N
 def decode(raw: bytes) -> str:
     """A line as text: without colours, cut if it is very long; bytes that are no UTF-8 are marked."""
     plain = ESCAPE.sub(b"", raw) if b"\x1b" in raw else raw
+    plain = _LOST_ESCAPE.sub(b"", plain) if b"m" in plain and b"[" in plain else plain
     return plain[: 4 * _LONGEST_TEXT].decode(errors="replace")[:_LONGEST_TEXT].rstrip()
 
 
@@ -286,7 +289,8 @@ class _Scanner:
             if "cause" in roles or (pending.raised.only_waited and "symptom" in roles):
                 del self._pending[line.writer]  # the last one of the chain says what it means
             return
-        if pending.message_lines == _MESSAGE_LINES and pending.raised.goes_on_in(line.text):
+        announced = pending.raised.message or pending.seen.text.endswith(":")
+        if pending.message_lines == _MESSAGE_LINES and announced and pending.raised.goes_on_in(line.text):
             pending.block = not pending.raised.message
             message = f"{pending.raised.message} {line.text.strip()}".strip()
             pending.raised = replace(pending.raised, message=message)

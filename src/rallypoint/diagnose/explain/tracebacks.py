@@ -28,10 +28,12 @@ _FRAME: Final = re.compile(r'\s*File ["“](?P<file>[^"”]+)["”], line (?P<li
 _BOX: Final = re.compile(r"\s*[│╭╰┃┏┗]")
 _BOX_FRAME: Final = re.compile(r"\s*[│┃] (?P<file>[^\s:]\S*?):(?P<line>\d+) in (?P<function>\S+)")
 # A class, perhaps with its module, and a message. `INFO: x` or `Epoch: 3`, of another writer, is none.
-_EXCEPTION: Final = re.compile(r"(?P<kind>[A-Za-z_][\w.]*(?:\(\w+\))?)(?: ?:(?: (?P<message>.*))?)?$")
+_EXCEPTION: Final = re.compile(
+    r"(?P<kind>[A-Za-z_][\w.]*(?:\([A-Z]\w*\))?)(?: {0,8}:(?: (?P<message>.*))?)?$"
+)
 # One that stands alone must look more like one: `ValueError: text`, `torch.cuda.OutOfMemoryError: text`.
 _ALONE: Final = re.compile(
-    r"(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?|Exception): ?(?P<message>.*)$"
+    r"(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\([A-Z]\w*\))?|Exception): ?(?P<message>.*)$"
 )
 _FLAT: Final = re.compile(r"(?:\\n|\s)(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): ")
 # Errors of argparse, and C++'s last words, are exceptions in all but name.

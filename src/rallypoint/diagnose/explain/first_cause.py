@@ -298,10 +298,12 @@ def _last_cause(verdicts: Sequence[Verdict]) -> Verdict | None:
 def _distance(incident: Incident) -> tuple[bool, bool, int, bool]:
     """How far an incident is from being the first cause, by its kind: warnings come behind errors.
 
-    Of those that only tell an end, one by SIGKILL says most: nobody but the system ends a process so first.
+    Of those that only tell of a failure, one that names a part says more than one about a process. And of
+    ends, one by SIGKILL says most: nobody but the system ends a process so first.
     """
-    role = incident.role
-    return (role == "wrapper", incident.mild, TIERS[role], role == "wrapper" and incident.ending != "SIGKILL")
+    role, cause = incident.role, incident.cause
+    vague = incident.ending != "SIGKILL" if cause is None else cause.part in ("launcher", "process")
+    return (role == "wrapper", incident.mild, TIERS[role], role == "wrapper" and vague)
 
 
 def _judge_attempt(everything: Sequence[Incident], sources: Sequence[Source]) -> tuple[Incident, str]:

@@ -69,6 +69,7 @@ _WRAPPERS: Final = re.compile(
     r"|\w+: (?:The )?\w+(?: \w+){0,2}(?<! assertion) (?:has )?(?:failed|crashed|died)\.?$"
     r"|\w+: .{0,200}\b(?:exception|following errors?|traceback):$"
     r"|\w+: process \d+ (?:terminated|exited) with |UnexpectedStatusException"
+    r"|Exception: [\"']?\w+(?:Error|Exception)\("
     r"|\w+: .{0,200}\bExecuteUserScriptError"
     r"|RuntimeError: Worker failed with error|\w+: DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly"
 )

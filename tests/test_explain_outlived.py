@@ -198,6 +198,14 @@ _PAIRS: dict[str, tuple[str, ...]] = {
     ),
     "steps long after": (_EXITED + _STEPS + _RANKS + _STEPS, _EXITED + _STEPS),
     "the end of something": ("data is ready\nall results are saved\n", f"data is ready\n{_SETTINGS}"),
+    "what is prepared": (
+        "Map: 100%|##| 9/9 [00:01<00:00, 9.1 examples/s]\n" + _STEPS,
+        "Map: 100%|##| 9/9 [00:01<00:00, 9.1 examples/s]\nworkers have joined\n",
+    ),
+    "NCCL is connected": (
+        "n1:7:7 [0] NCCL INFO Init COMPLETE\nall ranks are done\n",
+        "ranks are done with the start\n" + "n1:7:7 [0] NCCL INFO Init COMPLETE\n" * 3,
+    ),
     "what is being done": ("data is ready\nsaved a.pt\n", "data is ready\nRunning the training on n1\n"),
     "Slurm's book-keeping": (
         _STEPS + "slurmstepd: error: _is_a_lwp: open() /proc/7/status failed\nsaved a.pt\n",
@@ -291,6 +299,7 @@ _LAST_WORDS = (
     "Received SIGTERM, exiting",
     "Traceback (most recent call last):",
     "Lost connection to worker 3",
+    "WARNING:root:kernel 64d26b43-fec6-4352-bdc2-0a820f7219c6 restarted",
     "[TP1] Watchdog timeout (self.watchdog_last_forward_ct=0)",
     "段错误 (核心已转储)",
 )

@@ -71,7 +71,7 @@ _DEATHS: Final = (
 )
 SELECTED: Final = (
     *(*MARKS, *_DEATHS, *_STARTED, _GAVE_UP, _BACKTRACE_MARK),
-    *("Failures:", "Terminated", "^C"),
+    *("Failures:", "Terminated", "^C", "restarted"),
 )
 """Every line that matters here has one of these."""
 
@@ -86,7 +86,7 @@ _SAID_OF: Final = (
 )
 _ENDED_BADLY: Final = re.compile(
     _any_of(MARKS)
-    + r"|^(?:\S+: line \d+: +\d+ )?(?:killed|terminated)(?: {2}|$)|\^C$"
+    + r"|^(?:\S+: line \d+: +\d+ )?(?:killed|terminated)(?: {2}|$)|\^C$|\bkernel [\da-f-]{36} restarted$"
     + rf"|\b(?:{_SAID_OF})\b(?: [^\s.:]+){{0,4}} (?:(?:has |have )?died|crashed|has terminated|is dead"
     r"|(?:was|were|been) (?:killed|aborted)|(?:exited|terminated|ended) unexpectedly)\b",
     re.IGNORECASE,

@@ -13,6 +13,7 @@ by itself is in `signs`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -54,8 +55,11 @@ LAST_LINES: Final = 100
 """How many lines are looked at, at most."""
 _ENOUGH: Final = 2
 """One line may have been on its way already when something failed; two were not."""
-_NEAR: Final = 8
-"""So many lines may follow the end of a job; after more of them it was the end of something else."""
+_NEAR: Final = 2
+"""So many plain lines may follow the end of a job; after more of them it was the end of something else."""
+_SHELL: Final = re.compile(r"(?:\d+: )?\++ ")
+_INFO: Final = ("I", "INFO", "D", "DEBUG")
+_SAYS_INFO: Final = re.compile(r"(?:\S+ )?\[?(?:NCCL )?INFO\b")
 _REPORTS: Final = 3
 """A server may need two reports long for a single step of a large request."""
 _MANY: Final = 5
@@ -70,6 +74,8 @@ class Life:
     last: int = 0
     """The number of the last line that is not empty, and its text."""
     text: str = ""
+    plain: tuple[int, ...] = ()
+    """The numbers of the lines that are no warnings, and belong to no other line."""
     last_words: tuple[int, str] | None = None
     """Behind the last step, the first line that speaks of an end in any way: its number and its text."""
 
@@ -83,10 +89,12 @@ class Life:
         """Whether the log ends with a job at work, or with one that is done."""
         if self._is_stuck:
             return False
-        end = max(self._lines(END), default=-_NEAR - 1)
-        return bool(self._lines(STEP, UP)) or (
-            self.last - end <= _NEAR and (self.last == end or not IS_BEGUN.search(self.text))
-        )
+        if self._lines(STEP, UP, OVER):
+            return True
+        ends = self._lines(END)
+        end = max(self._lines(END, SHUT), default=0) if ends else 0
+        near = sum(number > end for number in self.plain) <= _NEAR
+        return self.last == end or (end > 0 and near and not IS_BEGUN.search(self.text))
 
     @property
     def _is_stuck(self) -> bool:
@@ -246,9 +254,15 @@ def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
     )
     outlived = {form_of(line.text) for number, line in lines if number < behind}
     said = ((number, line) for number, line in lines if number > behind)
-    return Life(
-        signs, last, text, _last_words(each for each in said if form_of(each[1].text) not in outlived)
-    )
+    words = _last_words(each for each in said if form_of(each[1].text) not in outlived)
+    plain = tuple(number for number, line in lines if _is_plain(line))
+    return Life(signs, last, text, plain, words)
+
+
+def _is_plain(line: Line) -> bool:
+    """Whether a line is the program's own: no warning, no part of another line, no command of a shell."""
+    own = bool(line.text) and not line.text[0].isspace() and not _SHELL.match(line.text)
+    return own and (line.severity != MILD or line.level in _INFO or _SAYS_INFO.match(line.text) is not None)
 
 
 def _last_words(lines: Iterable[tuple[int, Line]]) -> tuple[int, str] | None:

@@ -102,13 +102,16 @@ _QUEUED: Final = re.compile(
 _IDLES: Final = re.compile(r"(?<![\d.])0(?:\.0+)? tok(?:en)?s?/s")
 _WORKS: Final = re.compile(r"(?<![\d.])(?=[\d.]{0,20}[1-9])[\d.]+ tok(?:en)?s?/s")
 _BAR: Final = re.compile(r"\d%(?: Completed )?\|")
+_PREPARES: Final = re.compile(r"\d examples/s\b")
+"""The bars of Hugging Face's datasets, which maps and filters them before the first step."""
 _DRAWING: Final = re.compile(r"[\s#=>.█▉▊▋▌▍▎▏-]")
 _FULL: Final = "100%|"
 DRAWN: Final = "bar "
 """Stands before the counters of a bar, which may be drawn a second time."""
+_AT_ZERO: Final = r"\|\s*0/\d+ \[|\?(?:it/s|s/it)"
 _NO_STEP: Final = re.compile(
     r"(?i)exception|traceback|fatal|fail(?:ed|ure)|abort|killed|error: "
-    r"|\|\s*0/\d+ \[|\?(?:it/s|s/it)"  # a bar at 0
+    rf"|{_AT_ZERO}"
     # what is said and done at an end, also at a bad one
     r"|^wandb: |\b(?:emergency|crash|checkpoint|ckpt|sav(?:ed|ing)|dump(?:ed|ing)?)\b"
     r"|\b(?:overall|total) (?:training|time|wall)"
@@ -123,9 +126,9 @@ _START: Final = re.compile(
     rf"|(?<!done )waiting (?:for|on)\b{_IDLE})(?!\w)|(?<!exiting)\.\.\.$"
 )
 IS_BEGUN: Final = re.compile(
-    rf"{_START.pattern}|(?i:^\W{{0,9}}(?!exit|shutt|clos|warn|dur|\w*thing)\w{{2,20}}ing\b)"
+    rf"{_START.pattern}|{_AT_ZERO}|(?i:^\W{{0,9}}(?!exit|shutt|clos|warn|dur|\w*thing)\w{{2,20}}ing\b)"
 )
-"""What has begun, as far as a line tells: it starts something, or says what is being done."""
+"""What has begun, as far as a line tells: it starts something, says what is being done, or is a bar at 0."""
 LAST_WORDS: Final = re.compile(
     r"(?i)\b(?:exit(?:ed)?|return(?:ed)?)\b(?:[ :=]{1,3}(?:with|code|status)){0,3}[ :=('\[]{1,4}-?[1-9]"
     r"|\b(?:crash(?:ed)?|abort(?:ed|ing)?|killed|terminated|interrupt(?:ed|ion)|preempt(?:ed|ion)|evicted)\b"
@@ -150,11 +153,11 @@ _END: Final = re.compile(
     r"|(?<!out )in \d+\.\d+ ?s(?:ec(?:onds)?)?|reached max\w*"
     r"|ran \d+ tests?|uploaded|generated|resum(?:ed|ing)|recovered|reconnected|best|early stopping|synced"
     r"|(?:exit(?:s|ed)?(?: with)?(?: exit)?|ret(?:urn)?)(?:[ _]?code| status)?[ :=]{1,3}0"
-    r"|end(?:ed|ing)?\b.{0,30}\bat \d+|connected all (?:rings|trees))\b"
+    r"|end(?:ed|ing)?\b.{0,30}\bat \d+)\b"
     r"|\d/\d+ +(?:running|completed)\b|built target|(?-i:\bPASS\b)|^true$|完成|成功"
 )
 _NO_END: Final = re.compile(
-    r"(?i)error|exception|fail|fatal|traceback|abort|killed|not |unable|cannot"
+    r"(?i)error|exception|fail|fatal|traceback|abort|killed|not |unable|cannot|\bNCCL INFO\b|saved locally"
     r"|\bsig(?:term|int|kill|segv|hup)\b"
     rf"|(?<!done )waiting (?:for|on)\b{_IDLE}"
 )
@@ -187,7 +190,7 @@ _SHUT: Final = re.compile(
 )
 _RESULT: Final = re.compile(r"(?i)\b(?:final|pass@\d+)\b")
 _SUCCESS: Final = re.compile(
-    r"(?i)\(success\)|WorkerState\.SUCCEEDED|worker group successfully finished"
+    r"(?i)\(success\)|\"status\": \"success\"|WorkerState\.SUCCEEDED|worker group successfully finished"
     r"|max_(?:epochs|steps)=\d+` reached|^=+ \d+ passed\b"
     r"|^(?-i:OK)(?: \([\w =,]{1,80}\))?$|^100% tests passed\b"
 )
@@ -282,7 +285,7 @@ def _kinds_of(text: str) -> frozenset[str]:
     over = [OVER] if _OVER.search(text) else []
     row = not _STEP.search(text)
     if (not row or _ROW.search(text)) and not _NO_STEP.search(text) and not _is_at_zero(text):
-        if starts and (_BAR.search(text) or _PART.search(text)):
+        if (starts and (_BAR.search(text) or _PART.search(text))) or _PREPARES.search(text):
             return frozenset([LOAD, BEGIN, *([] if _BAR.search(text) else [UP])])
         last = [LAST] if _is_last(text) else []
         end = [END] if _RESULT.search(text) else []

@@ -206,6 +206,10 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         "n1:7:7 [0] NCCL INFO Init COMPLETE\nall ranks are done\n",
         "ranks are done with the start\n" + "n1:7:7 [0] NCCL INFO Init COMPLETE\n" * 3,
     ),
+    "what was loaded": (
+        "saving...\nDone (t=3.6s)\n",
+        "loading annotations...\nDone (t=3.6s)\nindex created!\n",
+    ),
     "what is being done": ("data is ready\nsaved a.pt\n", "data is ready\nRunning the training on n1\n"),
     "Slurm's book-keeping": (
         _STEPS + "slurmstepd: error: _is_a_lwp: open() /proc/7/status failed\nsaved a.pt\n",

@@ -120,10 +120,13 @@ _NO_STEP: Final = re.compile(
 )
 _IDLE: Final = r"(?! (?:new |incoming )?(?:requests?|jobs?|work|tasks?|input)\b)"
 """A server that waits for these is at work."""
-_START: Final = re.compile(
+_LOADS: Final = re.compile(
     r"(?i)\b(?:initiali[sz]ing|load(?:ed|ing)|starting|connecting|building|setting up|set up|moving|preparing"
-    r"|creating|joining|launching|downloading|fetching|compil(?:ed?|ing)|captur(?:ed?|ing)|allocat(?:ed|ing)|tokenizing"
-    rf"|(?<!done )waiting (?:for|on)\b{_IDLE})(?!\w)|(?<!exiting)\.\.\.$"
+    r"|creating|joining|launching|downloading|fetching|compil(?:ed?|ing)|captur(?:ed?|ing)|allocat(?:ed|ing)"
+    r"|tokenizing)(?!\w)"
+)
+_START: Final = re.compile(
+    rf"{_LOADS.pattern}|(?<!done )\bwaiting (?:for|on)\b{_IDLE}(?!\w)|(?<!exiting)\.\.\.$"
 )
 IS_BEGUN: Final = re.compile(
     rf"{_START.pattern}|{_AT_ZERO}|(?i:^\W{{0,9}}(?!exit|shutt|clos|warn|dur|\w*thing)\w{{2,20}}ing\b)"
@@ -239,8 +242,13 @@ def read_signs(lines: Sequence[tuple[int, Line]]) -> tuple[Sign, ...]:
     signs = []
     plain = [(number, replace(line, text=without_denials(line.text))) for number, line in lines]
     rhythm = _rhythm(line for _, line in plain)
+    before, loaded = "", set()
     for number, line in plain:
         kinds = _kinds_of(line.text)
+        if kinds == {END} and (_LOADS.search(before) or form_of(line.text) in loaded):
+            kinds = frozenset()  # it is only that which is done
+            loaded.add(form_of(line.text))
+        before = line.text or before
         step = (_step_of(line.text) or f"line {number}") if kinds & {STEP, LOAD} else ""
         if not step and line in rhythm:
             step = rhythm[line]

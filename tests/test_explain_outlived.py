@@ -202,6 +202,10 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         "Map: 100%|##| 9/9 [00:01<00:00, 9.1 examples/s]\n" + _STEPS,
         "Map: 100%|##| 9/9 [00:01<00:00, 9.1 examples/s]\nworkers have joined\n",
     ),
+    "what is downloaded": (
+        "model.bin: 100%|##| 4.26G/4.26G [03:38<00:00, 19.5MB/s]\n" + _STEPS,
+        "model.bin:  76%|# | 3.25G/4.26G [02:45<00:51, 19.7MB/s]\n",
+    ),
     "NCCL is connected": (
         "n1:7:7 [0] NCCL INFO Init COMPLETE\nall ranks are done\n",
         "ranks are done with the start\n" + "n1:7:7 [0] NCCL INFO Init COMPLETE\n" * 3,

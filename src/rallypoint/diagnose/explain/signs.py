@@ -102,8 +102,8 @@ _QUEUED: Final = re.compile(
 _IDLES: Final = re.compile(r"(?<![\d.])0(?:\.0+)? tok(?:en)?s?/s")
 _WORKS: Final = re.compile(r"(?<![\d.])(?=[\d.]{0,20}[1-9])[\d.]+ tok(?:en)?s?/s")
 _BAR: Final = re.compile(r"\d%(?: Completed )?\|")
-_PREPARES: Final = re.compile(r"\d examples/s\b")
-"""The bars of Hugging Face's datasets, which maps and filters them before the first step."""
+_PREPARES: Final = re.compile(r"\d examples/s\b|\d%\|.{0,200}\d ?[kMG]?i?B/s\b")
+"""The bars of datasets that are mapped and filtered before the first step, and of what is downloaded."""
 _DRAWING: Final = re.compile(r"[\s#=>.█▉▊▋▌▍▎▏-]")
 _FULL: Final = "100%|"
 DRAWN: Final = "bar "

@@ -16,10 +16,12 @@ from rallypoint.diagnose.explain.knowledge import (
     SEGMENT,
     SURENESS,
     Cause,
+    Kind,
     causes,
     fill,
     holds,
     in_versions,
+    kinds,
     needed_facts,
 )
 from rallypoint.diagnose.explain.reading import open_log
@@ -113,6 +115,16 @@ def test_the_facts_in_an_entry_are_told_by_its_patterns(cause: Cause) -> None:
     asked |= {cause.differs, cause.alike} - {""}
     assert asked <= set().union(*told)
     assert needed_facts(SEGMENT.sub("", "".join(texts))) <= set.intersection(*told)
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: str(kind.id))
+def test_a_kind_is_the_first_that_fits_its_example(kind: Kind) -> None:
+    found = (each for each in kinds() if any(pattern.search(kind.example) for pattern in each.patterns))
+    assert next(found) is kind
+    texts = (kind.why, *kind.do)
+    told = {name for pattern in kind.patterns for name in pattern.groupindex} | {"library"}
+    assert {found["name"] for text in texts for found in FACT.finditer(text)} <= told
+    assert not needed_facts(SEGMENT.sub("", "".join(texts)))
 
 
 def test_every_entry_has_a_sample_and_every_sample_an_entry() -> None:

@@ -33,10 +33,19 @@ _DEAD = traceback("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encount
 _ROWS = "| Allocations   |   601   |   612   |\n| Active allocs |   602   |   613   |\n"
 _UPLOADS = "a.pt: 100%|##| 3/3 [00:01<00:00,  2.1it/s]\nb.pt: 100%|##| 7/7 [00:01<00:00,  5.1it/s]\n"
 _LOADS = "agent: load 0.5 of 8 cores\nagent: load 0.4 of 8 cores\nagent: load 0.1 of 8 cores\n"
-_WAITS = "Avg generation throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 3 reqs\n" * 2
+_WAITS = "Avg generation throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 3 reqs\n" * 3
+_RUNS = _WAITS.replace("Running: 0 reqs, Waiting: 3", "Running: 3 reqs, Waiting: 0")
+_SHARDS = "Loading shards: {0}% Completed | {0}/100 [00:01<00:09, 1.10it/s]\n"
+_BYE = "".join(f"rank {rank} of 300 says good-bye\n" for rank in range(300))
+_POOL = "Process ForkPoolWorker-1:\n" + traceback("BrokenPipeError: [Errno 32] Broken pipe")
+_WATCHDOG = "[E1115 14:36:19.1 ProcessGroupNCCL.cpp:6] Watchdog caught collective operation timeout\n"
+_OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the tasks were killed.\n"
+_EXITED = "srun: error: n1: task 0: Exited with exit code 1\n"
+_RANKS = "".join(f"rank {rank} of 1000 is ready\n" for rank in range(1000))
+_SETTINGS = "".join(f"setting {name} is on\n" for name in "abcdefghij")
 _NO_ERROR = '{"level": "info", "step": 1, "loss": 0.5, "error": null, "failed": 0}\n'
 
-_PAIRS = {
+_PAIRS: dict[str, tuple[str, ...]] = {
     "a caught exception": (_RAISED + _STEPS, _STEPS + _RAISED),
     "a line on its way": (_RAISED + _STEPS, _RAISED + "step 11 loss 0.5\n"),
     "one step told by many": (_RAISED + _STEPS, _RAISED + "step 11 loss 0.5\nstep 11 loss 0.6\n"),
@@ -151,6 +160,65 @@ _PAIRS = {
     ),
     "a server that ends": (_READY + _ANSWERS + _SHUT, _READY + _ANSWERS + _RAISED + _SHUT),
     "requests that wait": (_READY + _WAITS + _ANSWERS, _READY + _ANSWERS + _WAITS),
+    "requests that nobody works on": (_READY + _RUNS + _ANSWERS, _READY + _ANSWERS + _RUNS),
+    "a bad request": tuple(
+        f'{_READY}{_RAISED}INFO:     10.0.0.1:4711 - "POST /v1/completions HTTP/1.1" {code}\n'
+        for code in ("400 Bad Request", "500 Internal Server Error")
+    ),
+    "what follows when a server is told to end": (
+        f"{_READY}{_ANSWERS}SIGTERM received. Draining requests...\nERROR: x failed\n{_DEAD}{_SHUT}",
+        f"{_READY}{_ANSWERS}ERROR: x failed\n{_DEAD}SIGTERM received. Draining requests...\n{_SHUT}",
+    ),
+    "what is loaded": (_SHARDS.format(50) + _STEPS, _SHARDS.format(50) + _SHARDS.format(100)),
+    "many ranks at the end": (_RAISED + _STEPS + _BYE, _STEPS + _RAISED + _BYE),
+    "a pool whose program is gone": (_STEPS + "Model saved\n" + _POOL, _STEPS + _POOL),
+    "told to end, by a launcher": (
+        _STEPS + "Training finished\n[INFO] Main process received SIGINT, exiting\n",
+        _STEPS + "[INFO] Main process received SIGINT, exiting\n",
+    ),
+    "what a tracker complains of": (
+        _STEPS + "wandb: ERROR the API has timed out\nwandb: Synced 5 file(s)\n",
+        _STEPS + "uploader: ERROR the API has timed out\nuploader: Synced 5 file(s)\n",
+    ),
+    "a warning before a traceback": (
+        "[2024-02-02 02:02:02,002] [INFO] [data.py:8:load] skipped a sample\n" + _RAISED + _STEPS,
+        "[2024-02-02 02:02:02,002] [INFO] [logging.py:8:log] step=3, skipped=0\n" + _RAISED,
+    ),
+    "what was said before further steps": (
+        f"{_STEPS}a full disk: writes may fail\nstep 13 loss 0.3\na full disk: writes may fail\n",
+        f"{_STEPS}a full disk: writes may fail\n",
+    ),
+    "a rank that is told apart": (
+        _WATCHDOG + _STEPS,
+        f"[rank3]:{_WATCHDOG}{_STEPS}",
+    ),
+    "killed by Slurm": (
+        _OOM + "Resuming from ckpt/step_9.pt\n" + _STEPS,
+        _OOM + _STEPS,
+    ),
+    "steps long after": (_EXITED + _STEPS + _RANKS + _STEPS, _EXITED + _STEPS),
+    "the end of something": ("data is ready\nall results are saved\n", f"data is ready\n{_SETTINGS}"),
+    "what is prepared": (
+        "Map: 100%|##| 9/9 [00:01<00:00, 9.1 examples/s]\n" + _STEPS,
+        "Map: 100%|##| 9/9 [00:01<00:00, 9.1 examples/s]\nworkers have joined\n",
+    ),
+    "what is downloaded": (
+        "model.bin: 100%|##| 4.26G/4.26G [03:38<00:00, 19.5MB/s]\n" + _STEPS,
+        "model.bin:  76%|# | 3.25G/4.26G [02:45<00:51, 19.7MB/s]\n",
+    ),
+    "NCCL is connected": (
+        "n1:7:7 [0] NCCL INFO Init COMPLETE\nall ranks are done\n",
+        "ranks are done with the start\n" + "n1:7:7 [0] NCCL INFO Init COMPLETE\n" * 3,
+    ),
+    "what was loaded": (
+        "saving...\nDone (t=3.6s)\n",
+        "loading annotations...\nDone (t=3.6s)\nindex created!\n",
+    ),
+    "what is being done": ("data is ready\nsaved a.pt\n", "data is ready\nRunning the training on n1\n"),
+    "Slurm's book-keeping": (
+        _STEPS + "slurmstepd: error: _is_a_lwp: open() /proc/7/status failed\nsaved a.pt\n",
+        _STEPS + "slurmstepd: error: open() /proc/7/status failed\nsaved a.pt\n",
+    ),
     "a process that others outlive": (
         "worker 3 died unexpectedly\nRestarting worker 3\n" + _STEPS,
         "worker 3 died unexpectedly\n" + _STEPS,
@@ -239,6 +307,8 @@ _LAST_WORDS = (
     "Received SIGTERM, exiting",
     "Traceback (most recent call last):",
     "Lost connection to worker 3",
+    "WARNING:root:kernel 64d26b43-fec6-4352-bdc2-0a820f7219c6 restarted",
+    "[TP1] Watchdog timeout (self.watchdog_last_forward_ct=0)",
     "段错误 (核心已转储)",
 )
 

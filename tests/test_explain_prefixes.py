@@ -56,6 +56,17 @@ def _time(line: Line) -> str:
             _TIME,
             "socket.cc:5 NCCL WARN x",
         ),
+        ("\t[rank3]: ValueError: x", 3, None, "", "ValueError: x"),
+        # UCX
+        (
+            "[1746494437.177960] [node-a:16:0]   address.c:944  UCX  ERROR x",
+            None,
+            "node-a",
+            "",
+            "UCX  ERROR x",
+        ),
+        # a collector of logs, which adds the time twice
+        (f"1794753379123\t{_TIME.replace(' ', 'T')}.123Z\t  File", None, None, _TIME, "  File"),
         # Python's logging
         (f"{_TIME},123 - ERROR - bad", None, None, _TIME, "bad"),
         (f"{_TIME},123 - my.module - ERROR - bad", None, None, _TIME, "bad"),
@@ -89,6 +100,7 @@ def test_prefixes(raw: str, rank: int | None, host: str | None, time: str, text:
     [
         ("[W1115 14:36:19.123 socket.cpp:601] [c10d] x", "mild"),
         ("[rank0]:[E1115 14:36:19.123456789 PG.cpp:616] [Rank 0] x", "serious"),
+        (f"{_TIME},475 - Tuner - INFO - [rank7]: AssertionError", ""),
         ("[F socket.cpp:922] [c10d] x", "serious"),
         ("I1115 14:36:19.123000 12345 torch/x/api.py:869] x", "mild"),
         (f"[{_TIME},123] torch.distributed.x.api: [ERROR] x", "serious"),
@@ -138,7 +150,11 @@ def test_what_is_no_prefix_stays(raw: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "rank", "host"), [("3: ", 3, None), (" 3: ", 3, None), ("node-a: ", None, "node-a")]
+    ("label", "rank", "host"),
+    [
+        *[("3: ", 3, None), (" 3: ", 3, None), ("node-a: ", None, "node-a")],
+        *[("server  | ", None, None), ("> ", None, None)],
+    ],
 )
 def test_labels_are_learnt(label: str, rank: int | None, host: str | None) -> None:
     """`node-a: ` could be anything, until it stands before what can only follow a prefix."""

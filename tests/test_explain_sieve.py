@@ -141,6 +141,9 @@ def test_the_sieve_keeps_ordinary_lines_out() -> None:
     assert sieve.select(block) == []
     assert sieve.select(block + b"\nEADDRINUSE\n" + block) == [len(_NOISE)]
     assert sieve.select(block) == []
+    # One text that is in every step would let all of a log through.
+    steps = b"step 120 loss 0.53 lr 1e-4\n{'loss': 0.51, 'epoch': 0.2}\n 12%|# | 3/90 [00:01<00:30, 2.1it/s]"
+    assert Sieve(Evidence(causes()).texts()).select(steps) == []
 
 
 def test_forms_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

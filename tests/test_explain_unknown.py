@@ -18,6 +18,11 @@ def _told(report: Explanation) -> tuple[str, str]:
     return (report.verdict.incident.headline, report.verdict.incident.role) if report.verdict else ("", "")
 
 
+def _advice(log: str) -> list[str]:
+    verdict = report_of(log).verdict
+    return verdict.incident.do if verdict is not None else []
+
+
 # Reading ---------------------------------------------------------------------------------------------------
 
 _INNERMOST = {
@@ -36,6 +41,14 @@ _INNERMOST = {
     + f"{_FRAMES}{_BANANA}\n",
     "vllm": f"(VllmWorker rank=1 pid=9) ERROR 06-29 11:07:41 [multiproc_executor.py:492] {_BANANA}\n"
     + traceback("RuntimeError: Engine core initialization failed. See root cause above."),
+    "lost colours": f"[2m[36m(RayTrainWorker pid=9)[0m {_BANANA}\n",
+    "no indentation": 'Traceback (most recent call last):\nFile "/a.py", line 8, in main\n'
+    f"fire.Fire(train_from_folder)\n{_BANANA}\n",
+    "in one line": 'x: Traceback (most recent call last): File "/a.py", line 8, in f raise ValueError(x) '
+    f"{_BANANA}\n",
+    "in json": '{"trace": "Traceback (most recent call last):\\n  File \\"/a.py\\", line 8, in f\\n    x()\\n'
+    + f'{_BANANA}\\n"}}\n',
+    "in a block": f"{_FRAMES}ValueError: \n    the learning rate is a banana\n\n    so eat it\n",
     "rich": "╭──── Traceback (most recent call last) ────╮\n│ /app/train.py:8 in train     │\n"
     f"│ ❱  8 │   raise RuntimeError('no')  │\n╰──────────────╯\n{_BANANA}\n",
     "destructor": traceback(_BANANA)
@@ -131,6 +144,16 @@ def test_a_launcher_that_says_it_failed_is_believed(line: str, what: str) -> Non
     assert not report_of(f"step 1 loss 0.5\n{line}\n".replace(line, "x exited with code 0")).found
 
 
+def test_of_several_ends_the_first_one_counts_or_the_one_that_tells_more() -> None:
+    gone = "ERROR 07-09 02:14:20 [x.py:1] Worker proc 2 died unexpectedly\n"
+    after = "ERROR 07-09 02:14:21 [x.py:2] the output handler failed: no more output\n"
+    assert "Worker proc 2" in _told(report_of(gone + after))[0]
+    assert "Worker proc 2" in _told(report_of(gone + traceback("EOFError")))[0]
+    assert "Worker proc 2" in _told(report_of(gone + traceback("RuntimeError: Executor failed.")))[0]
+    killed = "mpirun noticed that process rank 7 with PID 9 on node a exited on signal 9 (Killed).\n"
+    assert "signal 9" in _told(report_of("Primary job  terminated normally, but 1 process\n" + killed))[0]
+
+
 def test_a_log_that_stops_is_not_all_clear() -> None:
     report = report_of("loading the model\ninitializing ddp: rank 0 of 2\n")
     assert (report.found, report.verdict) == (True, None)
@@ -156,3 +179,33 @@ def test_a_wrapper_is_never_said_to_be_certain() -> None:
     assert verdict is not None
     assert verdict.sure == "possible"
     assert not any("nothing else" in reason for reason in verdict.reasons)
+
+
+# Advice ----------------------------------------------------------------------------------------------------
+
+
+def test_advice_is_of_the_kind_and_names_what_the_error_names() -> None:
+    advice = _advice(traceback("FileNotFoundError: [Errno 2] No such file or directory: '/data/a.tar'"))
+    assert "`ls -l /data/a.tar`" in advice[0]
+    library = '  File "/v/lib/python3.10/site-packages/peft/lora.py", line 3, in f\n    g()\n'
+    raised = "TypeError: f() got an unexpected keyword argument 'x'"
+    log = f"Traceback (most recent call last):\n{_FRAMES}{library}{raised}\n"
+    assert "`python -m pip show peft`" in _advice(log)[0]
+
+
+def test_what_stands_beside_a_general_error_may_tell_its_kind() -> None:
+    compiled = traceback("torch._dynamo.exc.BackendCompilerFailed: backend='x' raised:") + f"{_BANANA}\n"
+    assert "TORCHDYNAMO_DISABLE=1" in " ".join(_advice(compiled))
+    assert "npu-smi" in " ".join(
+        _advice(traceback("RuntimeError: f: error code is 5") + "EZ9999: Inner Error\n")
+    )
+    assert "npu-smi" not in " ".join(_advice(traceback("IndexError: out of range") + "EZ9999: Inner Error\n"))
+
+
+def test_what_the_message_says_of_a_remedy_is_repeated() -> None:
+    log = (
+        traceback("ValueError: the cache is too small.")
+        + "Try to set --cache-size to 8.\nPlease report it.\n"
+    )
+    assert _advice(log)[0] == "Its own words: Try to set --cache-size to 8."
+    assert "cache_size" in _advice(traceback("ValueError: no value for cache_size"))[0]

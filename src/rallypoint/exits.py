@@ -38,6 +38,7 @@ _STATUSES: Final = {
 _HINTS: Final = {
     "SIGKILL": "it was killed from outside, most likely because the machine's memory ran out",
     "SIGSEGV": _CRASHED,
+    "SIGFPE": "native code divided by zero: PYTHONFAULTHANDLER=1 shows where",
     "SIGILL": "this processor lacks an instruction: install another build",
     "SIGABRT": _ABORTED,
     "SIGBUS": "it crashed in native code; often shared memory is full (/dev/shm)",

@@ -13,9 +13,11 @@ The way of a log line through the files:
     evidence      matches the text with the known causes (knowledge, from causes.toml), and keeps sightings
     suspects      scores a line that nothing matches
     denials       takes out of a line the words of failure that state none
+    signs         says what one line shows of a job: a step, an end, a start, an answer
     life          at a failure and at the end of a log: whether the last lines show a job at work, or done
     first_cause   when all logs are read: the first cause and its consequences, by role, order and
                   torchrun's table; the result is an Explanation (explanation)
+    advice        what to do about a verdict that no entry knows, by the kind of its error (kinds.toml)
     words         writes that as text and as JSON
 
 Beside that way, `flight` compares dumps of torch's Flight Recorder.

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rallypoint.diagnose.explain.denials import without_denials
-from rallypoint.diagnose.explain.life import ANYBODY, IS_READY, Life, Who
+from rallypoint.diagnose.explain.life import ANYBODY, Life, Who
 from rallypoint.diagnose.explain.local_ranks import LocalRanks
 from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line
+from rallypoint.diagnose.explain.signs import IS_READY
 from rallypoint.diagnose.explain.stamps import read_stamp
 from rallypoint.diagnose.explain.suspects import is_loud
 from rallypoint.diagnose.explain.tracebacks import Raised
@@ -37,11 +38,15 @@ MARKS: Final = (
     # mpirun, its daemons, Slurm
     *("exited on signal", "terminated normally, but", "returned a non-zero exit code", "Job step aborted"),
     *("exited with non-zero status", "MPI_ERRORS_ARE_FATAL", "ORTE has lost", "ORTE was unable", "oom-kill"),
+    *("oom_kill event", "Abort(1) on node"),
     # pdsh, accelerate, Ray
     *("ssh exited with", "non-zero exit status", "A worker died or was killed"),
     # containers
     *("command terminated with", "exited with code", "OOMKilled", "CrashLoopBackOff", "low on resource"),
     *("DUE TO TIME LIMIT", "job killed"),
+    # programs that somebody has told to end
+    *("SIGTERM received", "SIGINT received", "received SIGTERM", "received SIGINT", "received signal=SIG"),
+    "shutdown triggered",
     # vLLM and SGLang, of the part that does the work: the server may still tell that it is well
     *("EngineDeadError", "EngineCore encountered a fatal error", "Engine core proc", "(engine dead)"),
     *("MQLLMEngine is already dead", "Engine background task failed", "Background loop has errored"),
@@ -66,7 +71,7 @@ _DEATHS: Final = (
 )
 SELECTED: Final = (
     *(*MARKS, *_DEATHS, *_STARTED, _GAVE_UP, _BACKTRACE_MARK),
-    *("Failures:", "Terminated", "^C"),
+    *("Failures:", "Terminated", "^C", "restarted"),
 )
 """Every line that matters here has one of these."""
 
@@ -77,11 +82,11 @@ def _any_of(texts: Iterable[str]) -> str:
 
 
 _SAID_OF: Final = (
-    "process|workers?|runner|kernel|engine|server|trainers?|shard|child|backend|container|program"
+    "process|workers?|runner|kernel|engine|server|scheduler|trainers?|shard|child|backend|container|program"
 )
 _ENDED_BADLY: Final = re.compile(
     _any_of(MARKS)
-    + r"|^(?:\S+: line \d+: +\d+ )?(?:killed|terminated)(?: {2}|$)|\^C$"
+    + r"|^(?:\S+: line \d+: +\d+ )?(?:killed|terminated)(?: {2}|$)|\^C$|\bkernel [\da-f-]{36} restarted$"
     + rf"|\b(?:{_SAID_OF})\b(?: [^\s.:]+){{0,4}} (?:(?:has |have )?died|crashed|has terminated|is dead"
     r"|(?:was|were|been) (?:killed|aborted)|(?:exited|terminated|ended) unexpectedly)\b",
     re.IGNORECASE,
@@ -89,6 +94,7 @@ _ENDED_BADLY: Final = re.compile(
 _TOLD: Final = re.compile(
     rf"{TOLD_TO_END}|^Signal \((?:1|2|15)\) received|was sent SIG(?:TERM|INT|HUP)|^Terminated$|\^C$"
     r"|^Press any key|^请按任意键"
+    r"|(?i:SIG(?:TERM|INT) received|received (?:signal=)?SIG(?:TERM|INT)|shutdown triggered)"
 )
 """Somebody has told it to end, or nobody knows: its end may be a good one."""
 _CANCELLED: Final = re.compile(r"CANCELLED AT|DUE TO TIME LIMIT|job killed: walltime")
@@ -151,6 +157,8 @@ class Ending:
     """For each process that a launcher or a logger has named, its last line with an exception."""
     _told: bool = False
     """Whether the first line with what mostly follows from an end is one that tells it to end."""
+    _orphaned: bool = False
+    """Whether a process that the program has started could not reach it any more."""
 
     def take(self, line: Line, number: int, raised: Raised | None, roles: Collection[str]) -> bool:
         """Read a line, with the exception that it names and the roles of the known causes in it.
@@ -173,16 +181,17 @@ class Ending:
             self._aside = number if aside else self._aside
             cancelled = _CANCELLED.search(line.text) is not None
             follows = _is_follower(raised, roles) and not (ended or gave_up or _WAITED.search(line.text))
-            if told or cancelled or follows:
+            if told or cancelled or follows or self._told:
                 self._told = told if not self._followed else self._told
+                self._orphaned = self._orphaned or (follows and raised is not None and raised.alone)
                 self._followed = self._followed or (0 if plain or aside else number)
             else:
                 self._hard = self._hard if plain or aside else number
-        if raised is not None and line.marked:
+        if line.marked and (raised is not None or (known and line.severity == SERIOUS)):
             self._fatal = number
         alone = raised is not None and raised.alone and not raised.is_follower
         gone = (ended and not told and not _TRY_FAILED.search(line.text)) or alone
-        if line.severity != MILD and gone:
+        if line.severity != MILD and gone and not self._told:
             self._final, self._started = number, False
         elif self._final and IS_READY.search(line.text):
             self._started = True
@@ -207,6 +216,10 @@ class Ending:
             return life.began_after(self.last)
         return life.is_first_after(self.last)
 
+    def was_told_before(self, line: int) -> bool:
+        """Whether somebody had told the program to end before a line."""
+        return self._told and line > self._followed
+
     def is_bad(self, lines: int) -> bool:
         """Whether a log with this number of lines shows a bad end."""
         return self.shown or lines - self.last <= LAST_LINES
@@ -217,7 +230,9 @@ class Ending:
         A process that has failed has to go on itself: others may not have missed it yet.
         """
         over = bool(self._followed and not self._hard) and (
-            life.is_over_before(self._followed) or (self._told and life.is_shut_by(self._followed))
+            life.is_over_before(self._followed)
+            or (self._told and life.is_shut_by(self._followed))
+            or (self._orphaned and life.is_done_before(self._followed))
         )
         if self._final and not over and not self._is_started_anew(life):
             return False
@@ -227,13 +242,17 @@ class Ending:
             return False
         if not self._hard and not self._followed:
             return self._went_by(life)
-        return over or _went_on(life, self.last, self._failed)
+        return over or self._is_far_behind(life) or _went_on(life, self.last, self._failed)
 
     def _is_started_anew(self, life: Life) -> bool:
         """Whether what was gone for good has been started again, and works."""
-        if self._started or life.last - self._final > _FAR:
+        if self._started or self._is_far_behind(life):
             return life.works_after(self.last)
         return life.began_again_after(self._final)
+
+    def _is_far_behind(self, life: Life) -> bool:
+        """Whether steps are made long after all that was bad."""
+        return life.last - self.last > _FAR and life.works_after(self.last)
 
 
 def _is_follower(raised: Raised | None, roles: Collection[str]) -> bool:

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Final
 
 from rallypoint.diagnose.explain import endings, local_ranks, suspects, tracebacks
+from rallypoint.diagnose.explain.advice import Advice, advise
 from rallypoint.diagnose.explain.endings import Ending, Table, Tries
 from rallypoint.diagnose.explain.knowledge import Cause, fill
 from rallypoint.diagnose.explain.layers import LAYERS, Layer
@@ -141,11 +142,17 @@ class Incident:
 
     @property
     def why(self) -> str:
-        return fill(self.cause.why, self.facts) if self.cause is not None else ""
+        return fill(self.cause.why, self.facts) if self.cause is not None else self._advice.why
 
     @property
     def do(self) -> list[str]:
-        return [fill(text, self.facts) for text in self.cause.do] if self.cause is not None else []
+        if self.cause is None:
+            return list(self._advice.do)
+        return [fill(text, self.facts) for text in self.cause.do]
+
+    @property
+    def _advice(self) -> Advice:
+        return advise(self.text, self.raised, self.became)
 
 
 @dataclass

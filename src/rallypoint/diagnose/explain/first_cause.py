@@ -17,7 +17,6 @@ ranks of the next try often stumble over the remains of the one before.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -28,7 +27,7 @@ from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, S
 from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Stop, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
 from rallypoint.diagnose.explain.layers import Layer, is_echo
-from rallypoint.diagnose.explain.life import DUE_WORK, Life
+from rallypoint.diagnose.explain.signs import DUE_WORK
 from rallypoint.diagnose.explain.stamps import moment_of
 from rallypoint.diagnose.explain.suspects import Suspect
 
@@ -38,8 +37,6 @@ _HALF_A_YEAR: Final = timedelta(days=182)
 _ANY: Final = datetime(2000, 7, 1)
 _MOST_NAMED: Final = 3
 _WHOLE_SECOND: Final = timedelta(seconds=1)
-_TRACKER: Final = re.compile(r"(?i)(?:wandb|comet|neptune|mlflow|clearml)\b")
-"""Who notes what a job does, and is no part of it."""
 
 
 def find_first_cause(evidence: Evidence) -> Explanation:
@@ -162,15 +159,16 @@ def _suspects(evidence: Evidence) -> list[Suspect]:
     return [
         replace(suspect, rank=_rank_of(suspect, sources[suspect.log]))
         for suspect in evidence.suspects.best()
-        if sources[suspect.log].ended_badly or not _went_by(suspect, sources[suspect.log].life)
+        if sources[suspect.log].ended_badly or not _went_by(suspect, sources[suspect.log])
     ]
 
 
-def _went_by(suspect: Suspect, life: Life) -> bool:
+def _went_by(suspect: Suspect, source: Source) -> bool:
     """Whether a line that looks like a cause had no consequence: one that states an error needs more."""
-    line = suspect.line
-    due = DUE_WORK.search(suspect.text) and not _TRACKER.match(suspect.text)
-    if life.is_over_before(line) and not due:
+    line, life = suspect.line, source.life
+    if source.ending.was_told_before(line):
+        return True
+    if life.is_over_before(line) and not DUE_WORK.search(suspect.text):
         return True
     if not suspect.loud:
         return life.is_there_after(line)
@@ -184,12 +182,17 @@ def _rank_of(suspect: Suspect, source: Source) -> int | None:
 
 
 def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequence[Source]) -> Verdict | None:
-    """The first line that states an error, in a log that ended badly, or that ends soon after it."""
+    """The first line that states an error, in a log that ended badly, or that ends soon after it.
+
+    Where a process is said to be gone, only a line before that can be why.
+    """
+    gone = wrapper.incident.first if wrapper is not None and wrapper.incident.raised is None else None
     logs = {source.name: index for index, source in enumerate(sources)}
     for suspect in sorted(suspects, key=lambda each: (logs[each.log], each.line)):
         source = sources[logs[suspect.log]]
-        last = source.lines - suspect.line <= LAST_LINES and not _went_by(suspect, source.life)
-        if suspect.loud and (source.ended_badly or last):
+        last = source.lines - suspect.line <= LAST_LINES and not _went_by(suspect, source)
+        followed = gone is not None and gone.log == logs[suspect.log] and gone.line < suspect.line
+        if suspect.loud and (source.ended_badly or last) and not followed:
             seen = Sighting(
                 *(logs[suspect.log], suspect.line, suspect.rank, None, None),
                 exact=False,
@@ -292,15 +295,22 @@ def _last_cause(verdicts: Sequence[Verdict]) -> Verdict | None:
     return causes[-1] if causes else verdicts[-1] if verdicts else None
 
 
-def _distance(incident: Incident) -> tuple[bool, bool, int]:
-    """How far an incident is from being the first cause, by its kind: warnings come behind errors."""
-    return (incident.role == "wrapper", incident.mild, TIERS[incident.role])
+def _distance(incident: Incident) -> tuple[bool, bool, int, bool]:
+    """How far an incident is from being the first cause, by its kind: warnings come behind errors.
+
+    Of those that only tell of a failure, one that names a part says more than one about a process. And of
+    ends, one by SIGKILL says most: nobody but the system ends a process so first.
+    """
+    role, cause = incident.role, incident.cause
+    vague = incident.ending != "SIGKILL" if cause is None else cause.part in ("launcher", "process")
+    return (role == "wrapper", incident.mild, TIERS[role], role == "wrapper" and vague)
 
 
 def _judge_attempt(everything: Sequence[Incident], sources: Sequence[Source]) -> tuple[Incident, str]:
     """The first cause of one try, and how it is known to be the first."""
     nearest = min(map(_distance, everything))
     candidates = [incident for incident in everything if _distance(incident) == nearest]
+    candidates = _ends_before(candidates, everything) or candidates
     roots = _proven_roots(sources)
     of_roots = [incident for incident in everything if roots.intersection(incident.ranks)]
     if candidates[0].role != "cause" and of_roots:
@@ -316,6 +326,19 @@ def _judge_attempt(everything: Sequence[Incident], sources: Sequence[Source]) ->
     ]
     chosen = min(first or proven, key=lambda incident: _preference(incident, sources))
     return chosen, _order(chosen, proven)
+
+
+def _ends_before(candidates: Sequence[Incident], everything: Sequence[Incident]) -> list[Incident]:
+    """If all candidates are exceptions that mostly follow from an end: the ends told before them."""
+    if not all(each.cause is None and each.raised and each.raised.is_follower for each in candidates):
+        return []
+    return [
+        each
+        for each in everything
+        if each.cause is None
+        and each.raised is None
+        and all(_precedes(each.first, candidate.first) for candidate in candidates)
+    ]
 
 
 def _proven(candidates: Sequence[Incident], sources: Sequence[Source]) -> list[Incident]:

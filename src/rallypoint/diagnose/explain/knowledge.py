@@ -1,10 +1,12 @@
-"""The known causes of failed jobs: data from `causes.toml`.
+"""The known causes of failed jobs, and kinds of errors: data from `causes.toml` and `kinds.toml`.
 
 An entry says by which lines it is known, what happened, why, and what to do. The file is data, so an entry
 can be added without code. tests/test_explain_knowledge.py checks all of it: the names of keys, the regular
 expressions, the facts that texts ask for, the entries that others refer to. Every pattern must contain some
 fixed text, since that is how a log of gigabytes is searched (see `sieve`). And no line may make a pattern
 look at the same characters over and over: so a gap is `.{0,500}` and not `.*`.
+
+A kind says what to do about an error that no entry knows. See `advice`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ else:
     import tomli as tomllib
 
 PATH: Final = Path(__file__).with_name("causes.toml")
+_KINDS: Final = Path(__file__).with_name("kinds.toml")
 
 SURENESS: Final = ("possible", "likely", "certain")
 
@@ -97,6 +100,29 @@ class Cause:
 def causes() -> tuple[Cause, ...]:
     """All known causes, in the order of the file."""
     return tuple(map(_cause_of, tomllib.loads(PATH.read_text(encoding="utf-8"))["cause"]))
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What errors of one kind mostly mean, and what to do about them."""
+
+    id: str
+    example: str
+    patterns: tuple[re.Pattern[str], ...]
+    why: str
+    do: tuple[str, ...]
+    general: bool = False
+    """Whether it says so little that what stands beside the error may say more."""
+
+
+@cache
+def kinds() -> tuple[Kind, ...]:
+    """All kinds of errors, in the order of the file: the first that fits is taken."""
+    entries = tomllib.loads(_KINDS.read_text(encoding="utf-8"))["kind"]
+    return tuple(
+        Kind(**{**entry, "patterns": tuple(map(re.compile, entry["patterns"])), "do": tuple(entry["do"])})
+        for entry in entries
+    )
 
 
 def _cause_of(entry: Mapping[str, Any]) -> Cause:

@@ -5,16 +5,10 @@ ended nothing. And a log that stops before it shows a step or an end was cut, or
 good news, even if no line speaks of an error. Only a few lines are looked at, so a large log costs no more
 than a small one.
 
-Not everything with a number is a step. The settings that a job prints at its start are none, nor are the bars
-of what it loads, nor one that stands at 0. A job that dies draws its bars once more, saves what it can, and
-wandb sums it up: a step counts only if it is a further one, and none of these. Where steps came before a
-failure, those after it have to be of the same form: tables, uploads and what others count are not.
-
-A server is at work when it answers a request. A page that is read, such as the one that tells its health,
-does not show that: the part that does the work may be long dead. It counts only where nothing has failed.
-
-Every program has words of its own for its steps. But steps come again and again: lines that differ in their
-numbers only, and have values among them, are steps in any words (`_rhythm`).
+A job that dies draws its bars once more and sums up what it has done: a step counts only if it is a further
+one. Where steps came before a failure, those after it have to be of the same form: tables, uploads and what
+others count are not. A server that only tells its health counts where nothing has failed. What a line shows
+by itself is in `signs`.
 """
 
 from __future__ import annotations
@@ -22,11 +16,35 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from rallypoint.diagnose.explain.denials import without_denials
 from rallypoint.diagnose.explain.prefixes import MILD, NOBODY, Line, Process
+from rallypoint.diagnose.explain.signs import (
+    ANSWERED,
+    BEAT,
+    BEGIN,
+    DRAWN,
+    DUE,
+    END,
+    IS_BEGUN,
+    LAST,
+    LAST_WORDS,
+    OVER,
+    READY,
+    REFUSED,
+    ROW,
+    SHUT,
+    STEP,
+    STUCK,
+    SUCCESS,
+    UP,
+    Sign,
+    form_of,
+    read_signs,
+)
+from rallypoint.diagnose.explain.suspects import is_played_down
 from rallypoint.diagnose.explain.tracebacks import BEGIN as BEGIN_OF_TRACEBACK
 from rallypoint.diagnose.explain.tracebacks import IGNORED
 
@@ -37,209 +55,15 @@ LAST_LINES: Final = 100
 """How many lines are looked at, at most."""
 _ENOUGH: Final = 2
 """One line may have been on its way already when something failed; two were not."""
+_NEAR: Final = 2
+"""So many plain lines may follow the end of a job; after more of them it was the end of something else."""
+_SHELL: Final = re.compile(r"(?:\d+: )?\++ ")
+_INFO: Final = ("I", "INFO", "D", "DEBUG")
+_SAYS_INFO: Final = re.compile(r"(?:\S+ )?\[?(?:NCCL )?INFO\b")
+_REPORTS: Final = 3
+"""A server may need two reports long for a single step of a large request."""
 _MANY: Final = 5
 """So many further steps of others are not made without a process that takes part in them."""
-
-STEP: Final = "step"
-LOAD: Final = "load"
-"""A bar of what a job loads before its first step."""
-END: Final = "end"
-"""The end of something, or a value that was computed."""
-SUCCESS: Final = "success"
-"""A launcher or a library says that all went well."""
-OVER: Final = "over"
-"""The end of all, in words that mean nothing less."""
-ROW: Final = "row"
-"""A step that is known as a row of a table only."""
-BEAT: Final = "beat"
-"""A step that is known by its rhythm only."""
-BEGIN: Final = "begin"
-"""The job starts, or starts again."""
-LAST: Final = "last"
-"""What the last epoch gave, by its number."""
-DUE: Final = "due"
-"""Something that a job does after its training has begun."""
-READY: Final = "ready"
-"""A server that can be asked has outlived its start."""
-SHUT: Final = "shut"
-"""A server ends in good order: since it was told to, or since it has failed."""
-UP: Final = "up"
-"""A server is there, which says nothing of the part that does its work."""
-STUCK: Final = "stuck"
-"""Requests wait, and none is worked on."""
-
-_SIGN: Final = r"[\s\"'=:\[(|#]{1,6}"
-_NUMBER: Final = rf"{_SIGN}-?\d"
-_PROBE: Final = (
-    r"/(?:\W|$|(?:health|live|ready|ping|metrics|version|status|stats|favicon|docs|openapi|static|assets|api/"
-    r"(?:version|tags|ps|kernels|contents|sessions)|v\d/(?:models|health))\w{0,4}(?:\W|$))"
-)
-"""A page that tells how a server is, or what it has: it needs no more than the server."""
-_HTTP: Final = r'(?: HTTP/[\d.]+)?"?'
-_ANSWER: Final = re.compile(
-    rf"\b(?:(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} [24]|GET (?!{_PROBE})/\S*{_HTTP} 2)\d\d\b"
-    rf'|\b(?:[24]\d\d\b.{{0,60}}\b(?:POST|PUT)|2\d\d\b.{{0,60}}\bGET)\b[ "]{{1,9}}(?!{_PROBE})/'
-)
-"""A request that was worked on, or found to be a bad one, as an exception before it may say."""
-_ANSWERED: Final = "answered"
-_STEP: Final = re.compile(
-    rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
-    rf"|(?:\b|fit_|global_)(?:step|iter(?:ation)?|epoch|batch|update|episode|round|trial|fold|sample|game)\b{_NUMBER}"
-    rf"|\b(?:steps|iter(?:ation)?s|epochs|batches|samples|it)\b{_SIGN}\d+(?:\s?(?:/|of)\s?\d|\b.{{1,200}}\d\.\d)"
-    rf"|(?:\b|_)(?:f1|auc|mAP|bleu|rouge\w*|wer|cer|psnr|ssim|fid|top-?\d|precision|recall|score|metric"
-    rf"|grad[ _]norm|eta|tflops|mfu|pass@\d+|err@\d)\b{_NUMBER}"
-    r"|\berr(?:or)?(?: \w{1,20}){0,4}[\s=:]{1,3}\d+(?:\.\d|e-)"
-    r"|\d(?:it/s|s/it|\s?(?:samples?|tokens?|tok|img|images|ex|docs|GB|MB)(?:/s| per second))"
-    r"|\d%\|.*\d/\d"
-    rf"|{_ANSWER.pattern}"
-    r"|\bthroughput\b|\bbandwidth\b"
-    r"|[\[(]\s*\d+/\s*\d+\b"
-)
-_ROW: Final = re.compile(
-    r"^[|\s]*(?:[\d.:e+-]{1,20}[|\s]+){3}|(?:\s\d+\.\d+){3}"
-    r"|^\|\s*\w[\w/ .@%-]{0,60}\|\s*-?\d[\d.,e+-]*\s*\|"
-)
-# The numbers that grow from step to step: two lines with the same ones are one step.
-_COUNTERS: Final = re.compile(
-    r"(?i)(?:\b|_)(?:steps?|iter(?:ation)?s?|epochs?|batch|updates?|episodes?|rounds?)"
-    r"[\s\"'=:\[(|#]{1,12}(\d+(?:\.\d+)?)|(?<!\d)(\d+)\s{0,9}(?:/\s{0,9}\d|\[)"
-)
-_FIGURE: Final = re.compile(r"(?i)-?\d+(?:[.:,]\d+){0,9}(?:e[+-]?\d+)?")
-_VALUE_OF_STEP: Final = re.compile(r"(?<![\d.])(?<!\d:)\d+\.\d+(?![\d.])")
-"""A number with a fraction that is neither an address, a version nor a time."""
-_STEPS: Final = 3
-"""So many lines that differ in their numbers only are steps; two are values."""
-_UP: Final = re.compile(
-    r'\b(?:GET|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d\b|\b[2-4]\d\d\b.{0,60}\b(?:GET|HEAD)\b[ "]{1,9}/'
-)
-_STUCK: Final = re.compile(
-    r"\bRunning: 0 reqs\b.{0,80}\b(?:Waiting|Pending): [1-9]|#running-req: 0\b.{0,200}#queue-req: [1-9]"
-)
-_IDLES: Final = re.compile(r"(?<![\d.])0(?:\.0+)? tok(?:en)?s?/s")
-_WORKS: Final = re.compile(r"(?<![\d.])(?=[\d.]{0,20}[1-9])[\d.]+ tok(?:en)?s?/s")
-_BAR: Final = re.compile(r"\d%\|")
-_DRAWING: Final = re.compile(r"[\s#=>.█▉▊▋▌▍▎▏-]")
-_FULL: Final = "100%|"
-_DRAWN: Final = "bar "
-"""Stands before the counters of a bar, which may be drawn a second time."""
-_NO_STEP: Final = re.compile(
-    r"(?i)exception|traceback|fatal|fail(?:ed|ure)|abort|killed|error: "
-    r"|\|\s*0/\d+ \[|\?(?:it/s|s/it)"  # a bar at 0
-    # what is said and done at an end, also at a bad one
-    r"|^wandb: |\b(?:emergency|crash|checkpoint|ckpt|sav(?:ed|ing)|dump(?:ed|ing)?)\b"
-    r"|\b(?:overall|total) (?:training|time|wall)"
-    r"|^\w*(?:namespace|config|args|arguments|params)\w*\("
-    r"|\bretry(?:ing)?\b|\battempt\b|\bunexpectedly\b"
-)
-_IDLE: Final = r"(?! (?:new |incoming )?(?:requests?|jobs?|work|tasks?|input)\b)"
-"""A server that waits for these is at work."""
-_START: Final = re.compile(
-    r"(?i)\b(?:initiali[sz]ing|load(?:ed|ing)|starting|connecting|building|setting up|set up|moving|preparing"
-    r"|creating|joining|launching|downloading|fetching|compiling|tokenizing"
-    rf"|(?<!done )waiting (?:for|on)\b{_IDLE})(?!\w)|(?<!exiting)\.\.\.$"
-)
-_LAST_WORDS: Final = re.compile(
-    r"(?i)\b(?:exit(?:ed)?|return(?:ed)?)\b(?:[ :=]{1,3}(?:with|code|status)){0,3}[ :=('\[]{1,4}-?[1-9]"
-    r"|\b(?:crash(?:ed)?|abort(?:ed|ing)?|killed|terminated|interrupt(?:ed|ion)|preempt(?:ed|ion)|evicted)\b"
-    r"|\b(?:cancell?ed|segfault|panicked|disconnect(?:ed)?|fail(?:ed|ure)?|fatal|unexpected(?:ly)?)\b"
-    r"|\bbad termination\b|\bconnection\b.{0,80} closed\b"
-    r"|\b(?:neg)?sig(?:nal)?[ .]?(?:segv|kill|term|abrt|bus|ill|int|quit|hup|[1-9])"
-    r"|\bout of memory\b|\bmore memory than\b"
-    r"|\b(?:exceeded|abnormal(?:ly)?|lost connection|diverged|traceback|stopping because)\b"
-    r"|^(?:\w+(?:Error|Interrupt)|error)\b|\berror \d{1,3}$"
-    r"|已杀死|已终止|段错误|异常|中断|(?:abgebrochen|getötet|speicherzugriffsfehler|arrêté|tué|interrompu)\b"
-)
-"""What is said when something ends, good or bad: not good behind a step, in the midst of the work."""
-_PART: Final = re.compile(r"[\[(]\s*\d+/\s*\d+\b")
-_BEGIN: Final = re.compile(
-    r"(?i)\b(?:initiali[sz]ing|load(?:ed|ing)|starting|(?:re)?launch(?:ed|ing)|resum(?:ed|ing)|requeue(?:d|ing)?"
-    r"|restor(?:ed|ing)|restart(?:ed|ing|s)?|booting|rejoin(?:ed|ing)|respawn(?:ed|ing)?)\b"
-)
-_END: Final = re.compile(
-    r"(?i)\b(?:finished|complete[ds]?|done|succeeded|success(?:ful|fully)?|saved|saving|wrote|written|passed"
-    r"|exit(?:ing|ed normally|s successfully)|terminated normally|ended with 0|executed in \d|waiting for"
-    r"|serving|listening|ready|running on|ok|okay|max_\w+=\d+` reached|total time|took \d"
-    r"|(?<!out )in \d+\.\d+ ?s(?:ec(?:onds)?)?|reached max\w*"
-    r"|ran \d+ tests?|uploaded|generated|resum(?:ed|ing)|recovered|reconnected|best|early stopping|synced"
-    r"|exit(?:s|ed)?(?: with)?(?: exit)?(?: code| status)?[ :=]{1,3}0|connected all (?:rings|trees))\b"
-    r"|\d/\d+ +(?:running|completed)\b|built target|(?-i:\bPASS\b)|^true$|完成|成功"
-)
-_NO_END: Final = re.compile(
-    r"(?i)error|exception|fail|fatal|traceback|abort|killed|not |unable|cannot"
-    r"|\bsig(?:term|int|kill|segv|hup)\b"
-    rf"|(?<!done )waiting (?:for|on)\b{_IDLE}"
-)
-_NO_RHYTHM: Final = (
-    *(_NO_STEP, _START, _NO_END),
-    re.compile(
-        r"(?i)\b(?:warn\w*|retr(?:y|ies|ying)|attempt|time(?:d )?out|stuck|stall\w*|lost|still|no|since)\b"
-        r"|^frame #|\b(?:rank|gpu|cuda|device|node|host|worker|process|pid)\W{0,3}\d"
-        r"|\b(?:GET|HEAD|POST|PUT)\b ?/|\btok(?:en)?s?/s"
-        r"|\b(?:alive|heartbeats?|uptime|cpu|mem(?:ory)?|util\w*|temp\w*)\b"
-    ),
-)
-"""What a job that hangs or dies says again and again, and what is said once for each part of it.
-
-Requests and rates are judged by themselves.
-"""
-_VALUE: Final = re.compile(
-    r"(?i)\btensor\((?!nan)|\bhas (?:data|value)\b|\b(?:gave|results?|sum|output|answer)[^a-z]{1,20}\d"
-    r"|\bis (?:approximately |about )?-?\d+\.\d|\b(?:equal|close|match(?:es)?|same): true\b"
-)
-IS_READY: Final = re.compile(
-    r"(?i)\bapplication startup complete\b|\brunning on (?:\w+ )?(?:url\b|https?:)"
-    r"|\bstarted (?:http|grpc)\w*service\b"
-)
-_SHUT: Final = re.compile(
-    r"(?i)(?:^|: +|\] )shutting down(?:: master)?$|\bshutting down (?:fastapi|the server)"
-    r"|\bfinished server process"
-    r"|\bapplication shutdown complete|\bclosing server\b|\bgracefully (?:stopping|exiting|shutting)"
-    r"|\bwaiting for in-flight requests"
-)
-_RESULT: Final = re.compile(r"(?i)\b(?:final|pass@\d+)\b")
-_SUCCESS: Final = re.compile(
-    r"(?i)\(success\)|WorkerState\.SUCCEEDED|worker group successfully finished"
-    r"|max_(?:epochs|steps)=\d+` reached|^=+ \d+ passed\b"
-    r"|^(?-i:OK)(?: \([\w =,]{1,80}\))?$|^100% tests passed\b"
-)
-_OVER: Final = re.compile(
-    r"(?i)(?:\btraining (?:(?:job|run) )?(?:is |has )?(?:finished|completed?|done|over|ended)"
-    r"|\bfinished training"
-    r"|\b(?:network|model) is (?:now |fully )?trained)\b"
-    r"(?! (?:(?:of|for|on|the) ){0,2}(?:iter|epoch|step|round|batch|fold|client|stage|phase))"
-    r"|(?:\ball |^)(?:finished|completed?|done)\W*$"
-    r"|\bearly ?stopping\b.{0,20}\b(?:triggered|at epoch)"
-    r"|\bstopp(?:ed|ing) (?:early\b|because\b.{0,9}\bpatience)"
-    r"|\breached max(?:imum)?[_ ](?:step|epoch|iter|update)|\btrain_runtime\b"
-)
-_EPOCH: Final = re.compile(r"(?i)\bepochs?\b")
-_ALL_OF: Final = re.compile(r"\b(\d+)\s?(?:/|of)\s?\1\b")
-DUE_WORK: Final = re.compile(r"(?i)\b(?:sav|writ|stor|upload|push|export|merg|convert|checkpoint)")
-"""What a job has to do after its training."""
-_DUE: Final = re.compile(
-    r"(?i)^\W{0,9}(?:train|sav|writ|stor|upload|push|export|merg|convert|quantiz|evaluat|test|predict)ing\b"
-)
-_EVALUATED: Final = re.compile(r"(?i)\b(?:test\w*|eval\w*|final|best)\b")
-
-
-@dataclass(frozen=True)
-class Sign:
-    """A line that shows a job at work, or at its end."""
-
-    line: int
-    kinds: frozenset[str]
-    step: str
-    """What tells this step from others."""
-    form: str
-    """What it has in common with others of its kind: the line without its numbers."""
-    process: Process
-    marked: bool = False
-    """Whether it begins with the rank, as torch puts it before each line of an exception."""
-    pid: int | None = None
-    sums_up: bool = False
-    """Whether it tells a result, and counts nothing."""
-    full: bool = False
-    """Whether it is a bar that is full."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +74,8 @@ class Life:
     last: int = 0
     """The number of the last line that is not empty, and its text."""
     text: str = ""
+    plain: tuple[int, ...] = ()
+    """The numbers of the lines that are no warnings, and belong to no other line."""
     last_words: tuple[int, str] | None = None
     """Behind the last step, the first line that speaks of an end in any way: its number and its text."""
 
@@ -263,21 +89,25 @@ class Life:
         """Whether the log ends with a job at work, or with one that is done."""
         if self._is_stuck:
             return False
+        if self._lines(STEP, UP, OVER):
+            return True
         ends = self._lines(END)
-        return bool(self._lines(STEP, UP)) or (
-            bool(ends) and (self.last in ends or not _START.search(self.text))
-        )
+        end = max(self._lines(END, SHUT), default=0) if ends else 0
+        near = sum(number > end for number in self.plain) <= _NEAR
+        return self.last == end or (end > 0 and near and not IS_BEGUN.search(self.text))
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether a server has had nothing but requests that wait, for the time of two reports."""
+        """Whether a server has had nothing but requests that wait, for the time of several reports."""
         last_step = max(self._lines(STEP), default=0)
-        return sum(number > last_step for number in self._lines(STUCK)) >= _ENOUGH
+        return sum(number > last_step for number in self._lines(STUCK)) >= _REPORTS
 
     @property
     def in_the_midst(self) -> bool:
         """Whether the log ends with a step, and with no word of an end after it."""
         steps = self._lines(STEP)
+        if self._is_stuck:
+            return False
         ends = self._lines(END, OVER, SUCCESS, SHUT)
         return bool(steps) and max(ends, default=0) < steps[-1] and not self.is_over_before(steps[-1] + 1)
 
@@ -294,7 +124,7 @@ class Life:
 
         Words alone may be of its message, so it takes a step; and bars may have been drawn a second time.
         """
-        if any(number > line for number in self._lines(SUCCESS)):
+        if any(number > line for number in self._lines(SUCCESS, REFUSED)):
             return True
         later = self._later(line)
         if len(_steps(later)) < _MANY:
@@ -309,7 +139,7 @@ class Life:
 
         A job that dies sums up what it has done, and others go on to count beside it.
         """
-        if any(READY in sign.kinds or sign.form == _ANSWERED for sign in later):
+        if any(READY in sign.kinds or sign.form == ANSWERED for sign in later):
             return True
         before = [sign for sign in self.signs if STEP in sign.kinds and sign.line <= line]
         forms = {sign.form for sign in before if sign.kinds.isdisjoint((BEAT, READY))}
@@ -327,7 +157,7 @@ class Life:
         return bool(_steps(self._later(line)))
 
     def _later(self, line: int) -> list[Sign]:
-        drawn = {sign.step for sign in self.signs if sign.line <= line and sign.step.startswith(_DRAWN)}
+        drawn = {sign.step for sign in self.signs if sign.line <= line and sign.step.startswith(DRAWN)}
         return [sign for sign in self.signs if sign.line > line and sign.step and sign.step not in drawn]
 
     def began_after(self, line: int) -> bool:
@@ -356,7 +186,7 @@ class Life:
         """Whether a server that was told to end in a line was at work, or ended in good order after it."""
         before = [sign for sign in self.signs if sign.line < line and not sign.kinds.isdisjoint((STEP, UP))]
         shut = any(number > line for number in self._lines(SHUT))
-        return bool(before) and (shut or before[-1].form == _ANSWERED)
+        return bool(before) and (shut or before[-1].form == ANSWERED)
 
     def is_over_before(self, line: int) -> bool:
         """Whether the job had come to its end before a line: after steps, or what is done is but its start.
@@ -376,11 +206,16 @@ class Life:
         )
         steps = [sign for sign in before if STEP in sign.kinds]
         was = over in self._lines(SHUT) or any(sign.line <= over for sign in steps)
-        drawn = {sign.step for sign in steps if sign.line <= over and sign.step.startswith(_DRAWN)}
+        drawn = {sign.step for sign in steps if sign.line <= over and sign.step.startswith(DRAWN)}
         later = [sign for sign in before if sign.line > over and sign.kinds - {BEGIN}]
         due = bool(later) and DUE in later[-1].kinds
         further = (sign for sign in later if STEP in sign.kinds and sign.step not in drawn)
         return was and not due and all(sign.sums_up or sign.full for sign in further)
+
+    def is_done_before(self, line: int) -> bool:
+        """Whether the last sign before a line is the end of something, after steps."""
+        before = [sign for sign in self.signs if sign.line < line]
+        return bool(before) and END in before[-1].kinds and any(STEP in sign.kinds for sign in before)
 
     def is_over_after(self, line: int) -> bool:
         """Whether the job has come to its end after a line."""
@@ -408,112 +243,38 @@ def _steps(signs: Sequence[Sign]) -> set[str]:
     return {sign.step for sign in signs if STEP in sign.kinds}
 
 
-def look_for_life(lines: Sequence[Line], last: int) -> Life:
-    """The signs in some lines of a log, the last of which has the number `last`."""
-    signs = []
-    seen = Life()
-    plain = [replace(line, text=without_denials(line.text)) for line in lines]
-    rhythm = _rhythm(plain)
-    for number, line in enumerate(plain, last - len(lines) + 1):
-        if line.text.strip():
-            seen = Life(last=number, text=lines[number - last - 1].text.strip())
-        kinds = _kinds_of(line.text)
-        step = (_step_of(line.text) or f"line {number}") if kinds & {STEP, LOAD} else ""
-        if not step and line in rhythm:
-            step = rhythm[line]
-            kinds |= {STEP, BEAT} if step else {END}
-        if kinds:
-            marked = line.marked and not line.text[:1].isspace()  # and it is no source code of a frame
-            form = _form_of(line.text) if step else ""
-            sums_up = _EVALUATED.search(line.text) is not None and not _COUNTERS.search(line.text)
-            full = _FULL in line.text
-            signs.append(Sign(number, kinds, step, form, line.process, marked, line.pid, sums_up, full))
+def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
+    """What some lines of a log show, each of which comes with its number."""
+    signs = read_signs(lines)
+    last, text = next(
+        ((number, line.text.strip()) for number, line in reversed(lines) if line.text.strip()), (0, "")
+    )
     behind = max(
         (sign.line for sign in signs if sign.kinds - {BEGIN, END, DUE} and not sign.sums_up), default=last
     )
-    return Life(
-        tuple(signs), seen.last, seen.text, _last_words(lines[len(lines) - last + behind :], behind + 1)
-    )
+    outlived = {form_of(line.text) for number, line in lines if number < behind}
+    said = ((number, line) for number, line in lines if number > behind)
+    words = _last_words(each for each in said if form_of(each[1].text) not in outlived)
+    plain = tuple(number for number, line in lines if _is_plain(line))
+    return Life(signs, last, text, plain, words)
 
 
-def _last_words(lines: Iterable[Line], first: int) -> tuple[int, str] | None:
+def _is_plain(line: Line) -> bool:
+    """Whether a line is the program's own: no warning, no part of another line, no command of a shell."""
+    own = bool(line.text) and not line.text[0].isspace() and not _SHELL.match(line.text)
+    return own and (line.severity != MILD or line.level in _INFO or _SAYS_INFO.match(line.text) is not None)
+
+
+def _last_words(lines: Iterable[tuple[int, Line]]) -> tuple[int, str] | None:
     """The first line that speaks of an end, with its number. What Python ignores, it does not."""
     ignored = False
-    for number, line in enumerate(lines, first):
+    for number, line in lines:
         if line.text.startswith(IGNORED):
             ignored = True
         elif ignored:
             ignored = line.text[:1] in ("", " ", "\t") or line.text.startswith(BEGIN_OF_TRACEBACK)
-        elif line.severity != MILD and _LAST_WORDS.search(without_denials(line.text)):
+        elif line.severity == MILD or is_played_down(line.text):
+            continue
+        elif LAST_WORDS.search(without_denials(line.text)):
             return number, line.text.strip()
     return None
-
-
-def _rhythm(lines: Iterable[Line]) -> dict[Line, str]:
-    """The lines that a writer repeats with other numbers: steps with these numbers, others with nothing."""
-    forms: dict[tuple[object, ...], dict[Line, str]] = {}
-    for line in lines:
-        if _VALUE_OF_STEP.search(line.text) and not any(each.search(line.text) for each in _NO_RHYTHM):
-            figures = " ".join(_FIGURE.findall(line.text))
-            forms.setdefault((*line.writer, _form_of(line.text)), {})[line] = figures
-    several = [found for found in forms.values() if len(set(found.values())) > 1]
-    return {
-        line: figures if len(set(found.values())) >= _STEPS else ""
-        for found in several
-        for line, figures in found.items()
-    }
-
-
-def _kinds_of(text: str) -> frozenset[str]:
-    """What a line shows."""
-    starts = _START.search(text) is not None
-    if IS_READY.search(text) and not _NO_STEP.search(text):
-        return frozenset([STEP, END, READY])
-    if _SHUT.search(text):
-        return frozenset([SHUT])
-    if _STUCK.search(text):
-        return frozenset([STUCK])
-    if (_UP.search(text) and not _ANSWER.search(text)) or (_IDLES.search(text) and not _WORKS.search(text)):
-        return frozenset([UP])
-    over = [OVER] if _OVER.search(text) else []
-    row = not _STEP.search(text)
-    if (not row or _ROW.search(text)) and not _NO_STEP.search(text) and not _is_at_zero(text):
-        if starts and (_BAR.search(text) or _PART.search(text)):
-            return frozenset([LOAD, BEGIN, *([] if _BAR.search(text) else [UP])])
-        last = [LAST] if _is_last(text) else []
-        end = [END] if _RESULT.search(text) else []
-        return frozenset([STEP, *end, *last, *([ROW] if row else []), *over])
-    if _SUCCESS.search(text):
-        return frozenset([END, SUCCESS, OVER])
-    if _NO_END.search(text):
-        return frozenset([BEGIN] if _BEGIN.search(text) else [])
-    if _VALUE.search(text):
-        return frozenset([END])
-    begin = [BEGIN] if _BEGIN.search(text) else []
-    if _END.search(text) and not starts:
-        return frozenset([END, *over, *begin])
-    return frozenset([*begin, *([DUE] if _DUE.search(text) else [])])
-
-
-def _form_of(text: str) -> str:
-    """A line without its numbers, and without what a bar draws."""
-    return _ANSWERED if _ANSWER.search(text) else _DRAWING.sub("", _FIGURE.sub("", text))
-
-
-def _is_last(text: str) -> bool:
-    """Whether a line tells what the last epoch gave: it has values, and all that it counts is complete."""
-    if not _EPOCH.search(text) or not _VALUE_OF_STEP.search(text) or _BAR.search(text):
-        return False
-    return 0 < len(_COUNTERS.findall(text)) == len(_ALL_OF.findall(text))
-
-
-def _is_at_zero(text: str) -> bool:
-    """Whether a line counts, and has not begun to: `Epoch 0 step 0`."""
-    figures = _FIGURE.findall(text)
-    return bool(figures) and all(figure == "0" for figure in figures)
-
-
-def _step_of(text: str) -> str:
-    """The counters of a line, as a text."""
-    counters = " ".join(found[1] or found[2] for found in _COUNTERS.finditer(text))
-    return f"{_DRAWN}{counters}" if counters and _BAR.search(text) else counters

@@ -120,7 +120,9 @@ _BRACKETED: Final = (
         r"(?:\[[\w./-]+\.py:\d+(?::\w+)?\] ?)?(?:\[Rank (?P<rank>\d+)\] ?)?",
         record=True,
     ),
-    _rule(rf"\[{_CLOCK}\] ?", record=True),
+    _rule(rf"\[(?:(?P<month>[01]\d)-(?P<day>[0-3]\d) )?{_CLOCK}\] ?", record=True),
+    # UCX: its name is kept, which says what failed
+    _rule(rf"\[\d{{10}}\.\d+\] \[(?P<host>{_NAME}):(?P<pid>\d+):\d+\] +[\w.]+:\d+ +(?=UCX )", record=True),
     # Ray's C++, SGLang (with its kinds of parallel ranks), NeMo; Slurm's daemons behind their time
     _rule(rf"\[{_DATE} {_CLOCK} {_LETTER} \d+ \d+\] (?:\(\w+\) )?[\w./-]+:\d+: ?", record=True),
     _rule(rf"\[{_DATE} {_CLOCK}(?: [A-Z]{{2}}\d+){{1,4}}\] ?(?:{_LEVEL}[: ] ?)?", record=True),
@@ -142,7 +144,9 @@ _PLAIN: Final = (
     # torch's Python logging, and glog as it is
     _rule(rf"{_LETTER}{_GLOG} +(?:(?P<pid>\d+) )?[^\s\]]+:\d+\] ?(?:\[\d+/\d+(?:_\d+)?\] ?)*", record=True),
     # containers' logs, line by line; then Python's logging, with its usual fields behind the time
-    _rule(rf"{_DATE}T{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d) (?:(?:stdout|stderr) [FP] )?"),
+    _rule(
+        rf"(?:\d{{10,19}}[ \t]+)?{_DATE}T{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d)[ \t](?:(?:stdout|stderr) [FP] )?"
+    ),
     _rule(
         rf"{_DATE}[ T]{_CLOCK}{_ZONE}[ \t]*(?:[-|:,\[\]][ \t]*)?(?:[\w.]+[ \t]*[-|:][ \t]*)?"
         rf"{_LEVEL}(?:[ \t]*[-|:\]])?[ \t]*"
@@ -157,7 +161,7 @@ _PLAIN: Final = (
     ),
     # log4j, mmengine, and a date without its year
     _rule(
-        rf"(?:\d\d/)?(?P<month>[01]\d)[/-](?P<day>[0-3]\d) {_CLOCK},?(?: - \w+ -)? {_LEVEL} +"
+        rf"(?:\d\d/)?(?P<month>[01]\d)[/-](?P<day>[0-3]\d) {_CLOCK},?(?: - [\w.]+ -)? {_LEVEL} +"
         r"(?:- |[\w$.]+: )?",
         record=True,
     ),
@@ -170,11 +174,17 @@ _PLAIN: Final = (
     _rule(rf"{_LEVEL}:[\w.]+:", record=True),
     # NCCL: the last number is the device, which need not be the rank
     _rule(rf"(?P<host>{_NAME}):(?P<pid>\d+):\d+ \[-?\d+\] ", record=True),
+    # torch_xla's launcher
+    _rule(r"(?P<host>\d+(?:\.\d+){3}) \[(?P<rank>\d+)\] ", weak_rank=True),
     # Ray and vLLM: the kind of process, and which one; Ray's own processes
     _rule(r"\((?:[\w.:-]+ )?(?:rank=(?P<rank>\d+) )?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:]+))?\) ?"),
     _rule(r"\((?:raylet|autoscaler|gcs_server)(?: [^()]{0,40}?)?(?:, ip=(?P<host>[\w.:]+))?\) "),
-    # what the terminal shows of Ctrl-C, and blanks before a time
-    _rule(r"\^C(?=\S)| +(?=\[?[12]\d{3}-[01]\d-[0-3]\d[ T][012]\d:)"),
+    # what the terminal shows of Ctrl-C, and blanks before a time or a rank
+    _rule(
+        r"\^C(?=\S)"
+        r"|[ \t]+(?=\[?[12]\d{3}-[01]\d-[0-3]\d[ T][012]\d:|\[rank\d+\]: |[012]\d:[0-5]\d:[0-6]\d {2})"
+    ),
+    _rule(rf"{_CLOCK} {{2}}"),
     _rule(rf"(?P<host>{_NAME}[-_]\d+) +\| "),
     _rule(
         rf"{_MONTH} +(?P<day>[0-3]?\d) {_CLOCK} (?P<host>{_NAME})"
@@ -188,9 +198,10 @@ _PLAIN: Final = (
         record=True,
     ),
 )
-# srun -l and pdsh: `3: text`, `node-a: text`.
+# srun -l and pdsh: `3: text`, `node-a: text`; docker compose: `server  | text`; quoted: `> text`.
 _LABEL: Final = _rule(
-    rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME}|\d+(?:\.\d+){{3}})): ", weak_rank=True
+    rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME}|\d+(?:\.\d+){{3}})): |[a-z][\w.-]{{0,62}} +\| |[>│] ",
+    weak_rank=True,
 )
 _AFTER_LABEL: Final = re.compile(r"Traceback \(most recent call last\):|  File \"|ssh: |bash: ")
 # Ray says the same of many processes once.
@@ -278,7 +289,8 @@ def _take(line: Line, rule: _Rule, found: re.Match[str], *, strong: bool) -> Lin
         pid=line.pid if line.pid is not None else _number(groups.get("pid")),
         stamp=line.stamp or read_stamp(found),
         record=line.record or rule.record,
-        level=groups.get("level") or line.level,
+        # Who hands on what a rank has written does not know how serious that is.
+        level="" if rule.marks else groups.get("level") or line.level,
         marked=line.marked or rule.marks,
     )
 

@@ -7,6 +7,7 @@ something (a traceback, torchrun's table) are all lines read, until it is closed
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,9 +17,9 @@ from rallypoint.diagnose.explain import tracebacks
 from rallypoint.diagnose.explain.evidence import Evidence, Sighting, Source
 from rallypoint.diagnose.explain.knowledge import Cause
 from rallypoint.diagnose.explain.layers import LAST_ERROR, layer_of
-from rallypoint.diagnose.explain.life import LAST_LINES, look_for_life
+from rallypoint.diagnose.explain.life import LAST_LINES, Life, look_for_life
 from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line, Prefixes
-from rallypoint.diagnose.explain.sieve import ESCAPE, Sieve, blocks
+from rallypoint.diagnose.explain.sieve import ESCAPE, Sieve, blocks, reduce
 from rallypoint.diagnose.explain.stamps import Stamp
 from rallypoint.diagnose.explain.tracebacks import Raised, Traceback
 
@@ -27,12 +28,17 @@ _MOST_WRITERS: Final = 100_000
 _LINES_BACK: Final = 60
 _TAIL_BYTES: Final = 1 << 16
 _MESSAGE_LINES: Final = 12
+_LONGEST_MORE: Final = 2_000
 _MOST_LOOKS: Final = 20
+_MOST_BACK: Final = 1_000
+_MOST_ALIKE: Final = 10
 _LONGEST_FORM: Final = 200
+# Colours whose escape character was lost when the log was copied.
+_LOST_ESCAPE: Final = re.compile(rb"(?:\xef\xbf\xbd|\^\[)?\[\d{1,3}(?:;\d{1,3}){0,4}m")
 _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 # Words of a warning about an exception; other warnings may stand before any traceback.
 _WARNED_OF: Final = re.compile(
-    r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip|ignor"
+    r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip(?!\w*[=:])|ignor"
 )
 _ASIDE: Final = re.compile(
     r"Exception in (?:thread|callback) |Task exception was never retrieved|Error in atexit|--- Logging error"
@@ -71,6 +77,7 @@ def scan(log: Log, evidence: Evidence, sieve: Sieve, progress: Callable[[int], N
 def decode(raw: bytes) -> str:
     """A line as text: without colours, cut if it is very long; bytes that are no UTF-8 are marked."""
     plain = ESCAPE.sub(b"", raw) if b"\x1b" in raw else raw
+    plain = _LOST_ESCAPE.sub(b"", plain) if b"m" in plain and b"[" in plain else plain
     return plain[: 4 * _LONGEST_TEXT].decode(errors="replace")[:_LONGEST_TEXT].rstrip()
 
 
@@ -82,6 +89,8 @@ class _Pending:
     seen: Sighting
     message_lines: int = _MESSAGE_LINES
     """How many lines may still be part of the message."""
+    block: bool = False
+    """Whether the message is an indented block of lines, which may have empty ones."""
     became: Raised | None = None
 
 
@@ -131,12 +140,26 @@ class _Scanner:
         """The log is at its end: exceptions that still wait for more are unknown ones."""
         for writer in list(self._pending):
             self._settle(writer)
-        lines = self._tail.removesuffix(b"\n").split(b"\n")[-LAST_LINES:]
-        self._source.life = look_for_life(list(map(self._split_bar, lines)), self._source.lines)
+        lines = self._tail.removesuffix(b"\n").split(b"\n")
+        self._source.life = self._look(reversed(lines), self._source.lines)
 
-    def _split_bar(self, raw: bytes) -> Line:
-        """A line; of a progress bar, what it shows at its end."""
-        return self._split(raw.rstrip(b"\r").rpartition(b"\r")[2])
+    def _look(self, backwards: Iterable[bytes], last: int) -> Life:
+        """What the lines up to the one with the number `last` show.
+
+        Ranks all say the same, and servers are asked for their health again and again. So of lines that
+        differ in numbers only, a few are enough.
+        """
+        seen: Counter[bytes] = Counter()
+        lines = []
+        for number, raw in zip(range(last, 0, -1), islice(backwards, _MOST_BACK), strict=False):
+            shown = raw.rstrip(b"\r").rpartition(b"\r")[2]  # of a progress bar, what it shows at its end
+            form = reduce(shown)
+            seen[form] += 1
+            if seen[form] <= _MOST_ALIKE:
+                lines.append((number, self._split(shown)))
+            if len(lines) == LAST_LINES:
+                break
+        return look_for_life(lines[::-1])
 
     @property
     def _busy(self) -> bool:
@@ -239,12 +262,10 @@ class _Scanner:
         if form in self._failures or len(self._failures) >= _MOST_LOOKS:
             return
         self._failures.add(form)
-        between = min(self._number - 1 - before, LAST_LINES)
+        between = self._number - 1 - before
         if before > 0 and between > 1:
-            raw = reversed(list(islice(self._earlier(), between)))
-            self._source.ending.look_back(
-                look_for_life(list(map(self._split_bar, raw)), self._number - 1), before, self._number
-            )
+            life = self._look(islice(self._earlier(), between), self._number - 1)
+            self._source.ending.look_back(life, before, self._number)
 
     def _note_line(self, line: Line, tries: int, *, ended: bool) -> None:
         """A line that no entry knows: how a process ended, or what a library says by itself."""
@@ -268,13 +289,19 @@ class _Scanner:
             if "cause" in roles or (pending.raised.only_waited and "symptom" in roles):
                 del self._pending[line.writer]  # the last one of the chain says what it means
             return
-        if pending.raised.is_open and line.text and pending.message_lines:
-            message = f"{pending.raised.message} {line.text.strip()}"
+        announced = pending.raised.message or pending.seen.text.endswith(":")
+        if pending.message_lines == _MESSAGE_LINES and announced and pending.raised.goes_on_in(line.text):
+            pending.block = not pending.raised.message
+            message = f"{pending.raised.message} {line.text.strip()}".strip()
             pending.raised = replace(pending.raised, message=message)
             pending.seen = replace(pending.seen, line=self._number)
-        if line.record or line.text.startswith("[") or (line.anonymous and not line.text):
+        empty = line.anonymous and not line.text and not pending.block
+        if line.record or line.text.startswith("[") or empty:
             pending.message_lines = 0  # without names of writers, an empty line ends the message
-        elif pending.message_lines and roles & {"cause", "symptom"}:
+        elif pending.message_lines:
+            more = f"{pending.raised.more}\n{line.text}".strip()[:_LONGEST_MORE]
+            pending.raised = replace(pending.raised, more=more)
+        if pending.message_lines and roles & {"cause", "symptom"}:
             del self._pending[line.writer]
         pending.message_lines = max(pending.message_lines - 1, 0)
 

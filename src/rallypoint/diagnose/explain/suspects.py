@@ -37,13 +37,15 @@ _WORDS: Final = (
     (r"\bof \d+ (?:\w+ )?failed\b|^failed \w+: \d", -6),  # a count, such as that of a validation
     (r"^Exception raised from \w+ at |^frame #\d+: ", -9),  # where in C++ a message above comes from
     (r"^frame #\d+|^\S+ FAILED$", -9),  # a C++ backtrace; the heading of torchrun's table
-    (r"^\s+(?:raise \w|(?:warnings\.)?warn\()|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
+    (r"^\s*raise \w+[.(]|^\s+(?:raise \w|(?:warnings\.)?warn\()|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
     (
         r"^During handling of |^The above exception was |^Last error:$|^Error in atexit|^--- Logging error"
         r"|^Exception in thread ",
         -9,
     ),  # the answer is in the next lines
-    (r"^#", -3),  # a table's head, or a comment
+    (r"^#(?!#\[)", -3),  # a table's head, or a comment
+    (r"^slurmstepd: error: _", -9),  # Slurm's own book-keeping, by the name of a function
+    (r"^(?:wandb|comet|neptune|mlflow|clearml)\b", -9),  # who notes what a job does, and is no part of it
 )
 _SCORES: Final = tuple((re.compile(pattern, re.IGNORECASE), points) for pattern, points in _WORDS)
 _LEAST: Final = 3
@@ -53,7 +55,7 @@ _MOST: Final = 5
 _MOST_FORMS: Final = 10_000
 # A line that states an error, and not one that talks of errors.
 _LOUD: Final = re.compile(
-    r"(?i)(?:\W*|[\w./@ -]{0,40}: )(?:an )?(?:fatal error|error|fatal|failed|critical|panic)\b[: ]"
+    r"(?i)(?:\W*|[\w./@ -]{0,40}: |UCX +)(?:an )?(?:fatal error|error|fatal|failed|critical|panic)\b[: ]"
 )
 _NUMBERS: Final = re.compile(r"\d+")
 
@@ -104,6 +106,11 @@ class Suspects:
 def is_loud(text: str) -> bool:
     """Whether a line states an error by its first words."""
     return _LOUD.match(text) is not None
+
+
+def is_played_down(text: str) -> bool:
+    """Whether a line has words after which those of a failure mean less."""
+    return any(points < 0 and pattern.search(text) for pattern, points in _SCORES)
 
 
 def score(text: str) -> int:

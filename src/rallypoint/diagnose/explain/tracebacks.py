@@ -12,7 +12,7 @@ a box. What Python says in a destructor ("Exception ignored in") ends nothing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 BEGIN: Final = "Traceback (most recent call last)"
@@ -23,16 +23,19 @@ _CHAINED: Final = (
     "During handling of the above exception, another exception occurred",
     "The above exception was the direct cause of the following exception",
 )
-_FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
+_FRAME: Final = re.compile(r'\s*File ["“](?P<file>[^"”]+)["”], line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
 # rich: `│ /home/user/train.py:8 in train                 │`; the rest of the box is source code and values.
 _BOX: Final = re.compile(r"\s*[│╭╰┃┏┗]")
 _BOX_FRAME: Final = re.compile(r"\s*[│┃] (?P<file>[^\s:]\S*?):(?P<line>\d+) in (?P<function>\S+)")
 # A class, perhaps with its module, and a message. `INFO: x` or `Epoch: 3`, of another writer, is none.
-_EXCEPTION: Final = re.compile(r"(?P<kind>[A-Za-z_][\w.]*(?:\(\w+\))?)(?: ?:(?: (?P<message>.*))?)?$")
+_EXCEPTION: Final = re.compile(
+    r"(?P<kind>[A-Za-z_][\w.]*(?:\([A-Z]\w*\))?)(?: {0,8}:(?: (?P<message>.*))?)?$"
+)
 # One that stands alone must look more like one: `ValueError: text`, `torch.cuda.OutOfMemoryError: text`.
 _ALONE: Final = re.compile(
-    r"(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?|Exception): ?(?P<message>.*)$"
+    r"(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\([A-Z]\w*\))?|Exception): ?(?P<message>.*)$"
 )
+_FLAT: Final = re.compile(r"(?:\\n|\s)(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): ")
 # Errors of argparse, and C++'s last words, are exceptions in all but name.
 _USAGE: Final = re.compile(
     r"(?P<kind>\S{1,200}: error): (?P<message>(?:unrecognized arguments|argument |ambiguous option"
@@ -46,6 +49,7 @@ _CAPITALS: Final = re.compile(r"[^A-Z]*[A-Z][^a-z]*[a-z][^A-Z]*[A-Z]")
 _LIBRARIES: Final = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|<frozen |[/\\]bin[/\\]"
 )
+_PACKAGE: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<name>[A-Za-z]\w*)[/\\]")
 # The outermost frames of threads, of a queue's feeder, and of what is done at the exit.
 _ASIDE: Final = ("_bootstrap_inner", "_feed", "_serve", "_exit_function", "_run_finalizers")
 _PLAIN: Final = (
@@ -61,6 +65,12 @@ _WRAPPERS: Final = re.compile(
     r"|Exception: $|\w+: Caught \w+ in "
     r"|\w+: (?:Engine core|WorkerProc|Engine process) (?:initialization )?failed"
     r"|\w+: Error building extension|\w+: .{0,200}(?:exited with non-zero|returned non-zero exit) status"
+    r"|\w+: .{0,200}\b(?i:see|check|look at)\b.{0,60}\b(?:root cause|stack ?trace|traceback|above)\b"
+    r"|\w+: (?:The )?\w+(?: \w+){0,2}(?<! assertion) (?:has )?(?:failed|crashed|died)\.?$"
+    r"|\w+: .{0,200}\b(?:exception|following errors?|traceback):$"
+    r"|\w+: process \d+ (?:terminated|exited) with |UnexpectedStatusException"
+    r"|Exception: [\"']?\w+(?:Error|Exception)\("
+    r"|\w+: .{0,200}\bExecuteUserScriptError"
     r"|RuntimeError: Worker failed with error|\w+: DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly"
 )
 # They follow when another process is gone, or when this one was told to end.
@@ -70,6 +80,7 @@ _FOLLOWERS: Final = (
 )
 _TRUNCATED: Final = "pickle data was truncated"
 # The message has no end here: the next line has the point.
+_INDENTED: Final = re.compile(r"(?:\t| {2,})\S")
 _OPEN: Final = re.compile(r"[^.:]*(?:\.\w[^.:]*)*:$|\d+ validation errors? for [\w.]+$")
 _WAITED: Final = ("Empty", "TimeoutError")
 _MOST_LINES: Final = 400
@@ -86,6 +97,11 @@ class Frame:
     file: str
     line: int
     function: str
+
+    @property
+    def is_of_library(self) -> bool:
+        """Whether it is the code of an installed package."""
+        return _LIBRARIES.search(self.file) is not None
 
     def __str__(self) -> str:
         where = f"{self.file}, line {self.line}"
@@ -110,6 +126,14 @@ class Raised:
     """Whether it was raised beside the program itself: in a thread, in a task, at the exit."""
     alone: bool = False
     """Whether it ended a process that Python's multiprocessing has started, and not the program."""
+    library: str = ""
+    """The package that has raised it, if it was not the program itself."""
+    stood: Frame | None = field(default=None, compare=False)
+    """The innermost frame."""
+    within: str = field(default="", compare=False)
+    """The class of the wrapper that has brought it."""
+    more: str = field(default="", compare=False)
+    """The lines that follow in its message."""
 
     @property
     def name(self) -> str:
@@ -131,10 +155,11 @@ class Raised:
         """Whether it mostly follows from the end of another process."""
         return self.name in _FOLLOWERS or self.message == _TRUNCATED
 
-    @property
-    def is_open(self) -> bool:
+    def goes_on_in(self, text: str) -> bool:
         """Whether its message goes on in the next line, and says what it is about only there."""
-        return _OPEN.match(self.message) is not None
+        if not self.message:
+            return _INDENTED.match(text) is not None
+        return bool(text) and _OPEN.match(self.message) is not None
 
     @property
     def only_waited(self) -> bool:
@@ -165,6 +190,8 @@ class Traceback:
         """Whether it has ended a process of multiprocessing."""
         self._place: Frame | None = None
         self._own_place: Frame | None = None
+        self._wrapper: Raised | None = None
+        """The exception before, if it is a wrapper: what it has brought follows without frames."""
 
     @property
     def idle(self) -> bool:
@@ -177,6 +204,9 @@ class Traceback:
 
     def take(self, text: str) -> Raised | None:
         """Read the next line of this writer; return the exception if the line names it."""
+        if BEGIN in text and (flat := _flat(text)) is not None:
+            self._body, self._after, self.frame = False, _AFTER_LINES, False
+            return flat
         headless = None if self._body else _FRAME.match(text)
         self.frame = BEGIN in text or headless is not None
         if self.frame:
@@ -214,8 +244,12 @@ class Traceback:
         found = _ALONE.match(text) or _USAGE.match(text)
         if found is None:
             return None
-        self._after, self._chained = _AFTER_LINES, False
-        return Raised(found["kind"], found["message"], None, chained=False)
+        raised = Raised(found["kind"], found["message"], None, chained=False)
+        if self._after and self._wrapper is not None:
+            place, library = self._wrapper.place, self._wrapper.library
+            raised = replace(raised, place=place, library=library, within=self._wrapper.kind)
+        self._after, self._chained, self._wrapper = _AFTER_LINES, False, None
+        return raised
 
     def _begin(self, text: str) -> None:
         if not self._after:
@@ -245,7 +279,7 @@ class Traceback:
         if self._place is None and place.function in _ASIDE:
             self.aside = True
         self._place = place
-        if not _LIBRARIES.search(place.file):
+        if not place.is_of_library:
             self._own_place = place
 
     def _take_end(self, text: str) -> Raised | None:
@@ -262,9 +296,27 @@ class Traceback:
             warned=self.warned,
             aside=self.aside,
             alone=self.alone,
+            library=_package_of(self._place),
+            stood=self._place,
         )
         self._body, self._after, self._chained = False, _AFTER_LINES, False
+        self._wrapper = raised if raised.is_wrapper else None
         return raised
+
+
+def _flat(text: str) -> Raised | None:
+    """The last exception of a traceback that stands in one line, as JSON and some services have it."""
+    rest = text.partition(BEGIN)[2]
+    found = list(_FLAT.finditer(rest)) if 'File "' in rest or 'File \\"' in rest else []
+    if not found:
+        return None
+    message = rest[found[-1].end() :].partition("\\n")[0]
+    return Raised(found[-1]["kind"], message.strip(), None, chained=False)
+
+
+def _package_of(place: Frame | None) -> str:
+    found = _PACKAGE.search(place.file) if place is not None else None
+    return found["name"] if found is not None else ""
 
 
 def _is_class(kind: str) -> bool:

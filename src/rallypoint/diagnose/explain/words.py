@@ -18,7 +18,6 @@ from rallypoint.diagnose.explain.suspects import Suspect
 from rallypoint.text import excerpt, printable, ranks_text, shown
 
 WIDTH: Final = 80
-_OWN_ERROR: Final = "It is an ordinary error of Python code, and not one of distributed training."
 _EMPTY: Final = (
     "The log is empty. Launchers write to standard error as well: `torchrun ... 2>&1 | tee train.log`."
 )
@@ -89,14 +88,13 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
         return
     incident = verdict.incident
     yield [*_wrapped(_headline(verdict)), *_quote(incident, explanation)]
-    if incident.cause is not None:
+    if incident.what:
         yield ["What happened", *_prose(incident.what, "  ")]
-        yield ["Why", *_prose(incident.why, "  ")]
-        yield ["What to do", *_numbered(incident.do)]
-    else:
-        if incident.what:
-            yield ["What happened", *_prose(incident.what, "  ")]
-        yield ["What to do", *_numbered(_advice(incident))]
+    yield ["Why" if incident.cause is not None else "What it may be", *_prose(incident.why, "  ")]
+    yield [
+        "What to do",
+        *_numbered(incident.do if incident.cause is not None else [*incident.do, _REPORTING]),
+    ]
     yield ["How sure", *_wrapped(f"{verdict.sure}: {'; '.join(verdict.reasons)}", "  ")]
 
 
@@ -138,13 +136,6 @@ def _quote(incident: Incident, explanation: Explanation) -> list[str]:
         message = excerpt(incident.became.message, _LONGEST_TITLE)
         lines += _wrapped(f"which became {incident.became.kind}: {message}", "  | ")
     return [*lines, *_wrapped(f"({explanation.logs[first.log]}, line {first.line:,})", "  ")]
-
-
-def _advice(incident: Incident) -> list[str]:
-    if incident.raised is None or incident.raised.place is None:
-        return [_REPORTING]
-    advice = "Look at the place above: all that came after it may be its consequence."
-    return [f"{advice} {_OWN_ERROR}"] if incident.raised.is_plain else [advice, _REPORTING]
 
 
 def _nothing(explanation: Explanation) -> list[str]:

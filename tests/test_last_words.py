@@ -42,7 +42,7 @@ def test_three_lines_name_the_rank_that_is_blamed_and_what_to_do() -> None:
     lost = _failure(0, 1.0, _CLOSED)
     assert _words([lost, _failure(1, 2.0, "'labels'", "KeyError")], [], []) == [
         "cause (likely): rank 1 on node-a: KeyError: 'labels'",
-        "do first: look at train.py, line 7, in step",
+        "do first: Look at train.py, line 7, in step.",
         "whole report: here",
     ]
     killed = _words([lost], [Exit(1, 101, -9, 1.0, 1)], [])

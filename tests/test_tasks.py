@@ -31,6 +31,7 @@ from rallypoint.launch.tasks import check_is_alone, task_of
 from rallypoint.pytorch.agent import _once
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.question import Question
+from rallypoint.server.guard import secret as guard
 from rallypoint.server.process.hosting import HostedServer
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
@@ -261,6 +262,7 @@ def test_several_launchers_on_a_machine_are_refused(tmp_path: Path) -> None:
 def test_a_task_needs_to_know_its_rank_and_the_first_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(guard, "_held", [])  # another test may have left this process a secret, or none
     placement = find_placement({**HYDRA, "PMI_SIZE": "2", "PMI_RANK": "1"}, str)
     with pytest.raises(UsageError, match="does not tell which job this is"):
         task_of(settle({}, {}, tmp_path, placement))

@@ -67,14 +67,20 @@ def last_words(found: Explanation, report: str) -> list[str]:
 
 def is_consequence(found: Explanation) -> bool:
     """Whether what was found must have followed from something else."""
-    return found.verdict is not None and found.verdict.incident.role == "symptom"
+    return found.verdict is not None and found.verdict.incident.role != "cause"
 
 
 def _is_about(blame: FailureSummary, verdict: Verdict | None) -> bool:
-    if verdict is None or verdict.incident.role not in ("cause", "symptom"):
+    if verdict is None or not _says_enough(verdict.incident):
         return False
     ranks = verdict.incident.ranks
     return blame.rank in ranks if ranks else blame.rank < 0
+
+
+def _says_enough(incident: Incident) -> bool:
+    """Whether it says more than that something failed: SIGABRT does, an exit code does not."""
+    is_of_process = incident.cause is not None and incident.cause.part == "process"
+    return incident.role in ("cause", "symptom") or is_of_process
 
 
 def _action(found: Explanation) -> str:

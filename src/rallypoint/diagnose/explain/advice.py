@@ -39,7 +39,8 @@ _SAYS_LITTLE: Final = re.compile(
 _SETTING: Final = re.compile(
     r"--[a-z][\w-]{2,60}|`[\w.-]{2,60}`|\b[a-z]\w{0,40}_\w{1,40}\b(?![(/.])|\b[A-Z]{2,20}_[A-Z_]{2,40}\b"
 )
-_PLACE: Final = "Look at {place}: all that came after it may be its consequence."
+_PLACE: Final = "Look at {place}."
+_AFTER: Final = "All that came after it may be its consequence."
 _WITHIN: Final = (
     "It was raised at {place}, and no code of yours is among its frames. If no setting explains it, look for "
     "the message among the issues of `{library}`, try another version of it, and leave out options that are "
@@ -118,5 +119,5 @@ def _place(raised: Raised | None) -> Iterator[str]:
     if raised.library and raised.place.is_of_library:
         yield _WITHIN.format(place=raised.place, library=raised.library)
         return
-    place = _PLACE.format(place=raised.place)
-    yield f"{place} {_OWN}" if raised.is_plain else place
+    yield _PLACE.format(place=raised.place)
+    yield f"{_AFTER} {_OWN}" if raised.is_plain else _AFTER

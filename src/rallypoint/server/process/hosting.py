@@ -118,8 +118,12 @@ class HostedServer:
             return
         with self._lock:
             self._users -= 1
-            if not self._users and (not self._is_kept or self._stop.detach() is not None):
-                keep(self._process) if self._is_kept else self._stop()
+            if self._users:
+                return
+            if not self._is_kept:
+                self._stop()
+            elif self._stop.detach() is not None:
+                keep(self._process)
 
 
 @dataclass(frozen=True)

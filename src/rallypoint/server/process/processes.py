@@ -195,7 +195,11 @@ def end_kept() -> None:
 
 def _end_late() -> None:
     """End what has waited for long enough."""
-    if _kept and _kept[0][0].is_late:
+    try:
+        process, _ = _kept[0]
+    except IndexError:
+        return
+    if process.is_late:
         _end_first()
 
 

@@ -109,6 +109,6 @@ def looking(
         look.page.goto(url)
         yield look
         assert look.strangers() == set()
-        assert complaints or look.errors == []
+        assert complaints or look.errors == [], look.errors
     finally:
         context.close()

@@ -133,7 +133,7 @@ JOBS = {
         f"{_INIT}if rank == 1: {{}}['labels']\ndist.all_reduce(torch.ones(1))\n",
         (),
         r"rank 1 on \S+: KeyError: 'labels'$",
-        r"look at \S+own.py, line 5, in <module>$",
+        r"Look at \S+own.py, line 5, in <module>\.$",
     ),
     "killed": (
         f"{_INIT}if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(torch.ones(1))\n",

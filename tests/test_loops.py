@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -17,6 +18,7 @@ from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.libuv import LibuvLoop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.readers import make_sending
+from rallypoint.server.machine import cores as machine_cores
 
 SECONDS = 20.0
 
@@ -295,3 +297,15 @@ def test_a_callback_that_fails_keeps_nobody_from_being_sent_a_reply() -> None:
         beside.send(b"request")
         run(loop)
         assert link.received() == b"reply"
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 8), ("9900000 100000", 8)]
+)
+def test_the_cores_of_a_container_are_what_it_may_use(
+    quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota + "\n")
+    monkeypatch.setattr(machine_cores, "_GROUP_QUOTAS", ((str(tmp_path / "cpu.max"),), ("/nowhere",)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert machine_cores.usable_cores() == cores

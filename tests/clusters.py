@@ -9,12 +9,10 @@ with the block. Programs that are missing are installed where that is possible; 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,6 +25,7 @@ import pytest
 from engines import free_ports
 from namespaces import Machine, machines_on_switch
 from processes import end
+from turns import in_turns
 
 SECONDS = 180.0
 """For a job of four ranks, which import torch on a machine that has other tests to run."""
@@ -41,7 +40,7 @@ def require(program: str, *packages: str) -> str:
         return found
     if os.geteuid() or shutil.which("apt-get") is None:
         pytest.skip(f"{program} is not installed, and only root on Debian can install it")
-    with _lock("install"):
+    with in_turns("install"):
         if shutil.which(program) is None:
             _install(packages)
     return shutil.which(program) or pytest.skip(f"{program} is not installed, and apt-get cannot install it")
@@ -229,21 +228,12 @@ def _groups() -> Iterator[None]:
 
     if run("true"):
         pytest.skip("the kernel has no cgroups of version 1, or does not let us have them")
-    with _lock("groups"):
+    with in_turns("groups"):
         try:
             yield
         finally:
             # Processes that were killed may be there for a moment.
             await_that(lambda: not run(_REMOVE_GROUPS), lambda: "there are groups left")
-
-
-@contextmanager
-def _lock(name: str) -> Iterator[None]:
-    """What one of all tests that run side by side may do at a time."""
-    path = os.path.join(tempfile.gettempdir(), "..", f"rallypoint-tests-{name}.lock")
-    with open(path, "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _configure(folder: Path, address: str, machines: Sequence[Machine], proctrack: str) -> list[str]:

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import redis
 
-from processes import end
+from processes import end, pause
 from rallypoint.replica.engines import etcd_client, redis_client
 from rallypoint.replica.engines.address import parse_address
 from rallypoint.replica.engines.etcd_client import EtcdClient
@@ -78,14 +78,16 @@ class Node:
 
     def pause(self) -> None:
         """It keeps its connections and says nothing."""
-        self._signal(signal.SIGSTOP)
+        assert self.process is not None
+        pause(self.process)
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
         assert self.process is not None
-        self.process.send_signal(number)
+        self.process.send_signal(signal.SIGCONT)
+
+    def tell_to_end(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
 
 
 def await_that(

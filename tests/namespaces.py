@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from turns import NETWORK, in_turns
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -55,8 +57,15 @@ def two_machines() -> Iterator[list[Machine]]:
 def machines_on_switch(count: int) -> Iterator[tuple[str, list[Machine]]]:
     """Network namespaces, joined by a bridge, and the address by which all of them reach this machine.
 
+    Where that address is not needed, `two_machines` and `wired` do: they leave this machine's network alone.
     The test is skipped where the rights do not allow that.
     """
+    with in_turns(NETWORK), _switch(count) as found:
+        yield found
+
+
+@contextmanager
+def _switch(count: int) -> Iterator[tuple[str, list[Machine]]]:
     switch = f"rs{os.getpid() % 100_000}"
     network = f"10.232.{os.getpid() % 256}"
     machines = [

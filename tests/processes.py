@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -87,6 +89,12 @@ tells_connections = pytest.mark.skipif(is_wine(), reason="Wine tells no connecti
 sends_signals = pytest.mark.skipif(
     sys.platform == "win32", reason="windows/test_console.py has the signals of Windows"
 )
+
+
+def pause(process: subprocess.Popen[Any]) -> None:
+    """Stop a process, and wait until it is: its threads work on for a moment behind the signal."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
 
 def end(process: subprocess.Popen[Any]) -> None:

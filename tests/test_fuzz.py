@@ -20,6 +20,7 @@ import fuzz as fuzz_command
 from fuzz_cores import Step
 from fuzz_live import AT_ONCE, BACKENDS, SECONDS, TARGETS, Server, fuzz, make_stream, serving
 from fuzz_scripts import from_text, to_text
+from processes import pause
 from rallypoint.build import in_use
 from rallypoint.errors import ProtocolError
 from rallypoint.server.core.store import Core
@@ -129,7 +130,7 @@ def test_a_client_that_resets_right_behind_a_request_is_forgotten(backend: str) 
         dead = connect(server)
         dead.sendall(barrier)
         assert ping(dead)
-        server.process.send_signal(signal.SIGSTOP)
+        pause(server.process)
         dead.sendall(request(Op.SET, b"last", b"words"))
         dead.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         dead.close()

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from command_line import invoke
-from processes import end, has_ipv6
+from processes import end, has_ipv6, pause
 from rallypoint.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
 from rallypoint.errors import AccessError, ConnectError, UsageError
 from rallypoint.launch.endpoint import Endpoint
@@ -170,7 +170,7 @@ def test_nothing_that_another_user_asks_is_carried_out(tmp_path: Path) -> None:
     hosts = ["127.0.0.1", *(["::1"] if has_ipv6() else [])]
     log = tmp_path / "server.log"
     with guarded_server(log) as (server, port):
-        server.send_signal(signal.SIGSTOP)
+        pause(server)
         with running(_PRELUDE + _ATTACKS, port, *hosts) as attacker:
             assert line_of(attacker) == "sent"
             silent = socket.create_connection(("127.0.0.1", port), SECONDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -72,7 +71,7 @@ def test_the_store_goes_on_whatever_happens_to_its_leader(site: Site) -> None:
     killed.restart()
 
     told = site.leader(but=killed)
-    told._signal(signal.SIGTERM)  # it hands the lead over, so nobody has to wait for its silence
+    told.tell_to_end()  # it hands the lead over, so nobody has to wait for its silence
     assert store.add("sum", 1) == 3
     assert site.leader(but=told) is killed
     told.restart()

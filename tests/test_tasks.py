@@ -18,7 +18,7 @@ import pytest
 
 from command_line import invoke
 from jobs import Job, free_port, job
-from namespaces import machines_on_switch
+from namespaces import Wiring, wired
 from processes import Server
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import delivery
@@ -92,7 +92,8 @@ def test_tasks_on_two_machines_with_and_without_a_secret(tmp_path: Path, secret:
     script = MEET + (
         "print('has', os.environ.get('RALLYPOINT_RELAY_OF'), os.environ.get('RALLYPOINT_SECRET'))\n"
     )
-    with job(tmp_path) as running, machines_on_switch(2) as (_, machines):
+    wirings = [Wiring(f"node-{number}", (f"10.79.0.{number}/24",), "") for number in (1, 2)]
+    with job(tmp_path) as running, wired(*wirings) as machines:
         first, port = machines[0].address, free_port()
         options = ["--tasks", f"--master-addr={first}", f"--master-port={port}", "--no-explain"]
         told = {"RALLYPOINT_SECRET": secret}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ends import BEAT, DONE, SIGN_OF_LIFE, ByHand, frame, i64, note, welcome
-from processes import relaying, sends_signals, serving
+from processes import pause, relaying, sends_signals, serving
 from rallypoint.errors import ConnectError, ConnectionLostError, ProtocolError, UsageError
 from rallypoint.launch.endpoint import parse_places
 from rallypoint.relay import racing
@@ -183,12 +183,12 @@ def test_a_stopped_process_is_left_within_two_seconds(tmp_path: Path) -> None:
     """At the true pace. The other store is another one, so the session is lost, and the rank is told."""
     with (tmp_path / "log").open("w+") as log, ExitStack() as stack:
         first, second = (stack.enter_context(serving("libuv", log)) for _ in range(2))
-        second.process.send_signal(signal.SIGSTOP)
+        pause(second.process)
         relay = stack.enter_context(relaying(f"{first.address},{second.address}", log))
         rank = stack.enter_context(RawClient(relay.port))
         rank.set(b"/key", b"value")
         second.process.send_signal(signal.SIGCONT)
-        first.process.send_signal(signal.SIGSTOP)
+        pause(first.process)
         stopped = time.monotonic()
         assert rank.read_rest() == b""
         seconds = time.monotonic() - stopped
@@ -208,7 +208,7 @@ def test_a_relay_that_was_stopped_does_not_blame_its_store(tmp_path: Path) -> No
         rank = stack.enter_context(RawClient(relay.port))
         for _ in range(3):
             rank.set(b"/key", b"value")
-            relay.process.send_signal(signal.SIGSTOP)
+            pause(relay.process)
             time.sleep(2.5)
             relay.process.send_signal(signal.SIGCONT)
             rank.set(b"/key", b"value")

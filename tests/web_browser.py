@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
+from turns import NETWORK, in_turns
+
 SECONDS = 20.0
 DESKTOP = (1280, 900)
 PHONE = (360, 740)
@@ -27,7 +29,7 @@ def browsing() -> Iterator[Browser]:
             "there is no chromium: `make tools` installs it, as root on Debian (apt install chromium)"
         )
     expect.set_options(timeout=SECONDS * 1000)
-    with sync_playwright() as playwright:
+    with in_turns(NETWORK, shared=True), sync_playwright() as playwright:
         # It cannot have its sandbox as root, nor in many containers; it sees nothing but our own page.
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:

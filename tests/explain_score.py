@@ -54,7 +54,7 @@ class Sample:
         if verdict is None:
             return UNKNOWN if self.said["found"] else ALL_CLEAR
         line = self.text.splitlines()[verdict["line"] - 1]
-        if any(each in line for each in self.head["decisive"]):
+        if any(each in line or each in verdict["title"] for each in self.head["decisive"]):
             return RIGHT
         return WRONG if verdict["role"] == "cause" else CONSEQUENCE
 
@@ -68,12 +68,11 @@ class Sample:
     def is_helpful(self) -> bool:
         """Whether the advice has what helps; for a mistake of the script, the place is the help."""
         words = self.head["words"][0]
-        verdict = self.said["verdict"]
         if words == "-":
             return self.outcome == RIGHT
-        return verdict is not None and bool(
-            re.search(words, " ".join([verdict["what"], verdict["why"], *verdict["do"]]), re.IGNORECASE)
-        )
+        said = self.said["verdict"] or self.said["stop"] or {"why": "", "do": []}
+        advice = " ".join([said.get("what", ""), said["why"], *said["do"]])
+        return re.search(words, advice, re.IGNORECASE) is not None
 
 
 def samples(kind: str) -> list[Sample]:

@@ -99,6 +99,10 @@ _TAKEN, _FULL, _LOST = (
     "A connection to another rank was lost",
 )
 _JOINT = "\nThe above exception was the direct cause of the following exception:\n\n"
+_HANDLING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+_LACK = "ModuleNotFoundError: No module named 'flash_attn'"
+_CLOSED_BY = "Exception: [RayletClient] Raylet connection closed."
+_GOES_ON = "using plain attention\nmodel with 7 B parameters\nread 3 shards"
 _FRAMES = traceback("").rstrip()
 _NO_TRAINING = "RuntimeError: no training today"
 _NCCL = traceback("torch.DistBackendError: NCCL error in: x.cpp:1\n[rank1]: ncclSystemError: x", "[rank1]: ")
@@ -132,13 +136,28 @@ _NCCL = traceback("torch.DistBackendError: NCCL error in: x.cpp:1\n[rank1]: nccl
         *(
             ([traceback(line)], line, "alone", [], [])
             for line in (
-                *("KeyError: 'x'", "StopIteration", "queue.Empty", "socket.timeout: timed out"),
-                *("etcd.EtcdKeyNotFound: Key not found : /torch/elastic", "Exception: x", "AssertionError"),
+                *("KeyError: 'x'", "socket.timeout: timed out"),
+                *("etcd.EtcdKeyNotFound: Key not found : /torch/elastic", "Exception: x"),
                 *(
                     "socket.gaierror: [Errno -2] Name or service not known",
                     "torch.distributed.DistStoreError: x",
                 ),
             )
+        ),
+        # Without a message, the code that raised them has to do.
+        *(
+            ([traceback(name)], f"{name}: step()", "alone", [], [])
+            for name in ("StopIteration", "queue.Empty", "AssertionError")
+        ),
+        # What was to stand in for a module that is missing failed itself, and that is the cause.
+        ([f"{traceback(_LACK)}{_HANDLING}{traceback(_BANANA)}"], _BANANA, "alone", [], []),
+        # A program that goes on without a module did not need it.
+        ([f"{traceback(_LACK)}\n{_GOES_ON}\n{traceback(_BANANA)}"], _BANANA, "alone", [], []),
+        ([f"{traceback(_LACK)}\n{_GOES_ON}\n^C"], "^C", "alone", [], []),
+        # A node that is gone comes before those who lost it.
+        (
+            [f"The node with ID 4127 has been marked dead.\n{traceback(_CLOSED_BY)}"],
+            *("The node with ID 4127 has been marked dead.", "alone", [_CLOSED_BY], []),
         ),
         # The last exception of a chain explains it if it is a known cause, but not if it is a wrapper.
         ([f"{traceback(_BANANA)}{_JOINT}{traceback(_MEMORY)}"], _FULL, "alone", [], []),

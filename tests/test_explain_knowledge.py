@@ -23,6 +23,7 @@ from rallypoint.diagnose.explain.knowledge import (
     in_versions,
     kinds,
     needed_facts,
+    stops,
 )
 from rallypoint.diagnose.explain.reading import open_log
 from rallypoint.diagnose.explain.sieve import required_literals
@@ -117,9 +118,10 @@ def test_the_facts_in_an_entry_are_told_by_its_patterns(cause: Cause) -> None:
     assert needed_facts(SEGMENT.sub("", "".join(texts))) <= set.intersection(*told)
 
 
-@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: str(kind.id))
+@pytest.mark.parametrize("kind", [*kinds(), *stops()], ids=lambda kind: str(kind.id))
 def test_a_kind_is_the_first_that_fits_its_example(kind: Kind) -> None:
-    found = (each for each in kinds() if any(pattern.search(kind.example) for pattern in each.patterns))
+    alike = kinds() if kind in kinds() else stops()
+    found = (each for each in alike if any(pattern.search(kind.example) for pattern in each.patterns))
     assert next(found) is kind
     texts = (kind.why, *kind.do)
     told = {name for pattern in kind.patterns for name in pattern.groupindex} | {"library"}

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rallypoint.diagnose.explain.knowledge import Kind, fill, kinds
+from rallypoint.diagnose.explain.knowledge import Kind, fill, kinds, stops
 from rallypoint.diagnose.explain.tracebacks import Raised
 from rallypoint.text import excerpt
 
@@ -60,7 +60,7 @@ class Advice:
 
 def advise(text: str, raised: Raised | None, became: Raised | None) -> Advice:
     """Advice about the line of a verdict that no entry knows, with its exception if it is one."""
-    parts = [text] if raised is None else [f"{raised.kind}: {raised.message}{_hung(raised)}"]
+    parts = [text] if raised is None else [f"{raised.kind}: {raised.message or raised.code}{_hung(raised)}"]
     parts += [f"{became.kind}: {became.message}"] if became is not None else []
     parts += [raised.within, raised.more, raised.library] if raised is not None else []
     parts = list(filter(None, parts)) or [""]
@@ -70,6 +70,16 @@ def advise(text: str, raised: Raised | None, became: Raised | None) -> Advice:
     own, place = _own_words("\n".join(parts), raised), _place(raised)
     steps = list(filter(None, (fill(step, facts) for step in kind.do)))
     return Advice(fill(kind.why, facts), (*own, *place, *steps) if kind.general else (*own, *steps, *place))
+
+
+def advise_at(tail: Sequence[str]) -> Advice:
+    """Advice about a log that ends with these lines, and no error: by the last one that tells where it is."""
+    *told, anything = stops()
+    found = (
+        kind for text in reversed(tail) for kind in told if any(each.search(text) for each in kind.patterns)
+    )
+    kind = next(found, anything)
+    return Advice(kind.why, kind.do)
 
 
 def _hung(raised: Raised) -> str:

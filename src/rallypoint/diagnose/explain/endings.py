@@ -55,8 +55,14 @@ MARKS: Final = (
     *("signaled to shutdown with signal", "Signal (11) received", "was sent SIG", "was sent code"),
     # supervisord, Jupyter, the C library
     *("entered FATAL state", "; not expected)", "restarting kernel", "free(): invalid", "double free or"),
-    # an editor's console, the one of Windows
-    *("finished with exit code", "退出代码", "Press any key to continue", "请按任意键继续"),
+    # an editor's console, the one of Windows, and what Windows calls a crash
+    *(
+        "Exception Code: 0xC0",
+        "finished with exit code",
+        "退出代码",
+        "Press any key to continue",
+        "请按任意键继续",
+    ),
 )
 """A line with one of these says that a process ended badly, or that a launcher gave up."""
 TOLD_TO_END: Final = "death signal"
@@ -67,10 +73,16 @@ _GAVE_UP: Final = "Killing subprocess"
 _STARTED: Final = ("Application startup complete", "Running on local URL", "Running on http", "Service at")
 _DEATHS: Final = (
     *("died", "crashed", "has terminated", "is dead", "was killed", "were killed", "been killed"),
-    *("was aborted", "were aborted", "been aborted", "unexpectedly"),
+    *("was aborted", "were aborted", "been aborted", "unexpectedly", "marked dead"),
 )
+_SHELLS: Final = (
+    *("已杀死", "已终止", "段错误", "Getötet", "Speicherzugriffsfehler", "Tué", "Processus arrêté"),
+    *("Erreur de segmentation", "Matado", "Violación de segmento", "Убито", "Ошибка сегментирования"),
+    *("強制終了", "죽었음"),
+)
+"""What shells say of a process that was killed, or has crashed, in other languages."""
 SELECTED: Final = (
-    *(*MARKS, *_DEATHS, *_STARTED, _GAVE_UP, _BACKTRACE_MARK),
+    *(*MARKS, *_DEATHS, *_SHELLS, *_STARTED, _GAVE_UP, _BACKTRACE_MARK),
     *("Failures:", "Terminated", "^C", "restarted"),
 )
 """Every line that matters here has one of these."""
@@ -83,12 +95,14 @@ def _any_of(texts: Iterable[str]) -> str:
 
 _SAID_OF: Final = (
     "process|workers?|runner|kernel|engine|server|scheduler|trainers?|shard|child|backend|container|program"
+    "|node"
 )
 _ENDED_BADLY: Final = re.compile(
     _any_of(MARKS)
-    + r"|^(?:\S+: line \d+: +\d+ )?(?:killed|terminated)(?: {2}|$)|\^C$|\bkernel [\da-f-]{36} restarted$"
-    + rf"|\b(?:{_SAID_OF})\b(?: [^\s.:]+){{0,4}} (?:(?:has |have )?died|crashed|has terminated|is dead"
-    r"|(?:was|were|been) (?:killed|aborted)|(?:exited|terminated|ended) unexpectedly)\b",
+    + rf"|^(?:\S+: \S+ \d+: +\d+ )?(?:killed|terminated|{'|'.join(_SHELLS)})(?: {{2}}|$|\()"
+    + r"|\^C$|\bkernel [\da-f-]{36} restarted$"
+    + rf"|\b(?:{_SAID_OF})\b(?: [^\s.:]+){{0,5}} (?:(?:has |have )?died|crashed|has terminated|is dead"
+    r"|(?:was|were|been) (?:killed|aborted|marked dead)|(?:exited|terminated|ended) unexpectedly)\b",
     re.IGNORECASE,
 )
 _TOLD: Final = re.compile(
@@ -215,6 +229,11 @@ class Ending:
         if self._loud:
             return life.began_after(self.last)
         return life.is_first_after(self.last)
+
+    @property
+    def was_told(self) -> bool:
+        """Whether somebody has told the program to end."""
+        return self._told
 
     def was_told_before(self, line: int) -> bool:
         """Whether somebody had told the program to end before a line."""

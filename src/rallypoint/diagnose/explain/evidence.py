@@ -128,10 +128,11 @@ class Incident:
 
     @property
     def headline(self) -> str:
-        """The exception as it was raised, or the line that was found."""
+        """The exception as it was raised, or the line that was found; its code stands in for a message."""
         if self.cause is not None or self.raised is None:
             return self.text
-        return f"{self.raised.kind}: {self.raised.message}" if self.raised.message else self.raised.kind
+        said = self.raised.message or self.raised.code
+        return f"{self.raised.kind}: {said}" if said else self.raised.kind
 
     @property
     def what(self) -> str:
@@ -177,6 +178,11 @@ class Source:
     @property
     def ended_badly(self) -> bool:
         return self.ending.is_bad(self.lines) and not self.went_on
+
+    @property
+    def failed_itself(self) -> bool:
+        """Whether it ended badly, and nobody had told it to end."""
+        return self.ended_badly and not self.ending.was_told
 
     def attempt_of(self, tries: int) -> int | None:
         """The try of a line, by the tries that failed before it. Lines at the end belong to the last."""
@@ -267,6 +273,15 @@ class Evidence:
             role = "wrapper" if raised.is_wrapper else "symptom" if raised.is_follower else "cause"
             incident = self.unknown.setdefault(name, Incident(None, role, raised=raised, became=became))
             self._add(incident, seen)
+
+    def forget_lack(self, writer: tuple[object, ...]) -> None:
+        """Forget that this writer could not import a module: something else was to stand in for it."""
+        for incidents in (self.known, self.unknown):
+            for name, incident in list(incidents.items()):
+                if incident.raised is not None and incident.raised.is_lack:
+                    incident.sightings.pop(writer, None)
+                    if not incident.sightings:
+                        del incidents[name]
 
     def add_ending(self, seen: Sighting) -> None:
         """Add that a launcher or the system says of a bad end, which no entry knows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from rallypoint.diagnose.explain.advice import Advice
 from rallypoint.diagnose.explain.evidence import Incident
 from rallypoint.diagnose.explain.knowledge import SURENESS
 from rallypoint.diagnose.explain.suspects import Suspect
@@ -81,6 +82,7 @@ class Stop:
     text: str
     log: str
     line: int
+    advice: Advice | None = None
 
 
 @dataclass(frozen=True)

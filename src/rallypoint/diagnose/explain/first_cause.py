@@ -22,6 +22,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from rallypoint.diagnose.explain.advice import advise_at
 from rallypoint.diagnose.explain.endings import LAST_LINES
 from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, Source
 from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Stop, Verdict
@@ -136,15 +137,30 @@ def _fits(incident: Incident, layer: Layer) -> bool:
 
 def _outlived(incident: Incident, sources: Sequence[Source]) -> Incident:
     """What was caught, in a job that went on, ended nothing."""
-    if all(sources[seen.log].went_on for seen in incident.seen):
+    if all(
+        source.went_on or (not source.failed_itself and _not_needed(incident, seen, source))
+        for seen in incident.seen
+        for source in (sources[seen.log],)
+    ):
         return replace(incident, role="notice")
     return incident
+
+
+def _not_needed(incident: Incident, seen: Sighting, source: Source) -> bool:
+    """Whether a program has gone on without a module that it could not import: else, all ranks had ended."""
+    lack = incident.raised is not None and incident.raised.is_lack and incident.raised.place is not None
+    return lack and source.life.is_calm_after(seen.line)
 
 
 def _without_earlier(everything: Sequence[Incident], sources: Sequence[Source]) -> list[Incident]:
     """What the job went on after, before it failed for good, is no cause: if there is one that can be."""
     earlier = [
-        all(seen.line <= sources[seen.log].ending.outlived for seen in each.seen) for each in everything
+        all(
+            seen.line <= source.ending.outlived or _not_needed(each, seen, source)
+            for seen in each.seen
+            for source in (sources[seen.log],)
+        )
+        for each in everything
     ]
     if not any(each.role == "cause" and not was for each, was in zip(everything, earlier, strict=True)):
         return list(everything)
@@ -216,14 +232,14 @@ def _stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | None
         words = source.life.last_words
         told = words and any(log == index and line >= words[0] for log, line in noticed)
         if words and not told and source.life.is_cut_short:
-            return Stop(words[1], source.name, words[0])
+            return Stop(words[1], source.name, words[0], advise_at(source.life.tail))
     written = [index for index, source in enumerate(sources) if source.life.text]
     if not written or any(source.life.shown for source in sources):
         return None
     last = sources[written[-1]]
     if (written[-1], last.life.last) in noticed:
         return None
-    return Stop(last.life.text, last.name, last.life.last)
+    return Stop(last.life.text, last.name, last.life.last, advise_at(last.life.tail))
 
 
 def _midst(sources: Sequence[Source]) -> Stop | None:

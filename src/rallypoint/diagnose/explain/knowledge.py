@@ -1,4 +1,4 @@
-"""The known causes of failed jobs, and kinds of errors: data from `causes.toml` and `kinds.toml`.
+"""The known causes of failed jobs, kinds of errors, and where jobs stop: data from three files.
 
 An entry says by which lines it is known, what happened, why, and what to do. The file is data, so an entry
 can be added without code. tests/test_explain_knowledge.py checks all of it: the names of keys, the regular
@@ -6,7 +6,8 @@ expressions, the facts that texts ask for, the entries that others refer to. Eve
 fixed text, since that is how a log of gigabytes is searched (see `sieve`). And no line may make a pattern
 look at the same characters over and over: so a gap is `.{0,500}` and not `.*`.
 
-A kind says what to do about an error that no entry knows. See `advice`.
+A kind (`kinds.toml`) says what to do about an error that no entry of `causes.toml` knows, and one of
+`stops.toml` about a log that just ends. See `advice`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ else:
 
 PATH: Final = Path(__file__).with_name("causes.toml")
 _KINDS: Final = Path(__file__).with_name("kinds.toml")
+_STOPS: Final = Path(__file__).with_name("stops.toml")
 
 SURENESS: Final = ("possible", "likely", "certain")
 
@@ -118,7 +120,17 @@ class Kind:
 @cache
 def kinds() -> tuple[Kind, ...]:
     """All kinds of errors, in the order of the file: the first that fits is taken."""
-    entries = tomllib.loads(_KINDS.read_text(encoding="utf-8"))["kind"]
+    return _read_kinds(_KINDS, "kind")
+
+
+@cache
+def stops() -> tuple[Kind, ...]:
+    """Where jobs stop without a word, in the order of the file; the last one fits everything."""
+    return _read_kinds(_STOPS, "stop")
+
+
+def _read_kinds(path: Path, table: str) -> tuple[Kind, ...]:
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))[table]
     return tuple(
         Kind(**{**entry, "patterns": tuple(map(re.compile, entry["patterns"])), "do": tuple(entry["do"])})
         for entry in entries

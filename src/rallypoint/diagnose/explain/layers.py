@@ -41,12 +41,19 @@ _NCCL: Final = Layer(
     re.compile(r"NCCL error|nccl\w*Error\b|NCCL failure|nccl[A-Z]\w+ failed|NCCL WARN"),
     re.compile(
         r"(?i)connection closed|connection reset|broken pipe|socket recv failed|proxy|remote process|abort"
-        r"|failed to open lib|plugin|iommu|no device found|could not find|disabling|deprecated|numa"
+        r"|failed to open lib|plugin|iommu|no device found|could not find:|disabling|deprecated|numa"
         r"|recommended"
     ),
 )
 LAYERS: Final = (
     _NCCL,
+    # MPI's daemons
+    Layer(
+        "",
+        ("PRTE ERROR", "PMIX ERROR", "_ERROR_LOG"),
+        re.compile(r"(?P<text>\b(?:(?:PRTE|PMIX) ERROR|[OP]\w{2,4}_ERROR_LOG): .+)"),
+        re.compile(r"\bMPI error|\bMPI_\w+|\bmpi4py\b"),
+    ),
     # CUDA's kernels: the assertion that failed comes before all that the driver says of it
     Layer(
         "script",

@@ -62,6 +62,13 @@ _INFO: Final = ("I", "INFO", "D", "DEBUG")
 _SAYS_INFO: Final = re.compile(r"(?:\S+ )?\[?(?:NCCL )?INFO\b")
 _REPORTS: Final = 3
 """A server may need two reports long for a single step of a large request."""
+_TAIL: Final = 15
+_CALM: Final = 3
+"""A program whose last words are an exception does not go on with so many others."""
+_SPEAKS_OF_END: Final = re.compile(
+    rf"{LAST_WORDS.pattern}|(?i:error|exception|exit|shut|clos|clean|sigterm|sending|received|\bto fix\b)"
+    r"|^(?:[\s=*#+-]*$|wandb|\$)"
+)
 _MANY: Final = 5
 """So many further steps of others are not made without a process that takes part in them."""
 
@@ -76,6 +83,10 @@ class Life:
     text: str = ""
     plain: tuple[int, ...] = ()
     """The numbers of the lines that are no warnings, and belong to no other line."""
+    calm: tuple[int, ...] = ()
+    """The numbers of those among them that speak of no failure and of no end."""
+    tail: tuple[str, ...] = ()
+    """The last lines."""
     last_words: tuple[int, str] | None = None
     """Behind the last step, the first line that speaks of an end in any way: its number and its text."""
 
@@ -151,6 +162,10 @@ class Life:
             return False
         kinds = Counter(form for form, _ in {(sign.form, sign.step) for sign in later})
         return max(kinds.values()) >= _ENOUGH
+
+    def is_calm_after(self, line: int) -> bool:
+        """Whether the program goes on to speak after a line, and of no failure."""
+        return sum(number > line for number in self.calm) >= _CALM
 
     def steps_after(self, line: int) -> bool:
         """Whether there is a further step after a line."""
@@ -256,7 +271,8 @@ def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
     said = ((number, line) for number, line in lines if number > behind)
     words = _last_words(each for each in said if form_of(each[1].text) not in outlived)
     plain = tuple(number for number, line in lines if _is_plain(line))
-    return Life(signs, last, text, plain, words)
+    calm = tuple(number for number, line in lines if number in plain and not _SPEAKS_OF_END.search(line.text))
+    return Life(signs, last, text, plain, calm, tuple(line.text for _, line in lines[-_TAIL:]), words)
 
 
 def _is_plain(line: Line) -> bool:

@@ -151,7 +151,7 @@ _PLAIN: Final = (
         rf"{_DATE}[ T]{_CLOCK}{_ZONE}[ \t]*(?:[-|:,\[\]][ \t]*)?(?:[\w.]+[ \t]*[-|:][ \t]*)?"
         rf"{_LEVEL}(?:[ \t]*[-|:\]])?[ \t]*"
         # the place: Ray's, loguru's, or the name of a logger
-        r"(?:[\w./-]+\.\w+:\d+ -- |[\w.<>]+:[\w.<>]+:\d+ - |[\w.]+ - )?",
+        r"(?:[\w./-]+\.\w+:\d+ -- |[\w.<>]+:[\w.<>]+:\d+ - |[\w.]+ [-|] )?",
         record=True,
     ),
     # vLLM, of today and of before 0.8
@@ -225,7 +225,8 @@ _MILD: Final = re.compile(
     rf"|(?:{_FIELD})(?i:debug|info|notice|warn(?:ing)?)\b"
 )
 _SERIOUS: Final = re.compile(
-    rf"\[?(?:ERROR|CRITICAL|FATAL)\b[\]:| ]|(?:{_FIELD})(?i:error|critical|fatal|panic)\b"
+    r"(?:\[[\w. -]{1,30}\] ?){1,3}\[(?:CRITICAL|FATAL)\]|\[?(?:ERROR|CRITICAL|FATAL)\b[\]:| ]"
+    rf"|(?:{_FIELD})(?i:error|critical|fatal|panic)\b"
 )
 # It has been dealt with, also if its level is an error's.
 _HANDLED: Final = re.compile(

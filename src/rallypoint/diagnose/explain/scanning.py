@@ -43,6 +43,7 @@ _WARNED_OF: Final = re.compile(
 _ASIDE: Final = re.compile(
     r"Exception in (?:thread|callback) |Task exception was never retrieved|Error in atexit|--- Logging error"
 )
+_ITEM: Final = ("- ", "* ", "\t- ", "  - ", "  * ")
 _ALONE: Final = re.compile(r"Process \S{1,80}:$")
 
 Writer = tuple[object, ...]
@@ -219,7 +220,7 @@ class _Scanner:
 
     def _judge(self, line: Line, raised: Raised | None, tries: int) -> None:
         matches = self._matches(line, tries)
-        mild = (raised is None or raised.place is None) and line.severity == MILD
+        mild = (raised is None or raised.place is None) and self._is_mild(line)
         raised = None if mild else raised
         mild = mild or (raised is not None and raised.warned)
         for cause, facts in matches:
@@ -232,6 +233,9 @@ class _Scanner:
             self._note_line(line, tries, ended=ended)
         # An entry that needs a context may be dropped in the end.
         known = [cause for cause, _ in matches if not cause.context]
+        if raised is not None and raised.instead:
+            self._pending.pop(line.writer, None)
+            self._evidence.forget_lack((self._index, *line.process, line.host, tries))
         if raised is not None and not raised.chained and not known:
             self._settle(line.writer)
             self._pending[line.writer] = _Pending(raised, self._sighting(line, tries, raised, mild))
@@ -244,6 +248,13 @@ class _Scanner:
             self._evidence.suspects.add(
                 line.text, self._source.name, self._number, line.process, serious=serious
             )
+
+    def _is_mild(self, line: Line) -> bool:
+        """Whether it is a warning, or an item of the list that one announces."""
+        if line.record or not line.text.startswith(_ITEM):
+            return line.severity == MILD
+        before = self._split(next(self._earlier(), b""))
+        return before.record and before.severity == MILD and before.text.endswith(":")
 
     def _matches(self, line: Line, tries: int) -> list[tuple[Cause, dict[str, str]]]:
         """The causes that a line means. Those that are differences between lines are only noted."""

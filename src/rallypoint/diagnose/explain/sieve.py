@@ -64,7 +64,7 @@ def _choices(items: Any) -> Iterator[frozenset[bytes]]:
     """For each part of a sequence, texts one of which it must contain; empty if there are none."""
     run = ""
     for code, value in items:
-        if str(code) == "LITERAL" and value < 128:
+        if str(code) == "LITERAL" and (value < 128 or chr(value).lower() == chr(value).upper()):
             run += chr(value)
             continue
         yield _of_run(run)

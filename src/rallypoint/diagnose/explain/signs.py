@@ -117,6 +117,8 @@ _NO_STEP: Final = re.compile(
     r"|\b(?:overall|total) (?:training|time|wall)"
     r"|^\w*(?:namespace|config|args|arguments|params)\w*\("
     r"|\bretry(?:ing)?\b|\battempt\b|\bunexpectedly\b"
+    # the settings of a benchmark, and the head of its table
+    r"|^#(?!.*\bbandwidth\b)"
 )
 _IDLE: Final = r"(?! (?:new |incoming )?(?:requests?|jobs?|work|tasks?|input)\b)"
 """A server that waits for these is at work."""
@@ -179,6 +181,7 @@ Requests and rates are judged by themselves.
 """
 _VALUE: Final = re.compile(
     r"(?i)\btensor\((?!nan)|\bhas (?:data|value)\b|\b(?:gave|results?|sum|output|answer)[^a-z]{1,20}\d"
+    r"|^(?:output|generated(?: text)?|response|answer|assistant)\b.{0,40}[:=] ?[\"'].*[\"']$"
     r"|\bis (?:approximately |about )?-?\d+\.\d|\b(?:equal|close|match(?:es)?|same): true\b"
 )
 IS_READY: Final = re.compile(

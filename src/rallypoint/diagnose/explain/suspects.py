@@ -55,7 +55,8 @@ _MOST: Final = 5
 _MOST_FORMS: Final = 10_000
 # A line that states an error, and not one that talks of errors.
 _LOUD: Final = re.compile(
-    r"(?i)(?:\W*|[\w./@ -]{0,40}: |UCX +)(?:an )?(?:fatal error|error|fatal|failed|critical|panic)\b[: ]"
+    r"(?i)(?:\W*|(?:\[[\w. -]{1,30}\] ?){1,3}\[(?=FATAL|CRITICAL)|[\w./@ -]{0,40}: |UCX +)"
+    r"(?:an )?(?:fatal error|error|fatal|failed|critical|panic)\b[]: ]"
 )
 _NUMBERS: Final = re.compile(r"\d+")
 

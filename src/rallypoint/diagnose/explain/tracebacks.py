@@ -19,13 +19,17 @@ BEGIN: Final = "Traceback (most recent call last)"
 IGNORED: Final = "Exception ignored in"
 MARKS: Final = (BEGIN, 'File "', IGNORED, "what():")
 """A line with one of these opens something; a frame does so without a head, too."""
+_HANDLING: Final = "During handling of the above exception, another exception occurred"
 _CHAINED: Final = (
-    "During handling of the above exception, another exception occurred",
+    _HANDLING,
     "The above exception was the direct cause of the following exception",
 )
 _FRAME: Final = re.compile(r'\s*File ["“](?P<file>[^"”]+)["”], line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
 # rich: `│ /home/user/train.py:8 in train                 │`; the rest of the box is source code and values.
 _BOX: Final = re.compile(r"\s*[│╭╰┃┏┗]")
+_BOX_CODE: Final = re.compile(r"\s*[│┃]\s*❱\s*\d+\s*(?P<code>.*?)\s*[│┃]?$")
+_BOX_RULES: Final = "│┃ "
+_MARKS_OF_CODE: Final = re.compile(r"[\s~^]+$")
 _BOX_FRAME: Final = re.compile(r"\s*[│┃] (?P<file>[^\s:]\S*?):(?P<line>\d+) in (?P<function>\S+)")
 # A class, perhaps with its module, and a message. `INFO: x` or `Epoch: 3`, of another writer, is none.
 _EXCEPTION: Final = re.compile(
@@ -78,6 +82,10 @@ _FOLLOWERS: Final = (
     *("BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError"),
     *("CommClosedError", "EOFError", "KeyboardInterrupt", "SystemExit", "CancelledError", "SignalException"),
 )
+_LACKS: Final = ("ModuleNotFoundError", "ImportError")
+_CLOSED: Final = re.compile(
+    r"(?i)\bconnection (?:was |has been |is )?(?:closed|lost)\b(?: unexpectedly)?\.?$"
+)
 _TRUNCATED: Final = "pickle data was truncated"
 # The message has no end here: the next line has the point.
 _INDENTED: Final = re.compile(r"(?:\t| {2,})\S")
@@ -118,6 +126,8 @@ class Raised:
     """The innermost frame outside of libraries; if there is none, the innermost one."""
     chained: bool
     """Whether it is the consequence of an exception before it."""
+    instead: bool = False
+    """Whether it was raised by what was to stand in for a module that could not be imported."""
     ignored: bool = False
     """Whether Python has ignored it: it was raised in a destructor."""
     warned: bool = False
@@ -130,6 +140,8 @@ class Raised:
     """The package that has raised it, if it was not the program itself."""
     stood: Frame | None = field(default=None, compare=False)
     """The innermost frame."""
+    code: str = field(default="", compare=False)
+    """The line of source code in which it was raised."""
     within: str = field(default="", compare=False)
     """The class of the wrapper that has brought it."""
     more: str = field(default="", compare=False)
@@ -153,7 +165,13 @@ class Raised:
     @property
     def is_follower(self) -> bool:
         """Whether it mostly follows from the end of another process."""
-        return self.name in _FOLLOWERS or self.message == _TRUNCATED
+        closed = _CLOSED.search(self.message) is not None
+        return self.name in _FOLLOWERS or self.message == _TRUNCATED or closed
+
+    @property
+    def is_lack(self) -> bool:
+        """Whether a module could not be imported, which a program may not need."""
+        return self.name in _LACKS
 
     def goes_on_in(self, text: str) -> bool:
         """Whether its message goes on in the next line, and says what it is about only there."""
@@ -183,6 +201,10 @@ class Traceback:
         self._after = 0
         self._ignoring = 0
         self._chained = False
+        self._handling = False
+        """Whether the traceback being read is of what handled the exception before it."""
+        self._lacked = False
+        """Whether the exception before it is a module that could not be imported."""
         self._thrown = _CXX
         self.aside = False
         """Whether it was raised in a thread, in a task, or at the exit."""
@@ -190,6 +212,7 @@ class Traceback:
         """Whether it has ended a process of multiprocessing."""
         self._place: Frame | None = None
         self._own_place: Frame | None = None
+        self._code = ""
         self._wrapper: Raised | None = None
         """The exception before, if it is a wrapper: what it has brought follows without frames."""
 
@@ -231,6 +254,7 @@ class Traceback:
             self._after -= 1
             if text.startswith(_CHAINED):
                 self._chained, self._after, self.frame = True, _AFTER_LINES, True
+                self._handling = text.startswith(_HANDLING)
         if _BOX.match(text):
             self.frame = True  # source code, in a box whose head was cut off
             return None
@@ -258,7 +282,7 @@ class Traceback:
         self._indent = len(text) - len(text.lstrip()) if text.lstrip().startswith(BEGIN) else 0
         self._body, self._after, self._headless = True, 0, False
         self._lines = self._foreign = 0
-        self._place = self._own_place = None
+        self._place, self._own_place, self._code = None, None, ""
 
     def _take_body(self, text: str) -> Raised | None:
         self._lines += 1
@@ -272,13 +296,23 @@ class Traceback:
         if frame:
             self._take_frame(frame)
         self.frame = frame is not None or text[:1] in ("", " ", "\t") or _BOX.match(text) is not None
+        if self.frame and frame is None:
+            self._take_code(text)
         return None if self.frame else self._take_end(text)
+
+    def _take_code(self, text: str) -> None:
+        """The first line of code of a frame; in a box, the one with a mark."""
+        if _BOX.match(text):
+            found = _BOX_CODE.match(text)
+            self._code = found["code"].lstrip(_BOX_RULES) if found else self._code
+        elif not self._code and not _MARKS_OF_CODE.match(text):
+            self._code = text.strip()
 
     def _take_frame(self, frame: re.Match[str]) -> None:
         place = Frame(frame["file"], int(frame["line"]), frame["function"] or "")
         if self._place is None and place.function in _ASIDE:
             self.aside = True
-        self._place = place
+        self._place, self._code = place, ""
         if not place.is_of_library:
             self._own_place = place
 
@@ -288,16 +322,21 @@ class Traceback:
             self._foreign += 1  # another writer's line that does not say whose it is
             return None
         place = self._own_place or self._place
+        lacks = found["kind"] in _LACKS
+        instead = self._chained and self._handling and self._lacked and not lacks
+        self._lacked = lacks
         raised = Raised(
             found["kind"],
             found["message"] or "",
             place,
-            self._chained,
+            self._chained and not instead,
+            instead,
             warned=self.warned,
             aside=self.aside,
             alone=self.alone,
             library=_package_of(self._place),
             stood=self._place,
+            code=self._code,
         )
         self._body, self._after, self._chained = False, _AFTER_LINES, False
         self._wrapper = raised if raised.is_wrapper else None

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from rallypoint.diagnose.explain.evidence import Incident
-from rallypoint.diagnose.explain.explanation import Explanation, Verdict
+from rallypoint.diagnose.explain.explanation import Explanation, Stop, Verdict
 from rallypoint.diagnose.explain.suspects import Suspect
 from rallypoint.text import excerpt, printable, ranks_text, shown
 
@@ -24,10 +24,6 @@ _EMPTY: Final = (
 _OUTLIVED: Final = (
     "It was said in warnings only, or the job went on after it, and nothing shows that a process ended "
     "badly. If the job hangs, or has failed all the same:"
-)
-_STOPPED: Final = (
-    "If the job hangs there, `py-spy dump --pid PID` shows where each rank waits. If it has ended, the rest "
-    "of its output is missing here: launchers write to standard error as well."
 )
 _SHOWS_NOTHING: Final = "shows neither training nor an end. It stops at"
 _ENDS: Final = "ends in the midst of the work, and with"
@@ -81,6 +77,9 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
     verdict = explanation.verdict
     if verdict is None:
         yield _nothing(explanation)
+        if explanation.stop is not None and explanation.stop.advice and not explanation.suspects:
+            yield ["What it may be", *_prose(explanation.stop.advice.why, "  ")]
+            yield ["What to do", *_numbered(explanation.stop.advice.do)]
         if not explanation.suspects:
             yield from (_notice(incident, explanation) for incident in explanation.notices[:_MOST_ROWS])
             if explanation.midst is not None and explanation.stop is None:
@@ -149,7 +148,6 @@ def _nothing(explanation: Explanation) -> list[str]:
             ),
             *_wrapped(excerpt(stop.text, _LONGEST_QUOTE), "  | "),
             *_wrapped(f"({stop.log}, line {stop.line:,})", "  "),
-            *_wrapped(_STOPPED),
         ]
     if not explanation.lines:
         return _wrapped(_EMPTY)
@@ -258,12 +256,19 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
         "notices": [_incident_json(each, explanation) for each in explanation.notices],
         "other_tries": [_verdict_json(each, explanation) for each in explanation.other_tries],
         "suspects": list(map(asdict, explanation.suspects)),
-        "stop": None if explanation.stop is None else asdict(explanation.stop),
-        "midst": None if explanation.midst is None else asdict(explanation.midst),
+        "stop": _stop_json(explanation.stop),
+        "midst": _stop_json(explanation.midst),
         "attempts": explanation.attempts,
         "logs": list(explanation.logs),
         "lines": explanation.lines,
     }
+
+
+def _stop_json(stop: Stop | None) -> dict[str, Any] | None:
+    if stop is None:
+        return None
+    advice = {} if stop.advice is None else {"why": stop.advice.why, "do": list(stop.advice.do)}
+    return {"text": stop.text, "log": stop.log, "line": stop.line, **advice}
 
 
 def _verdict_json(verdict: Verdict, explanation: Explanation) -> dict[str, Any]:

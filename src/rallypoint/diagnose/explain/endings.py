@@ -100,6 +100,8 @@ _SAID_OF: Final = (
 _ENDED_BADLY: Final = re.compile(
     _any_of(MARKS)
     + rf"|^(?:\S+: \S+ \d+: +\d+ )?(?:killed|terminated|{'|'.join(_SHELLS)})(?: {{2}}|$|\()"
+    # over what was left of a line that counted
+    + r"|^(?-i:Killed)[a-z ].{0,80}\d ?/ ?\d"
     + r"|\^C$|\bkernel [\da-f-]{36} restarted$"
     + rf"|\b(?:{_SAID_OF})\b(?: [^\s.:]+){{0,5}} (?:(?:has |have )?died|crashed|has terminated|is dead"
     r"|(?:was|were|been) (?:killed|aborted|marked dead)|(?:exited|terminated|ended) unexpectedly)\b",

@@ -40,7 +40,8 @@ _NCCL: Final = Layer(
     re.compile(rf"(?:\bNCCL WARN |^{LAST_ERROR} )(?P<text>.+)"),
     re.compile(r"NCCL error|nccl\w*Error\b|NCCL failure|nccl[A-Z]\w+ failed|NCCL WARN"),
     re.compile(
-        r"(?i)connection closed|connection reset|broken pipe|socket recv failed|proxy|remote process|abort"
+        r"(?i)connection closed|connection reset|broken pipe|socket recv failed|remote process|abort"
+        r"|proxy(?!.{0,80}\(Connect\))"
         r"|failed to open lib|plugin|iommu|no device found|could not find:|disabling|deprecated|numa"
         r"|recommended"
     ),

@@ -100,12 +100,18 @@ class Life:
         """Whether the log ends with a job at work, or with one that is done."""
         if self._is_stuck:
             return False
-        if self._lines(STEP, UP, OVER):
+        ready = max(self._lines(READY), default=0)
+        if any(line > ready for line in self._lines(STEP, UP, OVER)) or (ready and not self._began(ready)):
             return True
         ends = self._lines(END)
         end = max(self._lines(END, SHUT), default=0) if ends else 0
         near = sum(number > end for number in self.plain) <= _NEAR
         return self.last == end or (end > 0 and near and not IS_BEGUN.search(self.text))
+
+    def _began(self, ready: int) -> bool:
+        """Whether a server that was ready has begun something since, of which nothing more is told."""
+        begun = max((line for line in self._lines(BEGIN) if line > ready), default=0)
+        return begun > max((line for line in self._lines(END) if line > ready), default=0)
 
     @property
     def _is_stuck(self) -> bool:

@@ -199,6 +199,7 @@ class _Scanner:
         if tracebacks.BEGIN in line.text:
             state.warned, state.aside = self._is_warned_of(line), self._stands_behind(_ASIDE, 2)
             state.alone = self._stands_behind(_ALONE, 1)
+            self._evidence.suspects.forget(self._source.name, self._number - 1)
         raised = state.take(line.text)
         if state.idle or (tracebacks.BEGIN in line.text and not state.chained):
             self._settle(line.writer)

@@ -67,7 +67,7 @@ _ANSWER: Final = re.compile(
 _REFUSAL: Final = re.compile(rf"\b(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} 4\d\d\b")
 ANSWERED: Final = "answered"
 _STEP: Final = re.compile(
-    rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
+    rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc(?!um)|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
     rf"|(?:\b|fit_|global_)(?:step|iter(?:ation)?|epoch|batch|update|episode|round|trial|fold|sample|game)\b{_NUMBER}"
     rf"|\b(?:steps|iter(?:ation)?s|epochs|batches|samples|it)\b{_SIGN}\d+(?:\s?(?:/|of)\s?\d|\b.{{1,200}}\d\.\d)"
     rf"|(?:\b|_)(?:f1|auc|mAP|bleu|rouge\w*|wer|cer|psnr|ssim|fid|top-?\d|precision|recall|score|metric"

@@ -99,6 +99,12 @@ class Suspects:
             worst = min(reversed(self._kept.items()), key=lambda each: each[1].score)[0]
             del self._kept[worst]
 
+    def forget(self, log: str, line: int) -> None:
+        """A line was only the heading of what comes behind it."""
+        for form, suspect in list(self._kept.items()):
+            if (suspect.log, suspect.line) == (log, line):
+                del self._kept[form]
+
     def best(self) -> list[Suspect]:
         """The suspects, the highest score first."""
         return sorted(self._kept.values(), key=lambda each: -each.score)

@@ -77,7 +77,7 @@ _STEP: Final = re.compile(
     r"|\d%\|.*\d/\d"
     rf"|{_ANSWER.pattern}"
     r"|\bthroughput\b|\bbandwidth\b"
-    r"|[\[(]\s*(?!0*[01]/)\d+/\s*\d+\b"
+    r"|[\[(]\s*(?!0*[01]/)\d+/\s*\d+\b|\b\d+ ?/ ?\d+ (?:done|finished|completed|processed)\b"
 )
 _ROW: Final = re.compile(
     r"^[|\s]*(?:[\d.:e+-]{1,20}[|\s]+){3}|(?:\s\d+\.\d+){3}"
@@ -205,7 +205,7 @@ _OVER: Final = re.compile(
     r"|\bfinished training"
     r"|\b(?:network|model) is (?:now |fully )?trained)\b"
     r"(?! (?:(?:of|for|on|the) ){0,2}(?:iter|epoch|step|round|batch|fold|client|stage|phase))"
-    r"|(?:\ball |^)(?:finished|completed?|done)\W*$"
+    r"|(?:\ball |^)(?:finished|completed?|done)\W*$|\b(\d+) (?:of|/) \1 \w+ (?:finished|completed|done)\b"
     r"|\bearly ?stopping\b.{0,20}\b(?:triggered|at epoch)"
     r"|\bstopp(?:ed|ing) (?:early\b|because\b.{0,9}\bpatience)"
     r"|\breached max(?:imum)?[_ ](?:step|epoch|iter|update)|\btrain_runtime\b"

@@ -15,7 +15,8 @@ _DENIALS: Final = re.compile(
     rf"|[\"']?\b(?:\w{{0,40}}[_ ])?{_FAILURE}[\"']? {{0,2}}[:=] {{0,2}}"
     r"(?:0(?![.\d])|null|none|nil|false|\"\"|''|\[\]|\{\})"
     rf"|\b{_FAILURE} 0(?=,|$)"
-    # a share of many: `failed to download: 0.132`
+    # a share of many, a value: `failed to download: 0.132`, `class_error: 99.64`
+    rf"|\b[a-z]\w{{0,60}}_{_FAILURE}[\"']? ?[:=] ?-?\d{{1,9}}\.\d"
     rf"|\b{_FAILURE}(?: \w{{1,20}}){{0,3}}: (?:0?\.\d+|\d+(?:\.\d+)?%)"
     rf"|\b\d{{1,9}} xfailed|\bxfail(?:ed)?\b|\bexpected {_FAILURE}\b(?:=\d{{1,9}})?"
     # names, of which the words are a part: settings, metrics, tests, loggers

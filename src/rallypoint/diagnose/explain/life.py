@@ -58,6 +58,8 @@ _ENOUGH: Final = 2
 _NEAR: Final = 2
 """So many plain lines may follow the end of a job; after more of them it was the end of something else."""
 _SHELL: Final = re.compile(r"(?:\d+: )?\++ ")
+_CLOSES: Final = re.compile(r"NCCL INFO .{0,200}(?:Connection closed by|(?:Abort|Destroy) COMPLETE)")
+"""NCCL, when its communicators are taken down, at a good end and at a bad one."""
 _INFO: Final = ("I", "INFO", "D", "DEBUG")
 _SAYS_INFO: Final = re.compile(r"(?:\S+ )?\[?(?:NCCL )?INFO\b")
 _REPORTS: Final = 3
@@ -284,6 +286,7 @@ def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
 def _is_plain(line: Line) -> bool:
     """Whether a line is the program's own: no warning, no part of another line, no command of a shell."""
     own = bool(line.text) and not line.text[0].isspace() and not _SHELL.match(line.text)
+    own = own and not _CLOSES.search(line.text)
     return own and (line.severity != MILD or line.level in _INFO or _SAYS_INFO.match(line.text) is not None)
 
 

@@ -117,6 +117,8 @@ _NO_STEP: Final = re.compile(
     r"|\b(?:overall|total) (?:training|time|wall)"
     r"|^\w*(?:namespace|config|args|arguments|params)\w*\("
     r"|\bretry(?:ing)?\b|\battempt\b|\bunexpectedly\b"
+    # where a job begins again
+    r"|\b(?:continu|resum|start|restor)(?:e[ds]?|ing) (?:\w+ )?from\b|\bskip(?:ping)? (?:the )?first\b"
     # the settings of a benchmark, and the head of its table
     r"|^#(?!.*\bbandwidth\b)"
 )

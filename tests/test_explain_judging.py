@@ -154,6 +154,14 @@ _NCCL = traceback("torch.DistBackendError: NCCL error in: x.cpp:1\n[rank1]: nccl
         # A program that goes on without a module did not need it.
         ([f"{traceback(_LACK)}\n{_GOES_ON}\n{traceback(_BANANA)}"], _BANANA, "alone", [], []),
         ([f"{traceback(_LACK)}\n{_GOES_ON}\n^C"], "^C", "alone", [], []),
+        # But what somebody has pasted behind it is no program that goes on.
+        (
+            [
+                f"{traceback(_LACK)}\n$ pip list\n"
+                + "".join(f"{name}lib 1.2\n" for name in "abcdefghijklmnopq")
+            ],
+            *(_LACK, "alone", [], []),
+        ),
         # A node that is gone comes before those who lost it.
         (
             [f"The node with ID 4127 has been marked dead.\n{traceback(_CLOSED_BY)}"],

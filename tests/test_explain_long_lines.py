@@ -19,7 +19,7 @@ from rallypoint.diagnose.explain.scanning import Log
 pytestmark = pytest.mark.windows
 
 LENGTH = 4096
-LINES = 20
+LINES = 6
 FILLERS = ("1", "a", "1 ", "a.", "/", "1:", "Error", ".so", "a=[", "1%|", "- ")
 
 
@@ -69,7 +69,7 @@ def test_what_matters_is_found_among_many_parts_of_a_line() -> None:
     ids=lambda line: line[:12],
 )
 def test_a_long_line_in_parts_is_explained_soon(line: str) -> None:
-    """One line of 80 KB, in parts as a progress bar writes them, where each part is looked at.
+    """One line of 24 KB, in parts as a progress bar writes them, where each part is looked at.
 
     Twice the length may take twice as long, on any machine. With a square in it, it takes four times as long.
     """

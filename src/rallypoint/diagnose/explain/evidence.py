@@ -180,9 +180,9 @@ class Source:
         return self.ending.is_bad(self.lines) and not self.went_on
 
     @property
-    def failed_itself(self) -> bool:
-        """Whether it ended badly, and nobody had told it to end."""
-        return self.ended_badly and not self.ending.was_told
+    def ended_otherwise(self) -> bool:
+        """Whether it was at work or done at its end, or was told to end."""
+        return self.ending.was_told or (not self.ended_badly and self.life.shown)
 
     def attempt_of(self, tries: int) -> int | None:
         """The try of a line, by the tries that failed before it. Lines at the end belong to the last."""

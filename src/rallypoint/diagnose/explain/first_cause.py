@@ -138,7 +138,7 @@ def _fits(incident: Incident, layer: Layer) -> bool:
 def _outlived(incident: Incident, sources: Sequence[Source]) -> Incident:
     """What was caught, in a job that went on, ended nothing."""
     if all(
-        source.went_on or (not source.failed_itself and _not_needed(incident, seen, source))
+        source.went_on or (source.ended_otherwise and _not_needed(incident, seen, source))
         for seen in incident.seen
         for source in (sources[seen.log],)
     ):

@@ -81,7 +81,7 @@ _STEP: Final = re.compile(
 )
 _ROW: Final = re.compile(
     r"^[|\s]*(?:[\d.:e+-]{1,20}[|\s]+){3}|(?:\s\d+\.\d+){3}"
-    r"|^\|\s*\w[\w/ .@%-]{0,60}\|\s*-?\d[\d.,e+-]*\s*\|"
+    r"|^\|\s*\w[\w/ .@%-]{0,60}\|\s*-?\d[\d.,e+-]*\s*\||(?:\|\s{0,40}-?\d[\d.,e+-]{0,20}\s{0,40}){3}\|"
 )
 # The numbers that grow from step to step: two lines with the same ones are one step.
 _COUNTERS: Final = re.compile(

@@ -213,4 +213,5 @@ def test_a_failed_job_ends_with_what_is_known_of_it(
     assert re.fullmatch(r"cause \(certain\): rank 2 on \S+: A Python package is missing", cause)
     assert action.startswith("do first: Is the name right?")
     file = Path(report.removeprefix("whole report: "))
-    assert (file.stat().st_mode & 0o077, "\nWhat to do\n  1. " in file.read_text()) == (0, True)
+    assert "\nWhat to do\n  1. " in file.read_text()
+    assert file.stat().st_mode & 0o077 == 0 or sys.platform == "win32"

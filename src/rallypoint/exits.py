@@ -46,10 +46,24 @@ _HINTS: Final = {
 }
 
 
+_LINUX: Final = {
+    4: "ILL",
+    5: "TRAP",
+    6: "ABRT",
+    7: "BUS",
+    8: "FPE",
+    9: "KILL",
+    11: "SEGV",
+    13: "PIPE",
+    15: "TERM",
+}
+"""Linux's signals, for its logs where they are read on Windows, which knows but a few."""
+
+
 def signal_name(number: int) -> str:
     """SIGKILL for 9, and so on; SIG77 for one that has no name."""
     names = {each.value: each.name for each in signal.Signals}
-    return names.get(number, f"SIG{number}")
+    return names.get(number) or f"SIG{_LINUX.get(number, number)}"
 
 
 def exit_text(code: int) -> str:

@@ -45,7 +45,10 @@ _WORDS: Final = (
     ),  # the answer is in the next lines
     (r"^#(?!#\[)", -3),  # a table's head, or a comment
     (r"^slurmstepd: error: _", -9),  # Slurm's own book-keeping, by the name of a function
-    (r"^(?:wandb|comet|neptune|mlflow|clearml)\b", -9),  # who notes what a job does, and is no part of it
+    (
+        r"^(?:wandb|comet|neptune|mlflow|clearml|tensorboard)\b",
+        -9,
+    ),  # who notes what a job does, and is no part of it
 )
 _SCORES: Final = tuple((re.compile(pattern, re.IGNORECASE), points) for pattern, points in _WORDS)
 _LEAST: Final = 3

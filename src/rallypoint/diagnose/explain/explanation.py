@@ -102,7 +102,7 @@ class Explanation:
     logs: tuple[str, ...]
     lines: int
     stop: Stop | None = None
-    """Where the logs stop, if nothing was found and they show no end."""
+    """Where the logs stop, if nothing was found and they show no end; or where it stood when told to end."""
     midst: Stop | None = None
     """Where the logs stop, if nothing was found and they end in the midst of steps."""
 

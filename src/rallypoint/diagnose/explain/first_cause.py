@@ -72,7 +72,7 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         tuple(suspects),
         tuple(source.name for source in evidence.sources),
         sum(source.lines for source in evidence.sources),
-        _stop(evidence.sources, notices) if verdict is None else None,
+        _stop(evidence.sources, notices) if verdict is None else _stood(verdict, evidence.sources),
         _midst(evidence.sources) if verdict is None else None,
     )
 
@@ -240,6 +240,17 @@ def _stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | None
     if (written[-1], last.life.last) in noticed:
         return None
     return Stop(last.life.text, last.name, last.life.last, advise_at(last.life.tail))
+
+
+def _stood(verdict: Verdict, sources: Sequence[Source]) -> Stop | None:
+    """Where a program stood when somebody told it to end, if no more than that is known: it may have hung."""
+    first, source = verdict.incident.first, sources[verdict.incident.first.log]
+    if verdict.incident.role != "wrapper" or verdict.incident.raised or not source.ending.was_told:
+        return None
+    before = [(number, text) for number, text in source.life.tail if number < first.line and text.strip()]
+    if not before or source.life.steps_before(first.line):
+        return None
+    return Stop(before[-1][1].strip(), source.name, before[-1][0], advise_at(before))
 
 
 def _midst(sources: Sequence[Source]) -> Stop | None:

@@ -87,8 +87,8 @@ class Life:
     """The numbers of the lines that are no warnings, and belong to no other line."""
     calm: tuple[int, ...] = ()
     """The numbers of those among them that speak of no failure and of no end."""
-    tail: tuple[str, ...] = ()
-    """The last lines."""
+    tail: tuple[tuple[int, str], ...] = ()
+    """The last lines, with their numbers."""
     last_words: tuple[int, str] | None = None
     """Behind the last step, the first line that speaks of an end in any way: its number and its text."""
 
@@ -174,6 +174,10 @@ class Life:
     def is_calm_after(self, line: int) -> bool:
         """Whether the program goes on to speak after a line, and of no failure."""
         return sum(number > line for number in self.calm) >= _CALM
+
+    def steps_before(self, line: int) -> bool:
+        """Whether there is a step before a line."""
+        return any(number < line for number in self._lines(STEP))
 
     def steps_after(self, line: int) -> bool:
         """Whether there is a further step after a line."""
@@ -280,7 +284,9 @@ def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
     words = _last_words(each for each in said if form_of(each[1].text) not in outlived)
     plain = tuple(number for number, line in lines if _is_plain(line))
     calm = tuple(number for number, line in lines if number in plain and not _SPEAKS_OF_END.search(line.text))
-    return Life(signs, last, text, plain, calm, tuple(line.text for _, line in lines[-_TAIL:]), words)
+    return Life(
+        signs, last, text, plain, calm, tuple((number, line.text) for number, line in lines[-_TAIL:]), words
+    )
 
 
 def _is_plain(line: Line) -> bool:

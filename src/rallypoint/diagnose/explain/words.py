@@ -94,6 +94,13 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
         "What to do",
         *_numbered(incident.do if incident.cause is not None else [*incident.do, _REPORTING]),
     ]
+    if explanation.stop is not None and explanation.stop.advice:
+        yield [
+            "Where it stood before",
+            *_wrapped(excerpt(explanation.stop.text, _LONGEST_QUOTE), "  | "),
+            *_prose(f"If it hung there: {explanation.stop.advice.why}", "  "),
+            *_numbered(explanation.stop.advice.do),
+        ]
     yield ["How sure", *_wrapped(f"{verdict.sure}: {'; '.join(verdict.reasons)}", "  ")]
 
 

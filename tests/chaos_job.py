@@ -25,7 +25,8 @@ _RANK_SCRIPT = Path(__file__).with_name("chaos_rank.py")
 _ENDPOINT_PORT = 29400
 _DISK_BYTES = 2 << 20
 _SET_HOST_NAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
-_OPTIONS = ("--join-timeout=60", "--rdzv-conf=close_timeout=10")
+# A machine that is told to go leaves a place, for which the others wait so long before they give up.
+_OPTIONS = ("--join-timeout=40", "--rdzv-conf=close_timeout=10")
 _VISIT = """
 import sys
 from rallypoint import TCPStore
@@ -180,9 +181,9 @@ class Job:
         self.machines[machine].start(sys.executable, "-m", "rallypoint", "run", "--", "true").wait()
 
     def files_left(self) -> list[str]:
-        """What lies on the machines' disks, besides their events."""
+        """What lies on the machines' disks, besides their events, and the reports that they have told of."""
         found = [path for machine in self.machines.values() for path in machine.disk.iterdir()]
-        return [str(path) for path in found if not path.name.startswith("events")]
+        return [str(path) for path in found if not path.name.startswith(("events", "rallypoint-report-"))]
 
     def event_files(self) -> list[Path]:
         return [path for machine in self.machines.values() for path in machine.disk.glob("events*")]

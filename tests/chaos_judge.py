@@ -249,7 +249,8 @@ def causes_of(job: Job, fault: Fault) -> dict[str, str]:
             rf"this machine's relay to the job's store {who}.*\) has ended by signal SIGKILL",
             missing,
         ),
-        "kill launcher": ("", missing),
+        # Its agent leaves in good order, and the other machine waits for another one in vain.
+        "kill launcher": ("", rf"{missing}|lost before: machine rank \d on node-{here}"),
         "kill agent": (rf"torchrun's agent {who}\) has ended by signal SIGKILL", missing),
         "kill rank": (rf"rank {rank} \(process {job.parts.get(fault.victim)}\) ended by SIGKILL", missing),
         "stop store": (job.store, job.store),

@@ -182,7 +182,7 @@ class Source:
     @property
     def ended_otherwise(self) -> bool:
         """Whether it was at work or done at its end, or was told to end."""
-        return self.ending.was_told or (not self.ended_badly and self.life.shown)
+        return self.ending.was_told or (not self.ending.shown and self.life.shown)
 
     def attempt_of(self, tries: int) -> int | None:
         """The try of a line, by the tries that failed before it. Lines at the end belong to the last."""

@@ -184,6 +184,7 @@ _PLAIN: Final = (
         r"\^C(?=\S)"
         r"|[ \t]+(?=\[?[12]\d{3}-[01]\d-[0-3]\d[ T][012]\d:|\[rank\d+\]: |[012]\d:[0-5]\d:[0-6]\d {2})"
     ),
+    _rule(rf"{_CLOCK}(?:-\d+)? {{1,4}}{_LEVEL}:? +", record=True),
     _rule(rf"{_CLOCK} {{2}}"),
     _rule(rf"(?P<host>{_NAME}[-_]\d+) +\| "),
     _rule(
@@ -230,8 +231,9 @@ _SERIOUS: Final = re.compile(
 )
 # It has been dealt with, also if its level is an error's.
 _HANDLED: Final = re.compile(
-    r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to|skipp(?:ed|ing)|continuing"
-    r"|trying (?:again|another|the next|next|port \d)|starting (?:fresh|from scratch)|(?<=[,;] )using \w)\b"
+    r"(?i)\b(?:retrying|will retry|retryable|[1-9]\d* retries left|ignor(?:ed|ing)|falling back|fall back to"
+    r"|skipp(?:ed|ing)|continuing|trying (?:again|another|the next|next|port \d)"
+    r"|starting (?:fresh|from scratch)|(?<=[,;] )using \w)\b"
 )
 
 

@@ -40,6 +40,7 @@ _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 _WARNED_OF: Final = re.compile(
     r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip(?!\w*[=:])|ignor"
 )
+_RETRIED: Final = re.compile(r"(?i)\bretryable (?:exception|error)\b|\b[1-9]\d* retries left\b")
 _ASIDE: Final = re.compile(
     r"Exception in (?:thread|callback) |Task exception was never retrieved|Error in atexit|--- Logging error"
 )
@@ -213,6 +214,8 @@ class _Scanner:
         """Whether a traceback belongs to a warning: a logger's, in its first line or in the one before."""
         before = next(self._earlier(), b"")
         record = head if head.record else self._split(before)
+        if _RETRIED.search(record.text):
+            return True
         return record.record and record.severity == MILD and bool(_WARNED_OF.search(record.text))
 
     def _stands_behind(self, head: re.Pattern[str], lines: int) -> bool:

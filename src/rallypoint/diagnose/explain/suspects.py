@@ -34,7 +34,10 @@ _WORDS: Final = (
         r"\bresolved\b|\bresum(?:ed|ing)\b|\brecovered\b|sent help message|help / error messages",
         -6,
     ),  # it is over, or was said
-    (r"\bof \d+ (?:\w+ )?failed\b|^failed \w+: \d", -6),  # a count, such as that of a validation
+    (
+        r"\bof \d+ (?:\w+ )?failed\b|^failed \w+: \d|\bcompleted\b.{0,80}\b\d+ errors?\b",
+        -6,
+    ),  # a count, such as that of a validation
     (r"^Exception raised from \w+ at |^frame #\d+: ", -9),  # where in C++ a message above comes from
     (r"^frame #\d+|^\S+ FAILED$", -9),  # a C++ backtrace; the heading of torchrun's table
     (r"^\s*raise \w+[.(]|^\s+(?:raise \w|(?:warnings\.)?warn\()|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code

@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     failing = [each for each in samples("failing") if each.is_kept_back != options.work]
-    healthy = [each for each in samples("healthy") if not (options.work and each.is_kept_back)]
+    healthy = [each for each in samples("healthy") if each.is_kept_back != options.work]
     outcomes = Counter(each.outcome for each in failing)
     alarms = [each.name for each in healthy if each.said["found"]]
     result = {

@@ -65,6 +65,7 @@ def test_what_matters_is_found_among_many_parts_of_a_line() -> None:
         "loss 1 error" + " " * LENGTH + "x",
         "1%|" + "a|[" + "it/s" * LENGTH,
         "_" + filled("AaError") + "_",
+        "│ ❱ 1 a" + " " * LENGTH + "a",
     ],
     ids=lambda line: line[:12],
 )

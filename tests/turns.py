@@ -16,7 +16,7 @@ def in_turns(name: str, *, shared: bool = False) -> Iterator[None]:
     """Wait until no other test does what has this name; those that share it do so together."""
     import fcntl  # Windows has none, and no network to change
 
-    path = os.path.join(tempfile.gettempdir(), "..", f"rallypoint-tests-{name}.lock")
+    path = os.path.join(tempfile.gettempdir(), "..", f"rallypoint-tests-{name}-{os.geteuid()}.lock")
     with open(path, "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield

@@ -47,6 +47,11 @@ _HINTS: Final = {
 
 
 _LINUX: Final = {
+    1: "HUP",
+    2: "INT",
+    3: "QUIT",
+    10: "USR1",
+    12: "USR2",
     4: "ILL",
     5: "TRAP",
     6: "ABRT",

@@ -101,7 +101,7 @@ _ENDED_BADLY: Final = re.compile(
     _any_of(MARKS)
     + rf"|^(?:\S+: \S+ \d+: +\d+ )?(?:killed|terminated|{'|'.join(_SHELLS)})(?: {{2}}|$|\()"
     # over what was left of a line that counted
-    + r"|^(?-i:Killed)[a-z ].{0,80}\d ?/ ?\d"
+    + r"|^(?-i:Killed)(?:[a-z]{1,20} .{0,80}\d ?/ ?\d|.{0,80}(?:%\||it/s))"
     + r"|\^C$|\bkernel [\da-f-]{36} restarted$"
     + rf"|\b(?:{_SAID_OF})\b(?: [^\s.:]+){{0,5}} (?:(?:has |have )?died|crashed|has terminated|is dead"
     r"|(?:was|were|been) (?:killed|aborted|marked dead)|(?:exited|terminated|ended) unexpectedly)\b",
@@ -231,6 +231,11 @@ class Ending:
         if self._loud:
             return life.began_after(self.last)
         return life.is_first_after(self.last)
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether torch has put a rank before an exception: that process has ended."""
+        return self._fatal > 0
 
     @property
     def was_told(self) -> bool:

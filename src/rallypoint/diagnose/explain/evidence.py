@@ -179,11 +179,6 @@ class Source:
     def ended_badly(self) -> bool:
         return self.ending.is_bad(self.lines) and not self.went_on
 
-    @property
-    def ended_otherwise(self) -> bool:
-        """Whether it was at work or done at its end, or was told to end."""
-        return self.ending.was_told or (not self.ending.shown and self.life.shown)
-
     def attempt_of(self, tries: int) -> int | None:
         """The try of a line, by the tries that failed before it. Lines at the end belong to the last."""
         if self.attempt is not None or not self.tries.count:
@@ -274,12 +269,13 @@ class Evidence:
             incident = self.unknown.setdefault(name, Incident(None, role, raised=raised, became=became))
             self._add(incident, seen)
 
-    def forget_lack(self, writer: tuple[object, ...]) -> None:
+    def forget_lack(self, writer: tuple[object, ...], since: int) -> None:
         """Forget that this writer could not import a module: something else was to stand in for it."""
         for incidents in (self.known, self.unknown):
             for name, incident in list(incidents.items()):
-                if incident.raised is not None and incident.raised.is_lack:
-                    incident.sightings.pop(writer, None)
+                seen = incident.sightings.get(writer)
+                if seen and seen.line >= since and incident.raised and incident.raised.is_lack:
+                    del incident.sightings[writer]
                     if not incident.sightings:
                         del incidents[name]
 

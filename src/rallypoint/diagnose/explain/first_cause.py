@@ -22,7 +22,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from rallypoint.diagnose.explain.advice import advise_at
+from rallypoint.diagnose.explain.advice import advise, advise_at
 from rallypoint.diagnose.explain.endings import LAST_LINES
 from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, Source
 from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Stop, Verdict
@@ -138,7 +138,7 @@ def _fits(incident: Incident, layer: Layer) -> bool:
 def _outlived(incident: Incident, sources: Sequence[Source]) -> Incident:
     """What was caught, in a job that went on, ended nothing."""
     if all(
-        source.went_on or (source.ended_otherwise and _not_needed(incident, seen, source))
+        source.went_on or (not source.ending.shown and _not_needed(incident, seen, source))
         for seen in incident.seen
         for source in (sources[seen.log],)
     ):
@@ -147,9 +147,16 @@ def _outlived(incident: Incident, sources: Sequence[Source]) -> Incident:
 
 
 def _not_needed(incident: Incident, seen: Sighting, source: Source) -> bool:
-    """Whether a program has gone on without a module that it could not import: else, all ranks had ended."""
+    """Whether a program has gone on to work without a module or a command that was not there.
+
+    A rank that is named has ended: others may go on for a while.
+    """
+    if incident.cause is not None and incident.cause.passing:
+        return source.life.is_calm_after(seen.line, times=2)
     lack = incident.raised is not None and incident.raised.is_lack and incident.raised.place is not None
-    return lack and source.life.is_calm_after(seen.line)
+    named = source.ending.is_fatal or seen.rank is not None or seen.local is not None
+    works = source.life.is_calm_after(seen.line) and source.life.steps_after(seen.line)
+    return lack and not named and works
 
 
 def _without_earlier(everything: Sequence[Incident], sources: Sequence[Source]) -> list[Incident]:
@@ -232,7 +239,7 @@ def _stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | None
         words = source.life.last_words
         told = words and any(log == index and line >= words[0] for log, line in noticed)
         if words and not told and source.life.is_cut_short:
-            return Stop(words[1], source.name, words[0], advise_at(source.life.tail))
+            return Stop(words[1], source.name, words[0], advise(words[1], None, None))
     written = [index for index, source in enumerate(sources) if source.life.text]
     if not written or any(source.life.shown for source in sources):
         return None

@@ -75,6 +75,8 @@ class Cause:
     """A fact: it is this cause only if the logs of a job tell different ones."""
     alike: str = ""
     """A fact that is the same in the lines that are compared for that."""
+    passing: bool = False
+    """Whether a program may go on after it: then it is a cause only if nothing more is said."""
 
     def match(self, text: str) -> dict[str, str] | None:
         """The facts that a line tells, if it means this cause; None if not."""

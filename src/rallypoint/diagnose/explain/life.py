@@ -58,8 +58,8 @@ _ENOUGH: Final = 2
 _NEAR: Final = 2
 """So many plain lines may follow the end of a job; after more of them it was the end of something else."""
 _SHELL: Final = re.compile(r"(?:\d+: )?\++ ")
-_CLOSES: Final = re.compile(r"NCCL INFO .{0,200}(?:Connection closed by|(?:Abort|Destroy) COMPLETE)")
-"""NCCL, when its communicators are taken down, at a good end and at a bad one."""
+_CLOSES: Final = re.compile(r"NCCL INFO .{0,200}(?:Connection closed by|Destroy COMPLETE)")
+"""NCCL, when its communicators are taken down."""
 _INFO: Final = ("I", "INFO", "D", "DEBUG")
 _SAYS_INFO: Final = re.compile(r"(?:\S+ )?\[?(?:NCCL )?INFO\b")
 _REPORTS: Final = 3
@@ -171,9 +171,9 @@ class Life:
         kinds = Counter(form for form, _ in {(sign.form, sign.step) for sign in later})
         return max(kinds.values()) >= _ENOUGH
 
-    def is_calm_after(self, line: int) -> bool:
+    def is_calm_after(self, line: int, times: int = 1) -> bool:
         """Whether the program goes on to speak after a line, and of no failure."""
-        return sum(number > line for number in self.calm) >= _CALM
+        return sum(number > line for number in self.calm) >= _CALM * times
 
     def steps_before(self, line: int) -> bool:
         """Whether there is a step before a line."""

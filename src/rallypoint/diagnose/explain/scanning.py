@@ -40,10 +40,11 @@ _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 _WARNED_OF: Final = re.compile(
     r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip(?!\w*[=:])|ignor"
 )
-_RETRIED: Final = re.compile(r"(?i)\bretryable (?:exception|error)\b|\b[1-9]\d* retries left\b")
+_RETRIED: Final = re.compile(r"failed with retryable exception\b.{0,200}\b[1-9]\d* retries left")
 _ASIDE: Final = re.compile(
     r"Exception in (?:thread|callback) |Task exception was never retrieved|Error in atexit|--- Logging error"
 )
+_LAST_WORD: Final = re.compile(r"\b(?:FATAL|CRITICAL|PANIC)\b")
 _ITEM: Final = ("- ", "* ", "\t- ", "  - ", "  * ")
 _ALONE: Final = re.compile(r"Process \S{1,80}:$")
 
@@ -200,8 +201,10 @@ class _Scanner:
         if tracebacks.BEGIN in line.text:
             state.warned, state.aside = self._is_warned_of(line), self._stands_behind(_ASIDE, 2)
             state.alone = self._stands_behind(_ALONE, 1)
-            self._evidence.suspects.forget(self._source.name, self._number - 1)
+            state.head = self._number - 1 if self._is_heading(line) else 0
         raised = state.take(line.text)
+        if raised is not None and not (raised.warned or raised.ignored):
+            self._evidence.suspects.forget(self._source.name, state.head)
         if state.idle or (tracebacks.BEGIN in line.text and not state.chained):
             self._settle(line.writer)
         if state.idle:
@@ -214,9 +217,14 @@ class _Scanner:
         """Whether a traceback belongs to a warning: a logger's, in its first line or in the one before."""
         before = next(self._earlier(), b"")
         record = head if head.record else self._split(before)
-        if _RETRIED.search(record.text):
+        if record.writer == head.writer and _RETRIED.search(record.text):
             return True
         return record.record and record.severity == MILD and bool(_WARNED_OF.search(record.text))
+
+    def _is_heading(self, head: Line) -> bool:
+        """Whether the line before a traceback only announces it."""
+        before = self._split(next(self._earlier(), b""))
+        return before.writer == head.writer and not _LAST_WORD.search(before.text)
 
     def _stands_behind(self, head: re.Pattern[str], lines: int) -> bool:
         """Whether one of the lines before a traceback says where it comes from."""
@@ -239,7 +247,8 @@ class _Scanner:
         known = [cause for cause, _ in matches if not cause.context]
         if raised is not None and raised.instead:
             self._pending.pop(line.writer, None)
-            self._evidence.forget_lack((self._index, *line.process, line.host, tries))
+            writer = (self._index, *line.process, line.host, tries)
+            self._evidence.forget_lack(writer, self._number - _LINES_BACK)
         if raised is not None and not raised.chained and not known:
             self._settle(line.writer)
             self._pending[line.writer] = _Pending(raised, self._sighting(line, tries, raised, mild))
@@ -255,10 +264,11 @@ class _Scanner:
 
     def _is_mild(self, line: Line) -> bool:
         """Whether it is a warning, or an item of the list that one announces."""
-        if line.record or not line.text.startswith(_ITEM):
+        if line.severity == MILD or line.record or not line.text.startswith(_ITEM):
             return line.severity == MILD
-        before = self._split(next(self._earlier(), b""))
-        return before.record and before.severity == MILD and before.text.endswith(":")
+        before = map(self._split, islice(self._earlier(), _MESSAGE_LINES))
+        head = next((each for each in before if not each.text.startswith(_ITEM)), line)
+        return head.record and head.severity == MILD and head.text.endswith(":")
 
     def _matches(self, line: Line, tries: int) -> list[tuple[Cause, dict[str, str]]]:
         """The causes that a line means. Those that are differences between lines are only noted."""

@@ -77,11 +77,12 @@ _STEP: Final = re.compile(
     r"|\d%\|.*\d/\d"
     rf"|{_ANSWER.pattern}"
     r"|\bthroughput\b|\bbandwidth\b"
-    r"|[\[(]\s*(?!0*[01]/)\d+/\s*\d+\b|\b\d+ ?/ ?\d+ (?:done|finished|completed|processed)\b"
+    r"|[\[(]\s*(?!0*[01]/)\d+/\s*\d+\b|\b(?!0)(?P<of>\d+) ?/ ?(?!(?P=of)\b)\d+ (?:done|finished|completed)\b"
 )
 _ROW: Final = re.compile(
     r"^[|\s]*(?:[\d.:e+-]{1,20}[|\s]+){3}|(?:\s{1,40}\d+\.\d+){3}"
-    r"|^\|\s*\w[\w/ .@%-]{0,60}\|\s*-?\d[\d.,e+-]*\s*\||(?:[|│┃]\s{0,40}-?\d[\d.,e+-]{0,20}\s{0,40}){3}[|│┃]"
+    r"|^\|\s*\w[\w/ .@%-]{0,60}\|\s*-?\d[\d.,e+-]*\s*\|"
+    r"|[|│┃](?=.{0,200}\d\.\d)(?:\s{0,40}-?\d[\d.,e+-]{0,20}\s{0,40}[|│┃]){3}"
 )
 # The numbers that grow from step to step: two lines with the same ones are one step.
 _COUNTERS: Final = re.compile(
@@ -161,7 +162,8 @@ _END: Final = re.compile(
     r"|ran \d+ tests?|uploaded|generated|resum(?:ed|ing)|recovered|reconnected|best|early stopping|synced"
     r"|(?:exit(?:s|ed)?(?: with)?(?: exit)?|ret(?:urn)?)(?:[ _]?code| status)?[ :=]{1,3}0"
     r"|end(?:ed|ing)?\b.{0,30}\bat \d+)\b"
-    r"|\d/\d+ +(?:running|completed)\b|built target|(?-i:\bPASS\b)|^true$|^(?:>>>|in \[\d+\]:)|完成|成功"
+    r"|\d/\d+ +(?:running|completed)\b|built target|(?-i:\bPASS\b)|^true$|完成|成功"
+    r"|^>>> ?(?:exit\(\)|quit\(\))?$"
 )
 _NO_END: Final = re.compile(
     r"(?i)error|exception|fail|fatal|traceback|abort|killed|not |unable|cannot|\bNCCL INFO\b|saved locally"
@@ -183,20 +185,19 @@ Requests and rates are judged by themselves.
 """
 _VALUE: Final = re.compile(
     r"(?i)\btensor\((?!nan)|\bhas (?:data|value)\b|\b(?:gave|results?|sum|output|answer)[^a-z]{1,20}\d"
-    r"|^(?:output|generated(?: text)?|response|answer|assistant)\b.{0,40}[:=] ?[\"'].*[\"']$"
-    r"|^\[[([]?-?\d[\d\s.,()\[\]e+-]{1,500}\]$|^total (?:\w+ ){1,2}\d+$"
+    r"|^(?:output|generated(?: text)?|response|answer)(?: \[[^\]]{1,30}\])? ?[:=] ?[\"'] ?\w+ \w+ .*[\"']$"
+    r"|^\[\(?-?\d+(?:\.\d+|, \d+\))[\d\s.,()\[\]e+-]{0,500}\]$"
     r"|\bis (?:approximately |about )?-?\d+\.\d|\b(?:equal|close|match(?:es)?|same): true\b"
 )
 IS_READY: Final = re.compile(
     r"(?i)\bapplication startup complete\b|\brunning on (?:\w+ )?(?:url\b|https?:)"
-    r"|\bstarted (?:http|grpc)\w*service\b"
+    r"|\bstarted (?:http|grpc)\w*service\b|\bto see the gui go to\b"
 )
 _SHUT: Final = re.compile(
     r"(?i)(?:^|: +|\] )shutting down(?:: master)?$|\bshutting down (?:fastapi|the server)"
     r"|\bfinished server process"
     r"|\bapplication shutdown complete|\bclosing server\b|\bgracefully (?:stopping|exiting|shutting)"
-    r"|\bwaiting for in-flight requests|\b(?:training|run) (?:was )?(?:stopped|interrupted) ?(?:by|$|\.)"
-    r"|\buser interrupted\b"
+    r"|\bwaiting for in-flight requests"
 )
 _RESULT: Final = re.compile(r"(?i)\b(?:final|pass@\d+)\b")
 _SUCCESS: Final = re.compile(
@@ -209,7 +210,8 @@ _OVER: Final = re.compile(
     r"|\bfinished training"
     r"|\b(?:network|model) is (?:now |fully )?trained)\b"
     r"(?! (?:(?:of|for|on|the) ){0,2}(?:iter|epoch|step|round|batch|fold|client|stage|phase))"
-    r"|(?:\ball |^)(?:finished|completed?|done)\W*$|\b(\d+) (?:of|/) \1 \w+ (?:finished|completed|done)\b"
+    r"|(?:\ball |^)(?:finished|completed?|done)\W*$"
+    r"|\b(\d+) of \1 (?:tasks|trials|jobs|runs|folds) (?:finished|completed|done)\b"
     r"|\bearly ?stopping\b.{0,20}\b(?:triggered|at epoch)"
     r"|\bstopp(?:ed|ing) (?:early\b|because\b.{0,9}\bpatience)"
     r"|\breached max(?:imum)?[_ ](?:step|epoch|iter|update)|\btrain_runtime\b"

@@ -27,7 +27,7 @@ _CHAINED: Final = (
 _FRAME: Final = re.compile(r'\s*File ["“](?P<file>[^"”]+)["”], line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
 # rich: `│ /home/user/train.py:8 in train                 │`; the rest of the box is source code and values.
 _BOX: Final = re.compile(r"\s*[│╭╰┃┏┗]")
-_BOX_CODE: Final = re.compile(r"\s*[│┃]\s*❱\s*\d+\s*(?P<code>.*?)\s*[│┃]?$")
+_BOX_CODE: Final = re.compile(r"\s*[│┃]\s*❱\s*\d+(?P<code>.*)$")
 _BOX_RULES: Final = "│┃ "
 _MARKS_OF_CODE: Final = re.compile(r"[\s~^]+$")
 _BOX_FRAME: Final = re.compile(r"\s*[│┃] (?P<file>[^\s:]\S*?):(?P<line>\d+) in (?P<function>\S+)")
@@ -83,6 +83,10 @@ _FOLLOWERS: Final = (
     *("CommClosedError", "EOFError", "KeyboardInterrupt", "SystemExit", "CancelledError", "SignalException"),
 )
 _LACKS: Final = ("ModuleNotFoundError", "ImportError")
+_NEEDS: Final = re.compile(
+    r"(?i)\b(?:pip|please|conda) install\b|\bnot installed\b|\b(?:needs?|requires?|missing|depends on)\b"
+)
+"""What is raised in place of a module that could not be imported, since it is needed."""
 _CLOSED: Final = re.compile(
     r"(?i)\bconnection (?:was |has been |is )?(?:closed|lost)\b(?: unexpectedly)?\.?$"
 )
@@ -206,6 +210,8 @@ class Traceback:
         self._lacked = False
         """Whether the exception before it is a module that could not be imported."""
         self._thrown = _CXX
+        self.head = 0
+        """The number of the line that announces it."""
         self.aside = False
         """Whether it was raised in a thread, in a task, or at the exit."""
         self.alone = False
@@ -304,7 +310,7 @@ class Traceback:
         """The first line of code of a frame; in a box, the one with a mark."""
         if _BOX.match(text):
             found = _BOX_CODE.match(text)
-            self._code = found["code"].lstrip(_BOX_RULES) if found else self._code
+            self._code = found["code"].strip(_BOX_RULES) if found else self._code
         elif not self._code and not _MARKS_OF_CODE.match(text):
             self._code = text.strip()
 
@@ -323,8 +329,9 @@ class Traceback:
             return None
         place = self._own_place or self._place
         lacks = found["kind"] in _LACKS
-        instead = self._chained and self._handling and self._lacked and not lacks
-        self._lacked = lacks
+        told = _NEEDS.search(found["message"] or "") is not None
+        instead = self._chained and self._handling and self._lacked and not (lacks or told)
+        self._lacked = found["kind"] == _LACKS[0] and not self._chained
         raised = Raised(
             found["kind"],
             found["message"] or "",

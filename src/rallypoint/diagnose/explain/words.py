@@ -98,8 +98,9 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
         yield [
             "Where it stood before",
             *_wrapped(excerpt(explanation.stop.text, _LONGEST_QUOTE), "  | "),
-            *_prose(f"If it hung there: {explanation.stop.advice.why}", "  "),
-            *_numbered(explanation.stop.advice.do),
+            *_prose("If it hung there:", "  "),
+            *_prose(explanation.stop.advice.why, "    "),
+            *(line for text in explanation.stop.advice.do for line in _prose(text, "    - ", "      ")),
         ]
     yield ["How sure", *_wrapped(f"{verdict.sure}: {'; '.join(verdict.reasons)}", "  ")]
 

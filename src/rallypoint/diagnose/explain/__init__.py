@@ -17,6 +17,8 @@ The way of a log line through the files:
     life          at a failure and at the end of a log: whether the last lines show a job at work, or done
     first_cause   when all logs are read: the first cause and its consequences, by role, order and
                   torchrun's table; the result is an Explanation (explanation)
+    order         which of two sightings came first, by their times and lines
+    stopping      where the logs stop, if they show no error
     advice        what to do about a verdict that no entry knows, by the kind of its error (kinds.toml),
                   or about a log that just ends (stops.toml)
     words         writes that as text and as JSON

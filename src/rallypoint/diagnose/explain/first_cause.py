@@ -2,11 +2,7 @@
 
 When a rank fails, the others lose it and fail as well, often with longer messages. Three things tell the
 first cause from its consequences. The role: a lost connection is never a cause, however early it stands. The
-order, where the logs tell one. And torchrun's table, which names the rank that it saw failing first.
-
-Two sightings have an order if both have a time, or if they stand in the same log. Times of two machines come
-from two clocks: they count only if they are further apart than clocks usually are. A time with a zone
-and one without cannot be compared at all.
+`order`, where the logs tell one. And torchrun's table, which names the rank that it saw failing first.
 
 An incident in warnings only is a notice, unless the logs show that a process ended badly. Then it may be the
 cause, if no error can be: healthy jobs warn of names that are not known yet.
@@ -19,25 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import Final
 
-from rallypoint.diagnose.explain.advice import advise, advise_at
 from rallypoint.diagnose.explain.endings import LAST_LINES
 from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, Source
-from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Stop, Verdict
+from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
 from rallypoint.diagnose.explain.layers import Layer, is_echo
+from rallypoint.diagnose.explain.order import date, limited, precedes
 from rallypoint.diagnose.explain.signs import DUE_WORK
-from rallypoint.diagnose.explain.stamps import moment_of
+from rallypoint.diagnose.explain.stopping import find_midst, find_standstill, find_stop
 from rallypoint.diagnose.explain.suspects import Suspect
 
-_OTHER_CLOCK: Final = timedelta(seconds=2)
-"""How much the clocks of two machines may differ."""
-_HALF_A_YEAR: Final = timedelta(days=182)
-_ANY: Final = datetime(2000, 7, 1)
 _MOST_NAMED: Final = 3
-_WHOLE_SECOND: Final = timedelta(seconds=1)
 
 
 def find_first_cause(evidence: Evidence) -> Explanation:
@@ -46,7 +36,7 @@ def find_first_cause(evidence: Evidence) -> Explanation:
     _without_context(evidence)
     _add_layers(evidence)
     shown = any(source.ended_badly for source in evidence.sources)
-    dated = [_outlived(incident, evidence.sources) for incident in _date(evidence)]
+    dated = [_outlived(incident, evidence.sources) for incident in date(evidence)]
     weighed = _specific([incident if shown else _weighed(incident) for incident in dated])
     everything = _without_earlier(weighed, evidence.sources)
     serious = [incident for incident in everything if incident.role != "notice"]
@@ -72,8 +62,10 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         tuple(suspects),
         tuple(source.name for source in evidence.sources),
         sum(source.lines for source in evidence.sources),
-        _stop(evidence.sources, notices) if verdict is None else _stood(verdict, evidence.sources),
-        _midst(evidence.sources) if verdict is None else None,
+        find_stop(evidence.sources, notices)
+        if verdict is None
+        else find_standstill(verdict, evidence.sources),
+        find_midst(evidence.sources) if verdict is None else None,
     )
 
 
@@ -229,45 +221,6 @@ def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequen
     return None
 
 
-def _stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | None:
-    """Where the logs stop, if none shows a job at work or at its end; or what one says of an end after steps.
-
-    Not if the last line is a notice: that is told, and what to do if the job hangs there.
-    """
-    noticed = {(seen.log, seen.line) for each in notices for seen in each.seen}
-    for index, source in enumerate(sources):
-        words = source.life.last_words
-        told = words and any(log == index and line >= words[0] for log, line in noticed)
-        if words and not told and source.life.is_cut_short:
-            return Stop(words[1], source.name, words[0], advise(words[1], None, None))
-    written = [index for index, source in enumerate(sources) if source.life.text]
-    if not written or any(source.life.shown for source in sources):
-        return None
-    last = sources[written[-1]]
-    if (written[-1], last.life.last) in noticed:
-        return None
-    return Stop(last.life.text, last.name, last.life.last, advise_at(last.life.tail))
-
-
-def _stood(verdict: Verdict, sources: Sequence[Source]) -> Stop | None:
-    """Where a program stood when somebody told it to end, if no more than that is known: it may have hung."""
-    first, source = verdict.incident.first, sources[verdict.incident.first.log]
-    if verdict.incident.role != "wrapper" or verdict.incident.raised or not source.ending.was_told:
-        return None
-    before = [(number, text) for number, text in source.life.tail if number < first.line and text.strip()]
-    if not before or source.life.steps_before(first.line):
-        return None
-    return Stop(before[-1][1].strip(), source.name, before[-1][0], advise_at(before))
-
-
-def _midst(sources: Sequence[Source]) -> Stop | None:
-    """Where the last of the logs stops, if all that were written to end in the midst of steps."""
-    written = [source for source in sources if source.life.text]
-    if not written or not all(source.life.in_the_midst for source in written):
-        return None
-    return Stop(written[-1].life.text, written[-1].name, written[-1].life.last)
-
-
 def _without_context(evidence: Evidence) -> None:
     """Drop the causes without their context, and the unknown exceptions that those with it explain."""
     explained = set()
@@ -306,7 +259,7 @@ def _specific(everything: Sequence[Incident]) -> list[Incident]:
         ranks = {seen.rank for each in better for seen in each.seen} - {None}
         left = [seen for seen in incident.seen if seen.log not in logs and seen.rank not in ranks]
         if left:
-            kept.append(_limited(incident, left))
+            kept.append(limited(incident, left))
     return kept
 
 
@@ -319,7 +272,7 @@ def _by_attempt(everything: Sequence[Incident]) -> list[tuple[int, list[Incident
         for seen in incident.seen:
             by_number.setdefault(last if seen.attempt is None else seen.attempt, []).append(seen)
         for number, part in by_number.items():
-            parts.setdefault(number, []).append(_limited(incident, part))
+            parts.setdefault(number, []).append(limited(incident, part))
     return sorted(parts.items(), key=lambda each: each[0])
 
 
@@ -356,7 +309,7 @@ def _judge_attempt(everything: Sequence[Incident], sources: Sequence[Source]) ->
     if len(proven) == 1:
         return proven[0], "torchrun"
     first = [
-        incident for incident in proven if not any(_precedes(each.first, incident.first) for each in proven)
+        incident for incident in proven if not any(precedes(each.first, incident.first) for each in proven)
     ]
     chosen = min(first or proven, key=lambda incident: _preference(incident, sources))
     return chosen, _order(chosen, proven)
@@ -371,7 +324,7 @@ def _ends_before(candidates: Sequence[Incident], everything: Sequence[Incident])
         for each in everything
         if each.cause is None
         and each.raised is None
-        and all(_precedes(each.first, candidate.first) for candidate in candidates)
+        and all(precedes(each.first, candidate.first) for candidate in candidates)
     ]
 
 
@@ -405,7 +358,7 @@ def _preference(incident: Incident, sources: Sequence[Source]) -> tuple[object, 
 
 def _order(chosen: Incident, candidates: Iterable[Incident]) -> str:
     """How it is known that the chosen one came before all others: the weakest of the reasons."""
-    ways = {_precedes(chosen.first, each.first) for each in candidates if each is not chosen}
+    ways = {precedes(chosen.first, each.first) for each in candidates if each is not chosen}
     return next(way or "none" for way in ("", "clocks", "lines", "time") if way in ways)
 
 
@@ -416,7 +369,7 @@ def _sort_rest(serious: Sequence[Incident], verdict: Verdict) -> tuple[list[Inci
     for incident in serious:
         rest = [seen for seen in incident.seen if not _is_before(seen, verdict)]
         if rest and not incident.is_same(verdict.incident):
-            left = _limited(incident, rest)
+            left = limited(incident, rest)
             (consequences if _follows(left, verdict) else others).append(left)
     return consequences, others
 
@@ -432,76 +385,4 @@ def _follows(incident: Incident, verdict: Verdict) -> bool:
     if incident.first.attempt is not None and incident.first.attempt > verdict.attempt:
         return True
     # A later cause need not be a consequence.
-    return incident.role != "cause" and bool(_precedes(verdict.incident.first, incident.first))
-
-
-# Order -----------------------------------------------------------------------------------------------------
-
-
-def _date(evidence: Evidence) -> list[Incident]:
-    """All incidents, with times that can be compared, and with their first sighting first."""
-    incidents = [*evidence.known.values(), *evidence.unknown.values()]
-    pairs = [(incident, sighting) for incident in incidents for sighting in incident.seen]
-    pairs.sort(key=lambda pair: (pair[1].log, pair[1].line))
-    near = _references([each for _, each in pairs], evidence)
-    for incident, each in pairs:
-        time = None
-        if each.stamp is not None:
-            time = near[each.log] = each.stamp.resolve(near[each.log])
-        source = evidence.sources[each.log]
-        attempt, rank = source.attempt_of(each.tries), each.rank
-        if rank is None and each.local is not None:
-            rank = source.table.local_ranks.rank_of(each.local, each.host)
-        incident.sightings[each.writer] = replace(each, time=time, attempt=attempt, rank=rank)
-    return [_limited(incident, list(incident.seen)) for incident in incidents]
-
-
-def _references(sightings: Iterable[Sighting], evidence: Evidence) -> list[datetime]:
-    """For each log a moment near its times: one with a year, of any log; or when it was written."""
-    complete: dict[int, datetime] = {}
-    for each in sightings:
-        if each.stamp is not None and each.stamp.complete:
-            complete.setdefault(each.log, each.stamp.resolve(_ANY))
-    other = next(iter(complete.values()), None)
-    return [
-        complete.get(index) or other or _last_half_year(source.modified)
-        for index, source in enumerate(evidence.sources)
-    ]
-
-
-def _last_half_year(modified: float | None) -> datetime:
-    """Half a year before a log was written: then the nearest date is the last one before the writing."""
-    return moment_of(modified) - _HALF_A_YEAR if modified is not None else _ANY
-
-
-def _limited(incident: Incident, seen: Sequence[Sighting]) -> Incident:
-    """The incident with some of its sightings, beginning with one that is not known to come after another."""
-    first = min(seen, key=lambda each: (each.time or datetime.max, each.log, each.line))
-    for each in seen:
-        if _precedes(each, first):  # one without a time, in the same log
-            first = each
-    return replace(incident, sightings={each.writer: each for each in (first, *seen)})
-
-
-def _precedes(one: Sighting, other: Sighting) -> str:
-    """How it is known that one came before the other: time, clocks or lines; empty if it is not."""
-    if one.log == other.log and not (one.exact and other.exact and _apart(one, other)):
-        return "lines" if one.line < other.line else ""
-    if one.time is None or other.time is None or one.time >= other.time or not _apart(one, other):
-        return ""
-    return "time" if _one_clock(one, other) else "clocks"
-
-
-def _one_clock(one: Sighting, other: Sighting) -> bool:
-    return one.host == other.host and (one.host is not None or one.log == other.log)
-
-
-def _apart(one: Sighting, other: Sighting) -> bool:
-    """Whether two times differ by more than their error."""
-    if one.time is None or other.time is None or one.zoned != other.zoned:
-        return False
-    distance = abs(one.time - other.time)
-    if not _one_clock(one, other):
-        return distance > _OTHER_CLOCK
-    whole = one.time.microsecond == 0 or other.time.microsecond == 0
-    return distance > (_WHOLE_SECOND if whole else timedelta(0))
+    return incident.role != "cause" and bool(precedes(verdict.incident.first, incident.first))

@@ -284,14 +284,15 @@ class Meeting:
         """Ask to be in the next round, and wait for a place in it."""
         digest = self._come()
         patience = _Patience(self._clock)
+        patience.note(digest)
         while True:
-            patience.note(digest)
             seconds = _LOOK_SECONDS * (1 if digest.scribe in ("", self.member.id) else _LOOKS_SELDOM)
             left = patience.left(self.times.join)
             # When that is over and it is still here, enough have come, and there is nothing to hurry for.
             seat = self._register.await_seat(self.member, min(seconds, left) if left > 0 else seconds)
             if seat is None:
                 digest = self._look()
+                patience.note(digest)  # before it is judged: a roster that has just changed is no old one
                 seat = self._seat_by(digest, patience)
             if seat is not None:
                 return seat
@@ -316,7 +317,6 @@ class Meeting:
         if digest.desk != self._desk:
             self._ask_for_place()
         if not digest.complete:
-            patience.note(digest)
             self._check_patience(digest, patience)
         elif digest.keeper == self.member.id and not digest.store:
             roster = self.roster

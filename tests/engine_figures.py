@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from pathlib import Path
 from engines import await_that, etcd_cluster, free_ports, is_open, redis_cluster
 from processes import serving
 from rallypoint.bench import machine
-from rallypoint.bench.clients import BusyClients, after
+from rallypoint.bench.clients import BusyClients
 from rallypoint.bench.dialects import TORCH, Dialect, Exchange
 from survival import FrontEnd, front_end
 
@@ -37,11 +38,9 @@ class Load:
         return f"{self.clients:,} x {self.in_flight}"
 
     def ask(self, dialect: Dialect, number: int, turn: int) -> Exchange:
-        """Each adds to a counter of its own: so the right replies are known."""
+        """Each adds to a counter of its own, another one with each load: so the right reply is known."""
         key = b"/bench/%d/%d" % (self.clients, number)
-        last = turn * self.in_flight
-        replies = map(dialect.number, range(last - self.in_flight + 1, last + 1))
-        return Exchange(dialect.add(key, 1) * self.in_flight, b"".join(replies))
+        return Exchange(dialect.add(key, 1), dialect.number(turn))
 
 
 LOADS = [Load(100, 32), Load(1_000, 1), Load(1, 1)]
@@ -58,10 +57,10 @@ class Target:
 
     def measure(self, load: Load, clients: BusyClients, seconds: float) -> None:
         cpu = machine.cpu_seconds(self.pid)
-        done = clients.run(after(seconds), load.ask)
-        operations = done.operations * load.in_flight
-        self.rates.setdefault(load, []).append(operations / done.seconds)
-        self.cpu.setdefault(load, []).append((machine.cpu_seconds(self.pid) - cpu) / operations)
+        deadline = time.monotonic() + seconds
+        done = clients.run(lambda: time.monotonic() >= deadline, load.ask, load.in_flight)
+        self.rates.setdefault(load, []).append(done.operations / done.seconds)
+        self.cpu.setdefault(load, []).append((machine.cpu_seconds(self.pid) - cpu) / done.operations)
 
 
 def _start_plain(folder: Path, stack: ExitStack) -> Target:

@@ -255,13 +255,13 @@ def test_an_interruption_ends_all_and_what_was_measured_is_told(
 ) -> None:
     file = tmp_path / "result.json"
     with benching(tmp_path, "ops", *QUICK, *ONE, "--json", file) as command:
-        command.await_log("rallypoint: get-pipelined: ")
+        command.await_log("rallypoint: set: ")
         command.await_family(SERVER)
         assert command.end(number) == code
         assert "interrupted; every process of the measurement has been ended" in command.log()
     results = read(file)
     assert results.interrupted
-    assert [record.name for record in results.records] == ["get", "get-pipelined"]
+    assert [record.name for record in results.records] == ["get", "set"]
     assert [len(entry.samples) for entry in results.records[0].entries.values()] == [1]
     assert "| get " in (tmp_path / "stdout.txt").read_text()
 

@@ -24,6 +24,7 @@ from rallypoint.bench.clients import (
     come_from,
     connect,
     converse,
+    exists,
     get,
     leave,
     port_range,
@@ -177,9 +178,11 @@ def test_busy_clients_do_what_they_say_they_did(name: str, speech: Dialect) -> N
         with connect(port, speech) as client:
             converse(client, speech.store(KEY, VALUE))
         assert clients.run(after(20), add).operations == 3 * 21
-        assert clients.run(after(0), add).operations == 3  # it knows how far the counters are
+        assert clients.run(after(0), add, 5).operations == 3 * 5  # it knows how far the counters are
+        assert clients.run(after(3), exists).operations == 3 * 4
         assert clients.run(after(10), store).operations == 3 * 11
         assert clients.run(after(10), get, 4).operations == 3 * 11 * 4
+        assert len(clients.taken) == 10
 
 
 @some_wrong
@@ -240,9 +243,10 @@ def test_a_busy_worker_that_reads_two_orders_at_once_goes_on(start_worker: Start
     """On a machine that lets it sleep for a while, both lie in its pipe."""
     worker = start_worker("clients")
     worker.ask(SECONDS, do="connect", port=port, dialect=TORCH, count=1)
-    worker.order(do="run", per_request=1)
+    worker.order(do="run", ask=get, per_request=1)
     worker.order(do="stop")
-    assert gather([worker], SECONDS)[0].operations >= 1
+    answer = gather([worker], SECONDS)[0]
+    assert answer["load"].operations == 1 + (answer["taken"] != [0.0]) * len(answer["taken"])
 
 
 def test_a_worker_ends_when_its_orders_do(start_worker: StartWorker, port: int) -> None:

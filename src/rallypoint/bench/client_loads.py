@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import abstractmethod
+from contextlib import ExitStack
 from dataclasses import replace
 from socket import MSG_WAITALL
 from typing import Any, Final
@@ -14,21 +16,21 @@ from rallypoint.bench.clients import (
     KEY,
     VALUE,
     Ask,
-    BusyClients,
-    after,
     check,
     check_silent,
     connect,
     converse,
+    get,
 )
 from rallypoint.bench.contest import Measurement, Session
 from rallypoint.bench.dialects import TORCH, Exchange
 from rallypoint.bench.results import Sample
 from rallypoint.bench.swarm import Swarm, load_of
 from rallypoint.bench.targets import Target
-from rallypoint.bench.workers import Load, Stopwatch, ask_all, start
+from rallypoint.bench.workers import Load, Stopwatch, Worker, ask_all, ask_each, start
 
 CLIENTS: Final = 100
+MANY_CLIENTS: Final = 1_000
 PIPELINED: Final = 32
 BUSY_CLIENTS: Final = 500
 BUSY_PIPELINED: Final = 4
@@ -37,6 +39,22 @@ STORM_PROCESSES: Final = 2
 STORM_CLIENTS: Final = 15_000
 """Two processes of 7,500: a process may often open 20,000 files, and one address has about 28,000 ports."""
 MANY_KEYS: Final = 100_000
+
+
+def start_busy(resources: ExitStack) -> Worker:
+    """Start a process for busy clients, which these resources stop in the end."""
+    return start(resources, "rallypoint.bench.clients", "busy clients")
+
+
+def connect_busy(target: Target, count: int, first: int = 0) -> dict[str, Any]:
+    """The order to such a process to connect that many."""
+    return {
+        "do": "connect",
+        "port": target.port,
+        "dialect": target.dialect,
+        "count": count,
+        "first": first,
+    }
 
 
 def ask_once(target: Target, exchange: Exchange) -> None:
@@ -78,7 +96,10 @@ class Timed(Session):
 
 
 class Steady(Timed):
-    """Many clients that always have a request in flight, each of `per_request` operations."""
+    """Many clients that always have a request in flight, each of `per_request` operations.
+
+    They are in several processes where there are cores to spare: one cannot ask as fast as a server answers.
+    """
 
     def __init__(
         self, target: Target, measurement: Measurement, ask: Ask, count: int = CLIENTS, per_request: int = 1
@@ -87,11 +108,19 @@ class Steady(Timed):
         self.count, self.per_request = count, per_request
 
     def connect(self) -> None:
-        self.clients = BusyClients(self.target.port, self.target.dialect, self.count)
-        self.resources.callback(self.clients.close)
+        processes = min(machine.spare_processes(), self.count)
+        firsts = [self.count * number // processes for number in range(processes + 1)]
+        self.workers = [start_busy(self.resources) for _ in range(processes)]
+        orders = (
+            connect_busy(self.target, end - first, first=first) for first, end in itertools.pairwise(firsts)
+        )
+        ask_each(self.workers, ANSWER_LIMIT_S, orders)
 
     def run(self, seconds: float) -> Load:
-        return self.clients.run(after(seconds), self.ask, self.per_request)
+        for worker in self.workers:
+            worker.order(do="run", ask=self.ask, per_request=self.per_request)
+        time.sleep(seconds)
+        return load_of(ask_all(self.workers, ANSWER_LIMIT_S, do="stop"))
 
     def value(self, load: Load) -> float:
         is_rate = self.measurement.unit == "rate"
@@ -156,9 +185,8 @@ class Accepts(Session):
 
     def open(self) -> None:
         ask_once(self.target, self.target.dialect.store(KEY, VALUE))
-        self.busy = start(self.resources, "rallypoint.bench.clients", "busy clients")
-        place: dict[str, Any] = {"port": self.target.port, "dialect": self.target.dialect}
-        self.busy.ask(ANSWER_LIMIT_S, do="connect", count=BUSY_CLIENTS, **place)
+        self.busy = start_busy(self.resources)
+        self.busy.ask(ANSWER_LIMIT_S, **connect_busy(self.target, BUSY_CLIENTS))
         self.crowd = Swarm()
         self.resources.callback(self.crowd.leave)
         self.measure(NEW_CLIENTS // 10)
@@ -170,10 +198,10 @@ class Accepts(Session):
         """Let that many new clients arrive, and leave again."""
         files = self.target.open_files()
         self.crowd.gather(self.target.dialect, self.target.port, count)
-        self.busy.order(do="run", per_request=self.per_request)
+        self.busy.order(do="run", ask=get, per_request=self.per_request)
         time.sleep(0.2)  # all of the busy clients are in full swing by then
         answer, cost = self.metered(lambda: self.crowd.arrive(ANSWER_LIMIT_S))
-        busy: Load = self.busy.ask(ANSWER_LIMIT_S, do="stop")
+        busy: Load = self.busy.ask(ANSWER_LIMIT_S, do="stop")["load"]
         self.crowd.leave()
         self.target.await_open_files(files)
         load = load_of([answer])

@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 from rallypoint.bench.dialects import TORCH, Dialect, Exchange
 from rallypoint.bench.results import BenchError
@@ -143,6 +143,11 @@ def store(dialect: Dialect, number: int, _: int) -> Exchange:
     return dialect.store(b"/bench/own/%d" % number, VALUE)
 
 
+def exists(dialect: Dialect, _: int, __: int) -> Exchange:
+    """All ask whether one key is there."""
+    return dialect.exists(KEY)
+
+
 def add(dialect: Dialect, number: int, turn: int) -> Exchange:
     """Each adds to a counter of its own: so the right reply is known."""
     return Exchange(dialect.add(b"/bench/counter/%d" % number, 1), dialect.number(turn))
@@ -153,18 +158,17 @@ def give_up(_: Dialect, __: int, ___: int) -> Exchange:
     return TORCH.give_up(b"/bench/missing")
 
 
-def after(seconds: float) -> Callable[[], bool]:
-    """Tells whether that time has passed since this call."""
-    deadline = time.monotonic() + seconds
-    return lambda: time.monotonic() >= deadline
-
-
 class BusyClients:
-    """Clients that each always have one request in flight; a request may be several operations."""
+    """Clients that each always have one request in flight; a request may be several operations.
 
-    def __init__(self, port: int, dialect: Dialect, count: int) -> None:
-        self._dialect = dialect
-        self._turn = 0
+    `first` is the number of the first of them, where there are others in other processes.
+    """
+
+    def __init__(self, port: int, dialect: Dialect, count: int, first: int = 0) -> None:
+        self._dialect, self._first = dialect, first
+        self._asked = 0
+        self.taken: list[float] = []
+        """How long each turn of the last run took."""
         self._clients: list[socket.socket] = []
         try:
             for _ in range(count):
@@ -175,42 +179,48 @@ class BusyClients:
 
     def run(self, is_over: Callable[[], bool], ask: Ask, per_request: int = 1) -> Load:
         """Keep all clients busy until it is over; then none has a request in flight any more."""
-        watch, taken = Stopwatch(), list[float]()
+        watch, self.taken = Stopwatch(), []
         try:
-            self._take_turns(is_over, ask, per_request, taken)
+            self._take_turns(is_over, ask, per_request)
         except OSError as error:
             raise BenchError(f"a client lost its server: {error}") from error
-        return watch.stop((len(taken) + 1) * len(self._clients) * per_request, taken or [0.0])
+        operations = (len(self.taken) + 1) * len(self._clients) * per_request
+        self.taken = self.taken or [0.0]
+        return watch.stop(operations, self.taken)
 
-    def _take_turns(
-        self, is_over: Callable[[], bool], ask: Ask, per_request: int, taken: list[float]
-    ) -> None:
+    def _take_turns(self, is_over: Callable[[], bool], ask: Ask, per_request: int) -> None:
         """Turn after turn. A request is sent in one and answered in the next, so it takes as long as that."""
         # MSG_WAITALL: a server may send a reply in pieces. Comparing all of it costs less than its length.
         dialect, whole, clock = self._dialect, socket.MSG_WAITALL, time.monotonic
         calls = [
             (client.recv, client.send, ask(dialect, number, 1).request * per_request)
-            for number, client in enumerate(self._clients)
+            for number, client in enumerate(self._clients, self._first)
         ]
         for _, send, request in calls:
             send(request)
-        self._turn, begun = self._turn + 1, clock()
+        begun = clock()
         while not is_over():
-            wanted = ask(dialect, 0, self._turn).reply * per_request
+            wanted = self._next_replies(ask, per_request)
             size = len(wanted)
             for receive, send, request in calls:
                 got = receive(size, whole)
                 if got != wanted:
                     check(got, wanted)
                 send(request)
-            self._turn, ended = self._turn + 1, clock()
-            taken.append(ended - begun)
+            ended = clock()
+            self.taken.append(ended - begun)
             begun = ended
-        wanted = ask(dialect, 0, self._turn).reply * per_request
+        wanted = self._next_replies(ask, per_request)
         for receive, _, _ in calls:
             check(receive(len(wanted), whole), wanted)
         for client in self._clients:
             check_silent(client)
+
+    def _next_replies(self, ask: Ask, per_request: int) -> bytes:
+        """What each client has to get next."""
+        asked = range(self._asked + 1, self._asked + 1 + per_request)
+        self._asked += per_request
+        return b"".join([ask(self._dialect, 0, number).reply for number in asked])
 
     def close(self) -> None:
         """Disconnect them all."""
@@ -223,14 +233,14 @@ class BusyWorker:
     def __init__(self, line: Line) -> None:
         self._line = line
 
-    def connect(self, port: int, dialect: Dialect, count: int) -> None:
-        self._clients = BusyClients(port, dialect, count)
+    def connect(self, port: int, dialect: Dialect, count: int, first: int = 0) -> None:
+        self._clients = BusyClients(port, dialect, count, first)
 
-    def run(self, per_request: int) -> Load:
-        """Let them read a key until the next order, which means no more than that."""
-        load = self._clients.run(self._line.poll, get, per_request)
+    def run(self, ask: Ask, per_request: int) -> dict[str, Any]:
+        """Let them ask until the next order, which means no more than that; turns go with the load."""
+        load = self._clients.run(self._line.poll, ask, per_request)
         self._line.recv()
-        return load
+        return {"load": load, "taken": self._clients.taken}
 
 
 if __name__ == "__main__":

@@ -37,6 +37,10 @@ class Dialect:
         """Read a key that has that value."""
         return Exchange(b"\x03" + self._blob(key), self._blob(value))
 
+    def exists(self, key: bytes) -> Exchange:
+        """Ask whether a key is there that is."""
+        return Exchange(b"\x05" + self._counted([self._blob(key)]), b"\x00")
+
     def store(self, key: bytes, value: bytes) -> Exchange:
         """Store a value, and see it done."""
         return self._seen_done(self._set(key, value))
@@ -108,6 +112,9 @@ class RedisDialect(Dialect):
 
     def get(self, key: bytes, value: bytes) -> Exchange:
         return Exchange(self._command(b"GET", key), self._bulk(value))
+
+    def exists(self, key: bytes) -> Exchange:
+        return Exchange(self._command(b"EXISTS", key), b":1\r\n")
 
     def store(self, key: bytes, value: bytes) -> Exchange:
         return Exchange(self._command(b"SET", key, value), b"+OK\r\n")

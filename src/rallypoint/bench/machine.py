@@ -19,6 +19,8 @@ from rallypoint.server.machine.ports import client_ports
 SPARE_FILES: Final = 256
 """Files of a process besides its connections."""
 
+CORES_PER_PROCESS: Final = 4
+
 
 def check_system() -> None:
     """UsageError where the measurements cannot run."""
@@ -77,6 +79,11 @@ def open_files(pid: int) -> int:
 
 
 # Limits
+
+
+def spare_processes() -> int:
+    """How many processes a load may have, so that enough cores are left for the server."""
+    return max(1, len(os.sched_getaffinity(0)) // CORES_PER_PROCESS)
 
 
 def most_connections() -> int:

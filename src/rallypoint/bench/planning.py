@@ -50,10 +50,15 @@ TUTORIAL: Final = (
 )
 
 
-def _many(name: str, load: str, operation: str, ask: Ask, per_request: int = 1) -> Measurement:
-    load = f"{loads.CLIENTS} clients, {load} in flight each"
-    session = partial(loads.Steady, ask=ask, per_request=per_request)
-    return Measurement("ops", name, load, session, operation, "rate", seconds=0.8)
+def _many(operation: str, ask: Ask, per_request: int = 1, count: int = loads.CLIENTS) -> Measurement:
+    name = operation.lower() + ("-pipelined" if per_request > 1 else f"-{count}" * (count > loads.CLIENTS))
+    each = f"{per_request} {operation}s" if per_request > 1 else f"one {operation}"
+    session = partial(loads.Steady, ask=ask, count=count, per_request=per_request)
+    return Measurement(
+        *("ops", name, f"{count:,} clients, {each} in flight each", session, operation, "rate"),
+        seconds=0.8,
+        connections=count,
+    )
 
 
 def _one(operation: str, ask: Ask) -> Measurement:
@@ -78,11 +83,13 @@ _CANCEL: Final = f"a wait is given up beside a wait for {_KEYS}"
 _CANCELS: Final = partial(loads.BesideWait, ask=clients.give_up, count=1)
 _NO_CANCEL: Final = {names.REDIS: "it has no such thing"}
 
+_ASKED: Final = {"GET": clients.get, "SET": clients.store, "ADD": clients.add, "CHECK": clients.exists}
+
 WITH_CLIENTS: Final = (
-    _many("get", "one GET", "GET", clients.get),
-    _many("get-pipelined", f"{loads.PIPELINED} GETs", "GET", clients.get, loads.PIPELINED),
-    _many("set", "one SET", "SET", clients.store),
-    _many("add", "one ADD", "ADD", clients.add),
+    *(_many(operation, ask) for operation, ask in _ASKED.items()),
+    *(_many(operation, ask, count=loads.MANY_CLIENTS) for operation, ask in _ASKED.items()),
+    _many("GET", clients.get, loads.PIPELINED),
+    _many("ADD", clients.add, loads.PIPELINED),
     _one("GET", clients.get),
     _one("SET", clients.store),
     _one("ADD", clients.add),

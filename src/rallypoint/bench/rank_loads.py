@@ -6,7 +6,6 @@ real clients of torch, each rank a process.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from rallypoint.bench.targets import BehindRelays, Target
 from rallypoint.bench.workers import ask_all, ask_each, start
 
 RANKS_PER_PROCESS: Final = 18_000
-CORES_PER_PROCESS: Final = 4
 FEWEST_RANKS: Final = 1_000
 """Where there are cores to spare, more processes than needed simulate ranks, of so many or more each: else a
 quick server would wait for the load."""
@@ -35,7 +33,7 @@ TUTORIAL_TARGETS: Final = ("rallypoint-libuv", "rallypoint-legacy", "torch-libuv
 def processes_for(ranks: int) -> int:
     """How many processes simulate that many ranks."""
     needed = -(-ranks // min(RANKS_PER_PROCESS, machine.most_connections()))
-    return max(needed, min((os.cpu_count() or 1) // CORES_PER_PROCESS, ranks // FEWEST_RANKS))
+    return max(needed, min(machine.spare_processes(), ranks // FEWEST_RANKS))
 
 
 def shares_of(places: Sequence[RanksAt], count: int) -> list[list[RanksAt]]:
